@@ -1,8 +1,8 @@
-//! Attacks on a node's engines, over every carrier, and on clients by what pretends to be a node.
+//! Attacks on a node's engines over every carrier, and attacks on clients by impostors of a node.
 //!
-//! Invariant: datagrams are made by hand here, from the protocol's description, so that they can be wrong. While and
-//! after an attack a well-behaved client finds all its data; a counter has moved; no byte of another tenant was seen;
-//! every wait has a bound, and nobody panics.
+//! Invariant: these tests build datagrams by hand, from the protocol's description, so that they can be wrong.
+//! Invariant: during and after an attack, a well-behaved client finds all its data, a counter records the attack, the
+//! attacker has seen no byte of another tenant, every wait is bounded, and no process panics.
 
 mod bytes;
 mod chains;
@@ -18,7 +18,7 @@ mod streams;
 mod target;
 mod tls;
 
-/// Makes a test of each of these functions for each carrier.
+/// Defines one test per function and carrier.
 macro_rules! on_each_carrier {
     ($($name:ident),+ $(,)?) => { on_each_carrier!(@of [udp tcp ring] [$($name)+]); };
     (@of [$($carrier:ident)+] $names:tt) => { $(on_each_carrier!(@on $carrier $names);)+ };

@@ -1,6 +1,6 @@
-//! What the library's clients promise whichever fabric the url names.
+//! Guarantees of the library's clients over every fabric.
 //!
-//! Invariant: whatever has to end has a deadline, also where it would wait for ever.
+//! Invariant: every wait has a deadline, so that a test fails rather than hangs.
 
 use crate::support::{Node, PATIENCE, Process, serve, until};
 use farside::local::Client;
@@ -8,35 +8,35 @@ use farside::{Error, KvError, NewStore, Pool, Ran, connect};
 use farside_remote::FabricError;
 use std::sync::mpsc;
 
-/// Does it on a thread of its own; panics where it takes too long.
+/// Runs `work` on a thread of its own; panics if it takes longer than [`PATIENCE`].
 #[track_caller]
 fn in_time<O: Send + 'static>(work: impl FnOnce() -> O + Send + 'static) -> O {
     let (done, outcome) = mpsc::channel();
     let thread = std::thread::spawn(move || done.send(work()));
     match outcome.recv_timeout(PATIENCE) {
         Ok(outcome) => outcome,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the work hangs"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
-            Ok(_) => unreachable!("it has not said what came of it"),
+            Ok(_) => unreachable!("the thread ended without sending its outcome"),
         },
     }
 }
 
-/// A node, and the urls of all that it serves by; with the folder of its rings.
+/// Starts a node that serves all fabrics. Returns it, the urls of all fabrics, and the folder of its rings.
 fn node_on_all_fabrics() -> (Node, Vec<String>, tempfile::TempDir) {
     let rings = tempfile::tempdir().expect("a folder");
     let ring = format!("ring:{}", rings.path().join("ring.sock").display());
     let listen = ["--listen", &ring, "--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0"];
     let memory = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB"];
     let node = Node::with(&[&memory[..], &listen].concat());
-    let mut urls = connect(&node.url()).expect("it serves").info().expect("it answers").listening;
+    let mut urls = connect(&node.url()).expect("it serves").info().expect("the node's info").listening;
     assert_eq!(urls.len(), 3, "{urls:?}");
     urls.extend([node.url(), "local:".to_owned()]);
     (node, urls, rings)
 }
 
-/// More than one chain carries, one of many parts, and one that comes twice.
+/// Items to put: more than fit into one chain, one of several parts, and one whose key occurs twice.
 fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut items: Vec<_> = (0..150u32).map(|n| (n.to_be_bytes().to_vec(), vec![n as u8; 700])).collect();
     items.push((b"large".to_vec(), vec![7; 150_000]));
@@ -44,7 +44,7 @@ fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
     items
 }
 
-/// What those keys have then, and one that is absent.
+/// Values of those keys afterwards, and one absent key.
 fn expected() -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let mut expected: Vec<_> = items().into_iter().map(|(key, value)| (key, Some(value))).collect();
     expected[0].1 = Some(b"later".to_vec());
@@ -60,11 +60,11 @@ fn several_keys_are_put_and_got_over_every_fabric() {
             let pool = connect(&url).unwrap_or_else(|error| panic!("{url}: {error}"));
             let store = pool.open("default").expect("a store");
             for (key, _) in expected() {
-                store.delete(key).wait().expect("it may be there from another fabric");
+                store.delete(key).wait().expect("deleted, if another fabric's round stored it");
             }
             local_puts_and_gets(&pool, &url);
             let client = pool.open("default").expect("a store");
-            client.delete(b"large").wait().expect("it is there");
+            client.delete(b"large").wait().expect("deleted");
             client.put_many(items()).wait().unwrap_or_else(|error| panic!("{url}: {error}"));
             let got = client.get_many(expected().into_iter().map(|(key, _)| key)).wait();
             let got = got.unwrap_or_else(|error| panic!("{url}: {error}"));
@@ -84,7 +84,7 @@ fn local_puts_and_gets(pool: &Pool, url: &str) {
     let keys: Vec<&[u8]> = expected.iter().map(|(key, _)| &key[..]).collect();
     let mut got = vec![None; keys.len()];
     let visited = client.get_many(&keys, |place, item| {
-        assert!(got[place].is_none(), "{url}: a place is visited once");
+        assert!(got[place].is_none(), "{url}: each place is visited once");
         got[place] = Some(item.map(|item| item.value.to_vec()));
     });
     visited.unwrap_or_else(|error| panic!("{url}: {error}"));
@@ -97,7 +97,7 @@ fn local_puts_and_gets(pool: &Pool, url: &str) {
 fn several_keys_at_once_are_refused_where_the_store_has_no_such_operation() {
     let pool = connect("local:").expect("a node");
     let pilaf = NewStore { kind: "pilaf".into(), ..NewStore::prism_kv("calls", 4 << 20) };
-    pool.create_store(&pilaf).expect("there is room");
+    pool.create_store(&pilaf).expect("the node has memory");
     let mut client = Client::open(&pool, "calls").expect("a store");
     let refused = [
         client.get_many(&[b"k"], |_, _| panic!("nothing was read")).expect_err("refused"),
@@ -116,7 +116,7 @@ fn several_keys_at_once_are_refused_where_the_store_has_no_such_operation() {
     }
 }
 
-/// A node of that memory file, in that folder.
+/// Starts a node with memory file `file` and its socket in `folder`.
 fn node_of(file: &str, folder: &std::path::Path, more: &[&str], log: &str) -> Process {
     let arguments = [&["--memory-file", file], more].concat();
     serve(&folder.join("node.sock"), &arguments, folder.join(log))
@@ -132,7 +132,7 @@ fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
         node_of(&file, folder.path(), &[&FRESH[..], &["--listen", "tcp://127.0.0.1:0"]].concat(), "first");
     assert!(first.line().contains("serves"));
     let shm = format!("shm:{}", folder.path().join("node.sock").display());
-    let url = connect(&shm).expect("it serves").info().expect("it answers").listening[0].clone();
+    let url = connect(&shm).expect("it serves").info().expect("the node's info").listening[0].clone();
     let mut clients = [(); 2].map(|()| {
         let pool = connect(&url).expect("it serves");
         let mut client = Client::open(&pool, "default").expect("a store");
@@ -141,7 +141,7 @@ fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
     });
     first.kill();
     for client in &mut clients {
-        client.get(b"a").map(drop).expect_err("nobody serves");
+        client.get(b"a").map(drop).expect_err("the node is dead");
     }
     let second = node_of(&file, folder.path(), &["--listen", &url], "second");
     assert!(second.line().contains("serves"));
@@ -150,10 +150,10 @@ fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
     let visit = |place: usize, item: Option<farside_systems::kv::Item<'_>>| {
         got.push((place, item.map(|item| item.value.to_vec())));
     };
-    reader.get_many(&[b"a", b"b"], visit).expect("by another session");
+    reader.get_many(&[b"a", b"b"], visit).expect("read over another session");
     assert_eq!(got, [(0, Some(b"1".to_vec())), (1, Some(b"2".to_vec()))]);
-    writer.put_many(&[(b"a", b"3"), (b"b", b"4")]).expect("by another session");
-    assert_eq!(reader.get(b"b").expect("read").expect("there").value, b"4");
+    writer.put_many(&[(b"a", b"3"), (b"b", b"4")]).expect("stored over another session");
+    assert_eq!(reader.get(b"b").expect("read").expect("present").value, b"4");
 }
 
 #[test]
@@ -172,13 +172,13 @@ fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
     }
     kept.put(b"key", b"before").expect("stored");
     first.kill();
-    until("its end is seen", || {
+    until("the client sees that the node died", || {
         matches!(kept.get(b"key").map(drop), Err(KvError::Fabric(FabricError::NodeDied(_))))
     });
     let died = kept.get(b"key").map(drop).expect_err("as just seen");
     assert!(died.to_string().contains("drop all clients of the node"), "{died}");
     drop((local, client));
-    // Of three sessions there is one that may yet be used.
+    // One of the three sessions is still open, so its client could still use the memory.
     let mut refused = node_of(&file, folder.path(), &[], "refused");
     assert_eq!(refused.ended(), Some(2));
     let own = std::process::id().to_string();
@@ -189,7 +189,7 @@ fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
     );
 
     drop(kept);
-    // The thread of a `farside::Client` ends by itself.
+    // The thread of a `farside::Client` exits asynchronously after the drop.
     let mut second = None;
     until("the next node serves", || {
         let node = node_of(&file, folder.path(), &[], "second");
@@ -198,9 +198,9 @@ fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
     });
     let _second = second.expect("as just seen");
     let mut again = Client::open(&pool, "default").expect("the same store");
-    assert_eq!(again.get(b"key").expect("read").expect("there").value, b"before");
+    assert_eq!(again.get(b"key").expect("read").expect("present").value, b"before");
     for n in 0..100u32 {
-        assert_eq!(again.get(&n.to_be_bytes()).expect("read").expect("there").value, b"before");
+        assert_eq!(again.get(&n.to_be_bytes()).expect("read").expect("present").value, b"before");
     }
     again.put(b"key", b"after").expect("stored");
 }

@@ -1,7 +1,7 @@
-//! What clients over `udp` and `tcp` are promised when datagrams, processes and networks fail.
+//! Guarantees for clients over `udp` and `tcp` when datagrams, processes and networks fail.
 //!
-//! Invariant: what an error says of an operation is compared with what is in the store. Invariant: each fault that a
-//! test asks for has struck, or the test fails.
+//! Invariant: the outcome that an error claims is compared with the contents of the store.
+//! Invariant: every fault that a test injects has struck, or the test fails.
 
 mod datagrams;
 mod hosts;
@@ -13,10 +13,10 @@ use crate::support::Node;
 use farside::{NewStore, Pool};
 use farside_fabrics::layer::fault::Faults;
 
-/// The store whose table is words that are added to: nothing else is in it.
+/// A store without items. Tests use the words of its table as counters.
 const WORDS: &str = "words";
 
-/// A node with a store `default` and one of words, which clients of any host reach at `listen`.
+/// Starts a node that serves at `listen`, with the stores `default` and [`WORDS`]. Returns it and its url.
 fn node_at(listen: &str) -> (Node, String) {
     let node =
         Node::with(&["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--listen", listen]);
@@ -26,7 +26,7 @@ fn node_at(listen: &str) -> (Node, String) {
 
 fn listening(node: &Node) -> String {
     let info = node.run(["info", "--json"]).done().json();
-    farside::connect(&node.url()).and_then(|pool| pool.create_store(&words())).expect("room");
+    farside::connect(&node.url()).and_then(|pool| pool.create_store(&words())).expect("the node has memory");
     info["listening"][0].as_str().expect("it listens").to_owned()
 }
 
@@ -34,9 +34,9 @@ fn words() -> NewStore {
     NewStore { items: Some(1024), ..NewStore::prism_kv(WORDS, 4 << 20) }
 }
 
-/// What nodes that other machines can reach are shown; others seal no packets, and have no use for it.
+/// Token for nodes that other hosts can reach. Nodes on loopback take no token and seal no packets.
 const TOKEN: &str = "the token of tests that need several hosts";
-/// Of that token.
+/// SHA-256 of the token.
 const TOKEN_SHA256: &str = "261140cf58d8214015169d316d4ca1d414d23dcf5d30346cd89e5d12dfd8e255";
 
 fn connect(url: &str) -> Pool {
@@ -45,7 +45,7 @@ fn connect(url: &str) -> Pool {
     farside::connect_with(url, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Plays a part for another test, if this process was started for that.
+/// Runs a worker's role if another test started this process as a worker. Otherwise does nothing.
 #[test]
 fn child() {
     worker::play();

@@ -1,15 +1,14 @@
-//! The papers' figures are predicted as closely as they are to be, and what is predicted does not depend on how long is
-//! simulated.
+//! Predictions of the papers' figures meet their conditions, and do not depend on the length of the simulation.
 
 use farside::figure::load::{Bed, Load, Variant};
 use farside::figure::{Figure, draw};
 use farside_sim::hardware::{INPUTS, Inputs, Platform, Testbed};
 
-/// What each point under load is measured over.
+/// Operations per point under load.
 const OPERATIONS: u64 = 8_000;
 
 fn assert_met(name: &str) {
-    let figure = Figure::named(name).expect("there is such a figure");
+    let figure = Figure::named(name).expect("the figure exists");
     let prediction = figure.predict(OPERATIONS).expect("nothing fails");
     println!("{}", prediction.table());
     assert!(prediction.is_met());
@@ -69,18 +68,18 @@ fn four_times_as_many_operations_measure_the_same() {
     }
 }
 
-/// One client alone needs seconds for them, and so does a link that is full.
+/// The operations take seconds with a single client, and over a full link.
 #[test]
 fn many_operations_are_waited_for_as_long_as_they_take() {
     let slow =
         Load { testbed: Testbed { link_gbit: 1, ..LOAD.testbed }, reads: 0.0, value_len: 32 << 10, ..LOAD };
     for (clients, operations) in [(1, 5_000), (8, 10_000)] {
-        let measured = Bed::new(slow, 1).and_then(|bed| bed.measure(clients, operations)).expect("they end");
-        assert!(operations as f64 > measured.ops_per_s, "they last for more than a second: {measured:?}");
+        let measured = Bed::new(slow, 1).and_then(|bed| bed.measure(clients, operations)).expect("they complete");
+        assert!(operations as f64 > measured.ops_per_s, "they take more than a second: {measured:?}");
     }
 }
 
-/// A reader who doubts an input may change it and see what it is worth.
+/// A reader who doubts an input can change it and see its effect.
 #[test]
 fn what_is_predicted_follows_from_the_inputs() {
     let peak = |load: Load| {
@@ -91,13 +90,13 @@ fn what_is_predicted_follows_from_the_inputs() {
     let half_the_link = Testbed { link_gbit: 20, ..Testbed::PRISM_APPLICATIONS };
     let slow_cores = Inputs { core_message_ns: 4 * INPUTS.core_message_ns, ..INPUTS };
     let ratio = peak(Load { testbed: half_the_link, ..LOAD }) / usual;
-    assert!((0.45..=0.55).contains(&ratio), "the link is what limits it: {ratio}");
+    assert!((0.45..=0.55).contains(&ratio), "the link is the bottleneck: {ratio}");
     let ratio =
         peak(Load { testbed: Testbed { cores: 4, ..LOAD.testbed }, inputs: slow_cores, ..LOAD }) / usual;
-    assert!(ratio < 0.3, "few slow cores limit it: {ratio}");
+    assert!(ratio < 0.3, "the few slow cores are the bottleneck: {ratio}");
 }
 
-/// A variant is another setup of the same model.
+/// A variant is the same model with another setup.
 #[test]
 fn a_variant_of_a_system_is_predicted_by_a_setup_of_its_own() {
     let slow = Variant { name: "slow", setup: |setup| setup.inputs.core_message_ns *= 4 };
@@ -108,6 +107,6 @@ fn a_variant_of_a_system_is_predicted_by_a_setup_of_its_own() {
 
 #[test]
 fn a_nic_that_knows_no_prism_operation_refuses_chains() {
-    let refused = Bed::new(Load { platform: Platform::Rdma, ..LOAD }, 1).err().expect("it has none");
+    let refused = Bed::new(Load { platform: Platform::Rdma, ..LOAD }, 1).err().expect("RDMA has no conditional ops");
     assert!(refused.contains("lacks conditional ops"), "{refused}");
 }

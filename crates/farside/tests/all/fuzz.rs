@@ -1,6 +1,7 @@
-//! Fuzz targets of what people and peers write as text: the control plane's JSON, urls, sizes, and workloads.
+//! Fuzz targets for text from people and peers: the control plane's JSON, urls, sizes, and workloads; and for the bytes
+//! of Pilaf.
 //!
-//! Held: it is refused with a reason, or understood; nothing panics, waits or starts anything that was not named.
+//! Invariant: input is either parsed or refused with a reason. Nothing panics, blocks, or starts anything unrequested.
 
 #[path = "../../../remote/tests/support/fuzz.rs"]
 mod driver;
@@ -11,14 +12,14 @@ use farside::{NewStore, NodeInfo, Store, StoreStat};
 use farside_bench::workload::Workload;
 use farside_remote::control::{Answer, Ask};
 
-/// One of the seeds, changed.
+/// Picks a seed and applies the changes to it.
 fn changed(seeds: &[Vec<u8>], seed: u8, changes: &[Change]) -> Vec<u8> {
     let mut bytes = seeds[usize::from(seed) % seeds.len()].clone();
     change(&mut bytes, changes);
     bytes
 }
 
-/// Requests to a Pilaf store's service, by a node that has one.
+/// Requests to the service of a Pilaf store, and the bytes that its clients decode.
 #[test]
 fn fuzz_pilaf() {
     use farside_fabrics::local::LocalNode;
@@ -28,13 +29,13 @@ fn fuzz_pilaf() {
     use farside_systems::kv::pilaf::layout::{self, Entry, ItemView, Op, Outcome, Request, Said};
     use zerocopy::FromBytes;
 
-    let executions = Executions::of("requests to Pilaf, and what it stores and answers");
+    let executions = Executions::of("requests, items and answers of Pilaf");
     let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
     let host = Host::start(memory, farside::parts::kinds(), Options::default()).expect("a node");
     let new = NewStore { kind: "pilaf".into(), items: Some(1), ..NewStore::prism_kv("p", 8 << 20) };
-    let store = host.ask(new.ask(), std::time::Duration::from_secs(10)).expect("there is room");
-    let Answer::Store(store) = store else { panic!("it was made: {store:?}") };
-    // A panic ends the test, and nobody asks the node anything after it.
+    let store = host.ask(new.ask(), std::time::Duration::from_secs(10)).expect("the node has memory");
+    let Answer::Store(store) = store else { panic!("not a store: {store:?}") };
+    // Unwind safe: a panic ends the test, and nothing uses the node afterwards.
     let host = std::panic::AssertUnwindSafe(host);
     let mut item = Vec::new();
     layout::put_item(&mut item, 7, b"key", &[3; 200]);
@@ -71,7 +72,7 @@ fn fuzz_pilaf() {
                 Ok(()) => drop(layout::Answer::decode(&answer).expect("an answer")),
                 Err(refusal) => assert!(refusal.to_string().contains("use the same release"), "{refusal}"),
             }
-            // What a client decodes of what peers write.
+            // A client decodes bytes that peers have written.
             let _answer = layout::Answer::decode(&bytes);
             if let Ok(item) = ItemView::decode(&bytes) {
                 assert_eq!(layout::HEADER_SIZE + item.key.len() + item.value.len(), bytes.len());
@@ -87,7 +88,7 @@ fn fuzz_pilaf() {
 
 #[test]
 fn fuzz_control() {
-    let executions = Executions::of("questions and answers of the control plane");
+    let executions = Executions::of("requests and answers of the control plane");
     let name = || "default".to_owned();
     let asks = [
         NewStore::prism_kv("s", 8 << 20).ask(),
@@ -167,7 +168,7 @@ fn fuzz_sizes() {
     );
 }
 
-/// Only such urls as lead nowhere: others would be connected to, or memory would be lent.
+/// Tests only urls that reach nothing: other urls would connect to a server, or start a node.
 #[test]
 fn fuzz_urls() {
     let executions = Executions::of("urls");
@@ -178,10 +179,10 @@ fn fuzz_urls() {
         |(seed, changes): (u8, Vec<Change>)| {
             let bytes = changed(&seeds, seed, &changes);
             let Ok(text) = std::str::from_utf8(&bytes) else { return };
-            let leads_nowhere = !text.contains("//") && !text.starts_with("local:");
-            if leads_nowhere {
+            let reaches_nothing = !text.contains("//") && !text.starts_with("local:");
+            if reaches_nothing {
                 executions.one_more();
-                let error = farside::connect(text).expect_err("nobody serves there");
+                let error = farside::connect(text).expect_err("no node serves there");
                 assert!(!error.to_string().is_empty());
             }
         },

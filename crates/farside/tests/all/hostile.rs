@@ -1,7 +1,8 @@
-//! Peers that mean harm, or are broken: clients of a node, and what pretends to be a node.
+//! Malicious or broken peers over `shm`: clients of a node, and impostors of a node.
 //!
-//! Invariant: frames are made by hand here, from the protocol's description. Afterwards the node serves, and holds
-//! nobody's session or descriptor; a client ends with an error in time. Nobody panics.
+//! Invariant: these tests build frames by hand, from the protocol's description.
+//! Invariant: afterwards the node serves and holds no session or descriptor of an attacker. A client exits with an
+//! error in time. No process panics.
 
 mod clients;
 mod guesses;
@@ -10,7 +11,8 @@ mod peer;
 use crate::support::Ran;
 use std::time::Duration;
 
-/// A client that gets no answer gives up after about a second; machines may be slow.
+/// Asserts that a command took less than 5 s. A client without a response times out after about 1 s; the rest is for
+/// slow machines.
 #[track_caller]
 fn in_time(ran: &Ran) {
     assert!(ran.took < Duration::from_secs(5), "it took {:?}", ran.took);

@@ -1,5 +1,5 @@
-//! Broken variants of protocols, sessions and node: the simulator must find each, with the workload and faults that
-//! the right code passes.
+//! Mutants of protocols, sessions and the node. The simulator must find each of them, with the workload and faults that
+//! the correct code passes.
 
 use crate::support;
 use crate::support::driven::{Driven, drive, plain};
@@ -9,7 +9,7 @@ use farside_systems::kv::prism_kv::mutants::CACHED_PUT_YIELDS;
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Setup, System, kills};
 
-/// Each by the seed that found it once. `cargo xtask sim --mutants` hunts for others.
+/// Each mutant is replayed by the seed that found it once. `cargo xtask sim --mutants` searches for other seeds.
 #[test]
 fn the_simulator_finds_every_broken_variant_by_its_seed() {
     let replayed = std::thread::scope(|scope| {
@@ -20,8 +20,8 @@ fn the_simulator_finds_every_broken_variant_by_its_seed() {
             .collect::<Vec<_>>()
     });
     let mut alive = Vec::new();
-    for (mutant, told) in replayed {
-        match told {
+    for (mutant, outcome) in replayed {
+        match outcome {
             Ok(why) => println!("{mutant}: killed by {why}"),
             Err(why) => alive.push(format!("{mutant}: {why}")),
         }
@@ -36,7 +36,7 @@ fn replay(system: System) -> Vec<(String, Result<String, String>)> {
     kills::replay(system, &kills::parse(&text).expect("lines `MUTANT SEED`"))
 }
 
-/// What is wrong is told, drawn, and run again by the command that was printed.
+/// A violation is reported and drawn, and the printed command replays it.
 #[test]
 fn a_violation_is_shown_and_its_replay_shows_it_again() {
     let mutant = "KvNoGeneration";
@@ -61,7 +61,7 @@ fn a_violation_is_shown_and_its_replay_shows_it_again() {
     assert!(drawn > 0, "nothing was drawn: {}", many.text());
 }
 
-/// What `bench ycsb --verify` looks for, in protocols that really run, by two threads of a node's own process.
+/// The checks of `bench ycsb --verify`, on real protocols run by two threads in the node's process.
 #[test]
 fn verification_finds_broken_variants_without_a_simulator() {
     for (mutant, system, slot_cache, name) in
@@ -78,7 +78,7 @@ fn verification_finds_broken_variants_without_a_simulator() {
 
 #[test]
 fn the_right_code_passes_the_same_seeds() {
-    let setup = Setup::of(System::named("prism-kv").expect("it can be tried"));
+    let setup = Setup::of(System::named("prism-kv").expect("a system"));
     for seed in 1..=10 {
         let judged = judge(&setup, seed, true);
         assert_eq!(judged.verdict, Verdict::Good, "{judged}");

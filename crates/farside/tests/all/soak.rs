@@ -1,4 +1,4 @@
-//! Long runs, by `cargo xtask soak`: a store of eight million items, and a node that has nothing to do.
+//! Long runs for `cargo xtask soak`: a store of eight million items, and an idle node.
 
 use farside::local::Client;
 use farside::{NewStore, Pool, StoreStat};
@@ -35,7 +35,7 @@ impl Node {
         farside::connect(&format!("shm:{}", self.socket.display())).expect("it serves")
     }
 
-    /// CPU time, in clock ticks of a hundredth of a second.
+    /// CPU time of the node, in clock ticks of 10 ms.
     fn ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
         let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
@@ -62,7 +62,7 @@ fn soak_eight_million_items_are_stored_read_back_and_then_cost_nothing() {
     let node = Node::start("7GiB");
     let pool = node.pool();
     pool.create_store(&NewStore { items: Some(ITEMS), ..NewStore::prism_kv("big", 6500 << 20) })
-        .expect("room");
+        .expect("the node has memory");
     let began = Instant::now();
     std::thread::scope(|scope| {
         for half in 0..2 {
@@ -96,7 +96,7 @@ fn soak_eight_million_items_are_stored_read_back_and_then_cost_nothing() {
     );
 
     let _idle: Vec<Client> = (0..3).map(|_| Client::open(&pool, "big").expect("open")).collect();
-    std::thread::sleep(Duration::from_secs(2)); // The node's looks become rare.
+    std::thread::sleep(Duration::from_secs(2)); // An idle node polls less often.
     let before = node.ticks();
     std::thread::sleep(Duration::from_secs(10));
     let used = node.ticks() - before;
@@ -108,7 +108,7 @@ fn soak_eight_million_items_are_stored_read_back_and_then_cost_nothing() {
 }
 
 fn stat(pool: &Pool) -> StoreStat {
-    // It looks at every buffer, which takes longer than a question may; it is asked until it is quick enough.
+    // The node walks every buffer, which can exceed the call's deadline; retry until it does not.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match pool.stat("big") {

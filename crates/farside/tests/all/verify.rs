@@ -1,5 +1,5 @@
-//! Verification is itself verified: on real stores it has nothing to say, and whatever flaw is planted between a store
-//! and who asks, it finds, and calls by its name.
+//! Tests of the verification itself: it reports nothing on real stores, and it finds and names every flaw that is
+//! planted between a store and its client.
 
 use crate::support::driven::{Between, Client, Driven, Told, drive, plain};
 use farside_bench::driver::Tally;
@@ -30,29 +30,29 @@ fn nothing_is_wrong_with_the_stores_that_there_are() {
     }
 }
 
-/// What is done wrong, once in a while.
+/// A flaw that strikes one in [`ONCE_IN`] operations.
 #[derive(Clone, Copy, Debug)]
 enum Flaw {
-    /// A read brings the value before the one that is there.
+    /// A read returns the previous value.
     StaleRead,
-    /// A put is acknowledged and not done.
+    /// A put is acknowledged and not carried out.
     LostUpdate,
-    /// A read brings the front of a value, and the back of the one before.
+    /// A read returns the front of the value and the back of the previous one.
     TornValue,
-    /// A read brings another key's value.
+    /// A read returns another key's value.
     OtherKey,
-    /// A read brings nothing.
+    /// A read returns no value.
     Missing,
 }
 
 struct Planted {
     flaw: Flaw,
     asked: AtomicU64,
-    /// The last two values that were put for each key.
+    /// The last two values put under each key.
     values: Mutex<HashMap<Vec<u8>, [Vec<u8>; 2]>>,
 }
 
-/// Of so many operations one goes wrong.
+/// One of this many operations goes wrong.
 const ONCE_IN: u64 = 501;
 
 impl Planted {
@@ -65,7 +65,7 @@ impl Between for Planted {
     fn puts(&self, key: &[u8], value: &[u8]) -> bool {
         let is_lost = matches!(self.flaw, Flaw::LostUpdate) && self.strikes();
         if !is_lost {
-            let mut values = self.values.lock().expect("nobody panics with it");
+            let mut values = self.values.lock().expect("no holder of the lock panics");
             let last = values.entry(key.to_vec()).or_default();
             last.swap(0, 1);
             last[1] = value.to_vec();
@@ -77,7 +77,7 @@ impl Between for Planted {
         if matches!(self.flaw, Flaw::LostUpdate) || !self.strikes() {
             return Told::AsItIs;
         }
-        let values = self.values.lock().expect("nobody panics with it");
+        let values = self.values.lock().expect("no holder of the lock panics");
         let before = values.get(key).map(|[before, _]| before).filter(|before| !before.is_empty());
         let other = match self.flaw {
             Flaw::Missing => return Told::Nothing,

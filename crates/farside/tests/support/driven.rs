@@ -1,4 +1,4 @@
-//! A store on a node of this process, driven through a workload by threads of many tasks, with every value verified.
+//! Runs a workload on a store of a node in this process: several threads of many tasks, with every value verified.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -19,7 +19,7 @@ pub(crate) const TASKS: u32 = 32;
 const THREADS: u32 = 2;
 const STORE: &str = "driven";
 
-/// What is to be driven.
+/// The workload to run.
 #[derive(Clone, Copy)]
 pub(crate) struct Driven<'a> {
     pub(crate) system: &'a str,
@@ -30,35 +30,36 @@ pub(crate) struct Driven<'a> {
     pub(crate) slot_cache: usize,
 }
 
-/// A client through which a task asks, whatever it does on the way. Threads are told apart by their number.
+/// Wraps a task's client, for example with planted flaws.
 pub(crate) type Wrap<'a> = dyn Fn(AnyKv<Rc<Endpoint>>) -> Client<'a> + Sync + 'a;
 
 /// A client of the store.
 pub(crate) enum Client<'a> {
-    /// As it is.
+    /// Without a wrapper.
     Plain(Box<AnyKv<Rc<Endpoint>>>),
-    /// With something between it and who asks.
+    /// With an interposer between it and the task.
     Through(Box<AnyKv<Rc<Endpoint>>>, &'a dyn Between),
 }
 
-/// What stands between a client and who asks.
+/// An interposer between a client and a task.
 pub(crate) trait Between: Sync {
-    /// Whether a put is to be done.
+    /// Returns whether to carry out a put. Otherwise the put is acknowledged without effect.
     fn puts(&self, key: &[u8], value: &[u8]) -> bool;
-    /// What is told of what was read.
+    /// Returns the result of a get that has read `value`.
     fn got(&self, key: &[u8], value: &[u8]) -> Told;
 }
 
+/// Result of a get, as reported to the task.
 pub(crate) enum Told {
-    /// The value.
+    /// The value that was read.
     AsItIs,
-    /// This one in its place.
+    /// This value instead.
     Other(Vec<u8>),
-    /// That there is none.
+    /// No value.
     Nothing,
 }
 
-/// A client, and what it told last.
+/// A client, and the value that it reported last.
 struct Asked<'a> {
     client: Client<'a>,
     told: Vec<u8>,
@@ -109,23 +110,23 @@ impl Kv for Asked<'_> {
     }
 }
 
-/// As it is.
+/// Returns the client without a wrapper.
 pub(crate) fn plain<'a>(kv: AnyKv<Rc<Endpoint>>) -> Client<'a> {
     Client::Plain(Box::new(kv))
 }
 
-/// Loads a store and drives it. `begin` runs at the start of each thread that drives.
+/// Loads a store and runs the workload. `begin` runs at the start of each thread of the measured phase.
 pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Sync)) -> Tally {
     let pool = farside::connect("local:64MiB").expect("a node");
-    pool.drop_store("default").expect("it is there");
+    pool.drop_store("default").expect("a node in this process has it");
     let quota = 48 << 20;
     let new = NewStore {
         kind: driven.system.into(),
-        // With those that some workloads add.
+        // With capacity for the items that some workloads insert.
         items: Some(driven.records + u64::from(THREADS * TASKS) * driven.each / 10),
         ..NewStore::prism_kv(STORE, quota)
     };
-    pool.create_store(&new).expect("there is memory");
+    pool.create_store(&new).expect("the node has memory");
     let mut workload = Workload::resolve(driven.workload).expect("a workload");
     workload.records = driven.records;
     let plan =
@@ -151,9 +152,9 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
         on_core(&pool, driven, wrap, async |kv, task| {
             run.task(kv, &drawn, thread * TASKS + task, driven.each).await;
         });
-        tally.lock().expect("nobody panics with it").merge(drawn.take_tally());
+        tally.lock().expect("no holder of the lock panics").merge(drawn.take_tally());
     });
-    tally.into_inner().expect("nobody panicked with it")
+    tally.into_inner().expect("no holder of the lock panicked")
 }
 
 fn on_core(pool: &Pool, driven: Driven<'_>, wrap: &Wrap<'_>, work: impl AsyncFn(&mut Asked<'_>, u32)) {

@@ -1,6 +1,6 @@
-//! The command line as a child process, and nodes as children that end with their test.
+//! Runs the command line as a child process, and nodes as children that are killed at the end of their test.
 //!
-//! Invariant: every wait has a deadline, and nothing that a child says may tell of a panic.
+//! Invariant: every wait has a deadline, and no child's output contains a panic.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -16,17 +16,17 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The longest that anything here may take.
+/// Deadline of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A `farside` command that knows nothing of this machine's settings.
+/// A `farside` command with an empty environment, so that this machine's settings have no effect.
 pub(crate) fn command() -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_farside"));
     command.env_clear();
     command
 }
 
-/// What became of a command.
+/// Outcome of a command.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) out: Vec<u8>,
@@ -35,23 +35,23 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// It did what it was asked to.
+    /// Asserts exit code 0.
     #[track_caller]
     pub(crate) fn done(self) -> Ran {
         assert_eq!(self.code, Some(0), "{}", self.err);
         self
     }
 
-    /// It ended with exit code 2, said `reason`, and wrote nothing.
+    /// Asserts exit code 2, `reason` on standard error, and nothing on standard output.
     #[track_caller]
     pub(crate) fn refused(self, reason: &str) -> Ran {
-        assert_eq!(self.code, Some(2), "expected '{reason}', heard '{}'", self.err);
-        assert!(self.err.contains(reason), "expected '{reason}', heard '{}'", self.err);
+        assert_eq!(self.code, Some(2), "expected '{reason}', got '{}'", self.err);
+        assert!(self.err.contains(reason), "expected '{reason}', got '{}'", self.err);
         assert!(self.out.is_empty(), "it failed and wrote {}", self.out.escape_ascii());
         self
     }
 
-    /// It ended with exit code 1 and a word, and wrote nothing.
+    /// Asserts exit code 1, `absent` on standard error, and nothing on standard output.
     #[track_caller]
     pub(crate) fn absent(self) -> Ran {
         assert_eq!(self.code, Some(1), "{}", self.err);
@@ -60,12 +60,12 @@ impl Ran {
         self
     }
 
-    /// What it wrote, as text.
+    /// Standard output, as text.
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.out).expect("text")
     }
 
-    /// The last line that it wrote, as JSON.
+    /// The last line of standard output, as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         let last = self.text().lines().last().unwrap_or_default();
@@ -73,7 +73,7 @@ impl Ran {
     }
 }
 
-/// Runs a command to its end, with that on its standard input.
+/// Runs a command to its end, with `input` on its standard input.
 #[track_caller]
 pub(crate) fn run(command: std::process::Command, input: &[u8]) -> Ran {
     let since = Instant::now();
@@ -92,25 +92,25 @@ pub(crate) fn farside<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -
     run(command, b"")
 }
 
-/// Whether this process ignores a signal, as `nohup` has it: what it starts does, too. If so, says that it goes
-/// untried.
+/// Whether this process ignores a signal, as under `nohup`; its children then ignore it too. If so, prints that the
+/// test is skipped.
 pub(crate) fn is_ignored(signal: rustix::process::Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask of signals");
     let mask = u64::from_str_radix(mask.trim(), 16).expect("hexadecimal");
     let is_ignored = mask >> (signal.as_raw() - 1) & 1 == 1;
     if is_ignored {
-        println!("{signal:?} is ignored by whoever runs this, and so by what it starts: not tried");
+        println!("skipped: this process ignores {signal:?}, and so do its children");
     }
     is_ignored
 }
 
-/// Comes back once it is so; panics when that takes too long.
+/// Waits until `is_so` returns true; panics after [`PATIENCE`]. `what` describes the condition.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
-        assert!(Instant::now() < deadline, "this is still not so: {what}");
+        assert!(Instant::now() < deadline, "still not true after {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -124,7 +124,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it says on standard error goes to the file `log`.
+    /// Starts the command. Its standard error goes to the file `log`.
     pub(crate) fn start(mut command: std::process::Command, log: PathBuf) -> Process {
         let file = std::fs::File::create(&log).expect("a log");
         let mut child = command
@@ -135,7 +135,7 @@ impl Process {
             .expect("it can be started");
         let output = BufReader::new(child.stdout.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
-        // Ends with the child.
+        // The thread exits when the child's output is closed.
         std::thread::spawn(move || {
             output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
@@ -146,39 +146,39 @@ impl Process {
         self.child.id()
     }
 
-    /// The next line that it writes.
+    /// Waits for the next line of standard output.
     #[track_caller]
     pub(crate) fn line(&self) -> String {
         let line = self.lines.recv_timeout(PATIENCE);
-        line.unwrap_or_else(|error| panic!("no line: {error}; it said '{}'", self.said()))
+        line.unwrap_or_else(|error| panic!("no line: {error}; standard error: '{}'", self.said()))
     }
 
-    /// The next line that it writes; nothing if it ends before that.
+    /// Waits for the next line of standard output; `None` if the child exits first.
     #[track_caller]
     pub(crate) fn line_if_any(&self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(mpsc::RecvTimeoutError::Disconnected) => None,
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("no line; it said '{}'", self.said()),
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("no line; standard error: '{}'", self.said()),
         }
     }
 
-    /// What it said on standard error so far.
+    /// Standard error so far.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("it is there");
+        rustix::process::kill_process(pid, signal).expect("the child is not reaped");
     }
 
-    /// Waits for its end; its exit code.
+    /// Waits until the child exits; returns its exit code.
     #[track_caller]
     pub(crate) fn ended(&mut self) -> Option<i32> {
         let mut code = None;
-        until("the child has ended", || {
-            let status = self.child.try_wait().expect("ours to wait for");
+        until("the child has exited", || {
+            let status = self.child.try_wait().expect("it is our child");
             status.is_some_and(|status| {
                 code = status.code();
                 true
@@ -188,7 +188,7 @@ impl Process {
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("ours to kill");
+        self.child.kill().expect("it is our child");
         self.ended();
     }
 }
@@ -203,7 +203,7 @@ impl Drop for Process {
     }
 }
 
-/// A node with a folder of its own.
+/// A node process with a folder of its own.
 pub(crate) struct Node {
     pub(crate) process: Process,
     socket: PathBuf,
@@ -211,7 +211,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node of 96 MiB with a store `default` that leaves room for others.
+    /// Starts a node of 96 MiB with a store `default` of 48 MiB, so that there is memory for other stores.
     pub(crate) fn start() -> Node {
         Node::with(&["--memory", "96MiB", "--store", "default", "--quota", "48MiB"])
     }
@@ -220,7 +220,7 @@ impl Node {
         Node::within(|command| command, arguments)
     }
 
-    /// A node that is started by another command, made of its own.
+    /// Starts a node by a command that `wrap` makes of the node's own command.
     pub(crate) fn within(
         wrap: impl FnOnce(std::process::Command) -> std::process::Command,
         arguments: &[&str],
@@ -243,7 +243,7 @@ impl Node {
         &self.socket
     }
 
-    /// Where its engines serve.
+    /// Url of the node's first engine.
     pub(crate) fn listening(&self) -> String {
         let info = self.run(["info", "--json"]).done().json();
         info["listening"][0].as_str().expect("it serves somewhere").to_owned()
@@ -253,7 +253,7 @@ impl Node {
         format!("shm:{}", self.socket.display())
     }
 
-    /// Runs `farside ARGUMENTS` about this node.
+    /// Runs `farside ARGUMENTS` against this node.
     #[track_caller]
     pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
         self.run_with(arguments, b"")
@@ -270,27 +270,27 @@ impl Node {
         run(command, input)
     }
 
-    /// How many sessions there are, without the one that asks.
+    /// Number of sessions, without the one that queries it.
     pub(crate) fn sessions(&self) -> u64 {
         self.run(["info", "--json"]).done().json()["sessions"].as_u64().expect("a number") - 1
     }
 
-    /// Descriptors that the node holds.
+    /// Number of file descriptors that the node holds.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("it runs").count()
     }
 
-    /// It serves, and nobody's session or descriptor is left in it.
+    /// Asserts that the node serves, and that no session and no extra descriptor is left.
     #[track_caller]
     pub(crate) fn is_well(&self, descriptors_before: usize) {
         self.run(["kv", "put", "is it well", "yes"]).done();
         assert_eq!(self.run(["kv", "get", "is it well"]).done().out, b"yes");
-        until("nobody's session is left", || self.sessions() == 0);
-        until("nobody's descriptor is left", || self.descriptors() <= descriptors_before);
+        until("no session is left", || self.sessions() == 0);
+        until("no extra descriptor is left", || self.descriptors() <= descriptors_before);
     }
 }
 
-/// `farside serve` at that socket.
+/// Starts `farside serve` at `socket`.
 pub(crate) fn serve(socket: &Path, arguments: &[&str], log: PathBuf) -> Process {
     Process::start(serve_command(socket, arguments), log)
 }

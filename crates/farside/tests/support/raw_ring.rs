@@ -1,6 +1,7 @@
-//! Either side of a pair of rings, by hand: their words, their frames and their bell, from their drawing.
+//! Either side of a pair of rings, implemented by hand from the layout's description: words, frames and bell.
 //!
-//! Invariant: nothing here is shared with what is judged, and nothing that a side could write is out of reach.
+//! Invariant: no code is shared with the implementation under test.
+//! Invariant: a test can write everything that a side could write.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -25,16 +26,16 @@ pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-ring","version":1}"#;
 pub(crate) const WELCOME: &[u8] = br#""Welcome""#;
 /// Bytes of one ring.
 pub(crate) const RING: u64 = 256 << 10;
-/// Where the rings begin.
+/// Offset of the first ring.
 const RINGS_AT: u64 = 4096;
 /// Bytes of a connection's memory.
 pub(crate) const SIZE: u64 = RINGS_AT + 2 * RING;
-/// The most bytes of a frame.
+/// Maximum number of bytes of a frame.
 pub(crate) const FRAME_MAX: u32 = 24 << 10;
-/// The longest that a side is waited for.
+/// Deadline for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A word of a connection's memory, by the side whose ring or whose wish it is.
+/// A word of a connection's memory. The side is the writer of the ring, or the side that wishes for a bell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Tail(Side),
@@ -60,7 +61,7 @@ impl Side {
 /// A connection's memory.
 pub(crate) struct Memory(*mut u8);
 
-// SAFETY: every access is atomic, as of all who have the memory.
+// SAFETY: all accesses go through `Memory::at`, which are atomic; so are those of the other process.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -68,17 +69,17 @@ unsafe impl Sync for Memory {}
 impl Memory {
     fn map(fd: &OwnedFd) -> Memory {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of a memory that was sealed, at a place that the system chooses.
+        // SAFETY: a new mapping at an address that the kernel chooses. The memory is sealed, so it cannot shrink.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), SIZE as usize, protection, MapFlags::SHARED, fd, 0)
         };
         Memory(base.expect("it can be mapped").cast())
     }
 
-    /// The eight bytes there.
+    /// The eight bytes at an offset.
     pub(crate) fn at(&self, offset: u64) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < SIZE);
-        // SAFETY: within the mapping, which lasts as long as `self`, and aligned.
+        // SAFETY: aligned and within the mapping, by the assertion; the mapping lasts as long as `self`.
         unsafe { AtomicU64::from_ptr(self.0.add(offset as usize).cast()) }
     }
 
@@ -91,7 +92,7 @@ impl Memory {
             })
     }
 
-    /// The eight bytes at a position of that side's ring.
+    /// The eight bytes at a position of the ring that `side` writes.
     pub(crate) fn of_ring(&self, side: Side, position: u64) -> &AtomicU64 {
         self.at(RINGS_AT + side as u64 * RING + position % RING)
     }
@@ -99,7 +100,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length; nobody borrows it any more.
+        // SAFETY: `map` mapped it with this length; borrows of it end before `self` drops.
         unsafe { rustix::mm::munmap(self.0.cast(), SIZE as usize) }.expect("it was mapped");
     }
 }
@@ -108,7 +109,7 @@ impl Drop for Memory {
 pub(crate) struct Ring {
     pub(crate) socket: OwnedFd,
     pub(crate) memory: Arc<Memory>,
-    /// The memory as it was handed over.
+    /// Descriptor of the memory, as it was passed.
     pub(crate) fd: OwnedFd,
     side: Side,
     pub(crate) written: Cell<u64>,
@@ -121,14 +122,14 @@ impl Ring {
         Ring { socket, memory, fd, side, written: Cell::new(0), read: Cell::new(0) }
     }
 
-    /// Joins the engine that serves there.
+    /// Connects to the engine at `path`.
     #[track_caller]
     pub(crate) fn join(path: &Path) -> Ring {
         let socket = dial(path);
         send(&socket, HELLO, &[]);
         let (greeting, mut fds) = receive(&socket).expect("a greeting");
         assert_eq!(greeting, WELCOME, "{}", greeting.escape_ascii());
-        assert_eq!(fds.len(), 1, "the memory comes with it");
+        assert_eq!(fds.len(), 1, "the greeting carries the memory");
         Ring::new(socket, fds.remove(0), Side::Client)
     }
 
@@ -140,15 +141,15 @@ impl Ring {
         Some(Ring::new(socket, fd, Side::Engine))
     }
 
-    /// Writes a frame of any length that a ring holds. False if the other side has hung up.
+    /// Writes a frame of any length that fits into a ring. Returns false if the other side has hung up.
     pub(crate) fn send(&self, frame: &[u8]) -> bool {
         let size = (4 + frame.len() as u64).next_multiple_of(16);
         assert!(size <= RING, "no ring holds {size} bytes");
         let until = Instant::now() + PATIENCE;
         let head = self.memory.word(Word::Head(self.side));
-        // Nothing that the other side says is believed: at worst, what it has not read is overwritten.
+        // The other side's head is not trusted: at worst, this overwrites frames that it has not read.
         while self.written.get().wrapping_sub(head.load(Ordering::SeqCst)) + size > RING {
-            assert!(Instant::now() < until, "it reads nothing");
+            assert!(Instant::now() < until, "the other side does not read");
             if self.is_hung_up() {
                 return false;
             }
@@ -166,7 +167,7 @@ impl Ring {
         !self.is_hung_up()
     }
 
-    /// Says that so many bytes were written, and rings if that is wished for.
+    /// Publishes the tail, in bytes, and rings the bell if the other side wishes for it.
     pub(crate) fn publish(&self, tail: u64) {
         self.memory.word(Word::Tail(self.side)).store(tail, Ordering::SeqCst);
         self.grant();
@@ -182,13 +183,13 @@ impl Ring {
         let _full_or_gone = rustix::net::send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
-    /// The next frame, if one comes in time.
+    /// Waits for the next frame; `None` after `wait`, or if the other side hung up.
     pub(crate) fn receive(&self, wait: Duration) -> Option<Vec<u8>> {
         let until = Instant::now() + wait;
         let theirs = self.side.other();
         let tail = self.memory.word(Word::Tail(theirs));
         while tail.load(Ordering::SeqCst) == self.read.get() {
-            // After that it has written all that it ever will.
+            // A side that hung up writes nothing more: so the tail is read again after this check.
             let has_ended = self.hangs_up_within(Duration::from_micros(50));
             if tail.load(Ordering::SeqCst) == self.read.get() && (has_ended || Instant::now() >= until) {
                 return None;
@@ -197,7 +198,7 @@ impl Ring {
         let read = self.read.get();
         let word = |at: u64| self.memory.of_ring(theirs, read + at).load(Ordering::SeqCst).to_le_bytes();
         let len = u32::from_le_bytes(word(0)[..4].try_into().expect("four bytes"));
-        assert!(u64::from(len) < RING / 2, "nobody writes a frame of {len} bytes");
+        assert!(u64::from(len) < RING / 2, "a frame of {len} bytes");
         let size = u64::from(4 + len).next_multiple_of(16);
         let bytes: Vec<u8> = (0..size / 8).flat_map(|at| word(8 * at)).collect();
         self.read.set(read + size);
@@ -206,20 +207,20 @@ impl Ring {
         Some(bytes[4..4 + len as usize].to_vec())
     }
 
-    /// Whether the other side has hung up. No bell is heard.
+    /// Whether the other side has hung up. Leaves bells unread.
     pub(crate) fn is_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Whether the other side hangs up in time. Bells are heard meanwhile.
+    /// Whether the other side hangs up within `wait`. Reads and ignores bells.
     pub(crate) fn hangs_up_within(&self, wait: Duration) -> bool {
         hangs_up_within(&self.socket, wait)
     }
 }
 
-/// A memory of so many bytes.
+/// Creates an unsealed memory of `size` bytes.
 pub(crate) fn unsealed(size: u64) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("by hand", flags).expect("memory");
@@ -227,23 +228,23 @@ pub(crate) fn unsealed(size: u64) -> OwnedFd {
     fd
 }
 
-/// A memory of so many bytes that nobody can cut or extend.
+/// Creates a memory of `size` bytes that cannot shrink or grow.
 pub(crate) fn sealed(size: u64) -> OwnedFd {
     let fd = unsealed(size);
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&fd, seals).expect("it allows that");
+    rustix::fs::fcntl_add_seals(&fd, seals).expect("the memory allows seals");
     fd
 }
 
-/// A connected socket that has said nothing.
+/// Connects a socket to `path` and sends nothing.
 #[track_caller]
 pub(crate) fn dial(path: &Path) -> OwnedFd {
     let socket = socket();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("somebody listens");
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("a listener");
     socket
 }
 
-/// A socket at which something else than an engine serves.
+/// Listens at `path` in place of an engine.
 pub(crate) fn listen(path: &Path) -> OwnedFd {
     let socket = socket();
     rustix::net::bind(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("a place");
@@ -256,7 +257,7 @@ pub(crate) fn socket() -> OwnedFd {
         .expect("a socket")
 }
 
-/// Sends a message with these descriptors; who is not listened to may have been hung up on.
+/// Sends a message with descriptors. Returns false if it was not sent, for example because the other side hung up.
 pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     try_send(socket, bytes, fds).is_ok()
 }
@@ -269,7 +270,7 @@ pub(crate) fn try_send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags).map(drop)
 }
 
-/// A message and the descriptors that come with it; nothing once the other side has hung up.
+/// Receives a message and its descriptors; `None` if the other side has hung up.
 #[track_caller]
 pub(crate) fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     wait(socket, PollFlags::IN);
@@ -299,7 +300,7 @@ pub(crate) fn wait(socket: &OwnedFd, for_what: PollFlags) {
     assert!(ready > 0, "the other side does nothing");
 }
 
-/// Whether the other end of a socket hangs up in time. What it says before is not listened to.
+/// Whether the other end of a socket hangs up within `wait`. Messages before that are read and ignored.
 pub(crate) fn hangs_up_within(socket: &OwnedFd, wait: Duration) -> bool {
     let until = Instant::now() + wait;
     loop {

@@ -1,7 +1,7 @@
-//! One setup and seed, one history: twice in this process, in another, and in the build that wrote `digests.txt`.
+//! A setup and a seed determine the history: it is the same twice in this process, in another process, and in the build
+//! that wrote `digests.txt`.
 //!
-//! Hash maps of the standard library are seeded for each map and each process: what depended on their order would
-//! differ here.
+//! The standard library seeds each hash map differently, so a history that depended on a map's order would differ here.
 
 use crate::sim::{Run, runs};
 use crate::support;
@@ -10,7 +10,7 @@ use farside_trial::judge::judge;
 
 const DIGESTS: &str = include_str!("digests.txt");
 
-/// What two runs that are the same have in common: the history's digest, the events, the virtual nanoseconds.
+/// Values that are equal in equal runs: the history's digest, the number of events, the virtual nanoseconds.
 type Trace = (String, u64, u64);
 
 fn trace_here(run: &Run<'_>) -> Trace {
@@ -21,11 +21,11 @@ fn trace_here(run: &Run<'_>) -> Trace {
 
 fn trace_elsewhere(run: &Run<'_>) -> Trace {
     let seed = run.seed.to_string();
-    let carrier = run.setup.carrier.expect("each line names one").name();
+    let carrier = run.setup.carrier.expect("each line names a carrier").name();
     let flags = ["sim", "--system", run.setup.system.name(), "--carrier", carrier, "--seed", &seed, "--json"];
-    let told = support::farside(flags).done().json();
-    let number = |field: &str| told[field].as_u64().expect("a number");
-    (told["digest"].as_str().expect("a digest").to_owned(), number("events"), number("virtual_ns"))
+    let line = support::farside(flags).done().json();
+    let number = |field: &str| line[field].as_u64().expect("a number");
+    (line["digest"].as_str().expect("a digest").to_owned(), number("events"), number("virtual_ns"))
 }
 
 #[test]
@@ -45,6 +45,6 @@ fn a_seed_is_the_same_run_twice_in_one_process_in_another_and_as_committed() {
     }
     assert!(
         others.is_empty(),
-        "other histories than before: {others:?}; if that is meant: cargo xtask sim --digests"
+        "histories differ from digests.txt: {others:?}; if this is intended, run: cargo xtask sim --digests"
     );
 }

@@ -1,4 +1,4 @@
-//! As many seeds as every change can wait for, and those that have found something once.
+//! A number of seeds that is fast enough for every change, and all seeds that once found a bug.
 
 use crate::sim::runs;
 use farside_sim::fault::Fault;
@@ -6,11 +6,11 @@ use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Carrier, Setup, System};
 
-/// Of each system over each carrier.
+/// Seeds for each pair of a system and a carrier.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=60;
 
-/// The seeds of a system over one carrier are good, and every fault that can strike there does. Returns the system's
-/// phases, and which faults struck within which.
+/// Asserts that all seeds of a system over one carrier are good, and that every possible fault strikes. Returns the
+/// system's phases, and how often each fault struck within each phase.
 #[track_caller]
 fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
     let setup = Setup { carrier: Some(carrier), ..Setup::of(system) };
@@ -37,13 +37,13 @@ fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
 fn nothing_is_found_and_every_fault_strikes_within_every_phase() {
     let runs: Vec<_> =
         System::all().flat_map(|system| Carrier::ALL.map(|carrier| (system, carrier))).collect();
-    let told = std::thread::scope(|scope| {
+    let outcomes = std::thread::scope(|scope| {
         let threads: Vec<_> =
             runs.iter().map(|(system, carrier)| scope.spawn(|| over(*system, *carrier))).collect();
         threads.into_iter().map(|thread| thread.join().expect("its seeds are good")).collect::<Vec<_>>()
     });
     let mut empty = Vec::new();
-    for (system, of_carriers) in System::all().zip(told.chunks(Carrier::ALL.len())) {
+    for (system, of_carriers) in System::all().zip(outcomes.chunks(Carrier::ALL.len())) {
         let mut within = Matrix::default();
         of_carriers.iter().for_each(|(_, matrix)| within.add(matrix));
         let (phases, _) = of_carriers[0];
@@ -55,7 +55,7 @@ fn nothing_is_found_and_every_fault_strikes_within_every_phase() {
             }
         }
     }
-    assert!(empty.is_empty(), "these never struck, so nothing was tested there: {empty:#?}");
+    assert!(empty.is_empty(), "these faults never struck, so these phases are untested: {empty:#?}");
 }
 
 #[test]
@@ -66,5 +66,5 @@ fn what_was_found_once_is_not_found_again() {
         assert_eq!(judged.verdict, Verdict::Good, "{judged}\n  it once found: {}", run.rest);
         kept += 1;
     }
-    assert!(kept > 0, "no seed is kept");
+    assert!(kept > 0, "regressions.txt has no seed");
 }
