@@ -1,4 +1,4 @@
-//! HTTP that is none, at the face that shows the node's figures.
+//! Malformed HTTP at the node's admin endpoint.
 
 use crate::attacks::target::Target;
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ fn http_that_is_none_harms_nobody() {
         "GET /health HTTP/1.1\r\nHost: n\r\n\r\n".repeat(200).into_bytes(),
     ];
     for question in &questions {
-        let mut stream = TcpStream::connect(target.admin).expect("it listens");
+        let mut stream = TcpStream::connect(target.admin).expect("the node listens");
         stream.set_read_timeout(Some(Duration::from_secs(2))).expect("a time");
         stream.set_write_timeout(Some(Duration::from_secs(2))).expect("a time");
         let _refused_in_the_middle = stream.write_all(question);
@@ -37,7 +37,7 @@ fn http_that_is_none_harms_nobody() {
         let answer = String::from_utf8_lossy(&answer);
         assert!(!answer.contains("root:"), "{answer:.200}");
     }
-    // Figures tell of no key and no address, and have as many lines with many stores.
+    // Metrics contain no key and no address, and their number does not grow with the number of stores.
     let lines = target.http("/metrics").lines().count();
     for n in 0..5 {
         target.node.run(["store", "create", &format!("s{n}"), "--quota", "2MiB", "--items", "10"]).done();

@@ -1,4 +1,4 @@
-//! Attacks that only a stream of bytes permits: half a frame, frames of any length, peers that do not read.
+//! Attacks that only a byte stream permits: half frames, frames of any length, peers that do not read.
 
 use crate::attacks::bytes::*;
 use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session};
@@ -21,30 +21,30 @@ fn frames_of_impossible_lengths_end_their_connection_alone() {
     for len in [65_508, 1 << 16, 1 << 31, u32::MAX - 3, u32::MAX] {
         let mut raw = Raw::connect(target.url("tcp"));
         let Raw::Tcp(stream, _) = &mut raw else { panic!("tcp is a stream") };
-        stream.write_all(&u32::to_le_bytes(len)).expect("it listens");
-        assert!(raw.is_hung_up(PATIENCE), "{len} bytes are no frame");
+        stream.write_all(&u32::to_le_bytes(len)).expect("the node listens");
+        assert!(raw.is_hung_up(PATIENCE), "a frame cannot have {len} bytes");
     }
-    // Another protocol's greeting is a length, too.
+    // The greeting of another protocol reads as a length.
     for greeting in ["GET / HTTP/1.1\r\n\r\n", "*1\r\n$4\r\nPING\r\n", "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}"]
     {
         let mut raw = Raw::connect(target.url("tcp"));
         let Raw::Tcp(stream, _) = &mut raw else { panic!("tcp is a stream") };
-        stream.write_all(greeting.as_bytes()).expect("it listens");
-        assert!(raw.is_hung_up(PATIENCE), "{greeting:?} is no frame");
+        stream.write_all(greeting.as_bytes()).expect("the node listens");
+        assert!(raw.is_hung_up(PATIENCE), "{greeting:?} is not a frame");
     }
     let malformed = target.count("engine_malformed_total");
     let mut session = Session::open(target.url("tcp"));
     for _ in 0..1000 {
         session.raw.send(b"");
     }
-    assert!(session.sync(), "frames of nothing are nothing");
+    assert!(session.sync(), "empty frames are ignored");
     target.reaches("engine_malformed_total", malformed + 1000);
     drop(session);
     witness.is_well();
     target.is_as_before(before);
 }
 
-/// One byte now and then, for ever: such a peer is let go of, whether others are there or not.
+/// The node disconnects a peer that is silent or sends one byte at a time, even if no other client wakes the engine.
 #[test]
 fn who_dawdles_or_says_nothing_is_hung_up_on_also_when_it_is_alone() {
     let target = Target::start();
@@ -54,15 +54,15 @@ fn who_dawdles_or_says_nothing_is_hung_up_on_also_when_it_is_alone() {
     let (silent, mut slow) = (stream(&target), stream(&target));
     let since = Instant::now();
     let mut bytes = frame.iter();
-    // Its own bytes must not be what wakes the engine for the other: it is let go of first.
+    // The slow peer must be disconnected first, so that its bytes do not wake the engine for the silent one.
     while slow.write_all(&[*bytes.next().expect("a hello is long")]).is_ok() {
-        assert!(since.elapsed() < PATIENCE, "it is still listened to");
+        assert!(since.elapsed() < PATIENCE, "the node does not hang up");
         std::thread::sleep(Duration::from_millis(400));
     }
     let mut silent = Raw::Tcp(silent, Vec::new());
     assert!(silent.is_hung_up(PATIENCE));
     let mut alone = Raw::Tcp(stream(&target), Vec::new());
-    assert!(alone.is_hung_up(PATIENCE), "nobody else wakes the engine, and it looks all the same");
+    assert!(alone.is_hung_up(PATIENCE), "the engine wakes by itself to check silent peers");
     let half_open: Vec<TcpStream> = (0..50).map(|_| stream(&target)).collect();
     for one in &half_open {
         let _half = one.shutdown(std::net::Shutdown::Write);
@@ -97,13 +97,13 @@ fn who_never_reads_its_replies_is_hung_up_on_and_others_are_served() {
     let grown = target.resident_kib().saturating_sub(resident);
     println!("a peer that never reads made the node grow by {grown} KiB");
     assert!(grown < 32 << 10, "{grown} KiB");
-    assert!(session.raw.is_hung_up(PATIENCE), "it is still asked for");
+    assert!(session.raw.is_hung_up(PATIENCE), "the node does not hang up");
     witness.is_well();
     drop(session);
     target.is_as_before(before);
 }
 
-/// Where connections have taken every descriptor, time makes room, and then others are served.
+/// If silent connections hold every descriptor, they time out, and then the node serves others.
 #[test]
 fn connections_that_take_every_descriptor_are_let_go_of() {
     let limited = |serve: std::process::Command| {
@@ -115,7 +115,7 @@ fn connections_that_take_every_descriptor_are_let_go_of() {
     let target = Target::within(limited);
     let before = target.now();
     let silent: Vec<TcpStream> = (0..100).map(|_| stream(&target)).collect();
-    until("others are served", || farside::connect(target.url("tcp")).is_ok());
+    until("the node serves others", || farside::connect(target.url("tcp")).is_ok());
     target.witness("tcp").is_well();
     drop(silent);
     target.is_as_before(before);

@@ -1,4 +1,4 @@
-//! Attacks on TLS: handshakes that are none or have no end, and somebody on the way who reads, changes and repeats.
+//! Attacks on TLS: invalid and endless handshakes, and a man in the middle who reads, changes and replays.
 
 use crate::attacks::peer::{PATIENCE, Raw};
 use crate::attacks::target::Target;
@@ -12,44 +12,46 @@ fn address(url: &str) -> SocketAddr {
     url.split_once("://").expect("a url").1.parse().expect("an address")
 }
 
-/// One who has connected and speaks by hand.
+/// A connection to the node's TLS port, for bytes made by hand.
 fn stream(target: &Target) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&address(target.url("tls")), PATIENCE).expect("it listens");
+    let stream = TcpStream::connect_timeout(&address(target.url("tls")), PATIENCE).expect("the node listens");
     stream.set_write_timeout(Some(PATIENCE)).expect("a stream");
     stream
 }
 
 #[track_caller]
 fn is_hung_up(stream: TcpStream) {
-    assert!(Raw::Tcp(stream, Vec::new()).is_hung_up(PATIENCE), "it is still listened to");
+    assert!(Raw::Tcp(stream, Vec::new()).is_hung_up(PATIENCE), "the node does not hang up");
 }
 
-/// What a client of ours says first.
+/// The first record of a Farside client.
 fn greeting(target: &Target) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("tls://{}", listener.local_addr().expect("an address"));
     let options = target.options.clone();
     let client = std::thread::spawn(move || farside::connect_with(&url, &options).map(drop));
-    let (mut stream, _) = listener.accept().expect("it comes");
+    let (mut stream, _) = listener.accept().expect("the client connects");
     let mut head = [0; 5];
     stream.read_exact(&mut head).expect("a record");
     let mut body = vec![0; usize::from(u16::from_be_bytes([head[3], head[4]]))];
     stream.read_exact(&mut body).expect("a record");
     drop(stream);
-    assert!(client.join().expect("it ends").is_err(), "nobody has answered");
+    assert!(client.join().expect("the client returns").is_err(), "no node answered");
     [&head[..], &body].concat()
 }
 
-/// Somebody on the way to a node, who keeps what passes and may change it.
+/// A man in the middle who records all bytes and may change one in each direction.
 struct Proxy {
     url: String,
+    /// Bytes from clients to the node.
     up: Arc<Mutex<Vec<u8>>>,
+    /// Bytes from the node to clients.
     down: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Proxy {
-    /// Between clients and that url. Of what passes upwards, and of what passes downwards, the byte at these places is
-    /// changed.
+    /// Starts a proxy between clients and the node at `url`. Changes the byte at offset `change_up` towards the node,
+    /// and the byte at offset `change_down` towards the client.
     fn new(url: &str, change_up: Option<usize>, change_down: Option<usize>) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let (scheme, _) = url.split_once("://").expect("a url");
@@ -60,10 +62,10 @@ impl Proxy {
             down: Arc::default(),
         };
         let (up, down) = (Arc::clone(&proxy.up), Arc::clone(&proxy.down));
-        // Ends with the test.
+        // The thread lives as long as the test's process.
         std::thread::spawn(move || {
             while let Ok((client, _)) = listener.accept() {
-                let node = TcpStream::connect(to).expect("it listens");
+                let node = TcpStream::connect(to).expect("the node listens");
                 let [from, into] = [&client, &node].map(|stream| stream.try_clone().expect("a descriptor"));
                 let (up, down) = (Arc::clone(&up), Arc::clone(&down));
                 std::thread::spawn(move || pass(from, into, change_up, &up));
@@ -74,7 +76,7 @@ impl Proxy {
     }
 
     fn kept(seen: &Mutex<Vec<u8>>) -> Vec<u8> {
-        seen.lock().expect("nobody panicked").clone()
+        seen.lock().expect("no holder of the lock panicked").clone()
     }
 }
 
@@ -93,7 +95,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, change: Option<usize>, seen: &Mu
             *byte ^= 0x40;
         }
         passed += len;
-        seen.lock().expect("nobody panicked").extend_from_slice(bytes);
+        seen.lock().expect("no holder of the lock panicked").extend_from_slice(bytes);
         if to.write_all(bytes).is_err() {
             break;
         }
@@ -119,29 +121,30 @@ fn greetings_that_are_none_are_hung_up_on_at_once() {
         vec![0; 64],
         vec![0xff; 4096],
         vec![22, 3, 1, 0xff, 0xff, 1],     // A record of an impossible length.
-        vec![22, 3, 1, 0, 4, 99, 0, 0, 0], // A message that is none.
-        vec![23, 3, 3, 0, 32, 1],          // Data before there are keys.
+        vec![22, 3, 1, 0, 4, 99, 0, 0, 0], // A message of an unknown type.
+        vec![23, 3, 3, 0, 32, 1],          // Data before the key exchange.
         vec![21, 3, 3, 0, 2, 2, 40],       // An alert.
     ];
     wrong[7].resize(5 + 32, 9);
-    // One byte of it is another: in the head, in the version, in a length.
+    // A greeting with one byte changed: in the header, in the version, in a length.
     for at in [0, 5, 9, 43] {
         let mut changed = greeting.clone();
         changed[at] ^= 0x55;
         wrong.push(changed);
     }
-    for said in wrong {
+    for bytes in wrong {
         let mut one = stream(&target);
-        one.write_all(&said).expect("it listens");
+        one.write_all(&bytes).expect("the node listens");
         let mut one = Raw::Tcp(one, Vec::new());
-        assert!(one.is_hung_up(PATIENCE), "it is still listened to: {}", said[..9].escape_ascii());
+        assert!(one.is_hung_up(PATIENCE), "the node does not hang up: {}", bytes[..9].escape_ascii());
         witness.is_well();
     }
     drop(witness);
     target.is_as_before(before);
 }
 
-/// However much of a handshake there was: whoever does not end it is let go of, whether others are there or not.
+/// The node disconnects a client that does not complete its handshake, wherever it stopped, even if no other client
+/// wakes the engine.
 #[test]
 fn who_begins_a_handshake_and_says_no_more_is_hung_up_on_also_when_it_is_alone() {
     let target = Target::start();
@@ -150,17 +153,17 @@ fn who_begins_a_handshake_and_says_no_more_is_hung_up_on_also_when_it_is_alone()
     let alone: Vec<TcpStream> = [0, 1, 5, greeting.len() / 2, greeting.len() - 1, greeting.len()]
         .map(|len| {
             let mut one = stream(&target);
-            one.write_all(&greeting[..len]).expect("it listens");
+            one.write_all(&greeting[..len]).expect("the node listens");
             one
         })
         .into();
     alone.into_iter().for_each(is_hung_up);
-    // A byte now and then.
+    // One byte every 400 ms.
     let mut slow = stream(&target);
     let since = std::time::Instant::now();
     let mut bytes = greeting.iter();
     while slow.write_all(&[*bytes.next().expect("a greeting is long")]).is_ok() {
-        assert!(since.elapsed() < PATIENCE, "it is still listened to");
+        assert!(since.elapsed() < PATIENCE, "the node does not hang up");
         std::thread::sleep(Duration::from_millis(400));
     }
     target.witness("tls").is_well();
@@ -178,7 +181,7 @@ fn a_crowd_that_begins_handshakes_does_not_keep_the_others_from_being_served() {
     let crowd = std::thread::spawn(move || {
         let (mut begun, mut open) = (0, std::collections::VecDeque::new());
         while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
-            // There may be no room in the line.
+            // The listener's backlog may be full.
             let Ok(mut one) = TcpStream::connect_timeout(&to, Duration::from_millis(200)) else { continue };
             begun += u32::from(one.write_all(&greeting).is_ok());
             open.push_back(one);
@@ -190,10 +193,10 @@ fn a_crowd_that_begins_handshakes_does_not_keep_the_others_from_being_served() {
     });
     let served = witness.gets_in(Duration::from_secs(2));
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    let begun = crowd.join().expect("it ends");
+    let begun = crowd.join().expect("the thread returns");
     println!("{served} gets were served while {begun} handshakes began");
     assert!(served > 100 && begun > 200, "{served} gets beside {begun} handshakes");
-    until("who comes is let in again", || farside::connect_with(target.url("tls"), &target.options).is_ok());
+    until("new clients can connect again", || farside::connect_with(target.url("tls"), &target.options).is_ok());
     witness.is_well();
     drop(witness);
     target.is_as_before(before);
@@ -210,11 +213,11 @@ fn nobody_on_the_way_reads_a_token_a_key_or_a_value() {
         let options = farside::Options { token: Some(TOKEN.into()), ..target.options.clone() };
         let pool = farside::connect_with(&proxy.url, &options).expect("it serves");
         let client = pool.open("default").expect("a store");
-        client.put("a key that is a secret", VALUE).wait().expect("it stores");
-        let got = client.get("a key that is a secret").wait().expect("it is served").expect("it was stored");
+        client.put("a key that is a secret", VALUE).wait().expect("stored");
+        let got = client.get("a key that is a secret").wait().expect("read").expect("it was stored");
         assert_eq!(got.value, VALUE);
         let (up, down) = (Proxy::kept(&proxy.up), Proxy::kept(&proxy.down));
-        let is_plain = scheme == "tcp"; // There it can be seen that this looks in the right place.
+        let is_plain = scheme == "tcp"; // The control: over tcp, the search must find all of them.
         assert_eq!(holds(&up, TOKEN.as_bytes()), is_plain, "{scheme}");
         assert_eq!(holds(&up, b"a key that is a secret"), is_plain, "{scheme}");
         assert_eq!(holds(&up, VALUE), is_plain, "{scheme}");
@@ -230,7 +233,7 @@ fn a_byte_that_is_changed_on_the_way_ends_the_session_and_nobody_is_told_a_wrong
     pool.open("default").expect("a store").put("k", VALUE).wait().expect("it stores");
     let before = target.now();
     let mut broken = 0;
-    // In the greeting, in the handshake, and in what follows; there and back.
+    // Offsets in the greeting, in the handshake, and in the data; in both directions.
     for at in [3, 60, 150, 500, 700, 900, 1500, 2500, 3500] {
         for (up, down) in [(Some(at), None), (None, Some(at))] {
             let proxy = Proxy::new(target.url("tls"), up, down);
@@ -251,7 +254,7 @@ fn a_byte_that_is_changed_on_the_way_ends_the_session_and_nobody_is_told_a_wrong
             }
         }
     }
-    println!("{broken} of 18 clients were told that something is wrong");
+    println!("{broken} of 18 clients got an error");
     assert!(broken > 9, "{broken}");
     witness.is_well();
     drop((witness, pool));
@@ -271,10 +274,10 @@ fn what_was_heard_on_the_way_is_worth_nothing_when_it_is_said_again() {
     direct.put("k", "after").wait().expect("it stores");
     let before = target.now();
     let heard = Proxy::kept(&proxy.up);
-    assert!(heard.len() > 1500, "a handshake and questions: {}", heard.len());
+    assert!(heard.len() > 1500, "a handshake and requests: {}", heard.len());
     for _ in 0..5 {
         let mut again = stream(&target);
-        again.write_all(&heard).expect("it listens");
+        again.write_all(&heard).expect("the node listens");
         is_hung_up(again);
     }
     assert_eq!(direct.get("k").wait().expect("it is served").expect("it was stored").value, b"after");

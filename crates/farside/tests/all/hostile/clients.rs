@@ -1,4 +1,4 @@
-//! Clients that mean harm, or are broken, against a node: it serves on, and keeps nothing of theirs.
+//! Malicious or broken clients against a node over `shm`: the node continues to serve, and keeps nothing of theirs.
 
 use crate::hostile::in_time;
 use crate::hostile::peer::{
@@ -45,11 +45,11 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
     ];
     for greeting in garbage {
         let peer = Peer::connect(node.socket());
-        peer.send(greeting).expect("it listens");
+        peer.send(greeting).expect("the node listens");
         if let Some((refusal, fds)) = peer.receive() {
             assert!(refusal.starts_with(br#"{"Refusal""#), "{}", refusal.escape_ascii());
-            assert!(fds.is_empty(), "memory is for those who greet");
-            assert!(peer.receive().is_none(), "who is refused is hung up on");
+            assert!(fds.is_empty(), "a refusal carries no memory");
+            assert!(peer.receive().is_none(), "the node hangs up after a refusal");
         }
     }
     for (hello, said) in [
@@ -57,7 +57,7 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
         (r#"{"magic":"farside-ring","version":2}"#, "farside-ring version 2, the node farside-shm version 2"),
     ] {
         let peer = Peer::connect(node.socket());
-        peer.send(hello.as_bytes()).expect("it listens");
+        peer.send(hello.as_bytes()).expect("the node listens");
         let (refusal, _) = peer.receive().expect("a refusal");
         let refusal = String::from_utf8(refusal).expect("text");
         assert!(refusal.contains(said) && refusal.contains("the same release"), "{refusal}");
@@ -65,7 +65,7 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
     node.is_well(before);
 }
 
-/// Plays a part in a process of its own: what it leaves behind is left by a process that has ended.
+/// Runs a part in a process of its own. Everything that it leaves behind then belongs to a dead process.
 fn played_by_another_process(part: &str, node: &Node) {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this test has a file"));
     child
@@ -77,11 +77,11 @@ fn played_by_another_process(part: &str, node: &Node) {
     assert!(ran.text().contains("1 passed"), "{part}: {}", ran.text());
 }
 
-/// Which part a child plays, and the node that it plays it to.
+/// Environment variables for a child: its part, and the socket of the node.
 const PART: &str = "FARSIDE_TEST_PART";
 const SOCKET: &str = "FARSIDE_TEST_SOCKET";
 
-/// Where others start this file's tests anew, one of them: it is no test by itself.
+/// Entry point of child processes. Does nothing when it runs as a test.
 #[test]
 fn child() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -94,7 +94,7 @@ fn child() {
         "spoils its rings" => spoils_its_rings(&socket),
         "scribbles over its rings" => scribbles_over_its_rings(&socket),
         "takes every session" => takes_every_session(&socket),
-        _ => panic!("there is no part '{part}'"),
+        _ => panic!("unknown part '{part}'"),
     }
 }
 
@@ -119,7 +119,7 @@ fn says_less_than_a_header(socket: &Path) {
     for len in 0..HEADER {
         let peer = Peer::greeted(socket);
         peer.say(&call(7, NODE, b"")[..len]);
-        assert!(peer.hear().is_none(), "{len} bytes are no call");
+        assert!(peer.hear().is_none(), "{len} bytes are not a call");
     }
 }
 
@@ -144,7 +144,7 @@ fn says_more_than_a_frame(socket: &Path) {
     peer.bye();
 }
 
-/// Many times what the rings hold, from one thread and in one turn.
+/// The requests are many times the rings' capacity, from one thread and in one turn.
 #[test]
 fn the_longest_questions_are_all_answered_though_many_are_asked_at_once() {
     let node = Node::start();
@@ -230,8 +230,8 @@ fn questions_that_are_none_are_refused_and_the_session_goes_on() {
         assert_eq!(status, REFUSED, "{}: {reason}", &question[..question.len().min(200)]);
         assert!(!reason.is_empty() && reason.len() < 5000, "{} bytes: {:.200}", reason.len(), reason);
     }
-    // A second hello is a bell like any other.
-    peer.send(HELLO).expect("it listens");
+    // A second hello counts as a bell.
+    peer.send(HELLO).expect("the node listens");
     let (status, info) = peer.ask(u64::MAX, NODE, b"\"node_info\"");
     assert!(status == ANSWERED && info.contains(r#""sessions":1"#), "{info}");
     let listed = node.run(["store", "list"]).done();
@@ -248,16 +248,16 @@ fn a_thousand_that_connect_and_say_nothing_are_forgotten() {
         drop(Peer::connect(node.socket()));
     }
     node.is_well(before);
-    // Also those who stay.
+    // The same with connections that stay open.
     let silent: Vec<Peer> = (0..100).map(|_| Peer::connect(node.socket())).collect();
     assert_eq!(node.run(["kv", "put", "k", "v"]).done().code, Some(0));
     for peer in &silent {
-        assert!(peer.receive().is_none(), "who says nothing is hung up on");
+        assert!(peer.receive().is_none(), "the node hangs up on a silent connection");
     }
     node.is_well(before);
 }
 
-/// Nobody else is there whose words would wake the engine.
+/// No other client exists whose messages would wake the engine.
 #[test]
 fn who_comes_to_a_ring_and_says_nothing_is_hung_up_on_also_when_it_is_alone() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -265,8 +265,8 @@ fn who_comes_to_a_ring_and_says_nothing_is_hung_up_on_also_when_it_is_alone() {
     let node = Node::with(&["--memory", "16MiB", "--listen", &format!("ring:{}", ring.display())]);
     let before = node.descriptors();
     let silent = Peer::connect(&ring);
-    assert!(silent.receive().is_none(), "who says nothing is hung up on");
-    until("nobody's descriptor is left", || node.descriptors() <= before);
+    assert!(silent.receive().is_none(), "the engine hangs up on a silent connection");
+    until("no extra descriptor is left", || node.descriptors() <= before);
 }
 
 #[test]
@@ -286,9 +286,9 @@ fn asks_and_never_listens(socket: &Path) {
             1 => br#"{"scan":{"name":"default"}}"#,
             _ => b"frob",
         };
-        assert!(peer.say(&call(id, NODE, question)), "it is heard, whatever becomes of its answers");
+        assert!(peer.say(&call(id, NODE, question)), "the node reads requests even if no response is read");
         if id % 2500 == 0 {
-            farside(["kv", "put", "k", "v", "--pool", &url]).done(); // Others are served meanwhile.
+            farside(["kv", "put", "k", "v", "--pool", &url]).done(); // The node serves others meanwhile.
         }
     }
     farside(["kv", "get", "k", "--pool", &url]).done();
@@ -306,17 +306,17 @@ fn sends_descriptors(socket: &Path) {
     let null = File::open("/dev/null").expect("a device");
     let many = [null.as_fd(); 8];
     let mut before_greeting = Peer::connect(socket);
-    before_greeting.send_with(HELLO, &many).expect("it listens");
+    before_greeting.send_with(HELLO, &many).expect("the node listens");
     before_greeting.is_welcomed();
     for id in 0..50 {
         for count in [1, 2, 3, 8] {
-            before_greeting.send_with(&[LOOK], &many[..count]).expect("it listens");
+            before_greeting.send_with(&[LOOK], &many[..count]).expect("the node listens");
             assert_eq!(before_greeting.ask(id, NODE, b"\"node_info\"").0, ANSWERED);
         }
     }
-    // Its own socket among them: nobody else holds the other end then.
+    // A client sends its own socket: if the node kept it, the connection would never close.
     let itself = Peer::greeted(socket);
-    itself.send_with(&[LOOK], &[itself.socket.as_fd()]).expect("it listens");
+    itself.send_with(&[LOOK], &[itself.socket.as_fd()]).expect("the node listens");
 }
 
 #[test]
@@ -325,14 +325,14 @@ fn who_said_bye_is_not_heard_any_more() {
     let before = node.descriptors();
     let peer = Peer::greeted(node.socket());
     peer.say(&call(1, NODE, b"\"node_info\""));
-    peer.send(&[BYE]).expect("it listens");
-    until("it is hung up on", || peer.hear().is_none());
+    peer.send(&[BYE]).expect("the node listens");
+    until("the node hangs up", || peer.hear().is_none());
     peer.say(&call(3, NODE, br#"{"drop_store":{"name":"default"}}"#));
     assert!(matches!(peer.send(&[LOOK]), Err(Errno::PIPE | Errno::CONNRESET)));
     node.is_well(before);
-    // Saying nothing but bye is no greeting.
+    // BYE alone is not a greeting.
     let rude = Peer::connect(node.socket());
-    rude.send(&[BYE]).expect("it listens");
+    rude.send(&[BYE]).expect("the node listens");
     assert!(rude.receive().expect("a refusal").0.starts_with(br#"{"Refusal""#));
     node.is_well(before);
 }
@@ -352,12 +352,12 @@ fn takes_every_session(socket: &Path) {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("it may be raised");
     let mut peers: Vec<Peer> = (0..SESSIONS_MAX).map(|_| Peer::greeted(socket)).collect();
     let one_more = Peer::connect(socket);
-    one_more.send(HELLO).expect("it listens");
+    one_more.send(HELLO).expect("the node listens");
     let (refusal, _) = one_more.receive().expect("a refusal");
     assert!(String::from_utf8_lossy(&refusal).contains("the maximum"));
     let url = format!("shm:{}", socket.display());
     farside(["info", "--pool", &url]).refused("end another client first");
-    // Who hangs up without a word keeps the session, for it may still use the memory; who says bye gives it back.
+    // A client that hangs up without BYE keeps its session, because it may still use the memory. BYE frees it.
     drop(peers.pop());
     peers.pop().expect("many are left").bye();
     farside(["info", "--pool", &url]).done();
@@ -369,13 +369,13 @@ fn a_client_that_is_killed_is_forgotten() {
     let before = node.descriptors();
     for _ in 0..20 {
         let mut client = command();
-        // It waits for a value, with its session open.
+        // The client waits for a value on standard input, with its session open.
         client.args(["kv", "put", "k", "--pool", &node.url()]);
         client.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut client = client.spawn().expect("it starts");
-        until("it is connected", || node.sessions() > 0);
-        client.kill().and_then(|()| client.wait()).expect("ours to kill");
-        until("its end was seen", || node.sessions() == 0);
+        until("the client is connected", || node.sessions() > 0);
+        client.kill().and_then(|()| client.wait()).expect("it is our child");
+        until("the node ends its session", || node.sessions() == 0);
     }
     node.is_well(before);
 }
@@ -389,7 +389,7 @@ fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
     let refused = node.run(["kv", "get", "k"]).refused("is stopped");
     assert!(refused.err.contains(&format!("kill -CONT {}", node.process.pid())), "{}", refused.err);
     in_time(&refused);
-    // Until so many wait that nobody more may.
+    // Fills the listener's backlog.
     let mut waiting = Vec::new();
     loop {
         let socket = raw_ring::socket();
@@ -411,21 +411,21 @@ fn who_says_hello_and_hangs_up_at_once_is_forgotten_though_its_process_goes_on()
     let node = Node::start();
     let before = node.descriptors();
     for _ in 0..3 {
-        // Its welcome finds nobody.
+        // The client has hung up before its welcome is sent.
         node.process.signal(Signal::STOP);
         for _ in 0..100 {
-            Peer::connect(node.socket()).send(HELLO).expect("it fits");
+            Peer::connect(node.socket()).send(HELLO).expect("the backlog has capacity");
         }
         node.process.signal(Signal::CONT);
         node.is_well(before);
-        // Its welcome is never read.
+        // The client never reads its welcome.
         for _ in 0..100 {
             let peer = Peer::connect(node.socket());
-            peer.send(HELLO).expect("it listens");
+            peer.send(HELLO).expect("the node listens");
             peer.wait(PollFlags::IN);
         }
         for _ in 0..100 {
-            Peer::connect(node.socket()).send(HELLO).expect("it listens");
+            Peer::connect(node.socket()).send(HELLO).expect("the node listens");
         }
         node.is_well(before);
     }
@@ -437,12 +437,12 @@ fn who_says_bye_and_leaves_its_answers_unread_is_forgotten() {
     let before = node.descriptors();
     for _ in 0..20 {
         let peer = Peer::greeted(node.socket());
-        // It is rung for its answer, and does not hear that either.
+        // The node rings the client's bell for the response, and the client does not read that either.
         peer.ring().memory.word(Word::Wish(Side::Client)).store(1, Ordering::SeqCst);
         peer.say(&call(1, NODE, b"\"node_info\""));
         peer.wait(PollFlags::IN);
         node.process.signal(Signal::STOP);
-        peer.send(&[BYE]).expect("it fits");
+        peer.send(&[BYE]).expect("the socket has capacity");
         drop(peer);
         node.process.signal(Signal::CONT);
     }
@@ -457,7 +457,7 @@ fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
     for _ in 0..40 {
         let peer = Peer::greeted(node.socket());
         (0..256).for_each(|id| assert!(peer.say(&call(id, NODE, STAT))));
-        peer.send(&[BYE]).expect("it listens");
+        peer.send(&[BYE]).expect("the node listens");
     }
     in_time(&node.run(["kv", "stat"]).done());
     node.is_well(before);
@@ -467,7 +467,7 @@ fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
 fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
     let node = Node::start();
     node.run(["store", "create", "left", "--quota", "4MiB", "--items", "100"]).done();
-    // A session of this process, for ever in the same turn.
+    // A session of this process that never ends its turn.
     let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
     let turn_at = farside_remote::arena::session::turn_at(endpoint.session().slot);
     let turn = |turn: u64| {
@@ -479,15 +479,16 @@ fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
     until("the drop has begun", || !node.run(["store", "list"]).done().text().contains("left"));
     node.run(["store", "create", "next", "--quota", "4MiB", "--items", "100"]).done();
     let stat = node.run(["kv", "stat"]).done();
-    let said = format!("{}{}", stat.text(), stat.err);
-    assert!(said.contains(&std::process::id().to_string()), "it names who is waited for: {said}");
+    let output = format!("{}{}", stat.text(), stat.err);
+    assert!(output.contains(&std::process::id().to_string()), "the process in the turn is named: {output}");
     turn(2);
     let answered = dropping.hear().expect("an answer");
     assert_eq!(u32_at(&answered, 12), ANSWERED);
     dropping.bye();
 }
 
-/// Words by the socket, wishes in the memory, and a node that hears nothing: nobody waits for another.
+/// One client floods the socket with messages and the memory with wishes, then the node is stopped. Other clients never
+/// wait.
 #[test]
 fn words_and_wishes_without_end_harm_nobody_else() {
     let node = Node::start();
@@ -502,7 +503,7 @@ fn words_and_wishes_without_end_harm_nobody_else() {
             let mut turn = 0;
             while floods.load(Ordering::Relaxed) {
                 turn += 1;
-                // All but bye, which would be the end of it.
+                // Every byte but BYE, which would end the connection.
                 let word = if turn as u8 == BYE { LOOK } else { turn as u8 };
                 raw_ring::send(socket, &[word], &[]);
                 memory.word(Word::Wish(Side::Engine)).store(turn % 5, Ordering::SeqCst);
@@ -516,19 +517,19 @@ fn words_and_wishes_without_end_harm_nobody_else() {
     });
     peer.ring().bell();
     assert_eq!(peer.ask(1, NODE, b"\"node_info\"").0, ANSWERED);
-    // A node that is stopped hears nobody.
+    // A stopped node reads nothing.
     node.process.signal(Signal::STOP);
     let (sender, done) = mpsc::channel();
     std::thread::spawn(move || {
-        // Often enough for the node to be rung.
+        // Enough puts that the client rings the node's bell.
         for round in 0..600u32 {
-            other.put("k", round.to_le_bytes()).wait().expect("memory is there");
+            other.put("k", round.to_le_bytes()).wait().expect("the memory stays mapped");
         }
         sender.send(other)
     });
     let other = done.recv_timeout(PATIENCE);
     node.process.signal(Signal::CONT);
-    drop(other.expect("it waits for nobody"));
+    drop(other.expect("the client does not wait for the node"));
     peer.bye();
     node.is_well(before);
 }
@@ -571,7 +572,7 @@ fn spoils_its_rings(socket: &Path) {
     }
     let peer = Peer::greeted(socket);
     for size in [0, SIZE - 4096, SIZE + 4096] {
-        assert!(rustix::fs::ftruncate(&peer.ring().fd, size).is_err(), "the rings cannot be cut");
+        assert!(rustix::fs::ftruncate(&peer.ring().fd, size).is_err(), "the rings cannot be truncated");
     }
     assert_eq!(peer.ask(1, NODE, b"\"node_info\"").0, ANSWERED);
 }
@@ -601,7 +602,7 @@ fn scribbles_over_its_rings(socket: &Path) {
         }
         ended += usize::from(peer.ring().is_hung_up());
     }
-    assert!(ended > 0, "none was found out");
+    assert!(ended > 0, "the node hung up on no peer");
 }
 
 #[test]
@@ -621,7 +622,7 @@ fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
         ])
     };
     drop(serve("original"));
-    std::fs::copy(file("original"), file("copy")).expect("room");
+    std::fs::copy(file("original"), file("copy")).expect("the disk has capacity");
     let nodes = [serve("original"), serve("copy")];
     let mut clients = nodes.each_ref().map(|node| {
         let pool = farside::connect(&node.url()).expect("a node");
@@ -635,7 +636,7 @@ fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
     }
 }
 
-/// Those for whom there is no descriptor are told so, the operator once, and others are served afterwards.
+/// Clients without a descriptor are told so, the operator is warned once, and the node serves other clients afterwards.
 #[test]
 fn more_clients_than_descriptors_are_seen_off() {
     const WARNING: &str = "raise 'ulimit -n'";
@@ -654,7 +655,7 @@ fn more_clients_than_descriptors_are_seen_off() {
         }
         assert_eq!(node.process.said().matches(WARNING).count(), round, "{}", node.process.said());
         drop(silent);
-        until("others are served", || node.run(["kv", "put", "k", "v"]).code == Some(0));
+        until("the node serves others", || node.run(["kv", "put", "k", "v"]).code == Some(0));
         node.is_well(before);
     }
 }
@@ -669,7 +670,7 @@ fn processes_that_do_not_see_each_other_are_told_so() {
     };
     let mut probe = apart(std::process::Command::new("/bin/true"));
     if !probe.status().is_ok_and(|status| status.success()) {
-        eprintln!("not tested: this system lets nobody make a pid namespace");
+        eprintln!("skipped: this system does not permit a new pid namespace");
         return;
     }
     // The node does not see its client.
@@ -691,9 +692,9 @@ fn a_node_does_not_take_over_what_its_own_process_still_uses() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let serve = |take_over: bool, evict: bool| {
-        // A process that another test is just starting has a copy of the lock until it becomes another program.
+        // A child that another test is starting inherits the lock until it calls exec.
         let mut memory = None;
-        until("nobody holds the lock", || {
+        until("no process holds the lock", || {
             memory = Mapping::open(&folder.path().join("memory"), 8 << 20).ok();
             memory.is_some()
         });
@@ -710,5 +711,5 @@ fn a_node_does_not_take_over_what_its_own_process_still_uses() {
         assert!(refused.to_string().contains("this process"), "{refused}");
     }
     drop(endpoint);
-    drop(serve(true, false).expect("nobody uses it any more"));
+    drop(serve(true, false).expect("no client uses the memory any more"));
 }

@@ -1,4 +1,4 @@
-//! Sessions that use keys which they were never given: they learn nothing, are counted, and end.
+//! Sessions that use keys they were never given: they learn nothing, are counted, and are closed.
 
 use crate::support::{Node, farside, until};
 use farside_fabrics::executor::block_on;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 const NODE: NodeId = NodeId(0);
 
-/// Where a node's engines serve.
+/// Url of a node's engine.
 fn at(node: &Node) -> String {
     let line = node.process.line();
     line.split_once(" at ").unwrap_or_else(|| panic!("no url in '{line}'")).1.to_owned()
@@ -23,11 +23,11 @@ fn open_store(endpoint: &Rc<farside::parts::Endpoint>) -> Store {
     block_on(endpoint, endpoint.call(NODE, ServiceId::NODE, &request, &mut answer)).expect("an answer");
     match serde_json::from_slice(&answer) {
         Ok(Answer::Store(store)) => store,
-        other => panic!("{other:?} is no store"),
+        other => panic!("{other:?} is not a store"),
     }
 }
 
-/// Reads eight bytes of the store's table by that key.
+/// Reads the first eight bytes of the store's table with a key.
 fn read_by(
     endpoint: &Rc<farside::parts::Endpoint>,
     store: &Store,
@@ -55,7 +55,7 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
         let (theirs, store) = (open_store(&good), open_store(&bad));
         let key = store.extent().key;
         assert_eq!(read_by(&bad, &store, key).expect("it runs").0, Status::Ok);
-        // Another session's key, near misses, and other regions' are all one: they open nothing.
+        // Another session's key, near misses, and keys of other regions all open nothing.
         let near = (0..64).map(|bit| Key::new(key.region(), key.secret() ^ 1 << bit));
         let others = [theirs.extent().key, Key::new(0, key.secret()), Key::new(u32::MAX, key.secret())];
         let mut refused = 0;
@@ -67,16 +67,16 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
             }
             Err(error) => Some(error),
         });
-        // The answer to the last of them may be lost with the session.
-        assert!((15..=16).contains(&refused), "it was refused {refused} times");
-        let ended = ended.expect("no session may guess for ever").to_string();
-        assert!(ended.contains("the session with node 0 is closed"), "{ended}");
-        assert_eq!(read_by(&good, &theirs, theirs.extent().key).expect("others go on").0, Status::Ok);
+        // The response to the last of them may be lost with the session.
+        assert!((15..=16).contains(&refused), "{refused} refusals");
+        let ended = ended.expect("a session cannot guess forever").to_string();
+        assert!(ended.contains("the session with node 0 is over"), "{ended}");
+        assert_eq!(read_by(&good, &theirs, theirs.extent().key).expect("other sessions continue").0, Status::Ok);
         let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
-        until("they are counted", || wrong_keys() == 16);
+        until("the wrong keys are counted", || wrong_keys() == 16);
         assert_eq!(node.process.said().matches("never given").count(), 1, "{}", node.process.said());
         drop((good, bad));
-        until("nobody's session is left", || node.sessions() == 0);
+        until("no session is left", || node.sessions() == 0);
     }
 }
 
@@ -85,7 +85,7 @@ fn a_session_that_guesses_keys_by_calls_ends_too() {
     let node = Node::with(&["--memory", "16MiB", "--listen", "tcp://127.0.0.1:0"]);
     let pool = farside::connect(&at(&node)).expect("it serves");
     let pilaf = farside::NewStore { kind: "pilaf".into(), ..farside::NewStore::prism_kv("default", 4 << 20) };
-    pool.create_store(&pilaf).expect("there is room");
+    pool.create_store(&pilaf).expect("the node has memory");
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let key = open_store(&endpoint).extent().key;
     let get_by = |key: Key| {
@@ -102,10 +102,10 @@ fn a_session_that_guesses_keys_by_calls_ends_too() {
         }
         ended => Some(ended),
     });
-    let ended = ended.expect("no session may guess for ever").expect_err("it opened something").to_string();
-    assert!(ended.contains("the session with node 0 is closed"), "{ended}");
+    let ended = ended.expect("a session cannot guess forever").expect_err("a wrong key opens nothing").to_string();
+    assert!(ended.contains("the session with node 0 is over"), "{ended}");
     let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
-    until("they are counted", || wrong_keys() == 16);
+    until("the wrong keys are counted", || wrong_keys() == 16);
 }
 
 #[test]
@@ -123,16 +123,16 @@ fn the_keys_of_a_store_that_was_dropped_are_no_guesses() {
     let pool = farside::connect(&at(&node)).expect("it serves");
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let before = open_store(&endpoint);
-    pool.drop_store("default").expect("it is there");
+    pool.drop_store("default").expect("the store exists");
     let old = before.extent().key;
     for _ in 0..20 {
-        assert_eq!(read_by(&endpoint, &before, old).expect("it goes on").0, Status::Access);
+        assert_eq!(read_by(&endpoint, &before, old).expect("the session continues").0, Status::Access);
     }
-    pool.create_store(&farside::NewStore::prism_kv("default", 4 << 20)).expect("there is room");
+    pool.create_store(&farside::NewStore::prism_kv("default", 4 << 20)).expect("the node has memory");
     let after = open_store(&endpoint);
     for _ in 0..20 {
-        assert_eq!(read_by(&endpoint, &before, old).expect("it goes on").0, Status::Access);
-        assert_eq!(read_by(&endpoint, &after, after.extent().key).expect("it goes on").0, Status::Ok);
+        assert_eq!(read_by(&endpoint, &before, old).expect("the session continues").0, Status::Access);
+        assert_eq!(read_by(&endpoint, &after, after.extent().key).expect("the session continues").0, Status::Ok);
     }
     assert_eq!(node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"], 0);
 }

@@ -1,4 +1,4 @@
-//! What pretends to be a node, against clients: they end with an error, in time.
+//! Impostors of a node over `shm`: clients exit with an error, in time.
 
 use crate::hostile::in_time;
 use crate::hostile::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u64_at};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::time::Instant;
 
-/// A socket at which something else than a node serves, in a thread that ends with the test's process.
+/// A socket served by an impostor of a node, on a thread that lives as long as the test's process.
 struct Impostor {
     folder: tempfile::TempDir,
 }
@@ -36,7 +36,7 @@ impl Impostor {
         format!("shm:{}", self.folder.path().join("node.sock").display())
     }
 
-    /// Runs a client against it.
+    /// Runs a client against the impostor.
     #[track_caller]
     fn run(&self, arguments: &[&str]) -> Ran {
         farside([arguments, &["--pool", &self.url()]].concat())
@@ -65,7 +65,7 @@ fn a_greeting_that_is_none_is_an_error() {
         let greeting = greeting.to_vec();
         let impostor = Impostor::new(move |peer| {
             peer.receive();
-            peer.send(&greeting).expect("it listens");
+            peer.send(&greeting).expect("the client listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
     }
@@ -73,7 +73,7 @@ fn a_greeting_that_is_none_is_an_error() {
     hangs_up.run(&["kv", "get", "k"]).refused("");
 }
 
-/// A file of so many bytes, as a node's memory is: named by nobody.
+/// An anonymous file of `len` bytes, like a node's memory, that begins with the words `header`.
 fn memory(len: u64, header: &[u64]) -> OwnedFd {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -125,16 +125,16 @@ fn a_memory_that_is_none_is_an_error() {
         (memory(SIZE, &[MAGIC, 2, SIZE, 7]), "use the same release"),
         (memory(SIZE, &[MAGIC, 1, 2 * SIZE, 7]), "truncated or extended"),
         (memory(SIZE, &[MAGIC, 1, SIZE, 8]), "another memory than it named"),
-        (read_only.expect("ours").into(), "could not map"),
+        (read_only.expect("our own file").into(), "could not map"),
     ];
     for (memory, reason) in memories {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
-            peer.send_with(WELCOME, &[memory.as_fd(), rings().as_fd()]).expect("it listens");
+            peer.send_with(WELCOME, &[memory.as_fd(), rings().as_fd()]).expect("the client listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
     }
-    // Too few descriptors, too many, rings that are none, and a session that there cannot be.
+    // Too few descriptors, too many, invalid rings, and an impossible session slot.
     let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
     let (_reader, pipe) = std::io::pipe().expect("a pipe");
     let no_session = br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#;
@@ -151,7 +151,7 @@ fn a_memory_that_is_none_is_an_error() {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
-            peer.send_with(welcome, &fds).expect("it listens");
+            peer.send_with(welcome, &fds).expect("the client listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
     }
@@ -175,27 +175,28 @@ fn a_node_that_says_nothing_is_given_up_and_named() {
     }
 }
 
-/// What an impostor that has a real node's memory does about a question, given the real answer.
+/// Reaction of an impostor with a real node's memory to a request.
 enum Lie {
     Answer(Vec<u8>),
     Silence,
     HangUp,
 }
 
-/// Something between clients and a node that greets as the node does, and lies.
+/// Starts an impostor between clients and a node. It forwards the node's greeting, then lies: `lie` gets each request
+/// and the node's response.
 fn liar(node: &Node, mut lie: impl FnMut(&[u8], Vec<u8>) -> Lie + Send + 'static) -> Impostor {
     let real = node.socket().to_owned();
     let mut silent = Vec::new();
     Impostor::new(move |mut client| {
         let mut server = Peer::connect(&real);
-        server.send(&client.receive().expect("a hello").0).expect("it listens");
+        server.send(&client.receive().expect("a hello").0).expect("the node listens");
         let (welcome, memory) = server.is_welcomed();
         client.welcomes(&welcome, &memory);
         while let Some(question) = client.hear() {
-            assert!(server.say(&question), "it listens");
+            assert!(server.say(&question), "the node listens");
             let answer = server.hear().expect("an answer");
             match lie(&question, answer) {
-                Lie::Answer(answer) => _ = client.say(&answer), // It may have gone.
+                Lie::Answer(answer) => _ = client.say(&answer), // The client may have exited.
                 Lie::Silence => return silent.push((client, server)),
                 Lie::HangUp => return server.bye(),
             }
@@ -223,8 +224,8 @@ fn answers_that_are_none_are_errors() {
         (Box::new(body(ANSWERED, b"\xff\xfe")), "not understood"),
         (Box::new(body(ANSWERED, b"null")), "not understood"),
         (Box::new(body(ANSWERED, "[".repeat(50_000).as_bytes())), "not understood"),
-        (Box::new(body(ANSWERED, b"\"done\"")), "something else"),
-        (Box::new(body(ANSWERED, br#"{"stores":[]}"#)), "something else"),
+        (Box::new(body(ANSWERED, b"\"done\"")), "an unexpected answer"),
+        (Box::new(body(ANSWERED, br#"{"stores":[]}"#)), "an unexpected answer"),
         (Box::new(body(REFUSED, b"not today")), "not today"),
         (Box::new(body(REFUSED, b"\xff\xfe")), "\u{fffd}"),
         (Box::new(body(77, b"what is 77")), "what is 77"),
@@ -239,7 +240,7 @@ fn answers_that_are_none_are_errors() {
 fn stores_that_are_none_are_errors() {
     let node = Node::start();
     node.run(["kv", "put", "k", "v"]).done();
-    // What the node tells of the store, with one thing in it changed.
+    // The node's description of the store, with one field changed.
     let changes: [(&str, serde_json::Value); 25] = [
         ("slots", 0.into()),
         ("slots", 1.into()),
@@ -292,7 +293,7 @@ fn stores_that_are_none_are_errors() {
             in_time(&ran);
         }
     }
-    assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v", "nothing of it struck the store");
+    assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v", "the store is unchanged");
 }
 
 #[test]
@@ -305,7 +306,7 @@ fn a_peer_that_does_not_read_is_not_waited_for() {
     assert_eq!(refused, Some(Errno::AGAIN));
 }
 
-/// A waker that, when woken, waits until somebody else was able to ask something by the same session.
+/// A waker that waits, when woken, until another call was made over the same session.
 struct Slow {
     begun: mpsc::Sender<()>,
     asked: Mutex<mpsc::Receiver<()>>,
@@ -331,7 +332,7 @@ fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
     let [first, second] = &mut answers;
     let mut call = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", first));
     node.process.signal(Signal::STOP);
-    until("it is stopped", || farside_fabrics::shm::is_stopped(node.process.pid()));
+    until("the node is stopped", || farside_fabrics::shm::is_stopped(node.process.pid()));
     assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     node.process.signal(Signal::CONT);
     has_begun.recv_timeout(PATIENCE).expect("the answer comes");
@@ -341,7 +342,7 @@ fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
     drop(other);
     let took = since.elapsed();
     let _it_went_on = asked.send(());
-    assert!(took < PATIENCE / 2, "whoever wakes holds a lock meanwhile: {took:?}");
+    assert!(took < PATIENCE / 2, "the session holds a lock while it wakes: {took:?}");
 }
 
 #[test]
@@ -361,11 +362,11 @@ fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
-            peer.send_with(welcome, &fds).expect("it listens");
+            peer.send_with(welcome, &fds).expect("the client listens");
             let _the_test_failed = sender.send(peer.receive());
         });
         impostor.run(&["kv", "get", "k"]).refused("");
-        let last = heard.recv_timeout(PATIENCE).expect("it ends").expect("a last word");
+        let last = heard.recv_timeout(PATIENCE).expect("the client exits").expect("a last message");
         assert_eq!(last.0, [BYE]);
     }
 }

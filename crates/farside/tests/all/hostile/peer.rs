@@ -1,4 +1,4 @@
-//! One end of a connection, whose messages and frames are made by hand.
+//! One end of a `shm` connection. Tests build its messages and frames by hand.
 
 use crate::support::PATIENCE;
 use crate::support::raw_ring::{self, Ring, Side};
@@ -8,15 +8,15 @@ use std::path::Path;
 use std::time::Duration;
 
 pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-shm","version":2}"#;
-/// The node itself.
+/// Number of the node's own service.
 pub(crate) const NODE: u32 = 0;
-/// Words of the socket.
+/// One-byte messages of the socket.
 pub(crate) const LOOK: u8 = 0;
 pub(crate) const BYE: u8 = 2;
 pub(crate) const ANSWERED: u32 = 0;
 pub(crate) const REFUSED: u32 = 1;
 pub(crate) const HEADER: usize = 16;
-/// The most bytes of a request.
+/// Maximum number of bytes of a request.
 pub(crate) const REQUEST_MAX: usize = 60 << 10;
 
 pub(crate) fn call(id: u64, service: u32, request: &[u8]) -> Vec<u8> {
@@ -38,10 +38,10 @@ pub(crate) fn u64_at(frame: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(frame[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// One end of a connection. Hangs up, without a word, when dropped.
+/// One end of a connection. Dropping it hangs up without a BYE.
 pub(crate) struct Peer {
     pub(crate) socket: OwnedFd,
-    /// There once it was welcomed, or has welcomed.
+    /// Present after the welcome, on either side.
     ring: Option<Ring>,
 }
 
@@ -55,21 +55,21 @@ impl Peer {
         Peer::over(raw_ring::dial(path))
     }
 
-    /// Connects and says hello as a client should.
+    /// Connects and completes the greeting as a client.
     #[track_caller]
     pub(crate) fn greeted(path: &Path) -> Peer {
         let mut peer = Peer::connect(path);
-        peer.send(HELLO).expect("it listens");
+        peer.send(HELLO).expect("the node listens");
         peer.is_welcomed();
         peer
     }
 
-    /// Opens the rings that come with its welcome; the node's memory, which comes with them.
+    /// Receives the welcome and opens its rings. Returns the welcome and the node's memory.
     #[track_caller]
     pub(crate) fn is_welcomed(&mut self) -> (Vec<u8>, OwnedFd) {
         let (welcome, fds) = self.receive().expect("a welcome");
         assert!(welcome.starts_with(br#"{"Welcome""#), "{}", welcome.escape_ascii());
-        let [memory, rings] = <[OwnedFd; 2]>::try_from(fds).expect("the memory and the rings come with it");
+        let [memory, rings] = <[OwnedFd; 2]>::try_from(fds).expect("the welcome carries the memory and the rings");
         self.has_rings(rings, Side::Client);
         (welcome, memory)
     }
@@ -78,20 +78,20 @@ impl Peer {
         self.ring = Some(Ring::new(self.socket.try_clone().expect("a descriptor"), rings, side));
     }
 
-    /// Welcomes a client as a node does, with that memory and rings.
+    /// Welcomes a client as a node does, with this memory and new rings.
     #[track_caller]
     pub(crate) fn welcomes(&mut self, welcome: &[u8], memory: &OwnedFd) {
         let rings = raw_ring::sealed(raw_ring::SIZE);
-        self.send_with(welcome, &[memory.as_fd(), rings.as_fd()]).expect("it listens");
+        self.send_with(welcome, &[memory.as_fd(), rings.as_fd()]).expect("the client listens");
         self.has_rings(rings, Side::Engine);
     }
 
     #[track_caller]
     pub(crate) fn ring(&self) -> &Ring {
-        self.ring.as_ref().expect("it was welcomed")
+        self.ring.as_ref().expect("a welcomed peer")
     }
 
-    /// Sends a message by the socket.
+    /// Sends a message over the socket.
     pub(crate) fn send(&self, message: &[u8]) -> rustix::io::Result<()> {
         self.send_with(message, &[])
     }
@@ -101,7 +101,7 @@ impl Peer {
         raw_ring::try_send(&self.socket, message, fds)
     }
 
-    /// The next message of the socket; nothing if the other end has hung up.
+    /// Waits for the next message of the socket; `None` if the other end has hung up.
     #[track_caller]
     pub(crate) fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         raw_ring::receive(&self.socket)
@@ -112,13 +112,13 @@ impl Peer {
         raw_ring::wait(&self.socket, for_what);
     }
 
-    /// Writes a frame. False if the other end has hung up.
+    /// Writes a frame. Returns false if the other end has hung up.
     #[track_caller]
     pub(crate) fn say(&self, frame: &[u8]) -> bool {
         self.ring().send(frame)
     }
 
-    /// The next frame; nothing if the other end has hung up.
+    /// Waits for the next frame; `None` if the other end has hung up.
     #[track_caller]
     pub(crate) fn hear(&self) -> Option<Vec<u8>> {
         let heard = self.ring().receive(PATIENCE);
@@ -126,20 +126,20 @@ impl Peer {
         heard
     }
 
-    /// Asks; the status and the body of the answer.
+    /// Calls a service; returns the status and the body of the response.
     #[track_caller]
     pub(crate) fn ask(&self, id: u64, service: u32, request: &[u8]) -> (u32, String) {
-        assert!(self.say(&call(id, service, request)), "it was hung up on");
+        assert!(self.say(&call(id, service, request)), "the node hung up");
         let frame = self.hear().expect("an answer");
         assert!(frame.len() >= HEADER);
-        assert!(frame.len() <= HEADER + REQUEST_MAX, "an answer is a frame too: {}", frame.len());
-        assert_eq!((u64_at(&frame, 0), u32_at(&frame, 8)), (id, service), "it answers what was asked");
+        assert!(frame.len() <= HEADER + REQUEST_MAX, "a response fits into a frame: {}", frame.len());
+        assert_eq!((u64_at(&frame, 0), u32_at(&frame, 8)), (id, service), "the response is to this call");
         (u32_at(&frame, 12), String::from_utf8(frame[HEADER..].to_vec()).expect("text"))
     }
 
     #[track_caller]
     pub(crate) fn bye(&self) {
-        self.send(&[BYE]).expect("it listens");
-        assert!(self.ring().hangs_up_within(PATIENCE), "who said bye is hung up on");
+        self.send(&[BYE]).expect("the node listens");
+        assert!(self.ring().hangs_up_within(PATIENCE), "the node hangs up after a BYE");
     }
 }
