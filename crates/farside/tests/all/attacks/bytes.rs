@@ -1,4 +1,4 @@
-//! The bytes of datagrams and chains, written from their drawings: any field may be wrong.
+//! The bytes of datagrams and chains, built from the layout's description. Tests may set any field to a wrong value.
 
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
@@ -20,12 +20,12 @@ pub(crate) const CANCEL: u8 = 6;
 
 /// Bytes of a datagram's header.
 pub(crate) const HEADER: usize = 24;
-/// What these peers ask for: the least there is, so that messages have many fragments.
+/// Datagram size that these peers request: the minimum, so that messages have many fragments.
 pub(crate) const DATAGRAM: usize = 1200;
 /// Bytes of a fragment in such datagrams.
 pub(crate) const CHUNK: usize = 1160;
 
-/// Puts the right check into a datagram.
+/// Writes the correct checksum into a datagram.
 pub(crate) fn seal(bytes: &mut [u8]) {
     if bytes.len() >= HEADER {
         let secrets = RapidSecrets::seed(0x6661_7273_6964_6501);
@@ -53,7 +53,7 @@ pub(crate) fn hello(identity: u128, incarnation: u64, nonce: u64, token: &[u8]) 
     datagram(HELLO, 0, nonce, &body)
 }
 
-/// One entry of a DATA datagram, of which any field may lie.
+/// One entry of a DATA datagram. Any field may lie.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
     pub(crate) kind: u8,
@@ -67,7 +67,7 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// A message that is whole in one entry.
+    /// An entry that holds a whole message.
     pub(crate) fn whole(kind: u8, slot: u8, number: u32, payload: &'a [u8]) -> Entry<'a> {
         let len = payload.len() as u32;
         Entry { kind, slot, index: 0, count: 1, number, len, size: len, payload }
@@ -123,7 +123,7 @@ pub(crate) const REDIRECT: u8 = 16;
 pub(crate) const COMPARE: u8 = 32;
 pub(crate) const MASKED: u8 = 64;
 
-/// The bit of an address that means the chain's own scratch.
+/// Address bit of the chain's own scratch memory.
 pub(crate) const SCRATCH: u64 = 1 << 63;
 
 pub(crate) const OK: u8 = 0;
@@ -144,7 +144,7 @@ pub(crate) struct Op {
     pub(crate) width: u8,
     pub(crate) len: u32,
     pub(crate) at: u64,
-    /// The addresses and the payload that follow.
+    /// Addresses and payload, after the fixed fields.
     pub(crate) rest: Vec<u8>,
 }
 
@@ -176,7 +176,7 @@ impl Op {
         self
     }
 
-    /// An address before what follows: where output goes, or where data lies.
+    /// Adds a flag and its address operand, which precedes the payload: the output's destination or the data's source.
     pub(crate) fn by(mut self, flag: u8, address: u64) -> Op {
         self.flags |= flag;
         self.rest.splice(0..0, address.to_le_bytes());
@@ -184,7 +184,7 @@ impl Op {
     }
 }
 
-/// What a chain says of itself.
+/// Fields of a chain's header that describe the chain.
 #[derive(Clone, Copy)]
 pub(crate) struct Claims {
     pub(crate) bytes: u32,
@@ -222,12 +222,12 @@ pub(crate) fn chain_that_claims(key: (u32, u64), ops: &[Op], lie: impl FnOnce(&m
     [bytes, body].concat()
 }
 
-/// What came of a chain: a status and an output for each op.
+/// Reply to a chain.
 #[derive(Debug)]
 pub(crate) enum Came {
-    /// Nothing of it ran, for this reason.
+    /// No op ran, for this reason.
     Refused(String),
-    /// Of each op.
+    /// Status and output of each op.
     Ran(Vec<(u8, Vec<u8>)>),
 }
 

@@ -1,4 +1,4 @@
-//! Very many at once: connections and sessions that are idle, and sessions that never end by themselves.
+//! Thousands of peers at once: idle connections, idle sessions, and sessions that never end by themselves.
 
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 on_each_carrier![a_crowd_of_idle_sessions_leaves_the_others_served, who_asks_for_a_scan_is_answered];
 
 const CROWD: usize = 10_000;
-/// An engine has no more rings than 1024, as each has memory of its own.
+/// An engine has at most 1024 rings, because each has memory of its own.
 const CROWD_OF_RINGS: usize = 1_000;
 
-/// As many descriptors as the system permits, here and in nodes that are started, until dropped. For one at a time:
-/// two crowds are more than there are.
+/// Raises the limit of descriptors to the maximum until dropped, for this process and its children. Held by one test at
+/// a time, because two crowds exceed the maximum.
 pub(crate) struct Descriptors(Rlimit, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Descriptors {
@@ -26,14 +26,14 @@ impl Descriptors {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let before = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before }).expect("it may be raised");
+        setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before }).expect("below the maximum");
         Descriptors(before, alone)
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        setrlimit(Resource::Nofile, self.0).expect("it may be lowered");
+        setrlimit(Resource::Nofile, self.0).expect("a limit may be lowered");
     }
 }
 
@@ -41,7 +41,7 @@ const WHILE: Duration = Duration::from_millis(700);
 
 fn report(what: &str, count: usize, kib: u64, gets: [u64; 2]) {
     println!(
-        "{count} {what}: {} bytes each in the node; a client beside them had {:.2} of its gets a second",
+        "{count} {what}: {} bytes each in the node; the rate of another client's gets was {:.2} of that without them",
         kib * 1024 / count as u64,
         gets[1] as f64 / gets[0] as f64
     );
@@ -58,7 +58,7 @@ fn ten_thousand_idle_connections_leave_the_others_served() {
     let crowd: Vec<Raw> = (0..CROWD).map(|_| Raw::connect(target.url("tcp"))).collect();
     let with = witness.gets_in(WHILE);
     let kib = target.resident_kib().saturating_sub(resident);
-    report("connections that say nothing", CROWD, kib, [alone, with]);
+    report("silent connections", CROWD, kib, [alone, with]);
     assert!(with > 0 && kib < 64 << 10, "{kib} KiB");
     drop(crowd);
     witness.is_well();
@@ -77,7 +77,7 @@ fn a_crowd_of_idle_sessions_leaves_the_others_served(carrier: &'static str) {
     let mut kept = Instant::now();
     for _ in 0..count {
         crowd.push(Session::open(target.url(carrier)));
-        // Who says nothing for five seconds is forgotten.
+        // The node ends a session after 5 s of silence.
         if kept.elapsed() > Duration::from_secs(1) {
             crowd.iter().for_each(|session| assert!(session.say(PING)));
             kept = Instant::now();
@@ -86,15 +86,15 @@ fn a_crowd_of_idle_sessions_leaves_the_others_served(carrier: &'static str) {
     crowd.iter().for_each(|session| assert!(session.say(PING)));
     let with = witness.gets_in(WHILE);
     let kib = target.resident_kib().saturating_sub(resident);
-    report(&format!("sessions over {carrier} that ask for nothing"), count, kib, [alone, with]);
+    report(&format!("idle sessions over {carrier}"), count, kib, [alone, with]);
     assert!(with > 0 && kib < 512 << 10, "{kib} KiB");
     drop(crowd);
-    until("they are forgotten", || target.count("engine_sessions_ended_total") >= count as u64);
+    until("the crowd's sessions have ended", || target.count("engine_sessions_ended_total") >= count as u64);
     witness.is_well();
     target.is_as_before(before);
 }
 
-/// A scan waits for turns, and not for the client that asks for it.
+/// A scan waits for clients' turns, but not for the turn of the client that requests it.
 fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
     let target = Target::start();
     let witness = target.witness(carrier);
@@ -105,13 +105,13 @@ fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
     let mut answer = Vec::new();
     let ask = br#"{"scan":{"name":"default"}}"#;
     let asked = endpoint.call(NodeId(0), ServiceId::NODE, ask, &mut answer);
-    farside_fabrics::executor::block_on(&endpoint, asked).expect("the scan ends");
+    farside_fabrics::executor::block_on(&endpoint, asked).expect("the scan completes");
     assert_eq!(answer, b"\"done\"");
     assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
     witness.is_well();
 }
 
-/// Replies are kept until they were taken: of all sessions together no more than there is room for.
+/// The node keeps a reply until the client acknowledges it. The total over all sessions is bounded.
 #[test]
 fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
     let target = Target::start();
@@ -125,7 +125,7 @@ fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
         let store = session.store("default");
         let at = session.buffer(&store, &vec![1; 30_000]);
         let long = chain(store.key, &[read(at, 30_000), read(at, 30_000)]);
-        // Nothing of what it is sent is looked at.
+        // The session never reads its replies.
         for slot in 1..64 {
             session.request(CHAIN, slot, &long);
         }
@@ -141,7 +141,7 @@ fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
     target.is_as_before(before);
 }
 
-/// As many sessions as one socket can ask for.
+/// One socket requests as many sessions as it can.
 #[test]
 fn one_socket_has_no_more_sessions_than_there_are_and_they_end() {
     let target = Target::start();

@@ -1,4 +1,4 @@
-//! Clients that are killed in the middle of a chain and never come back: what they had comes back.
+//! Clients that are killed in the middle of a chain: the node reclaims everything that they held.
 
 use crate::attacks::on_each_carrier;
 use crate::attacks::target::Target;
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 on_each_carrier![clients_that_are_killed_in_mid_chain_leave_nothing];
 
-/// The node that a child is a client of.
+/// Environment variable for a child: url of the node.
 const URL: &str = "FARSIDE_TEST_URL";
-/// After how many operations it dies.
+/// Environment variable for a child: number of operations after which it dies.
 const OPERATIONS: &str = "FARSIDE_TEST_OPERATIONS";
-/// What children put and delete.
+/// Number of keys that children put and delete.
 const KEYS: u64 = 32;
 
-/// Where others start this file's tests anew, one of them: it is no test by itself.
+/// Entry point of child processes. Does nothing when it runs as a test.
 #[test]
 fn child() {
     let Ok(url) = std::env::var(URL) else { return };
@@ -27,19 +27,19 @@ fn child() {
     loop {
         word = word.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
         let key = [b"victim", &(word >> 40 & (KEYS - 1)).to_le_bytes()[..]].concat();
-        // Between its chains a client holds something of a large value alone: half of them die while they put one.
+        // A client holds buffers between chains only while it puts a large value, so half of the children die then.
         let is_large = word >> 60 == 0 || done == operations && operations.is_multiple_of(2);
         let len = if is_large { 200_000 } else { 16 + (word >> 32 & 1023) as usize };
         if done == operations {
-            // Dies while the next is under way: a fraction of what one takes from now.
+            // Dies while the next operation is in flight, after a random fraction of its duration.
             let wait = Duration::from_micros(word >> 57);
             std::thread::spawn(move || {
                 std::thread::sleep(wait);
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
             });
         }
-        // Whatever comes of it: others do the same, and some die.
-        let _whatever = if word >> 35 & 3 == 0 && !is_large {
+        // Any outcome is fine: other children use the same keys, and some die.
+        let _any_outcome = if word >> 35 & 3 == 0 && !is_large {
             client.delete(&key).map(drop)
         } else {
             client.put(&key, &vec![done as u8; len])
@@ -61,19 +61,19 @@ fn wave(target: &Target, carrier: &str, from: u64, count: u64) {
     for mut child in children {
         let mut status = None;
         until("a child has died", || {
-            status = child.try_wait().expect("ours to wait for");
+            status = child.try_wait().expect("it is our child");
             status.is_some()
         });
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(
             status.and_then(|status| status.signal()),
             Some(9),
-            "it died by its own hand, and of nothing else"
+            "the child killed itself"
         );
     }
 }
 
-/// All that children leave in the table is taken away again: no buffer but tombstones is left then.
+/// Deletes everything that children left in the table, so that the only live buffers are tombstones.
 fn cleared(target: &Target) {
     let pool = farside::connect(&target.node.url()).expect("it serves");
     let client = pool.open("default").expect("a store");
@@ -104,11 +104,11 @@ fn deaths(carrier: &str, count: u64, at_once: u64) {
         let of = |name: &str| stat[name].as_u64().expect("a number");
         (of("live_buffers"), of("retired_buffers"))
     };
-    // Once for what is made once: pools of buffers, segments.
+    // A first wave allocates everything that is allocated once, such as buffer pools and segments.
     wave(&target, carrier, 0, at_once);
     cleared(&target);
     target.is_as_before(before);
-    until("what the first had is had again", || buffers(&target) == (KEYS, 0));
+    until("the first wave's buffers are free again", || buffers(&target) == (KEYS, 0));
     let (resident, ended) = (target.resident_kib(), target.count("engine_sessions_ended_total"));
     for first in (0..count).step_by(at_once as usize) {
         wave(&target, carrier, first, at_once);
@@ -116,14 +116,14 @@ fn deaths(carrier: &str, count: u64, at_once: u64) {
     }
     cleared(&target);
     target.is_as_before(before);
-    until("every buffer is had again", || buffers(&target) == (KEYS, 0));
+    until("every buffer is free again", || buffers(&target) == (KEYS, 0));
     target.reaches("engine_sessions_ended_total", ended + count);
     let scanned = target.count("scanned_buffers_total");
     let grown = target.resident_kib() as i64 - resident as i64;
     println!(
         "{count} clients killed over {carrier}: {scanned} lost buffers were found, the node grew by {grown} KiB"
     );
-    assert!(scanned > 0, "nobody died in the middle of anything");
+    assert!(scanned > 0, "no child died while it held a buffer");
     assert!(grown < 16 << 10, "{grown} KiB");
     witness.is_well();
 }

@@ -1,4 +1,4 @@
-//! What pretends to be a node, by datagrams, by streams and by rings: clients end with an error, in time.
+//! Impostors of a node, over datagrams, streams and rings: clients get an error, in time.
 
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
@@ -20,13 +20,13 @@ on_each_carrier![
     replies_that_make_no_sense_are_errors_in_time,
 ];
 
-/// An answer to a datagram: as many as it likes.
+/// Datagrams with which an impostor responds to one datagram.
 type Answers = Vec<Vec<u8>>;
 
-/// Something that is no node, in a thread that ends with the test's process. It is its address.
+/// An impostor of a node, on a thread that lives as long as the test's process. Derefs to its url.
 struct Impostor {
     url: String,
-    /// Where its socket is, if that has a name.
+    /// Folder of its socket, if the socket has a path.
     _folder: Option<TempDir>,
 }
 
@@ -81,7 +81,7 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
     Impostor::at(url)
 }
 
-/// The same by rings.
+/// As [`impostor`], over rings.
 fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> Impostor {
     engine_by_hand(move |ring| {
         while !ring.hangs_up_within(Duration::ZERO) {
@@ -93,7 +93,7 @@ fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> I
     })
 }
 
-/// Welcomes whoever comes, one after the other.
+/// Starts an impostor that welcomes clients one after the other and hands each to `serve`.
 fn engine_by_hand(mut serve: impl FnMut(Ring) + Send + 'static) -> Impostor {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
@@ -106,12 +106,12 @@ fn engine_by_hand(mut serve: impl FnMut(Ring) + Send + 'static) -> Impostor {
     Impostor { url: format!("ring:{}", path.display()), _folder: Some(folder) }
 }
 
-/// About as much as one datagram carries: frames of a ring are shorter than others.
+/// Roughly the maximum length of a datagram, in bytes. A ring's frames are shorter.
 fn longest(carrier: &str) -> usize {
     if carrier == "ring" { 24_000 } else { 60_000 }
 }
 
-/// Whatever it does ends in time: a call's deadline is a second, and machines may be slow.
+/// Asserts that `run` takes less than 8 s. A call's deadline is 1 s; the rest is for slow machines.
 #[track_caller]
 fn in_time<O>(run: impl FnOnce() -> O) -> O {
     let since = Instant::now();
@@ -122,13 +122,13 @@ fn in_time<O>(run: impl FnOnce() -> O) -> O {
 
 #[track_caller]
 fn fails_to_connect(url: &str) -> Error {
-    in_time(|| farside::connect(url)).expect_err("it is no node")
+    in_time(|| farside::connect(url)).expect_err("an impostor")
 }
 
 const SESSION: u32 = 3;
 const SECRET: u64 = 5;
 
-/// The body of a good welcome.
+/// The body of a valid welcome.
 fn welcome_body() -> Vec<u8> {
     let mut body = Vec::new();
     for word in [SECRET, 1, 0] {
@@ -149,7 +149,7 @@ fn of_session(kind: u8, body: &[u8]) -> Vec<u8> {
     datagram(kind, SESSION, SECRET, body)
 }
 
-/// A request that came whole.
+/// A request that fits into one entry.
 struct Asked<'a> {
     kind: u8,
     slot: u8,
@@ -175,7 +175,7 @@ fn asked(datagram: &[u8]) -> Vec<Asked<'_>> {
     all
 }
 
-/// A reply in as many datagrams as it takes.
+/// Builds a reply, in as many datagrams as necessary.
 fn reply(asked: &Asked<'_>, execution: u64, body: &[u8]) -> Answers {
     let message = [&execution.to_le_bytes()[..], body].concat();
     let part = |index: usize| match message.len() {
@@ -185,7 +185,7 @@ fn reply(asked: &Asked<'_>, execution: u64, body: &[u8]) -> Answers {
     (0..message.len().div_ceil(CHUNK)).map(|index| of_session(DATA, &part(index).bytes())).collect()
 }
 
-/// Welcomes whoever says hello; answers each request by `answer`.
+/// Starts an impostor that welcomes every client and responds to each request with `answer`.
 fn node_that(carrier: &str, mut answer: impl FnMut(&Asked<'_>) -> Answers + Send + 'static) -> Impostor {
     impostor(carrier, move |bytes| match bytes[3] {
         HELLO => vec![welcome(bytes)],
@@ -201,7 +201,7 @@ fn answered(body: &[u8]) -> Vec<u8> {
     [&[0], body].concat()
 }
 
-/// A store of 64 slots, as a good node would describe it, but for what `change` changes.
+/// A node's description of a store of 64 slots, after `change` has modified it.
 fn store(change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
     let mut store = serde_json::json!({ "store": {
         "name": "default", "kind": "prism-kv", "quota": 8 << 20, "incarnation": 1, "region": 1, "secret": 7,
@@ -216,7 +216,7 @@ fn is_info(asked: &Asked<'_>) -> bool {
     asked.body.windows(9).any(|word| word == b"node_info")
 }
 
-/// Welcomes whoever comes and says hello; spoils the memory when it is asked anything.
+/// Starts an impostor that welcomes every client and spoils the rings' memory at the first request.
 fn engine_that_spoils(spoil: fn(&Ring)) -> Impostor {
     engine_by_hand(move |ring| {
         while let Some(frame) = ring.receive(Duration::from_secs(3)) {
@@ -238,13 +238,13 @@ fn an_engine_that_writes_anything_into_the_memory_is_an_error_in_time() {
         |ring| ring.publish(ring.written.get() - 16),
         |ring| ring.publish(ring.written.get() + 8),
         |ring| ring.publish(u64::MAX - 15),
-        // Frames of which there is less than they say, and longer ones than there are.
+        // Frames shorter than their length, and frames longer than the maximum.
         |ring| lie(ring, 13, 16),
         |ring| lie(ring, raw_ring::FRAME_MAX + 1, raw_ring::RING),
         |ring| lie(ring, u32::MAX, 16),
-        // Frames of nothing, without end.
+        // A flood of empty frames.
         |ring| (0..20_000).take_while(|_| ring.send(b"")).for_each(drop),
-        // It has read more than was written, or less than it had, and rings all the while.
+        // Heads beyond the tail or behind the last head, and bells without end.
         |ring| scribble(ring, &[Word::Head(Side::Client)]),
         |ring| scribble(ring, &[Word::Wish(Side::Client), Word::Wish(Side::Engine)]),
         |ring| {
@@ -257,13 +257,13 @@ fn an_engine_that_writes_anything_into_the_memory_is_an_error_in_time() {
     }
 }
 
-/// Publishes so many bytes that begin with that length.
+/// Publishes `published` bytes, whose frame claims a length of `len`.
 fn lie(ring: &Ring, len: u32, published: u64) {
     ring.memory.of_ring(Side::Engine, ring.written.get()).store(len.into(), Ordering::SeqCst);
     ring.publish(ring.written.get() + published);
 }
 
-/// Writes anything into these words until the client has gone.
+/// Writes arbitrary values into these words until the client hangs up.
 fn scribble(ring: &Ring, words: &[Word]) {
     let until = Instant::now() + Duration::from_secs(5);
     while !ring.is_hung_up() && Instant::now() < until {
@@ -283,7 +283,7 @@ fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
     bad.push(vec![0xff; good.len()]);
     bad.push(vec![0; good.len()]);
     bad.push(vec![7; longest(carrier)]);
-    // Datagram, credit, assembly, window and share, each as it must not be.
+    // Invalid values of the fields: datagram, credit, assembly, window and share.
     for (at, len, value) in [
         (28, 4, 0_u32),
         (28, 4, 1199),
@@ -301,13 +301,13 @@ fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
         body[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
         bad.push(body);
     }
-    // All at once to one client: none of them is taken, and it goes on waiting for a good one.
+    // All of them to one client: it takes none and continues to wait for a valid one.
     let all = bad.clone();
     let url = impostor(carrier, move |bytes| {
         all.iter().map(|body| datagram(WELCOME, 0, u64_at(bytes, 8), body)).collect()
     });
     assert!(fails_to_connect(&url).to_string().contains("no node answered"));
-    // Good ones with another nonce; nothing; garbage; what goes the other way; half a datagram.
+    // Valid ones with another nonce; nothing; garbage; datagrams of the other direction; half a datagram.
     let forged: Vec<fn(&[u8]) -> Answers> = vec![
         |hello| vec![datagram(WELCOME, 0, u64_at(hello, 8) ^ 1, &welcome_body())],
         |_| Vec::new(),
@@ -336,17 +336,17 @@ fn a_refusal_of_any_bytes_is_told(carrier: &'static str) {
     for reason in reasons {
         let reason = reason.to_vec();
         let url = impostor(carrier, move |bytes| vec![datagram(REFUSED, 0, u64_at(bytes, 8), &reason)]);
-        let told = fails_to_connect(&url).to_string();
-        assert!(told.contains("the node refuses"), "{told:.200}");
+        let error = fails_to_connect(&url).to_string();
+        assert!(error.contains("the node refuses"), "{error:.200}");
     }
-    // Of another version.
+    // A refusal of another protocol version.
     let url = impostor(carrier, |bytes| {
         let mut refused = datagram(REFUSED, 0, u64_at(bytes, 8), b"?");
         refused[2] = 9;
         vec![refused]
     });
-    let told = fails_to_connect(&url).to_string();
-    assert!(told.contains("version 9") && told.contains("speaks 2"), "{told}");
+    let error = fails_to_connect(&url).to_string();
+    assert!(error.contains("version 9") && error.contains("speaks 2"), "{error}");
 }
 
 fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
@@ -360,14 +360,14 @@ fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
         |asked| reply(asked, 1, &answered(br#"{"done":1}"#)),
         |asked| reply(asked, 1, b"\xff\xfe\xfd is no text"),
         |asked| reply(asked, 0, &answered(INFO)),
-        // Of other slots, and of other numbers.
+        // Replies for other slots, and for other numbers.
         |asked| {
             let other = |slot: u8, number: u32| reply(&Asked { slot, number, ..*asked }, 1, &answered(INFO));
             [other(asked.slot + 1, asked.number), other(63, 1), other(asked.slot, asked.number + 1)].concat()
         },
         |asked| reply(&Asked { number: asked.number - 1, ..*asked }, 1, &answered(INFO)),
         |asked| reply(&Asked { slot: 200, ..*asked }, 1, &answered(INFO)),
-        // Sizes that contradict each other, and fragments that never end.
+        // Contradictory sizes, and fragments that never complete a message.
         |asked| {
             let long = vec![7; 9000];
             let part = |index: usize| Entry::part(REPLY, asked.slot, asked.number, &long, index);
@@ -381,7 +381,7 @@ fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
             let part = |index: usize| Entry::part(REPLY, asked.slot, asked.number, &long, index).bytes();
             (0..50).cycle().take(500).map(|index| of_session(DATA, &part(index))).collect()
         },
-        // That it has everything, and wants it again.
+        // HAVE entries that claim all fragments and request them again.
         |asked| {
             let have = Entry::whole(HAVE, asked.slot, asked.number, &[0xff; 16]);
             vec![of_session(DATA, &have.bytes()); 50]
@@ -393,9 +393,9 @@ fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
         let url = node_that(carrier, answer);
         fails_to_connect(&url);
     }
-    // That of a node which answers well is taken.
+    // The control: a client accepts a valid response.
     let url = node_that(carrier, |asked| reply(asked, 1, &answered(INFO)));
-    in_time(|| farside::connect(&url)).expect("it seems to be a node");
+    in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
 }
 
 fn a_session_that_ends_under_way_is_an_error(carrier: &'static str) {
@@ -445,7 +445,7 @@ fn stores_that_make_no_sense_are_errors(carrier: &'static str) {
             (CALL, false) => reply(asked, 1, &answered(&described)),
             _ => reply(asked, 1, &[5, 0, 0, 0, 0, 0, 0, 0]),
         });
-        let pool = in_time(|| farside::connect(&url)).expect("it seems to be a node");
+        let pool = in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
         let failed = in_time(|| {
             farside::local::Client::open(&pool, "default")
                 .map_err(|error| error.to_string())
@@ -456,14 +456,14 @@ fn stores_that_make_no_sense_are_errors(carrier: &'static str) {
 }
 
 fn replies_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
-    // What is said of a chain, whatever it asked.
-    type Says = fn(&[u8]) -> Vec<u8>;
-    let said: Vec<Says> = vec![
+    // The body of the reply to a chain.
+    type Body = fn(&[u8]) -> Vec<u8>;
+    let bodies: Vec<Body> = vec![
         |_| Vec::new(),
         |_| vec![0; 7],
         |_| vec![0xff; 40],
         |chain| vec![0; 8 * usize::from(u16_at(chain, 16))],
-        // Ends beyond what follows, or going back; statuses that there are not.
+        // Ends beyond the outputs, or descending; unknown statuses.
         |chain| [0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f].repeat(u16_at(chain, 16).into()),
         |chain| [9, 0, 0, 0, 0, 0, 0, 0].repeat(u16_at(chain, 16).into()),
         |chain| [3, 0, 0, 0, 0, 0, 0, 0].repeat(u16_at(chain, 16).into()),
@@ -472,7 +472,7 @@ fn replies_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
             let ends = (0..ops).flat_map(|op| [0, 0, 0, 0, 16 * (op as u8 + 1), 0, 0, 0]);
             ends.chain(vec![0xff; 16 * ops]).collect()
         },
-        // An item of bytes that are none, also a very long one, and one of another key.
+        // Invalid items: garbage, very long, or of another key.
         |chain| {
             let ops: usize = u16_at(chain, 16).into();
             let len = 60_000_u32;
@@ -487,19 +487,19 @@ fn replies_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
         },
         |_| vec![0; 65_500],
     ];
-    for (nth, said) in said.into_iter().enumerate() {
+    for (nth, body) in bodies.into_iter().enumerate() {
         let described = store(|_| {});
         let url = node_that(carrier, move |asked| match (asked.kind, is_info(asked)) {
             (CALL, true) => reply(asked, 1, &answered(INFO)),
             (CALL, false) => reply(asked, 1, &answered(&described)),
-            _ => reply(asked, 1, &said(asked.body)),
+            _ => reply(asked, 1, &body(asked.body)),
         });
-        let pool = in_time(|| farside::connect(&url)).expect("it seems to be a node");
+        let pool = in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
         let mut client =
-            in_time(|| farside::local::Client::open(&pool, "default")).expect("it seems to be a store");
-        // An absent key may be what the bytes say; anything else is an error, and nothing loops.
+            in_time(|| farside::local::Client::open(&pool, "default")).expect("a description that looks valid");
+        // The bytes may mean that the key is absent. Any other result must be an error, and no call may loop.
         let got: Result<bool, KvError> = in_time(|| client.get(b"k").map(|item| item.is_some()));
-        assert!(!matches!(got, Ok(true)), "{nth}: it made a value up");
+        assert!(!matches!(got, Ok(true)), "{nth}: the client returned a value that nobody put");
         let put = in_time(|| client.put(b"k", &[1; 500]));
         let _either = in_time(|| client.delete(b"k"));
         let large = in_time(|| client.put(b"k", &vec![1; 200_000]));

@@ -1,4 +1,4 @@
-//! A peer of an engine whose datagrams are made by hand.
+//! A peer of an engine. Tests build its datagrams by hand.
 
 use crate::attacks::bytes::*;
 use crate::support::raw_ring::Ring;
@@ -7,12 +7,12 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest that an answer may take.
+/// Deadline of a response.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// How long is listened for an answer that is not to come.
+/// Time to wait before concluding that no response comes.
 pub(crate) const SILENCE: Duration = Duration::from_millis(150);
 
-/// A socket, and frames where they are needed.
+/// A connection that carries datagrams: framed over a stream or a ring.
 pub(crate) enum Raw {
     Udp(UdpSocket),
     Tcp(TcpStream, Vec<u8>),
@@ -20,7 +20,7 @@ pub(crate) enum Raw {
 }
 
 impl Raw {
-    /// To whom a url of `udp://`, `tcp://` or `ring:` leads.
+    /// Connects to the engine at a `udp://`, `tcp://` or `ring:` url.
     #[track_caller]
     pub(crate) fn connect(url: &str) -> Raw {
         if let Some(path) = url.strip_prefix("ring:") {
@@ -35,12 +35,12 @@ impl Raw {
                 Raw::Udp(socket)
             }
             "tcp" => {
-                let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("somebody listens");
+                let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("a listener");
                 stream.set_nodelay(true).expect("a stream");
                 stream.set_write_timeout(Some(PATIENCE)).expect("a stream");
                 Raw::Tcp(stream, Vec::new())
             }
-            scheme => panic!("there is no carrier {scheme}"),
+            scheme => panic!("unknown carrier {scheme}"),
         }
     }
 
@@ -48,7 +48,7 @@ impl Raw {
         !matches!(self, Raw::Udp(_))
     }
 
-    /// Sends a datagram. False if the other end has hung up.
+    /// Sends a datagram. Returns false if the other end has hung up.
     pub(crate) fn send(&self, datagram: &[u8]) -> bool {
         match self {
             Raw::Udp(socket) => {
@@ -63,7 +63,7 @@ impl Raw {
         }
     }
 
-    /// The next datagram, if one comes in time.
+    /// Waits for the next datagram; `None` after `wait`, or if the other end hung up.
     pub(crate) fn receive(&mut self, wait: Duration) -> Option<Vec<u8>> {
         if let Raw::Ring(ring) = self {
             return ring.receive(wait);
@@ -88,7 +88,7 @@ impl Raw {
                     stream.set_read_timeout(Some(left)).expect("a time");
                     stream.read(&mut buffer)
                 }
-                Raw::Ring(_) => unreachable!("received from above"),
+                Raw::Ring(_) => unreachable!("rings return above"),
             };
             match (read, &mut *self) {
                 (Ok(len), Raw::Udp(_)) => return Some(buffer[..len].to_vec()),
@@ -104,12 +104,12 @@ impl Raw {
         }
     }
 
-    /// Whether the other end hangs up in time. What it says before is not listened to.
+    /// Whether the other end hangs up within `wait`. Datagrams before that are read and ignored.
     pub(crate) fn is_hung_up(&mut self, wait: Duration) -> bool {
         let stream = match self {
             Raw::Tcp(stream, _) => stream,
             Raw::Ring(ring) => return ring.hangs_up_within(wait),
-            Raw::Udp(_) => panic!("nobody hangs up by datagrams"),
+            Raw::Udp(_) => panic!("udp has no connection to hang up"),
         };
         let until = Instant::now() + wait;
         let mut buffer = vec![0; 70_000];
@@ -126,16 +126,16 @@ impl Raw {
     }
 }
 
-/// A session, by hand.
+/// A client's session, driven by hand.
 pub(crate) struct Session {
     pub(crate) raw: Raw,
     pub(crate) number: u32,
     pub(crate) secret: u64,
-    /// The HELLO that began it.
+    /// The HELLO that opened the session.
     pub(crate) hello: Vec<u8>,
-    /// Of each slot, the last that was used.
+    /// The last used number of each slot.
     pub(crate) numbers: [u32; 64],
-    /// Where a message that comes in fragments is put together.
+    /// Fragments of the reply that is being received.
     parts: Vec<Option<Vec<u8>>>,
 }
 
@@ -155,7 +155,7 @@ impl Session {
         let hello = hello(u128::from(random()) << 64 | 1, 1, nonce, b"");
         let until = Instant::now() + PATIENCE;
         let welcome = loop {
-            assert!(Instant::now() < until && raw.send(&hello), "it says no welcome");
+            assert!(Instant::now() < until && raw.send(&hello), "no welcome");
             let wait = if raw.is_reliable() { PATIENCE } else { Duration::from_millis(300) };
             match raw.receive(wait) {
                 Some(welcome) if welcome[3] == WELCOME && u64_at(&welcome, 8) == nonce => break welcome,
@@ -179,17 +179,17 @@ impl Session {
         self.raw.send(&self.datagram(DATA, &entries(given)))
     }
 
-    /// Sends a PING and waits for its PONG: all that was sent before was looked at then. False if there is no such
-    /// session any more.
+    /// Sends a PING and waits for its PONG; the engine has then processed everything sent before. Returns false if the
+    /// session is over.
     #[track_caller]
     pub(crate) fn sync(&mut self) -> bool {
         let until = Instant::now() + PATIENCE;
         loop {
-            assert!(Instant::now() < until, "nobody answers");
+            assert!(Instant::now() < until, "no PONG");
             if !self.say(PING) {
                 return false;
             }
-            // Any datagram of the session tells that somebody is there, but only a PONG comes after all others.
+            // Only a PONG shows that the engine has processed all earlier datagrams.
             while let Some(bytes) = self.raw.receive(Duration::from_millis(300)) {
                 match bytes[3] {
                     PONG if u32_at(&bytes, 4) == self.number => return true,
@@ -200,13 +200,13 @@ impl Session {
         }
     }
 
-    /// Keeps its session alive.
+    /// Keeps the session alive, and asserts that it is.
     #[track_caller]
     pub(crate) fn stay(&mut self) {
-        assert!(self.sync(), "its session goes on");
+        assert!(self.sync(), "the session is alive");
     }
 
-    /// Sends a request of any length in the next number of a slot.
+    /// Sends a request of any length with the next number of a slot; returns the number.
     pub(crate) fn request(&mut self, kind: u8, slot: u8, message: &[u8]) -> u32 {
         self.numbers[usize::from(slot)] = self.numbers[usize::from(slot)].wrapping_add(1);
         let number = self.numbers[usize::from(slot)];
@@ -224,7 +224,8 @@ impl Session {
         }
     }
 
-    /// The reply to a number, without its execution. None if none comes in time, or the session is over.
+    /// Waits for the reply to a number; returns it without its execution number. `None` after `wait`, or if the session
+    /// is over.
     pub(crate) fn reply(&mut self, slot: u8, number: u32, wait: Duration) -> Option<Vec<u8>> {
         let until = Instant::now() + wait;
         self.parts.clear();
@@ -263,7 +264,7 @@ impl Session {
         None
     }
 
-    /// Asks and waits; a lost datagram is sent again.
+    /// Sends a request and waits for its reply. Resends lost datagrams.
     #[track_caller]
     pub(crate) fn ask(&mut self, kind: u8, slot: u8, message: &[u8]) -> Vec<u8> {
         let number = self.request(kind, slot, message);
@@ -285,30 +286,30 @@ impl Session {
         Came::of(&reply, ops.len())
     }
 
-    /// Asks the node itself: its answer, or why it refuses.
+    /// Calls the node's own service; returns the answer, or the reason of a refusal.
     #[track_caller]
     pub(crate) fn call(&mut self, question: &str) -> Result<serde_json::Value, String> {
         let answer = self.ask(CALL, 0, &[&[0; 8], question.as_bytes()].concat());
         match answer[0] {
             0 => Ok(serde_json::from_slice(&answer[1..]).expect("an answer is JSON")),
             0xff => Err(String::from_utf8(answer[1..].to_vec()).expect("a reason is text")),
-            first => panic!("an answer begins with {first}"),
+            first => panic!("unexpected first byte {first}"),
         }
     }
 
-    /// Makes a store of so many bytes.
+    /// Creates a store with a quota in bytes.
     #[track_caller]
     pub(crate) fn create(&mut self, name: &str, quota: u64) {
         let parameters = r#""{\"items\":100,\"placement\":\"hashed\"}""#;
         let of = format!(r#""name":"{name}","kind":"prism-kv","quota":{quota},"parameters":{parameters}"#);
-        self.call(&format!(r#"{{"create_store":{{{of}}}}}"#)).expect("there is room");
+        self.call(&format!(r#"{{"create_store":{{{of}}}}}"#)).expect("the node has memory");
     }
 
     /// Opens a store.
     #[track_caller]
     pub(crate) fn store(&mut self, name: &str) -> Store {
         let answer =
-            self.call(&format!(r#"{{"open_store":{{"name":"{name}"}}}}"#)).expect("there is such a store");
+            self.call(&format!(r#"{{"open_store":{{"name":"{name}"}}}}"#)).expect("the store exists");
         let field = |name: &str| answer["store"][name].as_u64().expect("a number");
         Store {
             key: (field("region") as u32, field("secret")),
@@ -317,7 +318,7 @@ impl Session {
         }
     }
 
-    /// A buffer of a store, with these bytes in it, and its address.
+    /// Allocates a buffer with these bytes; returns its address.
     #[track_caller]
     pub(crate) fn buffer(&mut self, store: &Store, bytes: &[u8]) -> u64 {
         let list = list_for(bytes.len());
@@ -327,7 +328,7 @@ impl Session {
     }
 }
 
-/// A store, as the session that opened it may use it.
+/// A store, as opened by one session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     pub(crate) key: (u32, u64),
@@ -335,8 +336,8 @@ pub(crate) struct Store {
     pub(crate) table_len: u64,
 }
 
-/// The free list of buffers that hold so many bytes.
+/// The free list of buffers that hold `len` bytes.
 pub(crate) fn list_for(len: usize) -> u64 {
-    let class = farside_remote::arena::class::Class::for_len(len).expect("buffers are as large as that");
+    let class = farside_remote::arena::class::Class::for_len(len).expect("a size class for the length");
     class.list().0.into()
 }

@@ -1,5 +1,5 @@
-//! Somebody on the way between a client and its node, who sees all and may do anything with it: where packets are
-//! sealed, all that comes of it is loss.
+//! A man in the middle between a client and its node, who sees every packet and may change, drop or replay it. If
+//! packets are sealed, the only effect is loss.
 
 use crate::attacks::target::{SECRET, tells_a_secret};
 use crate::support::{Process, command, farside, run, until};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// A node whose packets are sealed, and a token of it.
+/// A node with sealed packets, and a token for it.
 struct Sealed {
     node: Process,
     at: SocketAddr,
@@ -47,7 +47,7 @@ impl Sealed {
         self.folder.path().join("secret")
     }
 
-    /// What the node says of itself.
+    /// The node's info.
     fn info(&self) -> serde_json::Value {
         let mut command = command();
         command.args(["info", "--json", "--pool", &format!("udp://{}", self.at), "--token-file"]);
@@ -60,14 +60,15 @@ impl Sealed {
     }
 }
 
-/// Which way.
+/// Directions.
 const TO_NODE: usize = 0;
 const TO_CLIENT: usize = 1;
-/// Where a sealed datagram says what it is, and that it is a greeting.
+/// Offset of a sealed datagram's kind.
 const KIND_AT: usize = 3;
+/// Kind of a greeting.
 const GREETING: u8 = 1;
 
-/// What is done to datagrams.
+/// Manipulations of datagrams; indexes into [`Relay::done`].
 const FLIPPED: usize = 0;
 const CUT: usize = 1;
 const REPLAYED: usize = 2;
@@ -75,7 +76,7 @@ const TURNED_BACK: usize = 3;
 const DOUBLED: usize = 4;
 const HELD: usize = 5;
 
-/// Somebody in between.
+/// The man in the middle.
 struct Relay {
     node: SocketAddr,
     at: SocketAddr,
@@ -91,7 +92,7 @@ struct Seen {
 }
 
 impl Relay {
-    /// Works until the test's process ends.
+    /// Starts a relay that works until the test's process exits.
     fn start(node: SocketAddr) -> Arc<Relay> {
         let front = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let at = front.local_addr().expect("it is bound");
@@ -126,12 +127,12 @@ impl Relay {
         }
     }
 
-    /// Passes a datagram on, or something else.
+    /// Forwards a datagram, or manipulates it.
     fn pass(&self, way: usize, bytes: &[u8], held: &mut Option<Vec<u8>>, send: impl Fn(&[u8])) {
-        let mut seen = self.seen.lock().expect("nobody panics here");
+        let mut seen = self.seen.lock().expect("no holder of the lock panics");
         seen.ways[way].push(bytes.to_vec());
         seen.draws += 1;
-        // By a finalizer of MurmurHash: alike for every run.
+        // The finalizer of MurmurHash, so that every run draws the same.
         let mut draw = seen.draws.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         draw = (draw ^ draw >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
         draw ^= draw >> 33;
@@ -143,7 +144,7 @@ impl Relay {
         let note = |what: usize| {
             self.done[what].fetch_add(1, Ordering::Relaxed);
         };
-        // A greeting that is changed is refused, which whoever is on the way could do as well.
+        // A changed greeting is refused, as another test shows; here it would only end the session.
         let is_greeting = bytes[KIND_AT] == GREETING;
         match draw % 100 {
             0..4 if !is_greeting => {
@@ -187,65 +188,65 @@ impl Relay {
 fn who_is_on_the_way_of_sealed_packets_sees_nothing_and_does_nothing_but_lose_them() {
     let sealed = Sealed::start();
     let relay = Relay::start(sealed.at);
-    let pool = sealed.connect(relay.at).expect("it gets there");
+    let pool = sealed.connect(relay.at).expect("the relay forwards greetings");
     let client = pool.open("default").expect("a store");
     let key = |n: u64| [&SECRET[..], &n.to_le_bytes()].concat();
-    // Each step once and in order: a counter, raised by exchanges that say what was there.
+    // A counter that only compare-and-put raises, so that each step must run exactly once and in order.
     const STEPS: u64 = 1500;
-    client.put(key(0), 0_u64.to_le_bytes()).wait().expect("it stores");
-    let mut version = client.get(key(0)).wait().expect("it is there").expect("a value").version;
+    client.put(key(0), 0_u64.to_le_bytes()).wait().expect("stored");
+    let mut version = client.get(key(0)).wait().expect("read").expect("a value").version;
     for step in 1..=STEPS {
-        let raised = client.compare_and_put(key(0), version, step.to_le_bytes()).wait().expect("it is asked");
+        let raised = client.compare_and_put(key(0), version, step.to_le_bytes()).wait().expect("an outcome");
         version = raised.unwrap_or_else(|found| panic!("step {step} found {found:?}"));
         if step % 10 == 0 {
-            client.put(key(step), SECRET.repeat(30)).wait().expect("it stores");
+            client.put(key(step), SECRET.repeat(30)).wait().expect("stored");
         }
     }
-    assert_eq!(client.get(key(0)).wait().expect("it is there").expect("a value").value, STEPS.to_le_bytes());
+    assert_eq!(client.get(key(0)).wait().expect("read").expect("a value").value, STEPS.to_le_bytes());
     for step in (10..=STEPS).step_by(10) {
         assert_eq!(
-            client.get(key(step)).wait().expect("it is there").expect("a value").value,
+            client.get(key(step)).wait().expect("read").expect("a value").value,
             SECRET.repeat(30)
         );
     }
     drop((client, pool));
     let done: Vec<u64> = relay.done.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-    let seen = std::mem::take(&mut *relay.seen.lock().expect("nobody panicked")).ways;
+    let seen = std::mem::take(&mut *relay.seen.lock().expect("no holder of the lock panicked")).ways;
     println!(
         "{} and {} datagrams passed; flipped, cut, replayed, turned back, doubled, held: {done:?}",
         seen[TO_NODE].len(),
         seen[TO_CLIENT].len()
     );
-    assert!(done.iter().all(|&count| count > 20), "what never struck has tried nothing: {done:?}");
+    assert!(done.iter().all(|&count| count > 20), "each manipulation must strike: {done:?}");
 
-    // Nothing of it can be read.
+    // No packet reveals a value or the token.
     let token = sealed.token.as_bytes();
     let tells_the_token =
         |bytes: &[u8]| bytes.windows(8).any(|some| token.windows(8).any(|secret| some == secret));
     for bytes in seen.iter().flatten() {
         assert!(!tells_a_secret(bytes) && !tells_the_token(bytes), "{}", bytes.escape_ascii());
     }
-    // The node has counted what was done.
-    until("they are counted", || {
+    // The node has counted the manipulations.
+    until("forgeries and replays are counted", || {
         sealed.refused("forged") > done[FLIPPED] / 4 && sealed.refused("replayed") > done[DOUBLED] / 4
     });
-    assert_eq!(sealed.refused("bad_tokens"), 0, "nobody guessed");
+    assert_eq!(sealed.refused("bad_tokens"), 0, "no token was guessed");
 
-    // All of it once more, from elsewhere, whoever it is: nobody answers, and there is no session.
+    // All packets once more, from another address: the node sends no response and opens no session.
     until("the session has ended", || sealed.info()["sessions"] == 1);
     let before = sealed.refused("forged") + sealed.refused("replayed");
     let again = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    again.set_nonblocking(true).expect("ours");
+    again.set_nonblocking(true).expect("our socket");
     let mut answers = 0;
     for bytes in seen.iter().flatten() {
-        again.send_to(bytes, sealed.at).expect("it is sent");
+        again.send_to(bytes, sealed.at).expect("sent");
         answers += u64::from(again.recv(&mut [0; 2000]).is_ok());
     }
-    until("they are counted", || {
+    until("the replays are counted", || {
         answers += u64::from(again.recv(&mut [0; 2000]).is_ok());
         sealed.refused("forged") + sealed.refused("replayed") > before
     });
-    assert_eq!((answers, &sealed.info()["sessions"]), (0, &1.into()), "but for the one who asks");
+    assert_eq!((answers, &sealed.info()["sessions"]), (0, &1.into()), "only the session that queries the node");
     assert!(!sealed.node.said().contains("farside_"), "{}", sealed.node.said());
 }
 
@@ -254,32 +255,32 @@ fn a_greeting_that_was_changed_is_refused_and_nothing_is_sent_in_the_clear() {
     let sealed = Sealed::start();
     let front = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let at = front.local_addr().expect("it is bound");
-    let (node, told) = (sealed.at, Arc::new(Mutex::new(Vec::new())));
-    let tells = Arc::clone(&told);
+    let (node, sent) = (sealed.at, Arc::new(Mutex::new(Vec::new())));
+    let record = Arc::clone(&sent);
     std::thread::spawn(move || {
         let back = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let mut buffer = vec![0; 70_000];
         let mut place = 0;
         while let Ok((len, client)) = front.recv_from(&mut buffer) {
-            tells.lock().expect("nobody panics").push(buffer[..len].to_vec());
-            // Of what is in the clear, what is sealed, and the seal itself.
+            record.lock().expect("no holder of the lock panics").push(buffer[..len].to_vec());
+            // Places in the clear part, in the sealed part, and in the seal itself.
             buffer[[30, 90, len - 1, 20, 27][place % 5]] ^= 1;
             place += 1;
-            back.send_to(&buffer[..len], node).expect("it is sent");
+            back.send_to(&buffer[..len], node).expect("sent");
             back.set_read_timeout(Some(std::time::Duration::from_millis(200))).expect("a time");
             if let Ok((len, _)) = back.recv_from(&mut buffer) {
-                assert!(len < 1200, "an answer is no longer than a greeting");
+                assert!(len < 1200, "a response is shorter than the greeting");
                 let _lost = front.send_to(&buffer[..len], client);
             }
         }
     });
     for _ in 0..5 {
-        let error = sealed.connect(at).expect_err("it was changed").to_string();
-        assert!(error.contains("does not know this token") || error.contains("no node answered"), "{error}");
+        let error = sealed.connect(at).expect_err("the greeting was changed").to_string();
+        assert!(error.contains("none that it knows") || error.contains("no node answered"), "{error}");
     }
-    let told = told.lock().expect("nobody panicked");
+    let sent = sent.lock().expect("no holder of the lock panicked");
     let token = sealed.token.as_bytes();
-    for bytes in told.iter() {
+    for bytes in sent.iter() {
         assert_eq!((&bytes[..4], bytes.len()), (&[b'F', b'x', 1, GREETING][..], 1200));
         assert!(!bytes.windows(8).any(|some| token.windows(8).any(|secret| some == secret)));
     }

@@ -1,7 +1,11 @@
-//! Attacks that only shared memory permits: words that jump, go back and wrap, lengths that lie, frames that change
-//! while they are read, wishes and bells without end, and peers that never read, or die in the middle of a write.
+//! Attacks that only shared memory permits:
 //!
-//! Invariant: the witness is served by the same engine, through a ring of its own, before, during and after.
+//! * counters that jump, go back or wrap, and lengths that lie;
+//! * frames that change while the engine reads them;
+//! * floods of wishes and bells;
+//! * peers that never read, or die in the middle of a write.
+//!
+//! Invariant: the same engine serves the witness, through a ring of its own, before, during and after each attack.
 
 use crate::attacks::bytes::*;
 use crate::attacks::crowds::Descriptors;
@@ -18,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A node under attack by rings, and a client beside.
+/// A node under attack over rings, and a well-behaved client.
 struct Scene {
     target: Target,
     witness: Witness,
@@ -37,7 +41,7 @@ impl Scene {
         path_of(&self.target)
     }
 
-    /// An attacker with a session that works, and its store.
+    /// An attacker with a working session, and its store.
     #[track_caller]
     fn attacker(&self) -> (Session, Store) {
         let mut session = Session::open(self.target.url("ring"));
@@ -45,7 +49,7 @@ impl Scene {
         (session, store)
     }
 
-    /// It is hung up on, and the witness notices nothing.
+    /// Asserts that the node hangs up on the session, and that the witness is not affected.
     #[track_caller]
     fn ends_alone(&self, mut session: Session, what: &str) {
         self.witness.is_well();
@@ -67,7 +71,7 @@ fn path_of(target: &Target) -> &Path {
 }
 
 fn ring_of(session: &Session) -> &Ring {
-    let Raw::Ring(ring) = &session.raw else { panic!("it came by a ring") };
+    let Raw::Ring(ring) = &session.raw else { panic!("the session is over a ring") };
     ring
 }
 
@@ -93,13 +97,13 @@ fn counts_that_jump_go_back_or_wrap_end_their_session_alone() {
         ring.publish(tail(ring.written.get()));
         scene.ends_alone(session, &format!("tail {nth}"));
     }
-    // Of what the engine has written, how much was read: looked at when there seems to be no room.
+    // Heads: how much of the engine's ring the client has read. The engine loads them when the ring seems full.
     let heads: [fn(u64) -> u64; 6] =
         [|_| 0, |at| at + 8, |at| at + (1 << 40), |at| at ^ 1 << 63, |_| u64::MAX, |_| u64::MAX - 15];
     for (nth, head) in heads.into_iter().enumerate() {
         let (mut session, store) = scene.attacker();
         let long = chain(store.key, &[read(store.table_at, 1600), read(store.table_at, 1600)]);
-        // As much as several rings hold, so that it has been looked at.
+        // Several times the ring's capacity, so that the engine has loaded the head.
         let mut read = 0;
         while read < 4 * RING {
             let reply = session.ask(CHAIN, 0, &long);
@@ -157,8 +161,8 @@ fn lengths_that_lie_end_their_session_alone() {
     scene.leaves_nothing();
 }
 
-/// Calls `run` while another thread writes two values, one after the other, to where it was last told to in the
-/// client's ring.
+/// Calls `run` while another thread writes two alternating values to a position of the client's ring. `run` gets a
+/// function that sets the position and the values.
 fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2])) -> O) -> O {
     const NOWHERE: u64 = u64::MAX;
     let (stop, at) = (AtomicBool::new(false), AtomicU64::new(NOWHERE));
@@ -185,7 +189,7 @@ fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2]))
     })
 }
 
-/// Where a frame has the length and the address of its chain's only op, of 32 bits each.
+/// Offset in a frame of the length and the address of its chain's only op. The test uses 32 bits of each.
 const LEN_AND_ADDRESS: u64 = 4 + (HEADER + 16 + 24 + 4) as u64;
 
 #[test]
@@ -196,21 +200,21 @@ fn an_address_that_changes_while_its_chain_is_read_shows_nothing_of_others() {
     let mut other = Session::open(scene.target.url("ring"));
     let theirs = other.store("witness");
     let their_buffer = other.buffer(&theirs, &SECRET.repeat(4));
-    assert!(own < 1 << 32 && their_buffer < 1 << 32, "they differ in one word");
+    assert!(own < 1 << 32 && their_buffer < 1 << 32, "one word holds the length and the address");
     let (mut own_seen, mut refused) = (0, 0);
     let memory = Arc::clone(&ring_of(&session).memory);
     while_it_changes(&memory, |changes| {
         let since = Instant::now();
         while own_seen < 100 || refused < 100 {
-            assert!(since.elapsed() < 2 * PATIENCE, "{own_seen} saw their own, {refused} were refused");
+            assert!(since.elapsed() < 2 * PATIENCE, "{own_seen} read their own bytes, {refused} were refused");
             let frame_at = ring_of(&session).written.get();
             changes(frame_at + LEN_AND_ADDRESS, [own << 32 | 64, their_buffer << 32 | 64]);
             let reply = session.ask(CHAIN, 0, &chain(store.key, &[read(own, 64)]));
-            assert!(!tells_a_secret(&reply), "it saw another tenant's bytes");
+            assert!(!tells_a_secret(&reply), "the reply holds another tenant's bytes");
             match Came::of(&reply, 1).statuses()[0] {
                 OK => own_seen += 1,
                 ACCESS => refused += 1,
-                status => panic!("a status of {status}"),
+                status => panic!("unexpected status {status}"),
             }
             if (own_seen + refused) % 64 == 0 {
                 other.stay();
@@ -218,7 +222,7 @@ fn an_address_that_changes_while_its_chain_is_read_shows_nothing_of_others() {
             }
         }
     });
-    println!("{own_seen} chains saw their own bytes, {refused} were refused");
+    println!("{own_seen} chains read their own bytes, {refused} were refused");
     assert_eq!(other.chain(theirs.key, &[read(their_buffer, 64)]).output(0), SECRET.repeat(4));
     drop((session, other));
     scene.leaves_nothing();
@@ -244,7 +248,7 @@ fn a_length_that_changes_while_its_frame_is_read_ends_its_session_at_most() {
                 changes(frame_at, [magic | good.len() as u64, magic | u64::from(lie)]);
                 session.request(CHAIN, 0, &ops);
                 if session.reply(0, number, SILENCE).is_none() {
-                    // Nothing of it was understood, or it is hung up on.
+                    // The engine did not understand the frame, or hung up.
                     ended += 1;
                     break;
                 }
@@ -289,15 +293,15 @@ fn wishes_and_bells_without_end_delay_nobody() {
         }
         for _ in 0..10 {
             scene.witness.is_well();
-            session.say(PING); // Who is silent for long is let go of.
+            session.say(PING); // The engine ends silent sessions.
         }
         stop.store(true, Ordering::SeqCst);
     });
-    // All were bells, whatever was in them, and the engine's wish may be gone.
+    // The engine counts every message as a bell. The flood may have erased its wish, so it is rung once more.
     ring.bell();
     session.stay();
     until("no descriptor is kept", || scene.target.node.descriptors() <= with_session);
-    // Who wishes and never hears makes the engine's own bells pile up.
+    // A client that wishes and never reads makes the engine's bells pile up.
     let ring = ring_of(&session);
     for _ in 0..5000 {
         ring.memory.word(Word::Wish(Side::Client)).store(u64::MAX, Ordering::SeqCst);
@@ -319,24 +323,24 @@ fn nobody_cuts_extends_or_seals_the_memory_and_who_punches_holes_harms_itself() 
     }
     let of_process = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ring.fd));
     let truncated = std::fs::File::options().write(true).truncate(true).open(&of_process);
-    assert!(truncated.is_err(), "it was cut by opening it anew");
+    assert!(truncated.is_err(), "reopening the memory permitted a truncation");
     for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE, SealFlags::GROW | SealFlags::SHRINK] {
         assert!(rustix::fs::fcntl_add_seals(&ring.fd, seal).is_err(), "{seal:?}");
     }
     let grown = rustix::fs::fallocate(&ring.fd, FallocateFlags::empty(), SIZE, 4096);
-    assert!(grown.is_err(), "it was extended");
-    // Flags and locks are of this descriptor, and the engine has none.
-    rustix::fs::fcntl_setfl(&ring.fd, OFlags::NONBLOCK | OFlags::APPEND).expect("its own");
-    rustix::fs::fcntl_setfl(&ring.socket, OFlags::NONBLOCK).expect("its own");
-    rustix::fs::flock(&ring.fd, rustix::fs::FlockOperation::LockExclusive).expect("its own");
-    rustix::net::sockopt::set_socket_recv_buffer_size(&ring.socket, 1).expect("its own");
-    rustix::net::sockopt::set_socket_send_buffer_size(&ring.socket, 1).expect("its own");
+    assert!(grown.is_err(), "the memory was extended");
+    // Flags and locks belong to this descriptor, and do not affect the engine's.
+    rustix::fs::fcntl_setfl(&ring.fd, OFlags::NONBLOCK | OFlags::APPEND).expect("our descriptor");
+    rustix::fs::fcntl_setfl(&ring.socket, OFlags::NONBLOCK).expect("our descriptor");
+    rustix::fs::flock(&ring.fd, rustix::fs::FlockOperation::LockExclusive).expect("our descriptor");
+    rustix::net::sockopt::set_socket_recv_buffer_size(&ring.socket, 1).expect("our descriptor");
+    rustix::net::sockopt::set_socket_send_buffer_size(&ring.socket, 1).expect("our descriptor");
     session.stay();
     scene.witness.is_well();
-    // Zeros are counts, too: such as go back.
+    // A hole reads as zeros, so the counters go back.
     let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(&ring_of(&session).fd, holes, 0, SIZE).expect("it has room");
-    scene.ends_alone(session, "all of it is zeros");
+    rustix::fs::fallocate(&ring_of(&session).fd, holes, 0, SIZE).expect("a hole");
+    scene.ends_alone(session, "the memory is all zeros");
     scene.leaves_nothing();
 }
 
@@ -352,9 +356,9 @@ fn who_shuts_one_half_of_its_socket_ends_its_session_at_most() {
             session.say(PING);
         }
         if half == Shutdown::Read {
-            // Bells find nobody, and frames are there all the same.
+            // The engine cannot ring the bell, but it writes its frames.
             let tail = ring.memory.word(Word::Tail(Side::Engine));
-            until("it is answered", || tail.load(Ordering::SeqCst) > ring.read.get());
+            until("the engine responds", || tail.load(Ordering::SeqCst) > ring.read.get());
         } else {
             assert!(session.raw.is_hung_up(PATIENCE), "{half:?}");
         }
@@ -377,7 +381,7 @@ fn who_never_reads_its_ring_is_let_go_of_and_others_are_served() {
                 break 'asks;
             }
         }
-        assert!(since.elapsed() < PATIENCE, "it is still asked for");
+        assert!(since.elapsed() < PATIENCE, "the engine does not hang up");
         if number % 10 == 0 {
             scene.witness.is_well();
         }
@@ -396,13 +400,13 @@ fn who_says_nothing_by_a_ring_is_hung_up_on_also_when_it_is_alone() {
     let target = Target::start();
     let before = target.now();
     let silent = raw_ring::dial(path_of(&target));
-    assert!(raw_ring::hangs_up_within(&silent, PATIENCE), "it never said hello");
+    assert!(raw_ring::hangs_up_within(&silent, PATIENCE), "a connection without a hello");
     let welcomed = Ring::join(path_of(&target));
-    assert!(welcomed.hangs_up_within(PATIENCE), "it has the memory and asks for no session");
+    assert!(welcomed.hangs_up_within(PATIENCE), "a connection without a session");
     let chatty = Ring::join(path_of(&target));
     let since = Instant::now();
     while chatty.send(b"no session's datagram") {
-        assert!(since.elapsed() < PATIENCE, "it is still listened to");
+        assert!(since.elapsed() < PATIENCE, "the engine does not hang up");
         std::thread::sleep(Duration::from_millis(5));
     }
     target.witness("ring").is_well();
@@ -420,11 +424,11 @@ fn more_rings_than_there_may_be_are_refused_and_leave_nothing() {
     assert!(refused.contains("the most there can be: end another first"), "{refused}");
     scene.witness.is_well();
     drop(rings);
-    until("others are let in", || farside::connect(scene.target.url("ring")).is_ok());
+    until("others can connect", || farside::connect(scene.target.url("ring")).is_ok());
     scene.leaves_nothing();
 }
 
-/// Where connections have taken every descriptor, time makes room, and then others are served.
+/// If silent connections hold every descriptor, they time out, and then the engine serves others.
 #[test]
 fn rings_that_take_every_descriptor_are_let_go_of() {
     let limited = |serve: Command| {
@@ -436,25 +440,25 @@ fn rings_that_take_every_descriptor_are_let_go_of() {
     let target = Target::within(limited);
     let before = target.now();
     let silent: Vec<_> = (0..100).map(|_| raw_ring::dial(path_of(&target))).collect();
-    until("others are served", || farside::connect(target.url("ring")).is_ok());
+    until("the engine serves others", || farside::connect(target.url("ring")).is_ok());
     target.witness("ring").is_well();
     drop(silent);
     target.is_as_before(before);
 }
 
-/// The engine that a child is a client of, and how far it gets before it dies.
+/// Environment variables for a child: the engine's url, and the stage at which the child dies.
 const URL: &str = "FARSIDE_TEST_RING";
 const STAGE: &str = "FARSIDE_TEST_STAGE";
 const STAGES: u64 = 8;
 
-/// Where others start this file's tests anew, one of them: it is no test by itself.
+/// Entry point of child processes. Does nothing when it runs as a test.
 #[test]
 fn child() {
     let Ok(url) = std::env::var(URL) else { return };
     let stage: u64 = std::env::var(STAGE).expect("a number").parse().expect("a number");
     gets_as_far_as(stage, &url);
     let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    unreachable!("it has killed itself: {killed:?}");
+    unreachable!("this process has killed itself: {killed:?}");
 }
 
 fn gets_as_far_as(stage: u64, url: &str) {
@@ -478,24 +482,24 @@ fn gets_as_far_as(stage: u64, url: &str) {
     let at = ring.written.get();
     match stage {
         2 => {}
-        // Half a frame is there, and nothing says so; or its length says more than what was published.
+        // Half a frame is written but not published; or its length is more than what is published.
         3 => ring.memory.of_ring(Side::Client, at).store(half.len() as u64, Ordering::SeqCst),
         4 => {
             ring.memory.of_ring(Side::Client, at).store(half.len() as u64, Ordering::SeqCst);
             ring.publish(at + 512);
         }
-        // It sleeps, as far as the engine knows.
+        // To the engine, the child seems to sleep.
         5 => ring.memory.word(Word::Wish(Side::Client)).store(3, Ordering::SeqCst),
-        // A chain is on its way, which takes a buffer.
+        // A chain that allocates a buffer is in flight.
         6 => _ = session.raw.send(&half),
-        // It was woken, and has not told what it read.
+        // The child has replies in its ring, and has not reported them as read.
         _ => {
             for slot in 1..64 {
                 session.request(CHAIN, slot, &chain(store.key, &[read(store.table_at, 1600)]));
             }
         }
     }
-    // Dropped by nobody: it is killed with all that it has.
+    // Not dropped: the child dies with everything that it holds.
     std::mem::forget(session);
 }
 
@@ -519,11 +523,11 @@ fn who_dies_in_the_middle_of_a_write_leaves_nothing() {
         for mut child in children {
             use std::os::unix::process::ExitStatusExt;
             let status = child.wait().expect("ours to wait for");
-            assert_eq!(status.signal(), Some(9), "wave {wave}: it died of something else");
+            assert_eq!(status.signal(), Some(9), "wave {wave}: another signal");
         }
         scene.witness.is_well();
     }
-    until("every buffer is had again", || buffers() == had);
+    until("every lost buffer is free again", || buffers() == had);
     let found = scene.target.count("scanned_buffers_total") - scanned;
     println!("{} clients died; {found} lost buffers were found", 5 * 2 * STAGES);
     assert!(found >= 5 * 2 * (STAGES - 2) * 10, "{found}");

@@ -1,4 +1,4 @@
-//! A node that is attacked, and the client that must not notice.
+//! A node under attack, and a well-behaved client that must not be affected.
 
 use crate::support::{self, until};
 use std::collections::BTreeMap;
@@ -7,16 +7,16 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// What no attacker may see: values of the witness are full of it.
+/// Content of the witness's values. No attacker may see it.
 pub(crate) const SECRET: &[u8; 16] = b"another tenant's";
 
-/// A node that serves by every carrier, with a store `default` for attackers and one for the witness.
+/// A node that serves over every carrier, with a store `default` for attackers and one for the witness.
 pub(crate) struct Target {
     _folder: TempDir,
     pub(crate) node: support::Node,
     urls: BTreeMap<String, String>,
     pub(crate) admin: SocketAddr,
-    /// How well-behaved clients connect.
+    /// Options with which well-behaved clients connect.
     pub(crate) options: farside::Options,
 }
 
@@ -53,14 +53,14 @@ impl Target {
         Target { _folder: folder, node, urls, admin, options }
     }
 
-    /// Where engines serve by that carrier.
+    /// Url of the engine for a carrier.
     pub(crate) fn url(&self, carrier: &str) -> &str {
         &self.urls[carrier]
     }
 
-    /// The body of what the admin face answers.
+    /// Fetches a path from the admin endpoint; returns the body.
     pub(crate) fn http(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.admin).expect("it listens");
+        let mut stream = TcpStream::connect(self.admin).expect("the node listens");
         stream.set_read_timeout(Some(support::PATIENCE)).expect("a time");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").expect("it reads");
         let mut answer = String::new();
@@ -68,20 +68,20 @@ impl Target {
         answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
     }
 
-    /// A figure of the node's.
+    /// Value of one of the node's metrics.
     #[track_caller]
     pub(crate) fn count(&self, name: &str) -> u64 {
         let metrics = self.http("/metrics");
         let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("farside_{name} ")));
-        let value = line.unwrap_or_else(|| panic!("no figure {name}: {metrics}"));
+        let value = line.unwrap_or_else(|| panic!("no metric {name}: {metrics}"));
         value.trim().parse::<f64>().expect("a number") as u64
     }
 
-    /// A figure once it grows no more: engines tell theirs twice a second, and when they have nothing to do.
+    /// Value of a metric once it stops growing. Engines publish their counters twice a second, and when they are idle.
     #[track_caller]
     pub(crate) fn settled(&self, name: &str) -> u64 {
         let mut last = self.count(name);
-        until(&format!("{name} grows no more"), || {
+        until(&format!("{name} stops growing"), || {
             std::thread::sleep(Duration::from_millis(700));
             let before = std::mem::replace(&mut last, self.count(name));
             before == last
@@ -89,13 +89,13 @@ impl Target {
         last
     }
 
-    /// Waits until a figure has grown to that.
+    /// Waits until a metric is at least `least`.
     #[track_caller]
     pub(crate) fn reaches(&self, name: &str, least: u64) {
         until(&format!("{name} is {least} or more"), || self.count(name) >= least);
     }
 
-    /// How a store's memory is used.
+    /// Use of a store's memory.
     #[track_caller]
     pub(crate) fn stat(&self, store: &str) -> serde_json::Value {
         self.node.run(["kv", "stat", "--json", "--store", store]).done().json()
@@ -105,15 +105,15 @@ impl Target {
         self.node.run(["info", "--json"]).done().json()
     }
 
-    /// Bytes of memory that the node's process has, in KiB.
+    /// Resident memory of the node's process, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a figure");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
         line.trim().trim_end_matches("kB").trim().parse().expect("a number")
     }
 
-    /// A client over that carrier whose data are to stay.
+    /// Starts a witness over a carrier: a client whose data must survive.
     pub(crate) fn witness(&self, carrier: &str) -> Witness {
         let pool = farside::connect_with(self.url(carrier), &self.options).expect("it serves");
         let witness = Witness { client: pool.open("witness").expect("a store") };
@@ -123,11 +123,11 @@ impl Target {
         witness
     }
 
-    /// Whether the node is as it was: it serves, and holds no more sessions and descriptors than before.
+    /// Asserts that the node serves, and holds no more sessions and descriptors than before.
     #[track_caller]
     pub(crate) fn is_as_before(&self, before: Before) {
-        until("nobody's session is left", || self.info()["sessions"].as_u64() <= Some(before.sessions));
-        until("nobody's descriptor is left", || self.node.descriptors() <= before.descriptors);
+        until("no extra session is left", || self.info()["sessions"].as_u64() <= Some(before.sessions));
+        until("no extra descriptor is left", || self.node.descriptors() <= before.descriptors);
         assert!(!self.node.process.said().contains("panicked"), "{}", self.node.process.said());
     }
 
@@ -139,7 +139,7 @@ impl Target {
     }
 }
 
-/// What a node holds.
+/// Resources that a node holds at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     sessions: u64,
@@ -160,29 +160,29 @@ fn value_of(n: u64) -> Vec<u8> {
 impl Witness {
     const ITEMS: u64 = 100;
 
-    /// All its data are there, and it can store.
+    /// Asserts that all of the witness's data are present, and that it can put.
     #[track_caller]
     pub(crate) fn is_well(&self) {
         for n in 0..Witness::ITEMS {
-            let got = self.client.get(n.to_le_bytes()).wait().expect("it is served");
-            assert_eq!(got.expect("what was stored").value, value_of(n), "item {n}");
+            let got = self.client.get(n.to_le_bytes()).wait().expect("read");
+            assert_eq!(got.expect("present").value, value_of(n), "item {n}");
         }
         self.client.put(0_u64.to_le_bytes(), value_of(0)).wait().expect("it stores");
     }
 
-    /// How many gets there are in a while.
+    /// Number of gets that complete within `while_`.
     pub(crate) fn gets_in(&self, while_: Duration) -> u64 {
         let since = std::time::Instant::now();
         let mut gets = 0;
         while since.elapsed() < while_ {
-            self.client.get((gets % Witness::ITEMS).to_le_bytes()).wait().expect("it is served");
+            self.client.get((gets % Witness::ITEMS).to_le_bytes()).wait().expect("read");
             gets += 1;
         }
         gets
     }
 }
 
-/// Whether bytes hold any of another tenant's.
+/// Whether bytes contain half of [`SECRET`], and so come from another tenant.
 pub(crate) fn tells_a_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len() / 2).any(|window| window == &SECRET[..8] || window == &SECRET[8..])
 }
