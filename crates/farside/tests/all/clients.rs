@@ -30,7 +30,7 @@ fn node_on_all_fabrics() -> (Node, Vec<String>, tempfile::TempDir) {
     let listen = ["--listen", &ring, "--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0"];
     let memory = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB"];
     let node = Node::with(&[&memory[..], &listen].concat());
-    let mut urls = connect(&node.url()).expect("it serves").info().expect("the node's info").listening;
+    let mut urls = connect(&node.url()).expect("the node serves").info().expect("the node's info").listening;
     assert_eq!(urls.len(), 3, "{urls:?}");
     urls.extend([node.url(), "local:".to_owned()]);
     (node, urls, rings)
@@ -132,9 +132,9 @@ fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
         node_of(&file, folder.path(), &[&FRESH[..], &["--listen", "tcp://127.0.0.1:0"]].concat(), "first");
     assert!(first.line().contains("serves"));
     let shm = format!("shm:{}", folder.path().join("node.sock").display());
-    let url = connect(&shm).expect("it serves").info().expect("the node's info").listening[0].clone();
+    let url = connect(&shm).expect("the node serves").info().expect("the node's info").listening[0].clone();
     let mut clients = [(); 2].map(|()| {
-        let pool = connect(&url).expect("it serves");
+        let pool = connect(&url).expect("the node serves");
         let mut client = Client::open(&pool, "default").expect("a store");
         client.put_many(&[(b"a", b"1"), (b"b", b"2")]).expect("stored");
         client
@@ -162,7 +162,7 @@ fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
     let file = folder.path().join("memory").display().to_string();
     let mut first = node_of(&file, folder.path(), &FRESH, "first");
     assert!(first.line().contains("serves"));
-    let pool = connect(&format!("shm:{}", folder.path().join("node.sock").display())).expect("it serves");
+    let pool = connect(&format!("shm:{}", folder.path().join("node.sock").display())).expect("the node serves");
     let mut kept = Client::open(&pool, "default").expect("a store");
     let (mut local, client) =
         (Client::open(&pool, "default").expect("a store"), pool.open("default").expect("a store"));
@@ -196,7 +196,7 @@ fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
         second = node.line_if_any().map(|_| node);
         second.is_some()
     });
-    let _second = second.expect("as just seen");
+    let _second = second.expect("as in the loop above");
     let mut again = Client::open(&pool, "default").expect("the same store");
     assert_eq!(again.get(b"key").expect("read").expect("present").value, b"before");
     for n in 0..100u32 {

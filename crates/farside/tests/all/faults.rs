@@ -27,7 +27,7 @@ fn node_at(listen: &str) -> (Node, String) {
 fn listening(node: &Node) -> String {
     let info = node.run(["info", "--json"]).done().json();
     farside::connect(&node.url()).and_then(|pool| pool.create_store(&words())).expect("the node has memory");
-    info["listening"][0].as_str().expect("it listens").to_owned()
+    info["listening"][0].as_str().expect("the node listens").to_owned()
 }
 
 fn words() -> NewStore {

@@ -53,7 +53,7 @@ fn a_violation_is_shown_and_its_replay_shows_it_again() {
         assert_eq!(again.code, Some(1), "{}", again.err);
         assert!(again.text().contains(&format!("replay: farside {replay}")), "{}", again.text());
         if again.text().contains("not linearizable") {
-            let svg = std::fs::read_to_string(&picture).expect("it was written");
+            let svg = std::fs::read_to_string(&picture).expect("the command wrote the file");
             assert!(svg.starts_with("<svg") && svg.contains("offender"), "{svg}");
             drawn += 1;
         }

@@ -27,17 +27,17 @@ impl Node {
             .spawn()
             .expect("a node");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it serves");
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("the node serves");
         Node { child, socket, _folder: folder }
     }
 
     fn pool(&self) -> Pool {
-        farside::connect(&format!("shm:{}", self.socket.display())).expect("it serves")
+        farside::connect(&format!("shm:{}", self.socket.display())).expect("the node serves")
     }
 
     /// CPU time of the node, in clock ticks of 10 ms.
     fn ticks(&self) -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the process runs");
         let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
         [11, 12].iter().map(|&i| fields[i].parse::<u64>().expect("ticks")).sum()
     }

@@ -78,7 +78,7 @@ impl Ran {
 pub(crate) fn run(command: std::process::Command, input: &[u8]) -> Ran {
     let since = Instant::now();
     let mut command = assert_cmd::Command::from_std(command);
-    let output = command.timeout(PATIENCE).write_stdin(input).output().expect("it can be started");
+    let output = command.timeout(PATIENCE).write_stdin(input).output().expect("the command starts");
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!err.contains("panicked"), "{err}");
     Ran { code: output.status.code(), out: output.stdout, err, took: since.elapsed() }
@@ -132,7 +132,7 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(file)
             .spawn()
-            .expect("it can be started");
+            .expect("the command starts");
         let output = BufReader::new(child.stdout.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
         // The thread exits when the child's output is closed.
@@ -246,7 +246,7 @@ impl Node {
     /// Url of the node's first engine.
     pub(crate) fn listening(&self) -> String {
         let info = self.run(["info", "--json"]).done().json();
-        info["listening"][0].as_str().expect("it serves somewhere").to_owned()
+        info["listening"][0].as_str().expect("an engine").to_owned()
     }
 
     pub(crate) fn url(&self) -> String {
@@ -277,7 +277,7 @@ impl Node {
 
     /// Number of file descriptors that the node holds.
     pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("it runs").count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("the process runs").count()
     }
 
     /// Asserts that the node serves, and that no session and no extra descriptor is left.

@@ -73,7 +73,7 @@ impl Memory {
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), SIZE as usize, protection, MapFlags::SHARED, fd, 0)
         };
-        Memory(base.expect("it can be mapped").cast())
+        Memory(base.expect("a mapping").cast())
     }
 
     /// The eight bytes at an offset.
@@ -101,7 +101,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: `map` mapped it with this length; borrows of it end before `self` drops.
-        unsafe { rustix::mm::munmap(self.0.cast(), SIZE as usize) }.expect("it was mapped");
+        unsafe { rustix::mm::munmap(self.0.cast(), SIZE as usize) }.expect("a mapping of this length");
     }
 }
 

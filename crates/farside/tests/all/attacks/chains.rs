@@ -1,4 +1,5 @@
-//! Chains that reach where they must not: by wrong keys, wrong addresses, hostile pointers, or after the store is gone.
+//! Chains that try to access foreign memory: with wrong keys, wrong addresses or hostile pointers, or after the store
+//! was dropped.
 
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
@@ -17,19 +18,20 @@ on_each_carrier![
     a_full_store_is_told_so_and_harms_no_other,
 ];
 
-/// An attacker with a store of its own, beside another tenant.
+/// An attacker with a store of its own, and another tenant.
 struct Scene {
     target: Target,
     witness: Witness,
+    /// The attacker's session and store.
     session: Session,
     store: Store,
-    /// A buffer of the attacker's, of 256 bytes.
+    /// Address of an attacker's buffer of 256 bytes.
     own: u64,
-    /// The other tenant's store, as only its own session may use it; and a buffer there.
+    /// The other tenant's session and store, and the address of one of its buffers.
     other: Session,
     theirs: Store,
     their_buffer: u64,
-    /// Counts what was tried, so that the other session is kept alive meanwhile.
+    /// Number of chains so far. Every 64 chains, the other session is kept alive.
     beat: u64,
 }
 
@@ -46,7 +48,7 @@ impl Scene {
         Scene { target, witness, session, store, own, other, theirs, their_buffer, beat: 0 }
     }
 
-    /// Of a chain of one op, its status. Nothing of another tenant's comes back.
+    /// Runs a chain of one op and returns its status. Asserts that the reply holds no byte of another tenant.
     #[track_caller]
     fn status(&mut self, op: Op) -> u8 {
         self.status_by(self.store.key, op)
@@ -59,11 +61,11 @@ impl Scene {
             self.other.stay();
         }
         let reply = self.session.ask(CHAIN, 0, &chain(key, &[op]));
-        assert!(!tells_a_secret(&reply), "it saw another tenant's bytes");
+        assert!(!tells_a_secret(&reply), "the reply holds another tenant's bytes");
         Came::of(&reply, 1).statuses()[0]
     }
 
-    /// Neither the tenant's data nor this one's own were touched.
+    /// Asserts that the other tenant's data are unchanged, and that nothing is left in the node.
     #[track_caller]
     fn nothing_was_touched(mut self) {
         let came = self.other.chain(self.theirs.key, &[read(self.their_buffer, 256)]);
@@ -75,7 +77,7 @@ impl Scene {
     }
 }
 
-/// Keys that a session with `key` was not given, in the same order for every one.
+/// Keys that a session with `key` was not given, in the same order for every session.
 fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
     let mut keys = vec![
         (0, 0),
@@ -83,8 +85,8 @@ fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
         (key.0, u64::MAX),
         (0, key.1),
         (u32::MAX, key.1),
-        theirs,            // Another session's key, by heart.
-        (theirs.0, key.1), // One's own secret, another's region.
+        theirs,            // Another session's key.
+        (theirs.0, key.1), // The own secret with another region.
         (key.0, theirs.1),
     ];
     let steps = [0x100, 0x1_0000, 1, 7].iter();
@@ -98,7 +100,7 @@ fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
 }
 
 fn keys_that_are_not_its_own_open_nothing(carrier: &'static str) {
-    /// Fewer chains than those after which a session that guesses ends.
+    /// With 4 chains per key, fewer chains than after which the node ends a session that guesses.
     const KEYS_A_SESSION: usize = 3;
     let mut scene = Scene::new(carrier);
     let (own, first_key, theirs) = (scene.own, scene.store.key, scene.theirs.key);
@@ -116,7 +118,7 @@ fn keys_that_are_not_its_own_open_nothing(carrier: &'static str) {
                 assert_eq!(scene.status_by(wrong, op), ACCESS, "{wrong:x?}");
             }
         }
-        // An earlier session's key is worth nothing in the next.
+        // An earlier session's key opens nothing in the next session.
         if from > 0 {
             assert_eq!(scene.status_by(first_key, read(own, 8)), ACCESS);
         }
@@ -127,7 +129,7 @@ fn keys_that_are_not_its_own_open_nothing(carrier: &'static str) {
     scene.nothing_was_touched();
 }
 
-/// Addresses that are none of its store's.
+/// Addresses outside the attacker's store.
 fn foreign_addresses(scene: &Scene) -> Vec<u64> {
     let memory = 96 << 20;
     let segment = 1 << 20;
@@ -141,7 +143,7 @@ fn foreign_addresses(scene: &Scene) -> Vec<u64> {
         scene.their_buffer,
         scene.theirs.table_at,
         scene.theirs.table_at + scene.theirs.table_len - 8,
-        scene.their_buffer / segment * segment, // Where buffers' states lie.
+        scene.their_buffer / segment * segment, // The states of the segment's buffers.
         scene.own / segment * segment,
         scene.own / segment * segment + 64,
         memory - 8,
@@ -154,7 +156,7 @@ fn foreign_addresses(scene: &Scene) -> Vec<u64> {
         u64::MAX - 255,
         u64::MAX,
     ];
-    // Every segment, but for those of its own table and buffers.
+    // Every segment, except those of the attacker's table and buffers.
     let table = scene.store.table_at..scene.store.table_at + scene.store.table_len;
     let own = |at: &u64| table.contains(at) || at / segment == scene.own / segment;
     all.extend((0..96).map(|index| index * segment + segment / 2).filter(|at| !own(at)));
@@ -168,7 +170,7 @@ fn addresses_outside_its_store_are_refused(carrier: &'static str) {
     for at in foreign_addresses(&scene) {
         for op in [read(at, 8), read(at, 0x7fff_ffff), write(at, &[0; 8]), fetch_add(at, 1)] {
             let status = scene.status(op);
-            // The store may have been granted this segment, and not have used it: then it is its own.
+            // The segment may be granted to the attacker's store and still unused: then access is allowed.
             let is_own = status == OK;
             assert!(is_own || [ACCESS, INVALID, TOO_LONG].contains(&status), "{status} at {at:#x}");
             let is_known_foreign = !(1 << 16..96 << 20).contains(&at)
@@ -179,7 +181,7 @@ fn addresses_outside_its_store_are_refused(carrier: &'static str) {
         }
     }
     scene.target.reaches("refused_total", refused + tried);
-    // To its ends and one beyond them.
+    // Up to the table's ends, and beyond them.
     let (at, len) = (scene.store.table_at, scene.store.table_len);
     assert_eq!(scene.status(read(at + len - 8, 8)), OK);
     for (at, len) in [(at - 1, 1), (at - 8, 8), (at - 8, 16), (at + len - 7, 8), (at + len, 1)] {
@@ -189,7 +191,7 @@ fn addresses_outside_its_store_are_refused(carrier: &'static str) {
             "{status}"
         );
     }
-    // A word that is not aligned, or that straddles.
+    // Words that are not aligned.
     for by in 1..8 {
         let at = scene.own + by;
         assert_eq!(scene.status(fetch_add(at, 1)), INVALID);
@@ -238,19 +240,19 @@ fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
             }
         }
     }
-    // In a circle: one level is followed, and no more.
+    // A pointer to itself: exactly one level is followed.
     let itself = [&pointer_at.to_le_bytes()[..], &16_u32.to_le_bytes(), &[0; 4]].concat();
     assert_eq!(scene.status(write(pointer_at, &itself)), OK);
     let came = scene.session.chain(scene.store.key, &[read(pointer_at, 16).with(TARGET_INDIRECT | BOUNDED)]);
     assert_eq!(came.output(0), itself);
-    // However long the bound, an access ends with the buffer that it points into.
+    // For any bound, an access ends at the end of the buffer that the pointer leads into.
     let far = [&scene.own.to_le_bytes()[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
     assert_eq!(scene.status(write(pointer_at, &far)), OK);
     let came =
         scene.session.chain(scene.store.key, &[read(pointer_at, 60_000).with(TARGET_INDIRECT | BOUNDED)]);
     assert_eq!(came.statuses(), [OK]);
     assert!((256..=512).contains(&came.output(0).len()), "{}", came.output(0).len());
-    // A freed buffer's bytes are its store's own until they are another's; a pointer into it shows nothing else.
+    // A freed buffer still belongs to its store, so a pointer into it reveals only the store's own bytes.
     let freed = [&freed.to_le_bytes()[..], &64_u32.to_le_bytes(), &[0; 4]].concat();
     assert_eq!(scene.status(write(pointer_at, &freed)), OK);
     let _own_bytes = scene.status(read(pointer_at, 64).with(TARGET_INDIRECT | BOUNDED));
@@ -260,7 +262,7 @@ fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
 fn ops_that_make_no_sense_are_refused_or_do_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let (key, own) = (scene.store.key, scene.own);
-    // Output redirected to what is not owned, and to where there is too little room.
+    // Output redirected to foreign memory, and to a place that is too small.
     for to in
         [scene.their_buffer, scene.theirs.table_at, 0, 8, 96 << 20, u64::MAX, SCRATCH + 32, SCRATCH + 25]
     {
@@ -273,9 +275,9 @@ fn ops_that_make_no_sense_are_refused_or_do_nothing(carrier: &'static str) {
     assert_eq!(
         scene.session.chain(key, &[read(own, 256)]).output(0),
         [1; 256],
-        "what was refused did nothing"
+        "refused ops change nothing"
     );
-    // Data from what is not owned, and from scratch that nothing was put into: zeros, no earlier chain's bytes.
+    // Data from foreign memory is refused. Data from unwritten scratch is zeros, not bytes of an earlier chain.
     for from in [scene.their_buffer, 0, 8, 96 << 20, u64::MAX, SCRATCH + 32] {
         let copy = Op { code: WRITE, len: 8, at: own, ..Op::default() }.by(DATA_INDIRECT, from);
         assert_eq!(scene.status(copy), ACCESS, "from {from:#x}");
@@ -284,12 +286,12 @@ fn ops_that_make_no_sense_are_refused_or_do_nothing(carrier: &'static str) {
     let copy = Op { code: WRITE, len: 32, at: own + 128, ..Op::default() }.by(DATA_INDIRECT, SCRATCH);
     let came = scene.session.chain(key, &[copy, read(own + 128, 32), read(SCRATCH, 32)]);
     assert_eq!((came.output(1), came.output(2)), (&[0; 32][..], &[0; 32][..]));
-    // Beyond scratch, by one and by very much.
+    // Beyond scratch, by a little and by far.
     for at in [SCRATCH + 25, SCRATCH + 32, SCRATCH + (1 << 62), u64::MAX] {
         assert_eq!(scene.status(read(at, 8)), ACCESS, "{at:#x}");
         assert_eq!(scene.status(write(at, &[1; 8])), ACCESS, "{at:#x}");
     }
-    // After one that was refused nothing runs; after one without success a conditional one does not.
+    // After a refused op, nothing runs. After an op without success, conditional ops are skipped.
     let came = scene.session.chain(key, &[read(scene.their_buffer, 8), write(own, &[9; 8]), read(own, 8)]);
     assert_eq!(came.statuses(), [ACCESS, ABORTED, ABORTED]);
     let failed = cas(own, 8, &[0x55; 8], &[9; 8]);
@@ -299,16 +301,16 @@ fn ops_that_make_no_sense_are_refused_or_do_nothing(carrier: &'static str) {
     );
     assert_eq!(came.statuses(), [CAS_FAILED, SKIPPED, SKIPPED, OK]);
     assert_eq!(came.output(3), [1; 8]);
-    // More than a list's buffers hold, a list that there is not.
+    // More bytes than the list's buffers hold; lists that do not exist.
     assert_eq!(scene.status(allocate(list_for(64), &[1; 4096])), INVALID);
     for list in [1 << 20, u64::from(u32::MAX), u64::MAX, SCRATCH] {
         let status = scene.status(allocate(list, &[1; 8]));
         assert!([ACCESS, INVALID].contains(&status), "{status} of list {list}");
     }
-    // More bytes than a reply has.
+    // More bytes than fit into a reply.
     assert_eq!(scene.status(read(scene.store.table_at, 65_536)), TOO_LONG);
     assert!([TOO_LONG, ACCESS].contains(&scene.status(read(scene.store.table_at, u32::MAX))));
-    // A wide word, where there are none; masks that select nothing change nothing.
+    // Wide words are unsupported here. Masks that select nothing change nothing.
     for width in [24, 32] {
         let compare = vec![1; width];
         assert_eq!(scene.status(cas(own, width as u8, &compare, &compare)), INVALID);
@@ -370,12 +372,12 @@ fn chains_that_lie_about_themselves_do_not_run(carrier: &'static str) {
             scene.other.stay();
         }
         let reply = scene.session.ask(CHAIN, 0, bytes);
-        let Came::Refused(reason) = Came::of(&reply, 0) else { panic!("it ran: {}", bytes.escape_ascii()) };
+        let Came::Refused(reason) = Came::of(&reply, 0) else { panic!("the chain ran: {}", bytes.escape_ascii()) };
         assert!(reason.contains("chain") && !reason.contains("0x5"), "{reason}");
     }
     let came = scene.session.chain(key, &[read(own, 16)]);
-    assert_eq!(came.output(0), [1; 16], "nothing of them ran");
-    // The most that there can be.
+    assert_eq!(came.output(0), [1; 16], "no op of the refused chains ran");
+    // The maximum number of ops.
     let came = scene.session.chain(key, &vec![fetch_add(own, 1); 64]);
     assert_eq!(came.statuses(), [OK; 64]);
     scene.nothing_was_touched();
@@ -396,16 +398,16 @@ fn a_bound_that_changes_all_the_while_shows_nothing_else(carrier: &'static str) 
         let hostile =
             [&leads[round % leads.len()].to_le_bytes()[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
         let flip = if round % 2 == 0 { &honest } else { &hostile };
-        // Both are under way at once, and which is first is anybody's guess.
+        // Both requests are in flight at once, in unknown order.
         let wrote = second.request(CHAIN, 3, &chain(same.key, &[write(pointer_at, flip)]));
         let got = scene.session.request(
             CHAIN,
             3,
             &chain(scene.store.key, &[read(pointer_at, 60_000).with(TARGET_INDIRECT | BOUNDED)]),
         );
-        // What is lost on the way is no loss here.
+        // A lost datagram only reduces the number of samples.
         if let Some(reply) = scene.session.reply(3, got, PATIENCE / 20) {
-            assert!(!tells_a_secret(&reply), "it saw another tenant's bytes");
+            assert!(!tells_a_secret(&reply), "the reply holds another tenant's bytes");
             let came = Came::of(&reply, 1);
             came_back[usize::from(came.statuses()[0])] += 1;
             let is_own = came.output(0).iter().all(|&byte| byte == 1 || byte == 0);
@@ -429,7 +431,7 @@ fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
     let drop_asked = dropper.request(CALL, 1, &[&[0; 8], &br#"{"drop_store":{"name":"mine"}}"#[..]].concat());
     let mut statuses = [0_u32; 10];
     let ops = [read(buffer, 512), write(buffer, &[2; 8]), read(mine.table_at, 64)];
-    // Chains are under way while the key is taken away.
+    // Chains run while the key is revoked.
     let mut after = 0;
     for round in 0..3000 {
         if round % 100 == 0 {
@@ -447,8 +449,8 @@ fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
     }
     assert!(after > 200, "the key still opens: {statuses:?}");
     dropper.reply(1, drop_asked, PATIENCE);
-    // Its memory becomes another tenant's, who fills it with what nobody else may see.
-    until("the store is gone", || {
+    // Its memory goes to another tenant, who fills it with secrets.
+    until("the store is dropped", || {
         scene.other.stay();
         scene.session.stay();
         !scene.target.node.run(["store", "list"]).done().text().contains("mine")
@@ -475,7 +477,7 @@ fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
 fn a_full_store_is_told_so_and_harms_no_other(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let before = scene.target.count("not_ready_total");
-    // Takes all there is, in whatever lists, and goes on asking; buffers of others are not touched.
+    // Allocates until the store is full, and continues to request. Other stores are not affected.
     let mut taken = 0;
     let mut not_ready = 0;
     for round in 0..3000 {
@@ -495,14 +497,14 @@ fn a_full_store_is_told_so_and_harms_no_other(carrier: &'static str) {
             scene.witness.is_well();
         }
     }
-    println!("{carrier}: {taken} buffers of 30 kB were had of 16 MiB");
+    println!("{carrier}: {taken} buffers of 30 kB were allocated from 16 MiB");
     assert!(not_ready > 100 && taken < 16 << 20 >> 14, "{taken}");
     scene.target.reaches("not_ready_total", before + 100);
-    // Its end gives all of it back.
+    // The end of the session frees all of them.
     let live = |scene: &Scene| scene.target.stat("default")["live_buffers"].as_u64().expect("a number");
     assert!(live(&scene) >= taken);
     scene.session = Session::open(scene.target.url(carrier));
-    until("what the attacker held is had again", || {
+    until("the attacker's buffers are free again", || {
         scene.other.stay();
         scene.session.stay();
         live(&scene) <= 1

@@ -98,7 +98,7 @@ fn a_crowd_of_idle_sessions_leaves_the_others_served(carrier: &'static str) {
 fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
     let target = Target::start();
     let witness = target.witness(carrier);
-    let pool = farside::connect(target.url(carrier)).expect("it serves");
+    let pool = farside::connect(target.url(carrier)).expect("the node serves");
     let endpoint = pool.endpoint_here().expect("a session");
     endpoint.set_patience(PATIENCE);
     let since = Instant::now();

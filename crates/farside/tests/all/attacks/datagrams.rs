@@ -1,4 +1,5 @@
-//! Datagrams that no client of ours sends: cut, damaged, replayed, forged, from the future, in pieces that disagree.
+//! Datagrams that no Farside client sends: truncated, damaged, replayed, forged, with future numbers, or with fragments
+//! that contradict each other.
 
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
@@ -19,7 +20,7 @@ on_each_carrier![
     questions_that_are_none_are_refused,
 ];
 
-/// A node under attack over one carrier, with a word that counts what ran.
+/// A node under attack over one carrier, and a word that counts the chains that ran.
 struct Scene {
     target: Target,
     witness: Witness,
@@ -40,21 +41,21 @@ impl Scene {
         Scene { target, witness, carrier, session, store, word, runs: 0 }
     }
 
-    /// A chain that can be seen to have run.
+    /// A chain that increments the word.
     fn counting(&self) -> Vec<u8> {
         chain(self.store.key, &[fetch_add(self.word, 1)])
     }
 
-    /// How often such a chain has run.
+    /// Asserts that such a chain ran `times` more times.
     #[track_caller]
     fn has_run(&mut self, times: u64) {
         self.runs += times;
         let came = self.session.chain(self.store.key, &[read(self.word, 8)]);
         assert_eq!(came.statuses(), [OK]);
-        assert_eq!(u64_at(came.output(0), 0), self.runs, "so often it has run");
+        assert_eq!(u64_at(came.output(0), 0), self.runs, "number of chains that ran");
     }
 
-    /// One of each kind, well-formed, for numbers that this session's slots 1 and up have not used.
+    /// One well-formed datagram of each kind, with numbers that slots 1 and up of this session have not used.
     fn one_of_each(&self) -> Vec<Vec<u8>> {
         let chain = self.counting();
         let call = [&[0; 8], &br#""node_info""#[..]].concat();
@@ -73,7 +74,7 @@ impl Scene {
         ]
     }
 
-    /// Sends what is no good, in portions that a socket holds.
+    /// Sends bad datagrams, in batches that fit into a socket's buffer. Returns their number.
     #[track_caller]
     fn send_all<'a>(&mut self, bad: impl IntoIterator<Item = &'a [u8]>) -> u64 {
         let mut sent = 0;
@@ -81,10 +82,10 @@ impl Scene {
             self.session.raw.send(bytes);
             sent += 1;
             if sent % 32 == 0 {
-                assert!(self.session.sync(), "its session goes on");
+                assert!(self.session.sync(), "the session is alive");
             }
         }
-        assert!(self.session.sync(), "its session goes on");
+        assert!(self.session.sync(), "the session is alive");
         sent
     }
 
@@ -101,7 +102,7 @@ fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
     let mut bad = Vec::new();
     for whole in scene.one_of_each() {
         for len in 0..whole.len() {
-            // A header alone is a DATA without entries, a PING or a BYE: no harm, or what it says.
+            // A header alone is a valid DATA without entries.
             if len == HEADER && whole[3] == DATA {
                 continue;
             }
@@ -123,7 +124,7 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
     let before = scene.target.count("engine_malformed_total");
     let mut damaged = Vec::new();
     for whole in scene.one_of_each() {
-        // All of the zeros that fill up a HELLO are alike.
+        // One in 97 of the zeros that pad a HELLO is enough.
         for at in (0..whole.len()).filter(|&at| at < 200 || at % 97 == 0) {
             for damage in [0x01, 0x80, 0xff] {
                 let mut bytes = whole.clone();
@@ -133,19 +134,19 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
         }
     }
     if !scene.session.raw.is_reliable() {
-        // The check tells, whatever the byte.
+        // The checksum detects damage to any byte.
         let sent = scene.send_all(damaged.iter().map(Vec::as_slice));
         scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
         scene.has_run(0);
     }
-    // With a repaired check each is another request: it may run, with the session's own rights and no others.
+    // With a corrected checksum each is another request. It may run, with the rights of its session only.
     for (nth, mut bytes) in damaged.into_iter().enumerate() {
         seal(&mut bytes);
         scene.session.raw.send(&bytes);
         if nth % 32 == 0 {
             scene.witness.is_well();
         }
-        // It may have said BYE, or a HELLO that ends it.
+        // The damaged datagram may be a BYE, or a HELLO that ends the session.
         if nth % 16 == 0 && !scene.session.sync() {
             scene.session = Session::open(scene.target.url(carrier));
         }
@@ -164,7 +165,7 @@ fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static
     }
     for at in 0..2 {
         let mut other = scene.session.datagram(PING, &[]);
-        other[at] ^= 0x20; // Other magic.
+        other[at] ^= 0x20; // Another magic.
         seal(&mut other);
         bad.push(other);
     }
@@ -180,7 +181,7 @@ fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static
     assert!(scene.session.data(&[Entry::whole(REPLY, 0, scene.session.numbers[0], &[0; 8])]));
     assert!(scene.session.sync());
     scene.target.reaches("engine_disallowed_total", before + 1);
-    // Another version: it is told which both are.
+    // Another version: the refusal names both versions.
     for version in [0, 1, 255] {
         let mut hello = hello(7, 1, 7, b"");
         hello[2] = version;
@@ -191,7 +192,7 @@ fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static
         let reason = String::from_utf8_lossy(&refused[HEADER..]).into_owned();
         assert_eq!((refused[3], u64_at(&refused, 8)), (REFUSED, 7));
         assert!(reason.contains(&format!("version {version}")) && reason.contains("speaks 2"), "{reason}");
-        // Another one that is shorter than a hello hears nothing: who forges its source gains nothing.
+        // A short datagram of another version gets no response, so that a forged source address gains nothing.
         stranger.send(&hello[..1199]);
         assert_eq!(stranger.receive(SILENCE), None);
     }
@@ -215,19 +216,19 @@ fn lengths_that_lie_are_refused(carrier: &'static str) {
         bad.push(Entry { index: count, ..good });
         bad.push(Entry { index: count, count, ..good });
     }
-    // A buffer to give back has 24 bytes.
+    // A RETIRE entry has a multiple of 16 bytes.
     bad.push(Entry::whole(RETIRE, 1, 1, &[0; 23]));
     bad.push(Entry::whole(CALL, 1, 1, &[0; 7]));
     bad.push(Entry::whole(CANCEL, 1, 1, &[0; 8]));
     bad.push(Entry::whole(HAVE, 1, 1, &[0; 8]));
-    // Some of these lies are the truth.
+    // Some of these values are true: removes them.
     let is_true = |entry: &Entry<'_>| entry.len == good.len && entry.size == good.len && entry.count == 1;
     bad.retain(|entry| !(is_true(entry) && entry.index == 0));
     let before = scene.target.count("engine_malformed_total");
     let bad: Vec<Vec<u8>> = bad.iter().map(|entry| scene.session.datagram(DATA, &entry.bytes())).collect();
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
     scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
-    // What a HELLO says of itself.
+    // Wrong lengths in a HELLO.
     for (at, lie) in
         [(24 + 32, 0), (24 + 32, 1199), (24 + 32, 65508), (24 + 32, u32::MAX), (24 + 40, u32::MAX)]
     {
@@ -253,7 +254,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     scene.send_all([&again[..]; 64]);
     scene.target.reaches("engine_duplicates_total", before + 60);
     scene.has_run(0);
-    // From another address, also with all the right secrets.
+    // From another address, with the right secrets.
     let mut thief = Raw::connect(scene.target.url(carrier));
     let next = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, number + 1, &counting).bytes());
     let cancel = scene.session.datagram(DATA, &Entry::whole(CANCEL, 5, number + 1, b"").bytes());
@@ -262,11 +263,11 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
         [&again, &next, &cancel, &scene.session.datagram(PING, &[]), &scene.session.datagram(BYE, &[])]
     {
         thief.send(bytes);
-        assert_eq!(thief.receive(SILENCE), None, "it gets no answer");
+        assert_eq!(thief.receive(SILENCE), None, "the thief gets no response");
     }
     scene.target.reaches("engine_disallowed_total", before + 5);
     scene.has_run(0);
-    // Its HELLO: a welcome would tell the secret.
+    // The session's HELLO from another address: a welcome would reveal the secret.
     let before = scene.target.settled("engine_sessions_opened_total");
     for _ in 0..10 {
         thief.send(&scene.session.hello);
@@ -274,11 +275,11 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
         assert_eq!(answer[3], REFUSED);
         assert!(!answer.windows(8).any(|bytes| bytes == scene.session.secret.to_le_bytes()));
     }
-    // From where it came it gets the same answer.
+    // From its own address, the HELLO gets the same welcome again.
     scene.session.raw.send(&scene.session.hello);
     let welcome = scene.session.raw.receive(PATIENCE).expect("a welcome");
     assert_eq!((welcome[3], u64_at(&welcome, 24)), (WELCOME, scene.session.secret));
-    // What is given back is given back once.
+    // A replayed RETIRE retires the buffer once.
     let gone = scene.session.buffer(&scene.store, &[1; 64]);
     let retire = [u64::from(scene.store.key.0), gone].map(u64::to_le_bytes).concat();
     let number = scene.session.request(RETIRE, 6, &retire);
@@ -289,15 +290,15 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     }
     assert!(scene.session.sync());
     assert_eq!(scene.target.settled("retired_buffers_total"), before_retired);
-    // A cancelled number never runs, however often it comes.
+    // A cancelled number never runs, however often it is sent.
     let cancelled = scene.session.numbers[5] + 1;
     scene.session.data(&[Entry::whole(CANCEL, 5, cancelled, b"")]);
     scene.session.numbers[5] = cancelled;
     let late = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled, &counting).bytes());
     scene.send_all([&late[..]; 20]);
     scene.has_run(0);
-    assert_eq!(scene.target.settled("engine_sessions_opened_total"), before, "nobody else was let in");
-    // After BYE: each is told that it is over, and the HELLO opens nothing.
+    assert_eq!(scene.target.settled("engine_sessions_opened_total"), before, "no other session was opened");
+    // After BYE, each request gets a GONE, and the HELLO is refused.
     let old = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled + 1, &counting).bytes());
     let (number, hello) = (scene.session.number, scene.session.hello.clone());
     scene.session.say(BYE);
@@ -329,7 +330,7 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
         near.chain((0..1000).map(|_| random())).map(|guess| datagram(DATA, number, guess, &body)).collect();
     let sent = scene.send_all(guesses.iter().map(Vec::as_slice));
     scene.target.reaches("engine_bad_secrets_total", before + sent * 9 / 10);
-    // BYE, PING and others' numbers too: from elsewhere, where each gets at most as many bytes as it sent.
+    // DATA, PING and BYE with guessed numbers from another address: a response has at most as many bytes as a request.
     let mut stranger = Raw::connect(scene.target.url(carrier));
     for nth in 0..200_u32 {
         let kind = [DATA, PING, BYE][nth as usize % 3];
@@ -339,7 +340,7 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
     }
     let mut answered = 0;
     while let Some(answer) = stranger.receive(SILENCE) {
-        assert_eq!((answer[3], answer.len()), (GONE, HEADER), "nothing is told but that there is none");
+        assert_eq!((answer[3], answer.len()), (GONE, HEADER), "a GONE reveals nothing else");
         answered += 1;
     }
     assert!(answered > 0);
@@ -370,7 +371,7 @@ fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'st
         .into();
     scene.send_all(bad.iter().map(Vec::as_slice));
     scene.target.reaches("engine_malformed_total", before + 4);
-    // From the past, which wraps.
+    // Numbers from the past, which wrap.
     let bad: Vec<Vec<u8>> = [0, 1 << 31, u32::MAX - 1, u32::MAX]
         .map(|number| scene.session.datagram(DATA, &Entry::whole(CHAIN, 9, number, &counting).bytes()))
         .into();
@@ -393,7 +394,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
             let part = Entry::part(CHAIN, slot, 1, &long, index);
             assert!(scene.session.data(&[part, part]), "doubled");
             if sent < count - 1 {
-                // Of another size, another kind, or of a number that is not begun.
+                // Fragments of another size, of another kind, or of a number that has not started.
                 scene.session.data(&[Entry::part(CHAIN, slot, 1, &other, 1)]);
                 scene.session.data(&[Entry::part(CALL, slot, 1, &long, 0)]);
                 scene.session.data(&[Entry::part(CHAIN, slot, 2, &long, 0)]);
@@ -409,7 +410,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
         scene.has_run(1);
     }
     scene.target.reaches("engine_disallowed_total", before + 20);
-    // One that never becomes whole runs never, and its bytes are let go with the session.
+    // An incomplete request never runs, and its bytes are freed with the session.
     for index in 1..count {
         scene.session.data(&[Entry::part(CHAIN, 3, 1, &long, index)]);
     }
@@ -434,7 +435,7 @@ fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
     scene.target.reaches("engine_disallowed_total", before.0 + 1000);
     let grown = scene.target.resident_kib().saturating_sub(before.1);
     println!("{carrier}: 12 MB of half-sent requests: the node grew by {grown} KiB");
-    assert!(grown < 8 << 10, "it grew by {grown} KiB");
+    assert!(grown < 8 << 10, "the node grew by {grown} KiB");
     scene.has_run(0);
     scene.leaves_nothing();
 }
@@ -454,14 +455,14 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
     let neighbour = other.buffer(&shown, &[6; 64]);
     let (key, theirs_key) = (key.0, theirs.key.0);
     let hostile = [
-        (key, neighbour),     // Of this store, and another session's.
-        (key, buffer),        // Of another store, as if it were this one's.
-        (theirs_key, buffer), // Another session's, of a store that this one has not opened.
-        (theirs_key, word),   // Both mixed up.
+        (key, neighbour),     // Another session's buffer in the same store.
+        (key, buffer),        // A buffer of another store, claimed for this one.
+        (theirs_key, buffer), // A buffer of a store that this session has not opened.
+        (theirs_key, word),   // The own buffer, claimed for another store.
         (0, word),
         (key + 1, word),
         (u32::MAX, word),
-        (key, 0), // No buffer at all: header, table, between, beyond.
+        (key, 0), // Addresses of no buffer: header, table, between buffers, beyond the memory.
         (key, 64),
         (key, 4096),
         (key, table),
@@ -478,13 +479,13 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
         scene.session.ask(RETIRE, 7, &all);
     }
     assert_eq!(scene.target.settled("retired_buffers_total"), retired);
-    // Free and double: the first time alone counts.
+    // Retired twice: only the first time counts.
     let twice = [one(key, freed), one(key, freed)].concat();
     scene.session.ask(RETIRE, 7, &twice);
     scene.session.ask(RETIRE, 7, &twice);
     scene.target.reaches("retired_buffers_total", retired + 1);
     assert_eq!(scene.target.settled("retired_buffers_total"), retired + 1);
-    // Nobody's buffer is gone, and the word is still this session's.
+    // All buffers are still live, and the word still belongs to this session.
     assert_eq!(scene.target.stat("witness")["live_buffers"].as_u64(), live);
     assert_eq!(other.chain(theirs.key, &[read(buffer, 64)]).output(0), [5; 64]);
     assert_eq!(other.chain(shown.key, &[read(neighbour, 64)]).output(0), [6; 64]);
@@ -513,7 +514,7 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
     questions
         .extend((0..35).map(|len| r#"{"open_store":{"name":"default"}}"#[..len.min(33)].to_owned()).take(33));
     for question in &questions {
-        let reason = scene.session.call(question).expect_err("it is no question");
+        let reason = scene.session.call(question).expect_err("an invalid request");
         assert!(!reason.is_empty() && reason.len() <= 4096, "{} bytes", reason.len());
     }
     for service in [1, 7, u32::MAX] {
@@ -521,7 +522,7 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
         let reason = String::from_utf8_lossy(&answer[1..]).into_owned();
         assert!(answer[0] == 0xff && reason.contains(&service.to_string()), "{reason}");
     }
-    // More questions at once than are kept: each is answered, the rest with a refusal.
+    // More calls at once than the engine queues: each gets a response, the excess ones a refusal.
     let ask = [&[0; 8], &br#"{"store_stat":{"name":"default"}}"#[..]].concat();
     for slot in 1..64 {
         scene.session.request(CALL, slot, &ask);

@@ -20,7 +20,7 @@ const KEYS: u64 = 32;
 fn child() {
     let Ok(url) = std::env::var(URL) else { return };
     let operations: u64 = std::env::var(OPERATIONS).expect("a number").parse().expect("a number");
-    let pool = farside::connect(&url).expect("it serves");
+    let pool = farside::connect(&url).expect("the node serves");
     let mut client = farside::local::Client::open(&pool, "default").expect("a store");
     let mut word = operations.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut done = 0;
@@ -52,7 +52,7 @@ fn victim(url: &str, operations: u64) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
     command.args(["--exact", "attacks::deaths::child", "--nocapture"]);
     command.env(URL, url).env(OPERATIONS, operations.to_string());
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it can be started")
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the command starts")
 }
 
 fn wave(target: &Target, carrier: &str, from: u64, count: u64) {
@@ -75,11 +75,11 @@ fn wave(target: &Target, carrier: &str, from: u64, count: u64) {
 
 /// Deletes everything that children left in the table, so that the only live buffers are tombstones.
 fn cleared(target: &Target) {
-    let pool = farside::connect(&target.node.url()).expect("it serves");
+    let pool = farside::connect(&target.node.url()).expect("the node serves");
     let client = pool.open("default").expect("a store");
     for n in 0..KEYS {
-        client.put([b"victim", &n.to_le_bytes()[..]].concat(), "x").wait().expect("it stores");
-        client.delete([b"victim", &n.to_le_bytes()[..]].concat()).wait().expect("it deletes");
+        client.put([b"victim", &n.to_le_bytes()[..]].concat(), "x").wait().expect("stored");
+        client.delete([b"victim", &n.to_le_bytes()[..]].concat()).wait().expect("deleted");
     }
 }
 

@@ -50,7 +50,7 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
     }
     if carrier == "udp" {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let url = format!("udp://{}", socket.local_addr().expect("it is bound"));
+        let url = format!("udp://{}", socket.local_addr().expect("a bound socket"));
         std::thread::spawn(move || {
             let mut buffer = vec![0; 70_000];
             while let Ok((len, from)) = socket.recv_from(&mut buffer) {
@@ -62,7 +62,7 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
         return Impostor::at(url);
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("tcp://{}", listener.local_addr().expect("it is bound"));
+    let url = format!("tcp://{}", listener.local_addr().expect("a bound socket"));
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
             let mut len = [0; 4];

@@ -27,14 +27,14 @@ impl Sealed {
         let made =
             farside(["token", "new", "--name", "a", "--admin", "--store", "*=all", "--secret-file", &secret]);
         std::fs::write(&tokens, made.done().text()).expect("a file");
-        std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).expect("ours");
+        std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).expect("our own file");
         let mut command = command();
         command.args(["serve", "--die-with-parent", "--memory", "32MiB", "--store", "default"]);
         command.args(["--listen", "udp://127.0.0.1:0", "--tokens", &tokens]);
         let node = Process::start(command, folder.path().join("log"));
         node.line();
         let at = node.line().rsplit("//").next().and_then(|at| at.parse().ok()).expect("an address");
-        let token = std::fs::read_to_string(&secret).expect("it was made").trim().to_owned();
+        let token = std::fs::read_to_string(&secret).expect("the command wrote the file").trim().to_owned();
         Sealed { node, at, token, folder }
     }
 
@@ -95,7 +95,7 @@ impl Relay {
     /// Starts a relay that works until the test's process exits.
     fn start(node: SocketAddr) -> Arc<Relay> {
         let front = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let at = front.local_addr().expect("it is bound");
+        let at = front.local_addr().expect("a bound socket");
         let done = [const { AtomicU64::new(0) }; 6];
         let relay = Arc::new(Relay { node, at, front, seen: Mutex::default(), done });
         let working = Arc::clone(&relay);
@@ -254,7 +254,7 @@ fn who_is_on_the_way_of_sealed_packets_sees_nothing_and_does_nothing_but_lose_th
 fn a_greeting_that_was_changed_is_refused_and_nothing_is_sent_in_the_clear() {
     let sealed = Sealed::start();
     let front = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    let at = front.local_addr().expect("it is bound");
+    let at = front.local_addr().expect("a bound socket");
     let (node, sent) = (sealed.at, Arc::new(Mutex::new(Vec::new())));
     let record = Arc::clone(&sent);
     std::thread::spawn(move || {

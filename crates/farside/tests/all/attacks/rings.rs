@@ -517,12 +517,12 @@ fn who_dies_in_the_middle_of_a_write_leaves_nothing() {
                 let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
                 command.args(["--exact", "attacks::rings::child", "--nocapture"]);
                 command.env(URL, scene.target.url("ring")).env(STAGE, (stage % STAGES).to_string());
-                command.stdout(Stdio::null()).spawn().expect("it can be started")
+                command.stdout(Stdio::null()).spawn().expect("the command starts")
             })
             .collect();
         for mut child in children {
             use std::os::unix::process::ExitStatusExt;
-            let status = child.wait().expect("ours to wait for");
+            let status = child.wait().expect("it is our child");
             assert_eq!(status.signal(), Some(9), "wave {wave}: another signal");
         }
         scene.witness.is_well();

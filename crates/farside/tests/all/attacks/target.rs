@@ -30,7 +30,7 @@ impl Target {
         let out = folder.path().to_str().expect("UTF-8");
         support::farside(["tls", "new", "--host", "127.0.0.1", "--out", out]).done();
         let (cert, key) = (format!("{out}/cert.pem"), format!("{out}/key.pem"));
-        let tls_ca = Some(std::fs::read_to_string(&cert).expect("it was made"));
+        let tls_ca = Some(std::fs::read_to_string(&cert).expect("the command wrote the file"));
         let ring = format!("ring:{out}/ring");
         let mut arguments = vec!["--memory", "96MiB", "--store", "default", "--quota", "16MiB"];
         for url in ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "tls://127.0.0.1:0", &ring] {
@@ -62,9 +62,9 @@ impl Target {
     pub(crate) fn http(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).expect("the node listens");
         stream.set_read_timeout(Some(support::PATIENCE)).expect("a time");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").expect("it reads");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").expect("the node reads");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
+        stream.read_to_string(&mut answer).expect("a response");
         answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
     }
 
@@ -108,17 +108,17 @@ impl Target {
     /// Resident memory of the node's process, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status =
-            std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid())).expect("it runs");
+            std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid())).expect("the process runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
         line.trim().trim_end_matches("kB").trim().parse().expect("a number")
     }
 
     /// Starts a witness over a carrier: a client whose data must survive.
     pub(crate) fn witness(&self, carrier: &str) -> Witness {
-        let pool = farside::connect_with(self.url(carrier), &self.options).expect("it serves");
+        let pool = farside::connect_with(self.url(carrier), &self.options).expect("the node serves");
         let witness = Witness { client: pool.open("witness").expect("a store") };
         for n in 0..Witness::ITEMS {
-            witness.client.put(n.to_le_bytes(), value_of(n)).wait().expect("it stores");
+            witness.client.put(n.to_le_bytes(), value_of(n)).wait().expect("stored");
         }
         witness
     }
@@ -167,7 +167,7 @@ impl Witness {
             let got = self.client.get(n.to_le_bytes()).wait().expect("read");
             assert_eq!(got.expect("present").value, value_of(n), "item {n}");
         }
-        self.client.put(0_u64.to_le_bytes(), value_of(0)).wait().expect("it stores");
+        self.client.put(0_u64.to_le_bytes(), value_of(0)).wait().expect("stored");
     }
 
     /// Number of gets that complete within `while_`.

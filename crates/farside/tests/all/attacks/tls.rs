@@ -211,7 +211,7 @@ fn nobody_on_the_way_reads_a_token_a_key_or_a_value() {
     for scheme in ["tls", "tcp"] {
         let proxy = Proxy::new(target.url(scheme), None, None);
         let options = farside::Options { token: Some(TOKEN.into()), ..target.options.clone() };
-        let pool = farside::connect_with(&proxy.url, &options).expect("it serves");
+        let pool = farside::connect_with(&proxy.url, &options).expect("the node serves");
         let client = pool.open("default").expect("a store");
         client.put("a key that is a secret", VALUE).wait().expect("stored");
         let got = client.get("a key that is a secret").wait().expect("read").expect("it was stored");
@@ -229,8 +229,8 @@ fn nobody_on_the_way_reads_a_token_a_key_or_a_value() {
 fn a_byte_that_is_changed_on_the_way_ends_the_session_and_nobody_is_told_a_wrong_thing() {
     let target = Target::start();
     let witness = target.witness("tls");
-    let pool = farside::connect_with(target.url("tls"), &target.options).expect("it serves");
-    pool.open("default").expect("a store").put("k", VALUE).wait().expect("it stores");
+    let pool = farside::connect_with(target.url("tls"), &target.options).expect("the node serves");
+    pool.open("default").expect("a store").put("k", VALUE).wait().expect("stored");
     let before = target.now();
     let mut broken = 0;
     // Offsets in the greeting, in the handshake, and in the data; in both directions.
@@ -266,12 +266,12 @@ fn what_was_heard_on_the_way_is_worth_nothing_when_it_is_said_again() {
     let target = Target::start();
     let proxy = Proxy::new(target.url("tls"), None, None);
     let open = |url: &str| {
-        let pool = farside::connect_with(url, &target.options).expect("it serves");
+        let pool = farside::connect_with(url, &target.options).expect("the node serves");
         pool.open("default").expect("a store")
     };
-    open(&proxy.url).put("k", "before").wait().expect("it stores");
+    open(&proxy.url).put("k", "before").wait().expect("stored");
     let direct = open(target.url("tls"));
-    direct.put("k", "after").wait().expect("it stores");
+    direct.put("k", "after").wait().expect("stored");
     let before = target.now();
     let heard = Proxy::kept(&proxy.up);
     assert!(heard.len() > 1500, "a handshake and requests: {}", heard.len());
@@ -280,6 +280,6 @@ fn what_was_heard_on_the_way_is_worth_nothing_when_it_is_said_again() {
         again.write_all(&heard).expect("the node listens");
         is_hung_up(again);
     }
-    assert_eq!(direct.get("k").wait().expect("it is served").expect("it was stored").value, b"after");
+    assert_eq!(direct.get("k").wait().expect("read").expect("it was stored").value, b"after");
     target.is_as_before(before);
 }

@@ -1,4 +1,4 @@
-//! Datagrams that are lost, doubled, overtaken and late, in both directions.
+//! Datagrams that are lost, duplicated, reordered and delayed, in both directions.
 
 use crate::faults::{WORDS, connect, node_at};
 use farside::Pool;
@@ -17,7 +17,7 @@ const THREADS: u32 = 2;
 const TASKS: u32 = 16;
 const VALUE: usize = 128;
 
-/// As many lost as doubled and as overtaken.
+/// Loss, duplication and reordering, each with the same probability.
 pub(crate) fn lossy(probability: f64) -> Faults {
     Faults { loss: probability, duplicate: probability, reorder: probability, ..Faults::default() }
 }
@@ -35,10 +35,10 @@ fn over_tcp_every_operation_completes_once_however_late_it_is() {
     assert!(strikes.delayed > 0, "{strikes}");
 }
 
-/// Each of many tasks does so many operations of workload A, whose values prove themselves, and adds to a word.
+/// Each task runs `each` operations of workload A, with verified values, and then adds `each` times to its own word.
 pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each: u64) -> Strikes {
     let (_node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
-    let pool = connect(&url).with_faults(faults).expect("such faults can be");
+    let pool = connect(&url).with_faults(faults).expect("the fabric can have these faults");
     let mut workload = Workload::resolve("a").expect("a workload");
     workload.records = 1000;
     let plan =
@@ -56,11 +56,11 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     let tally = std::sync::Mutex::new(Tally::default());
     drive(&|pool, thread| {
         let done = operate(pool, &run, thread, each);
-        tally.lock().expect("nobody panics with it").merge(done);
+        tally.lock().expect("no holder of the lock panics").merge(done);
     });
     drive(&|pool, thread| add(pool, thread, each));
-    let tally = tally.into_inner().expect("nobody panicked with it");
-    let strikes = pool.strikes().expect("it has faults");
+    let tally = tally.into_inner().expect("no holder of the lock panicked");
+    let strikes = pool.strikes().expect("the pool has faults");
     println!(
         "{scheme}: {} operations, {} errors, {} violations; {strikes}",
         tally.operations(),
@@ -102,7 +102,7 @@ fn operate(pool: &Pool, run: &Run, thread: u32, each: u64) -> Tally {
     drawn.take_tally()
 }
 
-/// An addition that ran twice, or not at all, would show in what the next one answers.
+/// Each task adds to its own word. An addition that ran twice, or not at all, shows in the next one's old value.
 fn add(pool: &Pool, thread: u32, each: u64) {
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let words = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), WORDS)).expect("a store");

@@ -1,5 +1,5 @@
-//! Several hosts, each a network namespace: a node, and two clients on lines of their own. Needs root and `ip`; says so
-//! where it has not got them.
+//! Several hosts, each a network namespace: a node, and two clients on links of their own. Needs root and `ip`;
+//! otherwise the tests print that they are skipped.
 
 use crate::faults::worker::{self, Fates, Role, heard, judge};
 use crate::faults::{TOKEN_SHA256, connect, words};
@@ -8,14 +8,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Namespaces for a node and two clients; gone when dropped.
+/// Namespaces for a node and two clients. Deleted when dropped.
 struct Hosts {
     name: String,
 }
 
-/// A client, and the third number of its line's addresses.
+/// Name of each client, and the third number of its link's addresses.
 const CLIENTS: [(&str, u8); 2] = [("a", 1), ("b", 2)];
-/// A datagram that fits a frame of 1500 bytes, with the headers of IPv6 and what seals it.
+/// Bytes of a datagram that fits a frame of 1500 bytes, without IPv6 and UDP headers (48) and the seal (32).
 const DATAGRAM: usize = 1500 - 48 - 32;
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -48,7 +48,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// The same command, on that host.
+    /// Returns a command that runs `command` on a host.
     fn on(&self, host: &str, command: &Command) -> Command {
         let mut inside = Command::new("ip");
         inside.args(["netns", "exec", &format!("{}-{host}", self.name)]);
@@ -56,7 +56,7 @@ impl Hosts {
         inside
     }
 
-    /// Cuts a client's line, or mends it.
+    /// Sets a client's link `up` or `down`.
     fn line(&self, client: &str, state: &str) {
         ip(&format!("-n {0}-node link set {0}{client}0 {state}", self.name))
             .unwrap_or_else(|error| panic!("{error}"));
@@ -99,13 +99,13 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let tokens = tokens.display().to_string();
     arguments.extend(["--tokens", &tokens, "--shm-trusts-all"]);
     let node = Node::within(|command| hosts.on("node", &command), &arguments);
-    connect(&node.url()).create_store(&words()).expect("room");
+    connect(&node.url()).create_store(&words()).expect("the node has memory");
     let [a, b] = CLIENTS.map(|(client, line)| {
         let url = format!("{scheme}://10.77.{line}.1:7460");
         let seconds = if client == "a" { 120.0 } else { 18.0 };
         let role = Role::Operate { url, base: u32::from(line) * worker::TASKS, seconds, loss, delay };
         let child = worker::start(&role, &node.folder().join(client), |command| hosts.on(client, &command));
-        assert_eq!(heard::<usize>(&child, "datagram"), datagram, "what fits a frame");
+        assert_eq!(heard::<usize>(&child, "datagram"), datagram, "the datagram fits a frame");
         child
     });
     until("both work", || heard::<u64>(&a, "progress") > 100 && heard::<u64>(&b, "progress") > 100);
@@ -114,31 +114,31 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let cut = Instant::now();
     std::thread::sleep(Duration::from_secs(2));
     hosts.line("a", "up");
-    // What it said while it was cut off is read first.
+    // The child reported progress while it was cut off: those lines are read first.
     let before = heard::<u64>(&a, "progress");
-    until("it goes on after a short cut", || heard::<u64>(&a, "progress") > before + 1000);
-    println!("{scheme}: a cut of 2 s; it went on, and was at that {:?} after the cut began", cut.elapsed());
-    assert_eq!(node.sessions(), 2, "over the same sessions");
+    until("the client continues after a short cut", || heard::<u64>(&a, "progress") > before + 1000);
+    println!("{scheme}: a cut of 2 s; the client had continued {:?} after the cut began", cut.elapsed());
+    assert_eq!(node.sessions(), 2, "the sessions survive");
 
     hosts.line("a", "down");
     std::thread::sleep(Duration::from_secs(10));
     hosts.line("a", "up");
     let strikes: String = heard(&a, "strikes");
-    let told: (u32, Vec<Fates>) = heard(&a, "fates");
-    for fates in &told.1 {
-        let next = fates.next.as_ref().unwrap_or_else(|| panic!("its session ended: {fates:?}"));
-        assert!(next.ran == "No" && next.words.contains("reconnect"), "{next:?}");
+    let reported: (u32, Vec<Fates>) = heard(&a, "fates");
+    for fates in &reported.1 {
+        let next = fates.next.as_ref().unwrap_or_else(|| panic!("the session did not end: {fates:?}"));
+        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
     }
-    let failed: u64 = told.1.iter().map(|fates| fates.failed).sum();
-    let [no, yes, unknown] = judge(&node.url(), &told);
+    let failed: u64 = reported.1.iter().map(|fates| fates.failed).sum();
+    let [no, yes, unknown] = judge(&node.url(), &reported);
     println!(
-        "{scheme}: a cut of 10 s; {strikes}; {failed} operations failed before the end; then {no} did not run, {yes} \
-         ran, of {unknown} nobody knows"
+        "{scheme}: a cut of 10 s; {strikes}; {failed} operations failed before the session ended; of the last ones, \
+         {no} did not run, {yes} ran, {unknown} are unknown"
     );
-    let told: (u32, Vec<Fates>) = heard(&b, "fates");
+    let reported: (u32, Vec<Fates>) = heard(&b, "fates");
     assert!(
-        told.1.iter().all(|fates| fates.last.is_none() && fates.failed == 0),
-        "the other client heard nothing of it"
+        reported.1.iter().all(|fates| fates.last.is_none() && fates.failed == 0),
+        "the other client is not affected"
     );
-    judge(&node.url(), &told);
+    judge(&node.url(), &reported);
 }

@@ -1,5 +1,5 @@
-//! Clients that are stopped or have nothing to do for longer than a node waits for them, nodes that are started again,
-//! and connections that break.
+//! Clients that are stopped or idle for longer than the node keeps a silent session, nodes that restart, and
+//! connections that break.
 
 use crate::faults::worker::{self, Fates, Role, heard, judge};
 use crate::faults::{connect, node_at};
@@ -16,7 +16,7 @@ const STOPPED: Duration = Duration::from_secs(10);
 #[test]
 fn a_client_that_was_stopped_is_told_what_ran_over_udp() {
     let [mut no, mut yes, _] = stopped("udp", 0.3, 0.0, STOPPED);
-    // What left in one datagram has one fate, so a few more times may be needed until both were seen.
+    // Requests in one datagram share its fate, so several runs may be necessary to see both outcomes.
     for _ in 0..6 {
         if no > 0 && yes > 0 {
             return;
@@ -24,41 +24,41 @@ fn a_client_that_was_stopped_is_told_what_ran_over_udp() {
         let more = stopped("udp", 0.3, 0.0, Duration::ZERO);
         (no, yes) = (no + more[0], yes + more[1]);
     }
-    panic!("{no} did not run, {yes} ran, and both should have been seen");
+    panic!("{no} did not run, {yes} ran; both outcomes must occur");
 }
 
 #[test]
 fn a_client_that_was_stopped_is_told_what_ran_over_tcp() {
     let [no, yes, unknown] = stopped("tcp", 0.0, 0.2, STOPPED);
-    assert!(no > 0, "{no} did not run, {yes} ran, of {unknown} nobody knows");
+    assert!(no > 0, "{no} did not run, {yes} ran, {unknown} are unknown");
 }
 
-/// How many additions were said, at the end, not to have run, to have run, and neither. It is stopped for so long at
-/// least, and until its session is over.
+/// Stops a client for at least `least`, and until its session is over. Returns the number of last additions that were
+/// reported as not run, as run, and as unknown.
 fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     let (node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
     let role = Role::Operate { url, base: 0, seconds: 60.0, loss, delay };
     let child = worker::start(&role, &node.folder().join("child"), |command| command);
-    until("it works", || heard::<u64>(&child, "progress") > 100);
+    until("the client makes progress", || heard::<u64>(&child, "progress") > 100);
     child.signal(Signal::STOP);
     let stopped = Instant::now();
-    until("its session is over", || node.sessions() == 0);
-    println!("{scheme}: its session was over after {:?}", stopped.elapsed());
+    until("the client's session is over", || node.sessions() == 0);
+    println!("{scheme}: the client's session was over after {:?}", stopped.elapsed());
     std::thread::sleep(least.saturating_sub(stopped.elapsed()));
     child.signal(Signal::CONT);
     let strikes: String = heard(&child, "strikes");
-    let told: (u32, Vec<Fates>) = heard(&child, "fates");
-    for fates in &told.1 {
+    let reported: (u32, Vec<Fates>) = heard(&child, "fates");
+    for fates in &reported.1 {
         let (last, next) = (fates.last.as_ref(), fates.next.as_ref());
-        let next = next.unwrap_or_else(|| panic!("its session ended: {fates:?}"));
-        assert!(next.ran == "No" && next.words.contains("reconnect"), "{next:?}");
-        assert!(last.is_some_and(|last| last.words.contains("reconnect")), "{last:?}");
+        let next = next.unwrap_or_else(|| panic!("the session did not end: {fates:?}"));
+        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
+        assert!(last.is_some_and(|last| last.words.contains("connect anew")), "{last:?}");
     }
-    let slowest = told.1.iter().filter_map(|fates| fates.next.as_ref()).map(|next| next.took_us).max();
-    let counts = judge(&node.url(), &told);
+    let slowest = reported.1.iter().filter_map(|fates| fates.next.as_ref()).map(|next| next.took_us).max();
+    let counts = judge(&node.url(), &reported);
     let [no, yes, unknown] = counts;
     println!(
-        "{scheme}: {strikes}; {no} did not run, {yes} ran, of {unknown} nobody knows; the next failed within \
+        "{scheme}: {strikes}; {no} did not run, {yes} ran, {unknown} are unknown; the next operations failed within \
          {slowest:?} us"
     );
     counts
@@ -85,13 +85,13 @@ fn idle_for_long(scheme: &str) {
     let () = heard(&child, "ready");
     child.signal(Signal::STOP);
     let since = Instant::now();
-    until("nobody's session is left", || node.sessions() == 0);
+    until("no session is left", || node.sessions() == 0);
     println!("{scheme}: all sessions were over after {:?}", since.elapsed());
 
-    assert_eq!(client.get(b"key").expect("read").expect("there").value, b"before");
+    assert_eq!(client.get(b"key").expect("read").expect("present").value, b"before");
     client.put(b"key", b"after").expect("stored");
-    assert_eq!(node.sessions(), 1, "one other session, and no more");
-    assert_eq!(client.get(b"key").expect("read").expect("there").value, b"after");
+    assert_eq!(node.sessions(), 1, "exactly one new session");
+    assert_eq!(client.get(b"key").expect("read").expect("present").value, b"after");
 
     std::fs::write(go, b"").expect("a file");
     child.signal(Signal::CONT);
@@ -129,37 +129,37 @@ fn started_again(scheme: &str, with_memory: bool) {
         process
     };
     let mut first = node(&format!("{scheme}://127.0.0.1:0"), true, "first");
-    let info = connect(&format!("shm:{}", socket.display())).info().expect("it serves");
+    let info = connect(&format!("shm:{}", socket.display())).info().expect("the node serves");
     let url = info.listening[0].clone();
     let pool = connect(&url);
     let (mut local, client) =
         (Client::open(&pool, "default").expect("a store"), pool.open("default").expect("a store"));
     local.put(b"key", b"value").expect("stored");
     first.kill();
-    let error = local.get(b"key").expect_err("nobody serves");
+    let error = local.get(b"key").expect_err("the node is dead");
     assert!(error.ran() == Ran::No || matches!(error, KvError::Fabric(_)), "{error}");
     println!("{scheme}: {error}");
 
     let _second = node(&url, !with_memory, "second");
     if with_memory {
-        // The client's own thread may only now hear of it.
-        let heard = client.get("key").wait().or_else(|_| client.get("key").wait());
-        assert_eq!(heard.expect("read").expect("there").value, b"value");
-        let heard = local.get(b"key").map(|item| item.map(|item| item.value.to_vec()));
-        let heard = heard.or_else(|_| local.get(b"key").map(|item| item.map(|item| item.value.to_vec())));
-        assert_eq!(heard.expect("read").as_deref(), Some(&b"value"[..]));
+        // The client may learn only now that its session is over, so the first get may fail.
+        let got = client.get("key").wait().or_else(|_| client.get("key").wait());
+        assert_eq!(got.expect("read").expect("present").value, b"value");
+        let got = local.get(b"key").map(|item| item.map(|item| item.value.to_vec()));
+        let got = got.or_else(|_| local.get(b"key").map(|item| item.map(|item| item.value.to_vec())));
+        assert_eq!(got.expect("read").as_deref(), Some(&b"value"[..]));
         return;
     }
-    until("it is told", || {
-        let told = local.get(b"key").map(drop);
-        assert!(told.is_err(), "another store is not taken for its own");
-        matches!(told, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("was replaced by"))
+    until("the local client reports that the store is another one", || {
+        let got = local.get(b"key").map(drop);
+        assert!(got.is_err(), "a client does not switch to another store");
+        matches!(got, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("another one by now"))
     });
-    until("it is told", || {
-        let told = client.get("key").wait();
-        assert!(told.is_err(), "another store is not taken for its own");
-        let Err(Error::Kv(KvError::Store(StoreError::Gone(reason)))) = told else { return false };
-        reason.contains("was replaced by")
+    until("the client reports that the store is another one", || {
+        let got = client.get("key").wait();
+        assert!(got.is_err(), "a client does not switch to another store");
+        let Err(Error::Kv(KvError::Store(StoreError::Gone(reason)))) = got else { return false };
+        reason.contains("another one by now")
     });
 }
 
@@ -168,10 +168,10 @@ fn who_is_reset_goes_on_over_another_connection() {
     for scheme in ["udp", "tcp"] {
         let (_node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
         let faults = Faults { reset: 0.003, seed: 5, ..Faults::default() };
-        let pool = connect(&url).with_faults(faults).expect("such faults can be");
+        let pool = connect(&url).with_faults(faults).expect("the fabric can have these faults");
         let open = || -> Result<_, Error> { Ok((Client::open(&pool, "default")?, pool.open("default")?)) };
-        // A reset may strike while it opens.
-        let (mut local, client) = (0..10).find_map(|_| open().ok()).expect("some open");
+        // A reset may strike while the clients open.
+        let (mut local, client) = (0..10).find_map(|_| open().ok()).expect("one of ten attempts");
         let (mut failed, mut done) = ([0u64; 3], 0u64);
         for number in 0..2000u64 {
             for is_local in [true, false] {
@@ -187,12 +187,12 @@ fn who_is_reset_goes_on_over_another_connection() {
                 }
             }
         }
-        let strikes = pool.strikes().expect("it has faults");
+        let strikes = pool.strikes().expect("the pool has faults");
         println!("{scheme}: {done} puts, {failed:?} failed (no, yes, unknown); {strikes}");
         assert!(strikes.resets > 1, "{strikes}");
         assert!(
             done > 3000 && failed.iter().sum::<u64>() <= strikes.resets,
-            "at most one a reset: {failed:?}"
+            "at most one failure per reset: {failed:?}"
         );
         let others = connect(&url);
         let mut other = Client::open(&others, "default").expect("a store");

@@ -1,4 +1,4 @@
-//! Stores whose tables are rebuilt while clients over every fabric use them, and nodes that die meanwhile.
+//! Stores whose tables are rebuilt while clients use them over every fabric, and nodes that die during a rebuild.
 
 use crate::faults::connect;
 use crate::support::{Node, serve, until};
@@ -7,7 +7,7 @@ use farside::{NewStore, Pool};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Gives the store another table as often as it can be; answers how often.
+/// Rebuilds the store's table as often as possible until `until`; returns the number of rebuilds.
 fn rebuild_until(pool: &Pool, until: Instant) -> u64 {
     let mut rebuilt = 0;
     while Instant::now() < until {
@@ -19,7 +19,7 @@ fn rebuild_until(pool: &Pool, until: Instant) -> u64 {
 }
 
 fn is_whole(pool: &Pool) -> bool {
-    pool.stores().expect("it answers").iter().all(|store| store.former.is_none())
+    pool.stores().expect("the list of stores").iter().all(|store| store.former.is_none())
 }
 
 #[test]
@@ -29,8 +29,8 @@ fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
     let listen = ["--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--listen", &ring];
     let node = Node::with(&[&["--memory", "96MiB"][..], &listen].concat());
     let shm = connect(&node.url());
-    shm.create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) }).expect("room");
-    let mut urls = shm.info().expect("it serves").listening;
+    shm.create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) }).expect("the node has memory");
+    let mut urls = shm.info().expect("the node serves").listening;
     urls.push(node.url());
     assert_eq!(urls.len(), 4, "{urls:?}");
     let end = Instant::now() + Duration::from_secs(3);
@@ -41,7 +41,7 @@ fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
                 scope.spawn(move || {
                     let pool = connect(url);
                     let mut one = Client::open(&pool, "s").expect("a store").with_slot_cache(10);
-                    // Many tasks over one session, of which each learns of another key at a time of its own.
+                    // Many tasks share one session. Each learns of the new table's key at a time of its own.
                     let many = pool.open("s").expect("a store");
                     let mut rounds = 0u64;
                     while Instant::now() < end {
@@ -51,14 +51,14 @@ fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
                             vec![n as u8; if n == 7 { 100_000 } else { 100 + (rounds % 90) as usize }]
                         };
                         one.put(&key(rounds % 20), &value(rounds % 20)).expect("stored");
-                        let read = one.get(&key(rounds % 20)).expect("read").expect("there");
+                        let read = one.get(&key(rounds % 20)).expect("read").expect("present");
                         assert!(read.value == value(rounds % 20), "{url}");
                         if rounds.is_multiple_of(8) {
                             let puts: Vec<_> = (20..60).map(|n| many.put(key(n), value(n))).collect();
                             puts.into_iter().for_each(|put| put.wait().expect("stored"));
                             let gets: Vec<_> = (20..60).map(|n| (n, many.get(key(n)))).collect();
                             for (n, get) in gets {
-                                assert!(get.wait().expect("read").expect("there").value == value(n), "{url}");
+                                assert!(get.wait().expect("read").expect("present").value == value(n), "{url}");
                             }
                             let dels: Vec<_> = (20..60).map(|n| many.delete(key(n))).collect();
                             assert!(dels.into_iter().all(|del| del.wait().expect("deleted")));
@@ -69,21 +69,21 @@ fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
             })
             .collect();
         let rebuilt = rebuild_until(&shm, end);
-        let rounds: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("all is well")).collect();
+        let rounds: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("no worker panics")).collect();
         println!("{rebuilt} rebuilds under {rounds:?}");
         assert!(rebuilt > 10, "{rebuilt}");
     });
-    until("the last rebuild ends", || is_whole(&shm));
-    // Everyone is gone: what is live is what can be read.
-    until("all is back", || {
+    until("the last rebuild completes", || is_whole(&shm));
+    // All clients have stopped: only readable items are live.
+    until("all retired buffers are free", || {
         let stat = shm.stat("s").expect("figures");
         stat.retired_buffers == 0 && stat.live_buffers < 4 * 60 * 2 + 10
     });
-    let refusals = shm.info().expect("it serves").refusals;
+    let refusals = shm.info().expect("the node serves").refusals;
     assert_eq!(
         (refusals.wrong_keys, refusals.bad_secrets),
         (0, 0),
-        "who knew a former key was taken for no guesser"
+        "the use of a former key is not a guess"
     );
     let mut client = Client::open(&shm, "s").expect("a store");
     for url in &urls {
@@ -104,11 +104,11 @@ fn a_node_killed_in_the_middle_of_a_rebuild_goes_on_with_it() {
         process
     };
     let mut node = start("tcp://127.0.0.1:0", 0);
-    let info = connect(&format!("shm:{}", socket.display())).info().expect("it serves");
+    let info = connect(&format!("shm:{}", socket.display())).info().expect("the node serves");
     let url = info.listening[0].clone();
     connect(&url)
         .create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) })
-        .expect("room");
+        .expect("the node has memory");
     let mut expected: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
     let (mut in_the_middle, mut number) = (0, 0u64);
     for round in 1..=12u64 {
@@ -120,8 +120,8 @@ fn a_node_killed_in_the_middle_of_a_rebuild_goes_on_with_it() {
             client.put(&key, &value).expect("stored");
             expected.insert(key, value);
         }
-        // It may be growing by itself.
-        until("it can be rebuilt", || pool.rebuild_store("s", Some(20_000 + 100 * round)).is_ok());
+        // The store may be growing by itself.
+        until("the rebuild starts", || pool.rebuild_store("s", Some(20_000 + 100 * round)).is_ok());
         std::thread::sleep(Duration::from_micros(300 * round));
         in_the_middle += u64::from(!is_whole(&pool));
         node.kill();
@@ -133,9 +133,9 @@ fn a_node_killed_in_the_middle_of_a_rebuild_goes_on_with_it() {
             let read = client.get(key).expect("read").map(|item| item.value.to_vec());
             assert!(read.as_ref() == Some(value), "round {round}, key {key:?}");
         }
-        until("the rebuild ends", || is_whole(&pool));
-        until("one table alone is left", || {
-            let store = &pool.stores().expect("it answers")[0];
+        until("the rebuild completes", || is_whole(&pool));
+        until("only one table is left", || {
+            let store = &pool.stores().expect("the list of stores")[0];
             pool.stat("s").expect("figures").table_bytes == store.table_len
         });
     }

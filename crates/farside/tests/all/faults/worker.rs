@@ -1,6 +1,7 @@
-//! A client in a process of its own: the test's binary started again, told by the environment what to do, and heard by
-//! lines. Each of its tasks has a key or a word that is nobody else's, so that what became of each operation can be
-//! read there.
+//! A client in a process of its own: the test's binary is started again with a role in its environment, and reports on
+//! standard output, one line per report.
+//!
+//! Each task has a key or a word of its own, so that the test can read the outcome of each operation there.
 
 use crate::faults::{WORDS, connect};
 use crate::support::Process;
@@ -22,35 +23,38 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U64;
 
+/// Environment variable with the worker's role, as JSON.
 const ROLE: &str = "FARSIDE_TEST_ROLE";
-/// Tasks that add; as many put.
+/// Number of tasks that add, and of tasks that put.
 pub(crate) const TASKS: u32 = 24;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// Adds and puts until the session is over, or so many seconds. Its words and keys begin at `base`.
+    /// Adds and puts until the session is over, or `seconds` have passed. The worker's words and keys start at `base`.
     Operate { url: String, base: u32, seconds: f64, loss: f64, delay: f64 },
-    /// Opens clients, and uses them again once there is a file of this name.
+    /// Opens clients, and uses them again once the file `go` exists.
     Idle { url: String, go: PathBuf },
 }
 
-/// What became of the operations of one task.
+/// Reported outcomes of one task's operations.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Fates {
     pub(crate) task: u32,
-    /// Whether it puts; else it adds.
+    /// Whether the task puts; otherwise it adds.
     pub(crate) puts: bool,
-    /// Additions that were carried out, for all that was said; the number that was put last.
+    /// For additions, the number that were reported as carried out. For puts, the last number that was put.
     pub(crate) done: u64,
-    /// Operations since that may have been carried out: the numbers that they put.
+    /// Operations whose outcome is unknown: the numbers that they put, or 0 for each addition.
     pub(crate) doubtful: Vec<u64>,
     /// Operations that failed before the session ended.
     pub(crate) failed: u64,
-    /// What was said of the operation with which the session ended, if it did.
+    /// Error of the operation in flight when the session ended, if it ended.
     pub(crate) last: Option<Said>,
-    /// And of the one after it.
+    /// Error of the operation after that.
     pub(crate) next: Option<Said>,
 }
+
+/// An error of an operation.
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Said {
@@ -59,7 +63,7 @@ pub(crate) struct Said {
     pub(crate) took_us: u64,
 }
 
-/// A child that plays that part; `wrap` makes another command of its own.
+/// Starts a worker with a role. `wrap` may replace its command.
 pub(crate) fn start(role: &Role, log: &Path, wrap: impl FnOnce(Command) -> Command) -> Process {
     let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
     command.args(["faults::child", "--exact", "--nocapture", "--test-threads=1"]);
@@ -69,7 +73,7 @@ pub(crate) fn start(role: &Role, log: &Path, wrap: impl FnOnce(Command) -> Comma
     Process::start(command, log.to_owned())
 }
 
-/// What the child says next about `what`.
+/// Waits for the worker's next report of kind `what`.
 #[track_caller]
 pub(crate) fn heard<T: serde::de::DeserializeOwned>(child: &Process, what: &str) -> T {
     loop {
@@ -85,14 +89,14 @@ pub(crate) fn heard<T: serde::de::DeserializeOwned>(child: &Process, what: &str)
 fn say(word: &str, what: &impl Serialize) {
     let line = format!("\n@{word} {}\n", serde_json::to_string(what).expect("plain data"));
     let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent reads");
 }
 
-/// Plays the part that this process was started for; nothing if it was started for none.
+/// Runs the role in this process's environment. Does nothing if there is none.
 pub(crate) fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-        .expect("the system can");
+        .expect("Linux supports it");
     match serde_json::from_str(&role).expect("a role") {
         Role::Operate { url, base, seconds, loss, delay } => operate(&url, base, seconds, loss, delay),
         Role::Idle { url, go } => idle(&url, &go),
@@ -103,21 +107,21 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
     let seed = u64::from(std::process::id());
     let wait = Duration::from_millis(1)..=Duration::from_millis(20);
     let faults = Faults { loss, delay, wait, seed, ..Faults::default() };
-    let pool = connect(url).with_faults(faults).expect("such faults can be");
+    let pool = connect(url).with_faults(faults).expect("the fabric can have these faults");
     let endpoint = Rc::new(persist(|| pool.endpoint_here()));
     say("datagram", &datagram(&endpoint));
     let open = |name: &'static str| {
         let open = || block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name));
         persist(open)
     };
-    // Of many datagrams, in both directions.
+    // A value of many datagrams, in both directions.
     let large: Vec<u8> = (0..50_000u32).map(|n| (n / 3) as u8).collect();
     let mut kv = open("default");
     let key = format!("large {base}");
     persist(|| block_on(&endpoint, kv.put(key.as_bytes(), &large)));
     persist(|| {
         let stored = block_on(&endpoint, kv.get(key.as_bytes()))?;
-        assert!(stored.is_some_and(|item| item.value == large), "it comes back as it went");
+        assert!(stored.is_some_and(|item| item.value == large), "the value is as it was put");
         Ok::<_, KvError>(())
     });
 
@@ -129,67 +133,67 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
     for task in 0..TASKS {
         let (endpoint, words, done, left, fates) = (&endpoint, &words, &done, &left, &fates);
         core.spawn(async move {
-            let mut told = Fates { task, ..Fates::default() };
+            let mut own = Fates { task, ..Fates::default() };
             while Instant::now() < until {
                 match add(endpoint, words, base + task).await {
-                    Ok(_) => told.done += 1,
+                    Ok(_) => own.done += 1,
                     Err(error) => {
                         match error.ran() {
-                            Ran::Yes => told.done += 1,
-                            Ran::Unknown => told.doubtful.push(0),
+                            Ran::Yes => own.done += 1,
+                            Ran::Unknown => own.doubtful.push(0),
                             Ran::No => {}
                         }
                         if matches!(error, FabricError::Lost { .. }) {
-                            told.last = Some(said(error.ran(), &error, Instant::now()));
+                            own.last = Some(said(error.ran(), &error, Instant::now()));
                             let since = Instant::now();
                             let next =
                                 add(endpoint, words, base + task).await.expect_err("the session is over");
-                            told.next = Some(said(next.ran(), &next, since));
+                            own.next = Some(said(next.ran(), &next, since));
                             break;
                         }
-                        told.failed += 1;
+                        own.failed += 1;
                     }
                 }
                 done.set(done.get() + 1);
                 apart(task, done.get()).await;
             }
             left.set(left.get() - 1);
-            fates.borrow_mut().push(told);
+            fates.borrow_mut().push(own);
         });
         let mut kv = open("default");
         core.spawn(async move {
             let key = key_of(base + task);
-            let mut told = Fates { task, puts: true, ..Fates::default() };
+            let mut own = Fates { task, puts: true, ..Fates::default() };
             for number in 1u64.. {
                 if Instant::now() >= until {
                     break;
                 }
                 match kv.put(&key, &number.to_le_bytes()).await {
                     Ok(()) => {
-                        told.done = number;
-                        told.doubtful.clear();
+                        own.done = number;
+                        own.doubtful.clear();
                     }
                     Err(error) => {
                         match error.ran() {
-                            Ran::Yes => told.done = number,
-                            Ran::Unknown => told.doubtful.push(number),
+                            Ran::Yes => own.done = number,
+                            Ran::Unknown => own.doubtful.push(number),
                             Ran::No => {}
                         }
                         if matches!(error, KvError::Fabric(FabricError::Lost { .. })) {
-                            told.last = Some(said(error.ran(), &error, Instant::now()));
+                            own.last = Some(said(error.ran(), &error, Instant::now()));
                             let since = Instant::now();
                             let next = kv.put(&key, b"never").await.expect_err("the session is over");
-                            told.next = Some(said(next.ran(), &next, since));
+                            own.next = Some(said(next.ran(), &next, since));
                             break;
                         }
-                        told.failed += 1;
+                        own.failed += 1;
                     }
                 }
                 done.set(done.get() + 1);
                 apart(task, done.get()).await;
             }
             left.set(left.get() - 1);
-            fates.borrow_mut().push(told);
+            fates.borrow_mut().push(own);
         });
     }
     let (done, left) = (&done, &left);
@@ -201,20 +205,20 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
     });
     core.run();
     drop(core);
-    say("strikes", &pool.strikes().expect("it has faults").to_string());
+    say("strikes", &pool.strikes().expect("the pool has faults").to_string());
     say("fates", &(base, fates.into_inner()));
 }
 
-/// Keeps tasks from going in step: what shares a datagram shares its fate.
+/// Keeps tasks out of step, because requests in one datagram share its fate.
 async fn apart(task: u32, done: u64) {
     let step = (u64::from(task) * 13 + done * 7) % 31;
     timer::sleep(Duration::from_micros(10 * step)).await;
 }
 
-/// Does what may fail where much is lost: a few deadlines may pass.
+/// Retries an operation up to 20 times: under heavy loss, several may time out.
 fn persist<O, E>(mut operation: impl FnMut() -> Result<O, E>) -> O {
     let mut tries = (0..20).map(|_| operation());
-    tries.find_map(Result::ok).expect("of twenty tries one gets through")
+    tries.find_map(Result::ok).expect("one of 20 attempts succeeds")
 }
 
 fn key_of(place: u32) -> Vec<u8> {
@@ -225,12 +229,12 @@ fn said(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> Said {
     Said { ran: format!("{ran:?}"), words: error.to_string(), took_us: since.elapsed().as_micros() as u64 }
 }
 
-/// The most bytes of a datagram of this session.
+/// Maximum number of bytes of a datagram of this session.
 fn datagram(endpoint: &Endpoint) -> usize {
     match endpoint {
         Endpoint::FaultyUdp(remote) => remote.granted().datagram,
         Endpoint::FaultyTcp(remote) => remote.granted().datagram,
-        _ => panic!("it has faults"),
+        _ => panic!("the pool has faults"),
     }
 }
 
@@ -239,16 +243,16 @@ async fn add(endpoint: &Endpoint, words: &Store, place: u32) -> Result<u64, Fabr
     let mut chain = buffer.begin(words.extent().key);
     let old = chain.also(fetch_add(word(words, place), &one));
     endpoint.run(NodeId(0), &chain, &mut reply).await?;
-    Ok(reply.get(old).expect("it is the store's").get())
+    Ok(reply.get(old).expect("the word is in the store").get())
 }
 
-/// The part of a slot beside its pointer, so that the node finds no buffers behind it.
+/// Address of a counter: the half of a slot that is not its pointer, so that the node follows no pointer there.
 fn word(words: &Store, place: u32) -> Addr {
     Addr::new(words.table_at + 8 + 16 * u64::from(place))
 }
 
-/// Compares what a child was told with what there is, seen from elsewhere. Of the additions with which the session
-/// ended: how many were said not to have run, to have run, and neither.
+/// Compares a worker's reported outcomes with the contents of the store, read over another session. Returns the number
+/// of last additions that were reported as not run, as run, and as unknown.
 #[track_caller]
 pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] {
     let endpoint = Rc::new(connect(url).endpoint_here().expect("a session"));
@@ -256,31 +260,31 @@ pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] 
     let (words, mut kv) = (open(WORDS).expect("a store").store().clone(), open("default").expect("a store"));
     let mut counts = [0; 3];
     assert_eq!(fates.len(), 2 * TASKS as usize);
-    for told in fates {
-        let place = base + told.task;
-        if told.puts {
+    for fate in fates {
+        let place = base + fate.task;
+        if fate.puts {
             let item = block_on(&endpoint, kv.get(&key_of(place))).expect("read");
             let number =
                 item.map_or(0, |item| u64::from_le_bytes(item.value.try_into().expect("eight bytes")));
-            assert!(number == told.done || told.doubtful.contains(&number), "{number} is there: {told:?}");
+            assert!(number == fate.done || fate.doubtful.contains(&number), "{number} is stored: {fate:?}");
         } else {
             let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
             let mut chain = buffer.begin(words.extent().key);
             let read = chain.also(read_as::<U64>(word(&words, place)));
             block_on(&endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("read");
-            let count = reply.get(read).expect("it is the store's").get();
-            let most = told.done + told.doubtful.len() as u64;
-            assert!((told.done..=most).contains(&count), "{count} additions ran: {told:?}");
+            let count = reply.get(read).expect("the word is in the store").get();
+            let most = fate.done + fate.doubtful.len() as u64;
+            assert!((fate.done..=most).contains(&count), "{count} additions ran: {fate:?}");
         }
-        if let Some(last) = told.last.as_ref().filter(|_| !told.puts) {
-            counts[["No", "Yes", "Unknown"].iter().position(|ran| *ran == last.ran).expect("one of them")] +=
+        if let Some(last) = fate.last.as_ref().filter(|_| !fate.puts) {
+            counts[["No", "Yes", "Unknown"].iter().position(|ran| *ran == last.ran).expect("one of three")] +=
                 1;
         }
     }
     counts
 }
 
-/// A client of either kind that has nothing to do for long, and then has.
+/// Runs a client of each kind: both are idle for a long time, then both continue.
 fn idle(url: &str, go: &Path) {
     let pool = connect(url);
     let mut local = farside::local::Client::open(&pool, "default").expect("a store").with_slot_cache(16);
@@ -292,15 +296,15 @@ fn idle(url: &str, go: &Path) {
         std::thread::sleep(Duration::from_millis(20));
     }
     local.put(b"local", b"after").expect("stored, over another session");
-    assert_eq!(local.get(b"local").expect("read").expect("there").value, b"after");
+    assert_eq!(local.get(b"local").expect("read").expect("present").value, b"after");
     assert!(local.delete(b"local").expect("deleted"));
-    // All at once: none is lost while the session is replaced.
+    // All in flight at once: none is lost while the client opens another session.
     let keys: Vec<String> = (0..100).map(|n| format!("client {n}")).collect();
     let puts: Vec<_> = keys.iter().map(|key| client.put(key.as_str(), "after")).collect();
     puts.into_iter().for_each(|put| put.wait().expect("stored, over another session"));
     for key in &keys {
-        assert_eq!(client.get(key.as_str()).wait().expect("read").expect("there").value, b"after");
+        assert_eq!(client.get(key.as_str()).wait().expect("read").expect("present").value, b"after");
     }
-    assert_eq!(client.get("client").wait().expect("read").expect("there").value, b"before");
+    assert_eq!(client.get("client").wait().expect("read").expect("present").value, b"before");
     say("well", &());
 }

@@ -149,7 +149,7 @@ fn says_more_than_a_frame(socket: &Path) {
 fn the_longest_questions_are_all_answered_though_many_are_asked_at_once() {
     let node = Node::start();
     let before = node.descriptors();
-    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("the node serves");
     endpoint.set_patience(PATIENCE);
     let longest = [&vec![b' '; REQUEST_MAX - 11][..], br#""node_info""#].concat();
     let answered = std::cell::Cell::new(0);
@@ -372,7 +372,7 @@ fn a_client_that_is_killed_is_forgotten() {
         // The client waits for a value on standard input, with its session open.
         client.args(["kv", "put", "k", "--pool", &node.url()]);
         client.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut client = client.spawn().expect("it starts");
+        let mut client = client.spawn().expect("the command starts");
         until("the client is connected", || node.sessions() > 0);
         client.kill().and_then(|()| client.wait()).expect("it is our child");
         until("the node ends its session", || node.sessions() == 0);
@@ -468,7 +468,7 @@ fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
     let node = Node::start();
     node.run(["store", "create", "left", "--quota", "4MiB", "--items", "100"]).done();
     // A session of this process that never ends its turn.
-    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("the node serves");
     let turn_at = farside_remote::arena::session::turn_at(endpoint.session().slot);
     let turn = |turn: u64| {
         let Ok(()) = endpoint.memory().write(turn_at, &turn.to_le_bytes());
@@ -494,7 +494,7 @@ fn words_and_wishes_without_end_harm_nobody_else() {
     let node = Node::start();
     let before = node.descriptors();
     let other = farside::connect(&node.url()).and_then(|pool| pool.open("default")).expect("a store");
-    other.put("k", "0").wait().expect("it serves");
+    other.put("k", "0").wait().expect("the node serves");
     let peer = Peer::greeted(node.socket());
     let floods = AtomicBool::new(true);
     let (memory, socket) = (&peer.ring().memory, &peer.socket);
@@ -629,7 +629,7 @@ fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
         farside::local::Client::open(&pool, "default").expect("a store")
     });
     for (client, value) in clients.iter_mut().zip([b"original", &b"copy"[..]]) {
-        client.put(b"k", value).expect("it serves");
+        client.put(b"k", value).expect("the node serves");
     }
     for (node, value) in nodes.iter().zip([b"original", &b"copy"[..]]) {
         assert_eq!(node.run(["kv", "get", "k"]).done().out, value);
@@ -698,11 +698,11 @@ fn a_node_does_not_take_over_what_its_own_process_still_uses() {
             memory = Mapping::open(&folder.path().join("memory"), 8 << 20).ok();
             memory.is_some()
         });
-        let (memory, _) = memory.expect("as just seen");
+        let (memory, _) = memory.expect("as in the loop above");
         let socket = Some(socket.clone());
         Host::start(memory, Vec::new(), Options { socket, take_over, evict, ..Options::default() })
     };
-    let host = serve(false, false).expect("it serves");
+    let host = serve(false, false).expect("the node serves");
     let endpoint = farside_fabrics::shm::connect(&socket, NodeId(0)).expect("a session");
     drop(host);
     for evict in [false, true] {

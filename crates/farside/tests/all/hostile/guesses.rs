@@ -50,11 +50,11 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
             Node::with(&["--memory", "16MiB", "--store", "default", "--quota", "4MiB", "--listen", &listen]);
         let url = at(&node);
         farside(["kv", "put", "k", "v", "--pool", &url]).done();
-        let pool = farside::connect(&url).expect("it serves");
+        let pool = farside::connect(&url).expect("the node serves");
         let [good, bad] = [(); 2].map(|()| Rc::new(pool.endpoint_here().expect("a session")));
         let (theirs, store) = (open_store(&good), open_store(&bad));
         let key = store.extent().key;
-        assert_eq!(read_by(&bad, &store, key).expect("it runs").0, Status::Ok);
+        assert_eq!(read_by(&bad, &store, key).expect("the process runs").0, Status::Ok);
         // Another session's key, near misses, and keys of other regions all open nothing.
         let near = (0..64).map(|bit| Key::new(key.region(), key.secret() ^ 1 << bit));
         let others = [theirs.extent().key, Key::new(0, key.secret()), Key::new(u32::MAX, key.secret())];
@@ -83,7 +83,7 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
 #[test]
 fn a_session_that_guesses_keys_by_calls_ends_too() {
     let node = Node::with(&["--memory", "16MiB", "--listen", "tcp://127.0.0.1:0"]);
-    let pool = farside::connect(&at(&node)).expect("it serves");
+    let pool = farside::connect(&at(&node)).expect("the node serves");
     let pilaf = farside::NewStore { kind: "pilaf".into(), ..farside::NewStore::prism_kv("default", 4 << 20) };
     pool.create_store(&pilaf).expect("the node has memory");
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
@@ -120,7 +120,7 @@ fn the_keys_of_a_store_that_was_dropped_are_no_guesses() {
         "--listen",
         "tcp://127.0.0.1:0",
     ]);
-    let pool = farside::connect(&at(&node)).expect("it serves");
+    let pool = farside::connect(&at(&node)).expect("the node serves");
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let before = open_store(&endpoint);
     pool.drop_store("default").expect("the store exists");

@@ -323,7 +323,7 @@ impl Wake for Slow {
 #[test]
 fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
     let node = Node::start();
-    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("the node serves");
     let (begun, has_begun) = mpsc::channel();
     let (asked, was_asked) = mpsc::channel();
     let slow = Arc::new(Slow { begun, asked: Mutex::new(was_asked) });
