@@ -86,7 +86,7 @@ mod tests {
     use farside_systems::system::Family;
 
     #[test]
-    fn a_store_of_any_kind_is_opened_by_one_call() {
+    fn a_store_of_any_kind_is_opened_with_one_call() {
         let (pool, options) = (connect("local:").expect("a node in this process"), Options::default());
         for system in family(Family::Kv) {
             let new = NewStore { kind: system.kind.into(), ..NewStore::prism_kv(system.kind, 4 << 20) };

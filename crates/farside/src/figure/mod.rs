@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_interpolated_between_points_and_never_extrapolated() {
+    fn values_are_interpolated_and_never_extrapolated() {
         let points = [(1e6, 10.0), (3e6, 20.0), (2.9e6, 30.0)].map(|(x, y)| Point { x, y });
         let at = |at: At| at.on(&points);
         assert_eq!(at(At::Low(None)), Some(10.0));

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_are_compared_by_latency_at_each_load_and_by_their_peaks() {
+    fn stores_are_compared_by_latency_at_each_load_and_by_peak() {
         let (figure, stores) = stores_of("prism-3");
         let measured =
             |runner| Measurement::of_stores(figure, stores, "udp", runner, Distance::Rack, &loads());

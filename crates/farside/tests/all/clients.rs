@@ -53,7 +53,7 @@ fn expected() -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
 }
 
 #[test]
-fn several_keys_are_put_and_got_over_every_fabric() {
+fn batches_are_put_and_got_over_every_fabric() {
     let (_node, urls, _rings) = node_on_all_fabrics();
     for url in urls {
         in_time(move || {
@@ -94,7 +94,7 @@ fn local_puts_and_gets(pool: &Pool, url: &str) {
 }
 
 #[test]
-fn several_keys_at_once_are_refused_where_the_store_has_no_such_operation() {
+fn batches_are_refused_by_stores_that_do_not_support_them() {
     let pool = connect("local:").expect("a node");
     let pilaf = NewStore { kind: "pilaf".into(), ..NewStore::prism_kv("calls", 4 << 20) };
     pool.create_store(&pilaf).expect("the node has memory");
@@ -125,7 +125,7 @@ fn node_of(file: &str, folder: &std::path::Path, more: &[&str], log: &str) -> Pr
 const FRESH: [&str; 4] = ["--memory", "32MiB", "--store", "default"];
 
 #[test]
-fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
+fn batches_are_retried_over_another_session() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("memory").display().to_string();
     let mut first =
@@ -157,7 +157,7 @@ fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
 }
 
 #[test]
-fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
+fn dropping_a_dead_nodes_clients_permits_the_next_node() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("memory").display().to_string();
     let mut first = node_of(&file, folder.path(), &FRESH, "first");

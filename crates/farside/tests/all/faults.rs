@@ -53,7 +53,7 @@ fn child() {
 
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
-fn soak_every_operation_completes_once_whatever_happens_to_datagrams() {
+fn soak_every_operation_completes_once_under_faults() {
     for seed in 1..=10 {
         let faults = Faults { seed, ..datagrams::lossy(0.05) };
         datagrams::every_operation_completes_once("udp", faults, 20_000);

@@ -23,7 +23,7 @@ fn assert_met(name: &str) {
 }
 
 #[test]
-fn prism_figure_1_is_given_back() {
+fn prism_figure_1_is_reproduced() {
     assert_met("prism-1");
 }
 
@@ -43,7 +43,7 @@ fn prism_figure_4_is_predicted() {
 }
 
 #[test]
-fn synchronization_section_4_is_given_back() {
+fn synchronization_section_4_is_reproduced() {
     assert_met("synchronization-4");
 }
 
@@ -70,7 +70,7 @@ fn four_times_as_many_operations_measure_the_same() {
 
 /// The operations take seconds with a single client, and over a full link.
 #[test]
-fn many_operations_are_waited_for_as_long_as_they_take() {
+fn a_measurement_waits_for_all_of_its_operations() {
     let slow =
         Load { testbed: Testbed { link_gbit: 1, ..LOAD.testbed }, reads: 0.0, value_len: 32 << 10, ..LOAD };
     for (clients, operations) in [(1, 5_000), (8, 10_000)] {
@@ -81,7 +81,7 @@ fn many_operations_are_waited_for_as_long_as_they_take() {
 
 /// A reader who doubts an input can change it and see its effect.
 #[test]
-fn what_is_predicted_follows_from_the_inputs() {
+fn predictions_depend_on_the_inputs() {
     let peak = |load: Load| {
         let curve = Bed::new(load, 1).and_then(|bed| bed.curve(2_000)).expect("nothing fails");
         curve.into_iter().map(|at| at.ops_per_s).fold(0.0, f64::max)
@@ -98,7 +98,7 @@ fn what_is_predicted_follows_from_the_inputs() {
 
 /// A variant is the same model with another setup.
 #[test]
-fn a_variant_of_a_system_is_predicted_by_a_setup_of_its_own() {
+fn a_variant_is_predicted_with_its_own_setup() {
     let slow = Variant { name: "slow", setup: |setup| setup.inputs.core_message_ns *= 4 };
     let [usual, slow] = [LOAD, Load { variant: slow, ..LOAD }]
         .map(|load| Bed::new(load, 1).and_then(|bed| bed.measure(1, 2_000)).expect("nothing fails").mean_us);
@@ -106,7 +106,7 @@ fn a_variant_of_a_system_is_predicted_by_a_setup_of_its_own() {
 }
 
 #[test]
-fn a_nic_that_knows_no_prism_operation_refuses_chains() {
+fn a_nic_without_prism_operations_refuses_chains() {
     let refused = Bed::new(Load { platform: Platform::Rdma, ..LOAD }, 1).err().expect("RDMA has no conditional ops");
     assert!(refused.contains("lacks conditional ops"), "{refused}");
 }

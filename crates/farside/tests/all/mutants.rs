@@ -11,7 +11,7 @@ use farside_trial::{Setup, System, kills};
 
 /// Each mutant is replayed by the seed that found it once. `cargo xtask sim --mutants` searches for other seeds.
 #[test]
-fn the_simulator_finds_every_broken_variant_by_its_seed() {
+fn the_simulator_finds_every_mutant_by_its_seed() {
     let replayed = std::thread::scope(|scope| {
         let threads: Vec<_> = System::all().map(|system| scope.spawn(move || replay(system))).collect();
         threads
@@ -38,7 +38,7 @@ fn replay(system: System) -> Vec<(String, Result<String, String>)> {
 
 /// A violation is reported and drawn, and the printed command replays it.
 #[test]
-fn a_violation_is_shown_and_its_replay_shows_it_again() {
+fn a_violation_is_reported_and_its_replay_reproduces_it() {
     let mutant = "KvNoGeneration";
     let many = support::farside(["sim", "--mutant", mutant, "--seeds", "1..5"]);
     assert_eq!(many.code, Some(1), "{}", many.err);
@@ -63,7 +63,7 @@ fn a_violation_is_shown_and_its_replay_shows_it_again() {
 
 /// The checks of `bench ycsb --verify`, on real protocols run by two threads in the node's process.
 #[test]
-fn verification_finds_broken_variants_without_a_simulator() {
+fn verification_finds_mutants_without_a_simulator() {
     for (mutant, system, slot_cache, name) in
         [(CACHED_PUT_YIELDS, "prism-kv", 1000, "went back"), (ITEM_UNCHECKED, "pilaf", 0, "went missing")]
     {
@@ -77,7 +77,7 @@ fn verification_finds_broken_variants_without_a_simulator() {
 }
 
 #[test]
-fn the_right_code_passes_the_same_seeds() {
+fn the_correct_code_passes_the_same_seeds() {
     let setup = Setup::of(System::named("prism-kv").expect("a system"));
     for seed in 1..=10 {
         let judged = judge(&setup, seed, true);

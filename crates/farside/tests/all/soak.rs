@@ -58,7 +58,7 @@ fn value_of(n: u64) -> [u8; VALUE] {
 
 #[test]
 #[ignore = "takes minutes and 7 GB: cargo xtask soak"]
-fn soak_eight_million_items_are_stored_read_back_and_then_cost_nothing() {
+fn soak_eight_million_items_are_kept_and_cost_no_idle_cpu() {
     let node = Node::start("7GiB");
     let pool = node.pool();
     pool.create_store(&NewStore { items: Some(ITEMS), ..NewStore::prism_kv("big", 6500 << 20) })

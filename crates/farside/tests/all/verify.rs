@@ -11,7 +11,7 @@ const DRIVEN: Driven<'static> =
     Driven { system: "prism-kv", workload: "a", records: 500, each: 500, slot_cache: 0 };
 
 #[test]
-fn nothing_is_wrong_with_the_stores_that_there_are() {
+fn verification_reports_nothing_on_real_stores() {
     for (system, workload, slot_cache) in [
         ("prism-kv", "a", 0),
         ("prism-kv", "a", 1000),
@@ -99,7 +99,7 @@ fn with(flaw: Flaw, system: &str) -> Tally {
 }
 
 #[test]
-fn every_planted_flaw_is_found_and_called_by_its_name() {
+fn every_planted_flaw_is_found_and_named() {
     for (flaw, name) in [
         (Flaw::StaleRead, "went back: to value"),
         (Flaw::LostUpdate, "went back: to value"),

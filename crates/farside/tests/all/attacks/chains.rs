@@ -8,14 +8,14 @@ use crate::attacks::target::{SECRET, Target, Witness, tells_a_secret};
 use crate::support::until;
 
 on_each_carrier![
-    keys_that_are_not_its_own_open_nothing,
+    keys_of_other_sessions_open_nothing,
     addresses_outside_its_store_are_refused,
     pointers_that_lead_outside_are_not_followed,
-    ops_that_make_no_sense_are_refused_or_do_nothing,
+    invalid_ops_are_refused_or_do_nothing,
     chains_that_lie_about_themselves_do_not_run,
-    a_bound_that_changes_all_the_while_shows_nothing_else,
-    after_a_store_is_dropped_its_keys_open_nothing,
-    a_full_store_is_told_so_and_harms_no_other,
+    a_bound_that_keeps_changing_reveals_nothing_else,
+    keys_of_a_dropped_store_open_nothing,
+    a_full_store_is_reported_and_affects_no_other_store,
 ];
 
 /// An attacker with a store of its own, and another tenant.
@@ -99,7 +99,7 @@ fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
     keys
 }
 
-fn keys_that_are_not_its_own_open_nothing(carrier: &'static str) {
+fn keys_of_other_sessions_open_nothing(carrier: &'static str) {
     /// With 4 chains per key, fewer chains than after which the node ends a session that guesses.
     const KEYS_A_SESSION: usize = 3;
     let mut scene = Scene::new(carrier);
@@ -259,7 +259,7 @@ fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
     scene.nothing_was_touched();
 }
 
-fn ops_that_make_no_sense_are_refused_or_do_nothing(carrier: &'static str) {
+fn invalid_ops_are_refused_or_do_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let (key, own) = (scene.store.key, scene.own);
     // Output redirected to foreign memory, and to a place that is too small.
@@ -383,7 +383,7 @@ fn chains_that_lie_about_themselves_do_not_run(carrier: &'static str) {
     scene.nothing_was_touched();
 }
 
-fn a_bound_that_changes_all_the_while_shows_nothing_else(carrier: &'static str) {
+fn a_bound_that_keeps_changing_reveals_nothing_else(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let pointer_at = scene.session.buffer(&scene.store, &[0; 16]);
     let honest = [&scene.own.to_le_bytes()[..], &256_u32.to_le_bytes(), &[0; 4]].concat();
@@ -421,7 +421,7 @@ fn a_bound_that_changes_all_the_while_shows_nothing_else(carrier: &'static str) 
     scene.nothing_was_touched();
 }
 
-fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
+fn keys_of_a_dropped_store_open_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     scene.session.create("mine", 8 << 20);
     let mine = scene.session.store("mine");
@@ -474,7 +474,7 @@ fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
     scene.nothing_was_touched();
 }
 
-fn a_full_store_is_told_so_and_harms_no_other(carrier: &'static str) {
+fn a_full_store_is_reported_and_affects_no_other_store(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let before = scene.target.count("not_ready_total");
     // Allocates until the store is full, and continues to request. Other stores are not affected.

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-on_each_carrier![a_crowd_of_idle_sessions_leaves_the_others_served, who_asks_for_a_scan_is_answered];
+on_each_carrier![a_crowd_of_idle_sessions_does_not_block_other_clients, a_client_that_requests_a_scan_gets_a_response];
 
 const CROWD: usize = 10_000;
 /// An engine has at most 1024 rings, because each has memory of its own.
@@ -48,7 +48,7 @@ fn report(what: &str, count: usize, kib: u64, gets: [u64; 2]) {
 }
 
 #[test]
-fn ten_thousand_idle_connections_leave_the_others_served() {
+fn ten_thousand_idle_connections_do_not_block_other_clients() {
     let _descriptors = Descriptors::raised();
     let target = Target::start();
     let witness = target.witness("tcp");
@@ -65,7 +65,7 @@ fn ten_thousand_idle_connections_leave_the_others_served() {
     target.is_as_before(before);
 }
 
-fn a_crowd_of_idle_sessions_leaves_the_others_served(carrier: &'static str) {
+fn a_crowd_of_idle_sessions_does_not_block_other_clients(carrier: &'static str) {
     let count = if carrier == "ring" { CROWD_OF_RINGS } else { CROWD };
     let _descriptors = Descriptors::raised();
     let target = Target::start();
@@ -95,7 +95,7 @@ fn a_crowd_of_idle_sessions_leaves_the_others_served(carrier: &'static str) {
 }
 
 /// A scan waits for clients' turns, but not for the turn of the client that requests it.
-fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
+fn a_client_that_requests_a_scan_gets_a_response(carrier: &'static str) {
     let target = Target::start();
     let witness = target.witness(carrier);
     let pool = farside::connect(target.url(carrier)).expect("the node serves");
@@ -113,7 +113,7 @@ fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
 
 /// The node keeps a reply until the client acknowledges it. The total over all sessions is bounded.
 #[test]
-fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
+fn unread_replies_of_all_sessions_have_a_common_bound() {
     let target = Target::start();
     let witness = target.witness("udp");
     let before = target.now();
@@ -143,7 +143,7 @@ fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
 
 /// One socket requests as many sessions as it can.
 #[test]
-fn one_socket_has_no_more_sessions_than_there_are_and_they_end() {
+fn the_sessions_of_one_socket_are_bounded_and_end() {
     let target = Target::start();
     let before = target.now();
     let mut raw = Raw::connect(target.url("udp"));

@@ -7,16 +7,16 @@ use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session, Store, random};
 use crate::attacks::target::{Target, Witness};
 
 on_each_carrier![
-    datagrams_cut_anywhere_run_nothing,
-    datagrams_with_one_byte_damaged_harm_nobody,
-    what_goes_the_other_way_or_is_of_another_version_is_refused,
+    truncated_datagrams_run_nothing,
+    datagrams_with_a_damaged_byte_do_no_harm,
+    wrong_directions_and_versions_are_refused,
     lengths_that_lie_are_refused,
-    what_is_replayed_runs_once_and_elsewhere_never,
-    sessions_and_secrets_are_not_guessed,
-    numbers_from_the_future_and_slots_beyond_the_window_run_nothing,
-    fragments_in_any_order_make_one_request_and_those_that_disagree_none,
-    who_ignores_its_credit_makes_nothing_grow,
-    buffers_that_are_not_its_own_to_give_back_stay,
+    a_replayed_request_runs_once_and_never_from_elsewhere,
+    guessed_sessions_and_secrets_open_nothing,
+    future_numbers_and_slots_beyond_the_window_run_nothing,
+    fragments_in_any_order_form_one_request_if_they_agree,
+    a_client_that_exceeds_its_credit_does_not_grow_the_node,
+    foreign_buffers_cannot_be_retired,
     questions_that_are_none_are_refused,
 ];
 
@@ -97,7 +97,7 @@ impl Scene {
     }
 }
 
-fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
+fn truncated_datagrams_run_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let mut bad = Vec::new();
     for whole in scene.one_of_each() {
@@ -119,7 +119,7 @@ fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
     scene.leaves_nothing();
 }
 
-fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
+fn datagrams_with_a_damaged_byte_do_no_harm(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let before = scene.target.count("engine_malformed_total");
     let mut damaged = Vec::new();
@@ -155,7 +155,7 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
     scene.leaves_nothing();
 }
 
-fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static str) {
+fn wrong_directions_and_versions_are_refused(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let before = scene.target.count("engine_malformed_total");
     let mut bad = Vec::new();
@@ -243,7 +243,7 @@ fn lengths_that_lie_are_refused(carrier: &'static str) {
     scene.leaves_nothing();
 }
 
-fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
+fn a_replayed_request_runs_once_and_never_from_elsewhere(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let counting = scene.counting();
     let number = scene.session.request(CHAIN, 5, &counting);
@@ -319,7 +319,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     scene.leaves_nothing();
 }
 
-fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
+fn guessed_sessions_and_secrets_open_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let counting = scene.counting();
     let body = Entry::whole(CHAIN, 1, 1, &counting).bytes();
@@ -348,7 +348,7 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
     scene.leaves_nothing();
 }
 
-fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
+fn future_numbers_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let counting = scene.counting();
     let before = scene.target.count("engine_disallowed_total");
@@ -380,7 +380,7 @@ fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'st
     scene.leaves_nothing();
 }
 
-fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier: &'static str) {
+fn fragments_in_any_order_form_one_request_if_they_agree(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     // A request of several fragments that counts once.
     let room = scene.session.buffer(&scene.store, &[0; 8000]);
@@ -419,7 +419,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
     scene.leaves_nothing();
 }
 
-fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
+fn a_client_that_exceeds_its_credit_does_not_grow_the_node(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let before = (scene.target.count("engine_disallowed_total"), scene.target.resident_kib());
     let message = vec![0; 65_536];
@@ -440,7 +440,7 @@ fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
     scene.leaves_nothing();
 }
 
-fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
+fn foreign_buffers_cannot_be_retired(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let mut other = Session::open(scene.target.url(carrier));
     let theirs = other.store("witness");

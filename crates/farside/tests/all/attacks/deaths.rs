@@ -6,7 +6,7 @@ use crate::support::until;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-on_each_carrier![clients_that_are_killed_in_mid_chain_leave_nothing];
+on_each_carrier![clients_killed_during_a_chain_leave_nothing];
 
 /// Environment variable for a child: url of the node.
 const URL: &str = "FARSIDE_TEST_URL";
@@ -83,13 +83,13 @@ fn cleared(target: &Target) {
     }
 }
 
-fn clients_that_are_killed_in_mid_chain_leave_nothing(carrier: &'static str) {
+fn clients_killed_during_a_chain_leave_nothing(carrier: &'static str) {
     deaths(carrier, 100, 20);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
-fn soak_a_thousand_clients_that_are_killed_leave_nothing() {
+fn soak_a_thousand_killed_clients_leave_nothing() {
     for carrier in ["udp", "tcp", "ring"] {
         deaths(carrier, 1000, 50);
     }

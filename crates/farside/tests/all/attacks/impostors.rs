@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 on_each_carrier![
-    a_welcome_that_is_none_is_an_error,
-    a_refusal_of_any_bytes_is_told,
-    answers_that_make_no_sense_are_errors_in_time,
-    a_session_that_ends_under_way_is_an_error,
-    stores_that_make_no_sense_are_errors,
-    replies_that_make_no_sense_are_errors_in_time,
+    an_invalid_welcome_is_an_error,
+    a_refusal_with_any_bytes_is_reported,
+    invalid_responses_are_errors_in_time,
+    a_session_that_ends_during_a_call_is_an_error,
+    invalid_store_descriptions_are_errors,
+    invalid_replies_are_errors_in_time,
 ];
 
 /// Datagrams with which an impostor responds to one datagram.
@@ -232,7 +232,7 @@ fn engine_that_spoils(spoil: fn(&Ring)) -> Impostor {
 }
 
 #[test]
-fn an_engine_that_writes_anything_into_the_memory_is_an_error_in_time() {
+fn arbitrary_writes_to_a_rings_memory_are_an_error_in_time() {
     let spoils: Vec<fn(&Ring)> = vec![
         |ring| ring.publish(ring.written.get() + raw_ring::RING + 16),
         |ring| ring.publish(ring.written.get() - 16),
@@ -276,7 +276,7 @@ fn scribble(ring: &Ring, words: &[Word]) {
     }
 }
 
-fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
+fn an_invalid_welcome_is_an_error(carrier: &'static str) {
     let good = welcome_body();
     let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
     bad.push([&good[..], &[0; 8]].concat());
@@ -330,7 +330,7 @@ fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
     }
 }
 
-fn a_refusal_of_any_bytes_is_told(carrier: &'static str) {
+fn a_refusal_with_any_bytes_is_reported(carrier: &'static str) {
     let long = "x".repeat(longest(carrier));
     let reasons: [&[u8]; 5] = [b"come back later", b"", b"\xff\xfe\x80", long.as_bytes(), b"\x1b[2J\0\n"];
     for reason in reasons {
@@ -349,7 +349,7 @@ fn a_refusal_of_any_bytes_is_told(carrier: &'static str) {
     assert!(error.contains("version 9") && error.contains("speaks 2"), "{error}");
 }
 
-fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
+fn invalid_responses_are_errors_in_time(carrier: &'static str) {
     let answers: Vec<fn(&Asked<'_>) -> Answers> = vec![
         |_| Vec::new(),
         |asked| reply(asked, 1, b""),
@@ -398,7 +398,7 @@ fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
     in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
 }
 
-fn a_session_that_ends_under_way_is_an_error(carrier: &'static str) {
+fn a_session_that_ends_during_a_call_is_an_error(carrier: &'static str) {
     let bodies: Vec<Vec<u8>> = vec![
         Vec::new(),
         vec![0; 8],
@@ -415,7 +415,7 @@ fn a_session_that_ends_under_way_is_an_error(carrier: &'static str) {
     }
 }
 
-fn stores_that_make_no_sense_are_errors(carrier: &'static str) {
+fn invalid_store_descriptions_are_errors(carrier: &'static str) {
     type Change = fn(&mut serde_json::Value);
     let changes: Vec<Change> = vec![
         |store| store["parameters"] = "".into(),
@@ -455,7 +455,7 @@ fn stores_that_make_no_sense_are_errors(carrier: &'static str) {
     }
 }
 
-fn replies_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
+fn invalid_replies_are_errors_in_time(carrier: &'static str) {
     // The body of the reply to a chain.
     type Body = fn(&[u8]) -> Vec<u8>;
     let bodies: Vec<Body> = vec![

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 #[test]
-fn http_that_is_none_harms_nobody() {
+fn malformed_http_does_no_harm() {
     let target = Target::start();
     let witness = target.witness("udp");
     let before = target.now();

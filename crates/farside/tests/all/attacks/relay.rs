@@ -185,7 +185,7 @@ impl Relay {
 }
 
 #[test]
-fn who_is_on_the_way_of_sealed_packets_sees_nothing_and_does_nothing_but_lose_them() {
+fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
     let sealed = Sealed::start();
     let relay = Relay::start(sealed.at);
     let pool = sealed.connect(relay.at).expect("the relay forwards greetings");
@@ -251,7 +251,7 @@ fn who_is_on_the_way_of_sealed_packets_sees_nothing_and_does_nothing_but_lose_th
 }
 
 #[test]
-fn a_greeting_that_was_changed_is_refused_and_nothing_is_sent_in_the_clear() {
+fn a_changed_greeting_is_refused_and_reveals_nothing() {
     let sealed = Sealed::start();
     let front = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let at = front.local_addr().expect("a bound socket");

@@ -76,7 +76,7 @@ fn ring_of(session: &Session) -> &Ring {
 }
 
 #[test]
-fn counts_that_jump_go_back_or_wrap_end_their_session_alone() {
+fn counters_that_jump_go_back_or_wrap_end_only_their_session() {
     let scene = Scene::new();
     let ended = scene.target.count("engine_sessions_ended_total");
     let tails: [fn(u64) -> u64; 10] = [
@@ -128,7 +128,7 @@ fn counts_that_jump_go_back_or_wrap_end_their_session_alone() {
 }
 
 #[test]
-fn lengths_that_lie_end_their_session_alone() {
+fn lengths_that_lie_end_only_their_session() {
     let scene = Scene::new();
     let ended = scene.target.count("engine_sessions_ended_total");
     let lies = [
@@ -193,7 +193,7 @@ fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2]))
 const LEN_AND_ADDRESS: u64 = 4 + (HEADER + 16 + 24 + 4) as u64;
 
 #[test]
-fn an_address_that_changes_while_its_chain_is_read_shows_nothing_of_others() {
+fn an_address_that_changes_during_the_read_reveals_nothing() {
     let scene = Scene::new();
     let (mut session, store) = scene.attacker();
     let own = session.buffer(&store, &[1; 64]);
@@ -229,7 +229,7 @@ fn an_address_that_changes_while_its_chain_is_read_shows_nothing_of_others() {
 }
 
 #[test]
-fn a_length_that_changes_while_its_frame_is_read_ends_its_session_at_most() {
+fn a_length_that_changes_during_the_read_ends_only_its_session() {
     let scene = Scene::new();
     let [mut answered, mut ended] = [0, 0];
     let since = Instant::now();
@@ -263,7 +263,7 @@ fn a_length_that_changes_while_its_frame_is_read_ends_its_session_at_most() {
 }
 
 #[test]
-fn wishes_and_bells_without_end_delay_nobody() {
+fn floods_of_wishes_and_bells_delay_no_other_client() {
     let scene = Scene::new();
     let (mut session, _) = scene.attacker();
     let with_session = scene.target.node.descriptors();
@@ -314,7 +314,7 @@ fn wishes_and_bells_without_end_delay_nobody() {
 }
 
 #[test]
-fn nobody_cuts_extends_or_seals_the_memory_and_who_punches_holes_harms_itself() {
+fn a_rings_memory_cannot_be_resized_and_a_hole_ends_its_session() {
     let scene = Scene::new();
     let (mut session, _) = scene.attacker();
     let ring = ring_of(&session);
@@ -345,7 +345,7 @@ fn nobody_cuts_extends_or_seals_the_memory_and_who_punches_holes_harms_itself() 
 }
 
 #[test]
-fn who_shuts_one_half_of_its_socket_ends_its_session_at_most() {
+fn a_half_closed_socket_ends_at_most_its_session() {
     let scene = Scene::new();
     for half in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
         let (mut session, _) = scene.attacker();
@@ -368,7 +368,7 @@ fn who_shuts_one_half_of_its_socket_ends_its_session_at_most() {
 }
 
 #[test]
-fn who_never_reads_its_ring_is_let_go_of_and_others_are_served() {
+fn a_client_that_never_reads_its_ring_is_disconnected() {
     let scene = Scene::new();
     let (mut session, store) = scene.attacker();
     let resident = scene.target.resident_kib();
@@ -396,7 +396,7 @@ fn who_never_reads_its_ring_is_let_go_of_and_others_are_served() {
 }
 
 #[test]
-fn who_says_nothing_by_a_ring_is_hung_up_on_also_when_it_is_alone() {
+fn a_silent_ring_is_disconnected_even_if_it_is_the_only_one() {
     let target = Target::start();
     let before = target.now();
     let silent = raw_ring::dial(path_of(&target));
@@ -414,7 +414,7 @@ fn who_says_nothing_by_a_ring_is_hung_up_on_also_when_it_is_alone() {
 }
 
 #[test]
-fn more_rings_than_there_may_be_are_refused_and_leave_nothing() {
+fn rings_beyond_the_maximum_are_refused_and_leave_nothing() {
     const RINGS_MAX: usize = 1024;
     let _descriptors = Descriptors::raised();
     let scene = Scene::new();
@@ -430,7 +430,7 @@ fn more_rings_than_there_may_be_are_refused_and_leave_nothing() {
 
 /// If silent connections hold every descriptor, they time out, and then the engine serves others.
 #[test]
-fn rings_that_take_every_descriptor_are_let_go_of() {
+fn rings_that_hold_every_descriptor_are_disconnected() {
     let limited = |serve: Command| {
         let mut shell = Command::new("/bin/sh");
         shell.env_clear().args(["-c", "ulimit -n 64 && exec \"$@\"", "sh"]);
@@ -504,7 +504,7 @@ fn gets_as_far_as(stage: u64, url: &str) {
 }
 
 #[test]
-fn who_dies_in_the_middle_of_a_write_leaves_nothing() {
+fn clients_that_die_during_a_write_leave_nothing() {
     let scene = Scene::new();
     let buffers = || {
         let stat = scene.target.stat("default");

@@ -14,7 +14,7 @@ fn stream(target: &Target) -> TcpStream {
 }
 
 #[test]
-fn frames_of_impossible_lengths_end_their_connection_alone() {
+fn frames_of_impossible_length_end_only_their_connection() {
     let target = Target::start();
     let witness = target.witness("tcp");
     let before = target.now();
@@ -46,7 +46,7 @@ fn frames_of_impossible_lengths_end_their_connection_alone() {
 
 /// The node disconnects a peer that is silent or sends one byte at a time, even if no other client wakes the engine.
 #[test]
-fn who_dawdles_or_says_nothing_is_hung_up_on_also_when_it_is_alone() {
+fn slow_and_silent_connections_are_closed_even_if_alone() {
     let target = Target::start();
     let before = target.now();
     let hello = hello(7, 1, 7, b"");
@@ -72,7 +72,7 @@ fn who_dawdles_or_says_nothing_is_hung_up_on_also_when_it_is_alone() {
 }
 
 #[test]
-fn who_never_reads_its_replies_is_hung_up_on_and_others_are_served() {
+fn a_client_that_never_reads_its_replies_is_disconnected() {
     let target = Target::start();
     let witness = target.witness("tcp");
     let before = target.now();
@@ -105,7 +105,7 @@ fn who_never_reads_its_replies_is_hung_up_on_and_others_are_served() {
 
 /// If silent connections hold every descriptor, they time out, and then the node serves others.
 #[test]
-fn connections_that_take_every_descriptor_are_let_go_of() {
+fn connections_that_hold_every_descriptor_are_closed() {
     let limited = |serve: std::process::Command| {
         let mut shell = std::process::Command::new("/bin/sh");
         shell.env_clear().args(["-c", "ulimit -n 64 && exec \"$@\"", "sh"]);

@@ -108,7 +108,7 @@ fn holds(bytes: &[u8], what: &[u8]) -> bool {
 }
 
 #[test]
-fn greetings_that_are_none_are_hung_up_on_at_once() {
+fn invalid_handshakes_are_disconnected_at_once() {
     let target = Target::start();
     let witness = target.witness("tls");
     let before = target.now();
@@ -146,7 +146,7 @@ fn greetings_that_are_none_are_hung_up_on_at_once() {
 /// The node disconnects a client that does not complete its handshake, wherever it stopped, even if no other client
 /// wakes the engine.
 #[test]
-fn who_begins_a_handshake_and_says_no_more_is_hung_up_on_also_when_it_is_alone() {
+fn unfinished_handshakes_are_closed_even_if_alone() {
     let target = Target::start();
     let before = target.now();
     let greeting = greeting(&target);
@@ -171,7 +171,7 @@ fn who_begins_a_handshake_and_says_no_more_is_hung_up_on_also_when_it_is_alone()
 }
 
 #[test]
-fn a_crowd_that_begins_handshakes_does_not_keep_the_others_from_being_served() {
+fn a_crowd_of_handshakes_does_not_block_other_clients() {
     let target = Target::start();
     let witness = target.witness("tls");
     let before = target.now();
@@ -206,7 +206,7 @@ const TOKEN: &str = "farside_which_nobody_on_the_way_is_to_read";
 const VALUE: &[u8] = b"a value that nobody on the way is to read";
 
 #[test]
-fn nobody_on_the_way_reads_a_token_a_key_or_a_value() {
+fn a_man_in_the_middle_cannot_read_tokens_keys_or_values() {
     let target = Target::start();
     for scheme in ["tls", "tcp"] {
         let proxy = Proxy::new(target.url(scheme), None, None);
@@ -226,7 +226,7 @@ fn nobody_on_the_way_reads_a_token_a_key_or_a_value() {
 }
 
 #[test]
-fn a_byte_that_is_changed_on_the_way_ends_the_session_and_nobody_is_told_a_wrong_thing() {
+fn a_byte_changed_in_transit_gives_an_error_not_a_wrong_value() {
     let target = Target::start();
     let witness = target.witness("tls");
     let pool = farside::connect_with(target.url("tls"), &target.options).expect("the node serves");
@@ -262,7 +262,7 @@ fn a_byte_that_is_changed_on_the_way_ends_the_session_and_nobody_is_told_a_wrong
 }
 
 #[test]
-fn what_was_heard_on_the_way_is_worth_nothing_when_it_is_said_again() {
+fn a_replayed_connection_is_closed_and_changes_nothing() {
     let target = Target::start();
     let proxy = Proxy::new(target.url("tls"), None, None);
     let open = |url: &str| {

@@ -23,14 +23,14 @@ pub(crate) fn lossy(probability: f64) -> Faults {
 }
 
 #[test]
-fn over_udp_every_operation_completes_once_whatever_is_lost_doubled_and_overtaken() {
+fn every_operation_completes_once_under_faults_over_udp() {
     let strikes = every_operation_completes_once("udp", lossy(0.02), 1000);
     let Strikes { lost, duplicated, reordered, .. } = strikes;
     assert!(lost > 0 && duplicated > 0 && reordered > 0, "{strikes}");
 }
 
 #[test]
-fn over_tcp_every_operation_completes_once_however_late_it_is() {
+fn every_operation_completes_once_under_delays_over_tcp() {
     let strikes = every_operation_completes_once("tcp", Faults { delay: 0.02, ..Faults::default() }, 1000);
     assert!(strikes.delayed > 0, "{strikes}");
 }

@@ -72,12 +72,12 @@ impl Drop for Hosts {
 }
 
 #[test]
-fn over_udp_a_short_cut_is_survived_and_a_long_one_is_told() {
+fn a_session_survives_a_short_cut_and_reports_a_long_one_over_udp() {
     cuts("udp", 0.02, 0.0, DATAGRAM);
 }
 
 #[test]
-fn over_tcp_a_short_cut_is_survived_and_a_long_one_is_told() {
+fn a_session_survives_a_short_cut_and_reports_a_long_one_over_tcp() {
     cuts("tcp", 0.0, 0.02, 24 * 1024);
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const STOPPED: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_client_that_was_stopped_is_told_what_ran_over_udp() {
+fn a_stopped_client_learns_which_operations_ran_over_udp() {
     let [mut no, mut yes, _] = stopped("udp", 0.3, 0.0, STOPPED);
     // Requests in one datagram share its fate, so several runs may be necessary to see both outcomes.
     for _ in 0..6 {
@@ -28,7 +28,7 @@ fn a_client_that_was_stopped_is_told_what_ran_over_udp() {
 }
 
 #[test]
-fn a_client_that_was_stopped_is_told_what_ran_over_tcp() {
+fn a_stopped_client_learns_which_operations_ran_over_tcp() {
     let [no, yes, unknown] = stopped("tcp", 0.0, 0.2, STOPPED);
     assert!(no > 0, "{no} did not run, {yes} ran, {unknown} are unknown");
 }
@@ -65,12 +65,12 @@ fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
 }
 
 #[test]
-fn who_was_idle_for_long_goes_on_over_another_session_over_udp() {
+fn an_idle_client_continues_over_another_session_over_udp() {
     idle_for_long("udp");
 }
 
 #[test]
-fn who_was_idle_for_long_goes_on_over_another_session_over_tcp() {
+fn an_idle_client_continues_over_another_session_over_tcp() {
     idle_for_long("tcp");
 }
 
@@ -99,14 +99,14 @@ fn idle_for_long(scheme: &str) {
 }
 
 #[test]
-fn a_node_that_is_started_again_with_its_memory_is_the_same_store() {
+fn a_node_restarted_with_its_memory_has_the_same_store() {
     for scheme in ["udp", "tcp"] {
         started_again(scheme, true);
     }
 }
 
 #[test]
-fn a_node_that_is_started_again_without_its_memory_is_not_taken_for_the_store() {
+fn a_node_restarted_without_its_memory_has_another_store() {
     for scheme in ["udp", "tcp"] {
         started_again(scheme, false);
     }
@@ -164,7 +164,7 @@ fn started_again(scheme: &str, with_memory: bool) {
 }
 
 #[test]
-fn who_is_reset_goes_on_over_another_connection() {
+fn a_client_continues_over_another_connection_after_a_reset() {
     for scheme in ["udp", "tcp"] {
         let (_node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
         let faults = Faults { reset: 0.003, seed: 5, ..Faults::default() };

@@ -23,7 +23,7 @@ fn is_whole(pool: &Pool) -> bool {
 }
 
 #[test]
-fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
+fn clients_of_every_fabric_lose_nothing_during_rebuilds() {
     let folder = tempfile::tempdir().expect("a folder");
     let ring = format!("ring:{}", folder.path().join("ring.sock").display());
     let listen = ["--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--listen", &ring];
@@ -93,7 +93,7 @@ fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
 }
 
 #[test]
-fn a_node_killed_in_the_middle_of_a_rebuild_goes_on_with_it() {
+fn a_node_killed_during_a_rebuild_resumes_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("memory").display().to_string();
     let socket = folder.path().join("node.sock");

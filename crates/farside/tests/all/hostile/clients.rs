@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 #[test]
-fn greetings_that_are_none_are_refused_and_leave_nothing() {
+fn invalid_greetings_are_refused_and_leave_nothing() {
     let node = Node::start();
     let before = node.descriptors();
     let deep = "[".repeat(50_000);
@@ -99,7 +99,7 @@ fn child() {
 }
 
 #[test]
-fn calls_cut_short_anywhere_are_refused_or_end_the_connection() {
+fn truncated_calls_are_refused_or_end_the_connection() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("says less than a header", &node);
@@ -124,7 +124,7 @@ fn says_less_than_a_header(socket: &Path) {
 }
 
 #[test]
-fn frames_longer_than_a_frame_end_the_connection() {
+fn frames_beyond_the_maximum_end_the_connection() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("says more than a frame", &node);
@@ -146,7 +146,7 @@ fn says_more_than_a_frame(socket: &Path) {
 
 /// The requests are many times the rings' capacity, from one thread and in one turn.
 #[test]
-fn the_longest_questions_are_all_answered_though_many_are_asked_at_once() {
+fn concurrent_calls_of_maximum_length_all_get_a_response() {
     let node = Node::start();
     let before = node.descriptors();
     let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("the node serves");
@@ -174,7 +174,7 @@ fn the_longest_questions_are_all_answered_though_many_are_asked_at_once() {
 }
 
 #[test]
-fn questions_that_are_none_are_refused_and_the_session_goes_on() {
+fn invalid_requests_are_refused_and_the_session_continues() {
     let node = Node::start();
     let before = node.descriptors();
     let peer = Peer::greeted(node.socket());
@@ -241,7 +241,7 @@ fn questions_that_are_none_are_refused_and_the_session_goes_on() {
 }
 
 #[test]
-fn a_thousand_that_connect_and_say_nothing_are_forgotten() {
+fn a_thousand_silent_connections_leave_nothing() {
     let node = Node::start();
     let before = node.descriptors();
     for _ in 0..1000 {
@@ -259,7 +259,7 @@ fn a_thousand_that_connect_and_say_nothing_are_forgotten() {
 
 /// No other client exists whose messages would wake the engine.
 #[test]
-fn who_comes_to_a_ring_and_says_nothing_is_hung_up_on_also_when_it_is_alone() {
+fn a_silent_ring_connection_is_closed_even_if_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let ring = folder.path().join("ring");
     let node = Node::with(&["--memory", "16MiB", "--listen", &format!("ring:{}", ring.display())]);
@@ -270,7 +270,7 @@ fn who_comes_to_a_ring_and_says_nothing_is_hung_up_on_also_when_it_is_alone() {
 }
 
 #[test]
-fn who_asks_ten_thousand_times_and_never_listens_harms_nobody() {
+fn ten_thousand_unread_responses_do_no_harm() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("asks and never listens", &node);
@@ -320,7 +320,7 @@ fn sends_descriptors(socket: &Path) {
 }
 
 #[test]
-fn who_said_bye_is_not_heard_any_more() {
+fn messages_after_bye_are_ignored() {
     let node = Node::start();
     let before = node.descriptors();
     let peer = Peer::greeted(node.socket());
@@ -338,7 +338,7 @@ fn who_said_bye_is_not_heard_any_more() {
 }
 
 #[test]
-fn who_takes_every_session_gives_them_back_by_ending() {
+fn the_exit_of_a_process_frees_all_of_its_sessions() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("takes every session", &node);
@@ -364,7 +364,7 @@ fn takes_every_session(socket: &Path) {
 }
 
 #[test]
-fn a_client_that_is_killed_is_forgotten() {
+fn the_session_of_a_killed_client_ends() {
     let node = Node::start();
     let before = node.descriptors();
     for _ in 0..20 {
@@ -381,7 +381,7 @@ fn a_client_that_is_killed_is_forgotten() {
 }
 
 #[test]
-fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
+fn a_stopped_node_is_reported_and_serves_after_it_continues() {
     let node = Node::start();
     let before = node.descriptors();
     node.run(["kv", "put", "k", "v"]).done();
@@ -407,7 +407,7 @@ fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
 }
 
 #[test]
-fn who_says_hello_and_hangs_up_at_once_is_forgotten_though_its_process_goes_on() {
+fn a_hello_and_a_hang_up_leave_nothing_while_the_process_lives() {
     let node = Node::start();
     let before = node.descriptors();
     for _ in 0..3 {
@@ -432,7 +432,7 @@ fn who_says_hello_and_hangs_up_at_once_is_forgotten_though_its_process_goes_on()
 }
 
 #[test]
-fn who_says_bye_and_leaves_its_answers_unread_is_forgotten() {
+fn bye_with_unread_responses_leaves_nothing() {
     let node = Node::start();
     let before = node.descriptors();
     for _ in 0..20 {
@@ -450,7 +450,7 @@ fn who_says_bye_and_leaves_its_answers_unread_is_forgotten() {
 }
 
 #[test]
-fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
+fn calls_followed_by_bye_delay_no_other_client() {
     const STAT: &[u8] = br#"{"store_stat":{"name":"default"}}"#;
     let node = Node::start();
     let before = node.descriptors();
@@ -464,7 +464,7 @@ fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
+fn a_drop_that_waits_for_a_client_delays_no_other_client() {
     let node = Node::start();
     node.run(["store", "create", "left", "--quota", "4MiB", "--items", "100"]).done();
     // A session of this process that never ends its turn.
@@ -490,7 +490,7 @@ fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
 /// One client floods the socket with messages and the memory with wishes, then the node is stopped. Other clients never
 /// wait.
 #[test]
-fn words_and_wishes_without_end_harm_nobody_else() {
+fn floods_of_messages_and_wishes_delay_no_other_client() {
     let node = Node::start();
     let before = node.descriptors();
     let other = farside::connect(&node.url()).and_then(|pool| pool.open("default")).expect("a store");
@@ -535,7 +535,7 @@ fn words_and_wishes_without_end_harm_nobody_else() {
 }
 
 #[test]
-fn rings_that_are_spoilt_cost_their_own_calls_alone() {
+fn corrupted_rings_affect_only_their_own_calls() {
     let node = Node::start();
     let before = node.descriptors();
     for part in ["spoils its rings", "scribbles over its rings"] {
@@ -638,7 +638,7 @@ fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
 
 /// Clients without a descriptor are told so, the operator is warned once, and the node serves other clients afterwards.
 #[test]
-fn more_clients_than_descriptors_are_seen_off() {
+fn clients_beyond_the_descriptor_limit_are_refused() {
     const WARNING: &str = "raise 'ulimit -n'";
     let limited = |serve: std::process::Command| {
         let mut shell = std::process::Command::new("/bin/sh");
@@ -661,7 +661,7 @@ fn more_clients_than_descriptors_are_seen_off() {
 }
 
 #[test]
-fn processes_that_do_not_see_each_other_are_told_so() {
+fn processes_in_different_pid_namespaces_are_refused() {
     let apart = |serve: std::process::Command| {
         let mut unshare = std::process::Command::new("/usr/bin/unshare");
         unshare.env_clear().args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"]);
@@ -686,7 +686,7 @@ fn processes_that_do_not_see_each_other_are_told_so() {
 }
 
 #[test]
-fn a_node_does_not_take_over_what_its_own_process_still_uses() {
+fn a_node_does_not_take_over_memory_its_own_process_uses() {
     use farside_fabrics::memory::Mapping;
     use farside_node::host::{BindError, Host, Options};
     let folder = tempfile::tempdir().expect("a folder");

@@ -43,7 +43,7 @@ fn read_by(
 }
 
 #[test]
-fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
+fn a_session_that_guesses_keys_is_counted_and_ends() {
     for scheme in ["tcp", "udp"] {
         let listen = format!("{scheme}://127.0.0.1:0");
         let node =
@@ -81,7 +81,7 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
 }
 
 #[test]
-fn a_session_that_guesses_keys_by_calls_ends_too() {
+fn a_session_that_guesses_keys_in_calls_ends_too() {
     let node = Node::with(&["--memory", "16MiB", "--listen", "tcp://127.0.0.1:0"]);
     let pool = farside::connect(&at(&node)).expect("the node serves");
     let pilaf = farside::NewStore { kind: "pilaf".into(), ..farside::NewStore::prism_kv("default", 4 << 20) };
@@ -109,7 +109,7 @@ fn a_session_that_guesses_keys_by_calls_ends_too() {
 }
 
 #[test]
-fn the_keys_of_a_store_that_was_dropped_are_no_guesses() {
+fn keys_of_a_dropped_store_are_not_guesses() {
     let node = Node::with(&[
         "--memory",
         "16MiB",

@@ -46,7 +46,7 @@ impl Impostor {
 const WELCOME: &[u8] = br#"{"Welcome":{"slot":0,"number":1,"incarnation":7}}"#;
 
 #[test]
-fn a_greeting_that_is_none_is_an_error() {
+fn an_invalid_greeting_is_an_error() {
     let deep = "[".repeat(50_000);
     let greetings: [(&[u8], &str); 11] = [
         (b"", "hung up"),
@@ -95,7 +95,7 @@ fn bell() -> OwnedFd {
 }
 
 #[test]
-fn a_memory_that_is_none_is_an_error() {
+fn an_invalid_memory_is_an_error() {
     const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
     const SIZE: u64 = 8 << 20;
     let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -158,7 +158,7 @@ fn a_memory_that_is_none_is_an_error() {
 }
 
 #[test]
-fn a_node_that_says_nothing_is_given_up_and_named() {
+fn a_silent_node_times_out_and_is_named() {
     let silent = |until_greeted: bool| {
         let mut all = Vec::new();
         Impostor::new(move |peer| {
@@ -206,7 +206,7 @@ fn liar(node: &Node, mut lie: impl FnMut(&[u8], Vec<u8>) -> Lie + Send + 'static
 }
 
 #[test]
-fn answers_that_are_none_are_errors() {
+fn invalid_responses_are_errors() {
     let node = Node::start();
     let body = |status: u32, body: &[u8]| {
         let body = body.to_vec();
@@ -237,7 +237,7 @@ fn answers_that_are_none_are_errors() {
 }
 
 #[test]
-fn stores_that_are_none_are_errors() {
+fn invalid_store_descriptions_never_harm_the_store() {
     let node = Node::start();
     node.run(["kv", "put", "k", "v"]).done();
     // The node's description of the store, with one field changed.
@@ -297,7 +297,7 @@ fn stores_that_are_none_are_errors() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_is_not_waited_for() {
+fn a_send_does_not_wait_for_a_peer_that_does_not_read() {
     let (ours, _theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .expect("two sockets");
@@ -321,7 +321,7 @@ impl Wake for Slow {
 }
 
 #[test]
-fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
+fn no_lock_is_held_while_a_waker_runs() {
     let node = Node::start();
     let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("the node serves");
     let (begun, has_begun) = mpsc::channel();
@@ -346,7 +346,7 @@ fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
 }
 
 #[test]
-fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
+fn a_client_says_bye_after_an_invalid_welcome() {
     const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
     const SIZE: u64 = 8 << 20;
     let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);

@@ -29,7 +29,7 @@ fn trace_elsewhere(run: &Run<'_>) -> Trace {
 }
 
 #[test]
-fn a_seed_is_the_same_run_twice_in_one_process_in_another_and_as_committed() {
+fn a_seed_gives_the_same_run_in_every_process_and_build() {
     for carrier in Carrier::ALL {
         assert!(runs(DIGESTS).any(|run| run.setup.carrier == Some(carrier)), "{carrier:?} has no digest");
     }

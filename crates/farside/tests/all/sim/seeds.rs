@@ -34,7 +34,7 @@ fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
 }
 
 #[test]
-fn nothing_is_found_and_every_fault_strikes_within_every_phase() {
+fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
     let runs: Vec<_> =
         System::all().flat_map(|system| Carrier::ALL.map(|carrier| (system, carrier))).collect();
     let outcomes = std::thread::scope(|scope| {
@@ -59,7 +59,7 @@ fn nothing_is_found_and_every_fault_strikes_within_every_phase() {
 }
 
 #[test]
-fn what_was_found_once_is_not_found_again() {
+fn seeds_that_once_found_a_bug_are_good() {
     let mut kept = 0;
     for run in runs(include_str!("regressions.txt")) {
         let judged = judge(&run.setup, run.seed, true);
