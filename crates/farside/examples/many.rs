@@ -21,7 +21,7 @@ fn main() -> Result<(), Error> {
 
     clients[0].put_if_absent(COUNTER, 0u64.to_be_bytes()).wait()?;
     let before = count(&clients[0])?;
-    let again = std::thread::scope(|scope| {
+    let retries = std::thread::scope(|scope| {
         let threads: Vec<_> = clients
             .iter()
             .flat_map(|client| (0..THREADS_PER_CLIENT).map(move |_| client.clone()))
@@ -32,7 +32,7 @@ fn main() -> Result<(), Error> {
 
     let done = (CLIENTS * THREADS_PER_CLIENT) as u64 * INCREMENTS_PER_THREAD;
     let after = count(&clients[0])?;
-    println!("{done} increments took the counter from {before} to {after}; {again} were tried again");
+    println!("{done} increments took the counter from {before} to {after}; {retries} were tried again");
     assert!(after >= before + done, "an increment was lost");
 
     // Operations that a thread submits before it waits are in flight together.
@@ -54,14 +54,14 @@ fn increment_many(client: &Client) -> Result<u64, Error> {
 
 /// Adds one to the counter; returns the number of retries.
 fn increment(client: &Client) -> Result<u64, Error> {
-    let mut again = 0;
+    let mut retries = 0;
     loop {
         let found = client.get(COUNTER).wait()?.expect("the counter exists");
         let next = number(&found.value) + 1;
         if client.compare_and_put(COUNTER, found.version, next.to_be_bytes()).wait()?.is_ok() {
-            return Ok(again);
+            return Ok(retries);
         }
-        again += 1;
+        retries += 1;
     }
 }
 

@@ -46,7 +46,7 @@ pub enum Endpoint {
 }
 
 /// Evaluates `$then` for the endpoint's variant, with `$inner` bound to its content.
-macro_rules! either {
+macro_rules! with_endpoint {
     ($endpoint:expr, $inner:ident => $then:expr) => {
         match $endpoint {
             Endpoint::Direct($inner) => $then,
@@ -66,7 +66,7 @@ macro_rules! either {
 impl Endpoint {
     /// Sets the deadline of the response to a call.
     pub fn set_patience(&self, patience: Duration) {
-        either!(self, endpoint => endpoint.set_patience(patience));
+        with_endpoint!(self, endpoint => endpoint.set_patience(patience));
     }
 
     /// Sets how the endpoint waits for an engine's responses. Has no effect on `local` and `shm`, which have no engine.
@@ -87,7 +87,7 @@ impl Endpoint {
 
     /// Returns this session's counters.
     pub fn counters(&self) -> Counters {
-        either!(self, endpoint => endpoint.counters())
+        with_endpoint!(self, endpoint => endpoint.counters())
     }
 
     /// Returns the node's memory if this process has mapped it, as over `local` and `shm`.
@@ -101,14 +101,14 @@ impl Endpoint {
     /// Drives the session under a foreign executor. The caller spawns it on the endpoint's thread and keeps it running
     /// as long as the endpoint is used. Never completes.
     pub async fn drive(&self) {
-        either!(self, endpoint => endpoint.drive().await);
+        with_endpoint!(self, endpoint => endpoint.drive().await);
     }
 }
 
 impl Fabric for Endpoint {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        either!(self, endpoint => endpoint.run(node, chain, reply).await)
+        with_endpoint!(self, endpoint => endpoint.run(node, chain, reply).await)
     }
 
     async fn call(
@@ -118,27 +118,27 @@ impl Fabric for Endpoint {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
-        either!(self, endpoint => endpoint.call(node, service, request, answer).await)
+        with_endpoint!(self, endpoint => endpoint.call(node, service, request, answer).await)
     }
 
     #[inline]
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        either!(self, endpoint => endpoint.retire(node, key, buffer));
+        with_endpoint!(self, endpoint => endpoint.retire(node, key, buffer));
     }
 
     fn capabilities(&self, node: NodeId) -> Capabilities {
-        either!(self, endpoint => endpoint.capabilities(node))
+        with_endpoint!(self, endpoint => endpoint.capabilities(node))
     }
 }
 
 impl Turns for Endpoint {
     #[inline]
     fn end_turn(&self) {
-        either!(self, endpoint => endpoint.end_turn());
+        with_endpoint!(self, endpoint => endpoint.end_turn());
     }
 
     fn wait(&self, core: &Idle<'_>) {
-        either!(self, endpoint => endpoint.wait(core));
+        with_endpoint!(self, endpoint => endpoint.wait(core));
     }
 }
 

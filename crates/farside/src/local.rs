@@ -25,7 +25,7 @@
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
-use crate::reopen::{Opened, may_try_again, not_opened};
+use crate::reopen::{Opened, may_retry, not_opened};
 use farside_fabrics::executor::{Turns, block_on};
 use farside_remote::NodeId;
 pub use farside_systems::kv::Cursor;
@@ -68,7 +68,7 @@ impl Client {
     pub fn with_slot_cache(self, keys: usize) -> Client {
         let options = Options { slot_cache: keys };
         let members = Members::one(NodeId(0), self.kv.store().clone());
-        let kv = now(&self.endpoint, AnyKv::of(Rc::clone(&self.endpoint), &members, &options));
+        let kv = run_now(&self.endpoint, AnyKv::of(Rc::clone(&self.endpoint), &members, &options));
         Client { kv: kv.expect("the store was opened before, with the same catalog entry"), options, ..self }
     }
 
@@ -78,7 +78,7 @@ impl Client {
     /// # Errors
     /// [`KvError`]; nothing was changed.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        let fetched = self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.fetch(key))))?;
+        let fetched = self.carry_out(|endpoint, kv| with_kv!(kv, kv => run_now(endpoint, kv.fetch(key))))?;
         Ok(fetched.map(|fetched| self.kv.item(fetched)))
     }
 
@@ -88,7 +88,7 @@ impl Client {
     /// # Errors
     /// [`KvError`]; its `ran` tells whether the value may have been stored.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.put(key, value))))
+        self.carry_out(|endpoint, kv| with_kv!(kv, kv => run_now(endpoint, kv.put(key, value))))
     }
 
     /// Deletes the value of `key`; returns whether the key had one.
@@ -96,7 +96,7 @@ impl Client {
     /// # Errors
     /// [`KvError`]; its `ran` tells whether the value may have been deleted.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.delete(key))))
+        self.carry_out(|endpoint, kv| with_kv!(kv, kv => run_now(endpoint, kv.delete(key))))
     }
 
     /// Reads the values of several keys. Calls `visit` once per key, in any order, with the key's index in `keys` and
@@ -121,7 +121,7 @@ impl Client {
                 is_visited[places[index]] = true;
                 visit(places[index], item);
             };
-            now(endpoint, kv.get_many(&left, visit))
+            run_now(endpoint, kv.get_many(&left, visit))
         })
     }
 
@@ -135,7 +135,7 @@ impl Client {
     /// [`KvError`]. If its `ran` is [`Ran::No`](crate::Ran::No), no key was stored; otherwise any of them may have
     /// been.
     pub fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
-        self.carry_out(|endpoint, kv| now(endpoint, kv.put_many(items)))
+        self.carry_out(|endpoint, kv| run_now(endpoint, kv.put_many(items)))
     }
 
     /// Calls `visit` with the next key and its value; returns false at the end. Start with `Cursor::default()`.
@@ -150,7 +150,7 @@ impl Client {
         cursor: &mut Cursor,
         mut visit: impl FnMut(&[u8], Item<'_>),
     ) -> Result<bool, KvError> {
-        self.carry_out(|endpoint, kv| now(endpoint, kv.next(cursor, &mut visit)))
+        self.carry_out(|endpoint, kv| run_now(endpoint, kv.next(cursor, &mut visit)))
     }
 
     /// The operations as futures, for programs that drive the session themselves. Not stable. A session that is over is
@@ -167,7 +167,7 @@ impl Client {
         mut operation: impl FnMut(&Rc<Endpoint>, &mut LocalKv) -> Result<O, KvError>,
     ) -> Result<O, KvError> {
         match operation(&self.endpoint, &mut self.kv) {
-            Err(error) if may_try_again(&error) => {
+            Err(error) if may_retry(&error) => {
                 self.reopen()?;
                 operation(&self.endpoint, &mut self.kv)
             }
@@ -177,7 +177,7 @@ impl Client {
 
     #[cold]
     fn reopen(&mut self) -> Result<(), KvError> {
-        let opened = Opened::again(&self.pool, self.kv.store(), 1, &self.options);
+        let opened = Opened::reopen(&self.pool, self.kv.store(), 1, &self.options);
         (self.endpoint, self.kv) = only(opened.map_err(|error| not_opened(&error))?);
         Ok(())
     }

@@ -368,7 +368,7 @@ impl Pool {
     pub fn create_store(&self, new: &NewStore) -> Result<Store, Error> {
         match self.ask(&new.ask())? {
             Answer::Store(store) => Ok(store),
-            other => Err(misunderstood(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
@@ -402,7 +402,7 @@ impl Pool {
     pub fn stores(&self) -> Result<Vec<Store>, Error> {
         match self.ask(&Ask::ListStores)? {
             Answer::Stores(stores) => Ok(stores),
-            other => Err(misunderstood(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
@@ -413,7 +413,7 @@ impl Pool {
     pub fn stat(&self, name: &str) -> Result<StoreStat, Error> {
         match self.ask(&Ask::StoreStat { name: name.to_owned() })? {
             Answer::StoreStat(stat) => Ok(stat),
-            other => Err(misunderstood(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
@@ -424,7 +424,7 @@ impl Pool {
     pub fn info(&self) -> Result<NodeInfo, Error> {
         match self.ask(&Ask::NodeInfo)? {
             Answer::NodeInfo(info) => Ok(info),
-            other => Err(misunderstood(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
@@ -532,12 +532,12 @@ impl Pool {
     }
 
     fn remote<L: Line>(&self, line: L) -> Result<Box<Remote<L>>, Error> {
-        let opened = Remote::open(line, NodeId(0), self.who());
+        let opened = Remote::open(line, NodeId(0), self.session_config());
         opened.map(Box::new).map_err(|error| Error::Open(self.url.clone(), error))
     }
 
     /// Configuration of a session: a fresh random identity and nonce, and the pool's token.
-    fn who(&self) -> Config {
+    fn session_config(&self) -> Config {
         let random = || getrandom::u64().expect("the system has random bytes: nonces must not be guessed");
         let identity = u128::from(random()) << 64 | u128::from(random());
         let token = self.token.as_ref().map_or_else(Vec::new, |token| token.as_bytes().to_vec());
@@ -558,7 +558,7 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-fn misunderstood(answer: &Answer) -> Error {
+fn unexpected_answer(answer: &Answer) -> Error {
     Error::Fabric(FabricError::Refused(format!(
         "the node sent an unexpected answer ({answer:?}): use the same release on both sides"
     )))

@@ -39,7 +39,7 @@ impl Opened {
     }
 
     /// Opens `store` again over a new session. Fails if the node has another store under that name.
-    pub(crate) fn again(
+    pub(crate) fn reopen(
         pool: &Pool,
         store: &Store,
         tasks: usize,
@@ -73,7 +73,7 @@ pub(crate) fn is_over(error: &KvError) -> bool {
 }
 
 /// Whether the session is over and the operation is known not to have been carried out.
-pub(crate) fn may_try_again(error: &KvError) -> bool {
+pub(crate) fn may_retry(error: &KvError) -> bool {
     is_over(error) && error.ran() == Ran::No
 }
 

@@ -10,7 +10,7 @@ pub use pending::Pending;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
-use crate::reopen::{Opened, is_over, may_try_again, not_opened};
+use crate::reopen::{Opened, is_over, may_retry, not_opened};
 use farside_fabrics::executor::{Core, block_on};
 use farside_systems::kv::{Conflict, Item, Kv, KvError, Version};
 use farside_systems::registry::AnyKv;
@@ -93,25 +93,25 @@ impl Client {
     /// Returns the value of `key` and its version, or `None` if the key has no value. Changes nothing.
     pub fn get(&self, key: impl Into<Vec<u8>>) -> Pending<Option<Value>> {
         let key = key.into();
-        self.ask(|done| Request::Get { key, done })
+        self.submit(|done| Request::Get { key, done })
     }
 
     /// Stores `value` under `key`, whether or not the key has a value.
     pub fn put(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Pending<()> {
         let (key, value) = (key.into(), value.into());
-        self.ask(|done| Request::Put { key, value, done })
+        self.submit(|done| Request::Put { key, value, done })
     }
 
     /// Deletes the value of `key`; returns whether the key had one.
     pub fn delete(&self, key: impl Into<Vec<u8>>) -> Pending<bool> {
         let key = key.into();
-        self.ask(|done| Request::Delete { key, done })
+        self.submit(|done| Request::Delete { key, done })
     }
 
     /// Stores `value` under `key` if the key has no value; returns whether it did. Only PRISM-KV stores support it.
     pub fn put_if_absent(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Pending<bool> {
         let (key, value) = (key.into(), value.into());
-        self.ask(|done| Request::PutIfAbsent { key, value, done })
+        self.submit(|done| Request::PutIfAbsent { key, value, done })
     }
 
     /// Replaces the value of `key` if the key still has the version `expected`, as returned by [`Client::get`]. Returns
@@ -138,7 +138,7 @@ impl Client {
         value: impl Into<Vec<u8>>,
     ) -> Pending<Result<Version, Conflict>> {
         let (key, value) = (key.into(), value.into());
-        self.ask(|done| Request::CompareAndPut { key, expected, value, done })
+        self.submit(|done| Request::CompareAndPut { key, expected, value, done })
     }
 
     /// Returns the values of several keys, in the order of the keys. Each key is read at an instant of its own. Changes
@@ -151,7 +151,7 @@ impl Client {
         keys: impl IntoIterator<Item = K>,
     ) -> Pending<Vec<Option<Value>>> {
         let keys = keys.into_iter().map(Into::into).collect();
-        self.ask(|done| Request::GetMany { keys, done })
+        self.submit(|done| Request::GetMany { keys, done })
     }
 
     /// Stores the values of several keys. Each is a put of its own, and there is no order between keys. If a key occurs
@@ -167,10 +167,10 @@ impl Client {
         items: impl IntoIterator<Item = (K, V)>,
     ) -> Pending<()> {
         let items = items.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
-        self.ask(|done| Request::PutMany { items, done })
+        self.submit(|done| Request::PutMany { items, done })
     }
 
-    fn ask<T>(&self, request: impl FnOnce(Promise<T>) -> Request) -> Pending<T> {
+    fn submit<T>(&self, request: impl FnOnce(Promise<T>) -> Request) -> Pending<T> {
         let (done, pending) = promise();
         self.queue.0.push(request(done));
         pending
@@ -316,41 +316,41 @@ fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), E
         return;
     }
     let store = opened.kvs[0].store().clone();
-    let mut again = Vec::new();
+    let mut retries = Vec::new();
     loop {
-        let Some(left) = serve_all(opened, queue, again) else { return };
-        again = left;
+        let Some(left) = serve_all(opened, queue, retries) else { return };
+        retries = left;
         opened = loop {
-            if again.is_empty() {
+            if retries.is_empty() {
                 let Some(request) = block_on((), queue.pop(&Cell::new(false))) else { return };
-                again.push(request);
+                retries.push(request);
             }
-            match Opened::again(pool, &store, TASKS, &Options::default()) {
+            match Opened::reopen(pool, &store, TASKS, &Options::default()) {
                 Ok(opened) => break opened,
                 Err(error) => {
                     // Queued requests fail too: each would otherwise wait for a connection attempt of its own.
                     let error = not_opened(&error);
                     let waiting = queue.take_all();
-                    again.drain(..).chain(waiting).for_each(|request| request.fail(error.clone()));
+                    retries.drain(..).chain(waiting).for_each(|request| request.fail(error.clone()));
                 }
             }
         };
     }
 }
 
-/// Serves requests, `again` first, until the session is over. Returns the requests to retry over another session, or
+/// Serves requests, `retries` first, until the session is over. Returns the requests to retry over another session, or
 /// `None` once the queue is closed and empty.
-fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<Request>> {
+fn serve_all(opened: Opened, queue: &Queue, retries: Vec<Request>) -> Option<Vec<Request>> {
     let Opened { endpoint, kvs } = opened;
-    let (again, left) = (RefCell::new(again), RefCell::new(Vec::new()));
+    let (retries, left) = (RefCell::new(retries), RefCell::new(Vec::new()));
     let is_over = Cell::new(false);
     let mut core = Core::new(&endpoint);
     for mut kv in kvs {
-        let (again, left, is_over) = (&again, &left, &is_over);
+        let (retries, left, is_over) = (&retries, &left, &is_over);
         core.spawn(async move {
             loop {
                 // A request is retried once: its second outcome is final.
-                let second = again.borrow_mut().pop();
+                let second = retries.borrow_mut().pop();
                 let may_return = second.is_none();
                 let request = match second {
                     Some(request) => request,
@@ -360,7 +360,7 @@ fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<R
                     },
                 };
                 let served = serve(&mut kv, request, may_return).await;
-                if !matches!(served, Served::Answered) {
+                if !matches!(served, Served::Completed) {
                     is_over.set(true);
                     queue.wake_idle();
                 }
@@ -378,7 +378,7 @@ fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<R
 /// Outcome of a request.
 enum Served {
     /// The request is completed.
-    Answered,
+    Completed,
     /// The request is completed, and the session is over.
     Over,
     /// The session is over, and the request was not carried out.
@@ -386,39 +386,39 @@ enum Served {
 }
 
 async fn serve(kv: &mut AnyKv<Rc<Endpoint>>, request: Request, may_return: bool) -> Served {
-    let returns = |error: &KvError| may_return && may_try_again(error);
+    let returns = |error: &KvError| may_return && may_retry(error);
     match request {
         Request::Get { key, done } => match kv.get(&key).await.map(|item| item.map(owned)) {
             Err(error) if returns(&error) => Served::Returned(Request::Get { key, done }),
-            got => done.keep(got),
+            got => done.complete(got),
         },
         Request::Put { key, value, done } => match kv.put(&key, &value).await {
             Err(error) if returns(&error) => Served::Returned(Request::Put { key, value, done }),
-            put => done.keep(put),
+            put => done.complete(put),
         },
         Request::Delete { key, done } => match kv.delete(&key).await {
             Err(error) if returns(&error) => Served::Returned(Request::Delete { key, done }),
-            deleted => done.keep(deleted),
+            deleted => done.complete(deleted),
         },
         Request::PutIfAbsent { key, value, done } => match kv.put_if_absent(&key, &value).await {
             Err(error) if returns(&error) => Served::Returned(Request::PutIfAbsent { key, value, done }),
-            put => done.keep(put),
+            put => done.complete(put),
         },
         Request::CompareAndPut { key, expected, value, done } => {
             match kv.compare_and_put(&key, expected, &value).await {
                 Err(error) if returns(&error) => {
                     Served::Returned(Request::CompareAndPut { key, expected, value, done })
                 }
-                put => done.keep(put),
+                put => done.complete(put),
             }
         }
         Request::GetMany { keys, done } => match get_many(kv, &keys).await {
             Err(error) if returns(&error) => Served::Returned(Request::GetMany { keys, done }),
-            got => done.keep(got),
+            got => done.complete(got),
         },
         Request::PutMany { items, done } => match put_many(kv, &items).await {
             Err(error) if returns(&error) => Served::Returned(Request::PutMany { items, done }),
-            put => done.keep(put),
+            put => done.complete(put),
         },
     }
 }
@@ -455,10 +455,10 @@ impl Request {
 }
 
 impl<T> Promise<T> {
-    fn keep(self, result: Result<T, KvError>) -> Served {
+    fn complete(self, result: Result<T, KvError>) -> Served {
         let served = match &result {
             Err(error) if is_over(error) => Served::Over,
-            _ => Served::Answered,
+            _ => Served::Completed,
         };
         self.fulfil(result.map_err(Error::Kv));
         served

@@ -174,7 +174,7 @@ impl Bed {
             let (work, load, random) = (Rc::clone(&work), self.load, world.random().fork());
             work.clients.set(work.clients.get() + 1);
             world.spawn(world.start_process(), async move {
-                if let Err(error) = work_on(client, load, &random, &work, operations).await {
+                if let Err(error) = closed_loop(client, load, &random, &work, operations).await {
                     work.failed.borrow_mut().get_or_insert(error.to_string());
                 }
                 work.clients.set(work.clients.get() - 1);
@@ -273,7 +273,7 @@ async fn put_all(client: Rc<Client>, load: Load, keys: impl Iterator<Item = u64>
 }
 
 /// One client's closed loop. The last `timed` operations of all clients are timed; the ones before are warm-up.
-async fn work_on(
+async fn closed_loop(
     client: Rc<Client>,
     load: Load,
     random: &Random,

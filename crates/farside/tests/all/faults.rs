@@ -48,7 +48,7 @@ fn connect(url: &str) -> Pool {
 /// Runs a worker's role if another test started this process as a worker. Otherwise does nothing.
 #[test]
 fn child() {
-    worker::play();
+    worker::run_role();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests of the verification itself: it reports nothing on real stores, and it finds and names every flaw that is
 //! planted between a store and its client.
 
-use crate::support::driven::{Between, Client, Driven, Told, drive, plain};
+use crate::support::driven::{Interposer, Client, Driven, GetResult, drive, plain};
 use farside_bench::driver::Tally;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -45,9 +45,9 @@ enum Flaw {
     Missing,
 }
 
-struct Planted {
+struct PlantedFlaw {
     flaw: Flaw,
-    asked: AtomicU64,
+    operations: AtomicU64,
     /// The last two values put under each key.
     values: Mutex<HashMap<Vec<u8>, [Vec<u8>; 2]>>,
 }
@@ -55,13 +55,13 @@ struct Planted {
 /// One of this many operations goes wrong.
 const ONCE_IN: u64 = 501;
 
-impl Planted {
+impl PlantedFlaw {
     fn strikes(&self) -> bool {
-        self.asked.fetch_add(1, Ordering::Relaxed) % ONCE_IN == ONCE_IN - 1
+        self.operations.fetch_add(1, Ordering::Relaxed) % ONCE_IN == ONCE_IN - 1
     }
 }
 
-impl Between for Planted {
+impl Interposer for PlantedFlaw {
     fn puts(&self, key: &[u8], value: &[u8]) -> bool {
         let is_lost = matches!(self.flaw, Flaw::LostUpdate) && self.strikes();
         if !is_lost {
@@ -73,14 +73,14 @@ impl Between for Planted {
         !is_lost
     }
 
-    fn got(&self, key: &[u8], value: &[u8]) -> Told {
+    fn got(&self, key: &[u8], value: &[u8]) -> GetResult {
         if matches!(self.flaw, Flaw::LostUpdate) || !self.strikes() {
-            return Told::AsItIs;
+            return GetResult::Unchanged;
         }
         let values = self.values.lock().expect("no holder of the lock panics");
         let before = values.get(key).map(|[before, _]| before).filter(|before| !before.is_empty());
         let other = match self.flaw {
-            Flaw::Missing => return Told::Nothing,
+            Flaw::Missing => return GetResult::Nothing,
             Flaw::LostUpdate => None,
             Flaw::StaleRead => before.cloned(),
             Flaw::TornValue => before.map(|before| [&value[..256], &before[256..]].concat()),
@@ -88,14 +88,14 @@ impl Between for Planted {
                 values.iter().find(|(other, _)| *other != key).map(|(_, [_, last])| last.clone())
             }
         };
-        other.map_or(Told::AsItIs, Told::Other)
+        other.map_or(GetResult::Unchanged, GetResult::Other)
     }
 }
 
 fn with(flaw: Flaw, system: &str) -> Tally {
-    let planted = Planted { flaw, asked: AtomicU64::new(0), values: Mutex::default() };
+    let planted = PlantedFlaw { flaw, operations: AtomicU64::new(0), values: Mutex::default() };
     let planted = &planted;
-    drive(Driven { system, ..DRIVEN }, &|kv| Client::Through(Box::new(kv), planted), &|| {})
+    drive(Driven { system, ..DRIVEN }, &|kv| Client::Interposed(Box::new(kv), planted), &|| {})
 }
 
 #[test]

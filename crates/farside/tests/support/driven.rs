@@ -38,21 +38,21 @@ pub(crate) enum Client<'a> {
     /// Without a wrapper.
     Plain(Box<AnyKv<Rc<Endpoint>>>),
     /// With an interposer between it and the task.
-    Through(Box<AnyKv<Rc<Endpoint>>>, &'a dyn Between),
+    Interposed(Box<AnyKv<Rc<Endpoint>>>, &'a dyn Interposer),
 }
 
 /// An interposer between a client and a task.
-pub(crate) trait Between: Sync {
+pub(crate) trait Interposer: Sync {
     /// Returns whether to carry out a put. Otherwise the put is acknowledged without effect.
     fn puts(&self, key: &[u8], value: &[u8]) -> bool;
     /// Returns the result of a get that has read `value`.
-    fn got(&self, key: &[u8], value: &[u8]) -> Told;
+    fn got(&self, key: &[u8], value: &[u8]) -> GetResult;
 }
 
 /// Result of a get, as reported to the task.
-pub(crate) enum Told {
+pub(crate) enum GetResult {
     /// The value that was read.
-    AsItIs,
+    Unchanged,
     /// This value instead.
     Other(Vec<u8>),
     /// No value.
@@ -60,32 +60,32 @@ pub(crate) enum Told {
 }
 
 /// A client, and the value that it reported last.
-struct Asked<'a> {
+struct TaskClient<'a> {
     client: Client<'a>,
-    told: Vec<u8>,
+    value: Vec<u8>,
 }
 
-impl Asked<'_> {
+impl TaskClient<'_> {
     fn kv(&mut self) -> &mut AnyKv<Rc<Endpoint>> {
-        let (Client::Plain(kv) | Client::Through(kv, _)) = &mut self.client;
+        let (Client::Plain(kv) | Client::Interposed(kv, _)) = &mut self.client;
         kv
     }
 }
 
-impl Kv for Asked<'_> {
+impl Kv for TaskClient<'_> {
     fn kind(&self) -> &'static str {
-        let (Client::Plain(kv) | Client::Through(kv, _)) = &self.client;
+        let (Client::Plain(kv) | Client::Interposed(kv, _)) = &self.client;
         kv.kind()
     }
 
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         let Some(fetched) = self.kv().fetch(key).await? else { return Ok(None) };
-        if let Client::Through(kv, between) = &self.client {
+        if let Client::Interposed(kv, interposer) = &self.client {
             let value = kv.item(fetched).value;
-            self.told = match between.got(key, value) {
-                Told::AsItIs => value.to_vec(),
-                Told::Other(value) => value,
-                Told::Nothing => return Ok(None),
+            self.value = match interposer.got(key, value) {
+                GetResult::Unchanged => value.to_vec(),
+                GetResult::Other(value) => value,
+                GetResult::Nothing => return Ok(None),
             };
         }
         Ok(Some(fetched))
@@ -94,13 +94,13 @@ impl Kv for Asked<'_> {
     fn item(&self, fetched: Fetched) -> Item<'_> {
         match &self.client {
             Client::Plain(kv) => kv.item(fetched),
-            Client::Through(..) => Item { value: &self.told, version: fetched.version },
+            Client::Interposed(..) => Item { value: &self.value, version: fetched.version },
         }
     }
 
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         match &self.client {
-            Client::Through(_, between) if !between.puts(key, value) => Ok(()),
+            Client::Interposed(_, interposer) if !interposer.puts(key, value) => Ok(()),
             _ => self.kv().put(key, value).await,
         }
     }
@@ -157,15 +157,15 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
     tally.into_inner().expect("no holder of the lock panicked")
 }
 
-fn on_core(pool: &Pool, driven: Driven<'_>, wrap: &Wrap<'_>, work: impl AsyncFn(&mut Asked<'_>, u32)) {
+fn on_core(pool: &Pool, driven: Driven<'_>, wrap: &Wrap<'_>, work: impl AsyncFn(&mut TaskClient<'_>, u32)) {
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let options = Options { slot_cache: driven.slot_cache };
     let mut core = Core::new(&endpoint);
     for task in 0..TASKS {
         let opened = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), STORE, &options));
         let client = wrap(opened.expect("a store"));
-        let (mut asked, work) = (Asked { client, told: Vec::new() }, &work);
-        core.spawn(async move { work(&mut asked, task).await });
+        let (mut client, work) = (TaskClient { client, value: Vec::new() }, &work);
+        core.spawn(async move { work(&mut client, task).await });
     }
     core.run();
 }

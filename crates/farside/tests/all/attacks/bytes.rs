@@ -224,18 +224,18 @@ pub(crate) fn chain_that_claims(key: (u32, u64), ops: &[Op], lie: impl FnOnce(&m
 
 /// Reply to a chain.
 #[derive(Debug)]
-pub(crate) enum Came {
+pub(crate) enum ChainReply {
     /// No op ran, for this reason.
     Refused(String),
     /// Status and output of each op.
     Ran(Vec<(u8, Vec<u8>)>),
 }
 
-impl Came {
+impl ChainReply {
     #[track_caller]
-    pub(crate) fn of(reply: &[u8], ops: usize) -> Came {
+    pub(crate) fn of(reply: &[u8], ops: usize) -> ChainReply {
         if reply.first() == Some(&0xff) {
-            return Came::Refused(String::from_utf8(reply[1..].to_vec()).expect("a reason is text"));
+            return ChainReply::Refused(String::from_utf8(reply[1..].to_vec()).expect("a reason is text"));
         }
         let outputs = &reply[ops * 8..];
         let mut begin = 0;
@@ -245,22 +245,22 @@ impl Came {
             begin = end;
             (reply[index * 8], output)
         };
-        Came::Ran((0..ops).map(op).collect())
+        ChainReply::Ran((0..ops).map(op).collect())
     }
 
     #[track_caller]
     pub(crate) fn statuses(&self) -> Vec<u8> {
         match self {
-            Came::Refused(reason) => panic!("refused: {reason}"),
-            Came::Ran(ops) => ops.iter().map(|(status, _)| *status).collect(),
+            ChainReply::Refused(reason) => panic!("refused: {reason}"),
+            ChainReply::Ran(ops) => ops.iter().map(|(status, _)| *status).collect(),
         }
     }
 
     #[track_caller]
     pub(crate) fn output(&self, op: usize) -> &[u8] {
         match self {
-            Came::Refused(reason) => panic!("refused: {reason}"),
-            Came::Ran(ops) => &ops[op].1,
+            ChainReply::Refused(reason) => panic!("refused: {reason}"),
+            ChainReply::Ran(ops) => &ops[op].1,
         }
     }
 }

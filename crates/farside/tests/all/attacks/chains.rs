@@ -4,7 +4,7 @@
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
 use crate::attacks::peer::{PATIENCE, Session, Store, list_for, random};
-use crate::attacks::target::{SECRET, Target, Witness, tells_a_secret};
+use crate::attacks::target::{SECRET, Target, Witness, contains_secret};
 use crate::support::until;
 
 on_each_carrier![
@@ -58,22 +58,22 @@ impl Scene {
     fn status_by(&mut self, key: (u32, u64), op: Op) -> u8 {
         self.beat += 1;
         if self.beat.is_multiple_of(64) {
-            self.other.stay();
+            self.other.keep_alive();
         }
-        let reply = self.session.ask(CHAIN, 0, &chain(key, &[op]));
-        assert!(!tells_a_secret(&reply), "the reply holds another tenant's bytes");
-        Came::of(&reply, 1).statuses()[0]
+        let reply = self.session.round_trip(CHAIN, 0, &chain(key, &[op]));
+        assert!(!contains_secret(&reply), "the reply holds another tenant's bytes");
+        ChainReply::of(&reply, 1).statuses()[0]
     }
 
     /// Asserts that the other tenant's data are unchanged, and that nothing is left in the node.
     #[track_caller]
-    fn nothing_was_touched(mut self) {
-        let came = self.other.chain(self.theirs.key, &[read(self.their_buffer, 256)]);
-        assert_eq!(came.output(0), SECRET.repeat(16));
-        self.witness.is_well();
+    fn assert_untouched(mut self) {
+        let reply = self.other.chain(self.theirs.key, &[read(self.their_buffer, 256)]);
+        assert_eq!(reply.output(0), SECRET.repeat(16));
+        self.witness.assert_well();
         let before = self.target.now();
         drop((self.session, self.other, self.witness));
-        self.target.is_as_before(before);
+        self.target.assert_as_before(before);
     }
 }
 
@@ -122,11 +122,11 @@ fn keys_of_other_sessions_open_nothing(carrier: &'static str) {
         if from > 0 {
             assert_eq!(scene.status_by(first_key, read(own, 8)), ACCESS);
         }
-        let came = scene.session.chain(key, &[read(own, 256)]);
-        assert_eq!(came.output(0), [1; 256]);
+        let reply = scene.session.chain(key, &[read(own, 256)]);
+        assert_eq!(reply.output(0), [1; 256]);
     }
     scene.target.reaches("refused_total", refused + 4 * guesses as u64);
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }
 
 /// Addresses outside the attacker's store.
@@ -199,14 +199,14 @@ fn addresses_outside_its_store_are_refused(carrier: &'static str) {
         assert_eq!(scene.status(cas(at, 16, &[1; 16], &[2; 16])), INVALID);
     }
     assert_eq!(scene.status(cas(scene.own + 8, 16, &[1; 16], &[2; 16])), INVALID);
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }
 
 fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let freed = scene.session.buffer(&scene.store, &[1; 64]);
     let retire = [u64::from(scene.store.key.0), freed].map(u64::to_le_bytes);
-    scene.session.ask(RETIRE, 1, &retire.concat());
+    scene.session.round_trip(RETIRE, 1, &retire.concat());
     let pointer_at = scene.session.buffer(&scene.store, &[0; 16]);
     let known = [
         scene.their_buffer,
@@ -243,20 +243,20 @@ fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
     // A pointer to itself: exactly one level is followed.
     let itself = [&pointer_at.to_le_bytes()[..], &16_u32.to_le_bytes(), &[0; 4]].concat();
     assert_eq!(scene.status(write(pointer_at, &itself)), OK);
-    let came = scene.session.chain(scene.store.key, &[read(pointer_at, 16).with(TARGET_INDIRECT | BOUNDED)]);
-    assert_eq!(came.output(0), itself);
+    let reply = scene.session.chain(scene.store.key, &[read(pointer_at, 16).with(TARGET_INDIRECT | BOUNDED)]);
+    assert_eq!(reply.output(0), itself);
     // For any bound, an access ends at the end of the buffer that the pointer leads into.
     let far = [&scene.own.to_le_bytes()[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
     assert_eq!(scene.status(write(pointer_at, &far)), OK);
-    let came =
+    let reply =
         scene.session.chain(scene.store.key, &[read(pointer_at, 60_000).with(TARGET_INDIRECT | BOUNDED)]);
-    assert_eq!(came.statuses(), [OK]);
-    assert!((256..=512).contains(&came.output(0).len()), "{}", came.output(0).len());
+    assert_eq!(reply.statuses(), [OK]);
+    assert!((256..=512).contains(&reply.output(0).len()), "{}", reply.output(0).len());
     // A freed buffer still belongs to its store, so a pointer into it reveals only the store's own bytes.
     let freed = [&freed.to_le_bytes()[..], &64_u32.to_le_bytes(), &[0; 4]].concat();
     assert_eq!(scene.status(write(pointer_at, &freed)), OK);
     let _own_bytes = scene.status(read(pointer_at, 64).with(TARGET_INDIRECT | BOUNDED));
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }
 
 fn invalid_ops_are_refused_or_do_nothing(carrier: &'static str) {
@@ -284,23 +284,23 @@ fn invalid_ops_are_refused_or_do_nothing(carrier: &'static str) {
     }
     scene.session.chain(key, &[write(SCRATCH, &[0xee; 32])]);
     let copy = Op { code: WRITE, len: 32, at: own + 128, ..Op::default() }.by(DATA_INDIRECT, SCRATCH);
-    let came = scene.session.chain(key, &[copy, read(own + 128, 32), read(SCRATCH, 32)]);
-    assert_eq!((came.output(1), came.output(2)), (&[0; 32][..], &[0; 32][..]));
+    let reply = scene.session.chain(key, &[copy, read(own + 128, 32), read(SCRATCH, 32)]);
+    assert_eq!((reply.output(1), reply.output(2)), (&[0; 32][..], &[0; 32][..]));
     // Beyond scratch, by a little and by far.
     for at in [SCRATCH + 25, SCRATCH + 32, SCRATCH + (1 << 62), u64::MAX] {
         assert_eq!(scene.status(read(at, 8)), ACCESS, "{at:#x}");
         assert_eq!(scene.status(write(at, &[1; 8])), ACCESS, "{at:#x}");
     }
     // After a refused op, nothing runs. After an op without success, conditional ops are skipped.
-    let came = scene.session.chain(key, &[read(scene.their_buffer, 8), write(own, &[9; 8]), read(own, 8)]);
-    assert_eq!(came.statuses(), [ACCESS, ABORTED, ABORTED]);
+    let reply = scene.session.chain(key, &[read(scene.their_buffer, 8), write(own, &[9; 8]), read(own, 8)]);
+    assert_eq!(reply.statuses(), [ACCESS, ABORTED, ABORTED]);
     let failed = cas(own, 8, &[0x55; 8], &[9; 8]);
-    let came = scene.session.chain(
+    let reply = scene.session.chain(
         key,
         &[failed, write(own, &[9; 8]).with(CONDITIONAL), write(own, &[8; 8]).with(CONDITIONAL), read(own, 8)],
     );
-    assert_eq!(came.statuses(), [CAS_FAILED, SKIPPED, SKIPPED, OK]);
-    assert_eq!(came.output(3), [1; 8]);
+    assert_eq!(reply.statuses(), [CAS_FAILED, SKIPPED, SKIPPED, OK]);
+    assert_eq!(reply.output(3), [1; 8]);
     // More bytes than the list's buffers hold; lists that do not exist.
     assert_eq!(scene.status(allocate(list_for(64), &[1; 4096])), INVALID);
     for list in [1 << 20, u64::from(u32::MAX), u64::MAX, SCRATCH] {
@@ -319,7 +319,7 @@ fn invalid_ops_are_refused_or_do_nothing(carrier: &'static str) {
     let masked = Op { code: CAS, flags: COMPARE | MASKED, width: 16, at: own, rest: masked, ..Op::default() };
     assert_eq!(scene.status(masked), OK);
     assert_eq!(scene.session.chain(key, &[read(own, 16)]).output(0), [1; 16]);
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }
 
 fn chains_that_lie_about_themselves_do_not_run(carrier: &'static str) {
@@ -369,18 +369,18 @@ fn chains_that_lie_about_themselves_do_not_run(carrier: &'static str) {
     bad.push(of(Op { len: 8, ..fetch_add(own, 1) }));
     for (nth, bytes) in bad.iter().enumerate() {
         if nth % 100 == 0 {
-            scene.other.stay();
+            scene.other.keep_alive();
         }
-        let reply = scene.session.ask(CHAIN, 0, bytes);
-        let Came::Refused(reason) = Came::of(&reply, 0) else { panic!("the chain ran: {}", bytes.escape_ascii()) };
+        let reply = scene.session.round_trip(CHAIN, 0, bytes);
+        let ChainReply::Refused(reason) = ChainReply::of(&reply, 0) else { panic!("the chain ran: {}", bytes.escape_ascii()) };
         assert!(reason.contains("chain") && !reason.contains("0x5"), "{reason}");
     }
-    let came = scene.session.chain(key, &[read(own, 16)]);
-    assert_eq!(came.output(0), [1; 16], "no op of the refused chains ran");
+    let reply = scene.session.chain(key, &[read(own, 16)]);
+    assert_eq!(reply.output(0), [1; 16], "no op of the refused chains ran");
     // The maximum number of ops.
-    let came = scene.session.chain(key, &vec![fetch_add(own, 1); 64]);
-    assert_eq!(came.statuses(), [OK; 64]);
-    scene.nothing_was_touched();
+    let reply = scene.session.chain(key, &vec![fetch_add(own, 1); 64]);
+    assert_eq!(reply.statuses(), [OK; 64]);
+    scene.assert_untouched();
 }
 
 fn a_bound_that_keeps_changing_reveals_nothing_else(carrier: &'static str) {
@@ -393,7 +393,7 @@ fn a_bound_that_keeps_changing_reveals_nothing_else(carrier: &'static str) {
     let mut came_back = [0_u32; 10];
     for round in 0..600 {
         if round % 100 == 0 {
-            scene.other.stay();
+            scene.other.keep_alive();
         }
         let hostile =
             [&leads[round % leads.len()].to_le_bytes()[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
@@ -407,18 +407,18 @@ fn a_bound_that_keeps_changing_reveals_nothing_else(carrier: &'static str) {
         );
         // A lost datagram only reduces the number of samples.
         if let Some(reply) = scene.session.reply(3, got, PATIENCE / 20) {
-            assert!(!tells_a_secret(&reply), "the reply holds another tenant's bytes");
-            let came = Came::of(&reply, 1);
-            came_back[usize::from(came.statuses()[0])] += 1;
-            let is_own = came.output(0).iter().all(|&byte| byte == 1 || byte == 0);
-            assert!(came.statuses()[0] != OK || is_own && came.output(0).len() <= 512);
+            assert!(!contains_secret(&reply), "the reply holds another tenant's bytes");
+            let reply = ChainReply::of(&reply, 1);
+            came_back[usize::from(reply.statuses()[0])] += 1;
+            let is_own = reply.output(0).iter().all(|&byte| byte == 1 || byte == 0);
+            assert!(reply.statuses()[0] != OK || is_own && reply.output(0).len() <= 512);
         }
         let _written = second.reply(3, wrote, PATIENCE / 20);
     }
     println!("{carrier}: of 600, {} read and {} were refused", came_back[0], came_back[usize::from(ACCESS)]);
     assert!(came_back[usize::from(OK)] > 0 && came_back[usize::from(ACCESS)] > 0, "{came_back:?}");
     drop(second);
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }
 
 fn keys_of_a_dropped_store_open_nothing(carrier: &'static str) {
@@ -435,11 +435,11 @@ fn keys_of_a_dropped_store_open_nothing(carrier: &'static str) {
     let mut after = 0;
     for round in 0..3000 {
         if round % 100 == 0 {
-            scene.other.stay();
+            scene.other.keep_alive();
         }
-        let reply = scene.session.ask(CHAIN, (round % 8) as u8 + 1, &chain(mine.key, &ops));
-        assert!(!tells_a_secret(&reply));
-        let status = Came::of(&reply, 3).statuses()[0];
+        let reply = scene.session.round_trip(CHAIN, (round % 8) as u8 + 1, &chain(mine.key, &ops));
+        assert!(!contains_secret(&reply));
+        let status = ChainReply::of(&reply, 3).statuses()[0];
         statuses[usize::from(status)] += 1;
         assert!([OK, ACCESS].contains(&status), "{status}");
         after += u32::from(status == ACCESS);
@@ -451,17 +451,17 @@ fn keys_of_a_dropped_store_open_nothing(carrier: &'static str) {
     dropper.reply(1, drop_asked, PATIENCE);
     // Its memory goes to another tenant, who fills it with secrets.
     until("the store is dropped", || {
-        scene.other.stay();
-        scene.session.stay();
+        scene.other.keep_alive();
+        scene.session.keep_alive();
         !scene.target.node.run(["store", "list"]).done().text().contains("mine")
     });
     scene.other.create("next", 32 << 20);
     let next = scene.other.store("next");
     for _ in 0..40 {
-        scene.session.stay();
+        scene.session.keep_alive();
         let taken = scene.other.buffer(&next, &SECRET.repeat(2000));
-        let came = scene.other.chain(next.key, &[read(taken, 32_000)]);
-        assert_eq!(came.output(0), SECRET.repeat(2000));
+        let reply = scene.other.chain(next.key, &[read(taken, 32_000)]);
+        assert_eq!(reply.output(0), SECRET.repeat(2000));
     }
     for op in
         [read(buffer, 512), read(mine.table_at, 64), fetch_add(buffer, 1), allocate(list_for(64), &[1; 64])]
@@ -471,7 +471,7 @@ fn keys_of_a_dropped_store_open_nothing(carrier: &'static str) {
     assert_eq!(scene.status_by((next.key.0, mine.key.1), read(buffer, 512)), ACCESS);
     scene.target.reaches("refused_total", refused + 200);
     drop(dropper);
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }
 
 fn a_full_store_is_reported_and_affects_no_other_store(carrier: &'static str) {
@@ -481,10 +481,10 @@ fn a_full_store_is_reported_and_affects_no_other_store(carrier: &'static str) {
     let mut taken = 0;
     let mut not_ready = 0;
     for round in 0..3000 {
-        let came = scene
+        let reply = scene
             .session
             .chain(scene.store.key, &[allocate(list_for(32_000), &vec![3; 30_000]), read(SCRATCH, 8)]);
-        match came.statuses()[0] {
+        match reply.statuses()[0] {
             OK => taken += 1,
             4 => not_ready += 1,
             status => panic!("{status}"),
@@ -493,8 +493,8 @@ fn a_full_store_is_reported_and_affects_no_other_store(carrier: &'static str) {
             break;
         }
         if round % 100 == 0 {
-            scene.other.stay();
-            scene.witness.is_well();
+            scene.other.keep_alive();
+            scene.witness.assert_well();
         }
     }
     println!("{carrier}: {taken} buffers of 30 kB were allocated from 16 MiB");
@@ -505,9 +505,9 @@ fn a_full_store_is_reported_and_affects_no_other_store(carrier: &'static str) {
     assert!(live(&scene) >= taken);
     scene.session = Session::open(scene.target.url(carrier));
     until("the attacker's buffers are free again", || {
-        scene.other.stay();
-        scene.session.stay();
+        scene.other.keep_alive();
+        scene.session.keep_alive();
         live(&scene) <= 1
     });
-    scene.nothing_was_touched();
+    scene.assert_untouched();
 }

@@ -61,8 +61,8 @@ fn ten_thousand_idle_connections_do_not_block_other_clients() {
     report("silent connections", CROWD, kib, [alone, with]);
     assert!(with > 0 && kib < 64 << 10, "{kib} KiB");
     drop(crowd);
-    witness.is_well();
-    target.is_as_before(before);
+    witness.assert_well();
+    target.assert_as_before(before);
 }
 
 fn a_crowd_of_idle_sessions_does_not_block_other_clients(carrier: &'static str) {
@@ -90,8 +90,8 @@ fn a_crowd_of_idle_sessions_does_not_block_other_clients(carrier: &'static str) 
     assert!(with > 0 && kib < 512 << 10, "{kib} KiB");
     drop(crowd);
     until("the crowd's sessions have ended", || target.count("engine_sessions_ended_total") >= count as u64);
-    witness.is_well();
-    target.is_as_before(before);
+    witness.assert_well();
+    target.assert_as_before(before);
 }
 
 /// A scan waits for clients' turns, but not for the turn of the client that requests it.
@@ -108,7 +108,7 @@ fn a_client_that_requests_a_scan_gets_a_response(carrier: &'static str) {
     farside_fabrics::executor::block_on(&endpoint, asked).expect("the scan completes");
     assert_eq!(answer, b"\"done\"");
     assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
-    witness.is_well();
+    witness.assert_well();
 }
 
 /// The node keeps a reply until the client acknowledges it. The total over all sessions is bounded.
@@ -136,9 +136,9 @@ fn unread_replies_of_all_sessions_have_a_common_bound() {
     println!("120 sessions that each leave 63 replies of 60 kB: the node grew by {grown} MiB");
     assert!(grown < 400, "{grown} MiB");
     target.reaches("engine_disallowed_total", refused + 100);
-    witness.is_well();
+    witness.assert_well();
     drop((greedy, witness));
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 /// One socket requests as many sessions as it can.
@@ -159,7 +159,7 @@ fn the_sessions_of_one_socket_are_bounded_and_end() {
     assert!(welcomes > 1000, "{welcomes}");
     let kib = target.resident_kib();
     println!("{welcomes} sessions were granted to one socket; the node has {kib} KiB");
-    target.witness("udp").is_well();
+    target.witness("udp").assert_well();
     drop(raw);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }

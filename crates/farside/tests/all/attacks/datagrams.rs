@@ -48,11 +48,11 @@ impl Scene {
 
     /// Asserts that such a chain ran `times` more times.
     #[track_caller]
-    fn has_run(&mut self, times: u64) {
+    fn assert_has_run(&mut self, times: u64) {
         self.runs += times;
-        let came = self.session.chain(self.store.key, &[read(self.word, 8)]);
-        assert_eq!(came.statuses(), [OK]);
-        assert_eq!(u64_at(came.output(0), 0), self.runs, "number of chains that ran");
+        let reply = self.session.chain(self.store.key, &[read(self.word, 8)]);
+        assert_eq!(reply.statuses(), [OK]);
+        assert_eq!(u64_at(reply.output(0), 0), self.runs, "number of chains that ran");
     }
 
     /// One well-formed datagram of each kind, with numbers that slots 1 and up of this session have not used.
@@ -89,11 +89,11 @@ impl Scene {
         sent
     }
 
-    fn leaves_nothing(self) {
-        self.witness.is_well();
+    fn assert_nothing_left(self) {
+        self.witness.assert_well();
         let before = self.target.now();
         drop((self.session, self.witness));
-        self.target.is_as_before(before);
+        self.target.assert_as_before(before);
     }
 }
 
@@ -115,8 +115,8 @@ fn truncated_datagrams_run_nothing(carrier: &'static str) {
     let before = scene.target.count("engine_malformed_total");
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
     scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn datagrams_with_a_damaged_byte_do_no_harm(carrier: &'static str) {
@@ -137,14 +137,14 @@ fn datagrams_with_a_damaged_byte_do_no_harm(carrier: &'static str) {
         // The checksum detects damage to any byte.
         let sent = scene.send_all(damaged.iter().map(Vec::as_slice));
         scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
-        scene.has_run(0);
+        scene.assert_has_run(0);
     }
     // With a corrected checksum each is another request. It may run, with the rights of its session only.
     for (nth, mut bytes) in damaged.into_iter().enumerate() {
         seal(&mut bytes);
         scene.session.raw.send(&bytes);
         if nth % 32 == 0 {
-            scene.witness.is_well();
+            scene.witness.assert_well();
         }
         // The damaged datagram may be a BYE, or a HELLO that ends the session.
         if nth % 16 == 0 && !scene.session.sync() {
@@ -152,7 +152,7 @@ fn datagrams_with_a_damaged_byte_do_no_harm(carrier: &'static str) {
         }
     }
     scene.target.reaches("engine_malformed_total", before + 100);
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 fn wrong_directions_and_versions_are_refused(carrier: &'static str) {
@@ -196,8 +196,8 @@ fn wrong_directions_and_versions_are_refused(carrier: &'static str) {
         stranger.send(&hello[..1199]);
         assert_eq!(stranger.receive(SILENCE), None);
     }
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn lengths_that_lie_are_refused(carrier: &'static str) {
@@ -239,8 +239,8 @@ fn lengths_that_lie_are_refused(carrier: &'static str) {
         stranger.send(&hello);
         assert_eq!(stranger.receive(SILENCE), None, "{lie} at {at}");
     }
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn a_replayed_request_runs_once_and_never_from_elsewhere(carrier: &'static str) {
@@ -253,7 +253,7 @@ fn a_replayed_request_runs_once_and_never_from_elsewhere(carrier: &'static str) 
     let before = scene.target.count("engine_duplicates_total");
     scene.send_all([&again[..]; 64]);
     scene.target.reaches("engine_duplicates_total", before + 60);
-    scene.has_run(0);
+    scene.assert_has_run(0);
     // From another address, with the right secrets.
     let mut thief = Raw::connect(scene.target.url(carrier));
     let next = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, number + 1, &counting).bytes());
@@ -266,7 +266,7 @@ fn a_replayed_request_runs_once_and_never_from_elsewhere(carrier: &'static str) 
         assert_eq!(thief.receive(SILENCE), None, "the thief gets no response");
     }
     scene.target.reaches("engine_disallowed_total", before + 5);
-    scene.has_run(0);
+    scene.assert_has_run(0);
     // The session's HELLO from another address: a welcome would reveal the secret.
     let before = scene.target.settled("engine_sessions_opened_total");
     for _ in 0..10 {
@@ -296,7 +296,7 @@ fn a_replayed_request_runs_once_and_never_from_elsewhere(carrier: &'static str) 
     scene.session.numbers[5] = cancelled;
     let late = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled, &counting).bytes());
     scene.send_all([&late[..]; 20]);
-    scene.has_run(0);
+    scene.assert_has_run(0);
     assert_eq!(scene.target.settled("engine_sessions_opened_total"), before, "no other session was opened");
     // After BYE, each request gets a GONE, and the HELLO is refused.
     let old = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled + 1, &counting).bytes());
@@ -314,9 +314,9 @@ fn a_replayed_request_runs_once_and_never_from_elsewhere(carrier: &'static str) 
     let word = (scene.word, scene.runs);
     scene.session = Session::open(scene.target.url(scene.carrier));
     scene.store = scene.session.store("default");
-    let came = scene.session.chain(scene.store.key, &[read(word.0, 8)]);
-    assert_eq!(u64_at(came.output(0), 0), word.1);
-    scene.leaves_nothing();
+    let reply = scene.session.chain(scene.store.key, &[read(word.0, 8)]);
+    assert_eq!(u64_at(reply.output(0), 0), word.1);
+    scene.assert_nothing_left();
 }
 
 fn guessed_sessions_and_secrets_open_nothing(carrier: &'static str) {
@@ -344,8 +344,8 @@ fn guessed_sessions_and_secrets_open_nothing(carrier: &'static str) {
         answered += 1;
     }
     assert!(answered > 0);
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn future_numbers_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
@@ -376,8 +376,8 @@ fn future_numbers_and_slots_beyond_the_window_run_nothing(carrier: &'static str)
         .map(|number| scene.session.datagram(DATA, &Entry::whole(CHAIN, 9, number, &counting).bytes()))
         .into();
     scene.send_all(bad.iter().map(Vec::as_slice));
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn fragments_in_any_order_form_one_request_if_they_agree(carrier: &'static str) {
@@ -407,7 +407,7 @@ fn fragments_in_any_order_form_one_request_if_they_agree(carrier: &'static str) 
         }
         scene.session.send_again(CHAIN, slot, 1, &long);
         assert!(scene.session.sync());
-        scene.has_run(1);
+        scene.assert_has_run(1);
     }
     scene.target.reaches("engine_disallowed_total", before + 20);
     // An incomplete request never runs, and its bytes are freed with the session.
@@ -415,8 +415,8 @@ fn fragments_in_any_order_form_one_request_if_they_agree(carrier: &'static str) 
         scene.session.data(&[Entry::part(CHAIN, 3, 1, &long, index)]);
     }
     assert!(scene.session.sync());
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn a_client_that_exceeds_its_credit_does_not_grow_the_node(carrier: &'static str) {
@@ -436,8 +436,8 @@ fn a_client_that_exceeds_its_credit_does_not_grow_the_node(carrier: &'static str
     let grown = scene.target.resident_kib().saturating_sub(before.1);
     println!("{carrier}: 12 MB of half-sent requests: the node grew by {grown} KiB");
     assert!(grown < 8 << 10, "the node grew by {grown} KiB");
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }
 
 fn foreign_buffers_cannot_be_retired(carrier: &'static str) {
@@ -476,22 +476,22 @@ fn foreign_buffers_cannot_be_retired(carrier: &'static str) {
     ];
     let all: Vec<u8> = hostile.iter().flat_map(|&(key, at)| one(key, at)).collect();
     for _ in 0..2 {
-        scene.session.ask(RETIRE, 7, &all);
+        scene.session.round_trip(RETIRE, 7, &all);
     }
     assert_eq!(scene.target.settled("retired_buffers_total"), retired);
     // Retired twice: only the first time counts.
     let twice = [one(key, freed), one(key, freed)].concat();
-    scene.session.ask(RETIRE, 7, &twice);
-    scene.session.ask(RETIRE, 7, &twice);
+    scene.session.round_trip(RETIRE, 7, &twice);
+    scene.session.round_trip(RETIRE, 7, &twice);
     scene.target.reaches("retired_buffers_total", retired + 1);
     assert_eq!(scene.target.settled("retired_buffers_total"), retired + 1);
     // All buffers are still live, and the word still belongs to this session.
     assert_eq!(scene.target.stat("witness")["live_buffers"].as_u64(), live);
     assert_eq!(other.chain(theirs.key, &[read(buffer, 64)]).output(0), [5; 64]);
     assert_eq!(other.chain(shown.key, &[read(neighbour, 64)]).output(0), [6; 64]);
-    scene.has_run(0);
+    scene.assert_has_run(0);
     drop(other);
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 fn questions_that_are_none_are_refused(carrier: &'static str) {
@@ -518,7 +518,7 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
         assert!(!reason.is_empty() && reason.len() <= 4096, "{} bytes", reason.len());
     }
     for service in [1, 7, u32::MAX] {
-        let answer = scene.session.ask(CALL, 0, &[&service.to_le_bytes()[..], &[0; 4]].concat());
+        let answer = scene.session.round_trip(CALL, 0, &[&service.to_le_bytes()[..], &[0; 4]].concat());
         let reason = String::from_utf8_lossy(&answer[1..]).into_owned();
         assert!(answer[0] == 0xff && reason.contains(&service.to_string()), "{reason}");
     }
@@ -528,6 +528,6 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
         scene.session.request(CALL, slot, &ask);
     }
     assert!(scene.session.sync());
-    scene.has_run(0);
-    scene.leaves_nothing();
+    scene.assert_has_run(0);
+    scene.assert_nothing_left();
 }

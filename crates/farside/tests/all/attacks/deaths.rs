@@ -107,15 +107,15 @@ fn deaths(carrier: &str, count: u64, at_once: u64) {
     // A first wave allocates everything that is allocated once, such as buffer pools and segments.
     wave(&target, carrier, 0, at_once);
     cleared(&target);
-    target.is_as_before(before);
+    target.assert_as_before(before);
     until("the first wave's buffers are free again", || buffers(&target) == (KEYS, 0));
     let (resident, ended) = (target.resident_kib(), target.count("engine_sessions_ended_total"));
     for first in (0..count).step_by(at_once as usize) {
         wave(&target, carrier, first, at_once);
-        witness.is_well();
+        witness.assert_well();
     }
     cleared(&target);
-    target.is_as_before(before);
+    target.assert_as_before(before);
     until("every buffer is free again", || buffers(&target) == (KEYS, 0));
     target.reaches("engine_sessions_ended_total", ended + count);
     let scanned = target.count("scanned_buffers_total");
@@ -125,5 +125,5 @@ fn deaths(carrier: &str, count: u64, at_once: u64) {
     );
     assert!(scanned > 0, "no child died while it held a buffer");
     assert!(grown < 16 << 10, "{grown} KiB");
-    witness.is_well();
+    witness.assert_well();
 }

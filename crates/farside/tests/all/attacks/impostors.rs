@@ -150,20 +150,20 @@ fn of_session(kind: u8, body: &[u8]) -> Vec<u8> {
 }
 
 /// A request that fits into one entry.
-struct Asked<'a> {
+struct Request<'a> {
     kind: u8,
     slot: u8,
     number: u32,
     body: &'a [u8],
 }
 
-fn asked(datagram: &[u8]) -> Vec<Asked<'_>> {
+fn requests(datagram: &[u8]) -> Vec<Request<'_>> {
     let mut rest = if datagram.len() > HEADER && datagram[3] == DATA { &datagram[HEADER..] } else { &[] };
     let mut all = Vec::new();
     while rest.len() >= 16 {
         let len = u32_at(rest, 8) as usize;
         if [CHAIN, CALL].contains(&rest[0]) && rest[3] == 1 {
-            all.push(Asked {
+            all.push(Request {
                 kind: rest[0],
                 slot: rest[1],
                 number: u32_at(rest, 4),
@@ -176,21 +176,21 @@ fn asked(datagram: &[u8]) -> Vec<Asked<'_>> {
 }
 
 /// Builds a reply, in as many datagrams as necessary.
-fn reply(asked: &Asked<'_>, execution: u64, body: &[u8]) -> Answers {
+fn reply(request: &Request<'_>, execution: u64, body: &[u8]) -> Answers {
     let message = [&execution.to_le_bytes()[..], body].concat();
     let part = |index: usize| match message.len() {
-        ..=CHUNK => Entry::whole(REPLY, asked.slot, asked.number, &message),
-        _ => Entry::part(REPLY, asked.slot, asked.number, &message, index),
+        ..=CHUNK => Entry::whole(REPLY, request.slot, request.number, &message),
+        _ => Entry::part(REPLY, request.slot, request.number, &message, index),
     };
     (0..message.len().div_ceil(CHUNK)).map(|index| of_session(DATA, &part(index).bytes())).collect()
 }
 
 /// Starts an impostor that welcomes every client and responds to each request with `answer`.
-fn node_that(carrier: &str, mut answer: impl FnMut(&Asked<'_>) -> Answers + Send + 'static) -> Impostor {
+fn node_that(carrier: &str, mut answer: impl FnMut(&Request<'_>) -> Answers + Send + 'static) -> Impostor {
     impostor(carrier, move |bytes| match bytes[3] {
         HELLO => vec![welcome(bytes)],
         PING => vec![of_session(PONG, &[])],
-        _ => asked(bytes).iter().flat_map(&mut answer).collect(),
+        _ => requests(bytes).iter().flat_map(&mut answer).collect(),
     })
 }
 
@@ -212,8 +212,8 @@ fn store(change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
     serde_json::to_vec(&store).expect("plain data")
 }
 
-fn is_info(asked: &Asked<'_>) -> bool {
-    asked.body.windows(9).any(|word| word == b"node_info")
+fn is_info(request: &Request<'_>) -> bool {
+    request.body.windows(9).any(|word| word == b"node_info")
 }
 
 /// Starts an impostor that welcomes every client and spoils the rings' memory at the first request.
@@ -350,40 +350,40 @@ fn a_refusal_with_any_bytes_is_reported(carrier: &'static str) {
 }
 
 fn invalid_responses_are_errors_in_time(carrier: &'static str) {
-    let answers: Vec<fn(&Asked<'_>) -> Answers> = vec![
+    let answers: Vec<fn(&Request<'_>) -> Answers> = vec![
         |_| Vec::new(),
-        |asked| reply(asked, 1, b""),
-        |asked| reply(asked, 1, &answered(b"")),
-        |asked| reply(asked, 1, &answered(b"null")),
-        |asked| reply(asked, 1, &answered(b"\xff\xff")),
-        |asked| reply(asked, 1, &answered(&b"[".repeat(60_000))),
-        |asked| reply(asked, 1, &answered(br#"{"done":1}"#)),
-        |asked| reply(asked, 1, b"\xff\xfe\xfd is no text"),
-        |asked| reply(asked, 0, &answered(INFO)),
+        |request| reply(request, 1, b""),
+        |request| reply(request, 1, &answered(b"")),
+        |request| reply(request, 1, &answered(b"null")),
+        |request| reply(request, 1, &answered(b"\xff\xff")),
+        |request| reply(request, 1, &answered(&b"[".repeat(60_000))),
+        |request| reply(request, 1, &answered(br#"{"done":1}"#)),
+        |request| reply(request, 1, b"\xff\xfe\xfd is no text"),
+        |request| reply(request, 0, &answered(INFO)),
         // Replies for other slots, and for other numbers.
-        |asked| {
-            let other = |slot: u8, number: u32| reply(&Asked { slot, number, ..*asked }, 1, &answered(INFO));
-            [other(asked.slot + 1, asked.number), other(63, 1), other(asked.slot, asked.number + 1)].concat()
+        |request| {
+            let other = |slot: u8, number: u32| reply(&Request { slot, number, ..*request }, 1, &answered(INFO));
+            [other(request.slot + 1, request.number), other(63, 1), other(request.slot, request.number + 1)].concat()
         },
-        |asked| reply(&Asked { number: asked.number - 1, ..*asked }, 1, &answered(INFO)),
-        |asked| reply(&Asked { slot: 200, ..*asked }, 1, &answered(INFO)),
+        |request| reply(&Request { number: request.number - 1, ..*request }, 1, &answered(INFO)),
+        |request| reply(&Request { slot: 200, ..*request }, 1, &answered(INFO)),
         // Contradictory sizes, and fragments that never complete a message.
-        |asked| {
+        |request| {
             let long = vec![7; 9000];
-            let part = |index: usize| Entry::part(REPLY, asked.slot, asked.number, &long, index);
-            let shorter = Entry::part(REPLY, asked.slot, asked.number, &long[..5000], 1);
+            let part = |index: usize| Entry::part(REPLY, request.slot, request.number, &long, index);
+            let shorter = Entry::part(REPLY, request.slot, request.number, &long[..5000], 1);
             let lie = Entry { size: u32::MAX, ..part(0) };
             let all = [part(0), shorter, part(0), lie, part(1), shorter];
             all.iter().map(|entry| of_session(DATA, &entry.bytes())).collect()
         },
-        |asked| {
+        |request| {
             let long = vec![7; 60_000];
-            let part = |index: usize| Entry::part(REPLY, asked.slot, asked.number, &long, index).bytes();
+            let part = |index: usize| Entry::part(REPLY, request.slot, request.number, &long, index).bytes();
             (0..50).cycle().take(500).map(|index| of_session(DATA, &part(index))).collect()
         },
         // HAVE entries that claim all fragments and request them again.
-        |asked| {
-            let have = Entry::whole(HAVE, asked.slot, asked.number, &[0xff; 16]);
+        |request| {
+            let have = Entry::whole(HAVE, request.slot, request.number, &[0xff; 16]);
             vec![of_session(DATA, &have.bytes()); 50]
         },
         |_| vec![of_session(PONG, &[]); 1000],
@@ -394,7 +394,7 @@ fn invalid_responses_are_errors_in_time(carrier: &'static str) {
         fails_to_connect(&url);
     }
     // The control: a client accepts a valid response.
-    let url = node_that(carrier, |asked| reply(asked, 1, &answered(INFO)));
+    let url = node_that(carrier, |request| reply(request, 1, &answered(INFO)));
     in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
 }
 
@@ -440,10 +440,10 @@ fn invalid_store_descriptions_are_errors(carrier: &'static str) {
     ];
     for (nth, change) in changes.into_iter().enumerate() {
         let described = store(change);
-        let url = node_that(carrier, move |asked| match (asked.kind, is_info(asked)) {
-            (CALL, true) => reply(asked, 1, &answered(INFO)),
-            (CALL, false) => reply(asked, 1, &answered(&described)),
-            _ => reply(asked, 1, &[5, 0, 0, 0, 0, 0, 0, 0]),
+        let url = node_that(carrier, move |request| match (request.kind, is_info(request)) {
+            (CALL, true) => reply(request, 1, &answered(INFO)),
+            (CALL, false) => reply(request, 1, &answered(&described)),
+            _ => reply(request, 1, &[5, 0, 0, 0, 0, 0, 0, 0]),
         });
         let pool = in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
         let failed = in_time(|| {
@@ -489,10 +489,10 @@ fn invalid_replies_are_errors_in_time(carrier: &'static str) {
     ];
     for (nth, body) in bodies.into_iter().enumerate() {
         let described = store(|_| {});
-        let url = node_that(carrier, move |asked| match (asked.kind, is_info(asked)) {
-            (CALL, true) => reply(asked, 1, &answered(INFO)),
-            (CALL, false) => reply(asked, 1, &answered(&described)),
-            _ => reply(asked, 1, &body(asked.body)),
+        let url = node_that(carrier, move |request| match (request.kind, is_info(request)) {
+            (CALL, true) => reply(request, 1, &answered(INFO)),
+            (CALL, false) => reply(request, 1, &answered(&described)),
+            _ => reply(request, 1, &body(request.body)),
         });
         let pool = in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
         let mut client =

@@ -44,7 +44,7 @@ fn malformed_http_does_no_harm() {
     }
     assert_eq!(target.http("/metrics").lines().count(), lines, "labels are bounded");
     assert!(!target.http("/stores").contains("secret"));
-    witness.is_well();
+    witness.assert_well();
     drop(witness);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }

@@ -202,7 +202,7 @@ impl Session {
 
     /// Keeps the session alive, and asserts that it is.
     #[track_caller]
-    pub(crate) fn stay(&mut self) {
+    pub(crate) fn keep_alive(&mut self) {
         assert!(self.sync(), "the session is alive");
     }
 
@@ -266,7 +266,7 @@ impl Session {
 
     /// Sends a request and waits for its reply. Resends lost datagrams.
     #[track_caller]
-    pub(crate) fn ask(&mut self, kind: u8, slot: u8, message: &[u8]) -> Vec<u8> {
+    pub(crate) fn round_trip(&mut self, kind: u8, slot: u8, message: &[u8]) -> Vec<u8> {
         let number = self.request(kind, slot, message);
         let until = Instant::now() + PATIENCE;
         loop {
@@ -281,15 +281,15 @@ impl Session {
     }
 
     #[track_caller]
-    pub(crate) fn chain(&mut self, key: (u32, u64), ops: &[Op]) -> Came {
-        let reply = self.ask(CHAIN, 0, &chain(key, ops));
-        Came::of(&reply, ops.len())
+    pub(crate) fn chain(&mut self, key: (u32, u64), ops: &[Op]) -> ChainReply {
+        let reply = self.round_trip(CHAIN, 0, &chain(key, ops));
+        ChainReply::of(&reply, ops.len())
     }
 
     /// Calls the node's own service; returns the answer, or the reason of a refusal.
     #[track_caller]
     pub(crate) fn call(&mut self, question: &str) -> Result<serde_json::Value, String> {
-        let answer = self.ask(CALL, 0, &[&[0; 8], question.as_bytes()].concat());
+        let answer = self.round_trip(CALL, 0, &[&[0; 8], question.as_bytes()].concat());
         match answer[0] {
             0 => Ok(serde_json::from_slice(&answer[1..]).expect("an answer is JSON")),
             0xff => Err(String::from_utf8(answer[1..].to_vec()).expect("a reason is text")),
@@ -322,9 +322,9 @@ impl Session {
     #[track_caller]
     pub(crate) fn buffer(&mut self, store: &Store, bytes: &[u8]) -> u64 {
         let list = list_for(bytes.len());
-        let came = self.chain(store.key, &[allocate(list, bytes)]);
-        assert_eq!(came.statuses(), [OK]);
-        u64_at(came.output(0), 0)
+        let reply = self.chain(store.key, &[allocate(list, bytes)]);
+        assert_eq!(reply.statuses(), [OK]);
+        u64_at(reply.output(0), 0)
     }
 }
 

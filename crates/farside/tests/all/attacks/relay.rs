@@ -1,7 +1,7 @@
 //! A man in the middle between a client and its node, who sees every packet and may change, drop or replay it. If
 //! packets are sealed, the only effect is loss.
 
-use crate::attacks::target::{SECRET, tells_a_secret};
+use crate::attacks::target::{SECRET, contains_secret};
 use crate::support::{Process, command, farside, run, until};
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -224,7 +224,7 @@ fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
     let tells_the_token =
         |bytes: &[u8]| bytes.windows(8).any(|some| token.windows(8).any(|secret| some == secret));
     for bytes in seen.iter().flatten() {
-        assert!(!tells_a_secret(bytes) && !tells_the_token(bytes), "{}", bytes.escape_ascii());
+        assert!(!contains_secret(bytes) && !tells_the_token(bytes), "{}", bytes.escape_ascii());
     }
     // The node has counted the manipulations.
     until("forgeries and replays are counted", || {

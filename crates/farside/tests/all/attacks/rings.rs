@@ -10,7 +10,7 @@
 use crate::attacks::bytes::*;
 use crate::attacks::crowds::Descriptors;
 use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session, Store};
-use crate::attacks::target::{Before, SECRET, Target, Witness, tells_a_secret};
+use crate::attacks::target::{Before, SECRET, Target, Witness, contains_secret};
 use crate::support::raw_ring::{self, FRAME_MAX, Memory, RING, Ring, SIZE, Side, Word};
 use crate::support::until;
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
@@ -51,18 +51,18 @@ impl Scene {
 
     /// Asserts that the node hangs up on the session, and that the witness is not affected.
     #[track_caller]
-    fn ends_alone(&self, mut session: Session, what: &str) {
-        self.witness.is_well();
+    fn assert_ends_alone(&self, mut session: Session, what: &str) {
+        self.witness.assert_well();
         ring_of(&session).bell();
         assert!(session.raw.is_hung_up(PATIENCE), "{what}");
-        self.witness.is_well();
+        self.witness.assert_well();
     }
 
     #[track_caller]
-    fn leaves_nothing(self) {
-        self.witness.is_well();
+    fn assert_nothing_left(self) {
+        self.witness.assert_well();
         drop(self.witness);
-        self.target.is_as_before(self.before);
+        self.target.assert_as_before(self.before);
     }
 }
 
@@ -95,7 +95,7 @@ fn counters_that_jump_go_back_or_wrap_end_only_their_session() {
         let (session, _) = scene.attacker();
         let ring = ring_of(&session);
         ring.publish(tail(ring.written.get()));
-        scene.ends_alone(session, &format!("tail {nth}"));
+        scene.assert_ends_alone(session, &format!("tail {nth}"));
     }
     // Heads: how much of the engine's ring the client has read. The engine loads them when the ring seems full.
     let heads: [fn(u64) -> u64; 6] =
@@ -106,7 +106,7 @@ fn counters_that_jump_go_back_or_wrap_end_only_their_session() {
         // Several times the ring's capacity, so that the engine has loaded the head.
         let mut read = 0;
         while read < 4 * RING {
-            let reply = session.ask(CHAIN, 0, &long);
+            let reply = session.round_trip(CHAIN, 0, &long);
             read += reply.len() as u64;
         }
         let ring = ring_of(&session);
@@ -121,10 +121,10 @@ fn counters_that_jump_go_back_or_wrap_end_only_their_session() {
                 session.raw.send(&session.datagram(DATA, &again));
             }
         }
-        scene.ends_alone(session, &format!("head {nth}"));
+        scene.assert_ends_alone(session, &format!("head {nth}"));
     }
     scene.target.reaches("engine_sessions_ended_total", ended + 16);
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn lengths_that_lie_end_only_their_session() {
         let at = ring.memory.of_ring(Side::Client, ring.written.get());
         at.store(len.into(), Ordering::SeqCst);
         ring.publish(ring.written.get() + published);
-        scene.ends_alone(session, &format!("{len} bytes in {published}"));
+        scene.assert_ends_alone(session, &format!("{len} bytes in {published}"));
     }
     scene.target.reaches("engine_sessions_ended_total", ended + lies.len() as u64);
     let malformed = scene.target.count("engine_malformed_total");
@@ -155,10 +155,10 @@ fn lengths_that_lie_end_only_their_session() {
     for _ in 0..1000 {
         session.raw.send(b"");
     }
-    session.stay();
+    session.keep_alive();
     scene.target.reaches("engine_malformed_total", malformed + 1000);
     drop(session);
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 /// Calls `run` while another thread writes two alternating values to a position of the client's ring. `run` gets a
@@ -209,23 +209,23 @@ fn an_address_that_changes_during_the_read_reveals_nothing() {
             assert!(since.elapsed() < 2 * PATIENCE, "{own_seen} read their own bytes, {refused} were refused");
             let frame_at = ring_of(&session).written.get();
             changes(frame_at + LEN_AND_ADDRESS, [own << 32 | 64, their_buffer << 32 | 64]);
-            let reply = session.ask(CHAIN, 0, &chain(store.key, &[read(own, 64)]));
-            assert!(!tells_a_secret(&reply), "the reply holds another tenant's bytes");
-            match Came::of(&reply, 1).statuses()[0] {
+            let reply = session.round_trip(CHAIN, 0, &chain(store.key, &[read(own, 64)]));
+            assert!(!contains_secret(&reply), "the reply holds another tenant's bytes");
+            match ChainReply::of(&reply, 1).statuses()[0] {
                 OK => own_seen += 1,
                 ACCESS => refused += 1,
                 status => panic!("unexpected status {status}"),
             }
             if (own_seen + refused) % 64 == 0 {
-                other.stay();
-                scene.witness.is_well();
+                other.keep_alive();
+                scene.witness.assert_well();
             }
         }
     });
     println!("{own_seen} chains read their own bytes, {refused} were refused");
     assert_eq!(other.chain(theirs.key, &[read(their_buffer, 64)]).output(0), SECRET.repeat(4));
     drop((session, other));
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -255,11 +255,11 @@ fn a_length_that_changes_during_the_read_ends_only_its_session() {
                 answered += 1;
             }
         });
-        scene.witness.is_well();
+        scene.witness.assert_well();
         drop(session);
     }
-    println!("{answered} frames were answered, {ended} sessions came to an end");
-    scene.leaves_nothing();
+    println!("{answered} frames were answered, {ended} sessions ended");
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -292,14 +292,14 @@ fn floods_of_wishes_and_bells_delay_no_other_client() {
             });
         }
         for _ in 0..10 {
-            scene.witness.is_well();
+            scene.witness.assert_well();
             session.say(PING); // The engine ends silent sessions.
         }
         stop.store(true, Ordering::SeqCst);
     });
     // The engine counts every message as a bell. The flood may have erased its wish, so it is rung once more.
     ring.bell();
-    session.stay();
+    session.keep_alive();
     until("no descriptor is kept", || scene.target.node.descriptors() <= with_session);
     // A client that wishes and never reads makes the engine's bells pile up.
     let ring = ring_of(&session);
@@ -307,10 +307,10 @@ fn floods_of_wishes_and_bells_delay_no_other_client() {
         ring.memory.word(Word::Wish(Side::Client)).store(u64::MAX, Ordering::SeqCst);
         assert!(session.say(PING));
     }
-    scene.witness.is_well();
-    session.stay();
+    scene.witness.assert_well();
+    session.keep_alive();
     drop(session);
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -335,13 +335,13 @@ fn a_rings_memory_cannot_be_resized_and_a_hole_ends_its_session() {
     rustix::fs::flock(&ring.fd, rustix::fs::FlockOperation::LockExclusive).expect("our descriptor");
     rustix::net::sockopt::set_socket_recv_buffer_size(&ring.socket, 1).expect("our descriptor");
     rustix::net::sockopt::set_socket_send_buffer_size(&ring.socket, 1).expect("our descriptor");
-    session.stay();
-    scene.witness.is_well();
+    session.keep_alive();
+    scene.witness.assert_well();
     // A hole reads as zeros, so the counters go back.
     let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&ring_of(&session).fd, holes, 0, SIZE).expect("a hole");
-    scene.ends_alone(session, "the memory is all zeros");
-    scene.leaves_nothing();
+    scene.assert_ends_alone(session, "the memory is all zeros");
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -362,9 +362,9 @@ fn a_half_closed_socket_ends_at_most_its_session() {
         } else {
             assert!(session.raw.is_hung_up(PATIENCE), "{half:?}");
         }
-        scene.witness.is_well();
+        scene.witness.assert_well();
     }
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -383,16 +383,16 @@ fn a_client_that_never_reads_its_ring_is_disconnected() {
         }
         assert!(since.elapsed() < PATIENCE, "the engine does not hang up");
         if number % 10 == 0 {
-            scene.witness.is_well();
+            scene.witness.assert_well();
         }
     }
     let grown = scene.target.resident_kib().saturating_sub(resident);
     println!("a peer that never reads made the node grow by {grown} KiB");
     assert!(grown < 32 << 10, "{grown} KiB");
     assert!(session.raw.is_hung_up(PATIENCE));
-    scene.witness.is_well();
+    scene.witness.assert_well();
     drop(session);
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -409,8 +409,8 @@ fn a_silent_ring_is_disconnected_even_if_it_is_the_only_one() {
         assert!(since.elapsed() < PATIENCE, "the engine does not hang up");
         std::thread::sleep(Duration::from_millis(5));
     }
-    target.witness("ring").is_well();
-    target.is_as_before(before);
+    target.witness("ring").assert_well();
+    target.assert_as_before(before);
 }
 
 #[test]
@@ -422,10 +422,10 @@ fn rings_beyond_the_maximum_are_refused_and_leave_nothing() {
     let refused = raw_ring::receive(rings.last().expect("many")).expect("a reason").0;
     let refused = String::from_utf8_lossy(&refused);
     assert!(refused.contains("the most there can be: end another first"), "{refused}");
-    scene.witness.is_well();
+    scene.witness.assert_well();
     drop(rings);
     until("others can connect", || farside::connect(scene.target.url("ring")).is_ok());
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }
 
 /// If silent connections hold every descriptor, they time out, and then the engine serves others.
@@ -441,9 +441,9 @@ fn rings_that_hold_every_descriptor_are_disconnected() {
     let before = target.now();
     let silent: Vec<_> = (0..100).map(|_| raw_ring::dial(path_of(&target))).collect();
     until("the engine serves others", || farside::connect(target.url("ring")).is_ok());
-    target.witness("ring").is_well();
+    target.witness("ring").assert_well();
     drop(silent);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 /// Environment variables for a child: the engine's url, and the stage at which the child dies.
@@ -525,11 +525,11 @@ fn clients_that_die_during_a_write_leave_nothing() {
             let status = child.wait().expect("it is our child");
             assert_eq!(status.signal(), Some(9), "wave {wave}: another signal");
         }
-        scene.witness.is_well();
+        scene.witness.assert_well();
     }
     until("every lost buffer is free again", || buffers() == had);
     let found = scene.target.count("scanned_buffers_total") - scanned;
     println!("{} clients died; {found} lost buffers were found", 5 * 2 * STAGES);
     assert!(found >= 5 * 2 * (STAGES - 2) * 10, "{found}");
-    scene.leaves_nothing();
+    scene.assert_nothing_left();
 }

@@ -40,8 +40,8 @@ fn frames_of_impossible_length_end_only_their_connection() {
     assert!(session.sync(), "empty frames are ignored");
     target.reaches("engine_malformed_total", malformed + 1000);
     drop(session);
-    witness.is_well();
-    target.is_as_before(before);
+    witness.assert_well();
+    target.assert_as_before(before);
 }
 
 /// The node disconnects a peer that is silent or sends one byte at a time, even if no other client wakes the engine.
@@ -67,8 +67,8 @@ fn slow_and_silent_connections_are_closed_even_if_alone() {
     for one in &half_open {
         let _half = one.shutdown(std::net::Shutdown::Write);
     }
-    target.witness("tcp").is_well();
-    target.is_as_before(before);
+    target.witness("tcp").assert_well();
+    target.assert_as_before(before);
 }
 
 #[test]
@@ -91,16 +91,16 @@ fn a_client_that_never_reads_its_replies_is_disconnected() {
             }
         }
         if number % 10 == 0 {
-            witness.is_well();
+            witness.assert_well();
         }
     }
     let grown = target.resident_kib().saturating_sub(resident);
     println!("a peer that never reads made the node grow by {grown} KiB");
     assert!(grown < 32 << 10, "{grown} KiB");
     assert!(session.raw.is_hung_up(PATIENCE), "the node does not hang up");
-    witness.is_well();
+    witness.assert_well();
     drop(session);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 /// If silent connections hold every descriptor, they time out, and then the node serves others.
@@ -116,9 +116,9 @@ fn connections_that_hold_every_descriptor_are_closed() {
     let before = target.now();
     let silent: Vec<TcpStream> = (0..100).map(|_| stream(&target)).collect();
     until("the node serves others", || farside::connect(target.url("tcp")).is_ok());
-    target.witness("tcp").is_well();
+    target.witness("tcp").assert_well();
     drop(silent);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 #[test]

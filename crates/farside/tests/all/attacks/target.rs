@@ -125,7 +125,7 @@ impl Target {
 
     /// Asserts that the node serves, and holds no more sessions and descriptors than before.
     #[track_caller]
-    pub(crate) fn is_as_before(&self, before: Before) {
+    pub(crate) fn assert_as_before(&self, before: Before) {
         until("no extra session is left", || self.info()["sessions"].as_u64() <= Some(before.sessions));
         until("no extra descriptor is left", || self.node.descriptors() <= before.descriptors);
         assert!(!self.node.process.said().contains("panicked"), "{}", self.node.process.said());
@@ -162,7 +162,7 @@ impl Witness {
 
     /// Asserts that all of the witness's data are present, and that it can put.
     #[track_caller]
-    pub(crate) fn is_well(&self) {
+    pub(crate) fn assert_well(&self) {
         for n in 0..Witness::ITEMS {
             let got = self.client.get(n.to_le_bytes()).wait().expect("read");
             assert_eq!(got.expect("present").value, value_of(n), "item {n}");
@@ -183,6 +183,6 @@ impl Witness {
 }
 
 /// Whether bytes contain half of [`SECRET`], and so come from another tenant.
-pub(crate) fn tells_a_secret(bytes: &[u8]) -> bool {
+pub(crate) fn contains_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len() / 2).any(|window| window == &SECRET[..8] || window == &SECRET[8..])
 }

@@ -137,10 +137,10 @@ fn invalid_handshakes_are_disconnected_at_once() {
         one.write_all(&bytes).expect("the node listens");
         let mut one = Raw::Tcp(one, Vec::new());
         assert!(one.is_hung_up(PATIENCE), "the node does not hang up: {}", bytes[..9].escape_ascii());
-        witness.is_well();
+        witness.assert_well();
     }
     drop(witness);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 /// The node disconnects a client that does not complete its handshake, wherever it stopped, even if no other client
@@ -166,8 +166,8 @@ fn unfinished_handshakes_are_closed_even_if_alone() {
         assert!(since.elapsed() < PATIENCE, "the node does not hang up");
         std::thread::sleep(Duration::from_millis(400));
     }
-    target.witness("tls").is_well();
-    target.is_as_before(before);
+    target.witness("tls").assert_well();
+    target.assert_as_before(before);
 }
 
 #[test]
@@ -197,9 +197,9 @@ fn a_crowd_of_handshakes_does_not_block_other_clients() {
     println!("{served} gets were served while {begun} handshakes began");
     assert!(served > 100 && begun > 200, "{served} gets beside {begun} handshakes");
     until("new clients can connect again", || farside::connect_with(target.url("tls"), &target.options).is_ok());
-    witness.is_well();
+    witness.assert_well();
     drop(witness);
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 const TOKEN: &str = "farside_which_nobody_on_the_way_is_to_read";
@@ -256,9 +256,9 @@ fn a_byte_changed_in_transit_gives_an_error_not_a_wrong_value() {
     }
     println!("{broken} of 18 clients got an error");
     assert!(broken > 9, "{broken}");
-    witness.is_well();
+    witness.assert_well();
     drop((witness, pool));
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }
 
 #[test]
@@ -281,5 +281,5 @@ fn a_replayed_connection_is_closed_and_changes_nothing() {
         is_hung_up(again);
     }
     assert_eq!(direct.get("k").wait().expect("read").expect("it was stored").value, b"after");
-    target.is_as_before(before);
+    target.assert_as_before(before);
 }

@@ -1,7 +1,7 @@
 //! Several hosts, each a network namespace: a node, and two clients on links of their own. Needs root and `ip`;
 //! otherwise the tests print that they are skipped.
 
-use crate::faults::worker::{self, Fates, Role, heard, judge};
+use crate::faults::worker::{self, Fates, Role, await_report, judge};
 use crate::faults::{TOKEN_SHA256, connect, words};
 use crate::support::{Node, until};
 use std::os::unix::fs::PermissionsExt;
@@ -105,26 +105,26 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
         let seconds = if client == "a" { 120.0 } else { 18.0 };
         let role = Role::Operate { url, base: u32::from(line) * worker::TASKS, seconds, loss, delay };
         let child = worker::start(&role, &node.folder().join(client), |command| hosts.on(client, &command));
-        assert_eq!(heard::<usize>(&child, "datagram"), datagram, "the datagram fits a frame");
+        assert_eq!(await_report::<usize>(&child, "datagram"), datagram, "the datagram fits a frame");
         child
     });
-    until("both work", || heard::<u64>(&a, "progress") > 100 && heard::<u64>(&b, "progress") > 100);
+    until("both work", || await_report::<u64>(&a, "progress") > 100 && await_report::<u64>(&b, "progress") > 100);
 
     hosts.line("a", "down");
     let cut = Instant::now();
     std::thread::sleep(Duration::from_secs(2));
     hosts.line("a", "up");
     // The child reported progress while it was cut off: those lines are read first.
-    let before = heard::<u64>(&a, "progress");
-    until("the client continues after a short cut", || heard::<u64>(&a, "progress") > before + 1000);
+    let before = await_report::<u64>(&a, "progress");
+    until("the client continues after a short cut", || await_report::<u64>(&a, "progress") > before + 1000);
     println!("{scheme}: a cut of 2 s; the client had continued {:?} after the cut began", cut.elapsed());
     assert_eq!(node.sessions(), 2, "the sessions survive");
 
     hosts.line("a", "down");
     std::thread::sleep(Duration::from_secs(10));
     hosts.line("a", "up");
-    let strikes: String = heard(&a, "strikes");
-    let reported: (u32, Vec<Fates>) = heard(&a, "fates");
+    let strikes: String = await_report(&a, "strikes");
+    let reported: (u32, Vec<Fates>) = await_report(&a, "fates");
     for fates in &reported.1 {
         let next = fates.next.as_ref().unwrap_or_else(|| panic!("the session did not end: {fates:?}"));
         assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
@@ -135,7 +135,7 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
         "{scheme}: a cut of 10 s; {strikes}; {failed} operations failed before the session ended; of the last ones, \
          {no} did not run, {yes} ran, {unknown} are unknown"
     );
-    let reported: (u32, Vec<Fates>) = heard(&b, "fates");
+    let reported: (u32, Vec<Fates>) = await_report(&b, "fates");
     assert!(
         reported.1.iter().all(|fates| fates.last.is_none() && fates.failed == 0),
         "the other client is not affected"

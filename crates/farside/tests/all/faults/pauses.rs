@@ -1,7 +1,7 @@
 //! Clients that are stopped or idle for longer than the node keeps a silent session, nodes that restart, and
 //! connections that break.
 
-use crate::faults::worker::{self, Fates, Role, heard, judge};
+use crate::faults::worker::{self, Fates, Role, await_report, judge};
 use crate::faults::{connect, node_at};
 use crate::support::{serve, until};
 use farside::local::Client;
@@ -39,15 +39,15 @@ fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     let (node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
     let role = Role::Operate { url, base: 0, seconds: 60.0, loss, delay };
     let child = worker::start(&role, &node.folder().join("child"), |command| command);
-    until("the client makes progress", || heard::<u64>(&child, "progress") > 100);
+    until("the client makes progress", || await_report::<u64>(&child, "progress") > 100);
     child.signal(Signal::STOP);
     let stopped = Instant::now();
     until("the client's session is over", || node.sessions() == 0);
     println!("{scheme}: the client's session was over after {:?}", stopped.elapsed());
     std::thread::sleep(least.saturating_sub(stopped.elapsed()));
     child.signal(Signal::CONT);
-    let strikes: String = heard(&child, "strikes");
-    let reported: (u32, Vec<Fates>) = heard(&child, "fates");
+    let strikes: String = await_report(&child, "strikes");
+    let reported: (u32, Vec<Fates>) = await_report(&child, "fates");
     for fates in &reported.1 {
         let (last, next) = (fates.last.as_ref(), fates.next.as_ref());
         let next = next.unwrap_or_else(|| panic!("the session did not end: {fates:?}"));
@@ -82,7 +82,7 @@ fn idle_for_long(scheme: &str) {
     let go = node.folder().join("go");
     let log = node.folder().join("child");
     let child = worker::start(&Role::Idle { url, go: go.clone() }, &log, |command| command);
-    let () = heard(&child, "ready");
+    let () = await_report(&child, "ready");
     child.signal(Signal::STOP);
     let since = Instant::now();
     until("no session is left", || node.sessions() == 0);
@@ -95,7 +95,7 @@ fn idle_for_long(scheme: &str) {
 
     std::fs::write(go, b"").expect("a file");
     child.signal(Signal::CONT);
-    let () = heard(&child, "well");
+    let () = await_report(&child, "well");
 }
 
 #[test]

@@ -49,15 +49,15 @@ pub(crate) struct Fates {
     /// Operations that failed before the session ended.
     pub(crate) failed: u64,
     /// Error of the operation in flight when the session ended, if it ended.
-    pub(crate) last: Option<Said>,
+    pub(crate) last: Option<ReportedError>,
     /// Error of the operation after that.
-    pub(crate) next: Option<Said>,
+    pub(crate) next: Option<ReportedError>,
 }
 
 /// An error of an operation.
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Said {
+pub(crate) struct ReportedError {
     pub(crate) ran: String,
     pub(crate) words: String,
     pub(crate) took_us: u64,
@@ -75,7 +75,7 @@ pub(crate) fn start(role: &Role, log: &Path, wrap: impl FnOnce(Command) -> Comma
 
 /// Waits for the worker's next report of kind `what`.
 #[track_caller]
-pub(crate) fn heard<T: serde::de::DeserializeOwned>(child: &Process, what: &str) -> T {
+pub(crate) fn await_report<T: serde::de::DeserializeOwned>(child: &Process, what: &str) -> T {
     loop {
         let line = child.line();
         if let Some((word, rest)) = line.strip_prefix('@').and_then(|line| line.split_once(' '))
@@ -86,14 +86,14 @@ pub(crate) fn heard<T: serde::de::DeserializeOwned>(child: &Process, what: &str)
     }
 }
 
-fn say(word: &str, what: &impl Serialize) {
+fn report(word: &str, what: &impl Serialize) {
     let line = format!("\n@{word} {}\n", serde_json::to_string(what).expect("plain data"));
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent reads");
 }
 
 /// Runs the role in this process's environment. Does nothing if there is none.
-pub(crate) fn play() {
+pub(crate) fn run_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .expect("Linux supports it");
@@ -108,18 +108,18 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
     let wait = Duration::from_millis(1)..=Duration::from_millis(20);
     let faults = Faults { loss, delay, wait, seed, ..Faults::default() };
     let pool = connect(url).with_faults(faults).expect("the fabric can have these faults");
-    let endpoint = Rc::new(persist(|| pool.endpoint_here()));
-    say("datagram", &datagram(&endpoint));
+    let endpoint = Rc::new(retry(|| pool.endpoint_here()));
+    report("datagram", &datagram(&endpoint));
     let open = |name: &'static str| {
         let open = || block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name));
-        persist(open)
+        retry(open)
     };
     // A value of many datagrams, in both directions.
     let large: Vec<u8> = (0..50_000u32).map(|n| (n / 3) as u8).collect();
     let mut kv = open("default");
     let key = format!("large {base}");
-    persist(|| block_on(&endpoint, kv.put(key.as_bytes(), &large)));
-    persist(|| {
+    retry(|| block_on(&endpoint, kv.put(key.as_bytes(), &large)));
+    retry(|| {
         let stored = block_on(&endpoint, kv.get(key.as_bytes()))?;
         assert!(stored.is_some_and(|item| item.value == large), "the value is as it was put");
         Ok::<_, KvError>(())
@@ -144,18 +144,18 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
                             Ran::No => {}
                         }
                         if matches!(error, FabricError::Lost { .. }) {
-                            own.last = Some(said(error.ran(), &error, Instant::now()));
+                            own.last = Some(reported(error.ran(), &error, Instant::now()));
                             let since = Instant::now();
                             let next =
                                 add(endpoint, words, base + task).await.expect_err("the session is over");
-                            own.next = Some(said(next.ran(), &next, since));
+                            own.next = Some(reported(next.ran(), &next, since));
                             break;
                         }
                         own.failed += 1;
                     }
                 }
                 done.set(done.get() + 1);
-                apart(task, done.get()).await;
+                stagger(task, done.get()).await;
             }
             left.set(left.get() - 1);
             fates.borrow_mut().push(own);
@@ -180,17 +180,17 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
                             Ran::No => {}
                         }
                         if matches!(error, KvError::Fabric(FabricError::Lost { .. })) {
-                            own.last = Some(said(error.ran(), &error, Instant::now()));
+                            own.last = Some(reported(error.ran(), &error, Instant::now()));
                             let since = Instant::now();
                             let next = kv.put(&key, b"never").await.expect_err("the session is over");
-                            own.next = Some(said(next.ran(), &next, since));
+                            own.next = Some(reported(next.ran(), &next, since));
                             break;
                         }
                         own.failed += 1;
                     }
                 }
                 done.set(done.get() + 1);
-                apart(task, done.get()).await;
+                stagger(task, done.get()).await;
             }
             left.set(left.get() - 1);
             fates.borrow_mut().push(own);
@@ -199,18 +199,18 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
     let (done, left) = (&done, &left);
     core.spawn(async move {
         while left.get() > 0 {
-            say("progress", &done.get());
+            report("progress", &done.get());
             timer::sleep(Duration::from_millis(100)).await;
         }
     });
     core.run();
     drop(core);
-    say("strikes", &pool.strikes().expect("the pool has faults").to_string());
-    say("fates", &(base, fates.into_inner()));
+    report("strikes", &pool.strikes().expect("the pool has faults").to_string());
+    report("fates", &(base, fates.into_inner()));
 }
 
 /// Keeps tasks out of step, because requests in one datagram share its fate.
-async fn apart(task: u32, done: u64) {
+async fn stagger(task: u32, done: u64) {
     let step = (u64::from(task) * 13 + done * 7) % 31;
     timer::sleep(Duration::from_micros(10 * step)).await;
 }
@@ -225,8 +225,8 @@ fn key_of(place: u32) -> Vec<u8> {
     format!("key {place}").into_bytes()
 }
 
-fn said(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> Said {
-    Said { ran: format!("{ran:?}"), words: error.to_string(), took_us: since.elapsed().as_micros() as u64 }
+fn reported(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> ReportedError {
+    ReportedError { ran: format!("{ran:?}"), words: error.to_string(), took_us: since.elapsed().as_micros() as u64 }
 }
 
 /// Maximum number of bytes of a datagram of this session.
@@ -291,7 +291,7 @@ fn idle(url: &str, go: &Path) {
     let client = pool.open("default").expect("a store");
     local.put(b"local", b"before").expect("stored");
     client.put("client", "before").wait().expect("stored");
-    say("ready", &());
+    report("ready", &());
     while !go.exists() {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -306,5 +306,5 @@ fn idle(url: &str, go: &Path) {
         assert_eq!(client.get(key.as_str()).wait().expect("read").expect("present").value, b"after");
     }
     assert_eq!(client.get("client").wait().expect("read").expect("present").value, b"before");
-    say("well", &());
+    report("well", &());
 }
