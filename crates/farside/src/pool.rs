@@ -34,9 +34,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A memory node, named by a url. Returned by [`connect`].
 ///
-/// A pool opens stores ([`Pool::open`]) and manages them: [`Pool::create_store`], [`Pool::rebuild_store`],
-/// [`Pool::drop_store`], [`Pool::stores`], [`Pool::stat`]. Each of these methods opens a session of its own for one
-/// call and blocks until the node responds: at most 1 s, or 30 s where the node must walk or zero a store's memory.
+/// [`Pool::open`] opens a store. The other methods are control operations: [`Pool::create_store`],
+/// [`Pool::rebuild_store`], [`Pool::drop_store`], [`Pool::stores`], [`Pool::stat`] and [`Pool::info`]. Each opens a
+/// session, makes one call and blocks until the node responds. The call times out after 1 s, or after 30 s if the node
+/// must walk, grant or zero a store's memory.
 ///
 /// Cheap to clone; threads may share it.
 #[derive(Clone)]
@@ -100,8 +101,8 @@ enum Reach {
 /// # fn main() -> Result<(), farside::Error> {
 /// use farside::NewStore;
 ///
-/// let pool = farside::connect("local:64MiB")?; // a node in this process
-/// let store = NewStore { items: Some(10_000), ..NewStore::prism_kv("sessions", 2 << 20) };
+/// let pool = farside::connect("local:")?; // a node in this process
+/// let store = NewStore { items: Some(10_000), ..NewStore::prism_kv("sessions", 8 << 20) };
 /// pool.create_store(&store)?;
 /// let kv = pool.open("sessions")?;
 /// kv.put("user 7", "signed in").wait()?;
@@ -157,12 +158,13 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 ///
 /// * The default port is 7460.
 /// * `local:` starts a node with `SIZE` bytes of memory, such as `64MiB`; the default is 256 MiB. It creates a store
-///   `default`. The node ends when the last clone of the pool is dropped and its last client is gone.
+///   `default`. The node ends when the last clone of the pool is dropped; every client holds a clone.
 /// * Packets of `udp:` are sealed if a token is set: nobody on the network path can read or forge them.
 /// * `tls:` needs [`connect_with`] and [`Options::tls_ca`].
 ///
 /// # Errors
-/// No store was changed. The url is invalid, no node serves there, or the node does not respond (a stopped process).
+/// The url is invalid, no node serves there, or the node does not respond, for example because its process is stopped.
+/// No store was changed.
 pub fn connect(url: &str) -> Result<Pool, Error> {
     connect_with(url, &Options::default())
 }
@@ -184,7 +186,7 @@ pub fn connect(url: &str) -> Result<Pool, Error> {
 /// ```
 ///
 /// # Errors
-/// As [`connect`], and:
+/// As [`connect`]. Also:
 ///
 /// * [`Error::Token`]: the token is longer than 512 bytes.
 /// * [`Error::Trust`]: [`Options::tls_ca`] is absent or holds no valid certificate.
