@@ -342,12 +342,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => None,
     };
     let number = digits.trim().parse::<u64>().ok();
-    number
-        .zip(shift)
-        .and_then(|(number, shift)| number.checked_mul(1 << shift))
-        .ok_or_else(|| {
-            format!("'{text}' is not a number of bytes: write it like 65536, 64KiB, 512MiB or 2GiB")
-        })
+    number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift)).ok_or_else(|| {
+        format!("'{text}' is not a number of bytes: write it like 65536, 64KiB, 512MiB or 2GiB")
+    })
 }
 
 #[cfg(test)]

@@ -412,7 +412,8 @@ mod tests {
         assert_eq!(published(&software), [Some(6.5 / 13.4), None, Some(8.2 / 6.6)]);
         assert_eq!(published(&measured(Runner::Caller)), [None; 3]);
         let csv = software.picture.csv();
-        let [of, to] = [0, 1].map(|place| system(stores.systems[place]).expect("the system is registered").title);
+        let [of, to] =
+            [0, 1].map(|place| system(stores.systems[place]).expect("the system is registered").title);
         let has = |line: &str| csv.contains(&format!("\n{to},{line}"));
         assert!(has("measured,0.125,1\n") && has("published,"), "{csv}");
         assert!(draw::svg(&software.picture).starts_with("<svg"));
@@ -435,7 +436,10 @@ mod tests {
         let ops = |distance| of("prism-1", Runner::Engine, &[(distance, five.clone())]);
         let direct = ops(Distance::Direct);
         let found: Vec<_> = direct.iter().map(|ratio| (ratio.things[0], ratio.ratio.median)).collect();
-        assert_eq!(found, [("WRITE", 1.0), ("indirect READ", 1.25), ("ALLOCATE", 1.5), ("enhanced CAS", 2.0)]);
+        assert_eq!(
+            found,
+            [("WRITE", 1.0), ("indirect READ", 1.25), ("ALLOCATE", 1.5), ("enhanced CAS", 2.0)]
+        );
         assert_eq!(direct[1].published, Some(5.0 / 5.3));
         assert_eq!(ops(Distance::Cluster)[1].published, None, "figure 1 has one distance: a single cable");
         let two = |runner| {

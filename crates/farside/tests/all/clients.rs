@@ -162,7 +162,8 @@ fn dropping_a_dead_nodes_clients_permits_the_next_node() {
     let file = folder.path().join("memory").display().to_string();
     let mut first = node_of(&file, folder.path(), &FRESH, "first");
     assert!(first.line().contains("serves"));
-    let pool = connect(&format!("shm:{}", folder.path().join("node.sock").display())).expect("the node serves");
+    let pool =
+        connect(&format!("shm:{}", folder.path().join("node.sock").display())).expect("the node serves");
     let mut kept = Client::open(&pool, "default").expect("a store");
     let (mut local, client) =
         (Client::open(&pool, "default").expect("a store"), pool.open("default").expect("a store"));

@@ -74,7 +74,8 @@ fn a_measurement_waits_for_all_of_its_operations() {
     let slow =
         Load { testbed: Testbed { link_gbit: 1, ..LOAD.testbed }, reads: 0.0, value_len: 32 << 10, ..LOAD };
     for (clients, operations) in [(1, 5_000), (8, 10_000)] {
-        let measured = Bed::new(slow, 1).and_then(|bed| bed.measure(clients, operations)).expect("they complete");
+        let measured =
+            Bed::new(slow, 1).and_then(|bed| bed.measure(clients, operations)).expect("they complete");
         assert!(operations as f64 > measured.ops_per_s, "they take more than a second: {measured:?}");
     }
 }
@@ -107,6 +108,7 @@ fn a_variant_is_predicted_with_its_own_setup() {
 
 #[test]
 fn a_nic_without_prism_operations_refuses_chains() {
-    let refused = Bed::new(Load { platform: Platform::Rdma, ..LOAD }, 1).err().expect("RDMA has no conditional ops");
+    let refused =
+        Bed::new(Load { platform: Platform::Rdma, ..LOAD }, 1).err().expect("RDMA has no conditional ops");
     assert!(refused.contains("lacks conditional ops"), "{refused}");
 }

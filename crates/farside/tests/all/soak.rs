@@ -37,7 +37,8 @@ impl Node {
 
     /// CPU time of the node, in clock ticks of 10 ms.
     fn ticks(&self) -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the process runs");
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the process runs");
         let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
         [11, 12].iter().map(|&i| fields[i].parse::<u64>().expect("ticks")).sum()
     }

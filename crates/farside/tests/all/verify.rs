@@ -1,7 +1,7 @@
 //! Tests of the verification itself: it reports nothing on real stores, and it finds and names every flaw that is
 //! planted between a store and its client.
 
-use crate::support::driven::{Interposer, Client, Driven, GetResult, drive, plain};
+use crate::support::driven::{Client, Driven, GetResult, Interposer, drive, plain};
 use farside_bench::driver::Tally;
 use std::collections::HashMap;
 use std::sync::Mutex;

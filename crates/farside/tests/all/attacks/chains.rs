@@ -272,11 +272,7 @@ fn invalid_ops_are_refused_or_do_nothing(carrier: &'static str) {
         let status = scene.status(allocate(list_for(64), &[1; 64]).by(REDIRECT, to));
         assert_eq!(status, ACCESS, "to {to:#x}");
     }
-    assert_eq!(
-        scene.session.chain(key, &[read(own, 256)]).output(0),
-        [1; 256],
-        "refused ops change nothing"
-    );
+    assert_eq!(scene.session.chain(key, &[read(own, 256)]).output(0), [1; 256], "refused ops change nothing");
     // Data from foreign memory is refused. Data from unwritten scratch is zeros, not bytes of an earlier chain.
     for from in [scene.their_buffer, 0, 8, 96 << 20, u64::MAX, SCRATCH + 32] {
         let copy = Op { code: WRITE, len: 8, at: own, ..Op::default() }.by(DATA_INDIRECT, from);
@@ -372,7 +368,9 @@ fn chains_that_lie_about_themselves_do_not_run(carrier: &'static str) {
             scene.other.keep_alive();
         }
         let reply = scene.session.round_trip(CHAIN, 0, bytes);
-        let ChainReply::Refused(reason) = ChainReply::of(&reply, 0) else { panic!("the chain ran: {}", bytes.escape_ascii()) };
+        let ChainReply::Refused(reason) = ChainReply::of(&reply, 0) else {
+            panic!("the chain ran: {}", bytes.escape_ascii())
+        };
         assert!(reason.contains("chain") && !reason.contains("0x5"), "{reason}");
     }
     let reply = scene.session.chain(key, &[read(own, 16)]);

@@ -11,7 +11,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-on_each_carrier![a_crowd_of_idle_sessions_does_not_block_other_clients, a_client_that_requests_a_scan_gets_a_response];
+on_each_carrier![
+    a_crowd_of_idle_sessions_does_not_block_other_clients,
+    a_client_that_requests_a_scan_gets_a_response
+];
 
 const CROWD: usize = 10_000;
 /// An engine has at most 1024 rings, because each has memory of its own.

@@ -65,11 +65,7 @@ fn wave(target: &Target, carrier: &str, from: u64, count: u64) {
             status.is_some()
         });
         use std::os::unix::process::ExitStatusExt;
-        assert_eq!(
-            status.and_then(|status| status.signal()),
-            Some(9),
-            "the child killed itself"
-        );
+        assert_eq!(status.and_then(|status| status.signal()), Some(9), "the child killed itself");
     }
 }
 

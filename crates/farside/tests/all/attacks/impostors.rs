@@ -362,8 +362,10 @@ fn invalid_responses_are_errors_in_time(carrier: &'static str) {
         |request| reply(request, 0, &answered(INFO)),
         // Replies for other slots, and for other numbers.
         |request| {
-            let other = |slot: u8, number: u32| reply(&Request { slot, number, ..*request }, 1, &answered(INFO));
-            [other(request.slot + 1, request.number), other(63, 1), other(request.slot, request.number + 1)].concat()
+            let other =
+                |slot: u8, number: u32| reply(&Request { slot, number, ..*request }, 1, &answered(INFO));
+            [other(request.slot + 1, request.number), other(63, 1), other(request.slot, request.number + 1)]
+                .concat()
         },
         |request| reply(&Request { number: request.number - 1, ..*request }, 1, &answered(INFO)),
         |request| reply(&Request { slot: 200, ..*request }, 1, &answered(INFO)),
@@ -495,8 +497,8 @@ fn invalid_replies_are_errors_in_time(carrier: &'static str) {
             _ => reply(request, 1, &body(request.body)),
         });
         let pool = in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
-        let mut client =
-            in_time(|| farside::local::Client::open(&pool, "default")).expect("a description that looks valid");
+        let mut client = in_time(|| farside::local::Client::open(&pool, "default"))
+            .expect("a description that looks valid");
         // The bytes may mean that the key is absent. Any other result must be an error, and no call may loop.
         let got: Result<bool, KvError> = in_time(|| client.get(b"k").map(|item| item.is_some()));
         assert!(!matches!(got, Ok(true)), "{nth}: the client returned a value that nobody put");

@@ -204,10 +204,7 @@ fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
     }
     assert_eq!(client.get(key(0)).wait().expect("read").expect("a value").value, STEPS.to_le_bytes());
     for step in (10..=STEPS).step_by(10) {
-        assert_eq!(
-            client.get(key(step)).wait().expect("read").expect("a value").value,
-            SECRET.repeat(30)
-        );
+        assert_eq!(client.get(key(step)).wait().expect("read").expect("a value").value, SECRET.repeat(30));
     }
     drop((client, pool));
     let done: Vec<u64> = relay.done.iter().map(|count| count.load(Ordering::Relaxed)).collect();
@@ -246,7 +243,11 @@ fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
         answers += u64::from(again.recv(&mut [0; 2000]).is_ok());
         sealed.refused("forged") + sealed.refused("replayed") > before
     });
-    assert_eq!((answers, &sealed.info()["sessions"]), (0, &1.into()), "only the session that queries the node");
+    assert_eq!(
+        (answers, &sealed.info()["sessions"]),
+        (0, &1.into()),
+        "only the session that queries the node"
+    );
     assert!(!sealed.node.said().contains("farside_"), "{}", sealed.node.said());
 }
 

@@ -206,7 +206,10 @@ fn an_address_that_changes_during_the_read_reveals_nothing() {
     while_it_changes(&memory, |changes| {
         let since = Instant::now();
         while own_seen < 100 || refused < 100 {
-            assert!(since.elapsed() < 2 * PATIENCE, "{own_seen} read their own bytes, {refused} were refused");
+            assert!(
+                since.elapsed() < 2 * PATIENCE,
+                "{own_seen} read their own bytes, {refused} were refused"
+            );
             let frame_at = ring_of(&session).written.get();
             changes(frame_at + LEN_AND_ADDRESS, [own << 32 | 64, their_buffer << 32 | 64]);
             let reply = session.round_trip(CHAIN, 0, &chain(store.key, &[read(own, 64)]));

@@ -62,7 +62,8 @@ impl Target {
     pub(crate) fn http(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).expect("the node listens");
         stream.set_read_timeout(Some(support::PATIENCE)).expect("a time");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").expect("the node reads");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+            .expect("the node reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("a response");
         answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
@@ -107,8 +108,8 @@ impl Target {
 
     /// Resident memory of the node's process, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
-        let status =
-            std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid())).expect("the process runs");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid()))
+            .expect("the process runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
         line.trim().trim_end_matches("kB").trim().parse().expect("a number")
     }

@@ -196,7 +196,9 @@ fn a_crowd_of_handshakes_does_not_block_other_clients() {
     let begun = crowd.join().expect("the thread returns");
     println!("{served} gets were served while {begun} handshakes began");
     assert!(served > 100 && begun > 200, "{served} gets beside {begun} handshakes");
-    until("new clients can connect again", || farside::connect_with(target.url("tls"), &target.options).is_ok());
+    until("new clients can connect again", || {
+        farside::connect_with(target.url("tls"), &target.options).is_ok()
+    });
     witness.assert_well();
     drop(witness);
     target.assert_as_before(before);

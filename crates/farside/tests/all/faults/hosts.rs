@@ -108,7 +108,9 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
         assert_eq!(await_report::<usize>(&child, "datagram"), datagram, "the datagram fits a frame");
         child
     });
-    until("both work", || await_report::<u64>(&a, "progress") > 100 && await_report::<u64>(&b, "progress") > 100);
+    until("both work", || {
+        await_report::<u64>(&a, "progress") > 100 && await_report::<u64>(&b, "progress") > 100
+    });
 
     hosts.line("a", "down");
     let cut = Instant::now();

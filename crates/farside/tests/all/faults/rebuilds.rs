@@ -29,7 +29,8 @@ fn clients_of_every_fabric_lose_nothing_during_rebuilds() {
     let listen = ["--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--listen", &ring];
     let node = Node::with(&[&["--memory", "96MiB"][..], &listen].concat());
     let shm = connect(&node.url());
-    shm.create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) }).expect("the node has memory");
+    shm.create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) })
+        .expect("the node has memory");
     let mut urls = shm.info().expect("the node serves").listening;
     urls.push(node.url());
     assert_eq!(urls.len(), 4, "{urls:?}");
@@ -58,7 +59,10 @@ fn clients_of_every_fabric_lose_nothing_during_rebuilds() {
                             puts.into_iter().for_each(|put| put.wait().expect("stored"));
                             let gets: Vec<_> = (20..60).map(|n| (n, many.get(key(n)))).collect();
                             for (n, get) in gets {
-                                assert!(get.wait().expect("read").expect("present").value == value(n), "{url}");
+                                assert!(
+                                    get.wait().expect("read").expect("present").value == value(n),
+                                    "{url}"
+                                );
                             }
                             let dels: Vec<_> = (20..60).map(|n| many.delete(key(n))).collect();
                             assert!(dels.into_iter().all(|del| del.wait().expect("deleted")));
@@ -69,7 +73,8 @@ fn clients_of_every_fabric_lose_nothing_during_rebuilds() {
             })
             .collect();
         let rebuilt = rebuild_until(&shm, end);
-        let rounds: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("no worker panics")).collect();
+        let rounds: Vec<_> =
+            workers.into_iter().map(|worker| worker.join().expect("no worker panics")).collect();
         println!("{rebuilt} rebuilds under {rounds:?}");
         assert!(rebuilt > 10, "{rebuilt}");
     });
@@ -80,11 +85,7 @@ fn clients_of_every_fabric_lose_nothing_during_rebuilds() {
         stat.retired_buffers == 0 && stat.live_buffers < 4 * 60 * 2 + 10
     });
     let refusals = shm.info().expect("the node serves").refusals;
-    assert_eq!(
-        (refusals.wrong_keys, refusals.bad_secrets),
-        (0, 0),
-        "the use of a former key is not a guess"
-    );
+    assert_eq!((refusals.wrong_keys, refusals.bad_secrets), (0, 0), "the use of a former key is not a guess");
     let mut client = Client::open(&shm, "s").expect("a store");
     for url in &urls {
         assert!(client.get(format!("{url} 3").as_bytes()).expect("read").is_some());

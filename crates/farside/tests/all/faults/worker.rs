@@ -226,7 +226,11 @@ fn key_of(place: u32) -> Vec<u8> {
 }
 
 fn reported(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> ReportedError {
-    ReportedError { ran: format!("{ran:?}"), words: error.to_string(), took_us: since.elapsed().as_micros() as u64 }
+    ReportedError {
+        ran: format!("{ran:?}"),
+        words: error.to_string(),
+        took_us: since.elapsed().as_micros() as u64,
+    }
 }
 
 /// Maximum number of bytes of a datagram of this session.
@@ -277,7 +281,8 @@ pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] 
             assert!((fate.done..=most).contains(&count), "{count} additions ran: {fate:?}");
         }
         if let Some(last) = fate.last.as_ref().filter(|_| !fate.puts) {
-            counts[["No", "Yes", "Unknown"].iter().position(|ran| *ran == last.ran).expect("one of three")] +=
+            counts
+                [["No", "Yes", "Unknown"].iter().position(|ran| *ran == last.ran).expect("one of three")] +=
                 1;
         }
     }

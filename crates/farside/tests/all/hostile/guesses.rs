@@ -71,7 +71,10 @@ fn a_session_that_guesses_keys_is_counted_and_ends() {
         assert!((15..=16).contains(&refused), "{refused} refusals");
         let ended = ended.expect("a session cannot guess forever").to_string();
         assert!(ended.contains("the session with node 0 is over"), "{ended}");
-        assert_eq!(read_by(&good, &theirs, theirs.extent().key).expect("other sessions continue").0, Status::Ok);
+        assert_eq!(
+            read_by(&good, &theirs, theirs.extent().key).expect("other sessions continue").0,
+            Status::Ok
+        );
         let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
         until("the wrong keys are counted", || wrong_keys() == 16);
         assert_eq!(node.process.said().matches("never given").count(), 1, "{}", node.process.said());
@@ -102,7 +105,8 @@ fn a_session_that_guesses_keys_in_calls_ends_too() {
         }
         ended => Some(ended),
     });
-    let ended = ended.expect("a session cannot guess forever").expect_err("a wrong key opens nothing").to_string();
+    let ended =
+        ended.expect("a session cannot guess forever").expect_err("a wrong key opens nothing").to_string();
     assert!(ended.contains("the session with node 0 is over"), "{ended}");
     let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
     until("the wrong keys are counted", || wrong_keys() == 16);
@@ -132,7 +136,10 @@ fn keys_of_a_dropped_store_are_not_guesses() {
     let after = open_store(&endpoint);
     for _ in 0..20 {
         assert_eq!(read_by(&endpoint, &before, old).expect("the session continues").0, Status::Access);
-        assert_eq!(read_by(&endpoint, &after, after.extent().key).expect("the session continues").0, Status::Ok);
+        assert_eq!(
+            read_by(&endpoint, &after, after.extent().key).expect("the session continues").0,
+            Status::Ok
+        );
     }
     assert_eq!(node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"], 0);
 }

@@ -69,7 +69,8 @@ impl Peer {
     pub(crate) fn is_welcomed(&mut self) -> (Vec<u8>, OwnedFd) {
         let (welcome, fds) = self.receive().expect("a welcome");
         assert!(welcome.starts_with(br#"{"Welcome""#), "{}", welcome.escape_ascii());
-        let [memory, rings] = <[OwnedFd; 2]>::try_from(fds).expect("the welcome carries the memory and the rings");
+        let [memory, rings] =
+            <[OwnedFd; 2]>::try_from(fds).expect("the welcome carries the memory and the rings");
         self.has_rings(rings, Side::Client);
         (welcome, memory)
     }
