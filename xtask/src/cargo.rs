@@ -1,20 +1,21 @@
-//! Running cargo: each command is shown before it runs, and its output streams through.
+//! Runs cargo. Each command is printed before it runs, and its output is streamed through.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// The cargo that started us, in the workspace's root. A caller adds the environment it needs.
+/// Command for the cargo that started this process, in the workspace's root. The caller adds the environment it needs.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments);
-    // What `cargo xtask` has set about this package: build scripts that look at it, as ring's does, would run again.
+    // Removes the variables that `cargo xtask` sets for this package. Build scripts that read them, such as ring's,
+    // would otherwise run again.
     let is_ours = |name: &OsString| name.to_string_lossy().starts_with("CARGO_PKG_");
     std::env::vars_os().map(|(name, _)| name).filter(is_ours).for_each(|name| _ = command.env_remove(name));
     command
 }
 
-/// What the caller's environment sets in `variable`, followed by `flags`.
+/// Value of `variable` in the environment, followed by `flags`.
 pub(crate) fn flags_after_the_callers(variable: &str, flags: &str) -> OsString {
     let mut all = std::env::var_os(variable).unwrap_or_default();
     if !all.is_empty() {
@@ -24,7 +25,7 @@ pub(crate) fn flags_after_the_callers(variable: &str, flags: &str) -> OsString {
     all
 }
 
-/// Runs `command` and says whether it succeeded; why it did not is on the terminal by then.
+/// Runs `command` and returns whether it succeeded. The reason for a failure is printed.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     println!("   $ {}", shown(&command));
     match command.status() {
@@ -34,13 +35,13 @@ pub(crate) fn succeeds(mut command: Command) -> bool {
             false
         }
         Err(error) => {
-            println!("   cannot start it: {error}; is cargo on PATH?");
+            println!("   cannot start cargo: {error}; nothing has run; check that cargo is on PATH");
             false
         }
     }
 }
 
-/// The command as one would type it, with the environment that was set for it.
+/// The command as typed in a shell, with the environment that is set for it.
 fn shown(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| Some((name.display(), value?.display())));
     let mut shown: String = set.map(|(name, value)| format!("{name}='{value}' ")).collect();
@@ -56,14 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cargo_says_of_this_package_is_no_concern_of_others() {
+    fn other_packages_do_not_see_this_packages_variables() {
         assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "cargo runs the tests");
         let command = cargo(Path::new("."), &["build"]);
         assert!(command.get_envs().any(|(name, value)| name == "CARGO_PKG_NAME" && value.is_none()));
     }
 
     #[test]
-    fn a_shown_command_can_be_typed() {
+    fn a_printed_command_can_be_pasted_into_a_shell() {
         let mut command = cargo(Path::new("."), &["test", "--locked"]);
         command.env("RUSTDOCFLAGS", "-D warnings").env_remove("CARGO_ENCODED_RUSTFLAGS");
         assert_eq!(shown(&command), "RUSTDOCFLAGS='-D warnings' cargo test --locked");

@@ -1,6 +1,6 @@
-//! `cargo xtask check`: what CI runs.
+//! `cargo xtask check`: everything CI runs.
 //!
-//! Every step runs, even after one has failed, so that one run tells everything. The quick ones come first.
+//! All steps run even after one has failed, so that one run reports every failure. The quick steps come first.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,17 +19,17 @@ const STEPS: [Step; 6] = [
     ("doc", doc),
 ];
 
-/// How many tests of a binary run at the same time.
+/// Environment variable for the number of tests of a binary that run concurrently.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// What became of a step.
+/// Outcome of a step.
 struct Outcome {
     name: &'static str,
     passed: bool,
     took: Duration,
 }
 
-/// Runs every step and says whether all of them passed.
+/// Runs every step. Returns whether all of them passed.
 pub(crate) fn run(root: &Path) -> bool {
     let outcomes = STEPS.map(|(name, step)| {
         println!("== {name}");
@@ -45,7 +45,7 @@ fn format(root: &Path) -> bool {
     succeeds(cargo(root, &["fmt", "--all", "--check"]))
 }
 
-/// Tells what breaks a house rule; whether nothing does.
+/// Prints every violation of a house rule. Returns whether there is none.
 pub(crate) fn house_rules(root: &Path) -> bool {
     let findings = tidy::findings(root);
     for finding in &findings {
@@ -54,7 +54,7 @@ pub(crate) fn house_rules(root: &Path) -> bool {
     findings.is_empty()
 }
 
-/// Without the broken variants, which [`test()`] compiles in: both builds must compile.
+/// Lints the build without the broken variants. [`test()`] compiles them in; both builds must compile.
 fn clippy(root: &Path) -> bool {
     succeeds(cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
@@ -65,7 +65,7 @@ fn build_tests(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// All tests in one build, which has the broken variants: none is on unless a test switches it on.
+/// Runs all tests in one build that contains the broken variants. Each is off unless a test switches it on.
 fn test(root: &Path) -> bool {
     let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
     mutants::compile_in(&mut command);
@@ -73,7 +73,7 @@ fn test(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// Twice as many as there are cores: most of the longest tests wait for processes and for time to pass.
+/// Three tests per core: most of the longest tests wait for processes or for time to pass.
 fn tests_at_a_time() -> usize {
     2 * std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -84,7 +84,7 @@ fn doc(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// A line for each step with its share of the time, and one for the whole.
+/// One line per step with its share of the time, and one for the total.
 fn summary(outcomes: &[Outcome]) -> String {
     let whole: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
     let mut summary = String::new();
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_names_what_failed_and_tells_each_steps_share() {
+    fn the_summary_names_failed_steps_and_each_steps_share() {
         let outcome = |name, passed, seconds| Outcome { name, passed, took: Duration::from_secs(seconds) };
         let passed = summary(&[outcome("clippy", true, 20), outcome("test", true, 60)]);
         let shares = "== clippy    20.0 s  25 % ok\n== test      60.0 s  75 % ok\n";

@@ -1,13 +1,13 @@
-//! The project's chores, run as `cargo xtask CHORE`.
+//! Maintenance commands ("chores") of this repository, run as `cargo xtask CHORE`.
 //!
-//! - [`check`]: what CI runs, a step at a time; [`tidy`] is its step for the house rules.
-//! - [`soak`]: the tests that are too long for every change.
-//! - [`fuzz`]: the fuzz targets of all decoders, for longer than in every test run.
-//! - [`sim`]: systems in the simulator by many seeds, and the broken variants that it must find.
-//! - [`size`]: how many lines stand where.
-//! - [`mutants`]: this program in rustc's place, where the broken variants are to be compiled in.
+//! - [`check`]: everything CI runs, step by step. [`tidy`] is its step for the house rules.
+//! - [`soak`]: the tests that take too long to run on every change.
+//! - [`fuzz`]: every decoder's fuzz target, for longer than in `cargo test`.
+//! - [`sim`]: runs systems in the simulator with many seeds, and finds the seeds that expose broken variants (mutants).
+//! - [`size`]: line counts of each crate.
+//! - [`mutants`]: runs this program as a wrapper around rustc that compiles the broken variants in.
 
-#![allow(clippy::disallowed_methods, reason = "cargo tells its chores by the environment")]
+#![allow(clippy::disallowed_methods, reason = "cargo passes paths to xtask through the environment")]
 
 mod cargo;
 mod check;
@@ -23,21 +23,21 @@ use std::path::Path;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-The project's chores: cargo xtask CHORE
+Maintenance commands: cargo xtask CHORE
 
-    check   what CI runs: format, house rules, clippy, tests (of broken variants, too), docs
-    tidy    the house rules alone
-    soak    the long tests: everything ignored and named soak_*, in release mode
-    fuzz    every decoder's fuzz target, each for --seconds N (600 if left out)
-    sim     systems in the simulator, by --seeds A..B (1..1000 if left out) in --jobs N processes (as many as there are
-            cores); other flags are those of `farside sim`, such as --system and --faults
-            --mutants: finds every broken variant, and --write-kills writes down by which seeds;
-            --kills: replays those; --digests: the tests' digests anew
-    size    lines of code, comment and test of each crate
-    help    this text
+    check   everything CI runs: format, house rules, clippy, tests (including broken variants), docs
+    tidy    the house rules only
+    soak    the long tests: all tests that are ignored and named soak_*, in release mode
+    fuzz    every decoder's fuzz target, each for --seconds N (default: 600)
+    sim     runs systems in the simulator with --seeds A..B (default: 1..1000) in --jobs N processes (default: one
+            per core); other flags are passed to `farside sim`, such as --system and --faults
+            --mutants: searches for a seed that exposes each broken variant (mutant); --write-kills also saves
+            the seeds; --kills: replays the saved seeds; --digests: recomputes the digests that the tests compare
+    size    lines of code, comments and tests of each crate
+    help    prints this text
 ";
 
-/// Exit code of a command line that cannot be understood.
+/// Exit code for an invalid command line.
 const USAGE: u8 = 2;
 
 #[derive(Debug, PartialEq)]
@@ -45,7 +45,7 @@ enum Chore {
     Check,
     Tidy,
     Soak,
-    /// Each target for so many seconds.
+    /// Runs each target for this many seconds.
     Fuzz(u64),
     Sim(sim::Asked),
     Size,
@@ -66,9 +66,9 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    // The folder that cargo runs this for, not the one it was compiled in: clones may share what they build.
+    // The folder cargo runs this for, not the one it was compiled in: clones may share a target folder.
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let root = Path::new(&own).parent().expect("xtask lies in the workspace's root");
+    let root = Path::new(&own).parent().expect("xtask is a folder of the workspace's root");
     let passed = match chore {
         Chore::Check => check::run(root),
         Chore::Tidy => check::house_rules(root),
@@ -84,10 +84,10 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the command line asks for, or a message that names the remedy.
+/// Parses the command line. The error message names the remedy.
 fn chore(arguments: &[String]) -> Result<Chore, String> {
     let Some((name, rest)) = arguments.split_first() else {
-        return Err("no chore named; `cargo xtask help` lists them".into());
+        return Err("no chore given; `cargo xtask help` lists the chores".into());
     };
     let chore = match name.as_str() {
         "fuzz" => return fuzz_for(rest).map(Chore::Fuzz),
@@ -97,24 +97,24 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
         "soak" => Chore::Soak,
         "size" => Chore::Size,
         "help" | "--help" | "-h" => Chore::Help,
-        _ => return Err(format!("no chore is called `{name}`; `cargo xtask help` lists them")),
+        _ => return Err(format!("unknown chore `{name}`; `cargo xtask help` lists the chores")),
     };
     match rest.first() {
         None => Ok(chore),
-        Some(extra) => Err(format!("`{name}` takes no arguments; leave out `{extra}`")),
+        Some(extra) => Err(format!("`{name}` takes no arguments; remove `{extra}`")),
     }
 }
 
-/// How long each fuzz target is to run.
+/// Parses the number of seconds for which each fuzz target runs.
 fn fuzz_for(arguments: &[String]) -> Result<u64, String> {
     match arguments {
         [] => Ok(fuzz::SECONDS),
         [flag, seconds] if flag == "--seconds" => {
             seconds.parse().ok().filter(|&seconds| seconds > 0).ok_or_else(|| {
-                format!("'{seconds}' is no number of seconds; write it like `fuzz --seconds 600`")
+                format!("invalid number of seconds '{seconds}'; use a positive integer, such as `fuzz --seconds 600`")
             })
         }
-        _ => Err("`fuzz` takes `--seconds N` and nothing else".into()),
+        _ => Err("invalid arguments of `fuzz`; it takes `--seconds N` only".into()),
     }
 }
 
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn every_chore_in_the_help_is_understood() {
+    fn every_chore_in_the_help_is_accepted() {
         let is_name = |line: &&str| !line.starts_with(' ');
         let lines = HELP.lines().filter_map(|line| line.strip_prefix("    ")).filter(is_name);
         let named = lines.filter_map(|line| line.split_whitespace().next());
@@ -138,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_understood_names_the_remedy() {
+    fn an_invalid_command_line_names_the_remedy() {
         assert!(chore_of("").unwrap_err().contains("cargo xtask help"));
-        assert!(chore_of("chekc").unwrap_err().contains("no chore is called `chekc`"));
-        assert!(chore_of("check --fast").unwrap_err().contains("leave out `--fast`"));
+        assert!(chore_of("chekc").unwrap_err().contains("unknown chore `chekc`"));
+        assert!(chore_of("check --fast").unwrap_err().contains("remove `--fast`"));
         for wrong in ["fuzz --seconds", "fuzz --seconds 0", "fuzz --seconds x", "fuzz 600"] {
             assert!(chore_of(wrong).unwrap_err().contains("--seconds"), "{wrong}");
         }

@@ -1,7 +1,7 @@
-//! This program as cargo's wrapper around rustc, which compiles the broken variants in.
+//! Wrapper around rustc that compiles the broken variants (mutants) in.
 //!
-//! Set by `RUSTC_WORKSPACE_WRAPPER`, it sees our own packages alone: with RUSTFLAGS, everything that they depend on
-//! would be compiled a second time.
+//! `RUSTC_WORKSPACE_WRAPPER` makes cargo call this program for the workspace's own packages only. `RUSTFLAGS` would
+//! recompile every dependency.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 
-/// Set for a cargo that is to call this program in rustc's place.
+/// Environment variable set for a cargo that calls this program instead of rustc.
 const WRAPS: &str = "FARSIDE_XTASK_WRAPS_RUSTC";
 
-/// Has `cargo` compile the broken variants in.
+/// Makes the `cargo` command compile the broken variants in.
 pub(crate) fn compile_in(cargo: &mut Command) {
-    // Asked once: a cargo that builds this program anew leaves the running one without a path.
+    // Looked up once: when cargo rebuilds this program, the running process loses its path.
     static THIS: OnceLock<PathBuf> = OnceLock::new();
     let this = THIS.get_or_init(|| std::env::current_exe().expect("a running program has a path"));
     cargo.env("RUSTC_WORKSPACE_WRAPPER", this).env(WRAPS, "1");
-    // Nobody edits this build step by step, and an incremental one takes more than twice the CPU time.
+    // This build is never edited incrementally, and incremental compilation takes more than twice the CPU time.
     cargo.env("CARGO_INCREMENTAL", "0");
 }
 
-/// Becomes rustc if that is what cargo called us for, with one more flag; nothing if it is not.
+/// Replaces this process by rustc, with one more flag, if cargo called it as a wrapper. Otherwise returns `None`.
 pub(crate) fn as_rustc(arguments: &[OsString]) -> Option<ExitCode> {
     as_rustc_if(std::env::var_os(WRAPS).is_some(), arguments)
 }
@@ -33,7 +33,8 @@ fn as_rustc_if(wraps: bool, arguments: &[OsString]) -> Option<ExitCode> {
     }
     let (rustc, rest) = arguments.split_first()?;
     let error = wrapped(rustc, rest).exec();
-    eprintln!("xtask: cannot start {}: {error}; is the toolchain whole?", Path::new(rustc).display());
+    let rustc = Path::new(rustc).display();
+    eprintln!("xtask: cannot start {rustc}: {error}; nothing was compiled; check the toolchain with `rustup show`");
     Some(ExitCode::FAILURE)
 }
 
@@ -48,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_compiler_gets_what_cargo_gave_it_and_one_flag_more() {
+    fn rustc_gets_cargos_arguments_and_one_more_flag() {
         let command = wrapped(&"rustc".into(), &["--crate-name".into(), "a".into()]);
         assert_eq!(command.get_program(), "rustc");
         assert_eq!(command.get_args().collect::<Vec<_>>(), ["--crate-name", "a", "--cfg", "farside_mutants"]);
     }
 
     #[test]
-    fn without_being_asked_it_is_no_compiler() {
+    fn without_the_variable_it_is_no_wrapper() {
         assert!(as_rustc_if(false, &["rustc".into()]).is_none());
     }
 }

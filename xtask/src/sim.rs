@@ -1,8 +1,9 @@
-//! `cargo xtask sim`: systems in the simulator by many seeds, in as many processes as there are cores.
+//! `cargo xtask sim`: runs systems in the simulator with many seeds, in one process per core by default.
 //!
-//! `farside sim --json` does the work and tells each seed's verdict on a line. It is built with every assertion of
-//! ours, which are findings too. Invariant: a process that ends or stands still within a seed is a finding of that
-//! seed, and the others are run all the same.
+//! `farside sim --json` does the work and prints each seed's verdict on a line. It is built with all assertions
+//! enabled, since a failed assertion is a finding too.
+//!
+//! Invariant: if a process exits or hangs within a seed, that is a finding of this seed, and the other seeds still run.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
@@ -17,42 +18,42 @@ use serde_json::Value;
 use crate::cargo::{cargo, succeeds};
 use crate::mutants;
 
-/// Seeds where nothing is said.
+/// Default seeds.
 const SEEDS: RangeInclusive<u64> = 1..=1000;
-/// From so many seeds on, a fault that has never struck is a failure.
+/// From this many seeds on, a fault that has never struck is a failure.
 const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
-/// So long may a process be silent, which tells of each seed. The longest known took a few seconds.
+/// Maximum time that a process may take for one seed. The longest known seed takes a few seconds.
 const SILENCE: Duration = Duration::from_secs(120);
-/// What `cargo test` compares digests with.
+/// File of the digests that `cargo test` compares with.
 const DIGESTS: &str = "crates/farside/tests/all/sim/digests.txt";
-/// Where the killing seeds of each system lie.
+/// Folder with a file of killing seeds for each system.
 const KILLS: &str = "crates/trial/kills";
 
-/// What is to be run.
+/// Parsed command line of `cargo xtask sim`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Asked {
     what: What,
     seeds: RangeInclusive<u64>,
     jobs: usize,
-    /// Whether the seeds that find broken variants are written down.
+    /// Whether the seeds that expose broken variants are saved.
     writes_kills: bool,
-    /// Flags of `farside sim`, as they were given.
+    /// Flags passed on to `farside sim`, unchanged.
     rest: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum What {
-    /// Every seed is to be good.
+    /// Expects the verdict of every seed to be good.
     Seeds,
-    /// Every broken variant is to be found.
+    /// Searches for a seed that exposes each broken variant.
     Mutants,
-    /// Every broken variant is to be found by the seed that found it before.
+    /// Expects every broken variant to be exposed by its saved seed.
     Kills,
-    /// What the digests of the tests are now.
+    /// Recomputes the digests of the tests.
     Digests,
 }
 
-/// What the command line asks for, or a message that names the remedy.
+/// Parses the command line. The error message names the remedy.
 pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut asked = Asked { what: What::Seeds, seeds: SEEDS, jobs, writes_kills: false, rest: Vec::new() };
@@ -69,7 +70,7 @@ pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
                 asked.jobs = jobs.filter(|jobs| (1..=1024).contains(jobs)).ok_or(HOW_MANY_JOBS)?;
             }
             flag if flag.starts_with("--seeds=") || flag.starts_with("--jobs=") => {
-                return Err(format!("write `{}`, with a blank", flag.replacen('=', " ", 1)));
+                return Err(format!("invalid flag: write `{}`, with a blank", flag.replacen('=', " ", 1)));
             }
             _ => asked.rest.push(argument.clone()),
         }
@@ -78,7 +79,7 @@ pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
 }
 
 impl Asked {
-    /// The system that was named, if any.
+    /// The system given by `--system`, if any.
     fn system(&self) -> Option<&str> {
         let named = self.rest.iter().position(|flag| flag == "--system");
         let joined = self.rest.iter().find_map(|flag| flag.strip_prefix("--system="));
@@ -86,8 +87,8 @@ impl Asked {
     }
 }
 
-const WHICH_SEEDS: &str = "write `--seeds 1..1000` for the seeds from 1 to 1000, both included";
-const HOW_MANY_JOBS: &str = "write `--jobs 4` for four processes at a time; 1 to 1024";
+const WHICH_SEEDS: &str = "invalid seeds; write `--seeds 1..1000` for the seeds from 1 to 1000, both included";
+const HOW_MANY_JOBS: &str = "invalid number of jobs; write `--jobs 4` for 4 concurrent processes (1 to 1024)";
 
 fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
     let (first, last) = text.split_once("..")?;
@@ -95,10 +96,10 @@ fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
     (!seeds.is_empty()).then_some(seeds)
 }
 
-/// So much is told of why a mutant is dead.
+/// Maximum length of the printed reason why a mutant was killed.
 const WHY_CHARS_MAX: usize = 80;
 
-/// Runs what was asked for, and says whether all was as it should be.
+/// Runs the parsed command. Returns whether it succeeded.
 pub(crate) fn run(root: &Path, asked: &Asked) -> bool {
     let with_mutants = matches!(asked.what, What::Mutants | What::Kills);
     let Some(binary) = built(root, with_mutants) else { return false };
@@ -110,7 +111,7 @@ pub(crate) fn run(root: &Path, asked: &Asked) -> bool {
     }
 }
 
-/// The path of `farside`, built for this.
+/// Builds `farside` in the `sim` profile and returns its path.
 fn built(root: &Path, with_mutants: bool) -> Option<PathBuf> {
     let mut build = cargo(root, &["build", "--profile", "sim", "--package", "farside", "--locked"]);
     if with_mutants {
@@ -125,7 +126,7 @@ fn built(root: &Path, with_mutants: bool) -> Option<PathBuf> {
     Some(Path::new(metadata["target_directory"].as_str()?).join("sim/farside"))
 }
 
-/// Seeds at a time that one process is given, so that all have work until the end.
+/// Splits the seeds into ranges, each for one process. The ranges are short enough to keep all jobs busy until the end.
 fn slices(seeds: &RangeInclusive<u64>, jobs: usize) -> impl Iterator<Item = RangeInclusive<u64>> + Send {
     let (first, last) = (*seeds.start(), *seeds.end());
     let size = ((last - first) / (jobs as u64 * 8)).clamp(1, 200);
@@ -170,7 +171,7 @@ fn try_seeds(binary: &Path, asked: &Asked) -> bool {
     totals.told(is_whole)
 }
 
-/// What all seeds came to.
+/// Sums over all seeds, and the findings.
 struct Totals {
     of: u64,
     done: u64,
@@ -178,11 +179,11 @@ struct Totals {
     events: u64,
     struck: BTreeMap<String, u64>,
     within: Within,
-    /// What is wrong with a seed, and the command that shows it.
+    /// For each bad seed, the reason and the command that replays it.
     bad: BTreeMap<u64, (String, String)>,
-    /// Whether a history was not judged.
+    /// Whether a history was not checked.
     is_unchecked: bool,
-    /// What was checked, as `farside sim` names it.
+    /// The checked property, as `farside sim` names it.
     property: String,
     since: Instant,
     told: Option<Instant>,
@@ -233,7 +234,7 @@ impl Totals {
         self.one_more();
     }
 
-    /// Shows how far it is: in place on a terminal, else on a line now and then.
+    /// Prints the progress: in place on a terminal, else on a new line every 10 s.
     fn one_more(&mut self) {
         self.done += 1;
         let is_terminal = std::io::stderr().is_terminal();
@@ -246,7 +247,7 @@ impl Totals {
         eprint!("   {} of {} seeds, {} not good{end}", self.done, self.of, self.bad.len());
     }
 
-    /// Says what came of it all; whether it is good.
+    /// Prints the outcome of all seeds. Returns whether it is good.
     fn told(&self, all_faults_must_strike: bool) -> bool {
         let Totals { done, operations, events, struck, bad, since, .. } = self;
         println!(
@@ -271,10 +272,10 @@ impl Totals {
             println!("   replay: {replay}");
         }
         match (bad.len(), is_missing) {
-            (0, false) if self.is_unchecked => println!("sim: nothing is wrong, and no history was checked"),
+            (0, false) if self.is_unchecked => println!("sim: no violations found, and no history was checked"),
             (0, false) => println!("sim: good: {}", self.property),
             (0, true) => {
-                println!("sim: FAILED: a fault that never strikes within a phase tests nothing there")
+                println!("sim: FAILED: some faults never struck, or never within a phase; see the lists above")
             }
             (bad, _) => println!("sim: FAILED: {bad} of {done} seeds are not good"),
         }
@@ -282,11 +283,11 @@ impl Totals {
     }
 }
 
-/// How often each fault has struck within each phase of a protocol.
+/// Number of times that each fault has struck within each phase of a protocol.
 #[derive(Default)]
 struct Within {
     phases: Vec<String>,
-    /// Nothing where it cannot strike.
+    /// `None` for a phase in which the fault cannot strike.
     struck: Vec<(String, Vec<Option<u64>>)>,
 }
 
@@ -309,7 +310,7 @@ impl Within {
         }
     }
 
-    /// Faults and the phases within which they could have struck and never did.
+    /// The pairs of fault and phase where the fault can strike and never did.
     fn empty(&self) -> Vec<String> {
         let cells = self.struck.iter().flat_map(|(fault, times)| {
             self.phases.iter().zip(times).map(move |(phase, times)| (fault, phase, times))
@@ -346,7 +347,7 @@ fn what_is_wrong(line: &Value) -> String {
     told
 }
 
-/// Each broken variant under the seeds that the right code passes, until one shows it.
+/// Runs each broken variant with seeds that the correct code passes, until a seed exposes it.
 fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
     let mutants = match mutants_of(binary, asked.system()) {
         Ok(mutants) => mutants,
@@ -357,7 +358,7 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
     };
     let (alive, kills) = (Mutex::new(Vec::new()), Mutex::new(BTreeMap::new()));
     let of = mutants.len();
-    // The flags name a system for all at most, and these name each mutant's own.
+    // Each mutant's command names its own system, so a `--system` among the flags is removed.
     let rest = without_system(&asked.rest);
     let refused = side_by_side(asked.jobs, mutants.clone(), |(mutant, system)| {
         let mut command = Command::new(binary);
@@ -379,7 +380,7 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
         if let Some((seed, _)) = killed
             && let Some(why) = wrong_without_mutant(binary, &system, seed, &rest)?
         {
-            return Err(format!("seed {seed} of {system} shows nothing of {mutant}, without it too: {why}"));
+            return Err(format!("seed {seed} of {system} is bad without {mutant}, too, and proves nothing: {why}"));
         }
         match killed {
             Some((seed, why)) => {
@@ -420,16 +421,16 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
     alive.is_empty()
 }
 
-/// The broken variants, each with the system that suffers from it; of one system, or of all.
+/// Returns the broken variants, each with its system: those of one system, or all.
 fn mutants_of(binary: &Path, system: Option<&str>) -> Result<Vec<(String, String)>, String> {
     let output = Command::new(binary).args(["sim", "--list-mutants"]).output();
-    let output = output.map_err(|error| format!("{} cannot be run: {error}", binary.display()))?;
+    let output = output.map_err(|error| format!("cannot run {}: {error}", binary.display()))?;
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
     let pairs = listed.lines().filter_map(|line| line.split_once(' '));
     let wanted = pairs.filter(|(_, of)| system.is_none_or(|system| system == *of));
     let mutants: Vec<(String, String)> = wanted.map(|(a, b)| (a.into(), b.into())).collect();
     if mutants.is_empty() {
-        return Err(format!("{} knows no such broken variants; was it built with them?", binary.display()));
+        return Err(format!("{} lists no broken variants; check --system, and that they were built in", binary.display()));
     }
     Ok(mutants)
 }
@@ -447,7 +448,7 @@ fn without_system(flags: &[String]) -> Vec<String> {
     rest
 }
 
-/// Writes a file for each system, with its mutants in their order.
+/// Writes a file for each system, with its mutants in order.
 fn write_kills(
     root: &Path,
     mutants: &[(String, String)],
@@ -456,7 +457,7 @@ fn write_kills(
     let mut files: BTreeMap<&str, String> = BTreeMap::new();
     for of @ (mutant, system) in mutants {
         let lines = files.entry(system).or_insert_with(|| {
-            format!("# A seed of {system} for each broken variant that shows it: `cargo xtask sim --write-kills`.\n")
+            format!("# For each broken variant of {system}, a seed that exposes it: `cargo xtask sim --write-kills`.\n")
         });
         if let Some(seed) = kills.get(of) {
             *lines += &format!("{mutant} {seed}\n");
@@ -468,7 +469,7 @@ fn write_kills(
     })
 }
 
-/// Replays each system's killing seeds, with mutant and without; whether each broken variant is found.
+/// Replays each system's killing seeds, with the mutant and without. Returns whether every mutant is killed.
 pub(crate) fn replay_kills(root: &Path, binary: &Path, jobs: usize, system: Option<&str>) -> bool {
     let mut systems = match mutants_of(binary, system) {
         Ok(mutants) => mutants.into_iter().map(|(_, system)| system).collect::<Vec<_>>(),
@@ -485,7 +486,7 @@ pub(crate) fn replay_kills(root: &Path, binary: &Path, jobs: usize, system: Opti
             .args(["sim", "--system", &system, "--replay-kills"])
             .arg(&file)
             .output()
-            .map_err(|error| format!("{} cannot be run: {error}", binary.display()))?;
+            .map_err(|error| format!("cannot run {}: {error}", binary.display()))?;
         print!("{}", String::from_utf8_lossy(&output.stdout));
         if !output.status.success() {
             eprint!("{}", String::from_utf8_lossy(&output.stderr));
@@ -505,7 +506,7 @@ pub(crate) fn replay_kills(root: &Path, binary: &Path, jobs: usize, system: Opti
     false
 }
 
-/// What is wrong with the right code by that seed.
+/// Runs the correct code with the seed. Returns what is wrong with it, if anything.
 fn wrong_without_mutant(
     binary: &Path,
     system: &str,
@@ -525,10 +526,10 @@ fn wrong_without_mutant(
     }
 }
 
-/// Writes the digests anew that the tests compare with, each line's last word.
+/// Recomputes the digests that the tests compare with, and writes each as the last word of its line.
 fn refresh_digests(root: &Path, binary: &Path, asked: &Asked) -> bool {
     if !asked.rest.is_empty() {
-        println!("sim: the runs are those of {DIGESTS}: leave out {}", asked.rest.join(" "));
+        println!("sim: unsupported flags: {}; the runs are listed in {DIGESTS}", asked.rest.join(" "));
         return false;
     }
     let path = root.join(DIGESTS);
@@ -539,20 +540,20 @@ fn refresh_digests(root: &Path, binary: &Path, asked: &Asked) -> bool {
         std::fs::write(&path, fresh).map_err(|error| error.to_string()).map(|()| changed)
     });
     match fresh {
-        Ok(changed) => println!("sim: {changed} digests of {DIGESTS} are others now"),
+        Ok(changed) => println!("sim: {changed} digests of {DIGESTS} have changed"),
         Err(ref error) => println!("sim: {DIGESTS}: {error}"),
     }
     fresh.is_ok()
 }
 
-/// A line `system carrier seed digest` with the digest that the run has now.
+/// Returns a line `system carrier seed digest` with the run's present digest.
 fn with_digest(binary: &Path, line: &str) -> Result<String, String> {
     if line.starts_with('#') || line.is_empty() {
         return Ok(line.to_owned());
     }
     let words: Vec<&str> = line.split_whitespace().collect();
     let &[system, carrier, seed, ..] = &words[..] else {
-        return Err(format!("'{line}' is no run: write its system, carrier and seed"));
+        return Err(format!("invalid line '{line}': write a system, a carrier and a seed"));
     };
     let flags = ["sim", "--json", "--system", system, "--carrier", carrier, "--seed", seed];
     let output = Command::new(binary).args(flags).output().map_err(|error| error.to_string())?;
@@ -565,7 +566,7 @@ fn with_digest(binary: &Path, line: &str) -> Result<String, String> {
     Ok(format!("{system} {carrier} {seed} {digest}"))
 }
 
-/// Has `jobs` threads work on the items, the first ones first. The first error ends all work that has not begun.
+/// Processes the items in order on `jobs` threads. After the first error, no further item is started.
 fn side_by_side<T: Send>(
     jobs: usize,
     items: impl IntoIterator<Item = T, IntoIter: Send>,
@@ -592,28 +593,28 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a process ended.
+/// Outcome of a process.
 #[derive(Debug, PartialEq)]
 enum End {
-    /// It has told of all its seeds, or nobody wants to hear of more.
+    /// It has reported all its seeds, or the caller wants no more of them.
     Done,
-    /// It did not come to the end of this seed.
+    /// It did not finish this seed.
     Died { seed: u64, why: String },
-    /// It did not understand its command line.
+    /// It rejected its command line.
     Refused(String),
 }
 
-/// Exit code of a command line that `farside` does not understand.
+/// Exit code with which `farside` rejects its command line.
 const REFUSED: i32 = 2;
 
-/// Runs a process over the seeds, and hands each line to `each`, as long as that wants more.
+/// Runs a process over the seeds and passes each line to `each`, until that returns false.
 fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMut(&Value) -> bool) -> End {
     command.args(["--json", "--seeds", &format!("{}..{}", seeds.start(), seeds.end())]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = match child {
         Ok(child) => child,
         Err(error) => {
-            return End::Refused(format!("cannot start {}: {error}", command.get_program().display()));
+            return End::Refused(format!("cannot start {}: {error}; no seed has run", command.get_program().display()));
         }
     };
     let (lines, said) = heard(&mut child);
@@ -632,10 +633,10 @@ fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMu
     End::Done
 }
 
-/// The lines that a process writes, and all that it says on standard error. Both threads end with it.
+/// Returns the lines of a process's standard output and all of its standard error. Both threads exit with the process.
 fn heard(child: &mut Child) -> (mpsc::Receiver<String>, std::thread::JoinHandle<String>) {
-    let output = BufReader::new(child.stdout.take().expect("it is piped"));
-    let mut errors = child.stderr.take().expect("it is piped");
+    let output = BufReader::new(child.stdout.take().expect("the stream is piped"));
+    let mut errors = child.stderr.take().expect("the stream is piped");
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     let said = std::thread::spawn(move || {
@@ -650,14 +651,14 @@ fn ended_within(seed: u64, is_silent: bool, mut child: Child, said: std::thread:
     if is_silent {
         let _ended_already = child.kill();
         let _reaped = child.wait();
-        return End::Died { seed, why: format!("it takes longer than {} s", SILENCE.as_secs()) };
+        return End::Died { seed, why: format!("it takes longer than {} s; the process was killed", SILENCE.as_secs()) };
     }
     let status = child.wait();
-    let said = said.join().expect("a thread that only reads ends with what it reads");
+    let said = said.join().expect("the reading thread does not panic");
     match status {
         Ok(status) if status.code() == Some(REFUSED) => End::Refused(said),
-        Ok(status) => End::Died { seed, why: format!("the process ended, {status}: {said}") },
-        Err(error) => End::Died { seed, why: format!("the process is lost: {error}") },
+        Ok(status) => End::Died { seed, why: format!("the process exited: {status}: {said}") },
+        Err(error) => End::Died { seed, why: format!("cannot wait for the process: {error}") },
     }
 }
 
@@ -670,8 +671,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_for_farside_sim() {
-        let asked = asked_of("--system prism-kv --seeds 5..9 --faults loss --jobs 3").expect("understood");
+    fn unknown_flags_are_passed_to_farside_sim() {
+        let asked = asked_of("--system prism-kv --seeds 5..9 --faults loss --jobs 3").expect("valid");
         assert_eq!((asked.what, asked.seeds, asked.jobs), (What::Seeds, 5..=9, 3));
         assert_eq!(asked.rest, ["--system", "prism-kv", "--faults", "loss"]);
         assert_eq!(asked_of("--mutants").map(|asked| asked.what), Ok(What::Mutants));
@@ -679,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_understood_name_the_remedy() {
+    fn invalid_numbers_name_the_remedy() {
         for wrong in ["--seeds", "--seeds 7", "--seeds 9..7", "--seeds=1..7"] {
             assert!(asked_of(wrong).unwrap_err().contains("--seeds "), "{wrong}");
         }
@@ -689,17 +690,17 @@ mod tests {
     }
 
     #[test]
-    fn slices_have_every_seed_once() {
+    fn slices_contain_every_seed_once() {
         for (seeds, jobs) in
             [(1..=1, 4), (1..=7, 2), (3..=1002, 3), (0..=100_000, 2), (u64::MAX - 9..=u64::MAX, 1)]
         {
             let all: Vec<u64> = slices(&seeds, jobs).flatten().collect();
             assert_eq!(all, seeds.collect::<Vec<_>>());
         }
-        assert_eq!(slices(&(0..=u64::MAX), 1).nth(1), Some(200..=399), "one after the other, however many");
+        assert_eq!(slices(&(0..=u64::MAX), 1).nth(1), Some(200..=399), "slices are made one at a time");
     }
 
-    /// A process that writes these lines, and then does that.
+    /// A process that prints `lines` and then runs the shell command `then`.
     fn script(lines: &str, then: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("printf '{lines}'; {then}"), "sh"]);
@@ -707,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_within_a_seed_is_a_finding_of_it() {
+    fn a_process_that_exits_within_a_seed_is_a_finding() {
         let good = r#"{"seed":1,"verdict":"good"}\n"#;
         let mut heard = Vec::new();
         let end = follow(script(good, "kill -ABRT $$"), &(1..=3), |line| {
@@ -723,13 +724,13 @@ mod tests {
     }
 
     #[test]
-    fn who_has_heard_enough_waits_for_no_more() {
+    fn a_caller_can_stop_before_the_last_seed() {
         let lines = r#"{"seed":1,"verdict":"violated"}\n"#;
         assert_eq!(follow(script(lines, "exec sleep 1000"), &(1..=3), |line| !is_bad(line)), End::Done);
     }
 
     #[test]
-    fn what_is_not_known_to_be_good_is_bad_and_a_fault_that_never_struck_is_missed() {
+    fn only_good_seeds_pass_and_faults_that_never_strike_fail() {
         let line = |verdict: &str, times: u64| {
             serde_json::json!({"seed": 7, "verdict": verdict, "reasons": ["key 3 is torn"], "operations": 9,
                 "events": 90, "struck": {"loss": times}, "replay": "farside sim --seed 7"})

@@ -1,4 +1,4 @@
-//! `cargo xtask size`: lines of code, comment and test of each crate. Blank lines count nowhere.
+//! `cargo xtask size`: lines of code, comments and tests of each crate. Blank lines are not counted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,13 +13,13 @@ struct Size {
     test: usize,
 }
 
-/// Prints a line for each crate and one for the whole.
+/// Prints one line per crate and one for the total.
 pub(crate) fn run(root: &Path) -> bool {
     let mut sizes: BTreeMap<String, Size> = BTreeMap::new();
     for file in tidy::files(root).iter().filter(|file| file.ends_with(".rs")) {
         match std::fs::read_to_string(root.join(file)) {
             Ok(text) => sizes.entry(crate_of(file)).or_default().add(file, &text),
-            Err(error) => println!("{file}: cannot be read: {error}"),
+            Err(error) => println!("{file}: cannot read it: {error}; its lines are not counted"),
         }
     }
     println!("{:<18} {:>7} {:>7} {:>7} {:>7}", "crate", "files", "code", "comment", "test");
@@ -38,7 +38,7 @@ pub(crate) fn run(root: &Path) -> bool {
 impl Size {
     fn add(&mut self, file: &str, text: &str) {
         self.files += 1;
-        // By house style a module of tests ends its file.
+        // By house style, a test module is the last item of its file.
         let mut is_test = tidy::is_test_file(file);
         for line in text.lines().map(str::trim_start).filter(|line| !line.is_empty()) {
             is_test |= line == "mod tests {";
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_counts_once_and_a_blank_one_nowhere() {
+    fn each_line_is_counted_once_and_blank_lines_are_not() {
         let text = "//! a\n\nfn f() {} // b\n// c\n#[cfg(test)]\nmod tests {\n    // d\n}\n";
         let mut size = Size::default();
         size.add("crates/remote/src/op.rs", text);

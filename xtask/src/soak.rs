@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: the long tests, which are `#[ignore]`d with a reason and named `soak_*`.
+//! `cargo xtask soak`: runs the long tests, which are `#[ignore]`d with a reason and named `soak_*`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::tidy;
 
 const TEST: [&str; 5] = ["test", "--release", "--locked", "--test", "all"];
 
-/// Lists the long tests, runs them and says whether all of them passed. Finding none is a failure.
+/// Lists the long tests and runs them. Returns whether all of them passed; finding no test is a failure.
 pub(crate) fn run(root: &Path) -> bool {
     let packages = packages(root);
     let test: Vec<&str> =
@@ -20,7 +20,7 @@ pub(crate) fn run(root: &Path) -> bool {
         return false;
     };
     if tests.is_empty() {
-        println!("soak: nothing to run: no test is both `#[ignore]`d and named soak_*");
+        println!("soak: no long tests found: none is both `#[ignore]`d and named soak_*");
         return false;
     }
     println!("soak: {} long tests:", tests.len());
@@ -38,14 +38,14 @@ pub(crate) fn run(root: &Path) -> bool {
     passed
 }
 
-/// The packages that have long tests, so that no others are built.
+/// The packages that have long tests. The other packages are not built.
 fn packages(root: &Path) -> BTreeSet<String> {
     let has_long_ones =
         |file: &&String| std::fs::read_to_string(root.join(file)).is_ok_and(|text| text.contains("fn soak_"));
     tidy::files(root).iter().filter(has_long_ones).filter_map(|file| package_of(file)).collect()
 }
 
-/// The package that a file of tests belongs to.
+/// The package of an integration test's file.
 fn package_of(file: &str) -> Option<String> {
     let (folder, _) = file.split_once("/tests/all/")?;
     match folder.strip_prefix("crates/").unwrap_or(folder) {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_tests_belongs_to_its_package() {
+    fn a_test_file_belongs_to_its_package() {
         assert_eq!(package_of("crates/farside/tests/all/soak.rs").as_deref(), Some("farside"));
         assert_eq!(package_of("crates/systems/tests/all/raw.rs").as_deref(), Some("farside-systems"));
         assert_eq!(package_of("bench/tests/all/ledger.rs").as_deref(), Some("farside-bench"));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tests_are_taken_from_a_listing() {
+    fn a_listing_is_parsed_to_its_tests_only() {
         let listing =
             "soak_kills: test\n\n1 test, 0 benchmarks\nscan::soak_fill: test\n0 tests, 0 benchmarks\n";
         assert_eq!(listed(listing), ["soak_kills", "scan::soak_fill"]);

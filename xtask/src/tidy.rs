@@ -1,8 +1,8 @@
-//! The house rules that no other tool checks: the walls between crates, and habits of the text.
+//! House rules that no other tool checks: the walls between crates, and conventions of text.
 //!
-//! A rule is a function from a file's path and text to findings, so that its test is a few lines of sample.
-//! [`rust`] reads Rust files, [`manifest`] the arrows between crates, [`markdown`] the links of documents.
-//! Paths are relative to the workspace's root, with `/` between folders.
+//! A rule is a function from a file's path and text to findings, so that its test is a few lines of sample text.
+//! [`rust`] checks Rust files, [`manifest`] the dependencies between crates, and [`markdown`] the links of documents.
+//! Paths are relative to the workspace's root, with `/` as separator.
 
 mod manifest;
 mod markdown;
@@ -11,7 +11,7 @@ mod rust;
 use std::fmt;
 use std::path::Path;
 
-/// What is wrong at a place, and how to mend it.
+/// A violation of a rule: its place, description and remedy.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Finding {
     path: String,
@@ -34,7 +34,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything in the tree that breaks a house rule.
+/// Returns every violation of a house rule in the tree.
 pub(crate) fn findings(root: &Path) -> Vec<Finding> {
     let exists = |path: &str| root.join(path).exists();
     let mut findings = Vec::new();
@@ -45,8 +45,8 @@ pub(crate) fn findings(root: &Path) -> Vec<Finding> {
                 findings.push(Finding::new(
                     &path,
                     1,
-                    format!("cannot be read: {error}"),
-                    "keep text in UTF-8",
+                    format!("cannot read it: {error}"),
+                    "store text as UTF-8",
                 ));
                 continue;
             }
@@ -64,7 +64,7 @@ pub(crate) fn findings(root: &Path) -> Vec<Finding> {
     findings
 }
 
-/// The text files of the tree that are read by people, sorted; not what is built or hidden.
+/// Sorted paths of the tree's text files. Hidden folders and build output are skipped.
 pub(crate) fn files(root: &Path) -> Vec<String> {
     let mut files = Vec::new();
     let mut folders = vec![String::new()];
@@ -91,39 +91,39 @@ fn is_read_by_people(path: &str) -> bool {
     path.starts_with(".ci/") || ENDINGS.iter().any(|ending| path.ends_with(ending))
 }
 
-/// Whether a file holds nothing but tests or benchmarks.
+/// Whether a file contains tests or benchmarks only.
 pub(crate) fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.split('/').any(|folder| folder == "tests" || folder == "benches")
 }
 
-/// Marks of unfinished work; in pieces, or this file would have them.
+/// Marks of unfinished work. They are split here, so that this file does not contain them.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
 
 fn unfinished(path: &str, text: &str) -> Vec<Finding> {
-    found(path, text, "finish it, or refuse what is missing with an error that says so", |line| {
+    found(path, text, "finish it, or return an error that names the unsupported case", |line| {
         let mut words = line.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
         words.find(|word| UNFINISHED.contains(word)).map(|mark| format!("`{mark}`"))
     })
 }
 
-/// Folders that lie elsewhere on every machine; in pieces, or this file would name them.
+/// Folders whose paths differ between machines. They are split here, so that this file does not contain them.
 const FOLDERS_OF_ONE_MACHINE: [&str; 4] =
     [concat!("/", "home/"), concat!("/", "root/"), concat!("/", "work/"), concat!("/", "Users/")];
 
-/// Absolute paths into home or work folders: they hold on one machine only.
+/// Finds absolute paths into home or work folders: they exist on one machine only.
 fn folders_of_one_machine(path: &str, text: &str) -> Vec<Finding> {
-    found(path, text, "name the place relative to the repository", |line| {
+    found(path, text, "use a path relative to the repository", |line| {
         let is_absolute = |at: usize| {
             let before = line[..at].chars().next_back();
             !before.is_some_and(|letter| letter.is_alphanumeric() || "._-~/}".contains(letter))
         };
         let is_named = |folder: &&str| line.match_indices(*folder).any(|(at, _)| is_absolute(at));
         let folder = FOLDERS_OF_ONE_MACHINE.into_iter().find(is_named)?;
-        Some(format!("`{folder}` names a folder of one machine"))
+        Some(format!("`{folder}` names a machine-specific folder"))
     })
 }
 
-/// A finding for each line in which `look` sees something.
+/// Returns a finding for each line in which `look` detects a violation.
 fn found(path: &str, text: &str, remedy: &str, look: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
     let lines = text.lines().enumerate();
     lines.filter_map(|(index, line)| Some(Finding::new(path, index + 1, look(line)?, remedy))).collect()
@@ -133,19 +133,19 @@ fn found(path: &str, text: &str, remedy: &str, look: impl Fn(&str) -> Option<Str
 mod tests {
     use super::*;
 
-    /// The places of the findings, as `line: what`.
+    /// Formats each finding as `line: what`.
     pub(super) fn seen(findings: &[Finding]) -> Vec<String> {
         findings.iter().map(|finding| format!("{}: {}", finding.line, finding.what)).collect()
     }
 
     #[test]
-    fn a_finding_names_place_fault_and_remedy() {
+    fn a_finding_names_place_violation_and_remedy() {
         let finding = Finding::new("a/b.rs", 3, "it is wrong", "mend it");
         assert_eq!(finding.to_string(), "a/b.rs:3: it is wrong; mend it");
     }
 
     #[test]
-    fn marks_of_unfinished_work_are_found_as_words() {
+    fn marks_of_unfinished_work_match_whole_words() {
         let [todo, fixme, _] = UNFINISHED;
         let text = format!("a = 1 # {todo}: b\nmktemp dir-XXXXXX\n{fixme}\n");
         let marks = [format!("1: `{todo}`"), format!("3: `{fixme}`")];
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn only_absolute_paths_name_a_machine() {
+    fn only_absolute_paths_are_machine_specific() {
         for folder in FOLDERS_OF_ONE_MACHINE {
             let text =
                 format!("docs{folder}a and https://a.b{folder}c\n\"{folder}a\"\n${{A}}{folder}b\n{folder}\n");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_file_is_known_by_its_folder() {
+    fn a_test_file_is_recognized_by_its_path() {
         assert!(is_test_file("crates/remote/tests/model.rs"));
         assert!(is_test_file("bench/benches/get.rs"));
         assert!(is_test_file("crates/node/src/scan/tests.rs"));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_is_read_without_what_was_built() {
+    fn build_output_is_not_checked() {
         let files = files(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
         assert!(files.contains(&"xtask/src/tidy.rs".into()) && files.contains(&".ci/run".into()));
         assert!(!files.iter().any(|file| file.starts_with("target/") || file.starts_with(".git/")));

@@ -1,12 +1,12 @@
-//! The arrows between crates, as their manifests draw them.
+//! Checks the dependencies ("arrows") between the workspace's crates, as declared in their manifests.
 
 use super::Finding;
 
-/// What a package may depend on, of this workspace. Itself it may always use, which tests do for features.
+/// Packages of this workspace that a package may depend on. Every package may depend on itself: tests do for features.
 struct Arrows {
     package: &'static str,
     uses: &'static [&'static str],
-    /// What its tests may use beside that.
+    /// Additional packages that its tests may use.
     tests_use: &'static [&'static str],
 }
 
@@ -20,7 +20,7 @@ const ARROWS: [Arrows; 9] = [
         uses: &["farside-remote"],
         tests_use: &["farside-fabrics", "farside-node", "farside-sim", "farside-trial"],
     },
-    // It runs the sessions and the node that are run in earnest, and no system.
+    // It simulates the real sessions and the real node, and knows no system.
     Arrows {
         package: "farside-sim",
         uses: &["farside-remote", "farside-fabrics", "farside-node"],
@@ -52,7 +52,7 @@ const ARROWS: [Arrows; 9] = [
     Arrows { package: "xtask", uses: &[], tests_use: &[] },
 ];
 
-/// Every arrow of one manifest that no line of [`ARROWS`] draws.
+/// Returns every dependency of a manifest that [`ARROWS`] does not allow.
 pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
@@ -63,7 +63,7 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
     };
     let Some(arrows) = ARROWS.iter().find(|arrows| arrows.package == package) else {
         let remedy = "add it to ARROWS in xtask/src/tidy/manifest.rs, and to ARCHITECTURE.md";
-        return vec![Finding::new(path, 1, format!("nothing says what `{package}` may depend on"), remedy)];
+        return vec![Finding::new(path, 1, format!("no rule lists what `{package}` may depend on"), remedy)];
     };
     let mut findings = Vec::new();
     for (dependency, is_for_tests) in ours(&manifest) {
@@ -74,15 +74,15 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
             let line =
                 text.lines().position(|line| line.trim_start().starts_with(&dependency)).unwrap_or(0) + 1;
             let whose = if is_for_tests { "the tests of " } else { "" };
-            let what = format!("{whose}`{package}` must not know `{dependency}`");
-            let remedy = "move what needs it to a crate that may, or ask through a trait of farside-remote";
+            let what = format!("{whose}`{package}` must not depend on `{dependency}`");
+            let remedy = "move the code to a crate that may depend on it, or go through a trait of farside-remote";
             findings.push(Finding::new(path, line, what, remedy));
         }
     }
     findings
 }
 
-/// The dependencies on packages of this workspace, and whether only tests have them.
+/// Returns the dependencies on packages of this workspace, and for each whether it is a dev-dependency.
 fn ours(manifest: &toml::Table) -> Vec<(String, bool)> {
     let targets = manifest.get("target").and_then(|targets| targets.as_table());
     let tables = targets.into_iter().flatten().filter_map(|(_, target)| target.as_table());
@@ -119,16 +119,16 @@ mod tests {
         let fabrics = "[dependencies]\nserde = \"1\"\nfarside-fabrics = { workspace = true }";
         assert_eq!(
             seen_in("farside-remote", fabrics),
-            ["5: `farside-remote` must not know `farside-fabrics`"]
+            ["5: `farside-remote` must not depend on `farside-fabrics`"]
         );
         assert_eq!(
             seen_in("farside-systems", fabrics),
-            ["5: `farside-systems` must not know `farside-fabrics`"]
+            ["5: `farside-systems` must not depend on `farside-fabrics`"]
         );
         assert_eq!(seen_in("farside-node", fabrics), NOTHING);
         assert_eq!(seen_in("farside", fabrics), NOTHING);
         let systems = "[dependencies]\nfarside-systems.workspace = true";
-        assert_eq!(seen_in("farside-node", systems), ["4: `farside-node` must not know `farside-systems`"]);
+        assert_eq!(seen_in("farside-node", systems), ["4: `farside-node` must not depend on `farside-systems`"]);
     }
 
     #[test]
@@ -137,25 +137,25 @@ mod tests {
         assert_eq!(seen_in("farside-systems", tests), NOTHING);
         assert_eq!(
             seen_in("farside-remote", tests),
-            ["4: the tests of `farside-remote` must not know `farside-fabrics`"]
+            ["4: the tests of `farside-remote` must not depend on `farside-fabrics`"]
         );
         let itself = "[dev-dependencies]\nfarside-remote = { path = \".\", features = [\"model\"] }";
         assert_eq!(seen_in("farside-remote", itself), NOTHING);
     }
 
     #[test]
-    fn an_arrow_is_seen_under_another_name_and_for_one_target() {
+    fn renamed_and_target_specific_dependencies_are_checked() {
         let renamed =
             "[target.'cfg(unix)'.dependencies]\nf = { package = \"farside-fabrics\", path = \"x\" }";
         assert_eq!(
             seen_in("farside-remote", renamed),
-            ["1: `farside-remote` must not know `farside-fabrics`"]
+            ["1: `farside-remote` must not depend on `farside-fabrics`"]
         );
     }
 
     #[test]
-    fn a_new_crate_says_what_it_may_depend_on() {
-        assert_eq!(seen_in("farside-new", ""), ["1: nothing says what `farside-new` may depend on"]);
+    fn a_new_crate_needs_a_rule_for_its_dependencies() {
+        assert_eq!(seen_in("farside-new", ""), ["1: no rule lists what `farside-new` may depend on"]);
         assert_eq!(seen(&findings("Cargo.toml", "[workspace]\n")), NOTHING);
     }
 }

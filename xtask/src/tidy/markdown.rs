@@ -1,8 +1,8 @@
-//! The links of a document: each to a local file must resolve, within the repository.
+//! Checks a document's links: each link to a local file must resolve, within the repository.
 
 use super::Finding;
 
-/// Every link to a file that is not there.
+/// Returns every link to a missing file.
 pub(super) fn findings(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut in_fence = false;
@@ -18,21 +18,21 @@ pub(super) fn findings(path: &str, text: &str, exists: impl Fn(&str) -> bool) ->
             let what = match local_target(path, link) {
                 Target::Elsewhere => continue,
                 Target::Local(target) if exists(&target) => continue,
-                Target::Local(_) => format!("`{link}` links to nothing"),
+                Target::Local(_) => format!("`{link}` links to a missing file"),
                 Target::Outside => format!("`{link}` leaves the repository"),
             };
-            findings.push(Finding::new(path, index + 1, what, "link to a file of the repository"));
+            findings.push(Finding::new(path, index + 1, what, "link to a file of this repository"));
         }
     }
     findings
 }
 
-/// Where a link leads.
+/// Destination of a link.
 #[derive(Debug, PartialEq)]
 enum Target {
     /// Another host, or a heading of the same document.
     Elsewhere,
-    /// A path from the repository's root.
+    /// A path relative to the repository's root.
     Local(String),
     Outside,
 }
@@ -61,7 +61,7 @@ fn local_target(path: &str, link: &str) -> Target {
     Target::Local(parts.join("/"))
 }
 
-/// The line with its `code spans` blanked.
+/// Replaces the `code spans` of a line by blanks.
 fn without_code(line: &str) -> String {
     let mut is_code = false;
     let blanked = line.chars().map(|letter| {
@@ -71,7 +71,7 @@ fn without_code(line: &str) -> String {
     blanked.collect()
 }
 
-/// Targets of `[text](target)`, `[name]: target`, and the `src` and `href` of HTML.
+/// Returns the targets of `[text](target)`, `[name]: target`, and the `src` and `href` of HTML.
 fn links(line: &str) -> Vec<&str> {
     let mut links = Vec::new();
     for (opening, closing) in [("](", ')'), ("src=\"", '"'), ("href=\"", '"')] {
@@ -102,22 +102,22 @@ mod tests {
     fn a_link_resolves_from_its_document() {
         assert_eq!(
             seen_in("README.md", "[a](docs/a.md) and [b](docs/b.md#c)"),
-            ["1: `docs/b.md#c` links to nothing"]
+            ["1: `docs/b.md#c` links to a missing file"]
         );
         assert_eq!(seen_in("docs/a.md", "[a](../README.md) [b](papers/) [c](/docs/a.md \"d\")"), NOTHING);
-        assert_eq!(seen_in("docs/a.md", "a\n\n[b](docs/a.md)"), ["3: `docs/a.md` links to nothing"]);
+        assert_eq!(seen_in("docs/a.md", "a\n\n[b](docs/a.md)"), ["3: `docs/a.md` links to a missing file"]);
     }
 
     #[test]
-    fn pictures_references_and_html_are_links() {
+    fn images_references_and_html_are_links() {
         let text =
             "[![a](docs/x.svg)](docs/a.md)\n[b]: docs/y.md\n<img src=\"docs/z.svg\"> <a href=\"docs/a.md\">";
         assert_eq!(
             seen_in("README.md", text),
             [
-                "1: `docs/x.svg` links to nothing",
-                "2: `docs/y.md` links to nothing",
-                "3: `docs/z.svg` links to nothing"
+                "1: `docs/x.svg` links to a missing file",
+                "2: `docs/y.md` links to a missing file",
+                "3: `docs/z.svg` links to a missing file"
             ]
         );
     }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn code_other_hosts_and_headings_are_let_be() {
+    fn code_other_hosts_and_headings_are_ignored() {
         let text =
             "`[a](b.md)` [c](https://d.e/f.md) [g](#h) [i](mailto:j@k)\n```\n[l](m.md)\n```\n[^n]: o.md\n";
         assert_eq!(seen_in("README.md", text), NOTHING);

@@ -1,18 +1,18 @@
-//! Rules for one Rust file. The lints of `Cargo.toml` and `clippy.toml` hold the rest: where `unsafe` stands and that
-//! it has a safety note, which crates read the environment, and that no macro stands in for code.
+//! Rules for one Rust file. The lints of `Cargo.toml` and `clippy.toml` check the rest: where `unsafe` is allowed and
+//! that it has a safety note, which crates read the environment, and that no macro stands in for code.
 
 use super::{Finding, found, is_test_file};
 
-/// Where the lint against `unsafe` may be lifted, apart from what tests share.
+/// Paths where the lint against `unsafe` may be lifted, besides shared test code.
 const UNSAFE: [&str; 2] = ["crates/fabrics/", "bench/src/lib.rs"];
 
-/// Where the lint against reading the environment may be lifted, apart from tests.
+/// Paths where the lint against reading the environment may be lifted, besides tests.
 const ENVIRONMENT: [&str; 2] = ["crates/farside/", "xtask/"];
 
-/// The widest line; rustfmt's own limit leaves long comments and literals alone.
+/// Maximum line width in characters. rustfmt does not wrap long comments and literals.
 const LINE_WIDTH_MAX: usize = 120;
 
-/// Every finding in one file.
+/// Returns every finding in one file.
 pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(purpose(path, text));
@@ -29,30 +29,30 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
 }
 
 fn purpose(path: &str, text: &str) -> Option<Finding> {
-    let remedy = "open it with `//!`: its purpose, then what always holds";
-    (!text.starts_with("//!")).then(|| Finding::new(path, 1, "a file without a purpose", remedy))
+    let remedy = "open it with `//!`: its purpose, then its invariants";
+    (!text.starts_with("//!")).then(|| Finding::new(path, 1, "the file has no module doc", remedy))
 }
 
-/// A lint that holds a wall, lifted outside the places that ARCHITECTURE.md names.
+/// Finds attributes that lift `lint`. The caller excludes the paths where ARCHITECTURE.md allows it.
 fn lifted(path: &str, text: &str, lint: &str) -> Vec<Finding> {
     let attributes = ["allow(", "expect(", "warn("].map(|level| format!("{level}{lint}"));
-    found(path, text, "ARCHITECTURE.md says where it may be lifted", |line| {
+    found(path, text, "remove the attribute; ARCHITECTURE.md lists where it is allowed", |line| {
         attributes.iter().any(|attribute| line.contains(attribute)).then(|| format!("lifts `{lint}`"))
     })
 }
 
-/// The floors share no code with what they judge.
+/// Invariant: the floors share no code with the systems they are compared with.
 fn floor(path: &str, text: &str) -> Vec<Finding> {
     if !path.starts_with("bench/src/floor") {
         return Vec::new();
     }
-    found(path, text, "a floor shares no code with what is measured against it: do it by hand", |line| {
+    found(path, text, "reimplement it: a floor shares no code with the systems measured against it", |line| {
         line.contains("farside_").then(|| "a floor mentions `farside_`".into())
     })
 }
 
 fn width(path: &str, text: &str) -> Vec<Finding> {
-    found(path, text, &format!("break it before {LINE_WIDTH_MAX}"), |line| {
+    found(path, text, &format!("wrap it at {LINE_WIDTH_MAX}"), |line| {
         let width = line.chars().count();
         (width > LINE_WIDTH_MAX).then(|| format!("{width} characters in a line"))
     })
@@ -70,13 +70,13 @@ mod tests {
     const NOTHING: [&str; 0] = [];
 
     #[test]
-    fn a_file_opens_with_its_purpose() {
-        assert_eq!(seen_in("crates/node/src/scan.rs", "use a;\n"), ["1: a file without a purpose"]);
+    fn a_file_opens_with_its_module_doc() {
+        assert_eq!(seen_in("crates/node/src/scan.rs", "use a;\n"), ["1: the file has no module doc"]);
         assert_eq!(seen_in("crates/node/src/scan.rs", "//! Scans.\nuse a;\n"), NOTHING);
     }
 
     #[test]
-    fn the_lints_of_walls_are_lifted_only_where_they_may_be() {
+    fn wall_lints_are_lifted_only_where_allowed() {
         let lifts = |lint| format!("//! a\n#![{}({lint}, reason = \"b\")]\n", "allow");
         let text = lifts("unsafe_code");
         for path in ["crates/node/src/lib.rs", "bench/src/driver/mod.rs", "crates/node/tests/all/a.rs"] {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_shares_no_code_with_what_it_judges() {
+    fn a_floor_shares_no_code_with_the_measured_systems() {
         let text = "//! a\nuse farside_remote::run;\n";
         assert_eq!(seen_in("bench/src/floor/table.rs", text), ["2: a floor mentions `farside_`"]);
         assert_eq!(seen_in("bench/src/workload/mod.rs", text), NOTHING);
