@@ -1,13 +1,13 @@
-//! The events of a world's network as JSON lines: which packet was sent, lost, doubled, late, delivered.
+//! The network's events as JSON lines: which packet was sent, lost, duplicated, delayed, delivered.
 //!
-//! The format is `docs/sim-events.md`. Invariant: writing events changes nothing of the run.
+//! The format is `docs/sim-events.md`. Invariant: recording events does not change the run.
 
 use crate::{Carrier, Scene};
 use farside_fabrics::session::packet;
 use farside_sim::network::{Address, Event, What};
 use serde::Serialize;
 
-/// Takes one line after the other.
+/// Callback that receives each line.
 pub type Lines = Box<dyn FnMut(&str)>;
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct Line<'a> {
     carries: Option<String>,
 }
 
-/// Has a line written for each event from now on.
+/// Writes a line for each event from now on.
 pub(crate) fn record(scene: &Scene, mut lines: Lines) {
     if scene.drawn.carrier == Carrier::Direct {
         return; // There are no packets.
@@ -58,7 +58,7 @@ pub(crate) fn record(scene: &Scene, mut lines: Lines) {
     });
 }
 
-/// What addresses are called: `node 0 engine 1`, and `client 2 port 65537`.
+/// Returns a function that names addresses: `node 0 engine 1`, `client 2 port 65537`.
 fn namer(scene: &Scene) -> impl Fn(Address) -> String + 'static {
     let nodes: Vec<_> = scene.sites.iter().map(|site| site.node.host()).collect();
     let clients = scene.hosts.clone();

@@ -1,6 +1,7 @@
-//! A family of systems, as its trials see it: what clients ask, how a system carries it out, and what must hold.
+//! The interface of a family of systems to its trials: which operations clients draw, how a system carries them out,
+//! and which properties must hold.
 //!
-//! Everything else of a trial is blind to families. A family is one file beside this one, and a line in
+//! All other parts of a trial are generic over families. A family is one file beside this one, and a line in
 //! [`crate::systems`].
 
 use crate::flight::{Phases, Tracked};
@@ -16,56 +17,56 @@ use farside_sim::random::Random;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
 
-/// The outcome of what a family's clients ask.
+/// Outcome of an operation of a family.
 pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
 
-/// One system of a family under trial, with the options that a seed has drawn for it.
+/// A system of a family under trial, with the options that a seed has drawn for it.
 pub(crate) trait Family: Sized + 'static {
-    /// What clients ask, and are answered.
+    /// An operation. Its outcome is `Ask::Outcome`.
     type Ask: Written;
     /// A client of one store.
     type Client;
-    /// What decides whether a history is right.
+    /// Checker of the family's histories.
     type Checker: Checker<Ask = Self::Ask>;
 
-    /// Whether its clients may live in the process of a node.
+    /// Whether a client may run in a node's process.
     const MAY_LIVE_AT_NODE: bool = false;
 
-    /// Draws a system's options. The parts of `drawn` that are drawn later are zero.
+    /// Draws a system's options. The fields of `drawn` that are drawn later are still zero.
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Self;
 
-    /// One operation in so many has the node rebuild the store's structure; none if 0.
+    /// One in this many operations makes the node rebuild the store's structure. None if 0.
     fn rebuild_one_in(&self, _random: &Random) -> u64 {
         0
     }
 
-    /// The drawn options, for reports.
+    /// Drawn options, for reports.
     fn options(&self) -> Vec<Choice>;
 
-    /// The parameters by which the store is created.
+    /// Parameters for creating the store.
     fn parameters(&self) -> String;
 
-    /// Those of another structure for the same store.
+    /// Draws parameters for rebuilding the store.
     fn rebuilt(&self, _random: &Random) -> String {
-        unreachable!("the stores of this family are never rebuilt")
+        unreachable!("stores of this family are never rebuilt")
     }
 
-    /// Whether clients call no service of the store: their chains do everything.
+    /// Whether clients use chains only and never call the store's service.
     fn is_one_sided(&self) -> bool;
 
-    /// The phases of a system's protocol.
+    /// Phases of a system's protocol.
     fn phases(system: System) -> &'static Phases;
 
-    /// Judges histories.
+    /// Returns the checker of histories.
     fn checker(&self) -> Self::Checker;
 
-    /// Opens the store of that name.
+    /// Opens the store `name`.
     async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Self::Client, Failure>;
 
-    /// Draws what a client asks next, and of which object.
+    /// Draws the client's next operation and its key.
     fn draw(&self, scene: &Scene, client: &mut Self::Client) -> (u64, Self::Ask);
 
-    /// Carries it out. `who` is the number of the client.
+    /// Carries out an operation. `who` is the client's number.
     async fn perform(
         &self,
         scene: &Scene,
@@ -75,45 +76,45 @@ pub(crate) trait Family: Sized + 'static {
         ask: &Self::Ask,
     ) -> Result<OutcomeOf<Self>, Failure>;
 
-    /// After an operation: may try what no client is allowed to do, and is in no history.
+    /// Called after each operation. May try a forbidden access, which is not part of the history.
     async fn trespass(&self, _scene: &Scene, _client: &mut Self::Client) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// The operations that read everything.
+    /// Returns operations that read every key.
     fn look_at_all(&self, scene: &Scene) -> Vec<(u64, Self::Ask)>;
 
-    /// Checks what else must hold of a store when all is quiet.
+    /// Checks further properties of a store after the faults have ended.
     ///
     /// # Errors
-    /// What does not hold.
+    /// Returns the violated property.
     async fn audit(&self, _scene: &Scene, _node: &Node, _store: &str) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Why an operation has no outcome.
+/// Failed operation.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// Whether it may have been carried out.
+    /// Whether the operation may have been carried out.
     pub(crate) ran: Ran,
     pub(crate) why: Why,
-    /// The error, in words.
+    /// Text of the error.
     pub(crate) said: String,
 }
 
-/// What a failure says of the store and the session.
+/// Consequence of a failure for the store and the session.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Why {
     /// The store had no buffer left.
     OutOfMemory,
-    /// The session is as good as before.
+    /// The session is still usable.
     Declined,
-    /// The client was refused what it may ask.
+    /// The client was denied an access that it is allowed.
     Refused,
-    /// Whatever goes wrong, this must not happen.
+    /// This must not happen under any fault.
     Wrong,
-    /// The session is over, or the store is gone.
+    /// The session has ended, or the store has been dropped.
     Over,
 }
 
@@ -131,9 +132,9 @@ impl From<KvError> for Failure {
                 (Why::Declined, error.to_string())
             }
             KvError::Refused(status) => {
-                (Why::Refused, format!("a client was refused what is its right: {status}"))
+                (Why::Refused, format!("a client was denied an access that it is allowed: {status}"))
             }
-            KvError::Damaged(what) => (Why::Wrong, format!("a client has found the store damaged: {what}")),
+            KvError::Damaged(what) => (Why::Wrong, format!("a client found the store damaged: {what}")),
             _ => (Why::Over, error.to_string()),
         };
         Failure { ran: error.ran(), why, said }

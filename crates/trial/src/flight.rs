@@ -1,7 +1,7 @@
-//! Requests in flight: which phase of its protocol each is in, and which faults have struck it there.
+//! Requests in flight: the phase of each in its protocol, and the faults that have struck it there.
 //!
-//! Invariant: a fault counts for a phase only if a request of that phase was in flight at a client that it struck; for
-//! idle only if none was.
+//! Invariant: a fault counts for a phase only if it struck a client that had a request of that phase in flight. It
+//! counts for idle only if the client had no request in flight.
 
 use crate::{Carrier, Scene, mishaps};
 use farside_remote::clock::Clock;
@@ -16,13 +16,13 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// A phase of a protocol.
+/// Phase of a protocol.
 pub struct Phase {
-    /// Its name in reports.
+    /// Name in reports.
     pub name: &'static str,
-    /// Whether its requests take buffers.
+    /// Whether its requests allocate buffers.
     pub allocates: bool,
-    /// Whether few requests are in it, so that most of them are to be struck.
+    /// Whether it has few requests, so that most of them must be struck.
     pub(crate) is_rare: bool,
 }
 
@@ -40,15 +40,15 @@ impl Phase {
     }
 }
 
-/// The phases of a protocol. The first is idle: no request is in flight.
+/// Phases of a protocol. The first is idle: no request is in flight.
 pub struct Phases {
-    /// All of them; at most 32.
+    /// All phases, at most 32.
     pub all: &'static [Phase],
-    /// The phase of a request, from its shape and from the phases that its operation has had, a bit each.
+    /// Returns the phase of a request, from its shape and from the bitmask of the phases that its operation has passed.
     pub(crate) of: fn(Request<'_>, u32) -> usize,
 }
 
-/// The number of the phase in which nothing is in flight.
+/// Index of the idle phase.
 pub(crate) const IDLE: usize = 0;
 
 /// A request.
@@ -57,22 +57,22 @@ pub(crate) enum Request<'a> {
     Call(ServiceId),
 }
 
-/// Whether a fault can strike within a phase, over one of these carriers.
+/// Whether a fault can strike within a phase over one of `carriers`.
 pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
     carriers.iter().any(|carrier| carrier.can_have(fault)) && (fault != Fault::Exhaustion || phase.allocates)
 }
 
-/// How often each fault has struck within each phase: a row for each of [`Fault::ALL`].
+/// Number of times that each fault has struck within each phase, with a row for each of [`Fault::ALL`].
 #[derive(Clone, Debug, Default)]
 pub struct Matrix(pub Vec<Vec<u64>>);
 
 impl Matrix {
-    /// Nothing has struck.
+    /// A matrix of zeros.
     pub fn new(phases: usize) -> Matrix {
         Matrix(vec![vec![0; phases]; Fault::ALL.len()])
     }
 
-    /// Adds what another run came to.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Matrix) {
         if self.0.is_empty() {
             *self = Matrix::new(other.0.first().map_or(0, Vec::len));
@@ -81,20 +81,20 @@ impl Matrix {
         pairs.for_each(|(mine, theirs)| *mine += theirs);
     }
 
-    /// How often this fault has struck within that phase.
+    /// Returns how often the fault has struck within the phase.
     pub fn of(&self, fault: Fault, phase: usize) -> u64 {
         self.0.get(fault as usize).and_then(|row| row.get(phase)).copied().unwrap_or(0)
     }
 }
 
-/// A task of a client, and where it asks.
+/// A client and the site of its request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     client: u32,
     site: usize,
 }
 
-/// All requests of a world that are in flight.
+/// All requests in flight.
 pub(crate) struct Flights {
     phases: &'static Phases,
     now: RefCell<Vec<(u64, Place, usize)>>,
@@ -112,12 +112,12 @@ impl Flights {
         self.matrix.borrow().clone()
     }
 
-    /// How often this fault has struck within that phase.
+    /// Returns how often the fault has struck within the phase.
     pub(crate) fn struck(&self, fault: Fault, phase: usize) -> u64 {
         self.matrix.borrow().of(fault, phase)
     }
 
-    /// How often any fault has struck within that phase.
+    /// Returns how often any fault has struck within the phase.
     pub(crate) fn struck_in(&self, phase: usize) -> u64 {
         self.matrix.borrow().0.iter().map(|row| row[phase]).sum()
     }
@@ -133,7 +133,7 @@ impl Flights {
         self.now.borrow_mut().retain(|(flight, ..)| *flight != number);
     }
 
-    /// A fault strikes a client, at one site or at all.
+    /// Counts a fault that strikes a client at one site, or at all sites if `None`.
     fn strike(&self, fault: Fault, client: u32, site: Option<usize>) {
         let is_struck = |place: &Place| place.client == client && site.is_none_or(|site| place.site == site);
         let now = self.now.borrow();
@@ -146,13 +146,13 @@ impl Flights {
         (0..row.len()).filter(|phase| struck >> phase & 1 == 1).for_each(|phase| row[phase] += 1);
     }
 
-    /// A fault strikes a request of that phase, and nothing else.
+    /// Counts a fault that strikes a single request of the phase.
     pub(crate) fn strike_phase(&self, fault: Fault, phase: usize) {
         self.matrix.borrow_mut().0[fault as usize][phase] += 1;
     }
 }
 
-/// A fault has struck: counts it for the phases of what was in flight there.
+/// Counts a fault for the phases of the requests that it has struck.
 pub(crate) fn note(scene: &Scene, fault: Fault, whom: Whom) {
     let flights = &scene.flights;
     match whom {
@@ -171,35 +171,35 @@ pub(crate) fn note(scene: &Scene, fault: Fault, whom: Whom) {
     }
 }
 
-/// One task's fabric: it knows what is in flight.
+/// Fabric of one task that records the requests in flight.
 #[derive(Clone)]
 pub(crate) struct Tracked {
     inner: AnyFabric,
     lane: Rc<Lane>,
 }
 
-/// A task's requests.
+/// State of a task's requests.
 struct Lane {
     scene: Rc<Scene>,
     place: Place,
-    /// The phases that the operation has had, and the last of them.
+    /// Bitmask of the phases that the operation has passed, and the last of them.
     seen: Cell<u32>,
     last: Cell<usize>,
-    /// When the operation's future is to be dropped, if it is.
+    /// Await at which the operation's future is dropped, if any.
     plan: Cell<Option<Plan>>,
     is_given_up: Cell<bool>,
 }
 
-/// The await at which an operation's future is dropped.
+/// Await at which an operation's future is dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Requests that are answered before.
+    /// Number of requests that complete before.
     pub(crate) requests: u32,
-    /// How often the next one is polled. A chain that the client's own CPU runs is not begun.
+    /// Number of times that the next request is polled. A chain that the client's own CPU would run is not polled.
     pub(crate) polls: u32,
 }
 
-/// Takes a request off the list when it is over, or dropped.
+/// Removes a request from the list when it completes or is dropped.
 struct Flight<'a>(&'a Flights, u64);
 
 impl Drop for Flight<'_> {
@@ -216,7 +216,7 @@ impl Tracked {
         Tracked { inner, lane: Rc::new(lane) }
     }
 
-    /// Carries out an operation; nothing if its future was dropped before it ended, as planned.
+    /// Carries out an operation. Returns `None` if its future was dropped before it completed, according to `plan`.
     pub(crate) async fn carry_out<T>(
         &self,
         plan: Option<Plan>,
@@ -233,11 +233,11 @@ impl Tracked {
             Poll::Pending => Poll::Pending,
         });
         let outcome = outcome.await;
-        lane.plan.set(None); // It may have had fewer requests.
+        lane.plan.set(None); // The operation may have made fewer requests than planned.
         outcome
     }
 
-    /// Waits for a request, unless this is where the operation is given up.
+    /// Waits for a request, unless the plan cancels the operation here.
     async fn or_given_up<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
         let lane = &self.lane;
         let Some(Plan { requests, polls }) = lane.plan.get() else { return request.await };
@@ -260,7 +260,7 @@ impl Tracked {
         .await
     }
 
-    /// The phase of the last request.
+    /// Phase of the last request.
     pub(crate) fn last_phase(&self) -> usize {
         self.lane.last.get()
     }

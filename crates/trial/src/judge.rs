@@ -1,7 +1,7 @@
-//! The verdict on a trial: what is wrong, in as few operations as show it, and the command that replays it.
+//! The verdict on a trial: the violations, the fewest operations that show them, and the command that replays it.
 //!
-//! Invariant: what nobody knows is never called good. Invariant: a panic within a trial is a finding of that trial, and
-//! ends nothing else.
+//! Invariant: an undecided history is never called good. Invariant: a panic within a trial is a finding of that trial,
+//! and does not affect other trials.
 
 use crate::{Report, Setup, Window, events};
 use farside_sim::fault::Fault;
@@ -11,21 +11,21 @@ use std::fmt::{self, Write};
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::Once;
 
-/// What is known of a trial.
+/// Verdict on a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is one that its family allows, and nothing else was wrong.
+    /// The family allows the history, and no other violation was found.
     Good,
-    /// Nothing else was wrong; of the history nobody has asked.
+    /// No other violation was found; the history was not checked.
     NotChecked,
-    /// Of a part of the history nobody knows, and nothing is known to be wrong.
+    /// A part of the history could not be decided, and no violation was found.
     Undecided,
-    /// Something is wrong.
+    /// A violation was found.
     Violated,
 }
 
 impl Verdict {
-    /// As reports name it.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Verdict::Good => "good",
@@ -36,28 +36,28 @@ impl Verdict {
     }
 }
 
-/// A trial and the verdict on it. Displayed, it is what people need to know of one that is not good.
+/// A trial and the verdict on it. `Display` prints the report of a bad trial.
 pub struct Judged {
-    /// What was tried.
+    /// Configuration of the trial.
     pub setup: Setup,
-    /// By which seed.
+    /// Seed of the trial.
     pub seed: u64,
-    /// What came of it; nothing if it has panicked.
+    /// Outcome of the trial, or `None` if it panicked.
     pub report: Option<Report>,
-    /// What is known of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// What is wrong, and what nobody knows.
+    /// The violations, and what could not be decided.
     pub reasons: Vec<String>,
-    /// The operations that show what is wrong with the history, if that is.
+    /// The operations that show the history's violation, if any.
     pub window: Option<Window>,
 }
 
-/// Runs a trial and judges it: always by what it says of itself, and by its history if `check`.
+/// Runs a trial and judges it: by the trial's own findings, and by its history if `check`.
 pub fn judge(setup: &Setup, seed: u64, check: bool) -> Judged {
     judge_recorded(setup, seed, check, None)
 }
 
-/// As [`judge`]; the events of its network go to `events`.
+/// As [`judge`]; passes the network's events to `events`.
 pub fn judge_recorded(setup: &Setup, seed: u64, check: bool, events: Option<events::Lines>) -> Judged {
     let mut judged = Judged {
         setup: setup.clone(),
@@ -70,7 +70,7 @@ pub fn judge_recorded(setup: &Setup, seed: u64, check: bool, events: Option<even
     let report = match caught(|| crate::run(setup, seed, events)) {
         Ok(report) => report,
         Err(panic) => {
-            judged.blame(format!("an assertion of ours failed: {panic}"));
+            judged.blame(format!("an assertion failed: {panic}"));
             return judged;
         }
     };
@@ -85,7 +85,7 @@ pub fn judge_recorded(setup: &Setup, seed: u64, check: bool, events: Option<even
 }
 
 impl Judged {
-    /// Whether something is wrong, or nobody knows.
+    /// Whether the verdict is violated or undecided.
     pub fn is_bad(&self) -> bool {
         matches!(self.verdict, Verdict::Undecided | Verdict::Violated)
     }
@@ -123,12 +123,12 @@ fn named(setup: &Setup, seed: u64) -> String {
     format!("seed {seed} of {}", setup.system.name())
 }
 
-/// The command that runs this trial again.
+/// Returns the command that replays this trial.
 pub fn replay(setup: &Setup, seed: u64) -> String {
     let mut command = format!("farside sim --system {}", setup.system.name());
     let mut add = |flag: &str, value: Option<String>| {
         if let Some(value) = value {
-            write!(command, " --{flag} {value}").expect("a String takes everything");
+            write!(command, " --{flag} {value}").expect("writing to a String cannot fail");
         }
     };
     add("nodes", setup.nodes.map(|nodes| nodes.to_string()));
@@ -144,7 +144,7 @@ pub fn replay(setup: &Setup, seed: u64) -> String {
     command
 }
 
-/// Faults as a flag lists them.
+/// Formats faults as the value of `--faults`.
 fn names(faults: &[Fault]) -> String {
     match faults {
         [] => "none".to_owned(),
@@ -153,16 +153,16 @@ fn names(faults: &[Fault]) -> String {
 }
 
 thread_local! {
-    /// Whether this thread's panics are findings.
+    /// Whether this thread's panics are caught as findings.
     static IS_CATCHING: Cell<bool> = const { Cell::new(false) };
-    /// The first of them, for those that come while it unwinds follow from it.
+    /// First panic caught. Later panics, during unwinding, are its consequences.
     static CAUGHT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Returns what a function returns. If it panics, returns where and why, and prints nothing.
+/// Returns the result of `run`. If it panics, returns the message and the place, and prints nothing.
 ///
 /// # Errors
-/// It panicked.
+/// `run` panicked.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -171,20 +171,20 @@ pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     });
     CAUGHT.take();
     IS_CATCHING.set(true);
-    // What the trial has left half-done is its own, and nobody looks at it again.
+    // State that the trial leaves half-modified belongs to the trial and is not used again.
     let done = panic::catch_unwind(AssertUnwindSafe(run));
     IS_CATCHING.set(false);
-    done.map_err(|_| CAUGHT.take().expect("the hook has heard of it"))
+    done.map_err(|_| CAUGHT.take().expect("the hook has kept the message"))
 }
 
 fn keep(panic: &PanicHookInfo<'_>) {
     let payload = panic.payload();
     let said = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref().map(String::as_str));
-    let said = said.unwrap_or("a panic without words");
+    let said = said.unwrap_or("a panic without a message");
     let mut text = panic.location().map_or_else(|| said.to_owned(), |at| format!("{said} ({at})"));
-    let backtrace = Backtrace::capture(); // With RUST_BACKTRACE alone.
+    let backtrace = Backtrace::capture(); // Only if RUST_BACKTRACE is set.
     if backtrace.status() == BacktraceStatus::Captured {
-        write!(text, "\n{backtrace}").expect("a String takes everything");
+        write!(text, "\n{backtrace}").expect("writing to a String cannot fail");
     }
     CAUGHT.with_borrow_mut(|caught| _ = caught.get_or_insert(text));
 }

@@ -1,4 +1,4 @@
-//! Key-value stores under trial: every key is a register.
+//! The family of key-value stores: every key is a register.
 
 use crate::family::{Failure, Family, Why};
 use crate::flight::{Phase, Phases, Request, Tracked};
@@ -16,29 +16,30 @@ use farside_systems::kv::{Kv as _, Version as Installed};
 use farside_systems::registry::{self, AnyKv, Registered};
 use farside_systems::system::{Options, Sizing};
 
-/// A key-value system, and what a seed has drawn for it.
+/// A key-value system, with the options that a seed has drawn for it.
 pub(crate) struct Kv {
     system: &'static Registered,
     sizes: Sizes,
-    /// Whether keys are numbers, each with a slot of its own, or strings that are hashed.
+    /// Whether keys are numbers with one slot each, or strings that are hashed.
     is_permuted: bool,
 }
 
-/// The sizes of a store and of its values.
+/// Sizes of a store and of its values.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
-    /// For how many items the store is made.
+    /// Number of items for which the store is created.
     items: u64,
-    /// The most bytes of a value, but of the large ones.
+    /// Maximum length of a value in bytes, except for large values.
     value_max: u64,
-    /// One value in so many is large.
+    /// One in this many values is large. None if 0.
     large_one_in: u64,
-    /// How many slots each client remembers.
+    /// Number of slots that each client caches.
     slot_cache: usize,
 }
 
 impl Sizes {
-    /// `of_large` are the phases that only large values have; nothing if the system has no such values.
+    /// Draws the sizes. `of_large` has the phases that occur for large values only; `None` if the system has no such
+    /// values.
     pub(crate) fn drawn(drawn: &Drawn, of_large: Option<&[usize]>, random: &Random) -> Sizes {
         let has_focus = drawn.focus.is_some_and(|focus| of_large.is_some_and(|large| large.contains(&focus)));
         let large_one_in = match (has_focus, of_large) {
@@ -54,7 +55,7 @@ impl Sizes {
         }
     }
 
-    /// A value that nobody has written.
+    /// Draws a new value.
     pub(crate) fn value(&self, scene: &Scene) -> Value {
         let (tag, random) = (scene.next_tag(), scene.world.random());
         let len = if random.one_in(self.large_one_in) {
@@ -77,13 +78,13 @@ impl Sizes {
     }
 }
 
-/// A client of whichever system is tried, and a version that it has seen, and of which key.
+/// Client of the system under trial, and the last version that it has seen, with its key.
 pub(crate) struct Client {
     kv: AnyKv<Tracked>,
     seen: Option<(u64, Installed)>,
 }
 
-/// The phases of PRISM-KV that only large values have.
+/// Phases of PRISM-KV that occur for large values only.
 const PART: usize = 2;
 const SWING: usize = 4;
 
@@ -101,7 +102,7 @@ static PHASES: Phases = Phases {
         Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
             (0, 0) => 1,
             (_, 0) => PART,
-            // The head of a value whose parts were written before.
+            // Head of a value whose parts have been written.
             _ if seen >> PART & 1 == 1 => SWING,
             _ => 3,
         },
@@ -122,14 +123,14 @@ static PHASES_OF_CALLS: Phases = Phases {
     },
 };
 
-/// Whether a system's clients call its service: then it has no conditional puts, no values of several parts, and no
-/// table that is rebuilt.
+/// Whether a system's clients call its service. Such a system has no conditional puts, no values of several parts, and
+/// no rebuilds.
 fn is_called(system: &Registered) -> bool {
     system.needs.contains(Capabilities::CALLS)
 }
 
 fn registered(system: System) -> &'static Registered {
-    registry::named(system.name()).expect("the systems of this family are registered")
+    registry::named(system.name()).expect("every key-value system is registered")
 }
 
 impl Kv {
@@ -224,7 +225,7 @@ impl Family for Kv {
             Ask::Get => {
                 let Some(item) = kv.get(&key).await? else { return Ok(Outcome::Absent) };
                 let value = values::known(item.value).ok_or_else(|| unknown_bytes(number))?;
-                // Only for conditional puts.
+                // Only conditional puts use it.
                 *seen = (!self.is_called()).then_some((number, item.version));
                 Outcome::Found(value, Some(told(item.version)))
             }
@@ -270,22 +271,22 @@ impl Family for Kv {
     }
 }
 
-/// A get has read bytes that prove to be no value.
+/// Failure of a get that has read bytes which are no value.
 pub(crate) fn unknown_bytes(key: u64) -> Failure {
-    let said = format!("a get of key {key} has read bytes that nobody has put");
+    let said = format!("a get of key {key} read bytes that no client has put");
     Failure { ran: Ran::No, why: Why::Wrong, said }
 }
 
-/// As histories have versions.
+/// Converts a version to that of histories.
 fn told(version: Installed) -> Version {
     Version(version.0.into())
 }
 
-/// How many tables a store of PRISM-KV has left behind: its first has the epoch 1.
+/// Number of tables that rebuilds of a PRISM-KV store have replaced. The first table has the epoch 1.
 async fn tables_left(node: &Node, name: &str) -> Result<u64, String> {
     let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
     let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
     let spec: TableSpec = serde_json::from_str(&store.parameters)
-        .map_err(|error| format!("the catalog describes no table: {error}: {}", store.parameters))?;
+        .map_err(|error| format!("invalid table description in the catalog: {error}: {}", store.parameters))?;
     Ok(spec.epoch - 1)
 }

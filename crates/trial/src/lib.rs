@@ -1,9 +1,11 @@
-//! One run of a system in the simulator, by one seed: a world, a node, clients at work, what goes wrong meanwhile, and
-//! what was seen.
+//! One run ("trial") of a system in the simulator: a world, its nodes, clients that run a workload, injected faults,
+//! and the recorded history.
 //!
-//! Everything that is not asked for is drawn from the seed: how many clients there are and how they reach the node,
-//! what they ask, when processes are stopped and killed. `family` is what differs between families of systems;
-//! nothing else here knows them. Invariant: the same setup and seed give the same history.
+//! Everything that the setup leaves open is drawn from the seed: the number of clients, their carrier, their
+//! operations, and when processes are paused and killed. `family` holds the differences between families of systems; no
+//! other module here knows a family.
+//!
+//! Invariant: the same setup and seed give the same history.
 
 #![forbid(unsafe_code)]
 
@@ -44,19 +46,19 @@ use std::rc::Rc;
 /// How clients reach the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// Their own CPUs run chains on its memory, as over `shm`.
+    /// The clients' CPUs run chains on the node's memory, as over `shm`.
     Direct,
-    /// By datagrams that may be lost, doubled and overtaken, as over `udp`.
+    /// Datagrams, which may be lost, duplicated and reordered, as over `udp`.
     Datagrams,
-    /// By connections that may break, as over `tcp` and `ring`.
+    /// Connections, which may break, as over `tcp` and `ring`.
     Connections,
 }
 
 impl Carrier {
-    /// All of them.
+    /// All carriers.
     pub const ALL: [Carrier; 3] = [Carrier::Direct, Carrier::Datagrams, Carrier::Connections];
 
-    /// As flags and reports name it.
+    /// Name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Carrier::Direct => "direct",
@@ -65,12 +67,12 @@ impl Carrier {
         }
     }
 
-    /// The carrier of that name.
+    /// Returns the carrier with this name.
     pub fn named(name: &str) -> Option<Carrier> {
         Carrier::ALL.into_iter().find(|carrier| carrier.name() == name)
     }
 
-    /// Whether such a fault can strike there.
+    /// Whether `fault` can strike over this carrier.
     pub const fn can_have(self, fault: Fault) -> bool {
         match fault {
             Fault::Loss | Fault::Duplicate | Fault::Reorder => matches!(self, Carrier::Datagrams),
@@ -81,27 +83,27 @@ impl Carrier {
     }
 }
 
-/// What is tried. What is not said is drawn from the seed.
+/// Configuration of a trial. Fields that are `None` are drawn from the seed.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Which system.
+    /// The system under trial.
     pub system: System,
     /// How clients reach the node.
     pub carrier: Option<Carrier>,
-    /// How many nodes, each with a store of its own that every client uses; one if not said.
+    /// Number of nodes, each with its own store that every client uses. Default: 1.
     pub nodes: Option<u32>,
-    /// How many clients.
+    /// Number of clients.
     pub clients: Option<u32>,
-    /// How many keys they share.
+    /// Number of keys that the clients share.
     pub keys: Option<u64>,
-    /// How many operations all of them carry out together.
+    /// Number of operations of all clients together.
     pub operations: Option<u32>,
-    /// What may go wrong: of these, each seed has some.
+    /// Faults that may strike. Each seed draws a subset.
     pub faults: Vec<Fault>,
 }
 
 impl Setup {
-    /// Everything that is drawn, with every fault.
+    /// A setup that leaves everything to the seed, with every fault.
     pub fn of(system: System) -> Setup {
         Setup {
             system,
@@ -114,68 +116,68 @@ impl Setup {
         }
     }
 
-    /// The carriers that a seed may draw.
+    /// Carriers that a seed may draw.
     pub fn carriers(&self) -> Vec<Carrier> {
         self.carrier.map_or(Carrier::ALL.to_vec(), |carrier| vec![carrier])
     }
 }
 
-/// What a seed has made of a setup, whatever the family.
+/// Values that a seed has drawn for a setup, whatever the family.
 #[derive(Clone, Debug)]
 pub struct Drawn {
-    /// How clients reach nodes.
+    /// How the clients reach the nodes.
     pub carrier: Carrier,
     /// See [`Setup::nodes`].
     pub nodes: u32,
-    /// How many clients there are, and how many operations each has under way at once at a node.
+    /// Number of clients, and number of concurrent operations of each client at each node.
     pub clients: u32,
     /// See [`Drawn::clients`].
     pub tasks: u32,
-    /// How many keys they share.
+    /// Number of keys that the clients share.
     pub keys: u64,
-    /// Whether these are so many that they fill a table.
+    /// Whether there are enough keys to fill a table.
     pub is_crowded: bool,
-    /// How many operations all of them carry out together.
+    /// Number of operations of all clients together.
     pub operations: u32,
-    /// Of [`Setup::faults`], those that may strike.
+    /// Faults that may strike, a subset of [`Setup::faults`].
     pub faults: Vec<Fault>,
-    /// A store's quota in MiB.
+    /// Quota of a store in MiB.
     pub quota_mib: u64,
-    /// The phase within which faults are to strike, and one request of it in so many that one does.
+    /// Phase within which faults strike. On average, one in `within_one_in` of its requests is struck.
     pub focus: Option<usize>,
     /// See [`Drawn::focus`].
     pub within_one_in: u64,
-    /// One operation in so many is given up: its future is dropped at one of its awaits; none if 0.
+    /// One in this many operations is cancelled: its future is dropped at one of its awaits. None if 0.
     pub drop_one_in: u64,
-    /// The client that lives in the process of the first node, and dies with it.
+    /// Client that runs in the first node's process and dies with it, if any.
     pub resident: Option<u32>,
-    /// One operation in so many brings something about that happens to processes, hosts or stores.
+    /// One in this many operations triggers a fault of a process, host or store.
     pub mishap_one_in: u64,
-    /// One operation in so many has the node replace the store's structure; none if 0.
+    /// One in this many operations makes the node rebuild the store's structure. None if 0.
     pub rebuild_one_in: u64,
-    /// One operation in so many has the node look for lost buffers; none if 0.
+    /// One in this many operations makes the node scan for leaked buffers. None if 0.
     pub scan_one_in: u64,
 }
 
 impl Drawn {
-    /// Draws all of it, and the family's options.
+    /// Draws all values, and the family's options.
     fn new<F: Family>(setup: &Setup, random: &Random) -> (Drawn, F) {
         let carrier = Carrier::ALL[random.below(3) as usize];
         let carrier = setup.carrier.unwrap_or(carrier);
         let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
-        // So many keys that they stand in each other's way, and come to fill a table.
+        // Enough keys to collide and to fill a table.
         let is_crowded = random.one_in(6);
         let keys = if is_crowded { random.between(100, 300) } else { random.between(1, 8) };
         let keys = setup.keys.unwrap_or(keys);
-        // How hard it is to tell whether a key is a register grows fast with the operations on it.
+        // The cost of checking that a key is a register grows fast with the number of operations on it.
         let operations = if is_crowded { random.between(400, 900) } else { random.between(60, 240) };
         let operations = operations.min(40 + 40 * keys) as u32;
         let operations = setup.operations.unwrap_or(operations);
-        // Two of three seeds have faults strike within one phase.
+        // In 2 of 3 seeds, faults strike within one phase.
         let phases = F::phases(setup.system).all.len() as u64;
         let focus = Some(random.below(phases * 3 / 2)).filter(|phase| *phase < phases);
         let is_rare = focus.is_some_and(|focus| F::phases(setup.system).all[focus as usize].is_rare);
-        // Each seed has some of the faults: one that always strikes hides what others do.
+        // Each seed draws a subset of the faults: a fault that always strikes hides the effects of others.
         let is_calm = random.one_in(8);
         let without_one_in = if focus.is_some() { 4 } else { 2 };
         let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
@@ -190,7 +192,7 @@ impl Drawn {
             is_crowded,
             operations,
             faults,
-            // Each size of buffers takes a segment: there are 41.
+            // Each size of buffers takes a segment, and there are 41 sizes.
             quota_mib: if is_short { 4 } else { 64 },
             focus: focus.map(|phase| phase as usize),
             within_one_in: if is_rare { random.between(1, 2) } else { random.between(3, 8) },
@@ -208,39 +210,39 @@ impl Drawn {
     }
 }
 
-/// What came of a trial.
+/// Outcome of a trial.
 pub struct Report {
-    /// What the seed made of the setup.
+    /// Values that the seed drew for the setup.
     pub drawn: Drawn,
-    /// The options that it drew for the system.
+    /// Options that the seed drew for the system.
     pub options: Vec<Choice>,
-    /// What clients asked and were answered.
+    /// History of the clients' operations and their outcomes.
     pub record: Box<dyn Recorded>,
-    /// How often each fault has struck.
+    /// Number of times that each fault has struck.
     pub struck: Rc<Struck>,
-    /// The phases of the system's protocol, and how often each fault has struck within each.
+    /// Phases of the system's protocol, and how often each fault has struck within each.
     pub phases: &'static Phases,
     /// See [`Report::phases`].
     pub matrix: Matrix,
-    /// What accesses have seen.
+    /// Counters of memory accesses.
     pub seen: Seen,
-    /// How often what is worth knowing has happened to operations.
+    /// Counters of notable outcomes of operations.
     pub counts: Counts,
-    /// How many events the world had, and how long it lasted.
+    /// Number of the world's events, and its duration in virtual nanoseconds.
     pub events: u64,
     /// See [`Report::events`].
     pub lasted: Nanos,
-    /// What is wrong, whatever a checker says of the history.
+    /// First violation found without the checker, if any.
     pub violation: Option<String>,
 }
 
-/// An option that a seed has drawn for a system.
+/// Option that a seed has drawn for a system.
 pub struct Choice {
-    /// Its name in JSON.
+    /// Name in JSON.
     pub name: &'static str,
-    /// Its value in JSON.
+    /// Value in JSON.
     pub value: serde_json::Value,
-    /// Both, as flags and the guide name them.
+    /// Name and value, in the words of the flags and the guide.
     pub words: String,
 }
 
@@ -250,38 +252,38 @@ impl Choice {
     }
 }
 
-/// A history in the words of any family, with its checker.
+/// A history of any family, with its checker.
 pub trait Recorded {
-    /// How many operations it has.
+    /// Number of operations.
     fn operations(&self) -> usize;
     /// See [`History::digest`].
     fn digest(&self) -> u64;
-    /// Writes it as JSON lines.
+    /// Writes the history as JSON lines.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns the errors of `out`.
     fn write(&self, out: &mut dyn io::Write) -> io::Result<()>;
     /// See [`Checker::PROPERTY`].
     fn property(&self) -> &'static str;
-    /// Judges it.
+    /// Checks the history.
     fn check(&self) -> Judgement;
 }
 
-/// What a checker says of a history.
+/// Result of checking a history.
 pub struct Judgement {
-    /// What is wrong, a sentence each.
+    /// The violations, a sentence each.
     pub violated: Vec<String>,
-    /// What nobody knows, a sentence each.
+    /// What could not be decided, a sentence each.
     pub undecided: Vec<String>,
-    /// The operations that show what is wrong.
+    /// The operations that show the violation.
     pub window: Option<Window>,
 }
 
-/// The operations that show what is wrong, drawn.
+/// Drawing of the operations that show a violation.
 pub struct Window {
-    /// For a terminal.
+    /// The drawing as text for a terminal.
     pub text: String,
-    /// As a file of its own.
+    /// The drawing as an SVG file.
     pub svg: String,
 }
 
@@ -314,31 +316,31 @@ impl<F: Family> Recorded for Record<F> {
     }
 }
 
-/// How often what is worth knowing has happened.
+/// Counters of notable outcomes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Sessions that were opened.
+    /// Sessions opened.
     pub sessions: u64,
-    /// Operations of which nobody knows whether they were carried out.
+    /// Operations that may or may not have been carried out.
     pub unknown: u64,
-    /// Operations that were given up: their futures were dropped.
+    /// Operations cancelled by dropping their futures.
     pub given_up: u64,
-    /// That found no memory.
+    /// Operations that failed because the store had no memory left.
     pub out_of_memory: u64,
-    /// That were refused, or lost before they ran.
+    /// Operations that were refused, or lost before they ran.
     pub failed: u64,
-    /// Conditional puts that lost.
+    /// Conditional puts that conflicted.
     pub conflicts: u64,
-    /// Tables that the last store has left behind.
+    /// Tables that the last store's rebuilds have replaced.
     pub rebuilds: u64,
 }
 
-/// No trial lasts longer, nor so long for each of its operations: where every sixth of a lone client brings something
-/// about, one takes 30 ms on average.
+/// A trial lasts at most the larger of these limits: the first in total, the second per operation. If every sixth
+/// operation of a single client triggers a fault, an operation takes 30 ms on average.
 const LASTS_MAX: Nanos = 60 * SECONDS;
 const OPERATION_LASTS_MAX: Nanos = 100 * MILLIS;
 
-/// What all of a trial's parts share that is the same for every family.
+/// State shared by all parts of a trial, the same for every family.
 struct Scene {
     world: World,
     network: Network,
@@ -348,28 +350,28 @@ struct Scene {
     flights: Flights,
     counts: Cell<Counts>,
     violation: RefCell<Option<String>>,
-    /// Operations that are still to be begun.
+    /// Number of operations still to start.
     left: Cell<u32>,
-    /// The process of each client, its clock, and where it is.
+    /// The process, clock and host of each client.
     clients: RefCell<Vec<Option<ProcessId>>>,
     clocks: RefCell<Vec<Option<ProcessClock>>>,
     hosts: Vec<HostId>,
-    /// Values that were written; each is written once.
+    /// Tag of the last value written. Each tag is written once.
     tags: Cell<u64>,
     kind: &'static str,
-    /// The parameters of a store, and those of another structure for it.
+    /// Parameters of a store, and a function that draws parameters for a rebuild.
     parameters: String,
     rebuilt: Box<dyn Fn(&Random) -> String>,
 }
 
-/// A node, what may go wrong with it, and the store on it that clients use.
+/// A node, the faults that may strike there, and its store that clients use.
 struct Site {
     index: usize,
     node: Node,
     faults: Vec<Fault>,
-    /// The store that clients are to use: stores have different names, so that each is another history.
+    /// Number of the store that clients use. A new store has a new name, so that its keys are new keys of the history.
     store: Cell<u32>,
-    /// Whether a client has opened that store, so that it is there.
+    /// Whether a client has opened that store, which proves that it exists.
     is_opened: Cell<bool>,
 }
 
@@ -378,13 +380,13 @@ impl Site {
         name_of(self.store.get())
     }
 
-    /// Everyone at this node.
+    /// This node and all its clients.
     fn whom(&self) -> Whom {
         Whom::Node(self.index as u32)
     }
 }
 
-/// A trial of a system of one family.
+/// A trial of one family's system.
 struct Trial<F: Family> {
     scene: Rc<Scene>,
     family: Rc<F>,
@@ -408,14 +410,14 @@ impl Scene {
         self.violation.borrow_mut().get_or_insert(violation);
     }
 
-    /// The number of a value that nobody has written.
+    /// Returns the tag of a new value.
     fn next_tag(&self) -> u64 {
         let tag = self.tags.get() + 1;
         self.tags.set(tag);
         tag
     }
 
-    /// Whether a node may have been too slow to hand out memory.
+    /// Whether a node may have been too slow to post free buffers.
     fn has_node_stood_still(&self) -> bool {
         [Fault::NodePause, Fault::NodeRestart, Fault::NodeLoss].iter().any(|&fault| self.struck.of(fault) > 0)
     }
@@ -429,12 +431,12 @@ fn name_of(store: u32) -> String {
     format!("s{store}")
 }
 
-/// Runs a trial. Its network's events go to `events`, if that is given, with no effect on the run.
+/// Runs a trial. The network's events are passed to `events`, if given, without an effect on the run.
 pub fn run(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     setup.system.run(setup, seed, events)
 }
 
-/// Runs a trial of a system of that family.
+/// Runs a trial of a system of family `F`.
 fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     let world = World::new(seed);
     let (drawn, family) = Drawn::new::<F>(setup, world.random());
@@ -484,7 +486,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     let until = LASTS_MAX.max(u64::from(scene.drawn.operations) * OPERATION_LASTS_MAX);
     world.run_while(until, || !work::is_done(&scene));
     if !work::is_done(&scene) && scene.violation.borrow().is_none() {
-        scene.blame(format!("{} operations were never begun, or never ended", scene.left.get()));
+        scene.blame(format!("time limit reached: {} operations not started, others unfinished", scene.left.get()));
     }
     work::look_at_all(&trial);
     work::audit(&trial);
@@ -509,7 +511,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
 }
 
-/// Starts a node. The only one has all faults of the trial; of several, each has some.
+/// Starts a node. A single node has all faults of the trial; with several nodes, each draws a subset.
 fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
     let random = world.random();
     let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));
@@ -530,20 +532,20 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
 }
 
-/// How many millionths faster a clock runs than the world's.
+/// Draws the clock skew in ppm: by how much a clock is faster than the world's.
 fn skew(faults: &[Fault], random: &Random) -> i64 {
     if faults.contains(&Fault::ClockSkew) { random.below(400_000) as i64 - 200_000 } else { 0 }
 }
 
-/// The store that clients use is gone; has the node make the one that they are to use next.
+/// Makes the node create the next store, after the present one is lost.
 fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.store.set(site.store.get() + 1);
     site.is_opened.set(false);
     create_store(scene, site);
 }
 
-/// Has the node make the store, and asks it again until a client has found it: it may die before it is made, or have
-/// no room while the one before is still being dropped.
+/// Makes the node create the store, and repeats the request until a client has opened the store. The node may die
+/// first, or have no space while the previous store is still being dropped.
 fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.ask(Ask::CreateStore {
         name: site.store_name(),
@@ -554,7 +556,7 @@ fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     let (theirs, site, store) = (Rc::clone(scene), Rc::clone(site), site.store.get());
     scene.world.at(scene.world.now() + 5 * MILLIS, move || {
         if site.store.get() == store && !site.is_opened.get() && !theirs.is_over() {
-            // It may have died before it dropped those.
+            // The node may have died before it dropped the previous stores.
             for before in 1..store {
                 site.node.ask(Ask::DropStore { name: name_of(before) });
             }
@@ -563,7 +565,7 @@ fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     });
 }
 
-/// The weather at a node.
+/// Fault rates of messages at a node.
 fn weather(site: &Site) -> Weather {
     let one_in = |fault: Fault, often: u64| if site.faults.contains(&fault) { often } else { 0 };
     let foul = Weather::FOUL;
@@ -577,8 +579,8 @@ fn weather(site: &Site) -> Weather {
     }
 }
 
-/// The pace of a trial's clients where they run chains themselves.
+/// Speed of memory accesses of clients that run chains themselves.
 const PACE: Pace = Pace::CPU;
 
-/// How long a client waits until it tries again to reach a node that it could not.
+/// Usual delay before a client tries again to reach a node.
 const AGAIN: Nanos = MILLIS;

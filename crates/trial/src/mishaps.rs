@@ -1,4 +1,4 @@
-//! What happens to processes, hosts and stores while clients are at work.
+//! Faults that strike processes, hosts and stores while the clients work.
 
 use crate::flight::IDLE;
 use crate::{Carrier, Scene, Site, create_next_store, weather};
@@ -7,10 +7,10 @@ use farside_sim::fault::{Fault, OUTAGE, Weather, Whom};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
-/// For how long all that is sent before a client dies is late.
+/// Usual time before a client's death during which all its messages are delayed.
 const LAST_WORDS: Nanos = 100 * MICROS;
 
-/// What happens by itself, and not to messages.
+/// Faults that strike at random times, and not single messages.
 const EVENTS: [Fault; 8] = [
     Fault::Partition,
     Fault::OneWayPartition,
@@ -22,25 +22,25 @@ const EVENTS: [Fault; 8] = [
     Fault::Revocation,
 ];
 
-/// How long it usually is from an operation to what it brings about.
+/// Usual delay from an operation to the fault that it triggers.
 const SOON: Nanos = 20 * MICROS;
 
-/// From now on things go wrong with messages.
+/// Turns the message faults on.
 pub(crate) fn begin(scene: &Scene) {
     scene.sites.iter().for_each(|site| scene.network.set_weather_of(site.node.host(), weather(site)));
 }
 
-/// An operation begins; now and then something happens soon. So what happens meets clients at work, and where they
-/// cannot work, nothing more happens to them.
+/// Called when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after. So
+/// faults strike working clients, and they do not pile up while clients cannot work.
 pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     if random.one_in(drawn.mishap_one_in) {
         let mut faults = EVENTS.into_iter().filter(|fault| site.faults.contains(fault));
         let count = faults.clone().count() as u64;
         if count > 0 {
-            let fault = faults.nth(random.below(count) as usize).expect("there are so many");
+            let fault = faults.nth(random.below(count) as usize).expect("the index is less than the count");
             soon(scene, site, move |scene, site| {
-                // Rarer than the rest: each begins a new story.
+                // These are rarer than the others: each replaces a process, memory or store.
                 let is_rare = matches!(fault, Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation);
                 if is_rare && !scene.world.random().one_in(3) {
                     return;
@@ -57,7 +57,7 @@ pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
         let parameters = (scene.rebuilt)(random);
         soon(scene, site, move |scene, site| {
             site.node.ask(Ask::RebuildStore { name: site.store_name(), parameters });
-            // It stops within it, too, wherever that is.
+            // The node may also pause at any time within the rebuild.
             let random = scene.world.random();
             if site.faults.contains(&Fault::NodePause) && random.one_in(2) {
                 let at = scene.world.now() + (MICROS << random.below(10));
@@ -68,11 +68,11 @@ pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
-/// A request of that phase begins, or, for idle, a client has none in flight: now and then a fault strikes it, whatever
-/// else it strikes. Returns whether one does.
+/// Called when a request of `phase` starts, or, for the idle phase, when a client has no request in flight. With the
+/// drawn probability, a fault strikes the request, and possibly other requests. Returns whether a fault strikes.
 ///
-/// It stops once a phase has been struck ten times for each operation of the trial. Without a bound, clients that die
-/// whenever they are idle never begin one.
+/// Once a phase has been struck ten times per operation of the trial, no more faults strike it. Without this bound,
+/// clients that die whenever they are idle never start an operation.
 pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     let has_had_enough = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
@@ -86,11 +86,11 @@ pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usi
     let mut faults: Vec<Fault> =
         site.faults.iter().copied().filter(|fault| !BY_THEMSELVES.contains(fault)).collect();
     random.shuffle(&mut faults);
-    // The one that has struck least there.
+    // The fault that has struck least within this phase.
     let least = faults.into_iter().min_by_key(|fault| scene.flights.struck(*fault, phase));
     let Some(fault) = least else { return false };
     if phase == IDLE && fault.is_of_messages() {
-        // The next message may leave before anything else happens.
+        // The next message may leave before any other event.
         scene.network.curse(scene.hosts[client as usize], fault);
         return true;
     }
@@ -105,7 +105,7 @@ pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usi
     true
 }
 
-/// Faults that no mishap brings about.
+/// Faults that this module does not trigger.
 const BY_THEMSELVES: [Fault; 2] = [Fault::ClockSkew, Fault::Exhaustion];
 
 fn soon(scene: &Rc<Scene>, site: &Rc<Site>, happen: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static) {
@@ -122,14 +122,14 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
     let (world, random) = (&scene.world, scene.world.random());
     let process = scene.clients.borrow()[client];
     match fault {
-        // Its process is the node's.
+        // The client runs in the node's process.
         Fault::ClientDeath | Fault::ClientPause if scene.drawn.resident == Some(client as u32) => {}
         Fault::ClientDeath => {
             let Some(process) = process else { return };
             if !site.faults.contains(&Fault::Delay) || random.one_in(2) {
                 return kill(scene, client, process);
             }
-            // What it sends last is late, and comes when its next process is there already.
+            // The client's last messages are delayed and arrive when its next process already runs.
             let late = Weather { delay_one_in: 1, ..weather(site) };
             scene.network.set_weather_of(site.node.host(), late);
             let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
@@ -151,7 +151,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
                 scene.network.cut(to, from, until, fault);
             }
         }
-        // It is down already.
+        // The node is already down.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !site.node.is_served() => {}
         Fault::NodeRestart => take_down(scene, site, fault, take_over),
         Fault::NodeLoss => take_down(scene, site, fault, |scene, site| {
@@ -168,7 +168,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             let clock = scene.clocks.borrow()[client].clone();
             clock.into_iter().for_each(|clock| clock.jump(random.heavy(MILLIS)));
         }
-        _ => unreachable!("{fault:?} strikes by itself"),
+        _ => unreachable!("{fault:?} is not triggered here"),
     }
 }
 
@@ -179,7 +179,7 @@ fn kill(scene: &Scene, client: usize, process: ProcessId) {
     }
 }
 
-/// The node's process ends, and after a while something takes its place.
+/// Kills the node's process, and calls `bring_up` after a random delay.
 fn take_down(
     scene: &Rc<Scene>,
     site: &Rc<Site>,
@@ -194,7 +194,7 @@ fn take_down(
     scene.world.at(scene.world.now() + after, move || bring_up(&theirs, &site));
 }
 
-/// The node's next process takes over what the last one left, and may die of that, too.
+/// Starts the node's next process, which recovers the memory of the last one. It may die during recovery, too.
 fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.restart();
     let random = scene.world.random();
@@ -202,7 +202,7 @@ fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
         let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
         let process = site.node.process();
         scene.world.at(scene.world.now() + random.heavy(20 * MICROS), move || {
-            // It may have died since of something else, which brings up another.
+            // The process may have died of another fault, which starts its successor itself.
             if !site.node.is_served() && site.node.process() == process {
                 take_down(&theirs, &site, Fault::NodeRestart, take_over);
             }
@@ -210,7 +210,7 @@ fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
-/// Processes that ran chains on a memory that another node is to serve must be dead.
+/// Kills the processes that ran chains on the node's memory: they must be dead before another node serves it.
 fn end_runners(scene: &Rc<Scene>) {
     if scene.drawn.carrier == Carrier::Direct {
         let processes: Vec<ProcessId> = scene.clients.borrow().iter().flatten().copied().collect();

@@ -1,4 +1,4 @@
-//! Queues under trial: every store is one queue.
+//! The family of queues: every store is one queue.
 
 use crate::family::{Failure, Family, Why};
 use crate::flight::{Phase, Phases, Request, Tracked};
@@ -14,15 +14,15 @@ use farside_systems::queue::{Queue as _, QueueError};
 use farside_systems::registry::{self, AnyQueue, Registered};
 use farside_systems::system::{Options, Sizing};
 
-/// A queue, and what a seed has drawn for it.
+/// A queue system, with the options that a seed has drawn for it.
 pub(crate) struct Queue {
     system: &'static Registered,
     sizes: Sizes,
-    /// Values that it has room for.
+    /// Capacity in values.
     slots: u64,
 }
 
-/// The queue of a store, as the key of histories.
+/// Key under which the history records a store's queue.
 const ONE: u64 = 0;
 
 static PHASES: Phases = Phases {
@@ -52,7 +52,7 @@ impl Family for Queue {
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Queue {
         Queue {
-            system: registry::named(system.name()).expect("the systems of this family are registered"),
+            system: registry::named(system.name()).expect("every queue system is registered"),
             sizes: Sizes::drawn(drawn, None, random),
             slots: 1 << random.below(5),
         }
@@ -118,14 +118,14 @@ impl From<QueueError> for Failure {
             QueueError::OutOfMemory => (Why::OutOfMemory, error.to_string()),
             QueueError::Fabric(FabricError::Deadline { .. }) => (Why::Declined, error.to_string()),
             QueueError::Refused(status) => {
-                (Why::Refused, format!("a client was refused what is its right: {status}"))
+                (Why::Refused, format!("a client was denied an access that it is allowed: {status}"))
             }
             QueueError::Damaged(what) => {
-                (Why::Wrong, format!("a client has found the store damaged: {what}"))
+                (Why::Wrong, format!("a client found the store damaged: {what}"))
             }
             _ => (Why::Over, error.to_string()),
         };
-        // That a take ran does not give back the value that it may have taken.
+        // Even if the take is known to have run, the value that it may have taken is lost. So its outcome is unknown.
         let ran = if error.ran() == Ran::Yes { Ran::Unknown } else { error.ran() };
         Failure { ran, why, said }
     }

@@ -1,9 +1,10 @@
-//! Two protocols, as small as can be, that lean on what PRISM-KV does without: numbers that are compared, conditional
-//! ops after one that was skipped, buffers that a chain reserves and does not take, scratch that begins with zeros.
+//! Two minimal protocols that use the features of chains which PRISM-KV does not use: comparison of numbers,
+//! conditional ops after a skipped op, buffers that a chain reserves and does not take, and scratch that starts as
+//! zeros.
 //!
-//! A *block* is a register as PRISM-RS keeps one at each replica (PRISM, section 7): a put gives its value a tag above
-//! those that it has seen, and installs it where the tag is newer. An *entry* is claimed once, and whoever has claimed
-//! it alone writes it.
+//! A *block* is a register as each replica of PRISM-RS keeps it (PRISM, section 7). A put gives its value a tag above
+//! the tags that it has seen, and installs the value if its tag is newer. An *entry* is claimed once; only the client
+//! that has claimed it writes it.
 //!
 //! ```text
 //! table   | block 16 bytes | ... | entry 32 bytes | ...
@@ -13,7 +14,7 @@
 //! entry   | who u64 | word u64 | check u64 | 0 u64 |
 //! ```
 //!
-//! Invariant: no two puts have one tag. Invariant: an entry's check is written before its word.
+//! Invariant: no two puts have the same tag. Invariant: an entry's check is written before its word.
 
 use crate::family::{Failure, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};
@@ -39,22 +40,22 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
 
 pub(crate) const KIND: &str = "registers";
-/// Blocks of a table. The key of a block is its number; that of an entry comes after all blocks.
+/// Number of blocks of a table. The key of a block is its number; the keys of entries follow those of the blocks.
 const BLOCKS: u64 = 1024;
-/// Entries of a table.
+/// Number of entries of a table.
 const ENTRIES: u64 = 64;
 
 const BLOCK_SIZE: u64 = 16;
 const ENTRY_SIZE: u64 = 32;
 const HEADER_SIZE: usize = size_of::<Header>();
-/// So much is read of a buffer: more than it has, so that only its end bounds it.
+/// Length of a READ of a buffer: longer than any buffer, so that the buffer's end bounds the READ.
 const READ_MAX: u32 = 1 << 12;
 
-/// How often a put that finds no buffer asks again, and after how long.
+/// Number of retries of a put that finds no buffer, and the pause before each.
 const PAUSES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A block: its tag, and where its buffer is.
+/// A block: its tag, and the address of its buffer.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Block {
@@ -62,11 +63,11 @@ struct Block {
     at: Addr,
 }
 
-/// Compares tags alone.
+/// Mask that compares tags only.
 const TAG: Block = Block { tag: big_endian::U64::new(u64::MAX), at: Addr::NULL };
-/// Swaps both.
+/// Mask that swaps tag and address.
 const WHOLE: Block = Block { tag: big_endian::U64::new(u64::MAX), at: Addr::new(u64::MAX) };
-/// Swaps nothing: a CAS that only compares.
+/// Mask that swaps nothing: the CAS only compares.
 const NOTHING: Block = Block { tag: big_endian::U64::new(0), at: Addr::NULL };
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -106,7 +107,7 @@ static PHASES: Phases = Phases {
     },
 };
 
-/// Registers under trial.
+/// The family of registers.
 pub(crate) struct Trial {
     sizes: Sizes,
 }
@@ -181,11 +182,11 @@ impl Family for Trial {
             (Ask::PutIfAbsent(value), Some(entry)) => {
                 match client.claim(entry, u64::from(who) + 1, values::word(value)).await? {
                     true => Outcome::Done(None),
-                    // Another client has claimed it, and may not have written it yet, so this tells nothing.
+                    // Another client has claimed the entry and may not have written it yet, so its value is unknown.
                     false => Outcome::Failed,
                 }
             }
-            _ => unreachable!("registers are not asked for {ask}"),
+            _ => unreachable!("registers have no operation {ask}"),
         })
     }
 
@@ -201,7 +202,7 @@ impl Family for Trial {
     }
 }
 
-/// A client of one store of registers.
+/// Client of a store of registers.
 pub(crate) struct Registers<F> {
     fabric: F,
     node: NodeId,
@@ -211,7 +212,7 @@ pub(crate) struct Registers<F> {
     reply: Reply,
 }
 
-/// Where in a block its buffer's address is.
+/// Offset of the buffer's address in a block.
 const AT_OFFSET: u32 = std::mem::offset_of!(Block, at) as u32;
 
 impl<F: Fabric + Clock> Registers<F> {
@@ -220,7 +221,7 @@ impl<F: Fabric + Clock> Registers<F> {
         Ok(Registers { fabric, node, key, at, chain: ChainBuf::new(), reply: Reply::new() })
     }
 
-    /// The value of a block, if it was ever put.
+    /// Returns the value of a block, or `None` if it has never been put.
     async fn get(&mut self, block: u64) -> Result<Option<&[u8]>, KvError> {
         let at = self.block(block);
         let mut chain = self.chain.begin(self.key);
@@ -235,24 +236,24 @@ impl<F: Fabric + Clock> Registers<F> {
         let bytes = self.reply.get(buffer).map_err(KvError::Refused)?;
         let (header, value) = Header::ref_from_prefix(bytes).map_err(|_| SHORT)?;
         if header.tag != block.tag {
-            return Err(KvError::Damaged("a block's buffer has another tag"));
+            return Err(KvError::Damaged("a block and its buffer have different tags"));
         }
         let len = header.len.get() as usize;
         let class = Class::for_len(HEADER_SIZE + len).ok_or(SHORT)?;
         if bytes.len() != (class.size as usize).min(READ_MAX as usize) {
-            return Err(KvError::Damaged("a READ has not ended where its buffer does"));
+            return Err(KvError::Damaged("a READ did not end at the end of its buffer"));
         }
         value.get(..len).map(Some).ok_or(SHORT)
     }
 
-    /// Puts a value into a block; `writer` is nobody else's.
+    /// Puts a value into a block. `writer` is unique to this put.
     async fn put(&mut self, block: u64, value: &[u8], writer: u64) -> Result<(), KvError> {
         let at = self.block(block);
         let mut chain = self.chain.begin(self.key);
         let seen = chain.also(read_as::<big_endian::U64>(at));
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_look)?;
         let seen = self.reply.get(seen).map_err(KvError::Refused)?.get();
-        // Odd, so no two have one; and later ones are not greater.
+        // The multiplier is odd, so distinct writers stay distinct; and later writers are not always greater.
         let writer = writer.wrapping_mul(0x9e37_79b1) & 0xff_ffff;
         let tag = big_endian::U64::new(((seen >> 24) + 1) << 24 | writer);
 
@@ -260,7 +261,7 @@ impl<F: Fabric + Clock> Registers<F> {
         let list = Class::for_len(HEADER_SIZE + value.len()).expect("values are short").list();
         let mut chain = self.chain.begin(self.key);
         chain.also(write(TMP, tag.as_bytes()));
-        // Who is late already takes no buffer.
+        // A put with an outdated tag takes no buffer.
         chain.then(cas_with::<Block>(Mode::Lt, at, TMP).masked(&TAG, &NOTHING));
         chain.then(allocate(list, [header.as_bytes(), value, &[]]).redirect(TMP_AT));
         let swing = cas_with::<Block>(Mode::Lt, at, TMP).masked(&TAG, &WHOLE).reclaiming(AT_OFFSET);
@@ -274,23 +275,24 @@ impl<F: Fabric + Clock> Registers<F> {
             self.fabric.sleep(PAUSE).await;
         }
         match self.reply.status(swung) {
-            // If a newer one is there, this counts as put just before it.
+            // If a newer value is installed, this put took effect just before that one.
             Status::Ok | Status::CasFailed => Ok(()),
-            // It took none, and scratch was all zeros.
+            // The put took no buffer, and scratch is still all zeros.
             Status::Skipped if self.reply.get(fresh).is_ok_and(|fresh| fresh.is_null()) => Ok(()),
-            Status::Skipped => Err(KvError::Damaged("scratch held what no op has put there")),
+            Status::Skipped => Err(KvError::Damaged("scratch held bytes that no op has written")),
             Status::NotReady => Err(KvError::OutOfMemory),
             _ => Err(KvError::Refused(self.reply.verdict())),
         }
     }
 
-    /// Claims an entry for `who` and writes its word, neither of which is 0; false if it was claimed before.
+    /// Claims an entry for `who` and writes its word. Both must not be 0. Returns false if the entry was already
+    /// claimed.
     async fn claim(&mut self, entry: u64, who: u64, word: u64) -> Result<bool, KvError> {
         let (at, who) = (self.entry(entry), U64::new(who));
         let [word, check] = [U64::new(word), U64::new(check(who.get(), word))];
         let mut chain = self.chain.begin(self.key);
         chain.also(write(TMP, who.as_bytes()));
-        // The other half of what it installs is the zeros of scratch: no word yet.
+        // The other half of the installed value comes from scratch and is zero: no word yet.
         let claimed = chain.then(cas_from(Addr::new(at), &[0u8; 16], TMP));
         chain.then(write(Addr::new(at + 16), check.as_bytes()));
         chain.then(write(Addr::new(at + 8), word.as_bytes()));
@@ -302,7 +304,7 @@ impl<F: Fabric + Clock> Registers<F> {
         }
     }
 
-    /// The word of an entry, if one is written.
+    /// Returns the word of an entry, or `None` if it is not written.
     async fn word(&mut self, entry: u64) -> Result<Option<u64>, KvError> {
         let at = self.entry(entry);
         let mut chain = self.chain.begin(self.key);
@@ -314,39 +316,39 @@ impl<F: Fabric + Clock> Registers<F> {
         }
         let Entry { who, word, check: told, .. } = *self.reply.get(entry).map_err(KvError::Refused)?;
         if told.get() != check(who.get(), word.get()) {
-            return Err(KvError::Damaged("an entry was written by two"));
+            return Err(KvError::Damaged("two clients wrote an entry"));
         }
         Ok(Some(word.get()))
     }
 
-    /// Follows a pointer out of the store, which nobody may.
+    /// Tries to follow a pointer out of the store, which must be denied.
     async fn trespass(&mut self) -> Result<(), KvError> {
-        /// In the node's own header.
+        /// Address within the node's own header.
         const ELSEWHERE: Addr = Addr::new(8);
         let mut chain = self.chain.begin(self.key);
         chain.also(write(TMP, ELSEWHERE.as_bytes()));
         let found = chain.then(read_as::<U64>(TMP).indirect());
         self.fabric.run(self.node, &chain, &mut self.reply).await?;
         match self.reply.get(found) {
-            Ok(_) => Err(KvError::Damaged("a pointer was followed to where the key opens nothing")),
+            Ok(_) => Err(KvError::Damaged("a pointer to memory that the key does not open was followed")),
             Err(_) => Ok(()),
         }
     }
 
     fn block(&self, block: u64) -> Addr {
-        assert!(block < BLOCKS, "there is no block {block}");
+        assert!(block < BLOCKS, "block {block} is out of range");
         Addr::new(self.at + block * BLOCK_SIZE)
     }
 
     fn entry(&self, entry: u64) -> u64 {
-        assert!(entry < ENTRIES, "there is no entry {entry}");
+        assert!(entry < ENTRIES, "entry {entry} is out of range");
         self.at + BLOCKS * BLOCK_SIZE + entry * ENTRY_SIZE
     }
 }
 
 const SHORT: KvError = KvError::Damaged("a block's buffer is shorter than its value");
 
-/// A put that has only looked was not carried out.
+/// Converts an error of a put's first chain. The put has only read, so it was not carried out.
 fn of_look(error: FabricError) -> KvError {
     match error {
         FabricError::Lost { node, reason, .. } => {
@@ -356,12 +358,12 @@ fn of_look(error: FabricError) -> KvError {
     }
 }
 
-/// What proves that word and claim are one client's.
+/// Checksum that proves that one client wrote both the claim and the word.
 fn check(who: u64, word: u64) -> u64 {
     (who ^ word.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Registers, as a node knows them.
+/// Node-side implementation of registers.
 pub(crate) struct RegistersKind;
 
 impl<M: Memory> Kind<M> for RegistersKind {
@@ -388,7 +390,7 @@ impl<M: Memory> Service<M> for Table {
         const PER_STEP: u64 = 16;
         for block in cursor..cursor + PER_STEP {
             let word = memory.load(self.at + block * BLOCK_SIZE, Width::W16)?;
-            let block = Block::read_from_bytes(&word.to_le_bytes()).expect("it has a block's size");
+            let block = Block::read_from_bytes(&word.to_le_bytes()).expect("a block has 16 bytes");
             if !block.at.is_null() {
                 found.push(block.at.raw());
             }

@@ -1,4 +1,5 @@
-//! The systems that can be tried: those of the registry whose family has a file here, and those that are here alone.
+//! Systems that can be tried: those of the registry whose family has a file here, and `registers`, which exists here
+//! only.
 
 use crate::kv::Kv;
 use crate::queue::Queue;
@@ -14,11 +15,11 @@ use farside_systems::registry::{self, Registered};
 use farside_systems::system::Family;
 use std::fmt;
 
-/// A system that can be tried.
+/// System that can be tried.
 #[derive(Clone, Copy)]
 pub struct System {
     name: &'static str,
-    /// Its own broken variants, and those of them that hardly occur or show by chance: tests of single steps find them.
+    /// The system's broken variants, and the subset that trials expose too rarely. Tests of single steps expose those.
     mutants: &'static [Mutant],
     rare: &'static [Mutant],
     run: Run,
@@ -26,10 +27,10 @@ pub struct System {
 
 type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 
-/// Broken variants of what systems stand on, and the system whose trials find them.
+/// Broken variants of the layers below systems, each listed under the system whose trials expose it.
 ///
-/// The node's own tests find two that no client meets by chance: DROP_WITHOUT_TAKING_LISTS takes retired buffers of two
-/// stores in one session, REUSE_WHILE_ADOPTING a death right after a reuse within a scan.
+/// The node's own tests expose two variants that no client meets by chance. DROP_WITHOUT_TAKING_LISTS needs retired
+/// buffers of two stores in one session; REUSE_WHILE_ADOPTING needs a death right after a reuse within a scan.
 const BELOW: [(&str, &[Mutant]); 2] = [
     ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (
@@ -53,7 +54,7 @@ const BELOW: [(&str, &[Mutant]); 2] = [
     ),
 ];
 
-/// The nodes' halves of all of them.
+/// Node-side implementations of all systems.
 pub(crate) fn kinds() -> Vec<Box<dyn Kind<Replay>>> {
     let mut kinds = registry::all_kinds();
     kinds.push(Box::new(RegistersKind));
@@ -61,14 +62,14 @@ pub(crate) fn kinds() -> Vec<Box<dyn Kind<Replay>>> {
 }
 
 impl System {
-    /// All of them.
+    /// All systems.
     pub fn all() -> impl Iterator<Item = System> {
         let run = crate::run_family::<registers::Trial>;
         let registers = System { name: registers::KIND, mutants: &[], rare: &[], run };
         registry::ALL.iter().filter_map(System::registered).chain([registers])
     }
 
-    /// One of the registry; nothing if its family has no trials.
+    /// Returns a registered system, or `None` if its family has no trials.
     fn registered(system: &Registered) -> Option<System> {
         let Registered { kind: name, mutants, rare_mutants: rare, .. } = *system;
         let run: Run = match system.family {
@@ -79,17 +80,17 @@ impl System {
         Some(System { name, mutants, rare, run })
     }
 
-    /// The system of that name.
+    /// Returns the system with this name.
     pub fn named(name: &str) -> Option<System> {
         System::all().find(|system| system.name == name)
     }
 
-    /// Its name in flags and reports.
+    /// Name in flags and reports.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// The broken variants that its trials are to find.
+    /// Broken variants that the system's trials must expose.
     pub fn mutants(self) -> Vec<Mutant> {
         let below = BELOW.iter().find(|(name, _)| *name == self.name).map_or(&[][..], |(_, below)| below);
         let own = self.mutants.iter().filter(|mutant| !self.rare.contains(mutant));

@@ -1,8 +1,8 @@
-//! Values that prove themselves: all their bytes follow from a number, so one that is torn or another's shows.
+//! Values that prove themselves: all bytes of a value follow from its tag, so a torn or foreign value is detected.
 
 use farside_sim::history::register::Value;
 
-/// The bytes of a value.
+/// Returns the bytes of a value.
 pub fn bytes(value: Value) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(value.len as usize + 8);
     let mut word = value.tag;
@@ -14,19 +14,19 @@ pub fn bytes(value: Value) -> Vec<u8> {
     bytes
 }
 
-/// Which value these bytes are; nothing if none.
+/// Returns the value with these bytes, or `None` if they are no value.
 pub fn known(found: &[u8]) -> Option<Value> {
     let tag = u64::from_le_bytes(found.get(..8)?.try_into().ok()?);
     let value = Value { tag, len: found.len() as u32 };
     (bytes(value) == found).then_some(value)
 }
 
-/// A short value in one word, which is never 0.
+/// Encodes a short value in one word, which is never 0.
 pub(super) fn word(value: Value) -> u64 {
     value.tag << 16 | u64::from(value.len)
 }
 
-/// The value that is in a word.
+/// Decodes the value of a word.
 pub(super) fn of_word(word: u64) -> Value {
     Value { tag: word >> 16, len: word as u32 & 0xffff }
 }
@@ -36,7 +36,7 @@ fn mixed(word: u64) -> u64 {
     (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) ^ word >> 31
 }
 
-/// The bytes of a key. Keys of different numbers have different lengths, too.
+/// Returns the bytes of a key. The lengths of keys vary with their number.
 pub(super) fn key(number: u64) -> Vec<u8> {
     format!("key {number}{}", ".".repeat(number as usize % 5 * 9)).into_bytes()
 }

@@ -1,5 +1,5 @@
-//! Clients at work: each is a process that opens a session and the store, carries out operations, and writes down what
-//! it asked and was answered. One that dies is followed by another.
+//! Clients: each is a process that opens a session and the store, carries out operations, and records them in the
+//! history. When a client dies, its next process replaces it.
 
 use crate::family::{Failure, Family, OutcomeOf, Why};
 use crate::flight::{IDLE, Plan, Tracked};
@@ -18,23 +18,24 @@ use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// How long a node and its clients may be silent to each other: shorter than in earnest, so that a trial is short.
+/// Session timeout between a node and its clients. It is shorter than in production, to keep trials short.
 const SILENCE: Nanos = 60 * MILLIS;
-/// Keys of different stores are different keys of the history, and so are those of different nodes.
+/// Offsets of history keys, so that keys of different stores and of different nodes differ.
 const KEYS_PER_STORE: u64 = 1 << 16;
 const KEYS_PER_SITE: u64 = 1 << 40;
 
-/// What is known of a client's dealings with one node, through all its processes.
+/// State of a client at one node that outlives the client's processes.
 #[derive(Default)]
 struct Career {
-    /// How many sessions it has opened.
+    /// Number of sessions the client has opened.
     incarnation: Cell<u64>,
-    /// What it has asked and was not answered.
+    /// Operations without an outcome.
     unanswered: RefCell<Vec<OperationId>>,
 }
 
 impl Career {
-    /// Nothing that acted for the client is left: what was not answered is done, or never will be.
+    /// Gives the pending operations an unknown outcome. Called when nothing runs on the client's behalf any more: each
+    /// of them has taken effect, or never will.
     fn settle<F: Family>(&self, trial: &Trial<F>) {
         for id in self.unanswered.take() {
             trial.returned(id, OutcomeOf::<F>::UNKNOWN);
@@ -42,12 +43,12 @@ impl Career {
     }
 }
 
-/// Has a client begin, in a process of its own.
+/// Starts a client in a process of its own.
 pub(crate) fn employ<F: Family>(trial: &Rc<Trial<F>>, client: u32) {
     start(trial, client, &trial.scene.sites.iter().map(|_| Career::default()).collect());
 }
 
-/// Starts the client's next process, and the one after it when that has died.
+/// Starts the client's next process, and a new one whenever it dies.
 fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
     let scene = &trial.scene;
     if scene.is_over() {
@@ -68,10 +69,10 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
     world.on_death(process, move || {
         let Trial { scene, family, .. } = &*theirs;
         if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
-            next.iter().for_each(|career| career.settle(&theirs)); // Its CPU ran its chains, and calls nobody.
+            next.iter().for_each(|career| career.settle(&theirs)); // Chains ran on the dead client's own CPU.
         }
         scene.clients.borrow_mut()[client as usize] = None;
-        // Some are back while what they have sent is still on its way.
+        // Some clients return while messages of their last process are still in flight.
         let random = scene.world.random();
         let usual = if random.one_in(2) { 20 * MICROS } else { MILLIS };
         let after = scene.world.now() + random.heavy(usual);
@@ -100,7 +101,7 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
     }
 }
 
-/// Whether all has been asked, and nobody waits for anything any more.
+/// Whether the trial is over: a violation was found, or all operations have ended and every client has stopped.
 pub(crate) fn is_done(scene: &Scene) -> bool {
     scene.violation.borrow().is_some()
         || scene.is_over()
@@ -108,20 +109,20 @@ pub(crate) fn is_done(scene: &Scene) -> bool {
             && scene.clients.borrow().iter().all(Option::is_none)
 }
 
-/// A client's process.
+/// Process of a client.
 struct Client<F: Family> {
     trial: Rc<Trial<F>>,
     client: u32,
     clock: ProcessClock,
-    /// A career for each site.
+    /// State at each site.
     careers: Rc<[Career]>,
     process: ProcessId,
-    /// Sites at which it is still at work.
+    /// Number of sites where the client is still working.
     open: Cell<usize>,
 }
 
 impl<F: Family> Client<F> {
-    /// Works at one site until all is asked, then ends.
+    /// Works at one site until all operations have been started.
     async fn live(self: &Rc<Self>, site: &Rc<Site>) {
         let scene = &self.trial.scene;
         while !scene.is_over() {
@@ -151,12 +152,12 @@ impl<F: Family> Client<F> {
         let host = scene.hosts[self.client as usize];
         let endpoint = Endpoint::open(&site.node, engine, self.process, host, &self.clock, identity).await?;
         if self.trial.family.is_one_sided() {
-            career.settle(&self.trial); // The session before is over, and so are its chains.
+            career.settle(&self.trial); // The previous session has ended, and so have its chains.
         }
         Ok(AnyFabric::Session(endpoint))
     }
 
-    /// Carries out operations over one session, several at once, until that is over.
+    /// Carries out operations over one session, several concurrently, until the session ends.
     async fn work(self: &Rc<Self>, site: &Rc<Site>, fabric: AnyFabric) {
         let scene = &self.trial.scene;
         let tasks = Rc::new(Cell::new(scene.drawn.tasks));
@@ -179,7 +180,7 @@ impl<F: Family> Client<F> {
     async fn ask_all(&self, site: &Rc<Site>, fabric: &AnyFabric) {
         let scene = &self.trial.scene;
         let Some(mut asker) = self.asker(site, fabric).await else {
-            // The store may be on its way.
+            // The node may still be creating the store.
             return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
         };
         while scene.left.get() > 0 {
@@ -194,7 +195,7 @@ impl<F: Family> Client<F> {
         }
     }
 
-    /// Opens the store that clients are to use now.
+    /// Opens the store that clients use at present.
     async fn asker<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Asker<'a, F>> {
         let Trial { scene, family, .. } = &*self.trial;
         let (name, store) = (site.store_name(), site.store.get());
@@ -207,10 +208,10 @@ impl<F: Family> Client<F> {
     }
 }
 
-/// The session is worth nothing any more.
+/// The session is no longer usable.
 struct Over;
 
-/// A task that asks one thing after the other.
+/// Task that carries out one operation after the other.
 struct Asker<'a, F: Family> {
     client: &'a Client<F>,
     site: &'a Rc<Site>,
@@ -234,7 +235,8 @@ impl<F: Family> Asker<'_, F> {
             Some(Err(failure)) => return self.failed(id, &failure, ask.is_read()),
             None => {
                 scene.count(|counts| counts.given_up += 1);
-                // Nothing else runs its chains; else they may run until the session is over.
+                // The client's own CPU runs its chains, so a dropped operation has ended. Over a session, its chains
+                // may run until the session ends.
                 if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
                     self.returned(id, OutcomeOf::<F>::UNKNOWN);
                 }
@@ -247,7 +249,7 @@ impl<F: Family> Asker<'_, F> {
         Ok(())
     }
 
-    /// Carries out an operation; nothing if it was given up, as planned.
+    /// Carries out an operation. Returns `None` if it was cancelled according to `plan`.
     async fn perform(
         &mut self,
         key: u64,
@@ -276,7 +278,7 @@ impl<F: Family> Asker<'_, F> {
         self.client.trial.returned(id, outcome);
     }
 
-    /// What a failure says of an operation, and whether the session is any good after it.
+    /// Records a failed operation. Returns an error if the session is no longer usable.
     fn failed(&self, id: OperationId, failure: &Failure, is_read: bool) -> Result<(), Over> {
         let scene = &self.client.trial.scene;
         let is_unknown = !is_read && failure.ran != Ran::No;
@@ -290,7 +292,7 @@ impl<F: Family> Asker<'_, F> {
                 scene.struck.count(Fault::Exhaustion, Whom::Nobody);
                 scene.flights.strike_phase(Fault::Exhaustion, self.fabric.last_phase());
             } else if !scene.has_node_stood_still() {
-                scene.blame("there was no memory, although its node had more than enough".to_owned());
+                scene.blame("an operation found no memory, although the node had more than enough".to_owned());
             }
         }
         self.blame(failure);
@@ -303,9 +305,9 @@ impl<F: Family> Asker<'_, F> {
         }
     }
 
-    /// A failure may be a finding.
+    /// Reports the failure as a violation, if it is one.
     fn blame(&self, failure: &Failure) {
-        // Of a store that was dropped a client may be refused anything.
+        // In a dropped store, any access may be denied.
         let is_current = self.store == self.site.store.get();
         if failure.why == Why::Wrong || failure.why == Why::Refused && is_current {
             self.client.trial.scene.blame(failure.said.clone());
@@ -313,7 +315,8 @@ impl<F: Family> Asker<'_, F> {
     }
 }
 
-/// When all have gone, another client reads everything: what was lost, and nobody has looked at since, shows.
+/// After all clients have stopped, reads everything by another client: this exposes lost data that no client has read
+/// since.
 pub(crate) fn look_at_all<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
@@ -343,16 +346,16 @@ pub(crate) fn look_at_all<F: Family>(trial: &Rc<Trial<F>>) {
         });
         match done.take() {
             Some(Ok(())) => {}
-            Some(Err(error)) => scene.blame(format!("nobody can connect when all is quiet: {error}")),
+            Some(Err(error)) => scene.blame(format!("a client cannot connect after the faults have ended: {error}")),
             None => {
-                scene.blame(format!("reading all of node {} takes for ever when all is quiet", site.index))
+                scene.blame(format!("reading all of node {} does not end, after the faults have ended", site.index))
             }
         }
     }
 }
 
 impl<F: Family> Client<F> {
-    /// Reads all of the store of a site.
+    /// Reads everything in the store of a site.
     async fn look(&self, site: &Rc<Site>) -> Result<(), FabricError> {
         let Trial { scene, family, .. } = &*self.trial;
         let fabric = if scene.drawn.carrier == Carrier::Direct {
@@ -363,18 +366,18 @@ impl<F: Family> Client<F> {
             AnyFabric::Session(Endpoint::open(&site.node, 0, self.process, host, clock, identity).await?)
         };
         let Some(mut asker) = self.asker(site, &fabric).await else {
-            // The node may have died before it had made it.
+            // The node may have died before it created the store.
             if site.is_opened.get() {
-                scene.blame("a store that was there cannot be opened when all is quiet".to_owned());
+                scene.blame("an existing store cannot be opened after the faults have ended".to_owned());
             }
             return Ok(());
         };
         for (key, ask) in family.look_at_all(scene) {
             let id = asker.call(key, ask.clone());
-            let outcome = asker.perform(key, &ask, None).await.expect("nobody gives it up");
+            let outcome = asker.perform(key, &ask, None).await.expect("without a plan, it is not cancelled");
             let outcome = outcome.unwrap_or_else(|failure| {
                 let said = failure.said;
-                scene.blame(format!("'{ask}' of key {key} fails when all is quiet: {said}"));
+                scene.blame(format!("'{ask}' of key {key} fails after the faults have ended: {said}"));
                 OutcomeOf::<F>::FAILED
             });
             asker.returned(id, outcome);
@@ -384,14 +387,14 @@ impl<F: Family> Client<F> {
     }
 }
 
-/// When all is quiet, every buffer is reachable, or free, or on its way there: nothing was lost, and nothing is held
-/// twice.
+/// After the faults have ended, checks that every buffer is reachable or free, or becomes free: no buffer is lost, and
+/// none is held twice.
 pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
         return;
     }
-    // Nobody has left anything behind, so there is nothing that only a scan would find.
+    // In a calm trial nothing was interrupted: no buffer is leaked, and the counts agree without a scan.
     let left_nothing = [Fault::ClientDeath, Fault::NodeRestart, Fault::NodeLoss, Fault::Revocation];
     let is_calm = left_nothing.into_iter().all(|fault| scene.struck.of(fault) == 0)
         && matches!(scene.counts.get(), Counts { unknown: 0, failed: 0, given_up: 0, .. });
@@ -401,7 +404,7 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
         let audited = scene.world.complete(20 * SECONDS, async move {
             let Trial { scene, family, .. } = &*theirs;
             let (node, name) = (&site.node, site.store_name());
-            // Sessions whose clients are dead end by their silence; what they held is looked for then.
+            // Sessions of dead clients time out first. Then the node scans for the buffers that they held.
             scene.world.sleep(4 * SILENCE).await;
             if is_calm {
                 compare(node, &name).await?;
@@ -413,24 +416,25 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
         });
         match audited {
             Some(Ok(())) => {}
-            // The node may have died before it had made it.
+            // The node may have died before it created the store.
             Some(Err(reason)) if reason.contains("no store") && !is_opened => {}
             Some(Err(reason)) => scene.blame(reason),
-            None => scene.blame("a scan takes for ever when all is quiet".to_owned()),
+            None => scene.blame("a scan does not end, after the faults have ended".to_owned()),
         }
     }
 }
 
-/// Whether as many buffers of a store are live as its structure reaches.
+/// Checks that the number of live buffers of a store equals the number that its structure reaches.
 async fn compare(node: &Node, name: &str) -> Result<(), String> {
     let stat = node.answer(control::Ask::StoreStat { name: name.to_owned() }).await?;
     let Answer::StoreStat(stat) = stat else { return Err(format!("{stat:?}")) };
     let reachable = node.reachable(name)?;
     if stat.live_buffers != reachable {
-        return Err(format!("{} buffers are live and {reachable} reachable: {stat:?}", stat.live_buffers));
+        return Err(format!("{} buffers are live and {reachable} are reachable: {stat:?}", stat.live_buffers));
     }
     if stat.retired_buffers > 0 {
-        return Err(format!("{} buffers do not come back when all is quiet: {stat:?}", stat.retired_buffers));
+        let retired = stat.retired_buffers;
+        return Err(format!("{retired} retired buffers are not freed after the faults have ended: {stat:?}"));
     }
     Ok(())
 }

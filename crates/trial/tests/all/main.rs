@@ -1,4 +1,4 @@
-//! Values, files of kills, and a judge that panics do not disturb.
+//! Tests of values, kills files, replay commands, and panics within a trial.
 
 use farside_sim::fault::Fault;
 use farside_sim::history::register::Value;
@@ -7,11 +7,11 @@ use farside_trial::values::{bytes, known};
 use farside_trial::{Carrier, Setup, System, kills};
 
 fn prism_kv() -> System {
-    System::named("prism-kv").expect("it can be tried")
+    System::named("prism-kv").expect("prism-kv can be tried")
 }
 
 #[test]
-fn a_value_that_is_mixed_with_another_is_none() {
+fn a_mixture_of_two_values_is_no_value() {
     let [one, other] = [Value { tag: 7, len: 100 }, Value { tag: 8, len: 100 }];
     assert_eq!(known(&bytes(one)), Some(one));
     let mut torn = bytes(one);
@@ -21,7 +21,7 @@ fn a_value_that_is_mixed_with_another_is_none() {
 }
 
 #[test]
-fn a_line_is_a_mutant_and_a_seed() {
+fn a_line_of_a_kills_file_is_a_mutant_and_a_seed() {
     let text = "# why\nKvNoGeneration 12\n\n  NoClamp  3\n";
     let expected = [("KvNoGeneration".to_owned(), 12), ("NoClamp".to_owned(), 3)];
     assert_eq!(kills::parse(text), Ok(expected.to_vec()));
@@ -29,7 +29,7 @@ fn a_line_is_a_mutant_and_a_seed() {
 }
 
 #[test]
-fn a_replay_says_what_is_not_drawn() {
+fn a_replay_command_has_a_flag_for_each_fixed_value() {
     let mut setup = Setup::of(prism_kv());
     assert_eq!(replay(&setup, 7), "farside sim --system prism-kv --seed 7");
     setup.carrier = Some(Carrier::Datagrams);
@@ -43,7 +43,7 @@ fn a_replay_says_what_is_not_drawn() {
 }
 
 #[test]
-fn a_panic_is_caught_with_its_place_and_the_next_trial_is_none_the_worse() {
+fn a_panic_is_caught_with_its_place_and_the_next_trial_runs() {
     let told = caught(|| panic!("two parts in one step")).expect_err("it panics");
     assert!(told.starts_with("two parts in one step (") && told.contains("main.rs:"), "{told}");
     assert_eq!(caught(|| 7), Ok(7));
