@@ -1,33 +1,33 @@
-//! Checkers: whether a history is one that its family's specification allows.
+//! Checkers decide whether a history satisfies its family's specification.
 //!
-//! [`crate::linearizable`] is the checker of registers, [`crate::fifo`] that of queues. Whatever a family must keep, it
-//! says by a [`Checker`] of its own: an order of transactions without a cycle, one holder of a lock at a time, an
-//! ordered map.
+//! [`crate::linearizable`] is the checker of registers, [`crate::fifo`] that of queues. A new family implements
+//! [`Checker`] for its own property, such as serializable transactions, a lock with one holder at a time, or an ordered
+//! map.
 //!
-//! Invariant: what was not decided is never called good.
+//! Invariant: an undecided history is never called good.
 
 use crate::history::{Ask, History, Operation};
 
-/// Judges histories of one family.
+/// Checker of one family's histories.
 pub trait Checker {
-    /// What the family's clients ask.
+    /// The family's operations.
     type Ask: Ask;
 
-    /// What a good history keeps, in a sentence: `every key was linearizable`.
+    /// Property of a good history, as a sentence: `every key was linearizable`.
     const PROPERTY: &'static str;
 
-    /// Judges a whole history.
+    /// Checks a whole history.
     fn check(&self, history: &History<Self::Ask>) -> Checked<Self::Ask>;
 }
 
-/// What a checker says of a history.
+/// Result of checking a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<A: Ask> {
-    /// What is wrong, a sentence each.
+    /// The violations, a sentence each.
     pub violated: Vec<String>,
-    /// What nobody knows, and why, a sentence each.
+    /// What could not be decided, and why, a sentence each.
     pub undecided: Vec<String>,
-    /// A few operations that show what is wrong.
+    /// A few operations that show a violation.
     pub window: Option<Violation<A>>,
 }
 
@@ -40,15 +40,15 @@ impl<A: Ask> Default for Checked<A> {
 /// A few operations that the specification does not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation<A: Ask> {
-    /// What is wrong, in brief: `key 7 is not linearizable`.
+    /// The violation, in brief: `key 7 is not linearizable`.
     pub what: String,
-    /// The operations, in the order in which they were called. Those that are not answered here were answered after
-    /// the last one that is, if ever.
+    /// The operations, in the order of their calls. Those without a return here returned after the last one that has a
+    /// return, if ever.
     pub operations: Vec<Operation<A>>,
-    /// Which of them has the answer that cannot be.
+    /// Index of the operation whose outcome is not allowed.
     pub offender: usize,
-    /// What could have been answered in its place, where the checker knows.
+    /// Outcomes that would have been allowed instead, if the checker knows them.
     pub instead: Vec<A::Outcome>,
-    /// How many operations these were taken from.
+    /// Number of operations of the whole history from which these were taken.
     pub of: usize,
 }

@@ -1,4 +1,4 @@
-//! The clock of one process: it may run slow or fast, and jump ahead. It never goes back.
+//! Clock of one process: it may run slow or fast, and jump ahead. It never goes back.
 
 use crate::fault::{Fault, Struck, Whom};
 use crate::world::{Nanos, World, nanos};
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A process's clock.
+/// Clock of a process.
 #[derive(Clone)]
 pub struct ProcessClock(Rc<Inner>);
 
@@ -15,19 +15,19 @@ struct Inner {
     world: World,
     struck: Rc<Struck>,
     whom: Whom,
-    /// How much faster than the world's, in parts per million.
+    /// Skew in ppm: by how much the clock is faster than the world's.
     fast_ppm: i64,
     ahead: Cell<Nanos>,
 }
 
 impl ProcessClock {
-    /// A clock that runs so many millionths faster than the world's, or slower if that is negative. What is wrong with
-    /// it strikes `whom`.
+    /// Creates a clock that runs `fast_ppm` parts per million faster than the world's, or slower if negative. Its
+    /// faults count as striking `whom`.
     ///
     /// # Panics
-    /// If it would go back.
+    /// If the clock would stand still or run backwards.
     pub fn new(world: &World, fast_ppm: i64, struck: &Rc<Struck>, whom: Whom) -> ProcessClock {
-        assert!(fast_ppm > -1_000_000, "a clock goes on");
+        assert!(fast_ppm > -1_000_000, "a clock runs forwards");
         ProcessClock(Rc::new(Inner {
             world: world.clone(),
             struck: Rc::clone(struck),
@@ -37,19 +37,19 @@ impl ProcessClock {
         }))
     }
 
-    /// It is later at once.
+    /// Moves the clock ahead by `ns`.
     pub fn jump(&self, ns: Nanos) {
         self.0.struck.count(Fault::ClockJump, self.0.whom);
         self.0.ahead.set(self.0.ahead.get() + ns);
     }
 
-    /// In the world's time, how long this clock takes for so long.
+    /// Converts a duration on this clock to the world's time.
     fn stretched(&self, ns: Nanos) -> Nanos {
         if self.0.fast_ppm == 0 {
             return ns;
         }
         self.0.struck.count(Fault::ClockSkew, self.0.whom);
-        // Rounded up, or whoever waits for an instant would look for ever just before it.
+        // Rounded up: otherwise a task that sleeps until an instant would wake just before it, forever.
         (u128::from(ns) * 1_000_000).div_ceil((1_000_000 + self.0.fast_ppm).unsigned_abs().into()) as Nanos
     }
 }
@@ -72,7 +72,7 @@ mod tests {
     use crate::world::{MILLIS, SECONDS};
 
     #[test]
-    fn a_fast_clock_sleeps_less_and_a_jump_is_no_sleep() {
+    fn a_fast_clock_sleeps_less_and_a_jump_ends_no_sleep() {
         let world = World::new(1);
         let struck = Rc::default();
         let clock = ProcessClock::new(&world, 250_000, &struck, Whom::Nobody);

@@ -1,6 +1,9 @@
-//! Fabrics in virtual time. [`direct`]: the client's CPU runs the chain on the node's memory, as `shm` does.
-//! [`session`]: the node's engine runs it, asked by the datagram sessions that `udp`, `tcp` and `ring` use.
-//! [`hardware`]: a NIC or CPU of the papers' testbeds runs it, which takes as long as it took there.
+//! Fabrics in virtual time.
+//!
+//! - [`direct`]: the client's CPU runs the chain on the node's memory, as `shm` does.
+//! - [`session`]: the node's engine runs the chain, requested over the datagram sessions that `udp`, `tcp` and `ring`
+//!   use.
+//! - [`hardware`]: a NIC or CPU of the papers' testbeds runs the chain, with the papers' latencies.
 
 pub mod direct;
 pub mod hardware;
@@ -13,7 +16,7 @@ use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A fabric that is chosen by name.
+/// Fabric selected at run time.
 #[derive(Clone)]
 pub enum AnyFabric {
     /// See [`direct`].
@@ -23,7 +26,7 @@ pub enum AnyFabric {
 }
 
 impl AnyFabric {
-    /// Its process's clock.
+    /// Clock of its process.
     pub fn clock(&self) -> &ProcessClock {
         match self {
             AnyFabric::Direct(direct) => direct.clock(),
@@ -31,7 +34,7 @@ impl AnyFabric {
         }
     }
 
-    /// Says that nothing more will be asked, and waits until all that was retired has arrived.
+    /// Closes the session. First waits until all retired buffers have reached the node.
     pub async fn close(&self) {
         match self {
             AnyFabric::Direct(direct) => direct.close().await,

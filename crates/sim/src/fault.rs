@@ -1,55 +1,54 @@
-//! What goes wrong, and how often it did.
+//! The kinds of faults, and how often each has struck.
 //!
-//! Invariant: a fault that is counted has struck something: a partition that no message met is none.
+//! Invariant: a counted fault has struck something. A partition that no message met is not counted.
 
 use crate::network::HostId;
 use crate::world::{MICROS, MILLIS, Nanos};
 use std::cell::{Cell, RefCell};
 
-/// A kind of fault.
+/// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Fault {
-    /// A message is lost. May cost time; on a reliable carrier it does not happen.
+    /// A message is lost. May delay operations. Does not occur on a reliable carrier.
     Loss,
-    /// A message arrives twice, the second time later. May change nothing: requests run at most once.
+    /// A message arrives twice, the copy later. Must have no effect: requests run at most once.
     Duplicate,
-    /// A message is overtaken by later ones. May cost time.
+    /// A message is overtaken by later ones. May delay operations.
     Reorder,
-    /// A message, and all behind it, is late. May cost time, and end what waits for less.
+    /// A message, and all behind it, is delayed. May delay operations and let timeouts expire.
     Delay,
-    /// A connection breaks: of what was asked over it, some ran and some did not. May end a session.
+    /// A connection breaks: some of the requests sent over it ran, and some did not. May end a session.
     Reset,
-    /// No message passes between two hosts, in either direction. May end sessions, after a while.
+    /// No message passes between two hosts, in either direction. May end sessions by timeout.
     Partition,
-    /// Messages pass between two hosts in one direction alone. May end sessions, after a while.
+    /// Messages pass between two hosts in one direction only. May end sessions by timeout.
     OneWayPartition,
-    /// A client's process ends between any two of its accesses or messages. May leave its last operation done or not,
-    /// and buffers that nobody holds until a scan has found them.
+    /// A client's process dies between any two of its accesses or messages. Its last operation may be done or not, and
+    /// buffers may be leaked until a scan finds them.
     ClientDeath,
-    /// A client's process stands still (SIGSTOP), and goes on later. May delay what waits for its turn to end.
+    /// A client's process is stopped (SIGSTOP) and resumed later. May delay operations that wait for its turn to end.
     ClientPause,
-    /// The node's process stands still, and goes on later. May delay everything that it is needed for.
+    /// The node's process is stopped and resumed later. May delay all operations that need it.
     NodePause,
-    /// The node's process ends, its memory stays (a memory file), and another takes over at the same address. May end
-    /// all sessions; nothing that was done is undone.
+    /// The node's process dies, its memory survives (a memory file), and another process takes over at the same
+    /// address. May end all sessions; completed operations are not undone.
     NodeRestart,
-    /// The node's process ends, its memory with it, and another begins anew at the same address. All is lost, and
-    /// nobody may be told that a key that was stored never was: whoever asks the new store knows that it is new.
+    /// The node's process dies with its memory, and a new one starts at the same address. All data is lost. No client
+    /// may mistake an empty new store for the old one: whoever opens the new store knows that it is new.
     NodeLoss,
-    /// A client's clock runs slow or fast. May make it wait too long or too briefly.
+    /// A client's clock runs slow or fast. May make timeouts too long or too short.
     ClockSkew,
-    /// A client's clock jumps ahead. May end what it waits for.
+    /// A client's clock jumps ahead. May let its timeouts expire.
     ClockJump,
-    /// The store has no buffer left. Puts fail, and say that nothing was stored.
+    /// The store has no buffer left. Puts fail with an error which says that nothing was stored.
     Exhaustion,
-    /// A store is dropped while its clients are at work, and made anew. Everything that they ask by the old key is
-    /// refused.
+    /// A store is dropped while its clients work, and created again. All requests with the old key are refused.
     Revocation,
 }
 
 impl Fault {
-    /// All kinds.
+    /// All faults.
     pub const ALL: [Fault; 16] = [
         Fault::Loss,
         Fault::Duplicate,
@@ -74,7 +73,7 @@ impl Fault {
         matches!(self, Fault::Loss | Fault::Duplicate | Fault::Reorder | Fault::Delay | Fault::Reset)
     }
 
-    /// As flags and reports name it.
+    /// Name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Fault::Loss => "loss",
@@ -96,29 +95,29 @@ impl Fault {
         }
     }
 
-    /// The kind of that name.
+    /// Returns the fault with this name.
     pub fn named(name: &str) -> Option<Fault> {
         Fault::ALL.into_iter().find(|fault| fault.name() == name)
     }
 }
 
-/// Whom a fault strikes.
+/// Target of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom {
     /// A message between these hosts.
     Session(HostId, HostId),
-    /// The client of that number.
+    /// The client with this number.
     Client(u32),
-    /// The node of that number, and everyone who uses it.
+    /// The node with this number, and all its clients.
     Node(u32),
-    /// Whoever counts it knows more than this.
+    /// No target: the code that counts the fault attributes it itself.
     Nobody,
 }
 
-/// Hears of every fault that strikes.
+/// Callback that receives every fault.
 type Observer = Box<dyn Fn(Fault, Whom)>;
 
-/// How often each fault has struck.
+/// Counters of faults that have struck.
 #[derive(Default)]
 pub struct Struck {
     counts: [Cell<u64>; Fault::ALL.len()],
@@ -126,7 +125,7 @@ pub struct Struck {
 }
 
 impl Struck {
-    /// One more time.
+    /// Counts a fault.
     pub fn count(&self, fault: Fault, whom: Whom) {
         let count = &self.counts[fault as usize];
         count.set(count.get() + 1);
@@ -135,18 +134,18 @@ impl Struck {
         }
     }
 
-    /// From now on `observer` hears of every fault before it takes effect.
+    /// Calls `observer` with every later fault, before it takes effect.
     pub fn observe(&self, observer: impl Fn(Fault, Whom) + 'static) {
         *self.observer.borrow_mut() = Some(Box::new(observer));
     }
 
-    /// How often this one has.
+    /// Number of times that `fault` has struck.
     pub fn of(&self, fault: Fault) -> u64 {
         self.counts[fault as usize].get()
     }
 }
 
-/// What goes wrong with messages: each once in so many, or never if that is 0.
+/// Fault rates of messages: each fault strikes one in this many messages, or none if 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weather {
     /// See [`Fault::Loss`].
@@ -159,12 +158,12 @@ pub struct Weather {
     pub delay_one_in: u64,
     /// See [`Fault::Reset`].
     pub reset_one_in: u64,
-    /// How long a late message is usually late.
+    /// Usual delay of a late message.
     pub late_ns: Nanos,
 }
 
 impl Weather {
-    /// Nothing goes wrong.
+    /// No faults.
     pub const FAIR: Weather = Weather {
         loss_one_in: 0,
         duplicate_one_in: 0,
@@ -173,7 +172,7 @@ impl Weather {
         reset_one_in: 0,
         late_ns: 0,
     };
-    /// Everything does now and then.
+    /// Every fault, at a low rate.
     pub const FOUL: Weather = Weather {
         loss_one_in: 40,
         duplicate_one_in: 30,
@@ -185,10 +184,10 @@ impl Weather {
 }
 
 impl Weather {
-    /// This weather, with a fault that strikes every message.
+    /// Returns these rates, with `fault` striking every message.
     ///
     /// # Panics
-    /// If it is not one that strikes messages.
+    /// If `fault` does not strike messages.
     pub fn with(self, fault: Fault) -> Weather {
         match fault {
             Fault::Loss => Weather { loss_one_in: 1, ..self },
@@ -196,12 +195,12 @@ impl Weather {
             Fault::Reorder => Weather { reorder_one_in: 1, ..self },
             Fault::Delay => Weather { delay_one_in: 1, ..self },
             Fault::Reset => Weather { reset_one_in: 1, ..self },
-            _ => panic!("{fault:?} strikes no message"),
+            _ => panic!("{fault:?} does not strike messages"),
         }
     }
 }
 
-/// The shortest and longest that a partition or a pause usually lasts.
+/// Minimum and maximum usual length of a partition or a pause.
 pub const OUTAGE: [Nanos; 2] = [200 * MICROS, 30 * MILLIS];
 
 #[cfg(test)]
@@ -209,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_its_place_and_a_name_of_its_own() {
+    fn every_fault_has_a_unique_index_and_name() {
         for (index, fault) in Fault::ALL.into_iter().enumerate() {
             assert_eq!(fault as usize, index);
             assert_eq!(Fault::named(fault.name()), Some(fault));

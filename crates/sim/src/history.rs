@@ -1,13 +1,15 @@
-//! What the clients of a run asked, when, and what they were answered, in whatever words their family of systems has.
+//! History of a run: the clients' operations, their times and their outcomes, generic over a family of systems.
 //!
-//! [`register`] has the words of a key-value store, and [`queue`] those of a queue. Another family implements [`Ask`]
-//! and [`Outcome`] for its own.
+//! [`register`] has the operations of a key-value store, and [`queue`] those of a queue. Another family implements
+//! [`Ask`] and [`Outcome`] for its own.
 //!
-//! Invariant: events stand in the order in which they happened: one thread runs the world, so two events of the same
-//! nanosecond still have an order.
-//! Invariant: an operation that was never answered may have been carried out at any moment since, or never: that is
-//! what a client leaves that dies, until it is certain that nobody acts for it any more.
-//! Invariant: [`History::digest`] depends on what was recorded and on nothing else, whatever the build.
+//! Invariant: events are in the order in which they happened. One thread runs the world, so even events of the same
+//! nanosecond are ordered.
+//!
+//! Invariant: an operation without a return may have been carried out at any moment since its call, or never. A client
+//! that dies leaves such operations, until it is certain that nothing acts on its behalf any more.
+//!
+//! Invariant: [`History::digest`] depends only on what was recorded, in every build.
 
 pub mod lines;
 pub mod queue;
@@ -16,64 +18,64 @@ pub mod register;
 use crc_fast::{CrcAlgorithm, Digest};
 use std::fmt;
 
-/// A request to a system, as histories record it.
+/// Operation of a system, as recorded in histories.
 pub trait Ask: Clone + Eq + fmt::Debug + fmt::Display {
-    /// The answer to it.
+    /// Outcome of the operation.
     type Outcome: Outcome;
 
-    /// Whether an operation that asked this can have that outcome.
+    /// Whether this operation can have that outcome.
     fn can_have(&self, outcome: &Self::Outcome) -> bool;
 
-    /// Whether it changes nothing.
+    /// Whether the operation only reads.
     fn is_read(&self) -> bool;
 
-    /// Appends all that distinguishes it from others, for a digest.
+    /// Appends all distinguishing fields, for a digest.
     fn record(&self, out: &mut Vec<u8>);
 }
 
-/// An answer, as histories record it.
+/// Outcome of an operation, as recorded in histories.
 pub trait Outcome: Clone + Eq + fmt::Debug + fmt::Display {
-    /// The operation may have been carried out, or never. As long as it has not returned, it may be carried out at any
-    /// later time.
+    /// The operation may or may not have been carried out. Until its return, it may still be carried out later.
     const UNKNOWN: Self;
-    /// The operation was certainly not carried out, and never will be.
+    /// The operation was not carried out, and never will be.
     const FAILED: Self;
 
-    /// Appends all that distinguishes it from others, for a digest.
+    /// Appends all distinguishing fields, for a digest.
     fn record(&self, out: &mut Vec<u8>);
 }
 
-/// When something happened.
+/// Time of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment {
-    /// Its place among all events of the history.
+    /// Index of the event in the history.
     pub index: u64,
-    /// Virtual time, in nanoseconds since the world began.
+    /// Virtual time, in nanoseconds since the start of the world.
     pub ns: u64,
 }
 
-/// One operation of one client.
+/// Operation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation<A: Ask> {
-    /// The client that asked.
+    /// The client.
     pub client: u32,
-    /// The object that it asked of: a key, a queue. Families decide what their objects are.
+    /// Object of the operation: a key, a queue. Each family defines its objects.
     pub key: u64,
-    /// The request.
+    /// The operation's kind and arguments.
     pub ask: A,
-    /// When it was asked.
+    /// Time of the call.
     pub called: Moment,
-    /// When the answer came, or when it was certain that nothing more would come of it; nothing if neither was.
+    /// Time of the return, or the time from which it was certain that the operation has no later effect. `None` if
+    /// neither has happened.
     pub returned: Option<Moment>,
-    /// The answer. [`Outcome::UNKNOWN`] as long as there is none.
+    /// Outcome; [`Outcome::UNKNOWN`] until the return.
     pub outcome: A::Outcome,
 }
 
-/// Names an operation of one history.
+/// Identifier of an operation in a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationId(usize);
 
-/// All operations of a run.
+/// History of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History<A: Ask> {
     operations: Vec<Operation<A>>,
@@ -88,15 +90,15 @@ impl<A: Ask> Default for History<A> {
 }
 
 impl<A: Ask> History<A> {
-    /// Nothing asked yet.
+    /// Creates an empty history.
     pub fn new() -> History<A> {
         History::default()
     }
 
-    /// Records that `client` asks for something at `ns`.
+    /// Records the call of an operation by `client` at `ns`.
     ///
     /// # Panics
-    /// If time went back.
+    /// If `ns` is before the last event.
     pub fn call(&mut self, client: u32, key: u64, ask: A, ns: u64) -> OperationId {
         let called = self.event(ns);
         let id = OperationId(self.operations.len());
@@ -111,15 +113,15 @@ impl<A: Ask> History<A> {
         id
     }
 
-    /// Records that it was answered at `ns`.
+    /// Records the return of an operation at `ns`.
     ///
     /// # Panics
-    /// If time went back, if it was answered before, or if nobody who asked that can be answered so.
+    /// If `ns` is before the last event, if the operation has already returned, or if it cannot have this outcome.
     pub fn returned(&mut self, id: OperationId, outcome: A::Outcome, ns: u64) {
         let moment = self.event(ns);
         let operation = &mut self.operations[id.0];
         assert!(operation.returned.is_none(), "an operation returns once: {operation:?}");
-        assert!(operation.ask.can_have(&outcome), "no {:?} is answered by {outcome:?}", operation.ask);
+        assert!(operation.ask.can_have(&outcome), "{:?} cannot have the outcome {outcome:?}", operation.ask);
         (operation.returned, operation.outcome) = (Some(moment), outcome);
     }
 
@@ -135,13 +137,13 @@ impl<A: Ask> History<A> {
         &self.operations
     }
 
-    /// How many calls and returns there were.
+    /// Number of calls and returns.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// A number that two histories share only if they are the same, but for one chance in 2^64: CRC-64/NVME of every
-    /// operation's fields, in a layout of their own.
+    /// Digest of the history: CRC-64/NVME of all fields of all operations, in a fixed layout. Different histories have
+    /// the same digest with a probability of 2^-64.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
         let mut bytes = Vec::new();
@@ -155,7 +157,7 @@ impl<A: Ask> History<A> {
 }
 
 impl<A: Ask> Operation<A> {
-    /// Little-endian, with a byte before whatever may be missing.
+    /// Appends the fields in little-endian order, with a presence byte before each optional field.
     fn record(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.client.to_le_bytes());
         out.extend_from_slice(&self.key.to_le_bytes());
@@ -179,7 +181,7 @@ fn record_moment(moment: Option<Moment>, out: &mut Vec<u8>) {
     out.extend_from_slice(&ns.to_le_bytes());
 }
 
-/// Appends a word that may be missing, for a digest.
+/// Appends an optional word, for a digest.
 pub fn record_word(word: Option<u64>, out: &mut Vec<u8>) {
     out.push(u8::from(word.is_some()));
     out.extend_from_slice(&word.unwrap_or(0).to_le_bytes());

@@ -1,9 +1,9 @@
-//! The simulator: one thread, one seed, virtual nanoseconds. It runs the protocols, sessions and node that are run in
-//! earnest, moves real bytes, and tears them as PCIe and CPUs do.
+//! The deterministic simulator: one thread, one seed, virtual nanoseconds. It runs the real protocols, sessions and
+//! node, moves real bytes, and tears them as PCIe and CPUs do.
 //!
 //! [`world`] is the executor: tasks, processes that are stopped and killed, and time. [`memory`] runs chains and the
-//! node's steps access by access. [`hardware`] has every number of hardware, and [`fabric::hardware`] the machines that
-//! follow from them.
+//! node's steps access by access. [`hardware`] has every number about hardware, and [`fabric::hardware`] the machines
+//! built from these numbers.
 
 #![forbid(unsafe_code)]
 

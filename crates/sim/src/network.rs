@@ -1,8 +1,9 @@
-//! Hosts, and what passes between them: datagrams that may be lost, doubled, delayed and overtaken, and connections
-//! that bring everything once and in order until they break.
+//! Hosts and the messages between them: datagrams that may be lost, duplicated, delayed and reordered, and connections
+//! that deliver everything once and in order until they break.
 //!
-//! Invariant: between two ends of a connection nothing is lost but by its end, of which both hear unless the way is
-//! cut. Invariant: what was sent to an address whose owner is gone reaches nobody, not even its next owner.
+//! Invariant: a connection loses messages only when it ends. Both ends are notified of its end, unless the network is
+//! partitioned. Invariant: a message to an address whose owner is gone is delivered to nobody, not even to the next
+//! owner.
 
 use crate::fault::{Fault, Struck, Weather, Whom};
 use crate::world::{Bell, Nanos, World};
@@ -11,77 +12,77 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// A machine.
+/// Machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
-/// Where something can be sent.
+/// Destination of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// At which machine.
+    /// The machine.
     pub host: HostId,
-    /// Whose there.
+    /// The owner's port there.
     pub port: u32,
 }
 
-/// How far hosts are from each other.
+/// Latency between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
-    /// How long a message takes one way, at the least.
+    /// Minimum one-way latency of a message.
     pub delay_ns: Nanos,
-    /// How much longer it usually takes, with a heavy tail.
+    /// Usual additional latency, with a heavy tail.
     pub jitter_ns: Nanos,
 }
 
-/// What has arrived.
+/// Item that has arrived in an inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Bytes, from there.
+    /// A message and its sender.
     Message(Address, Vec<u8>),
-    /// The connection with this one is over.
+    /// The connection with this address has ended.
     HungUp(Address),
 }
 
-/// Something that has happened to a packet, for those who look for a lost message.
+/// Event of a packet, for tracing lost messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
-    /// When.
+    /// Time of the event.
     pub at: Nanos,
-    /// The packet's number: all events of a packet have it, also those of its duplicate.
+    /// Number of the packet, shared by all its events, including those of its duplicate.
     pub packet: u64,
-    /// Where it was sent from, and where to.
+    /// Sender and destination.
     pub from: Address,
     /// See [`Event::from`].
     pub to: Address,
-    /// What has happened.
+    /// The event.
     pub what: What,
-    /// What it carries; nothing if it is no message.
+    /// Payload; empty if the packet is not a message.
     pub bytes: &'a [u8],
 }
 
-/// What happens to a packet.
+/// Kind of event of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It was sent.
+    /// The packet was sent.
     Send,
-    /// It will not arrive.
+    /// The packet is lost.
     Drop(Fault),
-    /// It will arrive twice.
+    /// The packet will arrive twice.
     Duplicate,
-    /// It will be late by so many nanoseconds.
+    /// The packet is delayed by this many nanoseconds.
     Delay(Fault, Nanos),
-    /// It was delivered.
+    /// The packet was delivered.
     Deliver,
-    /// Nobody was there to take it: the address has no owner any more, or its connection is over.
+    /// The packet was dropped on arrival: the address has no owner any more, or the connection has ended.
     Miss,
-    /// The connection is over. Its packet tells the two ends.
+    /// The connection has ended. The packet notifies one of its ends.
     HangUp(Option<Fault>),
 }
 
-/// Hears of events.
+/// Callback that receives events.
 type Recorder = Box<dyn FnMut(&Event<'_>)>;
 
-/// Where what arrives waits for its owner.
+/// Queue of arrivals at an address.
 pub struct Inbox {
     address: Address,
     arrived: RefCell<VecDeque<Arrival>>,
@@ -89,26 +90,26 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Where it is.
+    /// Address of the inbox.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// What has arrived first and was not taken.
+    /// Takes the oldest arrival.
     pub fn take(&self) -> Option<Arrival> {
         self.arrived.borrow_mut().pop_front()
     }
 
-    /// Rung when something has arrived.
+    /// Rung at each arrival.
     pub fn bell(&self) -> &Bell {
         &self.bell
     }
 }
 
-/// What is only looked up, so that its order is of no account.
+/// Map used for lookups only, so that its order cannot influence a run.
 type Lookup<K, V> = HashMap<K, V, FixedState>;
 
-/// All hosts and the ways between them.
+/// All hosts and the links between them.
 #[derive(Clone)]
 pub struct Network(Rc<Inner>);
 
@@ -116,27 +117,27 @@ struct Inner {
     world: World,
     wire: Cell<Wire>,
     weather: Cell<Weather>,
-    /// The weather at hosts that have their own.
+    /// Fault rates of hosts that have their own.
     local: RefCell<Lookup<HostId, Weather>>,
-    /// Hosts whose next message a fault strikes.
+    /// Hosts whose next message will be struck by a fault.
     cursed: RefCell<Lookup<HostId, Fault>>,
     struck: Rc<Struck>,
     hosts: Cell<u32>,
     inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
     next_port: Cell<u32>,
-    /// Until when nothing passes from one host to another, and by which fault.
+    /// Partitions from one host to another: their end and their fault.
     cuts: RefCell<BTreeMap<(HostId, HostId), (Nanos, Fault)>>,
-    /// When the last message between two addresses arrives that may not be overtaken.
+    /// Arrival time of the last in-order message between two addresses.
     last: RefCell<Lookup<(Address, Address), Nanos>>,
-    /// Connections that are open, as whoever connected and whoever was connected to.
+    /// Open connections, as pairs of connecting and accepting address.
     connections: RefCell<BTreeMap<(Address, Address), ()>>,
-    /// Packets that were sent, and who hears of what happens to them.
+    /// Number of packets sent, and the callback for their events.
     packets: Cell<u64>,
     recorder: RefCell<Option<Recorder>>,
     is_recorded: Cell<bool>,
 }
 
-/// A packet on its way.
+/// Packet in flight.
 #[derive(Clone, Copy)]
 struct Packet {
     number: u64,
@@ -145,7 +146,7 @@ struct Packet {
 }
 
 impl Network {
-    /// A network without hosts.
+    /// Creates a network without hosts.
     pub fn new(world: &World, wire: Wire, struck: &Rc<Struck>) -> Network {
         Network(Rc::new(Inner {
             world: world.clone(),
@@ -166,7 +167,7 @@ impl Network {
         }))
     }
 
-    /// From now on `recorder` hears of everything that happens to packets. It has no effect on that.
+    /// Calls `recorder` with every later event of a packet. This does not change the run.
     pub fn record(&self, recorder: impl FnMut(&Event<'_>) + 'static) {
         *self.0.recorder.borrow_mut() = Some(Box::new(recorder));
         self.0.is_recorded.set(true);
@@ -178,29 +179,29 @@ impl Network {
         Packet { number, from, to }
     }
 
-    /// How often faults have struck.
+    /// Counters of faults.
     pub fn struck(&self) -> &Rc<Struck> {
         &self.0.struck
     }
 
-    /// From now on this goes wrong with messages, everywhere.
+    /// Sets the fault rates of all messages, and clears those of single hosts.
     pub fn set_weather(&self, weather: Weather) {
         self.0.local.borrow_mut().clear();
         self.0.cursed.borrow_mut().clear();
         self.0.weather.set(weather);
     }
 
-    /// From now on this goes wrong with messages to that host and from it.
+    /// Sets the fault rates of messages to and from a host.
     pub fn set_weather_of(&self, host: HostId, weather: Weather) {
         self.0.local.borrow_mut().insert(host, weather);
     }
 
-    /// The next message to that host or from it is struck by this fault, one that strikes messages.
+    /// Makes `fault`, which must be one that strikes messages, strike the next message to or from the host.
     pub fn curse(&self, host: HostId, fault: Fault) {
         self.0.cursed.borrow_mut().insert(host, fault);
     }
 
-    /// What goes wrong with the next message between these.
+    /// Returns the fault rates of the next message between the addresses.
     fn weather(&self, from: Address, to: Address) -> Weather {
         let (local, mut cursed) = (self.0.local.borrow(), self.0.cursed.borrow_mut());
         let at = |host: HostId| local.get(&host).copied();
@@ -209,32 +210,32 @@ impl Network {
         curse.map_or(weather, |fault| weather.with(fault))
     }
 
-    /// Another host.
+    /// Adds a host.
     pub fn add_host(&self) -> HostId {
         let host = self.0.hosts.get();
         self.0.hosts.set(host + 1);
         HostId(host)
     }
 
-    /// What arrives at that address from now on, until the answer is dropped.
+    /// Binds an address: creates its inbox, which receives until it is dropped.
     ///
     /// # Panics
-    /// If somebody has the address.
+    /// If the address is already bound.
     pub fn bind(&self, address: Address) -> Rc<Inbox> {
         let inbox = Rc::new(Inbox { address, arrived: RefCell::default(), bell: Bell::default() });
         let before = self.0.inboxes.borrow_mut().insert(address, Rc::downgrade(&inbox));
-        assert!(before.is_none_or(|before| before.strong_count() == 0), "{address:?} is somebody's");
+        assert!(before.is_none_or(|before| before.strong_count() == 0), "{address:?} is already bound");
         inbox
     }
 
-    /// As [`Network::bind`], at an address of that host which nobody ever had.
+    /// As [`Network::bind`], at an address of the host that was never bound before.
     pub fn bind_any(&self, host: HostId) -> Rc<Inbox> {
         let port = self.0.next_port.get();
         self.0.next_port.set(port + 1);
         self.bind(Address { host, port })
     }
 
-    /// Nothing passes from `from` to `to` until then.
+    /// Blocks all messages from `from` to `to` until the time `until`.
     pub fn cut(&self, from: HostId, to: HostId, until: Nanos, fault: Fault) {
         self.0.cuts.borrow_mut().insert((from, to), (until, fault));
     }
@@ -272,7 +273,8 @@ impl Network {
         self.0.connections.borrow_mut().insert((from, to), ());
     }
 
-    /// Sends over the connection between these two, whichever of them connected. False if there is none.
+    /// Sends a message over the connection between the addresses, in either direction. Returns false if there is no
+    /// connection.
     pub fn send_on(&self, from: Address, to: Address, bytes: Vec<u8>) -> bool {
         let Some(connection) = self.connection(from, to) else { return false };
         let (weather, packet) = (self.weather(from, to), self.packet(from, to));
@@ -294,7 +296,7 @@ impl Network {
         true
     }
 
-    /// Ends the connection between these two, if there is one. What is on its way over it is lost; both hear of it.
+    /// Ends the connection between the addresses, if any. Its messages in flight are lost; both ends are notified.
     pub fn hang_up(&self, from: Address, to: Address) {
         self.end(from, to, None);
     }
@@ -329,7 +331,7 @@ impl Network {
         delay_ns + if jitter_ns == 0 { 0 } else { self.0.world.random().heavy(jitter_ns) }
     }
 
-    /// When a message arrives that overtakes nothing, and that the weather may delay with all behind it.
+    /// Returns the arrival time of an in-order message, after a possible delay fault that also delays all later ones.
     fn in_order(&self, packet: Packet, mut at: Nanos, weather: Weather, bytes: &[u8]) -> Nanos {
         let random = self.0.world.random();
         if random.one_in(weather.delay_one_in) {
@@ -348,8 +350,8 @@ impl Network {
         cut.filter(|(until, _)| *until > self.0.world.now())
     }
 
-    /// Has something arrive then, if its address has an owner by then, who need not be the one that it was sent to, and
-    /// its connection is still open.
+    /// Schedules an arrival at the time `at`. It is dropped if, at that time, the address has no owner, or the
+    /// connection `over` is not open. The owner need not be the one at the time of sending.
     fn deliver(&self, at: Nanos, packet: Packet, arrival: Arrival, over: Option<(Address, Address)>) {
         let network = Rc::downgrade(&self.0);
         self.0.world.at(at, move || {
@@ -377,14 +379,14 @@ impl Inner {
         }
     }
 
-    /// A fault strikes a packet.
+    /// Counts a fault that strikes a packet.
     fn strike(&self, packet: Packet, fault: Fault, what: What, bytes: &[u8]) {
         self.struck.count(fault, session(packet.from, packet.to));
         self.tell(packet, what, bytes);
     }
 }
 
-/// What a fault strikes that strikes a message between these.
+/// Returns the target of a fault that strikes a message between the addresses.
 fn session(from: Address, to: Address) -> Whom {
     Whom::Session(from.host, to.host)
 }

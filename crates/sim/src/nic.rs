@@ -1,15 +1,14 @@
-//! A NIC that serves classic verbs on a node's memory without its CPU: READ, WRITE, CAS and FETCH-AND-ADD over reliable
-//! connections, as the memory contract of one-sided RDMA has it and not better.
+//! A NIC that executes classic verbs on a node's memory without its CPU: READ, WRITE, CAS and FETCH-AND-ADD over
+//! reliable connections. It gives the guarantees of one-sided RDMA's memory contract, and none beyond.
 //!
 //! * A READ is one snapshot of each cache line, at any time in its window, in any order.
 //! * A WRITE lands line by line, in the order of addresses unless memory is relaxed.
-//! * An atomic fetches at one time and writes back later, holding one of the NIC's lock slots: it is atomic to other
-//!   atomics of that slot and to nothing else. A CAS that finds something else writes nothing.
-//! * On one connection a WRITE is before all that follows it, and an atomic before the READs that do. Nothing else is,
-//!   but by a fence or by waiting for a completion.
+//! * An atomic fetches at one time and writes back later, and holds one of the NIC's lock slots in between. It is
+//!   atomic with respect to other atomics of that slot only. A CAS that fails its comparison writes nothing.
+//! * On one connection, a WRITE is ordered before all later verbs, and an atomic before later READs. All other pairs
+//!   are unordered, unless a fence or waiting for a completion orders them.
 //!
-//! Invariant: the times of all that a verb does are settled when it arrives, so nothing that comes later can change
-//! them.
+//! Invariant: the times of all effects of a verb are fixed when it arrives, so later arrivals cannot change them.
 
 use crate::memory::{Bytes, LINE};
 use crate::station::Sender;
@@ -20,43 +19,43 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-/// One verb. Addresses are bytes of the node's memory.
+/// Verb. Addresses are byte offsets in the node's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// So many bytes from there.
+    /// Reads bytes.
     Read {
-        /// The first.
+        /// Address of the first byte.
         at: u64,
-        /// How many.
+        /// Number of bytes.
         len: usize,
     },
-    /// These bytes to there.
+    /// Writes bytes.
     Write {
-        /// Where the first goes.
+        /// Address of the first byte.
         at: u64,
-        /// What is written.
+        /// The bytes to write.
         bytes: Vec<u8>,
     },
-    /// The word at `at`, which is aligned, becomes `swap` if it is `compare`.
+    /// Replaces the aligned word at `at` by `swap` if it equals `compare`.
     Cas {
-        /// The word.
+        /// Address of the word.
         at: u64,
-        /// What it must be.
+        /// Expected value.
         compare: u64,
-        /// What it becomes.
+        /// New value.
         swap: u64,
     },
-    /// The word at `at`, which is aligned, grows by so much, wrapping.
+    /// Adds to the aligned word at `at`, wrapping.
     FetchAdd {
-        /// The word.
+        /// Address of the word.
         at: u64,
-        /// By how much.
+        /// Addend.
         add: u64,
     },
 }
 
 impl Verb {
-    /// Bytes of its request and of its answer, beside their headers.
+    /// Payload bytes of its request and of its response, without headers.
     pub fn payload(&self) -> [usize; 2] {
         match self {
             Verb::Read { len, .. } => [0, *len],
@@ -71,37 +70,37 @@ impl Verb {
     }
 }
 
-/// How long what a NIC does takes. Where a time has a spread, that is added at random.
+/// Durations of a NIC's steps. A spread is the usual random addition to a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// From posting a verb until it arrives, and from its end until its completion is there.
+    /// Latency from posting a verb until it arrives, and from its end until its completion arrives.
     pub flight_ns: Nanos,
-    /// How much longer a flight usually takes. What is posted later arrives later.
+    /// Spread of that latency. Verbs arrive in the order in which they are posted.
     pub flight_spread_ns: Nanos,
-    /// How long the NIC is busy with each verb before the next one can begin.
+    /// Time that the NIC is busy with a verb before the next one can start.
     pub service_ns: Nanos,
-    /// How long a line takes to be fetched from memory.
+    /// Time to fetch a line from memory.
     pub fetch_ns: Nanos,
-    /// How much longer it usually takes, each line by itself.
+    /// Spread of that time, drawn for each line.
     pub fetch_spread_ns: Nanos,
-    /// How much later each further line of a WRITE usually lands.
+    /// Spread between the lines of a WRITE: by how much each lands after the previous one.
     pub land_spread_ns: Nanos,
-    /// How long an atomic takes before it asks for its slot.
+    /// Time that an atomic takes before it acquires its slot.
     pub atomic_ns: Nanos,
-    /// How long an atomic holds its slot.
+    /// Time that an atomic holds its slot.
     pub slot_ns: Nanos,
-    /// How much longer it usually does.
+    /// Spread of that time.
     pub slot_spread_ns: Nanos,
-    /// Which bits of an atomic's address say which slot it holds, in words.
+    /// Bits of an atomic's address that select its slot, in units of words.
     pub slot_mask: u64,
-    /// Lines of a WRITE may land in any order.
+    /// Whether the lines of a WRITE may land in any order.
     pub relaxed: bool,
 }
 
-/// From when, and until when.
+/// Start and end.
 type Held = (Nanos, Nanos);
 
-/// The NIC of a node.
+/// NIC of a node.
 #[derive(Clone)]
 pub struct Nic(Rc<Inner>);
 
@@ -109,14 +108,14 @@ struct Inner {
     world: World,
     bytes: Rc<Bytes>,
     timing: Timing,
-    /// Until when it is busy.
+    /// Time until which it is busy.
     busy: Cell<Nanos>,
-    /// When each lock slot is held, as far as that is settled.
+    /// Intervals in which each lock slot is held, as fixed so far.
     slots: RefCell<HashMap<u64, Vec<Held>, FixedState>>,
 }
 
 impl Nic {
-    /// A NIC that serves this memory.
+    /// Creates a NIC that serves `bytes`.
     pub fn new(world: &World, bytes: &Rc<Bytes>, timing: Timing) -> Nic {
         Nic(Rc::new(Inner {
             world: world.clone(),
@@ -127,12 +126,12 @@ impl Nic {
         }))
     }
 
-    /// A connection to it (a queue pair). What is posted on it is sent by a task of the process that posts first.
+    /// Opens a connection (a queue pair) to the NIC.
     pub fn connect(&self) -> Connection {
         self.connected(None)
     }
 
-    /// As [`Nic::connect`], from a machine whose NIC others use, too: this is its connection of that number.
+    /// As [`Nic::connect`], from a machine whose NIC is shared by several connections. This is its connection `number`.
     pub fn connect_from(&self, sender: &Rc<Sender>, number: u32) -> Connection {
         self.connected(Some((Rc::clone(sender), number)))
     }
@@ -154,7 +153,7 @@ impl Nic {
         if ns == 0 { 0 } else { self.0.world.random().heavy(ns) }
     }
 
-    /// From when on the NIC works on what arrives now.
+    /// Returns when the NIC starts to work on a verb that arrives now.
     fn served(&self, now: Nanos) -> Nanos {
         let at = self.0.busy.get().max(now);
         self.0.busy.set(at + self.0.timing.service_ns);
@@ -162,28 +161,28 @@ impl Nic {
     }
 }
 
-/// One reliable connection.
+/// Reliable connection.
 #[derive(Clone)]
 pub struct Connection(Rc<Pair>);
 
 struct Pair {
     nic: Nic,
-    /// The NIC that sends what is posted, and which of its connections this is.
+    /// The NIC that sends posted verbs, and the number of this connection there.
     sender: Option<(Rc<Sender>, u32)>,
-    /// Posted, and held back by a fence that is not over, with all behind it.
+    /// Posted verbs that wait for a fence, in order.
     held: RefCell<VecDeque<(Verb, bool, Completion)>>,
-    /// READs and atomics that are not complete.
+    /// READs and atomics in flight.
     outstanding: RefCell<Vec<Completion>>,
-    /// When what was sent last arrives.
+    /// Arrival time of the last verb sent.
     arrives: Cell<Nanos>,
-    /// When the last completion is there.
+    /// Arrival time of the last completion.
     completes: Cell<Nanos>,
-    /// When the last of the WRITEs so far has landed, and the last of the atomics written back.
+    /// Time when the last WRITE so far has landed, and when the last atomic so far has written back.
     landed: Cell<Nanos>,
     written_back: Cell<Nanos>,
 }
 
-/// The completion of a verb.
+/// Completion of a verb.
 #[derive(Clone, Default)]
 pub struct Completion(Rc<Completed>);
 
@@ -195,19 +194,20 @@ struct Completed {
 }
 
 impl Completion {
-    /// Whether it is there.
+    /// Whether the verb has completed.
     pub fn is_done(&self) -> bool {
         self.0.is_done.get()
     }
 
-    /// Waits for it.
+    /// Waits for the completion.
     pub async fn complete(&self) {
         while !self.is_done() {
             self.0.bell.rung().await;
         }
     }
 
-    /// Waits for it, and takes the answer: the bytes of a READ, the old word of an atomic, nothing of a WRITE.
+    /// Waits for the completion and takes its result: the bytes of a READ, the old word of an atomic, nothing for a
+    /// WRITE.
     pub async fn done(&self) -> Vec<u8> {
         self.complete().await;
         self.0.answer.take()
@@ -215,7 +215,7 @@ impl Completion {
 }
 
 impl Connection {
-    /// Posts a verb. With a fence it waits, and all behind it, until the READs and atomics before it are complete.
+    /// Posts a verb. A fenced verb, and all later ones, wait until the earlier READs and atomics have completed.
     pub fn post(&self, verb: Verb, is_fenced: bool) -> Completion {
         let completion = Completion::default();
         self.0.held.borrow_mut().push_back((verb, is_fenced, completion.clone()));
@@ -223,7 +223,7 @@ impl Connection {
         completion
     }
 
-    /// Sends what is not held back, in order.
+    /// Sends posted verbs in order, up to the first that waits for a fence.
     fn send(&self) {
         loop {
             let mut held = self.0.held.borrow_mut();
@@ -232,7 +232,7 @@ impl Connection {
             if *is_fenced && !self.0.outstanding.borrow().is_empty() {
                 return;
             }
-            let (verb, _, completion) = held.pop_front().expect("it was looked at");
+            let (verb, _, completion) = held.pop_front().expect("the queue is not empty");
             drop(held);
             if !verb.is_write() {
                 self.0.outstanding.borrow_mut().push(completion.clone());
@@ -250,7 +250,7 @@ impl Connection {
         }
     }
 
-    /// The verb has reached the NIC: settles when all that it does happens.
+    /// Handles a verb that has reached the NIC: fixes the times of all its effects.
     fn arrived(&self, verb: Verb, completion: Completion) {
         let Inner { world, bytes, timing, .. } = &*self.0.nic.0;
         let served = self.0.nic.served(world.now());
@@ -295,7 +295,7 @@ impl Connection {
                 self.atomic(*at, after_writes, &completion, move |old| Some(old.wrapping_add(add)))
             }
         };
-        // Completions come in the order in which verbs were posted.
+        // Completions arrive in the order in which verbs were posted.
         let back = done + timing.flight_ns + self.0.nic.spread(timing.flight_spread_ns);
         let back = back.max(self.0.completes.get());
         self.0.completes.set(back);
@@ -307,7 +307,7 @@ impl Connection {
         });
     }
 
-    /// Settles an atomic: when it holds its slot, fetches and writes back. Answers when it is over.
+    /// Fixes the times at which an atomic holds its slot, fetches and writes back. Returns when it ends.
     fn atomic(
         &self,
         at: u64,
@@ -321,7 +321,7 @@ impl Connection {
         held.retain(|&(_, to)| to >= world.now());
         let mut fetch = from + timing.atomic_ns + self.0.nic.spread(timing.fetch_spread_ns);
         let length = timing.slot_ns + self.0.nic.spread(timing.slot_spread_ns);
-        // What arrives later may come first, where there is room.
+        // A later arrival may run earlier, if it fits in a gap.
         while let Some(&(_, to)) = held.iter().find(|&&(from, to)| fetch < to && from <= fetch + length) {
             fetch = to;
         }
@@ -345,7 +345,7 @@ impl Connection {
     }
 }
 
-/// The stretches of an access that lie in one line each.
+/// Splits an access into ranges, one per cache line.
 fn lines(at: u64, len: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut from = 0;
     std::iter::from_fn(move || {

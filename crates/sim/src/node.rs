@@ -1,8 +1,10 @@
-//! A memory node: the state machine that is served in earnest, stepped in virtual time, with engines.
+//! A memory node: the real state machine, stepped in virtual time, with its engines.
 //!
-//! As in the real host, one task steps the node and answers its clients, and each engine is a task at an address of its
-//! own; all are of one process, which can be stopped, killed, and started anew over the memory that it left or over
-//! fresh memory. Invariant: nothing asks anything of the node's state while a step of it is under way.
+//! As in the real host, one task steps the node and responds to its clients, and each engine is a task at an address of
+//! its own. All are tasks of one process, which can be stopped, killed, and restarted over the memory that it left or
+//! over fresh memory.
+//!
+//! Invariant: no code accesses the node's state while a step of the node is in progress.
 
 mod engine;
 
@@ -26,29 +28,29 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The kinds of stores that a node is to know, made for each of its starts.
+/// Creates the kinds of stores that a node supports; called at each start of the node.
 pub type Kinds = Rc<dyn Fn() -> Vec<Box<dyn Kind<Replay>>>>;
 
-/// How a node is run.
+/// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Of its memory.
+    /// Size of its memory.
     pub memory_bytes: u64,
-    /// Engines, each at the port of its number.
+    /// Number of engines. The port of an engine is its number.
     pub engines: u32,
-    /// Whether what reaches them comes over connections, which neither lose, double nor reorder.
+    /// Whether clients reach the engines over connections, which neither lose, duplicate nor reorder messages.
     pub is_reliable: bool,
-    /// How accesses are made by it and its engines.
+    /// Speed of accesses by the node and its engines.
     pub pace: Pace,
-    /// One chain in so many is run by its engine at one instant; 0 is none.
+    /// An engine runs one in this many chains at one instant. None if 0.
     pub at_once_one_in: u64,
-    /// A session of which nothing was heard for so long ends.
+    /// Timeout after which a silent session ends.
     pub silence: Nanos,
-    /// The most bytes of a datagram.
+    /// Maximum size of a datagram in bytes.
     pub datagram: usize,
-    /// How many millionths the clock of its process runs faster than the world's.
+    /// Skew of its process's clock in ppm.
     pub clock_ppm: i64,
-    /// How long the node waits, when nothing happens, until it looks around by itself: at first, and at last.
+    /// Pause of an idle node between two checks of its stores: minimum and maximum.
     pub look: [Nanos; 2],
 }
 
@@ -68,7 +70,7 @@ impl Default for Options {
     }
 }
 
-/// A memory node, whether a process serves it at the moment or not.
+/// Memory node. It may be without a serving process.
 #[derive(Clone)]
 pub struct Node(Rc<Inner>);
 
@@ -80,24 +82,24 @@ struct Inner {
     kinds: Kinds,
     options: Options,
     memory: RefCell<Rc<Bytes>>,
-    /// The process that serves it, or is about to.
+    /// The process that serves it, or recovers its memory.
     process: Cell<Option<ProcessId>>,
     serving: RefCell<Option<Rc<Serving>>>,
     seen: Rc<Cell<Seen>>,
 }
 
-/// A process that serves a node.
+/// Process that serves a node.
 pub(crate) struct Serving {
     pub(crate) process: ProcessId,
     world: World,
     clock: ProcessClock,
     bytes: Rc<Bytes>,
     machine: RefCell<Machine<Replay>>,
-    /// The node's own accesses, and who may ask its state anything.
+    /// Runs the node's own accesses.
     memory: Replay,
     step: Turnstile,
     letters: RefCell<VecDeque<Letter>>,
-    /// Calls to services by clients that run their chains themselves: the node's task answers them.
+    /// Service calls by clients that run their own chains. The node's task serves them.
     calls: RefCell<VecDeque<Called>>,
     bell: Bell,
     asked: RefCell<BTreeMap<Ticket, Asker>>,
@@ -106,20 +108,20 @@ pub(crate) struct Serving {
     look: [Nanos; 2],
 }
 
-/// Who waits for an answer.
+/// Recipient of a response.
 enum Asker {
     Engine(usize, RequestRef),
     Client(Rc<Waiting<Result<Answer, String>>>),
 }
 
-/// A call to a store's service, and who waits for its answer.
+/// Call to a store's service, and the recipient of its response.
 struct Called {
     service: ServiceId,
     request: Vec<u8>,
     waiting: Rc<Waiting<Result<Vec<u8>, String>>>,
 }
 
-/// Something that somebody waits for.
+/// Value that one task waits for.
 pub(crate) struct Waiting<T> {
     given: Cell<Option<T>>,
     bell: Bell,
@@ -147,30 +149,30 @@ impl<T> Waiting<T> {
     }
 }
 
-/// What the node's task is told.
+/// Message to the node's task.
 pub(crate) enum Letter {
-    /// A process of this host wants a session by which it runs chains itself.
+    /// A process of this host requests a session to run chains itself.
     Open(ProcessId, Rc<Waiting<Option<SessionId>>>),
-    /// A process that had one has ended, or says that it runs no more chains.
+    /// Such a session has ended: the process died, or, if true, closed it.
     Close(SessionId, bool),
-    /// It calls a store's service.
+    /// Such a process calls a store's service.
     Called(ServiceId, Vec<u8>, Rc<Waiting<Result<Vec<u8>, String>>>),
-    /// It asks.
+    /// Such a process sends a request to the node itself.
     AskedDirectly(Ask, Rc<Waiting<Result<Answer, String>>>),
-    /// A remote session asks.
+    /// A remote session sends a request to the node itself.
     Asked(usize, RequestRef, Ask),
-    /// A remote session runs no more chains.
+    /// A remote session has ended; true if its client closed it.
     Ended(u32, bool),
 }
 
-/// How a memory is taken over: few of the many accesses wait, since all before one that did are replayed.
+/// Speed of recovery. Few of its many accesses wait, since each wait replays all accesses before it.
 const TAKES_OVER: Pace =
     Pace { usual_ns: MICROS, late_one_in: 100, stalled_one_in: 100, relaxed: false, by_cpu: true };
-/// Steps made before letters are read again.
+/// Number of steps before letters are read again.
 const STEPS_AT_A_TIME: u32 = 64;
 
 impl Node {
-    /// A node at `host` with fresh memory, served by a process of its own.
+    /// Starts a node at `host` with fresh memory, served by a process of its own.
     pub fn start(
         world: &World,
         network: &Network,
@@ -196,7 +198,7 @@ impl Node {
         node
     }
 
-    /// Its name.
+    /// Identifier of the node.
     pub fn id(&self) -> NodeId {
         self.0.id
     }
@@ -206,27 +208,27 @@ impl Node {
         self.0.host
     }
 
-    /// Where its engine of that number is.
+    /// Address of its engine `number`.
     pub fn engine(&self, number: u32) -> Address {
         Address { host: self.0.host, port: number }
     }
 
-    /// How it is run.
+    /// Configuration of the node.
     pub fn options(&self) -> &Options {
         &self.0.options
     }
 
-    /// Its memory as it is now.
+    /// Present memory of the node.
     pub fn memory(&self) -> Rc<Bytes> {
         Rc::clone(&self.0.memory.borrow())
     }
 
-    /// What its accesses and those of its clients have seen.
+    /// Counters of accesses by the node and its clients.
     pub fn seen(&self) -> Seen {
         self.0.seen.get()
     }
 
-    /// The process that serves it, or is taking it over, if there is one.
+    /// The process that serves it or recovers its memory, if any.
     pub fn process(&self) -> Option<ProcessId> {
         self.0.process.get()
     }
@@ -236,32 +238,33 @@ impl Node {
         self.0.serving.borrow().is_some()
     }
 
-    /// How many buffers have come back to their lists since it was started, and how many scans have found lost.
+    /// Returns the node's counters, such as the numbers of freed and of leaked buffers, or `None` if no process serves
+    /// it.
     pub fn info(&self) -> Option<NodeInfo> {
         self.serving().map(|serving| serving.machine.borrow().info())
     }
 
-    /// Asks it something, and waits for the answer.
+    /// Sends a request to the node and waits for the response.
     ///
     /// # Errors
-    /// Its refusal; or no process serves it.
+    /// The node refused the request, or no process serves it.
     pub async fn answer(&self, ask: Ask) -> Result<Answer, String> {
-        let Some(serving) = self.serving() else { return Err("no process serves it".to_owned()) };
+        let Some(serving) = self.serving() else { return Err("no process serves the node".to_owned()) };
         let waiting = Rc::new(Waiting::default());
         serving.post(Letter::AskedDirectly(ask, Rc::clone(&waiting)));
         waiting.taken().await
     }
 
-    /// How many buffers the structure of the store of that name reaches, now.
+    /// Returns the number of buffers that the structure of the store `name` reaches now.
     ///
     /// # Errors
-    /// There is none of that name, or no process serves the node.
+    /// The store is unknown, or no process serves the node.
     pub fn reachable(&self, name: &str) -> Result<u64, String> {
-        let Some(serving) = self.serving() else { return Err("no process serves it".to_owned()) };
+        let Some(serving) = self.serving() else { return Err("no process serves the node".to_owned()) };
         let machine = serving.machine.borrow();
         let entry = machine.catalog().get(name)?;
         let memory = Replay::new(&self.0.world, &serving.bytes, Pace::AT_ONCE);
-        let mut served = entry.served.try_attend().ok_or("its service is in the middle of a call")?;
+        let mut served = entry.served.try_attend().ok_or("the service of the store is busy with a call")?;
         let (mut found, mut cursor) = (Vec::new(), Some(0));
         while let Some(at) = cursor {
             cursor = memory.run_at_once(|memory| served.service().live(memory, at, &mut found));
@@ -271,14 +274,14 @@ impl Node {
         Ok(found.len() as u64)
     }
 
-    /// Asks it something, without waiting for the answer. Nothing if no process serves it.
+    /// Sends a request to the node without waiting for the response. Does nothing if no process serves it.
     pub fn ask(&self, ask: Ask) {
         if let Some(serving) = self.serving() {
             serving.post(Letter::AskedDirectly(ask, Rc::default()));
         }
     }
 
-    /// Ends the process that serves it, or is taking it over. Its memory stays.
+    /// Kills the process that serves the node or recovers its memory. The memory survives.
     pub fn kill(&self) {
         self.0.serving.take();
         if let Some(process) = self.0.process.take() {
@@ -289,8 +292,8 @@ impl Node {
         }
     }
 
-    /// Has a process take over the memory that another left, access by access, and serve it then. Whoever ran chains
-    /// on it itself must be dead.
+    /// Starts a process that recovers the memory of the last one, access by access, and then serves it. All processes
+    /// that ran chains on the memory themselves must be dead.
     pub fn restart(&self) {
         self.kill();
         let Inner { world, seen, .. } = &*self.0;
@@ -303,12 +306,12 @@ impl Node {
             let restored =
                 memory.run(|memory| Machine::restore(memory, (node.0.kinds)(), info.clone())).await;
             let machine = restored
-                .unwrap_or_else(|reason| panic!("a node does not take over what another left: {reason}"));
+                .unwrap_or_else(|reason| panic!("the node cannot recover its memory: {reason}"));
             node.serve(process, machine);
         });
     }
 
-    /// The memory is lost, and a process serves a fresh one.
+    /// Kills the process, and starts another with fresh memory.
     pub fn lose_memory(&self) {
         self.kill();
         *self.0.memory.borrow_mut() = fresh(&self.0.world, &self.0.options);
@@ -327,7 +330,7 @@ impl Node {
         &self.0.network
     }
 
-    /// A process begins to serve a memory that nobody has used.
+    /// Starts a process that serves a fresh memory.
     fn begin(&self) {
         let process = self.0.world.start_process();
         self.0.process.set(Some(process));
@@ -344,7 +347,7 @@ impl Node {
         }
     }
 
-    /// The process serves the memory with this machine.
+    /// Starts the tasks with which the process serves the node.
     fn serve(&self, process: ProcessId, machine: Machine<Replay>) {
         let Inner { world, network, options, seen, .. } = &*self.0;
         let bytes = self.memory();
@@ -377,7 +380,7 @@ impl Node {
     }
 }
 
-/// A memory that nobody has used.
+/// Creates a fresh memory.
 fn fresh(world: &World, options: &Options) -> Rc<Bytes> {
     let bytes = Bytes::new(options.memory_bytes);
     let words = [
@@ -391,7 +394,7 @@ fn fresh(world: &World, options: &Options) -> Rc<Bytes> {
 }
 
 impl Serving {
-    /// The memory that it serves.
+    /// The served memory.
     pub(crate) fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
     }
@@ -400,13 +403,13 @@ impl Serving {
         &self.seen
     }
 
-    /// Tells the node's task.
+    /// Sends a message to the node's task.
     pub(crate) fn post(&self, letter: Letter) {
         self.letters.borrow_mut().push_back(letter);
         self.bell.ring();
     }
 
-    /// Wakes the node if it sleeps.
+    /// Wakes the node's task.
     pub(crate) fn ring(&self) {
         self.bell.ring();
     }
@@ -441,7 +444,7 @@ impl Serving {
         }
     }
 
-    /// Steps the node for a while and hands out answers; true if there is more to do.
+    /// Steps the node for a limited number of steps and delivers responses. Returns true if there is more to do.
     async fn step(&self) -> bool {
         let (mut progress, mut left) = (Progress::Made, STEPS_AT_A_TIME);
         while progress == Progress::Made && left > 0 {
@@ -461,8 +464,8 @@ impl Serving {
         progress == Progress::Made
     }
 
-    /// Steps the node until there is nothing to do, a letter to be read, or somebody in line. In the middle of a step
-    /// it answers the access that has to wait.
+    /// Steps the node until it is idle, a letter arrives, or an engine waits for the node. If an access within a step
+    /// has to wait, returns this access.
     fn steps_at_once(&self, left: &mut u32) -> Result<Progress, Access> {
         loop {
             *left -= 1;
@@ -484,7 +487,7 @@ impl Serving {
         for letter in letters {
             match letter {
                 Letter::Open(process, answer) => {
-                    // A pid that is 0 is nobody's.
+                    // The pid 0 means no process.
                     let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
                     answer.give(self.memory.run_at_once(open));
                 }
@@ -505,7 +508,7 @@ impl Serving {
         }
     }
 
-    /// Has services answer the callers who have the memory mapped.
+    /// Serves the calls of clients that have the memory mapped.
     async fn answer_calls(&self) {
         loop {
             let next = self.calls.borrow_mut().pop_front();
@@ -524,10 +527,10 @@ impl Serving {
         }
     }
 
-    /// The service of the store that this key may open.
+    /// Returns the service of the store that the key opens.
     pub(crate) fn served(&self, key: Key) -> Result<Arc<Served<Replay>>, String> {
         let served = self.machine.borrow().served(key.region());
-        served.ok_or_else(|| "the key of this call opens no store".to_owned())
+        served.ok_or_else(|| "call refused: its key opens no store".to_owned())
     }
 
     fn hand_out(&self) {
@@ -550,7 +553,7 @@ impl Serving {
     }
 }
 
-/// An answer to a client that runs its chains itself: it has the key of no store that is wide.
+/// Adapts a response for a client that runs its own chains: it never gets the key of a store with wide access.
 fn for_runner(answer: Answer) -> Answer {
     match answer {
         Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
@@ -558,12 +561,12 @@ fn for_runner(answer: Answer) -> Answer {
     }
 }
 
-/// What is asked of the node itself.
+/// Parses a request to the node itself.
 pub(crate) fn parse(request: &[u8]) -> Result<Ask, String> {
-    serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+    serde_json::from_slice(request).map_err(|error| format!("request refused: cannot parse it: {error}"))
 }
 
-/// Has a service answer a call, access by access. Nobody may be in the middle of a step of the node when it begins.
+/// Runs a call to a service, access by access. No step of the node may be in progress when it starts.
 pub(crate) async fn call(
     memory: &Replay,
     served: &Served<Replay>,
@@ -572,7 +575,7 @@ pub(crate) async fn call(
     asked: &[u8],
 ) -> Result<Vec<u8>, String> {
     let Some(mut attended) = served.try_attend() else {
-        return Err("the service is in another's call: call again".to_owned());
+        return Err("call refused: the service is busy with another call; nothing was done; retry".to_owned());
     };
     let mut answer = Vec::new();
     let answered = memory.run(|memory| attended.call(memory, key, rights, asked, &mut answer)).await;

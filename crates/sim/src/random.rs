@@ -1,16 +1,16 @@
-//! Chance, all of which comes from one seed.
+//! Randomness, all of it from one seed.
 //!
-//! Invariant: the same seed and the same questions give the same draws, in every build and on every machine.
+//! Invariant: the same seed and the same sequence of calls give the same draws, in every build and on every machine.
 
 use farside_remote::draws::Draws;
 use std::cell::Cell;
 
-/// A stream of draws, shared by all that hold it.
+/// Stream of random draws.
 #[derive(Debug)]
 pub struct Random(Cell<u64>);
 
 impl Random {
-    /// The stream of a seed.
+    /// Creates the stream of a seed.
     pub fn new(seed: u64) -> Random {
         Random(Cell::new(seed))
     }
@@ -23,38 +23,38 @@ impl Random {
         drawn
     }
 
-    /// 64 random bits.
+    /// Draws 64 random bits.
     #[inline]
     pub fn bits(&self) -> u64 {
         self.draw(Draws::next)
     }
 
-    /// Evenly, from 0 up to but without `end`; 0 if there is nothing to choose from.
+    /// Draws uniformly from `0..end`; returns 0 if `end` is 0.
     #[inline]
     pub fn below(&self, end: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// Evenly, both ends included.
+    /// Draws uniformly from `least..=most`.
     #[inline]
     pub fn between(&self, least: u64, most: u64) -> u64 {
         least + self.below(most.saturating_sub(least).saturating_add(1))
     }
 
-    /// True once in `one_in` times; never if that is 0.
+    /// Returns true with probability 1 / `one_in`; never if `one_in` is 0.
     #[inline]
     pub fn one_in(&self, one_in: u64) -> bool {
         one_in != 0 && self.below(one_in) == 0
     }
 
-    /// Evenly between 0 and 1, without 1.
+    /// Draws uniformly from [0, 1).
     pub fn share(&self) -> f64 {
         self.draw(Draws::share)
     }
 
-    /// A stretch of time with a heavy tail: mostly between nothing and twice the usual, and once in 64 times that
-    /// doubled again and again, each time with half the chance, up to 16,384 times as long. Even delays hide what
-    /// happens only if one party stands still while the others go on.
+    /// Draws a duration with a heavy tail. Mostly, it is uniform between 0 and twice `usual_ns`. In 1 of 64 draws it is
+    /// at least 16 times as long, doubled further with half the chance each time, up to 16,384 times. Uniform delays
+    /// would hide bugs that show only if one party pauses while the others continue.
     #[inline]
     pub fn heavy(&self, usual_ns: u64) -> u64 {
         let even = self.below(2 * usual_ns + 1);
@@ -65,14 +65,14 @@ impl Random {
         even.max(usual_ns) << doublings
     }
 
-    /// Puts things into a random order.
+    /// Shuffles `things`.
     pub fn shuffle<T>(&self, things: &mut [T]) {
         for last in (1..things.len()).rev() {
             things.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
 
-    /// A stream of its own, whose draws do not change how many others draw.
+    /// Creates an independent stream. Its draws do not advance this one.
     pub fn fork(&self) -> Random {
         Random::new(self.bits())
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_are_pinned_so_that_a_seed_means_the_same_for_ever() {
+    fn draws_are_pinned_so_that_seeds_stay_valid() {
         let random = Random::new(1);
         assert_eq!([random.bits(), random.bits()], [0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67]);
         assert_eq!((random.below(1000), random.between(5, 6), random.heavy(100)), (971, 5, 89));

@@ -1,15 +1,15 @@
-//! The search for an order of operations that explains all answers: Wing and Gong (1993), with the memory of states of
-//! Lowe, "Testing for linearizability" (2016).
+//! Search for an order of operations that explains all outcomes: Wing and Gong (1993), with the cache of visited states
+//! of Lowe, "Testing for linearizability" (2016).
 //!
-//! Invariant: an operation precedes another in the order if it returned before the other was called.
-//! Invariant: a set of operations is continued once from each state that it may lead to.
+//! Invariant: an operation precedes another in the order if it returned before the other was called. Invariant: each
+//! pair of a set of ordered operations and a resulting state is explored once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::FixedState;
 
-/// The events between which an operation took effect.
+/// The call and return between which an operation took effect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) called: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Span {
 
 /// Returns whether some order explains all operations.
 ///
-/// `step` returns the state after an operation, or `None` if the operation cannot have been answered so from there.
+/// `step` returns the state after an operation, or `None` if the operation cannot have had its outcome in that state.
 pub(crate) fn is_explained<S: Clone + Eq + Hash>(
     spans: &[Span],
     start: S,
@@ -43,7 +43,7 @@ pub(crate) fn is_explained<S: Clone + Eq + Hash>(
     let mut place = left.first();
     while let Some(&Event { is_return, operation, .. }) = events.get(place) {
         if is_return {
-            // Each operation that was called before this return was tried as the next one.
+            // Every operation called before this return has been tried as the next one.
             let Some((last, before)) = stack.pop() else { return false };
             state = before;
             flip(&mut ordered, last);
@@ -84,7 +84,7 @@ fn flip(set: &mut [u64], at: usize) {
     set[at / 64] ^= 1 << (at % 64);
 }
 
-/// The places of events that are not ordered yet, linked in both directions; the number of all events ends them.
+/// Doubly linked list of the events that are not ordered yet. The index past the last event is the list's end.
 struct Left {
     after: Vec<usize>,
     before: Vec<usize>,
@@ -111,7 +111,7 @@ impl Left {
         self.before[after] = before;
     }
 
-    /// The latest one taken must come back first.
+    /// Puts an event back. Events must be put back in the reverse order of [`Left::take`].
     fn put_back(&mut self, place: usize) {
         let (before, after) = (self.before[place], self.after[place]);
         self.after[before] = place;
@@ -119,10 +119,10 @@ impl Left {
     }
 }
 
-/// Sets of ordered operations, each with a state that it led to, by the hash of both.
+/// Visited pairs of a set of ordered operations and its resulting state, by the hash of both.
 struct Visited<S>(HashMap<u64, Alike<S>, FixedState>);
 
-/// Those with the same hash.
+/// Pairs with the same hash.
 type Alike<S> = Vec<(Box<[u64]>, S)>;
 
 impl<S> Default for Visited<S> {
@@ -132,7 +132,7 @@ impl<S> Default for Visited<S> {
 }
 
 impl<S: Clone + Eq + Hash> Visited<S> {
-    /// Returns whether it was not there.
+    /// Inserts a pair. Returns whether it was absent.
     fn insert(&mut self, ordered: &[u64], state: &S) -> bool {
         let hash = self.0.hasher().hash_one((ordered, state));
         let alike = self.0.entry(hash).or_default();
@@ -148,7 +148,7 @@ impl<S: Clone + Eq + Hash> Visited<S> {
 mod tests {
     use super::*;
 
-    /// A register that holds 0 at first: `Write` its value, or have `Read` it.
+    /// Operation on a register with the initial value 0: a write of a value, or a read that returned it.
     #[derive(Clone, Copy)]
     enum Op {
         Write(u8),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_that_overlap_may_take_either_order() {
+    fn overlapping_operations_may_take_either_order() {
         assert!(is_register(&[]));
         assert!(is_register(&[(0, 3, Write(1)), (1, 2, Read(0))]));
         assert!(is_register(&[(0, 3, Write(1)), (1, 2, Read(1))]));
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_set_of_operations_is_continued_once_from_each_state() {
-        // Ten writes that overlap have 10! orders, but 10 * 2^9 pairs of a set and its last one.
+        // Ten overlapping writes have 10! orders, but only 10 * 2^9 pairs of a set and its last write.
         let mut operations: Vec<(u64, u64, Op)> = (0..10).map(|n| (n, 100, Write(n as u8))).collect();
         operations.push((101, 102, Read(99)));
         let spans: Vec<Span> =

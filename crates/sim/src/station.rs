@@ -1,35 +1,35 @@
-//! What is busy with one thing after another: a link, a NIC, the cores of a CPU.
+//! A resource that serves requests one after the other: a link, a NIC, the cores of a CPU.
 //!
-//! Whoever comes is told at once when it will have been served: first come, first served. Invariant: who comes later is
-//! not served before, so each is to ask only when its time has come.
+//! A request learns on arrival when it will have been served: first come, first served. Invariant: a later request is
+//! not served earlier, so callers make each request only at its arrival time.
 
 use crate::world::Nanos;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// Virtual time in picoseconds: a byte on a link of 100 Gb/s takes 80.
+/// Virtual time in picoseconds: one byte takes 80 ps on a link of 100 Gb/s.
 pub type Picos = u64;
 
 const PICOS: Picos = 1_000;
 
-/// So many that serve alike.
+/// A queue with one or more identical servers.
 pub struct Station {
-    /// From when on each is free.
+    /// Time from which each server is free.
     free: RefCell<BinaryHeap<Reverse<Picos>>>,
 }
 
 impl Station {
-    /// A station of `servers`.
+    /// Creates a station with `servers` servers.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `servers` is 0.
     pub fn new(servers: u32) -> Station {
-        assert!(servers > 0, "a station without servers serves nobody");
+        assert!(servers > 0, "a station needs at least one server");
         Station { free: RefCell::new((0..servers).map(|_| Reverse(0)).collect()) }
     }
 
-    /// When whoever comes at `now` and takes so long will have been served.
+    /// Serves a request that arrives at `now` and takes `takes`. Returns its completion time.
     pub fn pass(&self, now: Nanos, takes: Picos) -> Nanos {
         let mut free = self.free.borrow_mut();
         let Reverse(first) = free.pop().expect("a station has servers");
@@ -39,11 +39,11 @@ impl Station {
     }
 }
 
-/// The NIC of a client's machine. It remembers so many connections; another's state it has to fetch, and meanwhile it
-/// sends nothing.
+/// NIC of a client's machine. It caches the state of `known_max` connections. To send on another connection it first
+/// fetches that state, and sends nothing meanwhile.
 pub struct Sender {
     station: Station,
-    /// The connections that it remembers, that used last at the end.
+    /// Cached connections, the most recently used last.
     known: RefCell<VecDeque<u32>>,
     known_max: usize,
     op: Picos,
@@ -51,13 +51,13 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A NIC that takes `op` for what it sends, `miss` more where it has to fetch the connection's state, and remembers
-    /// `known_max` of them.
+    /// Creates a NIC that takes `op` to send a message, and `miss` more if the connection's state is not cached. It
+    /// caches `known_max` connections.
     pub fn new(op: Picos, miss: Picos, known_max: usize) -> Sender {
         Sender { station: Station::new(1), known: RefCell::default(), known_max, op, miss }
     }
 
-    /// When what is posted now on that connection leaves.
+    /// Returns when a message posted now on the connection leaves the NIC.
     pub fn leaves(&self, now: Nanos, connection: u32) -> Nanos {
         let mut known = self.known.borrow_mut();
         let place = known.iter().position(|&other| other == connection);
@@ -75,19 +75,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_while_all_are_busy_waits_for_the_first_that_is_free() {
+    fn a_request_waits_for_the_first_free_server() {
         let station = Station::new(2);
         assert_eq!(station.pass(100, 10_000), 110);
         assert_eq!(station.pass(100, 30_000), 130);
         assert_eq!(station.pass(105, 10_000), 120);
-        assert_eq!(station.pass(200, 500), 201, "a part of a nanosecond is not lost");
+        assert_eq!(station.pass(200, 500), 201, "fractions of a nanosecond are not lost");
         let link = Station::new(1);
         let last = (0..1_000).map(|_| link.pass(0, 80)).max();
-        assert_eq!(last, Some(80), "nor is it counted twice");
+        assert_eq!(last, Some(80), "nor are they counted twice");
     }
 
     #[test]
-    fn connections_in_turn_are_remembered_only_if_there_is_room_for_all() {
+    fn round_robin_over_more_connections_than_fit_always_misses() {
         for (connections, forgotten) in [(4, 0), (5, 20)] {
             let sender = Sender::new(0, 1_000, 4);
             let begun = (0..connections).map(|connection| sender.leaves(0, connection)).max();

@@ -1,10 +1,11 @@
-//! One thread, one seed, virtual nanoseconds: everything that runs is a task, and time goes on only when none can.
+//! The executor: one thread, one seed, virtual nanoseconds. All code runs in tasks, and time advances only when no task
+//! can run.
 //!
-//! A task belongs to a *process*, which can be stopped, resumed and killed between any two of its awaits. Whatever
-//! takes time is an await, so that is wherever two accesses to memory, or a message and the next, lie apart.
+//! A task belongs to a *process*, which can be stopped, resumed and killed between any two of its awaits. Everything
+//! that takes time is an await: there is one between two accesses to memory, and between two messages.
 //!
-//! Invariant: the order in which tasks run depends on the seed alone. Invariant: what a killed process had begun is
-//! dropped before anything else runs, and nothing of it runs again.
+//! Invariant: the order in which tasks run depends on the seed alone. Invariant: when a process is killed, its tasks
+//! are dropped before anything else runs, and never run again.
 
 use crate::random::Random;
 use std::cell::{Cell, RefCell};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// Virtual time since the world began, in nanoseconds.
+/// Virtual time since the start of the world, in nanoseconds.
 pub type Nanos = u64;
 
 /// One microsecond, one millisecond, one second.
@@ -27,54 +28,55 @@ pub const MILLIS: Nanos = 1_000_000;
 /// See [`MICROS`].
 pub const SECONDS: Nanos = 1_000_000_000;
 
-/// A process of the world. Numbers are never used again.
+/// Process of the world. Numbers are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u32);
 
-/// A handle to the world. All handles are to the same one.
+/// Handle to a world. Clones refer to the same world.
 #[derive(Clone)]
 pub struct World(Rc<Inner>);
 
 struct Inner {
     random: Random,
     now: Cell<Nanos>,
-    /// How many events have happened.
+    /// Number of events so far.
     events: Cell<u64>,
     agenda: RefCell<Agenda>,
     tasks: RefCell<Vec<Slot>>,
     free: RefCell<Vec<u32>>,
     processes: RefCell<Vec<Process>>,
     ready: Arc<Ready>,
-    /// What is being polled.
+    /// The task being polled, and its process.
     current: Cell<Option<(u32, ProcessId)>>,
 }
 
-/// What is planned.
+/// Queue of planned events.
 #[derive(Default)]
 struct Agenda {
     queue: BinaryHeap<Reverse<Event>>,
-    /// How many events were ever planned.
+    /// Number of events ever planned.
     planned: u64,
-    /// What each of them is, at its place; places are used again.
+    /// The plan of each event, at the event's place. Places are reused.
     plans: Vec<Option<Plan>>,
     free: Vec<u32>,
 }
 
-/// When something happens. Small, since a queue moves its events about.
+/// Time and place of a planned event. It is small, since the queue moves its events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     at: Nanos,
-    /// Its number, above the place of its plan: of those at one instant, the first that was planned happens first.
+    /// The event's number in the upper bits, the place of its plan in the lower. At the same instant, the event that
+    /// was planned first happens first.
     number_and_place: u64,
 }
 
-/// How many bits of an event are its place, and how many are left for its number.
+/// Numbers of bits for an event's place and for its number.
 const PLACE_BITS: u32 = 24;
 const NUMBER_BITS: u32 = u64::BITS - PLACE_BITS;
 
-/// What happens.
+/// Action of an event.
 enum Plan {
-    /// A task goes on: nearly all there is, and it takes no waker.
+    /// Resumes a task. Nearly all events are of this kind; it needs no waker.
     Resume(TaskName),
     Wake(Waker),
     Run(Box<dyn FnOnce()>),
@@ -88,18 +90,18 @@ impl Agenda {
                 place
             }
             None => {
-                assert!(self.plans.len() < 1 << PLACE_BITS, "at most 2^24 events are planned at once");
+                assert!(self.plans.len() < 1 << PLACE_BITS, "at most 2^24 events can be planned at the same time");
                 self.plans.push(Some(plan));
                 self.plans.len() as u32 - 1
             }
         };
-        assert!(self.planned < 1 << NUMBER_BITS, "a world has at most 2^40 events");
+        assert!(self.planned < 1 << NUMBER_BITS, "a world can have at most 2^40 events");
         let number_and_place = self.planned << PLACE_BITS | u64::from(place);
         self.planned += 1;
         self.queue.push(Reverse(Event { at, number_and_place }));
     }
 
-    /// When the next event is.
+    /// Time of the next event.
     fn next_at(&self) -> Option<Nanos> {
         self.queue.peek().map(|Reverse(next)| next.at)
     }
@@ -112,16 +114,16 @@ impl Agenda {
     }
 }
 
-/// A task's place, and its generation there.
+/// Index of a task's slot, and the generation.
 type TaskName = (u32, u32);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// A place for a task. Its generation tells the tasks that have had it apart.
+/// Slot for a task. The generation distinguishes the tasks that have used the slot.
 struct Slot {
     generation: u32,
     process: ProcessId,
-    /// Nothing while it is polled, and once it has ended.
+    /// `None` while the task is polled, and after it has ended.
     task: Option<Task>,
     waker: Rc<Waker>,
     is_alive: bool,
@@ -136,15 +138,15 @@ enum Life {
 
 struct Process {
     life: Life,
-    /// Woken while it was stopped.
+    /// Tasks woken while the process was stopped.
     held: Vec<TaskName>,
     on_death: Vec<Box<dyn FnOnce()>>,
 }
 
-/// Tasks that were woken, in that order. Shared with wakers, which may be anywhere as far as the compiler knows.
+/// Woken tasks, in order. Shared with wakers, which the compiler requires to be thread-safe.
 #[derive(Default)]
 struct Ready {
-    /// Whether there are any. Relaxed: it tells only when to look.
+    /// Whether there are any. Relaxed: a hint for when to lock the queue.
     is_any: AtomicBool,
     woken: Mutex<VecDeque<TaskName>>,
 }
@@ -183,7 +185,7 @@ impl Wake for TaskWaker {
 }
 
 impl World {
-    /// A world in which nothing has happened.
+    /// Creates a world at time 0.
     pub fn new(seed: u64) -> World {
         World(Rc::new(Inner {
             random: Random::new(seed),
@@ -198,31 +200,31 @@ impl World {
         }))
     }
 
-    /// The time now.
+    /// Present time.
     #[inline]
     pub fn now(&self) -> Nanos {
         self.0.now.get()
     }
 
-    /// Where chance comes from.
+    /// Source of randomness.
     #[inline]
     pub fn random(&self) -> &Random {
         &self.0.random
     }
 
-    /// How many events have happened: sleeps that ended, messages that arrived, accesses that were made.
+    /// Number of events so far: ended sleeps, arrived messages, accesses made.
     pub fn events(&self) -> u64 {
         self.0.events.get()
     }
 
-    /// A new process, running, without tasks.
+    /// Starts a process without tasks.
     pub fn start_process(&self) -> ProcessId {
         let mut processes = self.0.processes.borrow_mut();
         processes.push(Process { life: Life::Running, held: Vec::new(), on_death: Vec::new() });
         ProcessId(processes.len() as u32 - 1)
     }
 
-    /// Gives a process something to do. Nothing if it is dead.
+    /// Spawns a task in a process. Does nothing if the process is dead.
     pub fn spawn(&self, process: ProcessId, task: impl Future<Output = ()> + 'static) {
         if self.life(process) == Life::Dead {
             return;
@@ -242,34 +244,34 @@ impl World {
         self.0.ready.push(name);
     }
 
-    /// Does something at that time, or now if it has passed, whatever processes there are then.
+    /// Runs `run` at time `at`, or now if it has passed. The call belongs to no process.
     pub fn at(&self, at: Nanos, run: impl FnOnce() + 'static) {
         self.0.agenda.borrow_mut().add(at, Plan::Run(Box::new(run)));
     }
 
-    /// Completes that many nanoseconds from now.
+    /// Completes in `ns` nanoseconds.
     #[inline]
     pub fn sleep(&self, ns: Nanos) -> Sleep {
         self.sleep_until(self.now().saturating_add(ns))
     }
 
-    /// Completes at that time; at once if it has passed.
+    /// Completes at time `until`, or immediately if it has passed.
     #[inline]
     pub fn sleep_until(&self, until: Nanos) -> Sleep {
         Sleep { world: self.clone(), until, is_planned: false }
     }
 
-    /// Whether it runs or is stopped, and has not ended.
+    /// Whether the process is running or stopped, but not dead.
     pub fn is_alive(&self, process: ProcessId) -> bool {
         self.life(process) != Life::Dead
     }
 
-    /// Whether it is stopped.
+    /// Whether the process is stopped.
     pub fn is_stopped(&self, process: ProcessId) -> bool {
         self.life(process) == Life::Stopped
     }
 
-    /// Whose task is running, if any is.
+    /// Process of the running task, if any.
     pub fn current(&self) -> Option<ProcessId> {
         self.0.current.get().map(|(_, process)| process)
     }
@@ -282,7 +284,7 @@ impl World {
         }
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn resume(&self, process: ProcessId) {
         let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
         if process.life == Life::Stopped {
@@ -291,7 +293,7 @@ impl World {
         }
     }
 
-    /// Ends a process wherever it is. What is told of its death is told now.
+    /// Kills a process at its present awaits, and calls its [`World::on_death`] callbacks.
     pub fn kill(&self, process: ProcessId) {
         let on_death = {
             let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
@@ -309,13 +311,13 @@ impl World {
                 dropped.extend(slot.task.take());
             }
         }
-        // A task that kills its own process is dropped when it has returned. Their slots are used no more: there are
-        // few deaths in a world.
+        // A task that kills its own process is dropped after it has returned. The slots of dead processes are not
+        // reused: there are few deaths in a world.
         drop(dropped);
         on_death.into_iter().for_each(|told| told());
     }
 
-    /// Has something done when a process dies; at once if it is dead.
+    /// Calls `told` when the process dies, or immediately if it is dead.
     pub fn on_death(&self, process: ProcessId, told: impl FnOnce() + 'static) {
         if self.is_alive(process) {
             self.0.processes.borrow_mut()[process.0 as usize].on_death.push(Box::new(told));
@@ -324,12 +326,12 @@ impl World {
         }
     }
 
-    /// Lets everything happen until that time, or until nothing is left that can. False if nothing is left.
+    /// Runs the world until the time `until`, or until no events are left. Returns false if none are left.
     pub fn run_until(&self, until: Nanos) -> bool {
         self.run_while(until, || true)
     }
 
-    /// As [`World::run_until`], for as long as `goes_on` answers true; it is asked after every event.
+    /// As [`World::run_until`], while `goes_on` returns true. It is called after every event.
     pub fn run_while(&self, until: Nanos, mut goes_on: impl FnMut() -> bool) -> bool {
         loop {
             self.run_ready();
@@ -348,7 +350,7 @@ impl World {
             self.0.now.set(at.max(self.now()));
             self.count_event();
             match plan {
-                // At once, as nobody else is ready.
+                // Run it immediately: no other task is ready.
                 Plan::Resume(task) => self.run_task(task),
                 Plan::Wake(waker) => waker.wake(),
                 Plan::Run(run) => run(),
@@ -356,8 +358,8 @@ impl World {
         }
     }
 
-    /// Runs a future to its end in a process of its own, and answers what it came to. None if the world has nothing
-    /// left to do before that, or it takes longer than `within`.
+    /// Runs a future to completion in a process of its own and returns its output. Returns `None` if the world runs out
+    /// of events first, or after `within` nanoseconds.
     pub fn complete<T: 'static>(
         &self,
         within: Nanos,
@@ -377,8 +379,8 @@ impl World {
         outcome.take()
     }
 
-    /// Ends all processes and forgets what was planned. Tasks hold handles to their world, so one that is not ended
-    /// stays in memory.
+    /// Kills all processes and drops all planned events. Tasks hold handles to their world, so a world that is not
+    /// ended is leaked.
     pub fn end(&self) {
         let processes = self.0.processes.borrow().len() as u32;
         (0..processes).for_each(|process| self.kill(ProcessId(process)));
@@ -386,13 +388,13 @@ impl World {
         drop(planned);
     }
 
-    /// One more event has happened, without a place in the queue: an access that was made at once.
+    /// Counts an event that was not queued: an access that was made immediately.
     #[inline]
     pub(crate) fn count_event(&self) {
         self.0.events.set(self.0.events.get() + 1);
     }
 
-    /// Has whoever is polled with that waker go on at that time.
+    /// Wakes the task that is polled with `waker` at time `at`.
     fn wake_at(&self, at: Nanos, waker: &Waker) {
         let task = self.0.current.get().and_then(|(index, _)| {
             let slot = &self.0.tasks.borrow()[index as usize];
@@ -467,7 +469,7 @@ impl Future for Sleep {
     }
 }
 
-/// What a future came to, or nothing if it took longer than that.
+/// Returns the output of a future, or `None` if it takes longer than `ns` nanoseconds.
 pub async fn within<O>(world: &World, ns: Nanos, future: impl Future<Output = O>) -> Option<O> {
     let mut future = std::pin::pin!(future);
     let mut sleep = std::pin::pin!(world.sleep(ns));
@@ -478,12 +480,12 @@ pub async fn within<O>(world: &World, ns: Nanos, future: impl Future<Output = O>
     .await
 }
 
-/// In nanoseconds, as far as the world counts.
+/// Converts to nanoseconds, saturating.
 pub fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
 }
 
-/// Tells one task after another that something has happened, which each looks for itself.
+/// Notification of tasks. Each woken task checks for itself what has changed.
 #[derive(Default)]
 pub struct Bell {
     waiting: RefCell<Vec<Waker>>,
@@ -491,13 +493,13 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Wakes all who wait.
+    /// Wakes all waiting tasks.
     pub fn ring(&self) {
         self.rung.set(self.rung.get() + 1);
         self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
     }
 
-    /// Completes when it is next rung.
+    /// Completes at the next ring.
     pub fn rung(&self) -> impl Future<Output = ()> + '_ {
         let seen = self.rung.get();
         std::future::poll_fn(move |cx| {
@@ -513,13 +515,13 @@ impl Bell {
     }
 }
 
-/// Something that one task at a time has, in the order in which they asked.
+/// Fair lock: one task at a time holds it, in the order of [`Turnstile::enter`] calls.
 pub struct Turnstile {
     is_taken: Cell<bool>,
     line: RefCell<VecDeque<Weak<Cell<Place>>>>,
 }
 
-/// Where in line somebody is.
+/// State of a waiting task.
 enum Place {
     Waits(Option<Waker>),
     Called,
@@ -538,7 +540,7 @@ impl Default for Turnstile {
 }
 
 impl Turnstile {
-    /// Waits until it is free, and takes it until the answer is dropped.
+    /// Waits until the turnstile is free, and holds it until the returned passage is dropped.
     pub async fn enter(&self) -> Passage<'_> {
         if !self.is_taken.replace(true) {
             return Passage(self);
@@ -556,7 +558,7 @@ impl Turnstile {
         Passage(self)
     }
 
-    /// Whether somebody waits for it.
+    /// Whether a task is waiting for it.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         !self.line.borrow().is_empty()
@@ -574,7 +576,7 @@ impl Turnstile {
     }
 }
 
-/// One in line. Who was called and is dropped before it heard calls the next.
+/// Waiting task. If it is dropped after it was called, the turnstile calls the next one.
 struct Waiting<'a> {
     turnstile: &'a Turnstile,
     place: Rc<Cell<Place>>,

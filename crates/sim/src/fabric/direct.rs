@@ -1,7 +1,9 @@
-//! The client's own CPU runs its chains on the node's memory, one access after the other: `local` and `shm`.
+//! The client's own CPU runs its chains on the node's memory, one access after the other, as over `local` and `shm`.
 //!
-//! A process may be stopped or die between any two accesses of a chain. Invariant: the session's turn is odd before a
-//! chain's first access, and until all that its chains made unreachable is on the session's list.
+//! A process may be stopped or die between any two accesses of a chain.
+//!
+//! Invariant: the session's turn is odd from before a chain's first access until all buffers that the chain made
+//! unreachable are on the session's list.
 
 use crate::clock::ProcessClock;
 use crate::memory::{Pace, Replay};
@@ -16,12 +18,12 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long it usually takes until somebody hears that a process has ended.
+/// Usual delay until a process's death is noticed.
 const HEARD_AFTER: u64 = 100 * MICROS;
-/// How long a question to the node's process usually takes on its way, and the answer on its own.
+/// Usual one-way latency of a letter between a client and the node's process.
 const LETTER: u64 = 5 * MICROS;
 
-/// An endpoint whose own CPU runs the chains.
+/// Endpoint whose own CPU runs the chains.
 pub struct Direct {
     world: World,
     node: NodeId,
@@ -33,18 +35,18 @@ pub struct Direct {
     cpu: Turnstile,
     turn: Cell<u64>,
     retired: RefCell<VecDeque<(u32, Addr)>>,
-    /// Rung when a turn has something to end.
+    /// Rung when a turn needs to end.
     ends: Bell,
-    /// Set by whoever watches the node's process.
+    /// Set after the node's process has died.
     has_died: Rc<Cell<bool>>,
     is_closed: Cell<bool>,
 }
 
 impl Direct {
-    /// Opens a session for `process`, which is at the node's host.
+    /// Opens a session for `process`, which runs at the node's host.
     ///
     /// # Errors
-    /// No process serves the node, or it does not answer within a second.
+    /// No process serves the node, or the node does not respond within a second.
     pub async fn open(
         node: &Node,
         process: ProcessId,
@@ -58,9 +60,10 @@ impl Direct {
         serving.post(Letter::Open(process, Rc::clone(&waiting)));
         let opened = within(&world, nanos(DEADLINE), waiting.taken()).await;
         let session = opened.flatten().ok_or_else(|| {
-            FabricError::Refused("the node is stopped, or has as many sessions as it can".to_owned())
+            let reason = "cannot open a session: the node is stopped, or has no free session; retry";
+            FabricError::Refused(reason.to_owned())
         })?;
-        // Whoever has a connection is told when the other end dies, a little later.
+        // Each side notices the death of the other with a delay, as a connection would report it.
         let (theirs, told) = (Rc::clone(&serving), world.clone());
         world.on_death(process, move || {
             let after = told.now() + told.random().heavy(HEARD_AFTER);
@@ -91,12 +94,12 @@ impl Direct {
         Ok(direct)
     }
 
-    /// Its process's clock.
+    /// Clock of its process.
     pub fn clock(&self) -> &ProcessClock {
         &self.clock
     }
 
-    /// Says that it runs no more chains, when all that it retired is on its list.
+    /// Closes the session, after all retired buffers are on its list.
     pub async fn close(&self) {
         while self.turn.get() % 2 == 1 && !self.has_died.get() {
             self.world.sleep(LETTER).await;
@@ -112,11 +115,11 @@ impl Direct {
         if self.has_died.get() {
             return Err(FabricError::NodeDied(node));
         }
-        assert!(!self.is_closed.get(), "a session that was closed asks nothing");
+        assert!(!self.is_closed.get(), "a closed session sends no requests");
         Ok(())
     }
 
-    /// Says that pointers may be held from now on.
+    /// Starts a turn, if none is in progress: from now on the client may hold pointers.
     fn enter(&self) {
         if self.turn.get().is_multiple_of(2) {
             self.publish();
@@ -129,7 +132,7 @@ impl Direct {
         self.serving.bytes().poke(turn_at(self.session.slot), &self.turn.get().to_le_bytes());
     }
 
-    /// Ends turns, when whoever ran a chain has gone on to its next await.
+    /// Ends turns, when the task that ran a chain has reached its next await.
     async fn keep_turns(&self) {
         loop {
             let rung = self.ends.rung();
@@ -150,7 +153,7 @@ impl Direct {
         }
     }
 
-    /// Tells the node's process, and waits for its answer.
+    /// Sends a letter to the node's process and waits for the response.
     async fn answered<T>(
         &self,
         letter: Letter,
@@ -162,7 +165,7 @@ impl Direct {
         let answered = within(&self.world, nanos(patience), waiting.taken()).await;
         self.check(self.node).map_err(|_| FabricError::Broken {
             node: self.node,
-            reason: "the node's process has ended".to_owned(),
+            reason: "the node's process has exited".to_owned(),
         })?;
         answered.ok_or(FabricError::Deadline { node: self.node, waited: patience })
     }

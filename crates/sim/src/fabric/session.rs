@@ -1,8 +1,10 @@
-//! The client's end of a datagram session in virtual time, over a network that loses, doubles, delays and reorders, or
-//! over a connection that breaks: `udp`, `tcp` and `ring`.
+//! Client side of a datagram session in virtual time, as over `udp`, `tcp` and `ring`: over a network that loses,
+//! duplicates, delays and reorders, or over a connection that may break.
 //!
-//! What tasks ask in one turn leaves together when they wait. Invariant: a request is cancelled when nobody waits for
-//! it any more. Invariant: after the session is over nothing is sent, and everyone is told what may be assumed.
+//! Requests that tasks make before their next wait leave together.
+//!
+//! Invariant: a request is cancelled when no task waits for it any more. Invariant: after the session has ended nothing
+//! is sent, and each waiting task gets an error that says what may be assumed.
 
 use crate::clock::ProcessClock;
 use crate::network::{Address, Arrival, HostId, Inbox, Network};
@@ -18,23 +20,23 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a client may take to say hello and be answered.
+/// Timeout for opening a session.
 const GREETING_WAIT: Nanos = 90 * MILLIS;
-/// The most buffers that one request gives back.
+/// Maximum number of buffers that one request retires.
 const RETIRED_MAX: usize = 64;
 
-/// Who opens a session.
+/// Identity of a client that opens a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// The client, through all its incarnations.
+    /// Identifier of the client, the same for all its incarnations.
     pub identity: u128,
-    /// Which of them this is: higher than any before.
+    /// Number of this incarnation, higher than all earlier ones.
     pub incarnation: u64,
-    /// How long a node may be silent before it is given up.
+    /// Timeout after which a silent node is considered dead.
     pub silence: Nanos,
 }
 
-/// An endpoint to one engine.
+/// Endpoint connected to one engine.
 pub struct Endpoint {
     world: World,
     network: Network,
@@ -44,9 +46,9 @@ pub struct Endpoint {
     is_reliable: bool,
     clock: ProcessClock,
     state: RefCell<State>,
-    /// Rung when something has happened that somebody may wait for.
+    /// Rung when the session's state has changed.
     changed: Bell,
-    /// Rung when there is something to send.
+    /// Rung when there is a request to send.
     asked: Bell,
 }
 
@@ -60,10 +62,10 @@ struct State {
 }
 
 impl Endpoint {
-    /// Opens a session with one of the node's engines for `process`, which is at `host`.
+    /// Opens a session with one of the node's engines for `process`, which runs at `host`.
     ///
     /// # Errors
-    /// Nobody answers, or the node refuses.
+    /// The node does not respond, or refuses.
     pub async fn open(
         node: &Node,
         engine: u32,
@@ -77,7 +79,7 @@ impl Endpoint {
         let engine = node.engine(engine);
         if options.is_reliable {
             network.connect(inbox.address(), engine);
-            // The system ends a process's connections.
+            // The operating system closes the connections of a dead process.
             let (theirs, from) = (network.clone(), inbox.address());
             world.on_death(process, move || theirs.hang_up(from, engine));
         }
@@ -119,17 +121,18 @@ impl Endpoint {
             None => {
                 endpoint.state.borrow_mut().client.close();
                 endpoint.asked.ring();
-                Err(FabricError::Refused("no node answered: look whether one serves there".to_owned()))
+                let reason = "cannot open a session: no node responded; check that a node runs there";
+                Err(FabricError::Refused(reason.to_owned()))
             }
         }
     }
 
-    /// Its process's clock.
+    /// Clock of its process.
     pub fn clock(&self) -> &ProcessClock {
         &self.clock
     }
 
-    /// Waits until all was answered, then ends the session.
+    /// Waits for all outstanding responses, then closes the session.
     pub async fn close(&self) {
         loop {
             let changed = self.changed.rung();
@@ -156,7 +159,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends, receives and keeps the time, for as long as the session lasts.
+    /// Sends, receives and handles timeouts, until the session ends.
     async fn drive(&self) {
         loop {
             let (rung, asked) = (self.inbox.bell().rung(), self.asked.rung());
@@ -181,7 +184,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes in what has arrived.
+    /// Handles arrived messages.
     fn look(&self) {
         let mut has_news = false;
         while let Some(arrival) = self.inbox.take() {
@@ -193,18 +196,18 @@ impl Endpoint {
                 }
                 Arrival::HungUp(_) => {
                     state.client.close();
-                    state.over.get_or_insert_with(|| "its connection broke".to_owned());
+                    state.over.get_or_insert_with(|| "the connection broke".to_owned());
                 }
             }
         }
         if has_news {
             self.hear();
-            // What arrived may end a wait that no event tells of.
+            // A message may end a wait without an event.
             self.changed.ring();
         }
     }
 
-    /// Sends what there is to send.
+    /// Sends pending packets.
     fn send(&self) {
         let mut state = self.state.borrow_mut();
         let now = self.clock.now();
@@ -217,7 +220,7 @@ impl Endpoint {
                 self.network.send(from, self.engine, bytes);
             } else if !self.network.send_on(from, self.engine, bytes) {
                 client.close();
-                over.get_or_insert_with(|| "its connection broke".to_owned());
+                over.get_or_insert_with(|| "the connection broke".to_owned());
                 has_broken = true;
                 break;
             }
@@ -229,7 +232,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes in what the session has to tell, and wakes whoever may wait for it.
+    /// Handles the session's events, and wakes the tasks that wait for them.
     fn hear(&self) {
         let mut state = self.state.borrow_mut();
         let mut has_news = state.client.take_answered() != 0;
@@ -240,8 +243,8 @@ impl Endpoint {
                 Event::Failed { request, fate } => state.failed.push((request, fate)),
                 Event::Lost(lost) => {
                     let reason = match lost {
-                        Lost::Silent => "nothing was heard of it for too long",
-                        Lost::Gone => "it has ended the session, or has begun anew",
+                        Lost::Silent => "the node was silent for too long",
+                        Lost::Gone => "the node has ended the session, or was restarted",
                     };
                     state.over.get_or_insert_with(|| reason.to_owned());
                 }
@@ -262,7 +265,7 @@ impl Endpoint {
         FabricError::Lost { node: self.node, ran, reason }
     }
 
-    /// Asks once there is a slot, and waits for the answer or for what became of it.
+    /// Submits a request once a slot is free, and waits for the response or for the request's fate.
     async fn ask(
         &self,
         ask: Ask,
@@ -272,7 +275,8 @@ impl Endpoint {
     ) -> Result<SlotRef, FabricError> {
         let asked = within(&self.world, nanos(patience), self.submitted(ask, patience, parts)).await;
         let request = asked.unwrap_or_else(|| {
-            Err(FabricError::Refused("the node has answered nothing, and this was not asked".to_owned()))
+            let reason = "request timed out: no slot became free; the request was not sent; retry";
+            Err(FabricError::Refused(reason.to_owned()))
         })?;
         if let Some(chain) = chain
             && let Some(held) = chain.held()
@@ -318,7 +322,8 @@ impl Endpoint {
         match ran {
             _ if is_over => self.over(ran),
             Ran::No => {
-                FabricError::Refused("the node granted no room for this, and it was not asked".to_owned())
+                let reason = "request timed out: the node granted no capacity; the request was not sent; retry";
+                FabricError::Refused(reason.to_owned())
             }
             _ => FabricError::Deadline { node: self.node, waited: patience },
         }
@@ -330,12 +335,12 @@ impl Endpoint {
 }
 
 impl State {
-    /// Whether there is a session; nothing if that is not known yet.
+    /// Whether the session is open, or `None` if that is not known yet.
     fn is_open(&self) -> Option<bool> {
         (self.is_open || self.over.is_some()).then_some(self.over.is_none())
     }
 
-    /// What is known of a request by now. Of what has failed nothing is left.
+    /// Returns the outcome of a request, if it is known. The record of a failed request is removed.
     fn news_of(&mut self, request: SlotRef) -> Option<Result<(), Fate>> {
         if self.client.is_answered(request) {
             return Some(Ok(()));
@@ -348,7 +353,7 @@ impl State {
         Some(self.failed.swap_remove(place).1)
     }
 
-    /// What futures held that were dropped goes back together, when there is a slot to spare for it.
+    /// Retires buffers held by dropped futures, in batches, when a slot is free.
     fn send_retired(&mut self, now: Duration) {
         self.client.take_untold(&mut self.retired);
         while !self.retired.is_empty() && self.over.is_none() {
@@ -361,7 +366,7 @@ impl State {
     }
 }
 
-/// A request that somebody waits for; cancelled when dropped.
+/// Request that a task waits for. Dropping it cancels the request.
 struct Waits<'a> {
     endpoint: &'a Endpoint,
     request: Option<SlotRef>,
@@ -378,7 +383,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Completes when either does.
+/// Completes when either future completes.
 async fn first(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
     std::future::poll_fn(|cx| {
@@ -402,13 +407,13 @@ impl Fabric for Endpoint {
         let outcome = match answer::refusal(client.reply(request)) {
             Some(reason) => Err(FabricError::Refused(reason)),
             None => reply.fill(view.len(), |own| client.take_reply(request, own)).map_err(|error| {
-                let reason = format!("its reply is malformed: {error}");
+                let reason = format!("the node's reply is malformed: {error}");
                 FabricError::Lost { node, ran: Ran::Yes, reason }
             }),
         };
         client.release(request);
         drop(state);
-        // Whoever waits for a slot may have it now.
+        // Another task may be waiting for the slot.
         self.changed.ring();
         outcome
     }

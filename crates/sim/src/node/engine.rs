@@ -1,7 +1,7 @@
-//! An engine: the sessions of one port, whose chains it runs one at a time, access by access.
+//! An engine: serves the sessions of one port, and runs their chains one at a time, access by access.
 //!
-//! Invariant: a session is known to the node before its first chain runs, and until after its last. Invariant: what
-//! arrives while a chain runs waits for its end, as it does where an engine is a thread.
+//! Invariant: a session is registered with the node from before its first chain until after its last. Invariant:
+//! messages that arrive while a chain runs wait for its end, as in the real engine, which is one thread.
 
 use super::{Letter, Options, Serving};
 use crate::memory::Replay;
@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the node's task tells an engine.
+/// Messages from the node's task to an engine.
 #[derive(Default)]
 pub(crate) struct Mail {
     answers: RefCell<Vec<(RequestRef, Result<Answer, String>)>>,
@@ -45,7 +45,7 @@ impl Mail {
     }
 }
 
-/// An engine at its port.
+/// Engine of a port.
 pub(super) struct Engine {
     serving: Rc<Serving>,
     network: Network,
@@ -63,18 +63,18 @@ pub(super) struct Engine {
     turn: u64,
 }
 
-/// Who serves its sessions. What a session asks is put by, and carried out when all of a datagram was taken in.
+/// Server side of its sessions. It queues the requests of a datagram and executes them after it has decoded all of it.
 struct Staff {
     serving: Rc<Serving>,
     index: usize,
     at_once_one_in: u64,
-    /// By which chains are run that are run at one instant.
+    /// Memory for chains that run at one instant.
     memory: Replay,
-    /// The engine's own, on whose list retired buffers go. Opened before anything arrives.
+    /// The engine's own session, whose list takes retired buffers. Opened before any message arrives.
     session: Option<SessionId>,
-    /// Carried out in this order.
+    /// Queued requests, in order.
     work: VecDeque<Work>,
-    /// Posted when all of that is done.
+    /// Letters to the node, posted after all queued requests are done.
     letters: Vec<Letter>,
     reply: Reply,
 }
@@ -85,7 +85,7 @@ enum Work {
     Retire { at: RequestRef, number: u32, buffers: Vec<(u32, Addr)> },
 }
 
-/// A session, as its engine knows it.
+/// Engine's state of a session.
 struct Client {
     number: u32,
     keys: Rc<RefCell<Keys>>,
@@ -145,7 +145,7 @@ impl Engine {
             let pid = self.serving.process.0 + 1;
             self.serving.memory.run_at_once(|memory| machine.open_engine(memory, pid, 1))
         };
-        let session = session.expect("a node has sessions for its engines");
+        let session = session.expect("a node reserves sessions for its engines");
         self.staff.session = Some(session);
         loop {
             let inbox = Rc::clone(&self.inbox);
@@ -161,14 +161,14 @@ impl Engine {
         self.serving.clock.now()
     }
 
-    /// Takes in what has arrived, runs it and answers. False if there was nothing.
+    /// Handles all arrived messages: runs requests and sends responses. Returns false if there was nothing to do.
     async fn turn(&mut self, session: SessionId) -> bool {
         let mut is_busy = false;
         while let Some(arrival) = self.inbox.take() {
             is_busy = true;
             match arrival {
                 Arrival::Message(from, bytes) => {
-                    // A session is opened under the node's lock.
+                    // Opening a session takes the node's lock.
                     let serving = Rc::clone(&self.serving);
                     let _passage = match packet::is(&bytes, Kind::Hello) {
                         true => Some(serving.step.enter().await),
@@ -199,7 +199,7 @@ impl Engine {
         is_busy
     }
 
-    /// Carries out what was put by, in a turn of this engine's slot.
+    /// Executes the queued requests, in a turn of this engine's slot.
     async fn work(&mut self, session: SessionId) {
         if !self.staff.work.is_empty() {
             self.publish(session, self.turn + 1);
@@ -244,9 +244,9 @@ impl Engine {
                         }
                     }
                     Ok(_) => {
-                        answer::refuse(&mut answer, "the chain is followed by bytes that are none of it")
+                        answer::refuse(&mut answer, "chain refused: extra bytes follow the chain")
                     }
-                    Err(error) => answer::refuse(&mut answer, &format!("the chain is malformed: {error}")),
+                    Err(error) => answer::refuse(&mut answer, &format!("chain refused: malformed: {error}")),
                 }
                 let _heard_or_not = self.server.answer(at, &answer);
             }
@@ -269,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// Has the service of a store answer, as soon as it is in nobody else's call.
+    /// Calls the service of a store. Waits while the service is busy with another call.
     async fn call(
         &self,
         keys: &RefCell<Keys>,
@@ -278,7 +278,7 @@ impl Engine {
     ) -> Result<Vec<u8>, String> {
         let (own, asked) = addressed(service, request)?;
         let opened = keys.borrow().stands_for(own);
-        let (key, rights) = opened.ok_or("the key of this call opens no store")?;
+        let (key, rights) = opened.ok_or("call refused: its key opens no store")?;
         let served = self.serving.served(key)?;
         loop {
             let passage = self.serving.step.enter().await;
@@ -312,7 +312,7 @@ impl Engine {
 }
 
 impl Client {
-    /// The answer as this session is to read it: by a key of its own.
+    /// Encodes a response for this session, with the session's own key of a store.
     fn read(&mut self, answer: Answer, secret: u64) -> Vec<u8> {
         let answer = match answer {
             Answer::Store(store) => {
@@ -349,7 +349,7 @@ impl Host for Staff {
         match request {
             Request::Chain(bytes) => {
                 let is_at_once = self.serving.world.random().one_in(self.at_once_one_in);
-                // Not before what came before it.
+                // It must not overtake queued requests.
                 if is_at_once && self.work.is_empty() {
                     self.run_at_once(client, bytes, reply);
                     return Outcome::Done;
@@ -388,21 +388,21 @@ impl Host for Staff {
 }
 
 impl Staff {
-    /// Runs a chain as a thread would that nothing comes in between: no turn is needed, since it is over at once.
+    /// Runs a chain without interruption. It needs no turn, since it ends at the same instant.
     fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
         match ChainView::decode(bytes) {
             Ok((chain, [])) if !client.keys.borrow().is_wide(chain.key()) => {
                 let (number, own) = (client.number, &mut self.reply);
                 let keys = client.keys.borrow();
-                let retires = self.session.expect("nothing arrives before an engine has a session");
+                let retires = self.session.expect("an engine opens its session before any message arrives");
                 self.memory.run_at_once(|memory| {
                     let seen = Guarded { memory, keys: &keys };
                     farside_remote::run(&seen, By { owner: number, retires }, chain, own)
                 });
                 reply.extend_from_slice(own.as_bytes());
             }
-            Ok(_) => answer::refuse(reply, "the chain is followed by bytes that are none of it"),
-            Err(error) => answer::refuse(reply, &format!("the chain is malformed: {error}")),
+            Ok(_) => answer::refuse(reply, "chain refused: extra bytes follow the chain"),
+            Err(error) => answer::refuse(reply, &format!("chain refused: malformed: {error}")),
         }
     }
 }
