@@ -1,20 +1,20 @@
-//! Whether every queue of a history behaved as one: each value taken at most once, after it was put, in the order of
-//! the puts, a queue found empty or full only when it may have been, and never more values in it than it has room for.
+//! Checker of queues. Each value is taken at most once, after it was put, in the order of the puts. A queue is found
+//! empty or full only when it may have been so, and never holds more values than its capacity.
 //!
-//! Values are unique, so the history of an unbounded queue is one if and only if none of a few patterns occurs in it
+//! Values are unique, so the history of an unbounded queue is correct if and only if it contains none of a few patterns
 //! (Henzinger, Sezgin and Vafeiadis, "Aspect-oriented linearizability proofs", CONCUR 2013). That takes no search.
 //!
-//! Invariant: what is reported is wrong in every order of the operations. A take of unknown fate is given the benefit
-//! of the doubt: it may have taken any one value that was there.
+//! Invariant: a reported violation is one in every order of the operations. A take of unknown fate gets the benefit of
+//! the doubt: it may have taken any one value that was present.
 
 use crate::checker::{Checked, Checker, Violation};
 use crate::history::queue::{Ask, History, Operation, Outcome};
 use crate::history::register::Value;
 use std::collections::BTreeMap;
 
-/// The checker of queues: every key by itself.
+/// Checker of queues: each key separately.
 pub struct Fifo {
-    /// Values that each has room for.
+    /// Capacity of each queue, in values.
     pub capacity: u64,
 }
 
@@ -22,7 +22,7 @@ impl Checker for Fifo {
     type Ask = Ask;
 
     const PROPERTY: &'static str =
-        "every queue gave each value once, in the order of the puts, and was empty or full when it said so";
+        "every queue returned each value once, in the order of the puts, and was empty or full when reported so";
 
     fn check(&self, history: &History) -> Checked<Ask> {
         let mut queues: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
@@ -40,7 +40,7 @@ impl Checker for Fifo {
             shown.dedup();
             let offender = shown.iter().position(|operation| *operation == offender).unwrap_or(0);
             checked.window.get_or_insert(Violation {
-                what: format!("queue {key} is no queue: {what}"),
+                what: format!("queue {key} is not a queue: {what}"),
                 operations: shown,
                 offender,
                 instead: Vec::new(),
@@ -51,13 +51,13 @@ impl Checker for Fifo {
     }
 }
 
-/// What is wrong, and the operations that show it, the one with the wrong answer first.
+/// A violation, and the operations that show it, the one with the wrong outcome first.
 type Finding = (&'static str, Vec<Operation>);
 
-/// The operations of one queue.
+/// Operations of one queue.
 struct Queue<'a> {
     capacity: u64,
-    /// Of each value: its put, if it may have been carried out, and its takes.
+    /// For each value: its put, if it may have been carried out, and its takes.
     values: BTreeMap<Value, (Option<&'a Operation>, Vec<&'a Operation>)>,
     empties: Vec<&'a Operation>,
     fulls: Vec<&'a Operation>,
@@ -65,7 +65,7 @@ struct Queue<'a> {
     unknown: Vec<&'a Operation>,
 }
 
-/// The index of the event after which an operation has no more effect.
+/// Returns the index of the event after which an operation has no more effect.
 fn end_of(operation: &Operation) -> u64 {
     operation.returned.map_or(u64::MAX, |returned| returned.index)
 }
@@ -98,7 +98,7 @@ impl<'a> Queue<'a> {
 
     fn of_single_values(&self) -> Option<Finding> {
         self.values.values().find_map(|(put, takes)| match (put, &takes[..]) {
-            (None, [take, ..]) => Some(("a value was taken that nobody has put", vec![**take])),
+            (None, [take, ..]) => Some(("a value was taken that no client has put", vec![**take])),
             (Some(put), [take, ..]) if end_of(take) < put.called.index => {
                 Some(("a value was taken before it was put", vec![**take, **put]))
             }
@@ -109,12 +109,12 @@ impl<'a> Queue<'a> {
         })
     }
 
-    /// Values that were put, perhaps, and their takes, if those are known.
+    /// Values that were, or may have been, put, and their takes, if known.
     fn whole(&self) -> impl Iterator<Item = (&'a Operation, Option<&'a Operation>)> {
         self.values.values().filter_map(|(put, takes)| Some(((*put)?, takes.first().copied())))
     }
 
-    /// Values that were taken before others that were put earlier.
+    /// Finds values that were taken before others that were put earlier.
     fn of_order(&self) -> Option<Finding> {
         for (put, take) in self.whole() {
             let Some((later, taken)) = self.overtaker(put) else { continue };
@@ -128,15 +128,15 @@ impl<'a> Queue<'a> {
         Some(("a value was taken, and one that was put earlier is still there", vec![*taken, *unexplained]))
     }
 
-    /// Of the values that were put after this one was and are known to be taken, that which was taken first.
+    /// Among the values that were put after this one and are known to be taken, returns the one taken first.
     fn overtaker(&self, put: &Operation) -> Option<(&'a Operation, &'a Operation)> {
         let overtaken = self.whole().filter_map(|(later, taken)| Some((later, taken?)));
         let overtaken = overtaken.filter(|(later, _)| end_of(put) < later.called.index);
         overtaken.min_by_key(|(_, taken)| end_of(taken))
     }
 
-    /// Values that only takes of unknown fate can have taken, and the events before which those must have: all values
-    /// that were put before the event `empty`, before that.
+    /// Returns the values that only takes of unknown fate can have taken, and the events before which these takes must
+    /// have happened. If the queue was empty at the event `empty`, these include all values put before it.
     fn missing(&self, empty: u64) -> Vec<(&'a Operation, u64)> {
         // A put of unknown fate may never have been carried out.
         let lost = self.whole().filter(|(put, take)| take.is_none() && put.outcome == Outcome::Done);
@@ -148,7 +148,7 @@ impl<'a> Queue<'a> {
         by.collect()
     }
 
-    /// One of the missing values, if there are not enough takes of unknown fate, of which each took one at most.
+    /// Returns a missing value that no take of unknown fate explains: each such take explains at most one value.
     fn unexplained(&self, missing: &[(&'a Operation, u64)]) -> Option<&'a Operation> {
         let mut takers: Vec<Option<usize>> = vec![None; self.unknown.len()];
         let unexplained = (0..missing.len()).find(|&value| {
@@ -157,7 +157,7 @@ impl<'a> Queue<'a> {
         Some(missing[unexplained].0)
     }
 
-    /// Finds a take of unknown fate for a missing value, if need be by finding others for other values.
+    /// Assigns a take of unknown fate to a missing value, reassigning the takes of other values if necessary.
     fn explains(
         &self,
         missing: &[(&Operation, u64)],
@@ -179,11 +179,11 @@ impl<'a> Queue<'a> {
         false
     }
 
-    /// Takes that found nothing, although all the while something was there.
+    /// Finds takes that found the queue empty although it had a value throughout.
     fn of_empties(&self) -> Option<Finding> {
         self.empties.iter().find_map(|empty| {
             let mut shown = vec![**empty];
-            // Between each event of the call and the next, another value may have been there.
+            // A different value may have been present between each two successive events.
             for at in empty.called.index + 1..=end_of(empty) {
                 let present = self
                     .whole()
@@ -192,11 +192,11 @@ impl<'a> Queue<'a> {
                 shown.push(*present.or_else(|| self.unexplained(&self.missing(at)))?);
             }
             shown.dedup();
-            Some(("a queue was found empty that had a value all the while", shown))
+            Some(("a queue was found empty although it had a value throughout", shown))
         })
     }
 
-    /// Puts that found no room, although there was some all the while; and values for which there was none.
+    /// Finds puts that found the queue full although it had space throughout, and values beyond the queue's capacity.
     fn of_room(&self) -> Option<Finding> {
         let too_few = self.fulls.iter().find(|full| {
             let mut ats = full.called.index + 1..=end_of(full);
@@ -209,7 +209,7 @@ impl<'a> Queue<'a> {
             ats.all(|at| may_be_there(at) < self.capacity)
         });
         if let Some(full) = too_few {
-            return Some(("a queue was found full that had room all the while", vec![**full]));
+            return Some(("a queue was found full although it had space throughout", vec![**full]));
         }
         let too_many = self.whole().map(|(last, _)| last).find(|last| {
             let at = end_of(last).saturating_add(1);
@@ -220,7 +220,7 @@ impl<'a> Queue<'a> {
             let gone = self.unknown.iter().filter(|take| take.called.index < at).count() as u64;
             there.count() as u64 > self.capacity.saturating_add(gone)
         })?;
-        Some(("a queue had more values than it has room for", vec![*too_many]))
+        Some(("a queue had more values than its capacity", vec![*too_many]))
     }
 }
 

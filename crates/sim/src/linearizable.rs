@@ -1,10 +1,12 @@
-//! Whether every key of a history behaved as one register: each operation at one instant between call and return.
+//! Checker of linearizability: every key of a history behaves as one register, whose operations take effect at one
+//! instant between call and return.
 //!
-//! Linearizability is local (Herlihy and Wing 1990, theorem 1), so keys are judged one by one.
+//! Linearizability is local (Herlihy and Wing 1990, theorem 1), so each key is checked separately.
 //!
-//! Invariant: what was not decided is never called good. The bound is a number of steps, not of seconds, so that a
+//! Invariant: an undecided history is never called good. The bound is a number of steps, not of seconds, so that a
 //! verdict is the same on every machine.
-//! Invariant: operations are ordered by the order of their events, not by their nanoseconds, of which many are equal.
+//!
+//! Invariant: operations are ordered by the order of their events, not by their nanoseconds, which are often equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,12 +16,12 @@ use crate::history::Ask as _;
 use crate::history::register::{Ask, History, Operation, Outcome, Value, Version};
 use crate::search::{Span, is_explained};
 
-/// How much work one key may be.
+/// Limits of the work for one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most operations that one key may have. A state of the search takes an eighth of as many bytes.
+    /// Maximum number of operations of one key. A state of the search takes one bit per operation.
     pub operations_max: usize,
-    /// How often the search may try an operation on a state. It remembers at most as many states.
+    /// Maximum number of steps: attempts to apply an operation to a state. The search caches at most as many states.
     pub steps_max: u64,
 }
 
@@ -29,49 +31,49 @@ impl Default for Limits {
     }
 }
 
-/// What is known of one key.
+/// Verdict on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some order of its operations explains all answers.
+    /// Some order of its operations explains all outcomes.
     Linearizable,
-    /// None does.
+    /// No order does.
     Violated,
-    /// Nobody knows.
+    /// The key is undecided.
     Undecided(Undecided),
 }
 
-/// Why nobody knows.
+/// Reason why a key is undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undecided {
-    /// The key has so many operations.
+    /// The key has this many operations, more than [`Limits::operations_max`].
     TooLong(usize),
-    /// The search ended after so many steps.
+    /// The search was stopped after this many steps.
     TooHard(u64),
 }
 
-/// What is known of a history.
+/// Result of checking a history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// How many keys there were.
+    /// Number of keys.
     pub keys: u64,
-    /// How many operations of these.
+    /// Number of operations.
     pub operations: u64,
-    /// How many steps the searches took.
+    /// Number of steps of all searches.
     pub steps: u64,
-    /// Keys that were no register.
+    /// Keys that are not linearizable.
     pub violated: Vec<u64>,
-    /// Keys of which nobody knows, and why.
+    /// Undecided keys, and why.
     pub undecided: Vec<(u64, Undecided)>,
 }
 
 impl Report {
-    /// Whether every key was decided, and is good.
+    /// Whether every key is decided and linearizable.
     pub fn is_linearizable(&self) -> bool {
         self.violated.is_empty() && self.undecided.is_empty()
     }
 }
 
-/// The checker of registers: every key by itself.
+/// Checker of registers: each key separately.
 pub struct Registers(pub Limits);
 
 impl Checker for Registers {
@@ -94,7 +96,7 @@ impl Checker for Registers {
     }
 }
 
-/// Judges every key of a history. Keys are absent at first.
+/// Checks every key of a history. Keys have no value initially.
 pub fn check(history: &History, limits: Limits) -> Report {
     let mut keys: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
     for operation in history.operations() {
@@ -115,7 +117,7 @@ pub fn check(history: &History, limits: Limits) -> Report {
     report
 }
 
-/// Judges operations that are all of one key; also tells how many steps it took.
+/// Checks the operations of one key. Also returns the number of steps.
 pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
     let entries = entries(operations);
     if entries.len() > limits.operations_max {
@@ -133,14 +135,14 @@ pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
     });
     let verdict = match (is_linearizable, left) {
         (true, _) => Verdict::Linearizable,
-        // From its last step on every operation was refused, so the search ended without having seen everything.
+        // After the last step every operation was rejected, so the search ended early.
         (false, 0) => Verdict::Undecided(Undecided::TooHard(limits.steps_max)),
         (false, _) => Verdict::Violated,
     };
     (verdict, limits.steps_max - left)
 }
 
-/// The search's form of what matters.
+/// Converts the relevant operations to the form of the search.
 fn entries(operations: &[Operation]) -> Vec<Entry> {
     let seen = Seen::by(operations);
     let mut named: BTreeMap<Version, u32> = BTreeMap::new();
@@ -161,9 +163,9 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
     let reads = |value: Value| if written.get(&value) == Some(&1) { read.get(&value).copied() } else { None };
     let times = |version: Version| named.get(&version).copied().unwrap_or(0);
     let matters = |operation: &&Operation| match operation.outcome {
-        // What was not carried out changed nothing and told nothing: every order of the others stays as good.
+        // An operation that was not carried out had no effect and returned nothing: it cannot make an order wrong.
         Outcome::Failed => false,
-        // Put last it changes nothing, and nobody's answer is better for its being earlier.
+        // At the end of an order it changes nothing, and placing it earlier explains no further outcome.
         Outcome::Unknown => !seen.nothing_of(operation),
         _ => true,
     };
@@ -186,11 +188,11 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
     operations.iter().filter(matters).map(entry).collect()
 }
 
-/// What an operation asked and was told, and how often all answers name the two versions in it, and the value that it
-/// writes, if nobody else writes that.
+/// An operation with its outcome, and counts over all outcomes: how many name each of its two versions, and how many
+/// read the value that it writes, if no other operation writes that value.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// The index of its call, and that after which it has no more effect.
+    /// Index of its call, and index after which it has no more effect.
     called: u64,
     end: u64,
     ask: Ask,
@@ -203,7 +205,7 @@ struct Entry {
 impl Entry {
     fn span(&self) -> Span {
         let returned = match self.outcome {
-            // Whatever had no effect comes last; what had must have it in time, see `State::unanswered`.
+            // An operation without effect comes last. One with an effect must have it in time; see `State::unanswered`.
             Outcome::Unknown => u64::MAX,
             _ => self.end,
         };
@@ -211,7 +213,7 @@ impl Entry {
     }
 }
 
-/// The value that an operation may put.
+/// Returns the value that an operation may store.
 fn written_by(ask: &Ask) -> Option<Value> {
     match *ask {
         Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => Some(value),
@@ -219,7 +221,7 @@ fn written_by(ask: &Ask) -> Option<Value> {
     }
 }
 
-/// The version that an outcome tells.
+/// Returns the version named by an outcome.
 fn told(outcome: &Outcome) -> Option<Version> {
     match *outcome {
         Outcome::Found(_, version) | Outcome::Done(version) | Outcome::Conflict(version) => version,
@@ -227,7 +229,7 @@ fn told(outcome: &Outcome) -> Option<Version> {
     }
 }
 
-/// The versions that a key had at the instant of an operation, or just after it, by its answer.
+/// Returns the versions that, by its outcome, a key had at the instant of an operation or just after it.
 fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
     let expected = match (ask, outcome) {
         (Ask::CompareAndPut { expected, .. }, Outcome::Done(_)) => Some(*expected),
@@ -236,15 +238,15 @@ fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
     [expected, told(outcome)]
 }
 
-/// What the answers of a set of operations depend on.
+/// Facts that the outcomes of a set of operations depend on.
 #[derive(Default)]
 struct Seen {
     values: BTreeSet<Value>,
-    /// Those that were told that the key had a value or a version, but not which value.
+    /// Operations whose outcome says that the key had a value or a version, but not which value.
     presence: Spans,
-    /// Those that were told that it had none, or may have been.
+    /// Operations whose outcome says, or may say, that the key had no value.
     absence: Spans,
-    /// Those that certainly changed it.
+    /// Operations that certainly changed the key.
     changes: Spans,
 }
 
@@ -267,8 +269,8 @@ impl Seen {
             seen.absence.extend(absence.then_some(operation));
             seen.changes.extend(matches!(outcome, Outcome::Done(_)).then_some(operation));
         }
-        // An effect that somebody saw may itself have needed a value, or that there is none. One need may show the
-        // other, but then there is no more to show.
+        // An observed effect may itself depend on a present or an absent value. One such dependency may reveal another;
+        // two rounds find all.
         for _ in 0..2 {
             let unknown = operations.iter().filter(|operation| operation.outcome == Outcome::Unknown);
             let (mut presence, mut absence) = (Vec::new(), Vec::new());
@@ -285,10 +287,10 @@ impl Seen {
         seen
     }
 
-    /// Whether all answers stay right where they are if this operation is taken out of its place: what lies between it
-    /// and the next change then finds what was there before it.
+    /// Whether all outcomes remain explained if this operation is removed: then the operations between it and the next
+    /// change observe the state before it.
     fn nothing_of(&self, operation: &Operation) -> bool {
-        // Whoever was called after a later change had certainly been made finds that one instead.
+        // An operation that was called after the end of a later change observes that change instead.
         let until = self.changes.first_end_after(end_of(operation));
         let is_seen = |spans: &Spans| spans.any(operation.called.index, until);
         match operation.ask {
@@ -301,15 +303,15 @@ impl Seen {
     }
 }
 
-/// The index of the event after which an operation has no more effect.
+/// Returns the index of the event after which an operation has no more effect.
 fn end_of(operation: &Operation) -> u64 {
     operation.returned.map_or(u64::MAX, |returned| returned.index)
 }
 
-/// From when to when operations took, in the order of their calls.
+/// Spans of operations, in the order of their calls.
 #[derive(Default)]
 struct Spans {
-    /// Call and end of each.
+    /// The end of each, by its call.
     spans: BTreeMap<u64, u64>,
 }
 
@@ -319,41 +321,41 @@ impl Spans {
             .extend(operations.into_iter().map(|operation| (operation.called.index, end_of(operation))));
     }
 
-    /// Whether any was called before `until`, and ended after `from`.
+    /// Whether any operation was called before `until` and ended after `from`.
     fn any(&self, from: u64, until: u64) -> bool {
         self.spans.range(..until).rev().any(|(_, &end)| end > from)
     }
 
-    /// The end of the one that ends first of those that are called after `index`.
+    /// Returns the earliest end of the operations called after `index`.
     fn first_end_after(&self, index: u64) -> u64 {
         let later = index.checked_add(1).map(|next| self.spans.range(next..));
         later.and_then(|later| later.map(|(_, &end)| end).min()).unwrap_or(u64::MAX)
     }
 }
 
-/// What the key has, and which versions are over that no answer names.
+/// State of the key, and the versions of past installs that no outcome names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct State {
     install: Option<Install>,
     over: BTreeSet<Version>,
-    /// The latest call of what has had its turn: nothing that was over before it can still have an effect.
+    /// Latest call of the ordered operations: an operation that ended before it can have no more effect.
     latest_call: u64,
 }
 
-/// A value in its place. Its version is known once an answer names it.
+/// An installed value. Its version is known once an outcome names it.
 ///
-/// An install ends only after all answers that name its version have had their turn: so no version comes twice, and
-/// a state need not remember those that were. The same goes for a value that is written once, though only to see early
-/// that an order leads nowhere.
+/// An install ends only after all outcomes that name its version are ordered. So no version occurs twice, and a state
+/// need not remember past versions. The same holds for a value that is written once; there it only prunes hopeless
+/// orders early.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Install {
     value: Value,
     version: Option<Version>,
-    /// How many answers name its version and have not had their turn.
+    /// Number of outcomes that name its version and are not ordered yet.
     named_later: u32,
-    /// How many have read its value and have not had their turn, if no other install can have it.
+    /// Number of reads of its value that are not ordered yet, if no other install can have this value.
     read_later: u32,
-    /// Versions that it does not have.
+    /// Versions that it is known not to have.
     not: BTreeSet<Version>,
 }
 
@@ -368,7 +370,7 @@ impl Install {
         self
     }
 
-    /// An answer says that this is its version; `times` do in all.
+    /// Applies an outcome that names its version; `times` outcomes name it in total.
     fn named(mut self, version: Version, times: u32) -> Option<Install> {
         match self.version {
             Some(known) if known == version => self.named_later = self.named_later.checked_sub(1)?,
@@ -386,7 +388,7 @@ impl Install {
         }
     }
 
-    /// It is known to have another version.
+    /// Applies an outcome which says that its version is not `version`.
     fn with_another_than(mut self, version: Version) -> Option<Install> {
         match self.version {
             Some(known) if known == version => return None,
@@ -398,12 +400,12 @@ impl Install {
 }
 
 impl State {
-    /// Whether what is there may end now.
+    /// Whether the present install may end now.
     fn may_end(&self) -> bool {
         self.install.as_ref().is_none_or(|install| install.named_later == 0 && install.read_later == 0)
     }
 
-    /// The state after an operation that was answered; nothing if it cannot have been answered so here.
+    /// Returns the state after an operation with a known outcome, or `None` if it cannot have this outcome here.
     fn answered(mut self, entry: &Entry) -> Option<State> {
         let Entry { ask, outcome, expected: expected_times, told: told_times, reads, .. } = *entry;
         self.latest_call = self.latest_call.max(entry.called);
@@ -443,8 +445,9 @@ impl State {
         Some(self)
     }
 
-    /// The state after an operation of which nobody was told: it takes effect if it can. One that never did comes
-    /// last, where its effect is nobody's concern; so this is refused only if somebody has read what it alone wrote.
+    /// Returns the state after an operation of unknown outcome: it takes effect if it can. An operation that never took
+    /// effect is ordered last, where its effect does not matter. So this fails only if a read returned a value that
+    /// this operation alone wrote.
     fn unanswered(mut self, entry: &Entry) -> Option<State> {
         if self.latest_call > entry.end {
             return (entry.reads == 0).then_some(self);
@@ -457,7 +460,7 @@ impl State {
             Ask::PutIfAbsent(value) if self.install.is_none() => self.install = install(value),
             Ask::CompareAndPut { expected, value } if self.may_end() => match &self.install {
                 Some(now) if now.version == Some(expected) => self.install = install(value),
-                // It may have the version as long as no answer says when the key had it, and if no other had it.
+                // The install may have the version, if no outcome says when the key had it and no past install had it.
                 Some(now)
                     if now.version.is_none()
                         && entry.expected == 0
@@ -476,17 +479,17 @@ impl State {
     }
 }
 
-/// A few operations of one key that no order explains.
+/// Violation: a few operations of one key that no order explains.
 pub type Violation = crate::checker::Violation<Ask>;
 
-/// The most searches that making a violation smaller may take.
+/// Maximum number of searches for shrinking a violation.
 const SEARCHES_MAX: u32 = 5_000;
 
-/// What is wrong with a key, in as few operations as are found; nothing if nothing is known to be wrong.
+/// Returns the violation of a key, in as few operations as are found, or `None` if no violation is known.
 ///
-/// The history is cut after the first answer that cannot be, then operations are taken away while it stays wrong: those
-/// that changed nothing, and those whose change no remaining answer depends on. A right history stays right when they
-/// are taken away, so what remains is wrong for the reason that the history is.
+/// The history is cut after the first impossible outcome. Then operations are removed while the history stays wrong:
+/// those without an effect, and those whose effect no remaining outcome depends on. Removing them keeps a correct
+/// history correct, so the rest is wrong for the same reason as the whole history.
 pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation> {
     let all: Vec<Operation> =
         history.operations().iter().filter(|operation| operation.key == key).copied().collect();
@@ -510,13 +513,13 @@ pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation>
         .enumerate()
         .filter_map(|(at, operation)| Some((at, operation.returned?)))
         .max_by_key(|(_, returned)| returned.index)
-        .expect("without any answer every order will do");
+        .expect("without any return, every order explains the history");
     let instead = instead(&operations, offender, limits);
     let what = format!("key {key} is not linearizable");
     Some(Violation { what, operations, offender, instead, of })
 }
 
-/// What is known when the event of this index has happened.
+/// Returns the history up to the event with this index.
 fn until(operations: &[Operation], index: u64) -> Vec<Operation> {
     let known = operations.iter().filter(|operation| operation.called.index <= index);
     let cut = |operation: &Operation| match operation.returned {
@@ -526,18 +529,19 @@ fn until(operations: &[Operation], index: u64) -> Vec<Operation> {
     known.map(cut).collect()
 }
 
-/// Cuts after the first answer that makes it wrong. What is wrong stays so however it goes on, so halving finds it.
+/// Cuts the history after the first outcome that makes it wrong. A wrong prefix stays wrong when extended, so bisection
+/// finds it.
 fn shortest_prefix(operations: Vec<Operation>, is_wrong: impl Fn(&[Operation]) -> bool) -> Vec<Operation> {
     let mut returns: Vec<u64> =
         operations.iter().filter_map(|operation| Some(operation.returned?.index)).collect();
     returns.sort_unstable();
     let first = returns.partition_point(|&index| !is_wrong(&until(&operations, index)));
     let cut = returns.get(first).map(|&index| until(&operations, index));
-    // Only where a search was cut off can halving have been led astray.
+    // Bisection can fail only if a search was stopped early.
     cut.filter(|cut| is_wrong(cut)).unwrap_or(operations)
 }
 
-/// Takes away what can be, many at a time, then fewer.
+/// Removes operations while the history stays wrong, in large blocks first, then smaller ones.
 fn shrunk(
     mut operations: Vec<Operation>,
     is_wrong: impl Fn(&[Operation]) -> bool,
@@ -565,7 +569,7 @@ fn shrunk(
     operations
 }
 
-/// The operations without those from `start` to `end` that can be taken away and leave a right history right.
+/// Removes the operations from `start` to `end` whose removal keeps a correct history correct.
 fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation> {
     let is_among = |at: usize| (start..end).contains(&at);
     let changes = |operation: &Operation| match operation.outcome {
@@ -579,7 +583,7 @@ fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation>
     places.into_iter().zip(rest).filter(stays).map(|(_, operation)| operation).collect()
 }
 
-/// What the offender could have been answered.
+/// Returns the outcomes that the offender could have had.
 fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Outcome> {
     let Operation { ask, outcome, .. } = operations[offender];
     let values: BTreeSet<Value> =
@@ -608,12 +612,12 @@ impl fmt::Display for Undecided {
             Undecided::TooLong(count) => {
                 write!(
                     f,
-                    "{count} operations of one key are too many: make the run shorter, or use more keys"
+                    "{count} operations on one key are too many: shorten the run, or use more keys"
                 )
             }
             Undecided::TooHard(steps) => write!(
                 f,
-                "the search gave up after {steps} steps: use more keys, or fewer clients and crashes at a time"
+                "the search was stopped after {steps} steps: use more keys, or fewer concurrent clients and crashes"
             ),
         }
     }
@@ -642,8 +646,8 @@ mod tests {
     use super::*;
     use crate::history::Moment;
 
-    /// A right history: operations take effect one after the other, and begin earlier and end later. Some are then
-    /// forgotten by their clients.
+    /// A correct history: operations take effect one after the other, and begin earlier and end later. Some are then
+    /// made unknown to their clients.
     fn right(draw: &mut impl FnMut(u64) -> u64) -> Vec<Operation> {
         let (mut now, mut version): (Option<(Value, u64)>, u64) = (None, 0);
         let moment = |index| Moment { index, ns: index };
@@ -694,10 +698,10 @@ mod tests {
     }
 
     #[test]
-    fn a_right_history_stays_right_when_what_may_be_taken_away_is() {
+    fn removing_removable_operations_keeps_a_history_correct() {
         let mut state = 1_u64;
         let mut draw = |end: u64| {
-            // Knuth's MMIX: its upper bits are good enough to be drawn from.
+            // Knuth's MMIX generator. Its upper bits are random enough.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % end
         };
@@ -713,6 +717,6 @@ mod tests {
             taken += operations.len() - fewer.len();
             of += end - start;
         }
-        assert!(taken * 2 > of, "{taken} of {of} were taken away");
+        assert!(taken * 2 > of, "{taken} of {of} were removed");
     }
 }

@@ -1,7 +1,7 @@
-//! A violation, to be looked at: a bar for each operation, from its call to its return, in rows of its client.
+//! Drawing of a violation: a bar for each operation, from its call to its return, in rows of its client.
 //!
-//! Virtual time goes to the right, but not evenly: events stand in their order, as far apart as it takes to write what
-//! was asked and answered into the bar. A bar that has no end was not answered.
+//! Virtual time runs to the right, but not to scale: events are drawn in order, as far apart as the labels of the bars
+//! require. An open bar has no return.
 //!
 //! Invariant: the same violation gives the same bytes.
 
@@ -11,24 +11,24 @@ use std::fmt::{self, Write};
 use crate::checker::Violation;
 use crate::history::{Ask, Operation, Outcome};
 
-/// One operation's place in a picture, in units of the caller's.
+/// Position of an operation's bar, in the caller's units.
 struct Bar {
     from: usize,
     to: usize,
     row: usize,
 }
 
-/// Bars for all operations, and whose rows are which.
+/// Bars of all operations, and the rows' clients.
 struct Layout {
     bars: Vec<Bar>,
     /// The client of each row.
     rows: Vec<u32>,
     width: usize,
-    /// Where each event stands, with its time in nanoseconds.
+    /// Position and time in nanoseconds of each event.
     events: Vec<(usize, u64)>,
 }
 
-/// What a bar says.
+/// Label of a bar.
 fn label<A: Ask>(operation: &Operation<A>) -> String {
     match operation.returned {
         Some(_) => operation.to_string(),
@@ -36,7 +36,7 @@ fn label<A: Ask>(operation: &Operation<A>) -> String {
     }
 }
 
-/// Places bars so that each label fits, with `gap` between events; `room` is what a label needs.
+/// Places bars so that each label fits, with `gap` between events. `room` returns the width of a label.
 fn layout<A: Ask>(violation: &Violation<A>, gap: usize, room: impl Fn(&str) -> usize) -> Layout {
     let operations = &violation.operations;
     let mut events: BTreeMap<u64, (usize, bool, u64)> = BTreeMap::new();
@@ -66,7 +66,7 @@ fn layout<A: Ask>(violation: &Violation<A>, gap: usize, room: impl Fn(&str) -> u
 
     let mut rows: Vec<(u32, usize)> = Vec::new();
     let mut order: Vec<usize> = (0..bars.len()).collect();
-    // Rows of one client lie together; bars that overlap get rows of their own.
+    // The rows of a client are adjacent. Overlapping bars get separate rows.
     order.sort_by_key(|&at| (operations[at].client, operations[at].called.index));
     for at in order {
         let client = operations[at].client;
@@ -81,22 +81,22 @@ fn layout<A: Ask>(violation: &Violation<A>, gap: usize, room: impl Fn(&str) -> u
     Layout { bars, rows: rows.into_iter().map(|(client, _)| client).collect(), width, events: places }
 }
 
-/// What is wrong, in one line.
+/// Describes the violation in one line.
 fn headline<A: Ask>(violation: &Violation<A>) -> String {
     let Violation { what, operations, offender, instead, of } = violation;
     let Operation { client, ask, outcome, .. } = &operations[*offender];
-    let mut text = format!("{what}: client {client} asked '{ask}' and was answered '{outcome}'");
+    let mut text = format!("{what}: '{ask}' of client {client} returned '{outcome}'");
     if !instead.is_empty() {
         let others: Vec<String> = instead.iter().map(A::Outcome::to_string).collect();
-        text += &format!(", which could be {}", others.join(" or "));
+        text += &format!(", expected {}", others.join(" or "));
     }
     text + &format!(" ({} of {of} operations shown)", operations.len())
 }
 
-/// Columns of a terminal that bars may take.
+/// Maximum width of the bars, in columns of a terminal.
 const COLUMNS_MAX: usize = 64;
 
-/// The picture for a terminal: a line for each operation, in the order of their calls.
+/// Draws the violation for a terminal: a line for each operation, in the order of the calls.
 pub fn text<A: Ask>(violation: &Violation<A>) -> String {
     let operations = &violation.operations;
     let Layout { bars, width, .. } = layout(violation, 2, |_| 3);
@@ -129,13 +129,13 @@ fn digits(number: u64) -> usize {
 
 const ROW_HEIGHT: usize = 34;
 const BAR_HEIGHT: usize = 24;
-/// Room for the names of clients.
+/// Width of the column with the clients' names.
 const LEFT: usize = 90;
-/// Room for the headline.
+/// Height of the headline.
 const TOP: usize = 64;
-/// A letter's width in the bars, rounded up; the font is asked for with this width.
+/// Width of a letter, rounded up.
 const LETTER: usize = 8;
-/// The fewest letters between two events that both show their time.
+/// Minimum distance, in letters, between two events that both show their time.
 const TICK: usize = 9;
 
 const STYLE: &str = "\
@@ -149,10 +149,10 @@ text { fill: #e6e9ed } .page { fill: #14181d } .dim { fill: #97a1ad } .line { st
 .offender { fill: #571b1b; stroke: #ff7b72 } }
 ";
 
-/// The picture as an SVG file of its own, for light and dark pages.
+/// Draws the violation as a self-contained SVG file, for light and dark pages.
 pub fn svg<A: Ask>(violation: &Violation<A>) -> String {
     let mut out = String::new();
-    draw(violation, &mut out).expect("a String takes everything");
+    draw(violation, &mut out).expect("writing to a String cannot fail");
     out
 }
 
@@ -223,7 +223,7 @@ fn draw<A: Ask>(violation: &Violation<A>, out: &mut String) -> fmt::Result {
             free = x + TICK.max(digits(ns) + 1) * LETTER;
         }
     }
-    let note = "virtual ns, not to scale; dashed: it may have been carried out at any later time, or never";
+    let note = "virtual ns, not to scale; dashed: may have been carried out at any later time, or never";
     writeln!(out, "<text class=\"dim\" x=\"{LETTER}\" y=\"{}\">{note}</text>\n</svg>", axis + 40)
 }
 

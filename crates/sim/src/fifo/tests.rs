@@ -1,4 +1,4 @@
-//! The checker of queues passes what a queue does, and finds what it does not.
+//! The checker of queues passes correct histories and finds wrong ones.
 
 use super::*;
 use crate::random::Random;
@@ -11,7 +11,7 @@ fn value(tag: u64) -> Value {
     Value { tag, len: 8 }
 }
 
-/// `(from, to, ask, outcome)`, all times different.
+/// `(from, to, ask, outcome)`. All times are different.
 type Row = (u64, u64, Ask, Outcome);
 
 fn put(tag: u64, from: u64, to: u64) -> Row {
@@ -45,8 +45,8 @@ fn said(capacity: u64, rows: &[Row]) -> Option<String> {
     checked.violated.first().cloned()
 }
 
-/// A right history: operations take effect one after the other, and begin earlier and end later. The fate of some is
-/// forgotten, and of some of these it is known when it was decided.
+/// A correct history: operations take effect one after the other, and begin earlier and end later. Some get an unknown
+/// fate, and some of these still have a return.
 fn right(random: &Random, capacity: u64, operations: u64) -> Vec<Row> {
     let mut queue = VecDeque::new();
     (0..operations)
@@ -69,7 +69,7 @@ fn right(random: &Random, capacity: u64, operations: u64) -> Vec<Row> {
         .collect()
 }
 
-/// Whether some order explains all answers, with some of the operations of unknown fate and without the others.
+/// Whether some order explains all outcomes, for some choice of which operations of unknown fate took effect.
 fn is_queue(capacity: u64, rows: &[Row]) -> bool {
     let of_unknown: Vec<usize> = (0..rows.len()).filter(|at| rows[*at].3 == Outcome::Unknown).collect();
     (0..1_u32 << of_unknown.len()).any(|without| {
@@ -94,7 +94,7 @@ fn is_queue(capacity: u64, rows: &[Row]) -> bool {
     })
 }
 
-/// Gives two operations of a history each other's answers, or one another answer.
+/// Corrupts a history: swaps the outcomes of two operations, or changes one.
 fn spoil(random: &Random, rows: &mut [Row]) {
     let any = |random: &Random| random.below(rows.len() as u64) as usize;
     let (one, other) = (any(random), any(random));
@@ -104,15 +104,15 @@ fn spoil(random: &Random, rows: &mut [Row]) {
         (Ask::Put(_), _) => rows[one].3 = Outcome::Done,
         _ => rows[one].3 = Outcome::Empty,
     }
-    // What has not returned has no answer.
+    // An operation without a return has no outcome.
     rows.iter_mut().filter(|row| row.1 == NEVER).for_each(|row| row.3 = Outcome::Unknown);
 }
 
-/// Of an unbounded queue all is found, if no fate is unknown; of others most, and never what is right.
+/// Finds every wrong history of an unbounded queue without unknown fates, most of the others, and no correct one.
 #[test]
-fn a_history_is_found_wrong_only_if_no_order_explains_it() {
+fn a_history_is_wrong_only_if_no_order_explains_it() {
     let random = Random::new(7);
-    // By whether all must be found: how many were wrong, and of these, how many were found.
+    // Counts of wrong histories and of those found, each split by whether all must be found.
     let (mut wrong, mut found) = ([0; 2], [0; 2]);
     let (mut full, mut put, mut take) = (0, 0, 0);
     for _ in 0..30_000 {
@@ -140,12 +140,12 @@ fn a_history_is_found_wrong_only_if_no_order_explains_it() {
 }
 
 #[test]
-fn each_way_not_to_be_a_queue_is_found() {
+fn each_kind_of_violation_is_found() {
     let empty = |from, to| (from, to, Ask::Take, Outcome::Empty);
     let unknown = |from| (from, NEVER, Ask::Take, Outcome::Unknown);
     let full = |tag, from, to| (from, to, Ask::Put(value(tag)), Outcome::Full);
     let wrong: [(&str, &[Row]); 11] = [
-        ("nobody has put", &[take(1, 0, 10)]),
+        ("no client has put", &[take(1, 0, 10)]),
         ("before it was put", &[take(1, 0, 10), put(1, 20, 30)]),
         ("taken twice", &[put(1, 0, 10), take(1, 20, 30), take(1, 25, 40)]),
         (
@@ -153,18 +153,18 @@ fn each_way_not_to_be_a_queue_is_found() {
             &[put(1, 0, 10), put(2, 11, 20), take(2, 21, 30), take(1, 31, 40)],
         ),
         ("is still there", &[put(1, 0, 10), put(2, 11, 20), take(2, 21, 30)]),
-        // One take of unknown fate explains one of the two that are missing.
+        // One take of unknown fate explains one of the two missing values.
         ("is still there", &[put(1, 0, 1), put(2, 2, 3), put(3, 4, 5), unknown(6), take(3, 7, 8)]),
         ("found empty", &[put(1, 0, 10), put(2, 11, 12), empty(15, 30), take(1, 16, 20)]),
         // One take of unknown fate has emptied a queue of one value, not of two.
         ("found empty", &[put(1, 0, 1), put(2, 2, 3), unknown(4), empty(5, 6)]),
-        // Another has seen what became of the first put.
+        // Another client has observed the effect of the first put.
         ("found empty", &[(0, 1, Ask::Put(value(1)), Outcome::Unknown), empty(5, 6), take(1, 7, 8)]),
         ("found full", &[put(1, 0, 1), put(2, 2, 3), full(3, 4, 6), take(1, 7, 8)]),
         ("more values", &[put(1, 0, 1), put(2, 2, 3), put(3, 4, 5), unknown(6), put(4, 7, 8), put(5, 9, 10)]),
     ];
     for (what, rows) in wrong {
-        let said = said(3, rows).unwrap_or_else(|| panic!("nothing is said of {rows:#?}"));
+        let said = said(3, rows).unwrap_or_else(|| panic!("no violation found in {rows:#?}"));
         assert!(said.contains(what), "{said}");
     }
     let settled = (0, 10, Ask::Put(value(1)), Outcome::Unknown);
@@ -180,7 +180,7 @@ fn each_way_not_to_be_a_queue_is_found() {
     right.into_iter().for_each(|rows| assert_eq!(said(3, rows), None, "{rows:#?}"));
 }
 
-/// Swaps what two takes have answered: mostly that is seen, unless they overlap or their puts do.
+/// Swaps the outcomes of two takes: mostly this is found, unless they or their puts overlap.
 #[test]
 fn a_window_shows_the_operations_that_matter() {
     let random = Random::new(9);

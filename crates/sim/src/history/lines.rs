@@ -1,7 +1,9 @@
-//! A history as JSON lines, as other checkers read them: one event a line, in the manner of Jepsen's histories.
+//! A history as JSON lines for other checkers: one event per line, in the style of Jepsen's histories.
 //!
-//! The format is `docs/sim-histories.md`. Invariant: what was written is read back as the same history.
-//! Invariant: a line's event is told by that line and its call's alone.
+//! The format is `docs/sim-histories.md`.
+//!
+//! Invariant: a written history is read back as the same history. Invariant: the event of a line follows from this line
+//! and the line of its call alone.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,61 +14,61 @@ use serde::{Deserialize, Serialize};
 
 use super::{Ask, History, Operation, OperationId, Outcome};
 
-/// The longest line that is read. Those that are written have less than 300 bytes.
+/// Maximum length of a line that is read. Written lines have less than 300 bytes.
 const LINE_BYTES_MAX: usize = 1 << 16;
 
-/// How the words of a family are written on lines.
+/// Writing a family's operations as lines.
 pub trait Written: Ask {
-    /// The kinds of requests, by their names on a line.
+    /// Kinds of operations, as named on a line.
     type Function: Serialize;
-    /// What a line has beside that, and beside the fields of every family.
+    /// Family-specific fields of a line.
     type Fields: Serialize;
 
-    /// Which kind this is.
+    /// Returns the kind of this operation.
     fn function(&self) -> Self::Function;
 
-    /// The fields of the line that asks this.
+    /// Returns the fields of the call's line.
     fn asked(&self) -> Self::Fields;
 
-    /// The kind and the fields of the line that answers it so.
+    /// Returns the kind and the fields of the return's line.
     fn answered(&self, outcome: &Self::Outcome) -> (Kind, Self::Fields);
 }
 
-/// How they are read.
+/// Reading a family's operations from lines.
 pub trait Readable:
     Written<Function: PartialEq + fmt::Debug + DeserializeOwned, Fields: DeserializeOwned>
 {
-    /// The request of a line.
+    /// Decodes the operation of a call's line.
     ///
     /// # Errors
-    /// What is wrong with the line, and the remedy.
+    /// Returns the fault of the line, and the remedy.
     fn read(function: Self::Function, fields: &Self::Fields) -> Result<Self, Fault>;
 
-    /// The answer of a line to this request.
+    /// Decodes the outcome of a return's line.
     ///
     /// # Errors
-    /// What is wrong with the line, and the remedy.
+    /// Returns the fault of the line, and the remedy.
     fn read_answer(&self, kind: Kind, fields: &Self::Fields) -> Result<Self::Outcome, Fault>;
 }
 
-/// What is wrong with a line, and the remedy.
+/// Fault of a line, and the remedy.
 pub type Fault = (String, &'static str);
 
 /// Kinds of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A request.
+    /// Call of an operation.
     Invoke,
-    /// Its answer.
+    /// Return of an operation.
     Ok,
-    /// It was certainly not carried out.
+    /// Return of an operation that was not carried out.
     Fail,
-    /// Perhaps it was carried out.
+    /// Return of an operation that may have been carried out.
     Info,
 }
 
-/// One event.
+/// Line with one event.
 #[derive(Serialize, Deserialize)]
 struct Line<F, R> {
     index: u64,
@@ -84,15 +86,15 @@ struct Line<F, R> {
 
 type LineOf<A> = Line<<A as Written>::Function, <A as Written>::Fields>;
 
-/// Writes a history, an event a line.
+/// Writes a history, one event per line.
 ///
 /// # Errors
-/// Those of `out`.
+/// Returns the errors of `out`.
 pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     let operations = history.operations();
     let clients = operations.iter().map(|operation| u64::from(operation.client) + 1).max().unwrap_or(0);
-    // A process asks one thing at a time, and nothing after what may still be carried out: a client is as many
-    // processes as it takes.
+    // A process has one operation in flight at a time, and none after an operation of unknown outcome. So a client
+    // takes as many processes as it needs.
     let mut busy: BTreeMap<u32, Vec<bool>> = BTreeMap::new();
     let mut open: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
     let process = |client: u32, lane: usize| u64::from(client) + lane as u64 * clients;
@@ -139,15 +141,15 @@ fn call_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> {
 }
 
 fn return_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> {
-    let returned = operation.returned.expect("only what returned has such a line");
+    let returned = operation.returned.expect("only an operation with a return has this line");
     let (kind, fields) = operation.ask.answered(&operation.outcome);
     Line { index: returned.index, time: returned.ns, kind, fields, ..call_line(operation, process) }
 }
 
-/// Why lines are no history.
+/// Error of a line that is not part of a history.
 #[derive(Debug)]
 pub struct LineError {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub line: u64,
     what: String,
     remedy: &'static str,
@@ -164,7 +166,7 @@ impl std::error::Error for LineError {}
 /// Reads a history.
 ///
 /// # Errors
-/// [`LineError`] names the first line that is none of a history, and what to do.
+/// Returns a [`LineError`] with the first invalid line, and the remedy.
 pub fn read<A: Readable>(mut from: impl BufRead) -> Result<History<A>, LineError> {
     let mut history = History::new();
     let mut open: BTreeMap<u64, OperationId> = BTreeMap::new();
@@ -175,13 +177,13 @@ pub fn read<A: Readable>(mut from: impl BufRead) -> Result<History<A>, LineError
         let mut limited = io::Read::take(&mut from, LINE_BYTES_MAX as u64 + 1);
         let len = limited
             .read_until(b'\n', &mut text)
-            .map_err(|error| fail((error.to_string(), "see whether the file can be read to its end")))?;
+            .map_err(|error| fail((error.to_string(), "check that the file can be read to its end")))?;
         if len == 0 {
             break;
         }
         if len > LINE_BYTES_MAX {
-            let what = format!("more than {LINE_BYTES_MAX} bytes without an end of line");
-            return Err(fail((what, "write one event a line, without free text")));
+            let what = format!("the line is longer than {LINE_BYTES_MAX} bytes");
+            return Err(fail((what, "write one event per line, without free text")));
         }
         if text.trim_ascii().is_empty() {
             continue;
@@ -198,10 +200,10 @@ fn event<A: Readable>(
     open: &mut BTreeMap<u64, OperationId>,
 ) -> Result<(), Fault> {
     let line: LineOf<A> = serde_json::from_slice(text)
-        .map_err(|error| (error.to_string(), "give it the fields that docs/sim-histories.md lists"))?;
+        .map_err(|error| (error.to_string(), "write the fields that docs/sim-histories.md lists"))?;
     if line.index != history.events {
-        let what = format!("its index is {}, where {} is next", line.index, history.events);
-        return Err((what, "keep all events of a run, in their order, and number them from 0"));
+        let what = format!("its index is {}, but the next index is {}", line.index, history.events);
+        return Err((what, "keep all events of a run in order, and number them from 0"));
     }
     if line.time < history.ns {
         let what = format!("its time is {} ns, after an event of {} ns", line.time, history.ns);
@@ -211,18 +213,18 @@ fn event<A: Readable>(
         let client = line.client.or_else(|| u32::try_from(line.process).ok());
         let client = client.ok_or_else(|| {
             (
-                format!("process {} is too great for a client's number", line.process),
-                "name the client, below 2^32",
+                format!("process {} is too large for a client's number", line.process),
+                "add \"client\", a number below 2^32",
             )
         })?;
         let ask = A::read(line.f, &line.fields)?;
         if let Some(earlier) = open.get(&line.process) {
             let earlier = &history.operations[earlier.0];
             let what = format!(
-                "process {} asks, and its call of index {} has no answer",
+                "process {} makes a call, but its call of index {} has no return",
                 line.process, earlier.called.index
             );
-            return Err((what, "let a client go on under another process number, or write the answer first"));
+            return Err((what, "use another process number for the client, or write the return first"));
         }
         let id = history.call(client, line.key, ask, line.time);
         open.insert(line.process, id);
@@ -230,28 +232,28 @@ fn event<A: Readable>(
     }
     let id = *open.get(&line.process).ok_or_else(|| {
         (
-            format!("process {} is answered, and has asked nothing", line.process),
-            "write its call's line first",
+            format!("process {} returns, but has no call", line.process),
+            "write the line of its call first",
         )
     })?;
     let operation = &history.operations[id.0];
     if operation.returned.is_some() {
-        let what = format!("process {} is answered twice", line.process);
-        return Err((what, "leave out whatever comes after its info"));
+        let what = format!("process {} returns twice", line.process);
+        return Err((what, "remove the lines of this process after its info"));
     }
     if operation.key != line.key || operation.ask.function() != line.f {
         let what = format!(
-            "an answer for key {}, {:?}, where process {} asked otherwise",
+            "a return for key {}, {:?}, but the call of process {} is different",
             line.key, line.f, line.process
         );
-        return Err((what, "repeat f and key of the call in the answer"));
+        return Err((what, "repeat f and key of the call in the return"));
     }
     let outcome = operation.ask.read_answer(line.kind, &line.fields)?;
     if !operation.ask.can_have(&outcome) {
-        let what = format!("'{}' cannot be answered by '{outcome}'", operation.ask);
-        return Err((what, "see docs/sim-histories.md for the answers of each f"));
+        let what = format!("'{}' cannot have the outcome '{outcome}'", operation.ask);
+        return Err((what, "see docs/sim-histories.md for the outcomes of each f"));
     }
-    // A process that does not know what became of its operation asks nothing more.
+    // A process makes no call after an operation of unknown outcome.
     if outcome != A::Outcome::UNKNOWN {
         open.remove(&line.process);
     }

@@ -1,4 +1,4 @@
-//! The words of a queue: values are put, and taken in the order in which they were put.
+//! Operations and outcomes of a queue: values are put, and taken in the order in which they were put.
 
 use super::lines::{Kind, Written};
 use super::record_word;
@@ -6,34 +6,34 @@ use super::register::Value;
 use serde::Serialize;
 use std::fmt;
 
-/// A history of queues.
+/// History of queues.
 pub type History = super::History<Ask>;
-/// An operation on a queue.
+/// Operation on a queue.
 pub type Operation = super::Operation<Ask>;
 
-/// A request to a queue.
+/// Operation on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
-    /// Append this value.
+    /// Appends this value.
     Put(Value),
-    /// Take the first value away.
+    /// Removes the first value.
     Take,
 }
 
-/// The answer to it.
+/// Outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The value was appended. Of a `Put`.
     Done,
-    /// There was no room, and nothing was appended. Of a `Put`.
+    /// The queue was full, and nothing was appended. Of a `Put`.
     Full,
     /// This value was taken. Of a `Take`.
     Taken(Value),
-    /// There was nothing to take. Of a `Take`.
+    /// The queue was empty. Of a `Take`.
     Empty,
-    /// The operation was certainly not carried out, and never will be.
+    /// The operation was not carried out, and never will be.
     Failed,
-    /// It may have been carried out, or never.
+    /// The operation may or may not have been carried out.
     Unknown,
 }
 
@@ -80,7 +80,7 @@ fn record((kind, value): (u8, Option<Value>), out: &mut Vec<u8>) {
     record_word(value.map(|value| value.len.into()), out);
 }
 
-/// A queue's kinds of requests, as lines name them.
+/// Kinds of operations on a queue, as named on lines.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Function {
@@ -90,7 +90,7 @@ pub enum Function {
     Dequeue,
 }
 
-/// What a line says of a queue.
+/// Queue-specific fields of a line.
 #[derive(Serialize)]
 pub struct Fields {
     value: Option<u64>,

@@ -1,64 +1,64 @@
-//! The words of a key-value store: every key is a register.
+//! Operations and outcomes of a key-value store: every key is a register.
 
 use super::lines::{Fault, Kind, Readable, Written};
 use super::record_word;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A history of registers.
+/// History of registers.
 pub type History = super::History<Ask>;
-/// An operation on a register.
+/// Operation on a register.
 pub type Operation = super::Operation<Ask>;
 
-/// A value as tests write them: known by a number, for whoever wrote it can prove it from its bytes.
+/// A value of a test. Its bytes follow from its tag and prove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Value {
-    /// Which value it is.
+    /// Tag that identifies the value.
     pub tag: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// Which install of a key's value a client has seen. Opaque: equal versions of one key mean the same install.
+/// Version of a key: identifies an install of a value. Opaque: equal versions of one key mean the same install.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
-/// What was asked for a key.
+/// Operation on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ask {
-    /// Its value.
+    /// Reads the value.
     Get,
-    /// To have this value, whether it had one or not.
+    /// Stores this value, whether or not the key has one.
     Put(Value),
-    /// To have no value.
+    /// Deletes the value.
     Delete,
-    /// To have this value if it has none.
+    /// Stores this value if the key has none.
     PutIfAbsent(Value),
-    /// To have this value if it still has that version.
+    /// Stores this value if the key still has the expected version.
     CompareAndPut {
-        /// What an earlier answer said.
+        /// Version returned by an earlier operation.
         expected: Version,
-        /// What to put.
+        /// Value to store.
         value: Value,
     },
 }
 
-/// What came of it.
+/// Outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
-    /// The key had this value, and this version where the system tells it. Of a `Get`.
+    /// The key had this value, and this version if the system returns it. Of a `Get`.
     Found(Value, Option<Version>),
-    /// The key had no value: nothing was found, taken away, or compared. Of `Get`, `Delete` and `CompareAndPut`.
+    /// The key had no value: nothing was found, deleted or compared. Of `Get`, `Delete` and `CompareAndPut`.
     Absent,
-    /// It was stored or taken away; the version that it has now, where the system tells it. Of all but `Get`.
+    /// The value was stored or deleted, with the key's new version if the system returns it. Of all but `Get`.
     Done(Option<Version>),
-    /// Nothing was stored. Of `PutIfAbsent`: the key had a value, of this version where the system tells it. Of
-    /// `CompareAndPut`: it had this other version; where none is told, it had another or no value.
+    /// Nothing was stored. Of `PutIfAbsent`: the key had a value, with this version if the system returns it. Of
+    /// `CompareAndPut`: the key had this other version; without a version, it had another version or no value.
     Conflict(Option<Version>),
-    /// It was certainly not carried out, and never will be.
+    /// The operation was not carried out, and never will be.
     Failed,
-    /// It may have been carried out, or never. Until it returned, that is: as long as it has not, it may be carried out
-    /// at any later time.
+    /// The operation may or may not have been carried out before its return. Without a return, it may be carried out at
+    /// any later time.
     Unknown,
 }
 
@@ -120,7 +120,7 @@ impl super::Outcome for Outcome {
     }
 }
 
-/// Every field at its own place, whether there is a value or not.
+/// Appends an optional value. Absent fields take the same space.
 fn record_value(value: Option<Value>, out: &mut Vec<u8>) {
     let Value { tag, len } = value.unwrap_or(Value { tag: 0, len: 0 });
     record_word(value.map(|_| tag), out);
@@ -167,7 +167,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A register's kinds of requests, as lines name them.
+/// Kinds of operations on a register, as named on lines.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Function {
@@ -183,7 +183,7 @@ pub enum Function {
     Cas,
 }
 
-/// What a line says of a register. What is not said is left out.
+/// Register-specific fields of a line. Absent fields are omitted.
 #[derive(Serialize, Deserialize)]
 pub struct Fields {
     value: Content,
@@ -197,7 +197,7 @@ pub struct Fields {
     error: Option<Refusal>,
 }
 
-/// A value's tag, whether a delete found anything, or nothing.
+/// A value's tag, whether a delete found a value, or null.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Content {
@@ -206,7 +206,7 @@ enum Content {
     Nothing(()),
 }
 
-/// Why something answered that it did nothing.
+/// Reason why an operation had no effect.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Refusal {
@@ -276,7 +276,7 @@ impl Readable for Ask {
             Function::Cas => {
                 let expected = fields.expected.ok_or_else(|| {
                     (
-                        "a cas without the version that it expects".to_owned(),
+                        "a cas without an expected version".to_owned(),
                         "add \"expected\", a number below 2^64",
                     )
                 })?;
@@ -294,7 +294,7 @@ impl Readable for Ask {
                 Content::Had(true) => Outcome::Done(version),
                 Content::Had(false) => Outcome::Absent,
                 _ => {
-                    let what = "a delete's answer is neither true nor false".to_owned();
+                    let what = "the value of a delete's return is neither true nor false".to_owned();
                     return Err((what, "give \"value\": true if the key had a value, else false"));
                 }
             },
@@ -305,11 +305,11 @@ impl Readable for Ask {
             (Kind::Info, None, _) => Outcome::Unknown,
             (Kind::Ok | Kind::Info, Some(_), _) => {
                 return Err((
-                    "an error on what did not fail".into(),
-                    "leave \"error\" to lines of type fail",
+                    "an error on a line whose type is not fail".into(),
+                    "remove \"error\", or set the type to fail",
                 ));
             }
-            (Kind::Invoke, ..) => panic!("a call is no answer"),
+            (Kind::Invoke, ..) => panic!("an invoke line is not a return"),
         })
     }
 }
@@ -318,7 +318,7 @@ impl Fields {
     fn value(&self) -> Result<Value, Fault> {
         match (self.value, self.len) {
             (Content::Tag(tag), len) => Ok(Value { tag, len: len.unwrap_or(0) }),
-            _ => Err(("its value is no number".into(), "name the value by a number below 2^64")),
+            _ => Err(("its value is not a number".into(), "set \"value\" to a number below 2^64")),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Fuzz targets of what people and other tools write: histories as JSON lines, and litmus programs as text.
+//! Fuzz targets for input from people and other tools: histories as JSON lines, and litmus programs as text.
 //!
-//! Held: nothing panics; what is read is written, and then read back as the same.
+//! Properties: nothing panics; accepted input is written and then read back as the same.
 
 #[path = "../../../remote/tests/support/fuzz.rs"]
 mod driver;
@@ -12,7 +12,7 @@ use farside_sim::linearizable::{Limits, check};
 use farside_sim::litmus::{Program, programs};
 use farside_sim::random::Random;
 
-/// A history of every kind of line.
+/// Writes a history with every kind of line.
 fn written(seed: u64) -> Vec<u8> {
     let random = Random::new(seed);
     let mut history = History::new();
@@ -36,15 +36,15 @@ fn written(seed: u64) -> Vec<u8> {
         }
     }
     let mut text = Vec::new();
-    lines::write(&history, &mut text).expect("a Vec takes everything");
+    lines::write(&history, &mut text).expect("writing to a Vec cannot fail");
     text
 }
 
-/// What is read as a history is written and read again, and judged, as any.
+/// Reads a history, writes it, reads it back, and checks it. Returns false if the input is rejected.
 fn is_sound(text: &[u8]) -> bool {
     let Ok(history) = lines::read::<Ask>(text) else { return false };
     let mut again = Vec::new();
-    lines::write(&history, &mut again).expect("a Vec takes everything");
+    lines::write(&history, &mut again).expect("writing to a Vec cannot fail");
     let back: History = lines::read(&again[..]).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((back.digest(), &back), (history.digest(), &history));
     check(&history, Limits { steps_max: 1_000, ..Limits::default() });
@@ -57,7 +57,7 @@ fn fuzz_history_lines() {
     bolero::check!().with_type::<(u8, Vec<Change>)>().with_test_time(budget()).for_each(|(seed, changes)| {
         executions.one_more();
         let mut text = written(u64::from(*seed));
-        assert!(is_sound(&text), "what is written is read");
+        assert!(is_sound(&text), "a written history is accepted");
         change(&mut text, changes);
         is_sound(&text);
     });

@@ -1,4 +1,4 @@
-//! Histories are the same for the same run, and survive being written down.
+//! Histories are deterministic, and survive writing and reading.
 
 use farside_sim::history::lines;
 use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
@@ -7,7 +7,7 @@ fn value(tag: u64) -> Value {
     Value { tag, len: 64 }
 }
 
-/// One operation of each kind, with each outcome that it can have, and one that never returns.
+/// Each kind of operation with each of its outcomes, and one operation that never returns.
 fn everything() -> History {
     let mut history = History::new();
     let version = Some(Version(7));
@@ -46,19 +46,19 @@ fn everything() -> History {
 
 fn written(history: &History) -> String {
     let mut out = Vec::new();
-    lines::write(history, &mut out).expect("a Vec takes everything");
+    lines::write(history, &mut out).expect("writing to a Vec cannot fail");
     String::from_utf8(out).expect("JSON is text")
 }
 
 #[test]
 fn a_digest_is_the_same_in_every_build() {
     assert_eq!(History::new().digest(), 0);
-    // If this moves, digests that people noted down no longer compare: say so in the changelog.
+    // If this changes, saved digests no longer match: say so in the changelog.
     assert_eq!(everything().digest(), 0xf56b_59e2_779b_e5f5, "{:#x}", everything().digest());
 }
 
 #[test]
-fn a_digest_sees_every_field() {
+fn a_digest_depends_on_every_field() {
     let base = |client, key, ask, called, outcome, returned| {
         let mut history = History::new();
         let id = history.call(client, key, ask, called);
@@ -90,7 +90,7 @@ fn a_digest_sees_every_field() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_history_is_read_back() {
     let history = everything();
     let text = written(&history);
     assert_eq!(text.lines().count() as u64, history.events());
@@ -100,7 +100,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn lines_look_as_documented() {
+fn lines_match_the_documented_format() {
     let mut history = History::new();
     let write = history.call(0, 3, Ask::Put(value(17)), 100);
     let read = history.call(1, 3, Ask::Get, 120);
@@ -115,7 +115,7 @@ fn lines_look_as_documented() {
 }
 
 #[test]
-fn a_client_is_another_process_after_an_unknown_outcome_and_for_a_second_operation_at_a_time() {
+fn a_client_is_as_many_processes_as_it_needs() {
     let mut history = History::new();
     let lost = history.call(1, 0, Ask::Delete, 0);
     history.returned(lost, Outcome::Unknown, 1);
@@ -134,7 +134,7 @@ fn a_client_is_another_process_after_an_unknown_outcome_and_for_a_second_operati
 }
 
 #[test]
-fn what_others_write_is_read_too() {
+fn histories_of_other_tools_are_read() {
     let text = r#"{"process":4,"type":"invoke","f":"write","value":5,"key":1,"time":10,"index":0,"node":"n1"}
 
 {"process":4,"type":"ok","f":"write","value":5,"key":1,"time":20,"index":1}"#;
@@ -144,40 +144,40 @@ fn what_others_write_is_read_too() {
 }
 
 #[test]
-fn bad_lines_are_refused_with_their_number_and_a_remedy() {
+fn invalid_lines_are_refused_with_number_and_remedy() {
     let call = r#"{"index":0,"type":"invoke","process":0,"f":"write","key":1,"value":5,"len":1,"time":10}"#;
     let info = answer(call, r#""type":"info","f":"write","key":1,"value":5,"time":11"#);
     let refusals = [
         (
             "{",
-            "line 1: EOF while parsing an object at line 1 column 1: give it the fields that docs/sim-histories.md",
+            "line 1: EOF while parsing an object at line 1 column 1: write the fields that docs/sim-histories.md",
         ),
         (
             &call.replace("\"index\":0", "\"index\":4"),
-            "line 1: its index is 4, where 0 is next: keep all events",
+            "line 1: its index is 4, but the next index is 0: keep all events",
         ),
         (&call.replace("write", "append"), "line 1: unknown variant `append`"),
         (
             &call.replace(":5", ":null"),
-            "line 1: its value is no number: name the value by a number below 2^64",
+            "line 1: its value is not a number: set \"value\" to a number below 2^64",
         ),
         (
             &call.replace("write", "cas"),
-            "line 1: a cas without the version that it expects: add \"expected\"",
+            "line 1: a cas without an expected version: add \"expected\"",
         ),
-        (&call.replace("\"process\":0", "\"process\":4294967296"), "line 1: process 4294967296 is too great"),
-        (&call.replace("invoke", "ok"), "line 1: process 0 is answered, and has asked nothing"),
+        (&call.replace("\"process\":0", "\"process\":4294967296"), "line 1: process 4294967296 is too large"),
+        (&call.replace("invoke", "ok"), "line 1: process 0 returns, but has no call"),
         (
             &[call, &call.replace("\"index\":0", "\"index\":1")].join("\n"),
-            "line 2: process 0 asks, and its call of index 0",
+            "line 2: process 0 makes a call, but its call of index 0",
         ),
         (
             &answer(call, r#""type":"ok","f":"read","key":1,"value":5,"time":11"#),
-            "line 2: an answer for key 1, Read",
+            "line 2: a return for key 1, Read",
         ),
         (
             &answer(call, r#""type":"ok","f":"write","key":2,"value":5,"time":11"#),
-            "line 2: an answer for key 2, Write",
+            "line 2: a return for key 2, Write",
         ),
         (
             &answer(call, r#""type":"ok","f":"write","key":1,"value":5,"time":9"#),
@@ -185,24 +185,24 @@ fn bad_lines_are_refused_with_their_number_and_a_remedy() {
         ),
         (
             &answer(call, r#""type":"fail","f":"write","key":1,"value":5,"error":"conflict","time":11"#),
-            "line 2: 'put 5' cannot be answered by 'conflict': see docs/sim-histories.md",
+            "line 2: 'put 5' cannot have the outcome 'conflict': see docs/sim-histories.md",
         ),
         (
             &answer(call, r#""type":"info","f":"write","key":1,"value":5,"error":"absent","time":11"#),
-            "line 2: an error on what did not fail: leave",
+            "line 2: an error on a line whose type is not fail: remove",
         ),
         (
             &answer(
                 &call.replace("write", "delete"),
                 r#""type":"ok","f":"delete","key":1,"value":5,"time":11"#,
             ),
-            "line 2: a delete's answer is neither true nor false: give",
+            "line 2: the value of a delete's return is neither true nor false: give",
         ),
         (
             &format!("{info}\n{}", info.lines().last().unwrap().replace("\"index\":1", "\"index\":2")),
-            "line 3: process 0 is answered twice",
+            "line 3: process 0 returns twice",
         ),
-        (&" ".repeat(70_000), "line 1: more than 65536 bytes without an end of line"),
+        (&" ".repeat(70_000), "line 1: the line is longer than 65536 bytes"),
     ];
     for (text, expected) in refusals {
         let said = lines::read::<Ask>(text.as_bytes()).unwrap_err().to_string();
@@ -224,8 +224,8 @@ fn an_operation_returns_once() {
 }
 
 #[test]
-#[should_panic(expected = "no Get is answered by Done(None)")]
-fn an_answer_fits_its_question() {
+#[should_panic(expected = "Get cannot have the outcome Done(None)")]
+fn an_outcome_fits_its_operation() {
     let mut history = History::new();
     let id = history.call(0, 0, Ask::Get, 0);
     history.returned(id, Outcome::Done(None), 1);

@@ -1,5 +1,5 @@
-//! The judge of registers is judged: by histories of which everybody knows what they are, and by a search of a few
-//! lines through all orders, which shares nothing with it.
+//! Tests of the register checker: by histories with a known verdict, and by a brute-force search through all orders,
+//! which shares no code with the checker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,13 +16,13 @@ fn is_good(rows: &[Row]) -> bool {
     assert_eq!(
         report.is_linearizable(),
         brute::is_linearizable(history.operations()),
-        "the judges differ: {rows:?}"
+        "the checkers differ: {rows:?}"
     );
     report.is_linearizable()
 }
 
 #[test]
-fn a_read_may_come_before_or_after_a_write_beside_it() {
+fn a_read_may_come_before_or_after_a_concurrent_write() {
     for seen in [Outcome::Absent, found(1)] {
         assert!(is_good(&[(0, 1, 4, put(1), DONE), (1, 2, 3, Ask::Get, seen)]));
     }
@@ -42,7 +42,7 @@ fn reads_that_go_back_are_found() {
 }
 
 #[test]
-fn an_update_that_got_lost_is_found() {
+fn a_lost_update_is_found() {
     let read = (0, 1, 2, put(1), Outcome::Done(Some(Version(1))));
     let first = (0, 3, 6, cas(1, 2), Outcome::Done(Some(Version(2))));
     let second = |outcome| (1, 4, 5, cas(1, 3), outcome);
@@ -62,18 +62,18 @@ fn a_value_that_comes_back_after_its_delete_is_found() {
     let start = [(0, 1, 2, put(1), DONE), (0, 3, 4, Ask::Delete, DONE)];
     assert!(is_good(&[start[0], start[1], (1, 5, 6, Ask::Get, Outcome::Absent)]));
     assert!(!is_good(&[start[0], start[1], (1, 5, 6, Ask::Get, found(1))]));
-    assert!(!is_good(&[start[0], start[1], (1, 5, 6, Ask::Delete, DONE)]), "one value is taken away once");
+    assert!(!is_good(&[start[0], start[1], (1, 5, 6, Ask::Delete, DONE)]), "one value is deleted once");
     assert!(is_good(&[start[0], start[1], (1, 5, 6, Ask::Delete, Outcome::Absent)]));
 }
 
 #[test]
 fn a_read_from_the_future_is_found() {
     assert!(!is_good(&[(1, 1, 2, Ask::Get, found(1)), (0, 3, 4, put(1), DONE)]));
-    assert!(!is_good(&[(1, 1, 2, Ask::Get, found(7))]), "nobody wrote it");
+    assert!(!is_good(&[(1, 1, 2, Ask::Get, found(7))]), "no client wrote it");
 }
 
 #[test]
-fn a_put_of_unknown_fate_may_be_seen_at_any_later_time_until_it_is_over() {
+fn a_put_of_unknown_fate_may_be_seen_until_its_return() {
     let over = (0, 1, 2, put(1), Outcome::Unknown);
     let dead = (0, 1, NEVER, put(1), Outcome::Unknown);
     for (unknown, may_come_later) in [(over, false), (dead, true)] {
@@ -91,7 +91,7 @@ fn a_put_of_unknown_fate_may_be_seen_at_any_later_time_until_it_is_over() {
 }
 
 #[test]
-fn what_was_seen_of_an_unknown_put_stays_seen() {
+fn the_observed_effect_of_an_unknown_put_stays() {
     let unknown = (0, 1, NEVER, put(1), Outcome::Unknown);
     assert!(!is_good(&[unknown, (1, 3, 4, Ask::Get, found(1)), (1, 5, 6, Ask::Get, Outcome::Absent)]));
     let other = (2, 2, 3, put(2), DONE);
@@ -105,7 +105,7 @@ fn what_was_seen_of_an_unknown_put_stays_seen() {
 }
 
 #[test]
-fn two_unknown_operations_come_in_either_order() {
+fn two_unknown_operations_may_take_either_order() {
     let unknown = [(0, 1, NEVER, put(1), Outcome::Unknown), (1, 2, NEVER, Ask::Delete, Outcome::Unknown)];
     let reads = |seen: [Outcome; 3]| {
         let read = |at: usize| (2, 4 + 2 * at as u64, 5 + 2 * at as u64, Ask::Get, seen[at]);
@@ -138,13 +138,13 @@ fn a_version_is_one_install() {
         ])
     };
     assert!(between(6));
-    assert!(!between(5), "the same value, but another install");
+    assert!(!between(5), "the same value, but a different install");
     assert!(is_good(&[one, again, read(11, 5), (2, 13, 14, cas(5, 3), DONE)]));
     assert!(!is_good(&[one, again, read(11, 5), (2, 13, 14, cas(5, 3), Outcome::Conflict(None))]));
 }
 
 #[test]
-fn touching_events_keep_their_order() {
+fn events_of_the_same_nanosecond_keep_their_order() {
     let mut history = History::new();
     let write = history.call(0, 0, put(1), 5);
     history.returned(write, DONE, 5);
@@ -152,12 +152,12 @@ fn touching_events_keep_their_order() {
     history.returned(read, Outcome::Absent, 5);
     assert!(
         !check(&history, Limits::default()).is_linearizable(),
-        "all in one nanosecond, yet one after the other"
+        "all in one nanosecond, but one after the other"
     );
 }
 
 #[test]
-fn keys_are_judged_one_by_one() {
+fn keys_are_checked_separately() {
     let mut history = History::new();
     for key in 0..3 {
         let write = history.call(0, key, put(1), key);
@@ -171,14 +171,14 @@ fn keys_are_judged_one_by_one() {
     assert_eq!(
         check(&history, Limits::default()),
         report,
-        "the same input gives the same report, steps and all"
+        "the same input gives the same report, including its steps"
     );
 }
 
 #[test]
-fn what_is_not_decided_does_not_pass() {
-    // Puts of unknown fate, each of a value that another puts too, and a read of nothing that was put: every order must
-    // be tried.
+fn an_undecided_history_does_not_pass() {
+    // Puts of unknown fate, each of a value that another one puts too, and a read of a value that none has put: every
+    // order must be tried.
     let put_of = |at: u32| (at, u64::from(at), NEVER, put(u64::from(at) % 12), Outcome::Unknown);
     let mut rows: Vec<Row> = (0..24).map(put_of).collect();
     rows.extend((0..24).map(|at| (30, 100 + at * 2, 101 + at * 2, Ask::Get, found(at * 5 % 12))));
@@ -189,21 +189,21 @@ fn what_is_not_decided_does_not_pass() {
     assert_eq!(report, check(&history, limits));
     assert_eq!(report.undecided, [(0, Undecided::TooHard(10_000))]);
     assert!(!report.is_linearizable());
-    assert!(report.to_string().contains("gave up after 10000 steps"), "{report}");
-    assert_eq!(explain(&history, 0, limits), None, "nothing is known to be wrong");
+    assert!(report.to_string().contains("stopped after 10000 steps"), "{report}");
+    assert_eq!(explain(&history, 0, limits), None, "no violation is known");
 
     let limits = Limits { operations_max: 10, ..Limits::default() };
     assert_eq!(check(&history, limits).undecided, [(0, Undecided::TooLong(49))]);
 }
 
-/// A register of the plainest kind, with clients that may be anywhere in an operation.
+/// Draws a history of a simple register, with overlapping operations.
 fn drawn(seed: u64) -> Vec<Row> {
     let random = Random::new(seed);
     let (clients, count) = (2 + random.below(2), 3 + random.below(5));
     let (mut state, mut version): (Option<(u64, u64)>, u64) = (None, 0);
     let mut rows: Vec<Row> = Vec::new();
-    // In the order of their effects, which lie four apart; each begins a little earlier and ends a little later, but
-    // not before its client's last one.
+    // In the order of their effects. Each begins a little earlier and ends a little later, but begins after its
+    // client's previous operation.
     let mut free = vec![0; clients as usize];
     for at in 0..count {
         let client = random.below(clients);
@@ -256,7 +256,7 @@ fn drawn(seed: u64) -> Vec<Row> {
         free[client as usize] = if to == NEVER { from + 1 } else { to };
         rows.push((client as u32, from, to.max(from + 1), ask, outcome));
     }
-    // Most histories are then made wrong in a place, or so it seems.
+    // Most histories are then corrupted in up to three places.
     for _ in 0..random.below(4) {
         let (at, other) = (random.below(count) as usize, random.below(count) as usize);
         let outcome = match random.below(4) {
@@ -273,7 +273,7 @@ fn drawn(seed: u64) -> Vec<Row> {
 }
 
 #[test]
-fn it_agrees_with_a_search_through_all_orders() {
+fn the_checker_agrees_with_a_search_through_all_orders() {
     let (mut good, mut bad, mut unknown) = (0, 0, 0);
     for seed in 0..20_000 {
         let history = history(&drawn(seed));
@@ -295,7 +295,7 @@ fn it_agrees_with_a_search_through_all_orders() {
 }
 
 #[test]
-fn what_it_explains_is_small_and_still_wrong() {
+fn a_shrunk_violation_is_small_and_still_wrong() {
     let (mut explained, mut sizes, mut of) = (0, 0, 0);
     for seed in 0..3_000 {
         let history = history(&drawn(seed));
@@ -307,12 +307,12 @@ fn what_it_explains_is_small_and_still_wrong() {
             (Outcome::Unknown, None);
         assert!(
             brute::is_linearizable(&pardoned),
-            "seed {seed}: without the offender's answer nothing is wrong"
+            "seed {seed}: without the offender's outcome, the history is not correct"
         );
         for outcome in &violation.instead {
             let mut other = operations.clone();
             other[violation.offender].outcome = *outcome;
-            assert!(brute::is_linearizable(&other), "seed {seed}: {outcome} is said to be possible");
+            assert!(brute::is_linearizable(&other), "seed {seed}: {outcome} is reported as possible");
         }
         explained += 1;
         sizes += operations.len();
@@ -323,7 +323,7 @@ fn what_it_explains_is_small_and_still_wrong() {
 }
 
 #[test]
-fn of_a_long_history_the_few_operations_that_matter_are_shown() {
+fn a_long_history_is_shrunk_to_the_relevant_operations() {
     let mut rows: Vec<Row> = Vec::new();
     for round in 0..100 {
         let start = 10 + round * 10;
@@ -345,7 +345,8 @@ fn of_a_long_history_the_few_operations_that_matter_are_shown() {
     assert_eq!(violation.instead, [found(69)]);
 }
 
-/// All orders, by hand. Versions are compared when an order is complete, as equations between installs.
+/// Brute-force search through all orders. Versions are compared when an order is complete, as equations between
+/// installs.
 mod brute {
     use super::*;
 
@@ -353,7 +354,8 @@ mod brute {
         Search { operations, done: vec![false; operations.len()], steps: Vec::new() }.goes_on(None, 0)
     }
 
-    /// The install that an operation met, and whether it took effect, as the how-manieth install.
+    /// An ordered operation: the install that it observed, the number of the install that it made, and whether it took
+    /// effect.
     struct Step {
         at: usize,
         met: Option<usize>,
@@ -420,7 +422,7 @@ mod brute {
                     }
                     _ => continue,
                 };
-                assert!(!is_unknown || took_effect, "what has no effect need not be ordered");
+                assert!(!is_unknown || took_effect, "an unknown operation without effect is not ordered");
                 let is_new = next.is_some_and(|(_, install)| install == installs);
                 let met = now.map(|(_, install)| install);
                 self.steps.push(Step { at, met, made: is_new.then_some(installs), took_effect });
@@ -479,7 +481,7 @@ fn many_clients_on_one_key_are_decided() {
                     let ask = if random.one_in(2) { Ask::Get } else { put(ns) };
                     Some((history.call(client as u32, 0, ask, ns), ask, None))
                 }
-                // What its client gives up may take effect much later.
+                // An operation abandoned by its client may take effect much later.
                 Some((id, Ask::Put(value), None)) if random.one_in(50) => {
                     history.returned(id, Outcome::Unknown, ns);
                     lost.push(value);
@@ -514,7 +516,7 @@ fn many_clients_on_one_key_are_decided() {
 }
 
 #[test]
-#[ignore = "a second or two, for 400,000 operations; prints how fast they were judged"]
+#[ignore = "takes 1 to 2 s for 400,000 operations; prints the checker's speed"]
 fn soak_histories_of_four_clients_are_all_decided() {
     let mut operations = 0;
     let mut histories = Vec::new();
@@ -524,7 +526,7 @@ fn soak_histories_of_four_clients_are_all_decided() {
         let mut stores = [(0, 0); 5];
         let mut running = Vec::new();
         for at in 0..200 {
-            // Four clients; each operation takes effect when it is called, and is answered three calls later.
+            // Four clients. Each operation takes effect at its call and returns three calls later.
             if running.len() == 4 {
                 let (id, outcome) = running.remove(random.below(4) as usize);
                 history.returned(id, outcome, at * 10);

@@ -1,4 +1,4 @@
-//! All integration tests of this crate in one binary, which links once.
+//! All integration tests of this crate in one binary, so that only one is linked.
 
 mod fuzz;
 mod hardware;

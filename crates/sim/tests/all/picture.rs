@@ -1,11 +1,11 @@
-//! Pictures show what they must, always alike, and are XML.
+//! Drawings of violations are complete, deterministic, and well-formed XML.
 
 use crate::support::operations::{DONE, NEVER, cas, found, found_at, history, put};
 use farside_sim::history::register::{Ask, Outcome};
 use farside_sim::linearizable::{Limits, Violation, explain};
 use farside_sim::picture;
 
-/// A read goes back after a delete, beside operations of unknown fate.
+/// A read returns an older value after a delete, next to operations of unknown fate.
 fn resurrection() -> Violation {
     let rows = [
         (0, 100, 480, put(1), Outcome::Done(None)),
@@ -22,14 +22,13 @@ fn resurrection() -> Violation {
 }
 
 #[test]
-fn text_shows_who_asked_what_when() {
+fn text_shows_clients_operations_and_times() {
     let text = picture::text(&resurrection());
     assert_eq!(text, EXPECTED);
 }
 
 const EXPECTED: &str = "\
-key 0 is not linearizable: client 2 asked 'get' and was answered 'absent', \
-which could be 3 (6 of 9 operations shown)
+key 0 is not linearizable: 'get' of client 2 returned 'absent', expected 3 (6 of 9 operations shown)
   client 0    510 to  900 ns  put 2 -> done             |---|
   client 1    700 to    ? ns  put 3 -> ?                  |----------------------->
   client 2   1000 to 1020 ns  put 4 if v7 -> unknown          |--|
@@ -39,7 +38,7 @@ which could be 3 (6 of 9 operations shown)
 ";
 
 #[test]
-fn svg_is_well_formed_and_says_everything() {
+fn svg_is_well_formed_and_complete() {
     let violation = resurrection();
     let svg = picture::svg(&violation);
     assert_eq!(picture::svg(&violation), svg, "the same bytes");
@@ -52,7 +51,7 @@ fn svg_is_well_formed_and_says_everything() {
 }
 
 #[test]
-fn what_is_no_xml_is_seen() {
+fn malformed_xml_is_detected() {
     for text in [
         "<a>",
         "<a></b>",
@@ -69,9 +68,9 @@ fn what_is_no_xml_is_seen() {
     assert_eq!(xml::texts("<a b=\"c\"><d>1 &lt; 2</d><e/></a>").unwrap(), ["1 < 2"]);
 }
 
-/// As much of XML as a picture needs.
+/// A parser of the subset of XML that the drawings use.
 mod xml {
-    /// The texts between tags, if all of it is well-formed.
+    /// Returns the texts between tags, if the document is well-formed.
     pub(super) fn texts(mut rest: &str) -> Result<Vec<String>, String> {
         let (mut open, mut texts, mut roots) = (Vec::new(), Vec::new(), 0);
         while let Some(at) = rest.find('<') {

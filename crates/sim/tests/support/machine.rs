@@ -1,7 +1,7 @@
-//! A machine that runs litmus programs: send queues, and a scheduler that draws what happens next.
+//! A machine that runs litmus programs: send queues, and a scheduler that draws the next event.
 //!
-//! It knows the contract as a list of things that must not have been done yet, written down by hand, and shares nothing
-//! with the enumerator but the program itself. Each flaw is one that a NIC, or a model of one, may have.
+//! It implements the contract as a hand-written list of verbs that must be done before each event, and shares no code
+//! with the enumerator. Each flaw is one that a NIC, or a model of one, may have.
 
 use farside_sim::litmus::{LINE_WORDS, Op, Outcome, Program, Start, Step};
 use farside_sim::random::Random;
@@ -9,9 +9,9 @@ use farside_sim::random::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     None,
-    /// Lines of one WRITE land in any order: what relaxed ordering allows.
+    /// Lines of one WRITE land in any order, as relaxed ordering allows.
     WriteLinesInAnyOrder,
-    // Too weak: each comes to what is forbidden.
+    // Too weak: each produces a forbidden outcome.
     WritesPassWrites,
     ReadsPassWrites,
     AtomicsPassWrites,
@@ -22,7 +22,7 @@ pub(crate) enum Flaw {
     WaitsAreIgnored,
     FailedCasWritesBack,
     LinesAreTorn,
-    // Too strong: each misses what is allowed.
+    // Too strong: each misses an allowed outcome.
     ReadLinesAscend,
     ReadsAreWhole,
     WritesAreWhole,
@@ -34,14 +34,14 @@ pub(crate) enum Flaw {
     OneVerbAtATime,
 }
 
-/// A verb on its way.
+/// Verb in flight.
 struct Running<'a> {
     actor: usize,
     step: &'a Step,
-    /// Ranges of words that are still to be done, one for each line, upwards.
+    /// Ranges of words not done yet, one per line, in ascending order.
     left: Vec<(usize, usize)>,
     answer: Vec<u64>,
-    /// Of an atomic: fetched, and not written back.
+    /// For an atomic: fetched, and not written back.
     holds_slot: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn run(program: &Program, seed: u64, flaw: Flaw) -> Outcome {
     let mut memory = program.memory();
     let mut all: Vec<Running<'_>> =
         program.steps().map(|(actor, step)| running(actor, step, flaw, &random)).collect();
-    // Every second run gives each line of each verb a rank, so that what is rare by drawing one by one comes too.
+    // Every second run ranks the lines of all verbs, which reaches outcomes that are rare with independent draws.
     let ranks: Option<Vec<u64>> =
         seed.is_multiple_of(2).then(|| (0..all.len() * 8).map(|_| random.bits()).collect());
     loop {
@@ -92,7 +92,7 @@ pub(crate) fn run(program: &Program, seed: u64, flaw: Flaw) -> Outcome {
         };
         act(&mut all[chosen.0], chosen.1, &mut memory, flaw);
     }
-    assert!(all.iter().all(Running::is_done), "nothing waits for ever: {program}");
+    assert!(all.iter().all(Running::is_done), "every verb completes: {program}");
     Outcome { answers: all.into_iter().map(|verb| verb.answer).collect(), memory }
 }
 
@@ -121,14 +121,14 @@ fn running<'a>(actor: usize, step: &'a Step, flaw: Flaw, random: &Random) -> Run
     Running { actor, step, left, answer: vec![0; step.op.answer_words()], holds_slot: false }
 }
 
-/// Whether this part of a verb may happen now.
+/// Whether this part of a verb may run now.
 fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
     let this = &all[verb];
     if this.holds_slot {
         return true;
     }
     let before = || all[..verb].iter().filter(|other| other.actor == this.actor && !other.is_done());
-    // The queue: has it been sent?
+    // The sender's queue: whether the verb has been sent.
     for posted in (0..=verb).filter(|&posted| all[posted].actor == this.actor) {
         let mut earlier = all[..posted].iter().filter(|other| other.actor == this.actor && !other.is_done());
         let is_held = match all[posted].step.start {
@@ -142,7 +142,7 @@ fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
             return false;
         }
     }
-    // The other end: what it must not overtake.
+    // The responder: earlier verbs that it must not overtake.
     let passes_writes = match this.step.op {
         Op::Read { .. } => flaw == Flaw::ReadsPassWrites,
         Op::Write { .. } => flaw == Flaw::WritesPassWrites,
@@ -164,7 +164,7 @@ fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
     if is_held {
         return false;
     }
-    // Its own lines, and the slots of words.
+    // The verb's own lines, and the slots of words.
     let ascends = match this.step.op {
         Op::Read { .. } => flaw == Flaw::ReadLinesAscend,
         Op::Write { .. } => flaw != Flaw::WriteLinesInAnyOrder,

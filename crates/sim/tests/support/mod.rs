@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Code shared by the tests of this crate.
 
 pub(crate) mod machine;
 pub(crate) mod operations;

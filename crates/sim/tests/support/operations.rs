@@ -1,10 +1,10 @@
-//! Histories by hand: who asked what from when to when, and what came of it.
+//! Hand-written histories: rows with client, call, return, operation and outcome.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 
-/// `(client, from, to, ask, outcome)`. All times differ; `to` of [`NEVER`] is no answer.
+/// `(client, from, to, ask, outcome)`. All times are different; with [`NEVER`] as `to`, the operation has no return.
 pub(crate) type Row = (u32, u64, u64, Ask, Outcome);
 
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -31,7 +31,7 @@ pub(crate) fn found_at(tag: u64, version: u64) -> Outcome {
 
 pub(crate) const DONE: Outcome = Outcome::Done(None);
 
-/// One key's history.
+/// Builds the history of one key.
 pub(crate) fn history(rows: &[Row]) -> History {
     let mut events = Vec::new();
     for (at, &(_, from, to, ..)) in rows.iter().enumerate() {
