@@ -1,9 +1,8 @@
-//! Every number of hardware that the simulator has, with its unit and its source, and what follows from them.
+//! All numbers about hardware in the simulator, with unit and source, and functions derived from them.
 //!
-//! Invariant: what is calibrated is calibrated on two sets of micro-benchmarks: PRISM (Burke et al., SOSP 2021),
-//! figure 1, and *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided RDMA*
-//! (Ziegler et al., SIGMOD 2023; here *Synchronization*), section 4. What an application was measured to do is nowhere
-//! an input: it is predicted.
+//! Invariant: all calibration uses two sets of micro-benchmarks: PRISM (Burke et al., SOSP 2021), figure 1, and *Design
+//! Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided RDMA* (Ziegler et al., SIGMOD 2023;
+//! here *Synchronization*), section 4. Measurements of applications are never an input: they are predicted.
 
 use crate::nic::Timing;
 use crate::station::{Picos, Sender};
@@ -11,63 +10,65 @@ use crate::world::Nanos;
 use farside_remote::wire::{Code, flag};
 use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 
-/// What machines are made of.
+/// Parameters of the machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inputs {
-    /// Posting a verb, the NICs' own ways, the cable and the completion, both ways together, without memory and bytes
-    /// on the wire. PRISM, figure 1: a WRITE of 512 bytes takes 1.9 us, of which 262 ns are bytes and
-    /// [`Inputs::nic_op_ps`].
+    /// Posting a verb, the latency within the NICs, the cable and the completion, both ways together, without memory
+    /// accesses and bytes on the wire. PRISM, figure 1: a WRITE of 512 bytes takes 1.9 us, of which 262 ns are bytes
+    /// and [`Inputs::nic_op_ps`].
     pub verb_ns: Nanos,
-    /// How long a NIC is busy with one op. Synchronization, section 4: a ConnectX-5 serves 51.2 million a second.
+    /// Time that a NIC is busy with one op. Synchronization, section 4: a ConnectX-5 executes 51.2 million per second.
     pub nic_op_ps: Picos,
-    /// A NIC's read of the host's memory, over PCIe and back. PRISM, figure 1: what READ takes longer than WRITE, and
-    /// an indirect READ longer than READ. Writes are posted: nobody waits for them.
+    /// A NIC's read of the host's memory over PCIe. PRISM, figure 1: the difference between READ and WRITE, and between
+    /// an indirect READ and READ. Writes are posted: nothing waits for them.
     pub pcie_ns: Nanos,
-    /// From when a NIC has an atomic until it asks for the slot. PRISM, figure 1: CAS takes 2.5 us.
+    /// Time from an atomic's arrival at the NIC until it acquires its slot. PRISM, figure 1: CAS takes 2.5 us.
     pub atomic_ns: Nanos,
-    /// How long an atomic holds its slot. Synchronization, section 4: 2.32 million CAS a second on one word would be
-    /// 431 ns, and 25.6 million on 8 slots 313 ns; this is as far from the one as from the other.
+    /// Time that an atomic holds its slot. Synchronization, section 4: 2.32 million CAS per second on one word imply
+    /// 431 ns, and 25.6 million on 8 slots 313 ns; this value is about midway between the two.
     pub slot_ns: Nanos,
-    /// Which bits of an atomic's address say which slot it takes. Synchronization, section 4: the low 12.
+    /// Bits of an atomic's address that select its slot. Synchronization, section 4: the low 12.
     pub slot_mask: u64,
-    /// An access to a NIC's own memory. Sherman (SIGMOD 2022): 110 million CAS a second on it.
+    /// An access to a NIC's own memory. Sherman (SIGMOD 2022): 110 million CAS per second on it.
     pub on_chip_ns: Nanos,
-    /// Connections that a client's NIC remembers. Synchronization, section 4: 32 on each do no harm, 128 do; estimated
-    /// between them.
+    /// Number of connections that a client's NIC caches. Synchronization, section 4: 32 on each NIC do no harm, 128 do;
+    /// this value is an estimate between them.
     pub qp_cache: usize,
-    /// How long it is busy fetching another's state. Estimated: a fetch takes [`Inputs::pcie_ns`], and four are under
-    /// way at once. That 512 workers are slower than 128 (Synchronization, section 4) asks for more than 60 ns.
+    /// Time that it is busy fetching another connection's state. Estimated: a fetch takes [`Inputs::pcie_ns`], and four
+    /// are in flight at the same time. For 512 workers to be slower than 128 (Synchronization, section 4), it must
+    /// exceed 60 ns.
     pub qp_miss_ns: Nanos,
-    /// What a message to a CPU takes longer than a verb, both ways together, beside what its core does: descriptors,
-    /// and polling for it. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
+    /// Additional latency of a message to a CPU over a verb, both ways together, without the core's work: descriptors
+    /// and polling. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
     pub two_sided_ns: Nanos,
-    /// How long a core is busy with a message and its answer. FaSST (Kalia et al., OSDI 2016): about 4 million small
-    /// calls a second on a core.
+    /// Time that a core is busy with a message and its response. FaSST (Kalia et al., OSDI 2016): about 4 million small
+    /// calls per second on a core.
     pub core_message_ns: Nanos,
-    /// An access to memory that no cache has. Usual for the Xeon Gold 6138 of PRISM's testbed.
+    /// An access to uncached memory. Typical of the Xeon Gold 6138 of PRISM's testbed.
     pub core_access_ns: Nanos,
-    /// Copying a byte that is on its way. The same: 10 GB/s.
+    /// Copying a byte that is already in flight from memory. Typical of the same CPU: 10 GB/s.
     pub core_copy_ps: Picos,
-    /// Bringing one byte into a CRC-64, byte by byte with a table: a load from the first cache, a shift and two
-    /// exclusive ors, each of which waits for the one before.
+    /// Cycles per byte of a CRC-64, computed byte by byte with a table: a load from the L1 cache, a shift and two
+    /// exclusive ors, each of which depends on the one before.
     pub crc_cycles: u64,
-    /// The clock of those cores: a Xeon Gold 6138's nominal one (PRISM, section 5).
+    /// Clock of those cores: the nominal one of a Xeon Gold 6138 (PRISM, section 5).
     pub core_mhz: u64,
-    /// What a message to a BlueField's CPU takes longer than a verb, without accesses to the host's memory. PRISM,
+    /// Additional latency of a message to a BlueField's CPU over a verb, without accesses to the host's memory. PRISM,
     /// figure 1: READ and indirect READ are one and two such accesses.
     pub arm_ns: Nanos,
-    /// Its cores: Cortex-A72 (PRISM, section 5).
+    /// Number of its cores: Cortex-A72 (PRISM, section 5).
     pub arm_cores: u32,
-    /// How long one of them is busy with a message, beside its accesses. Estimated: [`Inputs::core_message_ns`] at 800
-    /// MHz in place of 2 GHz.
+    /// Time that one of them is busy with a message, without its accesses. Estimated: [`Inputs::core_message_ns`] at
+    /// 800 MHz in place of 2 GHz.
     pub arm_message_ns: Nanos,
-    /// A read of the host's memory from there. PRISM, figure 1: what an indirect READ takes longer than READ.
+    /// Its read of the host's memory. PRISM, figure 1: the difference between an indirect READ and READ.
     pub arm_read_ns: Nanos,
-    /// A write. PRISM, figure 1: what WRITE takes longer than a READ without its read. A CAS is as long as two reads.
+    /// Its write of the host's memory. PRISM, figure 1: the difference between WRITE and a READ without its read. A CAS
+    /// takes as long as two reads.
     pub arm_write_ns: Nanos,
 }
 
-/// Those of the papers' testbeds.
+/// Parameters of the papers' testbeds.
 pub const INPUTS: Inputs = Inputs {
     verb_ns: 1_638,
     nic_op_ps: 19_531,
@@ -92,17 +93,17 @@ pub const INPUTS: Inputs = Inputs {
 };
 
 impl Inputs {
-    /// How long a core takes for the CRC-64 of so many bytes.
+    /// Returns the time that a core takes for the CRC-64 of `bytes` bytes.
     pub const fn crc_ns(&self, bytes: u64) -> Nanos {
         bytes * self.crc_cycles * 1_000 / self.core_mhz
     }
 
-    /// The NIC of a client's machine.
+    /// Returns the NIC of a client's machine.
     pub fn sender(&self) -> Sender {
         Sender::new(self.nic_op_ps, self.qp_miss_ns * 1_000, self.qp_cache)
     }
 
-    /// The timing of a node's NIC that serves classic verbs of a few bytes, `distance` away.
+    /// Returns the timing of a node's NIC that executes classic verbs of a few bytes, for clients at `distance`.
     pub const fn timing(&self, distance: Distance) -> Timing {
         Timing {
             flight_ns: (self.verb_ns + distance.round_trip_ns()) / 2,
@@ -120,25 +121,25 @@ impl Inputs {
     }
 }
 
-/// What runs chains at a node.
+/// Hardware that runs chains at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Platform {
-    /// A NIC that knows RDMA's verbs alone.
+    /// A NIC that supports RDMA's verbs only.
     Rdma,
-    /// Cores of the node's CPU, which are sent messages.
+    /// Cores of the node's CPU, which receive messages.
     PrismSw,
-    /// A NIC that knows PRISM's operations: the paper's projection.
+    /// A NIC that supports PRISM's operations: the paper's projection.
     PrismHw,
-    /// The cores of a NIC of the kind of BlueField, which reach the host's memory over PCIe.
+    /// The cores of a BlueField NIC, which access the host's memory over PCIe.
     BlueField,
 }
 
 impl Platform {
-    /// All of them.
+    /// All values.
     pub const ALL: [Platform; 4] =
         [Platform::Rdma, Platform::PrismSw, Platform::PrismHw, Platform::BlueField];
 
-    /// As flags and reports name it.
+    /// Name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Platform::Rdma => "rdma",
@@ -153,7 +154,7 @@ impl Platform {
         matches!(self, Platform::Rdma | Platform::PrismHw)
     }
 
-    /// What clients can have a node of it do.
+    /// Capabilities of a node with this hardware.
     pub const fn capabilities(self) -> Capabilities {
         match self {
             Platform::Rdma => Capabilities::CALLS,
@@ -162,7 +163,7 @@ impl Platform {
     }
 }
 
-/// How far clients are from a node.
+/// Distance between clients and a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
     /// One cable.
@@ -176,11 +177,11 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// All of them.
+    /// All values.
     pub const ALL: [Distance; 4] =
         [Distance::Direct, Distance::Rack, Distance::Cluster, Distance::DataCentre];
 
-    /// As flags and reports name it.
+    /// Name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Distance::Direct => "direct",
@@ -190,8 +191,8 @@ impl Distance {
         }
     }
 
-    /// What it adds to a round trip. PRISM, figure 2, which has 0.6, 3 and 24 us; 0.6 us is the testbed's own switch
-    /// (section 5).
+    /// Latency that it adds to a round trip. PRISM, figure 2, which has 0.6, 3 and 24 us; 0.6 us is the testbed's own
+    /// switch (section 5).
     pub const fn round_trip_ns(self) -> Nanos {
         match self {
             Distance::Direct => 0,
@@ -202,16 +203,16 @@ impl Distance {
     }
 }
 
-/// What a paper's machines are connected by.
+/// Network and machines of a paper's testbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Testbed {
-    /// Gb/s of the node's link, each way.
+    /// Bandwidth of the node's link in each direction, in Gb/s.
     pub link_gbit: u64,
-    /// How far its clients are.
+    /// Distance of its clients.
     pub distance: Distance,
-    /// Cores of the node that answer messages.
+    /// Number of the node's cores that serve messages.
     pub cores: u32,
-    /// Machines of clients.
+    /// Number of the clients' machines.
     pub machines: u32,
 }
 
@@ -223,41 +224,41 @@ impl Testbed {
     pub const PRISM_APPLICATIONS: Testbed =
         Testbed { link_gbit: 40, distance: Distance::Rack, cores: 16, machines: 11 };
 
-    /// How long so many bytes are on the link.
+    /// Returns the transmission time of `bytes` bytes on the link.
     pub const fn wire(&self, bytes: u64) -> Picos {
         bytes * 8_000 / self.link_gbit
     }
 }
 
-/// Bytes that every packet has beside what it is for, as IEEE 802.3, RFC 791, RFC 768 and the annex of InfiniBand for
-/// RoCEv2 have them: preamble 8, Ethernet 14, IP 20, UDP 8, base transport header 12, its CRC 4, frame check 4, gap 12.
-/// eRPC's own header on Ethernet is as long as the two of InfiniBand.
+/// Overhead of every packet in bytes, by IEEE 802.3, RFC 791, RFC 768 and InfiniBand's annex for RoCEv2: preamble 8,
+/// Ethernet 14, IP 20, UDP 8, base transport header 12, its CRC 4, frame check 4, gap 12. eRPC's own header on Ethernet
+/// is as long as the two headers of InfiniBand.
 pub const PACKET: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
-/// The most bytes that a packet is for: InfiniBand's largest unit that Ethernet's usual 1500 bytes hold.
+/// Maximum payload of a packet in bytes: InfiniBand's largest MTU that fits Ethernet's usual 1500 bytes.
 pub const PACKET_MAX: u64 = 1_024;
-/// What says what an op is about: address 8, key 4, length 4 (InfiniBand's RETH; PRISM, section 4.2, adds flags in the
-/// base header, which cost no byte).
+/// Header of an op: address 8, key 4, length 4 (InfiniBand's RETH; PRISM, section 4.2, adds flags in the base header,
+/// which take no byte).
 const OP: u64 = 16;
-/// A redirected op's or a data-indirect one's second address.
+/// Second address of a redirected or data-indirect op.
 const ADDRESS: u64 = 8;
-/// What acknowledges (InfiniBand's AETH).
+/// Header of an acknowledgement (InfiniBand's AETH).
 const ACKNOWLEDGEMENT: u64 = 4;
 
-/// Bytes on the wire of a message of so many.
+/// Returns the number of bytes on the wire of a message of `bytes` bytes.
 pub const fn framed(bytes: u64) -> u64 {
     let packets = bytes.div_ceil(PACKET_MAX);
     bytes + PACKET * if packets == 0 { 1 } else { packets }
 }
 
-/// READs of a new buffer's address that a chain needs where its client reports what became garbage: one for each buffer
-/// that a reclaiming CAS of the chain installs or retires.
+/// Returns the number of trailing READs of new buffers' addresses that a chain needs if its client reports garbage: one
+/// for each buffer that a reclaiming CAS of the chain installs or retires.
 pub fn trailing_reads(chain: ChainView<'_>) -> u64 {
     let reclaiming = chain.ops().filter(|op| op.has(flag::RECLAIMING)).count();
     reclaiming.min(chain.allocates()) as u64
 }
 
-/// Bytes on the wire of a chain's request and of `trailing` READs after it: one message to a CPU, or each op in its own
-/// packet for a NIC.
+/// Returns the bytes on the wire of a chain's request and of `trailing` READs after it: one message to a CPU, or one
+/// packet per op for a NIC.
 pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) -> u64 {
     let of_op = chain.ops().map(|op| {
         let addresses = u64::from(op.redirect().is_some()) + u64::from(op.source().is_some());
@@ -267,8 +268,8 @@ pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) ->
     if is_one_sided { of_op.map(framed).sum() } else { framed(of_op.sum()) }
 }
 
-/// Bytes on the wire of its answer: what ops and `trailing` READs of an address put out, and for a NIC at least an
-/// acknowledgement.
+/// Returns the bytes on the wire of its response: the outputs of ops and of `trailing` READs of an address, and for a
+/// NIC at least an acknowledgement.
 pub fn answer_bytes(reply: &Reply, trailing: u64, is_one_sided: bool) -> u64 {
     let outputs = (0..reply.len()).map(|op| reply.output(op).len() as u64).filter(|&len| len > 0);
     let outputs = outputs.chain((0..trailing).map(|_| ADDRESS));
@@ -279,8 +280,8 @@ pub fn answer_bytes(reply: &Reply, trailing: u64, is_one_sided: bool) -> u64 {
     if answers > 0 { answers } else { framed(ACKNOWLEDGEMENT) }
 }
 
-/// Whether a NIC without PRISM's operations can carry it out: plain READs, WRITEs and atomics, none of which depends on
-/// another.
+/// Whether a NIC without PRISM's operations can execute the chain: it consists of plain READs, WRITEs and atomics that
+/// do not depend on one another.
 pub fn is_classic(chain: ChainView<'_>) -> bool {
     const PRISM: u8 = flag::TARGET_INDIRECT
         | flag::DATA_INDIRECT
@@ -291,7 +292,7 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
         | flag::RECLAIMING;
     chain.ops().enumerate().all(|(place, op)| {
         let header = op.header();
-        // The first op always runs, so there it means nothing that it is conditional.
+        // The first op always runs, so its conditional flag has no effect.
         let flags = if place == 0 { header.flags & !flag::CONDITIONAL } else { header.flags };
         let is_plain = match op.code() {
             Code::Read | Code::Write | Code::FetchAdd => true,
@@ -302,20 +303,20 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
     })
 }
 
-/// What a chain did that takes time. What of it depends on what came before is what takes it in turn.
+/// Access of a chain that takes time. Accesses that depend on earlier ones follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read the node's memory.
+    /// Read of the node's memory.
     Read,
-    /// Wrote to it.
+    /// Write of the node's memory.
     Write,
-    /// An atomic on the word at that address.
+    /// Atomic on the word at this address.
     Atomic(u64),
-    /// Scratch, or a free list's head: what a NIC has in its own memory and a CPU in its cache.
+    /// Access to scratch or a free list's head, which a NIC has in its own memory and a CPU in its cache.
     OnChip,
 }
 
-/// Tells every access that was made for a chain, in order. Answers how many bytes were moved.
+/// Passes every access that a chain made to `tell`, in order. Returns the number of bytes moved.
 pub fn accesses(chain: ChainView<'_>, reply: &Reply, mut tell: impl FnMut(Access)) -> u64 {
     let at = |place: Addr, access: Access| match place.scratch_offset() {
         Some(_) => Access::OnChip,
@@ -328,7 +329,7 @@ pub fn accesses(chain: ChainView<'_>, reply: &Reply, mut tell: impl FnMut(Access
         }
         let target = if op.has(flag::TARGET_INDIRECT) {
             tell(at(op.target(), Access::Read));
-            Addr::NULL // Somewhere in the node's memory.
+            Addr::NULL // Any address in the node's memory.
         } else {
             op.target()
         };

@@ -1,12 +1,12 @@
-//! A node's memory, and how code runs on it access by access, among everybody else's accesses.
+//! A node's memory, and code that runs on it access by access, interleaved with the accesses of other tasks.
 //!
-//! Code that asks [`Memory`] is run until it asks for an access whose time has not come; the access is made, a piece
-//! at a time, each piece at its own instant; then the code is run again from the start, and what it asked before is
-//! answered from the record. That is where torn reads come from, and a process can be stopped or killed between any
-//! two accesses, or any two pieces of one.
+//! Code that uses [`Memory`] runs until its next access has to wait. The access is then made, one piece at a time, each
+//! piece at its own instant. After that the code runs again from the start, and its earlier accesses return the
+//! recorded results. This produces torn reads, and a process can be stopped or killed between any two accesses, or any
+//! two pieces of one.
 //!
-//! Invariant: a replayed run asks exactly what was asked before, or it panics: code that looks at anything but its
-//! arguments and the answers is no function of memory.
+//! Invariant: a replayed run makes exactly the recorded accesses, or it panics: the code must be a function of its
+//! arguments and of the results of its accesses.
 
 use crate::random::Random;
 use crate::world::{MICROS, Nanos, World};
@@ -18,49 +18,49 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes that PCIe moves at one instant.
+/// Number of bytes that PCIe moves at one instant.
 pub const LINE: u64 = 64;
-/// Bytes that a CPU copies at one instant.
+/// Number of bytes that a CPU copies at one instant.
 const UNIT: u64 = 16;
-/// So large an allocation the C library maps, and its zeros take time only where somebody looks.
+/// The C library maps allocations of this size, so untouched zeros cost no time.
 const MAPPED: usize = 33 << 20;
 
-/// The bytes of a node's memory. What is asked of it happens at one instant.
+/// The bytes of a node's memory. Each method acts at one instant.
 pub struct Bytes {
     geometry: Geometry,
     bytes: RefCell<Vec<u8>>,
 }
 
 impl Bytes {
-    /// All zeros.
+    /// Creates a memory of zeros.
     ///
     /// # Panics
-    /// If [`Geometry::of`] knows no memory of that size.
+    /// If [`Geometry::of`] does not support this size.
     pub fn new(size: u64) -> Bytes {
-        let geometry = Geometry::of(size).expect("a size that a node's memory can have");
+        let geometry = Geometry::of(size).expect("the size is one that a node supports");
         let mut bytes = vec![0; MAPPED.max(size as usize)];
         bytes.truncate(size as usize);
         Bytes { geometry, bytes: RefCell::new(bytes) }
     }
 
-    /// Where things are.
+    /// Layout of the memory.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Copies what is at `at`.
+    /// Copies the bytes at `at` to `out`.
     #[inline]
     pub fn peek(&self, at: u64, out: &mut [u8]) {
         out.copy_from_slice(&self.bytes.borrow()[range(at, out.len())]);
     }
 
-    /// Puts these bytes at `at`.
+    /// Stores bytes at `at`.
     #[inline]
     pub fn poke(&self, at: u64, bytes: &[u8]) {
         self.bytes.borrow_mut()[range(at, bytes.len())].copy_from_slice(bytes);
     }
 
-    /// The word at `at`.
+    /// Loads the word at `at`.
     #[inline]
     pub fn load(&self, at: u64, width: Width) -> u128 {
         let mut word = [0; 16];
@@ -68,7 +68,7 @@ impl Bytes {
         u128::from_le_bytes(word)
     }
 
-    /// Stores `new` if the word at `at` is `old`, else answers what it is.
+    /// Stores `new` if the word at `at` equals `old`; otherwise returns the present word as the error.
     #[inline]
     pub fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<(), u128> {
         let now = self.load(at, width);
@@ -79,7 +79,7 @@ impl Bytes {
         Ok(())
     }
 
-    /// Makes a segment all zeros.
+    /// Fills a segment with zeros.
     pub fn discard(&self, segment: u32) {
         let at = self.geometry.segment_at(segment);
         self.bytes.borrow_mut()[range(at, SEGMENT_SIZE as usize)].fill(0);
@@ -91,30 +91,30 @@ fn range(at: u64, len: usize) -> Range<usize> {
     at as usize..at as usize + len
 }
 
-/// When accesses are made, and in what pieces.
+/// Speed of accesses, and how they are split into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// How long an access, or the next piece of one, usually takes to come; 0 if all of a run's happen at one instant.
+    /// Usual delay of a late access or piece; 0 if all accesses of a run happen at one instant.
     pub usual_ns: Nanos,
-    /// One access in so many does not come at once.
+    /// One in this many accesses is late.
     pub late_one_in: u64,
-    /// Of those, one in so many comes much later: whoever makes it was preempted, or stopped.
+    /// One in this many late accesses is much later, as if its thread was preempted or stopped.
     pub stalled_one_in: u64,
-    /// The pieces of a write may come in any order, too.
+    /// Whether the pieces of a write may land in any order.
     pub relaxed: bool,
-    /// Whether memory is copied by a CPU, in pieces of a line or less, or by PCIe, in lines.
+    /// Whether a CPU copies memory, in pieces of a line or less, or PCIe, in lines.
     pub by_cpu: bool,
 }
 
 impl Pace {
-    /// Everything at one instant.
+    /// All accesses at one instant.
     pub const AT_ONCE: Pace =
         Pace { usual_ns: 0, late_one_in: 0, stalled_one_in: 0, relaxed: false, by_cpu: true };
-    /// A CPU whose accesses come one after the other, and stand still now and then.
+    /// A CPU that makes one access after the other and stalls now and then.
     pub const CPU: Pace =
         Pace { usual_ns: 60, late_one_in: 3, stalled_one_in: 400, relaxed: false, by_cpu: true };
 
-    /// How long an access takes to come that does not come at once.
+    /// Draws the delay of a late access.
     fn wait(&self, random: &Random) -> Nanos {
         if random.one_in(self.stalled_one_in) {
             return MICROS << random.below(13);
@@ -123,50 +123,50 @@ impl Pace {
     }
 }
 
-/// An access that is still to be made.
+/// Access that is still to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Copy these bytes.
+    /// Reads bytes.
     Read {
-        /// From here.
+        /// Address of the first byte.
         at: u64,
-        /// So many.
+        /// Number of bytes.
         len: usize,
     },
-    /// Put these bytes there.
+    /// Writes bytes.
     Write {
-        /// Where.
+        /// Address.
         at: u64,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// Load a word.
+    /// Loads a word.
     Load(u64, Width),
-    /// Exchange a word.
+    /// Compares and exchanges a word.
     Exchange {
-        /// Where.
+        /// Address.
         at: u64,
-        /// How wide.
+        /// Width of the word.
         width: Width,
-        /// From this.
+        /// Expected value.
         old: u128,
-        /// To that.
+        /// New value.
         new: u128,
     },
-    /// Exchange a word of 24 or 32 bytes.
+    /// Compares and exchanges a word of 24 or 32 bytes.
     ExchangeWide {
-        /// Where.
+        /// Address.
         at: u64,
-        /// From this.
+        /// Expected value.
         old: Vec<u8>,
-        /// To that.
+        /// New value.
         new: Vec<u8>,
     },
-    /// Make a segment all zeros.
+    /// Fills a segment with zeros.
     Discard(u32),
 }
 
-/// What was asked, in brief: enough to see that a replay asks the same.
+/// Summary of an access, sufficient to check that a replay makes the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     kind: u8,
@@ -176,47 +176,47 @@ struct Asked {
 
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// Bytes that were read, in the record's buffer.
+    /// Bytes read, at this offset of the record's buffer.
     Bytes(usize),
     Done,
     Word(u128),
     Exchanged(Result<(), u128>),
-    /// Whether it was, and where what was there is.
+    /// Whether the word was exchanged, and the offset of the old word in the record's buffer.
     ExchangedWide(bool, usize),
 }
 
-/// What was asked of a memory in one run, and answered.
+/// Accesses of one run, and their results.
 #[derive(Default)]
 struct Record {
     answers: Vec<(Asked, Answer)>,
     bytes: Vec<u8>,
 }
 
-/// How often what can happen to accesses has happened.
+/// Counters of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Accesses that were made.
+    /// Accesses made.
     pub accesses: u64,
-    /// Between two pieces of a read the bytes that it had not read yet changed.
+    /// Reads during which bytes not read yet changed.
     pub torn_reads: u64,
 }
 
-/// A memory as code sees it that runs on it access by access. One run at a time.
+/// Memory on which code runs access by access. One run at a time.
 pub struct Replay {
     bytes: Rc<Bytes>,
     world: World,
     pace: Cell<Pace>,
     record: RefCell<Record>,
     next: Cell<usize>,
-    /// Room for the pieces of an access.
+    /// Reused buffer for the pieces of an access.
     pieces: Cell<Vec<Range<usize>>>,
-    /// Regions whose words of 24 and 32 bytes can be exchanged.
+    /// Whether words of 24 and 32 bytes can be exchanged.
     is_wide: bool,
     seen: Rc<Cell<Seen>>,
 }
 
 impl Replay {
-    /// Runs on `bytes`.
+    /// Creates a memory for runs on `bytes`.
     pub fn new(world: &World, bytes: &Rc<Bytes>, pace: Pace) -> Replay {
         Replay {
             bytes: Rc::clone(bytes),
@@ -230,24 +230,24 @@ impl Replay {
         }
     }
 
-    /// The same, where wide words can be exchanged.
+    /// Allows exchanges of wide words.
     #[must_use]
     pub fn wide(self) -> Replay {
         Replay { is_wide: true, ..self }
     }
 
-    /// Counted in `seen`, with others.
+    /// Counts accesses in `seen`, which may be shared.
     #[must_use]
     pub fn seen_by(self, seen: &Rc<Cell<Seen>>) -> Replay {
         Replay { seen: Rc::clone(seen), ..self }
     }
 
-    /// The memory itself.
+    /// The underlying bytes.
     pub fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
     }
 
-    /// Runs `code` to its end. It is run from the start as often as it takes.
+    /// Runs `code` to completion, restarting it after each access that had to wait.
     pub async fn run<R>(&self, mut code: impl FnMut(&Replay) -> Result<R, Access>) -> R {
         match self.run_up_to(&mut code) {
             Ok(done) => done,
@@ -255,17 +255,17 @@ impl Replay {
         }
     }
 
-    /// The first part of [`Replay::run`]: up to the first access whose time has not come, if there is one.
+    /// First part of [`Replay::run`]: runs `code` up to the first access that has to wait.
     ///
     /// # Errors
-    /// The access, with which [`Replay::run_from`] goes on.
+    /// Returns that access, with which [`Replay::run_from`] continues.
     #[inline]
     pub fn run_up_to<R>(&self, code: impl FnOnce(&Replay) -> Result<R, Access>) -> Result<R, Access> {
         self.begin();
         code(self)
     }
 
-    /// The rest of [`Replay::run`].
+    /// Second part of [`Replay::run`]: makes the access and completes `code`.
     pub async fn run_from<R>(
         &self,
         mut access: Access,
@@ -291,7 +291,7 @@ impl Replay {
         let pace = self.pace.replace(Pace::AT_ONCE);
         let done = code(self);
         self.pace.set(pace);
-        done.unwrap_or_else(|access| unreachable!("nothing waits when all is at once: {access:?}"))
+        done.unwrap_or_else(|access| unreachable!("no access waits when all are at one instant: {access:?}"))
     }
 
     #[inline]
@@ -306,7 +306,7 @@ impl Replay {
         assert_eq!(
             self.next.get(),
             self.record.borrow().answers.len(),
-            "a replayed run asked less than before"
+            "a replayed run made fewer accesses than before"
         );
     }
 
@@ -315,20 +315,20 @@ impl Replay {
         self.seen.set(Seen { accesses: self.seen.get().accesses + 1, ..self.seen.get() });
     }
 
-    /// Whether the next access, which nobody has made, is made now.
+    /// Draws whether the next new access is made immediately.
     #[inline]
     fn is_now(&self) -> bool {
         let pace = self.pace.get();
         pace.usual_ns == 0 || !self.world.random().one_in(pace.late_one_in)
     }
 
-    /// The answer to what is asked, if it is known or the access is made now; or else the access.
+    /// Returns the result of an access if it is recorded or the access is made immediately; otherwise `None`.
     #[inline]
     fn ask(&self, what: Asked, at_once: impl FnOnce(&mut Vec<u8>) -> Answer) -> Option<Answer> {
         let next = self.next.get();
         let mut record = self.record.borrow_mut();
         if let Some((asked, answer)) = record.answers.get(next) {
-            assert_eq!(*asked, what, "a replayed run asked something else");
+            assert_eq!(*asked, what, "a replayed run made a different access");
             self.next.set(next + 1);
             return Some(*answer);
         }
@@ -342,7 +342,7 @@ impl Replay {
         Some(answer)
     }
 
-    /// Makes an access, when its time has come.
+    /// Makes an access after its delay.
     async fn perform(&self, access: &Access) -> Answer {
         let pace = self.pace.get();
         self.world.sleep(pace.wait(self.world.random())).await;
@@ -379,7 +379,7 @@ impl Replay {
             bytes.resize(start + len, 0);
             start
         };
-        // Beside it what it would have been at one instant: to know whether it was torn.
+        // The same bytes at one instant, to detect whether the read is torn.
         let mut whole = vec![0; len];
         self.bytes.peek(at, &mut whole);
         let pieces = self.pieces(at, len, true);
@@ -397,8 +397,8 @@ impl Replay {
         start
     }
 
-    /// The pieces of an access that are copied at one instant each, as ranges of its bytes, in the order in which they
-    /// are.
+    /// Splits an access into pieces that are copied at one instant each, as ranges of its bytes, in the order of
+    /// copying.
     fn pieces(&self, at: u64, len: usize, in_any_order: bool) -> Vec<Range<usize>> {
         let random = self.world.random();
         let size = if self.pace.get().by_cpu && random.one_in(4) { UNIT } else { LINE };
@@ -473,7 +473,7 @@ impl Memory for Replay {
             Answer::Bytes(start)
         };
         let Some(answer) = self.ask(what, read) else { return Err(Access::Read { at, len: out.len() }) };
-        let Answer::Bytes(start) = answer else { unreachable!("a read is answered by bytes") };
+        let Answer::Bytes(start) = answer else { unreachable!("the result of a read is bytes") };
         out.copy_from_slice(&self.record.borrow().bytes[start..start + out.len()]);
         Ok(())
     }
@@ -494,7 +494,7 @@ impl Memory for Replay {
         let what = Asked { kind: 2, at, len: width.bytes() };
         match self.ask(what, |_| Answer::Word(self.bytes.load(at, width))) {
             Some(Answer::Word(word)) => Ok(word),
-            Some(_) => unreachable!("a load is answered by a word"),
+            Some(_) => unreachable!("the result of a load is a word"),
             None => Err(Access::Load(at, width)),
         }
     }
@@ -503,7 +503,7 @@ impl Memory for Replay {
         let what = Asked { kind: 3, at, len: width.bytes() };
         match self.ask(what, |_| Answer::Exchanged(self.bytes.exchange(at, width, old, new))) {
             Some(Answer::Exchanged(exchanged)) => Ok(exchanged),
-            Some(_) => unreachable!("an exchange is answered as one"),
+            Some(_) => unreachable!("the result of an exchange is an exchange's"),
             None => Err(Access::Exchange { at, width, old, new }),
         }
     }
@@ -520,7 +520,7 @@ impl Memory for Replay {
                 old.copy_from_slice(&self.record.borrow().bytes[start..start + old.len()]);
                 Ok(is_exchanged)
             }
-            Some(_) => unreachable!("a wide exchange is answered as one"),
+            Some(_) => unreachable!("the result of a wide exchange is a wide exchange's"),
             None => Err(Access::ExchangeWide { at, old: old.to_vec(), new: new.to_vec() }),
         }
     }

@@ -1,5 +1,6 @@
 //! The papers' micro-benchmarks: one op at a time on a platform (PRISM, figures 1 and 2), and many workers whose
-//! atomics one NIC serves (*Synchronization*, section 4). The first are what [`crate::hardware`] is calibrated on.
+//! atomics one NIC executes (*Synchronization*, section 4). [`crate::hardware`] is calibrated on PRISM's figure 1 and
+//! *Synchronization*'s section 4.
 
 use crate::fabric::hardware::{Client, Machine, Setup, start_node};
 use crate::hardware::{Distance, INPUTS, Platform, Testbed};
@@ -18,29 +19,29 @@ use std::cell::Cell;
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// What PRISM's figure 1 measures.
+/// Operation that PRISM's figure 1 measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroOp {
     /// READ of 512 bytes.
     Read,
     /// WRITE of 512 bytes.
     Write,
-    /// READ of 512 bytes by a pointer.
+    /// READ of 512 bytes through a pointer.
     IndirectRead,
     /// ALLOCATE of 512 bytes.
     Allocate,
     /// CAS with PRISM's arithmetic, on 16 bytes.
     EnhancedCas,
-    /// What takes the place of an indirect READ without PRISM: a READ of the pointer, then one of 512 bytes.
+    /// Replacement for an indirect READ without PRISM: a READ of the pointer, then one of 512 bytes.
     TwoReads,
 }
 
 impl MicroOp {
-    /// Those of figure 1, in its order.
+    /// The operations of figure 1, in its order.
     pub const FIGURE_1: [MicroOp; 5] =
         [MicroOp::Read, MicroOp::Write, MicroOp::IndirectRead, MicroOp::Allocate, MicroOp::EnhancedCas];
 
-    /// As reports name it.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             MicroOp::Read => "READ",
@@ -53,8 +54,8 @@ impl MicroOp {
     }
 }
 
-/// PRISM (SOSP 2021), figure 1, read from it: microseconds of each op over one cable, on the platforms of
-/// [`Platform::ALL`]; nothing where there is no bar.
+/// PRISM (SOSP 2021), figure 1, read off the plot: microseconds of each op over one cable, on the platforms of
+/// [`Platform::ALL`]; `None` where the figure has no bar.
 pub const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
     (MicroOp::Read, [Some(2.5), Some(5.3), Some(2.5), Some(11.7)]),
     (MicroOp::Write, [Some(1.9), Some(5.0), Some(1.9), Some(12.7)]),
@@ -63,8 +64,8 @@ pub const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
     (MicroOp::EnhancedCas, [None, Some(5.0), Some(2.5), Some(14.6)]),
 ];
 
-/// PRISM, figure 2, read from it: microseconds of an indirect READ, and of two READs in its place where there is none,
-/// in a rack, a cluster, a data centre. Nothing is calibrated on it.
+/// PRISM, figure 2, read off the plot: microseconds of an indirect READ, or of two READs where the platform has none,
+/// in a rack, a cluster and a data centre. Nothing is calibrated on it.
 pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::Rdma, MicroOp::TwoReads, [6.1, 10.9, 52.9]),
     (Platform::PrismSw, MicroOp::IndirectRead, [5.8, 8.1, 29.2]),
@@ -72,11 +73,11 @@ pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::BlueField, MicroOp::IndirectRead, [12.4, 14.6, 35.7]),
 ];
 
-/// Bytes that ops move (PRISM, figure 1).
+/// Number of bytes that ops move (PRISM, figure 1).
 const LEN: usize = 512;
 
-/// How long one op takes on an idle machine of PRISM's micro-benchmarks, that far away. Nothing where the platform
-/// cannot carry it out.
+/// Returns the latency of an op on an idle machine of PRISM's micro-benchmarks at `distance`, or `None` if the platform
+/// cannot execute it.
 pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Nanos> {
     let world = World::new(1);
     let kinds = Rc::new(|| vec![Box::new(Plain) as Box<_>]);
@@ -90,13 +91,13 @@ pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Na
             parameters: String::new(),
             quota: 4 << 20,
         };
-        node.answer(ask).await.expect("there is room");
+        node.answer(ask).await.expect("the node has enough memory");
         let opened = node.answer(Ask::OpenStore { name: "plain".to_owned() }).await;
-        let Ok(Answer::Store(store)) = opened else { panic!("the store is there: {opened:?}") };
-        let machine = Machine::open(&node, Setup::new(platform, testbed)).await.expect("a node serves");
+        let Ok(Answer::Store(store)) = opened else { panic!("the store exists: {opened:?}") };
+        let machine = Machine::open(&node, Setup::new(platform, testbed)).await.expect("the node is running");
         let client = machine.connect();
         let prepared = Prepared::new(&node.memory(), &store);
-        // Once, so that the connection is known, and again.
+        // The first run makes the NIC cache the connection; the second one is measured.
         let mut took = None;
         for _ in 0..2 {
             let since = theirs.now();
@@ -108,7 +109,7 @@ pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Na
     took.flatten()
 }
 
-/// A store whose table begins with a bounded pointer to bytes behind it.
+/// Store whose table starts with a bounded pointer to bytes behind it.
 struct Prepared {
     extent: Extent,
 }
@@ -142,7 +143,7 @@ impl Prepared {
         client.run(NodeId(0), &chain, &mut reply).await?;
         assert!(
             matches!(reply.last_status(), Status::Ok | Status::CasFailed),
-            "{op:?} is carried out: {reply:?}"
+            "{op:?} runs: {reply:?}"
         );
         if op == MicroOp::TwoReads {
             let mut chain = buf.begin(self.extent.key);
@@ -153,7 +154,7 @@ impl Prepared {
     }
 }
 
-/// A store that is a table of bytes and buffers, and nothing else.
+/// Store that consists of a table of bytes, and buffers.
 struct Plain;
 
 impl<M: Memory> Kind<M> for Plain {
@@ -176,30 +177,30 @@ impl<M: Memory> Service<M> for Plain {
     }
 }
 
-/// Workers, each of which asks one verb of a word of 8 bytes at a time, and asks again when it is answered.
+/// Workers that repeatedly execute one verb on a word of 8 bytes each, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// How many there are, on [`MACHINES`] machines.
+    /// Number of workers, on [`MACHINES`] machines.
     pub workers: u32,
-    /// Bytes from one worker's word to the next's; 0 if they share one.
+    /// Distance in bytes between the words of successive workers; 0 if they share one word.
     pub stride: u64,
-    /// CAS, or else READ.
+    /// Whether they execute CAS; otherwise READ.
     pub is_atomic: bool,
 }
 
 impl Workers {
-    /// So many whose words are so far apart, and who ask for CAS.
+    /// Workers that execute CAS.
     pub const fn cas(workers: u32, stride: u64) -> Workers {
         Workers { workers, stride, is_atomic: true }
     }
 
-    /// The same who ask for READ.
+    /// Workers that execute READ.
     pub const fn read(workers: u32, stride: u64) -> Workers {
         Workers { workers, stride, is_atomic: false }
     }
 }
 
-/// *Synchronization* (SIGMOD 2023), section 4, from its text: million verbs a second.
+/// *Synchronization* (SIGMOD 2023), section 4, from its text: million verbs per second.
 pub const SECTION_4: [(&str, Workers, f64); 7] = [
     ("CAS, 64 bytes apart, 128 workers", Workers::cas(128, 64), 51.2),
     ("READ of 8 bytes, 128 workers", Workers::read(128, 64), 51.2),
@@ -210,14 +211,14 @@ pub const SECTION_4: [(&str, Workers, f64); 7] = [
     ("CAS, 4 KiB and 8 bytes apart, 128 workers", Workers::cas(128, 4_096 + 8), 51.2),
 ];
 
-/// Machines of workers there.
+/// Number of machines with workers in that experiment.
 pub const MACHINES: u32 = 4;
 
-/// How many million verbs a second one NIC serves. Workers have a connection each.
+/// Returns the throughput of one NIC in million verbs per second. Each worker has its own connection.
 pub fn mverbs(workers: Workers) -> f64 {
     const WARM_UP: Nanos = 50 * MICROS;
     const MEASURED: Nanos = MILLIS / 2;
-    /// Where the words are.
+    /// Address of the first word.
     const AT: u64 = 1 << 20;
     let world = World::new(1);
     let bytes = Rc::new(Bytes::new(16 << 20));

@@ -1,11 +1,12 @@
-//! A node's machine and its clients' as [`crate::hardware`] has them: messages take as long as on the papers'
-//! testbeds, on the real bytes of a real node.
+//! The machines of a node and its clients, modelled with [`crate::hardware`]: messages take as long as on the papers'
+//! testbeds, and run on the real bytes of a real node.
 //!
-//! A request passes the client's NIC, the way, the node's link and its NIC; there the NIC itself, a core of the CPU or
-//! one of a BlueField runs the chain; the answer passes the node's link and the way. Each of these serves one after
-//! another, so that what is asked for too fast waits.
+//! A request passes the client's NIC, the network, the node's link and the node's NIC. There the NIC itself, a core of
+//! the CPU or one of a BlueField runs the chain. The response passes the node's link and the network. Each of these
+//! serves one request after the other, so requests queue under load.
 //!
-//! Invariant: what a chain does, it does at one instant, when it reaches what runs it: between request and answer.
+//! Invariant: a chain takes effect at one instant, between request and response, when it reaches the hardware that runs
+//! it.
 
 use crate::fault::Struck;
 use crate::hardware::{
@@ -30,47 +31,47 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What a store's service does for a call beside receiving and answering it. Whoever knows the system says it.
+/// Cost of a call to a store's service, besides receiving it and responding. Code that knows the system provides it.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceWork {
-    /// Accesses to memory that no cache has.
+    /// Number of accesses to uncached memory.
     pub accesses: u64,
-    /// How many bytes it brings into checksums for a request of so many.
+    /// Number of bytes that it checksums, from the length of the request.
     pub checksummed: fn(usize) -> u64,
 }
 
 impl ServiceWork {
-    /// Nothing that takes time.
+    /// No cost.
     pub const NONE: ServiceWork = ServiceWork { accesses: 0, checksummed: |_| 0 };
 }
 
-/// How buffers that a chain has made unreachable get to the node.
+/// How clients return unreachable buffers to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivenBack {
-    /// The chain retires them itself: each is one posted write to the region's retire ring, after the answer.
+    /// The chain retires them itself: each takes one posted write to the region's retire ring, after the response.
     ByChain,
-    /// As in PRISM (section 6.1): a chain that installs a buffer reads the buffer's address back in a trailing READ,
-    /// and the client reports what became garbage in batches. A batch is so large that only its addresses cost.
+    /// As in PRISM (section 6.1): a chain that installs a buffer reads the buffer's address in a trailing READ, and the
+    /// client reports garbage in batches. Batches are so large that only the addresses cost bytes.
     ByReport,
 }
 
-/// What is modelled.
+/// Configuration of the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// What runs chains.
+    /// Hardware that runs chains.
     pub platform: Platform,
-    /// What connects machines.
+    /// Network and machines.
     pub testbed: Testbed,
-    /// What machines are made of.
+    /// Parameters of the hardware.
     pub inputs: Inputs,
-    /// What calls cost.
+    /// Cost of calls.
     pub service: ServiceWork,
-    /// How buffers are given back.
+    /// How buffers are returned.
     pub given_back: GivenBack,
 }
 
 impl Setup {
-    /// That platform on that testbed, without services.
+    /// A setup without services.
     pub fn new(platform: Platform, testbed: Testbed) -> Setup {
         Setup {
             platform,
@@ -81,7 +82,7 @@ impl Setup {
         }
     }
 
-    /// READs that a chain has beside its own ops.
+    /// Number of READs that a chain needs in addition to its own ops.
     fn trailing_reads(&self, chain: ChainView<'_>) -> u64 {
         match self.given_back {
             GivenBack::ByChain => 0,
@@ -90,18 +91,18 @@ impl Setup {
     }
 }
 
-/// What went over the node's link.
+/// Traffic on the node's link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Requests, each with its answer.
+    /// Requests, each with its response.
     pub round_trips: u64,
-    /// Bytes to the node, with those of packets.
+    /// Bytes to the node, including packet overhead.
     pub bytes_in: u64,
     /// Bytes from it.
     pub bytes_out: u64,
 }
 
-/// A node that has nothing to wait for but what the model says: a memory, and the node's own steps at one instant each.
+/// Starts a node without delays of its own: every step of the node runs at one instant, and only the model adds time.
 pub fn start_node(world: &World, kinds: Kinds, memory_bytes: u64) -> Node {
     let network = Network::new(world, Wire { delay_ns: 0, jitter_ns: 0 }, &Rc::new(Struck::default()));
     let host = network.add_host();
@@ -115,7 +116,7 @@ pub fn start_node(world: &World, kinds: Kinds, memory_bytes: u64) -> Node {
     Node::start(world, &network, host, NodeId(0), kinds, options)
 }
 
-/// The machine of a node.
+/// Model of a node's machine.
 pub struct Machine {
     world: World,
     setup: Setup,
@@ -123,7 +124,7 @@ pub struct Machine {
     serving: Rc<Serving>,
     session: SessionId,
     memory: Replay,
-    /// The node's link, to it and from it.
+    /// The node's link, in both directions.
     incoming: Station,
     outgoing: Station,
     nic: Station,
@@ -136,20 +137,21 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// That of a node which [`start_node`] has started.
+    /// Creates the model of a node that [`start_node`] has started.
     ///
     /// # Errors
-    /// No process serves the node, or it has as many sessions as it can.
+    /// No process serves the node, or the node has no free session.
     pub async fn open(node: &Node, setup: Setup) -> Result<Rc<Machine>, FabricError> {
         assert_eq!(node.options().pace, Pace::AT_ONCE, "a step of the node never waits");
         let world = node.world().clone();
         let Some(serving) = node.serving() else { return Err(FabricError::NodeDied(node.id())) };
         let waiting = Rc::new(Waiting::default());
-        // One session for all that is run here. It is in no turn: what runs is over at once.
+        // One session for all chains. It needs no turns, since each chain ends at the instant at which it starts.
         serving.post(Letter::Open(world.start_process(), Rc::clone(&waiting)));
         let session = waiting.taken().await;
-        let session =
-            session.ok_or_else(|| FabricError::Refused("the node has all the sessions it can".to_owned()))?;
+        let session = session.ok_or_else(|| {
+            FabricError::Refused("cannot open a session: the node has no free session; close one".to_owned())
+        })?;
         let Setup { testbed, inputs, .. } = setup;
         Ok(Rc::new(Machine {
             memory: Replay::new(&world, serving.bytes(), Pace::AT_ONCE).seen_by(serving.seen()),
@@ -170,7 +172,7 @@ impl Machine {
         }))
     }
 
-    /// Another client, at the machines in turn, with a connection of its own.
+    /// Connects another client, with a connection of its own, on the machines in turn.
     pub fn connect(self: &Rc<Machine>) -> Rc<Client> {
         let number = self.clients.get();
         self.clients.set(number + 1);
@@ -184,17 +186,17 @@ impl Machine {
         })
     }
 
-    /// What went over its link so far.
+    /// Traffic on its link so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic.get()
     }
 
-    /// What is modelled.
+    /// Configuration of the model.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }
 
-    /// When a NIC has done what it was asked now.
+    /// Returns when a NIC will have run a chain that arrives now.
     fn done_by_nic(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let inputs = &self.setup.inputs;
         let trailing = self.setup.trailing_reads(chain);
@@ -214,7 +216,7 @@ impl Machine {
         done
     }
 
-    /// Writes to the retire ring that follow a chain. Nobody waits for them, but they keep busy what runs chains.
+    /// Number of writes to the retire ring that follow a chain. Nothing waits for them, but they occupy the hardware.
     fn posted(&self, reply: &Reply) -> u64 {
         match self.setup.given_back {
             GivenBack::ByChain => u64::from(reply.retired()),
@@ -222,7 +224,7 @@ impl Machine {
         }
     }
 
-    /// When a core of the CPU has.
+    /// Returns when a core of the CPU will have served a message that arrives now.
     fn done_by_core(&self, accesses: u64, moved: u64, checksummed: u64) -> Nanos {
         let inputs = &self.setup.inputs;
         let busy = inputs.core_message_ns + accesses * inputs.core_access_ns + inputs.crc_ns(checksummed);
@@ -230,7 +232,7 @@ impl Machine {
         self.cores.pass(arrived, busy * 1_000 + moved * inputs.core_copy_ps)
     }
 
-    /// When a core of the BlueField has.
+    /// Returns when a core of the BlueField will have run a chain that arrives now.
     fn done_by_arm(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let inputs = &self.setup.inputs;
         let mut busy = inputs.arm_message_ns;
@@ -248,7 +250,7 @@ impl Machine {
         done
     }
 
-    /// Runs a chain, now, and tells when what runs chains here will have done it.
+    /// Runs a chain now, and returns when the modelled hardware will have run it.
     fn carry_out(&self, chain: ChainView<'_>, reply: &mut Reply) -> Nanos {
         let by = By::itself(self.session);
         self.memory.run_at_once(|memory| farside_remote::run(memory, by, chain, reply));
@@ -269,7 +271,7 @@ impl Machine {
         }
     }
 
-    /// Has a store's service answer a call, now.
+    /// Runs a call to a store's service now.
     fn answer(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
         let (key, asked) = addressed(service, request)?;
         let served = self.serving.served(key)?;
@@ -287,23 +289,23 @@ impl Machine {
     }
 }
 
-/// One client's connection to a node's machine.
+/// Connection of a client to a node's machine.
 pub struct Client {
     machine: Rc<Machine>,
     sender: Rc<Sender>,
     number: u32,
-    /// Told with the next request.
+    /// Buffers to return with the next request.
     retired: RefCell<Vec<(Key, Addr)>>,
-    /// Buffers that chains have retired and that this client has yet to report, where that is the client's.
+    /// Number of retired buffers that this client has not reported yet; used with [`GivenBack::ByReport`].
     unreported: Cell<u64>,
 }
 
-/// Bytes by which a buffer is named that is given back.
+/// Size of a returned buffer's address.
 const RETIRED: u64 = 8;
 
 impl Client {
-    /// A request of so many bytes on the wire that takes `extra_ns` more than a verb; what `serve` does when it has
-    /// arrived; and an answer of as many bytes as that says, when that says.
+    /// Models a request of `bytes_in` bytes on the wire that takes `extra_ns` longer than a verb. `serve` runs at its
+    /// arrival and returns when the response leaves, and its size in bytes.
     async fn exchange(&self, bytes_in: u64, extra_ns: Nanos, serve: impl FnOnce() -> (Nanos, u64)) {
         let Machine { world, setup, incoming, outgoing, .. } = &*self.machine;
         let way = setup.inputs.verb_ns + setup.testbed.distance.round_trip_ns();
@@ -326,7 +328,7 @@ impl Client {
         }
     }
 
-    /// Bytes of what is told with a request. It counts as told then.
+    /// Takes the buffers to return with a request, and returns their size in bytes.
     fn told(&self) -> u64 {
         RETIRED * (self.retired.borrow().len() as u64 + self.unreported.take())
     }
@@ -335,7 +337,7 @@ impl Client {
         if node == self.machine.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
     }
 
-    /// Asks the node itself: its catalog, which no model has a time for.
+    /// Sends a request to the node itself, for its catalog. It takes no time in the model.
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
         let waiting = Rc::new(Waiting::default());
@@ -353,7 +355,7 @@ impl Fabric for Client {
         let (view, Setup { platform, inputs, .. }) = (chain.view(), &self.machine.setup);
         if *platform == Platform::Rdma && !is_classic(view) {
             return Err(FabricError::Refused(format!(
-                "a NIC of platform '{}' has no PRISM operations: choose prism-sw, prism-hw or bluefield",
+                "chain refused: a NIC of platform '{}' has no PRISM operations; choose prism-sw, prism-hw or bluefield",
                 platform.name()
             )));
         }

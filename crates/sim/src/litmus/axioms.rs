@@ -1,26 +1,27 @@
-//! The contract of one-sided memory, as data: what is promised. What is not listed is not promised.
+//! The contract of one-sided memory, as data. Anything not listed is not promised.
 //!
-//! Every access to memory is an *event* on words of one cache line, which nothing cuts: a line is fetched and written
-//! whole. A READ is an event for each of its lines, a WRITE too; an atomic is a fetch and, later, a write-back.
-//! An axiom says that some events come before others; whatever total order of all events agrees with that is a run.
-//! Of an atomic's events there is more to say ([`Axiom::Exclusive`]), as they hold a slot of the NIC.
+//! Every access to memory is an *event* on words of one cache line. Events are indivisible: a line is fetched and
+//! written as a whole. A READ or a WRITE is one event per line; an atomic is a fetch and a later write-back. An axiom
+//! orders some events before others. Every total order of all events that agrees with the axioms is a run. Events of
+//! atomics have a further rule ([`Axiom::Exclusive`]), as they hold a slot of the NIC.
 //!
-//! Not promised, though it is often seen:
+//! Not promised, though often observed:
 //!
 //! - an order among the lines of one READ: PCIe completes reads in order, but hosts fetch in parallel;
-//! - READ before READ: both may be on their way through PCIe at once;
+//! - READ before READ: both may be in flight through PCIe at the same time;
 //! - READ or atomic before WRITE or atomic, without a fence or a wait;
-//! - any order between two connections, also between those of one client;
-//! - that an atomic is atomic to a WRITE: one that lands between its fetch and its write-back is lost in that word.
+//! - any order between two connections, including those of one client;
+//! - that an atomic is atomic with respect to a WRITE: a WRITE that lands between an atomic's fetch and write-back is
+//!   lost in that word.
 //!
-//! The completion of a WRITE means here that it has landed, so that whatever comes through the NIC later finds it. A
-//! real one says only that the responder has it; nobody can tell the difference through the same connection, which
-//! orders a WRITE before everything, and between connections the axioms promise nothing. A CPU that reads its own
-//! memory could, and has no part in these programs.
+//! In this model, the completion of a WRITE means that it has landed, so that later accesses through the NIC find it. A
+//! real completion means only that the responder has received it. The difference is not observable: on the same
+//! connection a WRITE is ordered before all later verbs, and between connections the axioms promise nothing. A CPU that
+//! reads its own memory could observe it, but these programs have none.
 
 use super::program::{Op, Start};
 
-/// What the tables of order know of a verb.
+/// Kind of a verb, as far as order depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// READ.
@@ -32,7 +33,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Of an op.
+    /// Returns the kind of an op.
     pub fn of(op: &Op) -> Verb {
         match op {
             Op::Read { .. } => Verb::Read,
@@ -42,31 +43,31 @@ impl Verb {
     }
 }
 
-/// One promise.
+/// Rule of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axiom {
-    /// On one connection, all events of the first verb come before all of the second, if it was posted later.
+    /// On one connection, all events of the first verb precede all events of the second, if it is posted later.
     Before(Verb, Verb),
-    /// The lines of one such verb come in increasing order of their addresses.
+    /// The lines of one such verb are accessed in increasing order of their addresses.
     Ascending(Verb),
-    /// An atomic fetches, then writes back. A CAS that does not find what it compares never writes back.
+    /// An atomic fetches, then writes back. A CAS whose comparison fails never writes back.
     FetchThenWriteBack,
-    /// Between the fetch and the write-back of an atomic there is no event of another atomic on the same word.
+    /// No event of another atomic on the same word occurs between the fetch and the write-back of an atomic.
     Exclusive,
-    /// What starts so, and everything posted after it on its connection, comes after all events of all such verbs
-    /// posted before it: a send queue starts its requests in their order, so what is held holds up what is behind it,
-    /// and it completes them in their order.
+    /// A verb that starts this way, and all verbs posted after it on its connection, come after all events of earlier
+    /// verbs of the listed kinds. A send queue starts its requests in order, so a held request holds the ones behind
+    /// it, and completes them in order.
     HeldUntilDone(Start, &'static [Verb]),
 }
 
-/// An axiom, and who says so.
+/// An axiom and its source.
 #[derive(Clone, Copy, Debug)]
 pub struct Promise {
-    /// What is promised.
+    /// The axiom.
     pub axiom: Axiom,
-    /// Whether it also holds where memory is registered, or the bus set, for relaxed ordering.
+    /// Whether it also holds if the memory is registered, or the bus configured, for relaxed ordering.
     pub also_relaxed: bool,
-    /// Where it comes from.
+    /// Source of the axiom.
     pub source: &'static str,
 }
 
@@ -77,7 +78,7 @@ const fn always(axiom: Axiom, source: &'static str) -> Promise {
 /// InfiniBand Architecture Specification 1, the table of work request ordering.
 const TABLE: &str = "InfiniBand: ordering of operations on one queue pair";
 
-/// All that is promised.
+/// All promises of the contract.
 pub const PROMISES: &[Promise] = &[
     always(Axiom::Before(Verb::Write, Verb::Write), TABLE),
     always(
@@ -92,9 +93,9 @@ pub const PROMISES: &[Promise] = &[
     Promise {
         axiom: Axiom::Ascending(Verb::Write),
         also_relaxed: false,
-        source: "PCIe: posted writes do not pass each other; RC packets arrive in order. No promise of InfiniBand",
+        source: "PCIe: posted writes do not pass each other; RC packets arrive in order. Not promised by InfiniBand",
     },
-    always(Axiom::FetchThenWriteBack, "how NICs without PCIe atomics do it; a failed CAS writes nothing"),
+    always(Axiom::FetchThenWriteBack, "behaviour of NICs without PCIe atomics; a failed CAS writes nothing"),
     always(
         Axiom::Exclusive,
         "InfiniBand: atomic to other atomics of the same NIC, which locks a slot per address",
@@ -105,6 +106,6 @@ pub const PROMISES: &[Promise] = &[
     ),
     always(
         Axiom::HeldUntilDone(Start::Waits, &[Verb::Read, Verb::Write, Verb::Atomic]),
-        "what is posted after a completion was polled; InfiniBand: a send queue completes in order",
+        "posting after a completion was polled; InfiniBand: a send queue completes in order",
     ),
 ];

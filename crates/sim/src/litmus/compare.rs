@@ -1,42 +1,42 @@
-//! Holds whatever runs litmus programs to what they may come to.
+//! Checks a machine that runs litmus programs against the allowed outcomes.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use super::program::{Outcome, Program};
 
-/// How many seeds a program is run with.
+/// Number of seeds per program.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeds {
-    /// So many in any case: what is forbidden may be rarer than all that is allowed.
+    /// Minimum: a forbidden outcome may be rarer than all allowed ones.
     pub at_least: u64,
-    /// No more than so many, if something allowed is still missing.
+    /// Maximum, if an allowed outcome has not been reached yet.
     pub at_most: u64,
 }
 
-/// What came of a program, of what may come of it.
+/// Allowed outcomes of a program that a machine has reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
-    /// How many seeds were run.
+    /// Number of seeds run.
     pub seeds: u64,
-    /// How many allowed outcomes there are.
+    /// Number of allowed outcomes.
     pub allowed: usize,
-    /// Those that no seed came to.
+    /// Allowed outcomes that no seed reached.
     pub unreached: BTreeSet<Outcome>,
 }
 
-/// A run came to what is not allowed.
+/// A run with a forbidden outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forbidden {
-    /// The shape that the program belongs to.
+    /// Shape of the program.
     pub name: String,
-    /// The program's text.
+    /// Text of the program.
     pub program: String,
-    /// The outcome's text.
+    /// Text of the outcome.
     pub outcome: String,
-    /// The seed that was run.
+    /// Seed of the run.
     pub seed: u64,
-    /// How many outcomes are allowed.
+    /// Number of allowed outcomes.
     pub allowed: usize,
 }
 
@@ -52,10 +52,10 @@ impl fmt::Display for Forbidden {
 
 impl std::error::Error for Forbidden {}
 
-/// Runs a program from seed 0 on until all that is allowed has come of it, within these bounds.
+/// Runs a program with seeds from 0 until all allowed outcomes are reached, within the bounds of `seeds`.
 ///
 /// # Errors
-/// [`Forbidden`], at once.
+/// Returns [`Forbidden`] at the first forbidden outcome.
 pub fn compare(
     program: &Program,
     relaxed: bool,
@@ -82,23 +82,23 @@ pub fn compare(
     Ok(Coverage { seeds: seed, allowed: allowed.len(), unreached })
 }
 
-/// What came of many programs.
+/// Result of comparing many programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// How many programs were run.
+    /// Number of programs run.
     pub programs: usize,
-    /// How many seeds in all.
+    /// Number of seeds in total.
     pub seeds: u64,
-    /// How many allowed outcomes there are in all.
+    /// Number of allowed outcomes in total.
     pub allowed: usize,
-    /// Text of each allowed outcome that was never reached, after its program's.
+    /// For each allowed outcome that was never reached: the program's text and the outcome's.
     pub unreached: Vec<(String, String)>,
 }
 
-/// [`compare()`] for each of these programs.
+/// Runs [`compare()`] for each program.
 ///
 /// # Errors
-/// [`Forbidden`], at once.
+/// Returns [`Forbidden`] at the first forbidden outcome.
 pub fn compare_all(
     programs: &[Program],
     relaxed: bool,

@@ -1,10 +1,11 @@
-//! All outcomes that the axioms allow: every total order of a program's events that agrees with their partial order.
+//! Enumerates all outcomes that the axioms allow: every total order of a program's events that agrees with their
+//! partial order.
 //!
-//! Orders that have done the same events, to the same memory, with the same answers go on alike, so each such point is
-//! gone on from once. An event that nothing still to come can conflict with is not tried against others: all orders
-//! that differ in its place end alike.
+//! Orders of the same events that led to the same memory and the same results continue alike, so the search continues
+//! from each such point once. An event that no later event can conflict with is not tried against others: all orders
+//! that differ only in its place end alike.
 //!
-//! Invariant: the answer is exact: every outcome in it has an order, and every order its outcome in it.
+//! Invariant: the result is exact: every outcome in it has an order, and the outcome of every order is in it.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -12,12 +13,12 @@ use super::axioms::{Axiom, PROMISES, Verb};
 use super::program::{LINE_WORDS, Op, Outcome, Program, Step};
 
 impl Program {
-    /// All outcomes that the contract allows; `relaxed`: where writes of one message may land in any order.
+    /// Returns all outcomes that the contract allows. With `relaxed`, the lines of one WRITE may land in any order.
     pub fn allowed(&self, relaxed: bool) -> BTreeSet<Outcome> {
-        self.allowed_within(relaxed, usize::MAX).expect("there is no bound")
+        self.allowed_within(relaxed, usize::MAX).expect("the search is unbounded")
     }
 
-    /// As [`Program::allowed`], or nothing if more than so many points would have to be gone on from.
+    /// As [`Program::allowed`], or `None` if the search exceeds `points_max` points.
     pub(super) fn allowed_within(&self, relaxed: bool, points_max: usize) -> Option<BTreeSet<Outcome>> {
         let events = Events::of(self, relaxed);
         let mut search =
@@ -28,31 +29,31 @@ impl Program {
     }
 }
 
-/// Neighbouring words of a line that no verb tells apart.
+/// Adjacent words of a line that no verb distinguishes.
 struct Cell {
     at: usize,
     words: usize,
 }
 
-/// What an event does. Cells and answers are told by their numbers.
+/// Effect of an event. Cells and results are identified by their indices.
 enum Does {
-    /// Answers from cells.
+    /// Copies cells to results.
     Fetch(Vec<(usize, usize)>),
-    /// Values into cells.
+    /// Stores values in cells.
     Land(Vec<(usize, u64)>),
-    /// An atomic's word into its answer.
+    /// Copies an atomic's word to its result.
     AtomicFetch { cell: usize, answer: usize },
-    /// What the atomic makes of its answer into its word.
+    /// Stores an atomic's new value in its word.
     WriteBack { cell: usize, answer: usize },
 }
 
 struct Event {
     does: Does,
-    /// The verb that it belongs to, among all.
+    /// Index of its verb among all verbs.
     step: usize,
-    /// Events that come before it, as bits.
+    /// Bitmask of events that precede it.
     after: u64,
-    /// Events that it must not change places with, if nothing orders them.
+    /// Bitmask of events that it does not commute with.
     conflicts: u64,
 }
 
@@ -60,9 +61,9 @@ struct Events<'a> {
     steps: Vec<(usize, &'a Step)>,
     cells: Vec<Cell>,
     all: Vec<Event>,
-    /// Places for answers: one for each cell of a READ, one for each atomic.
+    /// Number of results: one for each cell of a READ, one for each atomic.
     answers: usize,
-    /// Of each verb, the cell and the place of each part of its answer.
+    /// For each verb, the cell and the index of each part of its result.
     answer_of: Vec<Vec<(usize, usize)>>,
 }
 
@@ -75,7 +76,7 @@ impl<'a> Events<'a> {
         for step in 0..events.steps.len() {
             events.add(step);
         }
-        assert!(events.all.len() <= 64, "a program's bounds keep it below 64 events");
+        assert!(events.all.len() <= 64, "a program has at most 64 events");
         events.order(relaxed);
         events.find_conflicts();
         events
@@ -118,7 +119,7 @@ impl<'a> Events<'a> {
         self.all.push(Event { does, step, after: 0, conflicts: 0 });
     }
 
-    /// Adds what each axiom says to the partial order, then what follows from it.
+    /// Adds each axiom's pairs to the partial order, then their transitive closure.
     fn order(&mut self, relaxed: bool) {
         for promise in PROMISES.iter().filter(|promise| promise.also_relaxed || !relaxed) {
             for second in 0..self.all.len() {
@@ -127,14 +128,14 @@ impl<'a> Events<'a> {
                 self.all[second].after |= firsts.fold(0, |bits, first| bits | 1 << first);
             }
         }
-        // Events stand in the order of their posting, so one round from the first to the last is enough.
+        // Events are in posting order, so one pass from the first to the last is enough.
         for event in 0..self.all.len() {
             let firsts = bits(self.all[event].after).map(|first| self.all[first].after);
             self.all[event].after |= firsts.fold(0, |bits, more| bits | more);
         }
     }
 
-    /// Whether an axiom by itself puts one event before another.
+    /// Whether a single axiom orders one event before another.
     fn is_before(&self, axiom: Axiom, first: usize, second: usize) -> bool {
         let (a, b) = (self.all[first].step, self.all[second].step);
         let verb = |step: usize| Verb::of(&self.steps[step].1.op);
@@ -147,7 +148,7 @@ impl<'a> Events<'a> {
                 let is_held = (a + 1..=b).any(|between| self.steps[between].1.start == start);
                 is_posted_before && is_held && verbs.contains(&verb(a))
             }
-            // No order, but a rule for all orders: see `Search::may_be_next`.
+            // Not an order of two events, but a rule for all orders: see `Search::may_be_next`.
             Axiom::Exclusive => false,
         }
     }
@@ -167,12 +168,12 @@ impl<'a> Events<'a> {
                 Does::AtomicFetch { cell, .. } | Does::WriteBack { cell, .. } => vec![*cell],
             }
         };
-        // An atomic's fetch takes its slot, so it changes places with no other atomic of the word.
+        // An atomic's fetch takes its slot, so it does not commute with other atomics of the word.
         let only_reads = |event: usize| matches!(self.all[event].does, Does::Fetch(_));
         !(only_reads(one) && only_reads(other)) && cells(one).iter().any(|cell| cells(other).contains(cell))
     }
 
-    /// A run's end in words instead of cells.
+    /// Converts the end of a run from cells to words.
     fn outcome(&self, program: &Program, end: &Point) -> Outcome {
         let answer = |step: usize| {
             let parts = self.answer_of[step].iter();
@@ -188,8 +189,8 @@ impl<'a> Events<'a> {
     }
 }
 
-/// Cuts the lines where any verb, or a piece of what it writes, or a value in the beginning ends. Words that no verb
-/// touches are left out.
+/// Splits lines into cells: at the ends of verbs, of written pieces and of initial values. Words that no verb touches
+/// are omitted.
 fn cells(program: &Program, steps: &[(usize, &Step)]) -> Vec<Cell> {
     let memory = program.memory();
     let mut cuts: BTreeSet<usize> = (0..=memory.len()).step_by(LINE_WORDS).collect();
@@ -214,7 +215,7 @@ fn bits(set: u64) -> impl Iterator<Item = usize> {
     (0..64).filter(move |bit| set & (1 << bit) != 0)
 }
 
-/// How far an order has come.
+/// State after a prefix of an order.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Point {
     done: u64,
@@ -224,14 +225,14 @@ struct Point {
 
 struct Search<'a> {
     events: &'a Events<'a>,
-    /// Only asked whether it has a point, so that its order shows nowhere.
+    /// Used for lookups only, so that its order has no influence.
     points: HashSet<Point>,
     points_max: usize,
     ends: BTreeSet<Point>,
 }
 
 impl Search<'_> {
-    /// Goes on from a point in every way; nothing if there were too many points.
+    /// Continues from a point in every way. Returns `None` if there are too many points.
     fn goes_on(&mut self, point: Point) -> Option<()> {
         let next: Vec<usize> =
             (0..self.events.all.len()).filter(|&event| self.may_be_next(&point, event)).collect();
@@ -259,7 +260,7 @@ impl Search<'_> {
             return false;
         }
         let Does::AtomicFetch { cell, .. } = does else { return true };
-        // `Axiom::Exclusive`: no other atomic has fetched this word and not written it back.
+        // `Axiom::Exclusive`: no other atomic has fetched this word without having written it back.
         let mut pairs = self.events.all.iter().enumerate();
         !pairs.any(|(other, atomic)| match &atomic.does {
             Does::AtomicFetch { cell: word, .. } => {
@@ -269,7 +270,7 @@ impl Search<'_> {
         })
     }
 
-    /// Nothing that is still to come, and not only after it, touches what it touches.
+    /// Whether every remaining event that conflicts with this event is ordered after it.
     fn is_free_of_conflict(&self, point: &Point, event: usize) -> bool {
         let is_later = |other: usize| self.events.all[other].after & (1 << event) != 0;
         bits(self.events.all[event].conflicts & !point.done).all(is_later)

@@ -1,10 +1,11 @@
-//! Litmus tests of one-sided memory: small programs, and exactly the outcomes that its contract allows.
+//! Litmus tests of one-sided memory: small programs, and exactly the outcomes that the memory contract allows.
 //!
-//! [`Program`] is two or three connections with a few verbs each, [`axioms`] the contract as data, [`Program::allowed`]
-//! all outcomes under it, [`programs`] well over a thousand programs, [`compare()`] holds a simulator to them.
+//! A [`Program`] is two or three connections with a few verbs each. [`axioms`] is the contract as data,
+//! [`Program::allowed`] computes all outcomes under it, [`programs`] returns over a thousand programs, and
+//! [`compare()`] checks a simulator against them.
 //!
-//! Invariant: nothing here knows how a NIC is built, or how ours is simulated. What is allowed follows from a partial
-//! order on accesses to cache lines, and from nothing else.
+//! Invariant: nothing here depends on how a NIC is built or simulated. The allowed outcomes follow from a partial order
+//! on accesses to cache lines alone.
 
 pub mod axioms;
 mod compare;

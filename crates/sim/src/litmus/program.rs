@@ -1,86 +1,85 @@
-//! A litmus program, its text, and what can come of it.
+//! A litmus program, its text form, and its outcomes.
 //!
-//! The text is what a failure prints and what the shapes are written in; it is read back as the same program:
+//! Failures print the text form, and the shapes are written in it. It is parsed back to the same program:
 //!
 //! ```text
 //! {x[0]=1} A: WRITE y-z=1; fence FAA x[0]-1 | B: CAS x[0] 0->1; READ y-z; wait READ x[6-7]
 //! ```
 //!
-//! `x`, `y`, `z` and `w` are cache lines side by side, of 8 words each, all 0 but for what stands in braces. `-` names
-//! the last line or word of a range. A WRITE of several values names the places one after the other:
-//! `WRITE x=2,y[0]=0`.
+//! `x`, `y`, `z` and `w` are adjacent cache lines of 8 words each. All words are 0 except those in braces. `-` precedes
+//! the last line or word of a range. A WRITE of several values lists adjacent places in order: `WRITE x=2,y[0]=0`.
 //!
-//! Invariant: a program that exists is one that can be run: places lie in its lines, and its sizes are bounded.
+//! Invariant: every program can be run: its places lie in its lines, and its size is bounded.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of a word, the unit of atomics and of values here.
+/// Size of a word in bytes, the unit of atomics and of values.
 pub const WORD_SIZE: usize = 8;
-/// Words of a cache line.
+/// Number of words of a cache line.
 pub const LINE_WORDS: usize = 8;
-/// Lines of a program's memory at most: `x`, `y`, `z`, `w`.
+/// Maximum number of lines of a program's memory: `x`, `y`, `z`, `w`.
 pub const LINES_MAX: usize = NAMES.len();
 
 const NAMES: [char; 4] = ['x', 'y', 'z', 'w'];
 const ACTORS_MAX: usize = 3;
 const STEPS_MAX: usize = 4;
-/// Lines that one READ or WRITE touches at most.
+/// Maximum number of lines that one READ or WRITE touches.
 const SPAN_MAX: usize = 3;
 
-/// Some words that hold one value.
+/// Adjacent words that hold the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Piece {
-    /// How many words.
+    /// Number of words.
     pub words: usize,
-    /// What each of them holds.
+    /// Value of each word.
     pub value: u64,
 }
 
-/// One verb. Places are counted in words from the beginning of the program's memory.
+/// Verb. Places are word indices in the program's memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Op {
-    /// READ of so many words.
+    /// READ of words.
     Read {
         /// The first word.
         at: usize,
-        /// How many.
+        /// Number of words.
         words: usize,
     },
-    /// WRITE of these, one after the other.
+    /// WRITE of adjacent pieces.
     Write {
         /// The first word.
         at: usize,
-        /// What is written.
+        /// The pieces to write.
         pieces: Vec<Piece>,
     },
     /// Compare-and-swap of a word.
     Cas {
         /// The word.
         at: usize,
-        /// What it must hold.
+        /// Expected value.
         compare: u64,
-        /// What it then holds.
+        /// New value.
         swap: u64,
     },
     /// Fetch-and-add to a word.
     Faa {
         /// The word.
         at: usize,
-        /// What is added, wrapping.
+        /// Addend, wrapping.
         add: u64,
     },
 }
 
 impl Op {
-    /// Its first word.
+    /// Index of its first word.
     pub fn at(&self) -> usize {
         match self {
             Op::Read { at, .. } | Op::Write { at, .. } | Op::Cas { at, .. } | Op::Faa { at, .. } => *at,
         }
     }
 
-    /// How many words it touches.
+    /// Number of words that it touches.
     pub fn words(&self) -> usize {
         match self {
             Op::Read { words, .. } => *words,
@@ -89,40 +88,40 @@ impl Op {
         }
     }
 
-    /// The words that a WRITE writes, little-endian in memory as all words here; none of another verb.
+    /// Returns the words that a WRITE writes; empty for other verbs. Words are little-endian in memory.
     pub fn payload(&self) -> Vec<u64> {
         let Op::Write { pieces, .. } = self else { return Vec::new() };
         pieces.iter().flat_map(|piece| std::iter::repeat_n(piece.value, piece.words)).collect()
     }
 
-    /// How many words its answer has: those of a READ, the old one of an atomic.
+    /// Number of words of its result: all words of a READ, the old word of an atomic, 0 for a WRITE.
     pub fn answer_words(&self) -> usize {
         if matches!(self, Op::Write { .. }) { 0 } else { self.words() }
     }
 }
 
-/// When a verb is posted, and may start.
+/// Time at which a verb is posted and may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Start {
-    /// Posted with the one before it.
+    /// Posted together with the previous verb.
     #[default]
     AtOnce,
-    /// Posted with the one before it, with `IBV_SEND_FENCE`.
+    /// Posted together with the previous verb, with `IBV_SEND_FENCE`.
     Fenced,
-    /// Posted when the one before it is complete.
+    /// Posted after the previous verb has completed.
     Waits,
 }
 
-/// One verb of an actor.
+/// Verb of an actor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Step {
     /// When it starts.
     pub start: Start,
-    /// What it does.
+    /// The verb.
     pub op: Op,
 }
 
-/// Two or three actors, each with one connection (QP) to the same node.
+/// Program of one to three actors, each with one connection (QP) to the same node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     pub(super) name: String,
@@ -131,17 +130,16 @@ pub struct Program {
     lines: usize,
 }
 
-/// What came of one run of a program.
+/// Outcome of a run of a program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Outcome {
-    /// What each verb was answered, actor by actor: the words of a READ, the old word of an atomic, nothing for a
-    /// WRITE.
+    /// Results of all verbs, actor by actor: the words of a READ, the old word of an atomic, nothing for a WRITE.
     pub answers: Vec<Vec<u64>>,
-    /// The program's memory once everything has ended, word by word.
+    /// The program's final memory, word by word.
     pub memory: Vec<u64>,
 }
 
-/// Why a text is no program.
+/// Error of an invalid program text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramError(String);
 
@@ -154,7 +152,7 @@ impl fmt::Display for ProgramError {
 impl std::error::Error for ProgramError {}
 
 impl Program {
-    /// What the shape is called that it belongs to.
+    /// Name of the program's shape.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -170,7 +168,7 @@ impl Program {
         self.actors.iter().enumerate().flat_map(of_actor)
     }
 
-    /// The memory before anything runs, word by word; whole lines.
+    /// Initial memory, word by word, in whole lines.
     pub fn memory(&self) -> Vec<u64> {
         let mut memory = vec![0; self.lines * LINE_WORDS];
         for &(at, Piece { words, value }) in &self.start {
@@ -179,7 +177,7 @@ impl Program {
         memory
     }
 
-    /// The text of an outcome: answers in the order of the program, then the memory.
+    /// Formats an outcome: results in the order of the program, then the memory.
     pub fn text_of(&self, outcome: &Outcome) -> String {
         let mut actors: Vec<(usize, Vec<String>)> = Vec::new();
         for ((actor, step), answer) in self.steps().zip(&outcome.answers) {
@@ -199,11 +197,11 @@ impl Program {
         format!("{}memory {}", actors.collect::<String>(), places(0, &outcome.memory))
     }
 
-    /// Checks what no parser rule holds.
+    /// Checks the bounds that the parser does not.
     fn checked(self) -> Result<Program, ProgramError> {
         let fail = |what: String| Err(ProgramError(what));
         if !(1..=ACTORS_MAX).contains(&self.actors.len()) {
-            return fail(format!("{} actors: give it 1 to {ACTORS_MAX}", self.actors.len()));
+            return fail(format!("{} actors: write 1 to {ACTORS_MAX}", self.actors.len()));
         }
         for (actor, step) in self.steps() {
             let (op, actor) = (&step.op, letter(actor));
@@ -211,14 +209,14 @@ impl Program {
             let lines = (at + words - 1) / LINE_WORDS - at / LINE_WORDS + 1;
             if lines > SPAN_MAX {
                 return fail(format!(
-                    "a verb of {actor} touches {lines} lines: let it touch at most {SPAN_MAX}"
+                    "a verb of {actor} touches {lines} lines: use at most {SPAN_MAX}"
                 ));
             }
         }
         match self.actors.iter().position(|steps| !(1..=STEPS_MAX).contains(&steps.len())) {
             Some(actor) => {
                 let count = self.actors[actor].len();
-                fail(format!("{} has {count} verbs: give it 1 to {STEPS_MAX}", letter(actor)))
+                fail(format!("{} has {count} verbs: write 1 to {STEPS_MAX}", letter(actor)))
             }
             None => Ok(self),
         }
@@ -233,13 +231,13 @@ impl FromStr for Program {
     type Err = ProgramError;
 
     /// # Errors
-    /// The text is no program, or one too large to enumerate; the error shows the place.
+    /// The text is not a program, or the program is too large to enumerate. The error shows the place.
     fn from_str(text: &str) -> Result<Program, ProgramError> {
         let mut rest = text.trim();
         let mut start = Vec::new();
         if let Some(inner) = rest.strip_prefix('{') {
             let Some((inner, after)) = inner.split_once('}') else {
-                return Err(ProgramError("'{' without '}': close the start of memory".into()));
+                return Err(ProgramError("'{' without '}': close the initial memory with '}'".into()));
             };
             for place in inner.split(',') {
                 start.push(assignment(place.trim())?);
@@ -250,7 +248,7 @@ impl FromStr for Program {
         for (index, actor) in rest.split('|').enumerate() {
             let name = format!("{}:", letter(index.min(ACTORS_MAX)));
             let Some(steps) = actor.trim().strip_prefix(&name) else {
-                return Err(ProgramError(format!("'{}': begin it with '{name}'", actor.trim())));
+                return Err(ProgramError(format!("'{}': start the actor with '{name}'", actor.trim())));
             };
             actors.push(steps.split(';').map(|text| step(text.trim())).collect::<Result<Vec<Step>, _>>()?);
         }
@@ -280,7 +278,7 @@ fn step(text: &str) -> Result<Step, ProgramError> {
             let mut next = at;
             for (place, piece) in &list {
                 if *place != next {
-                    return Err(ProgramError(format!("'{text}': let its places follow each other")));
+                    return Err(ProgramError(format!("'{text}': write adjacent places, in order")));
                 }
                 next += piece.words;
             }
@@ -302,7 +300,7 @@ fn step(text: &str) -> Result<Step, ProgramError> {
     Ok(Step { start, op })
 }
 
-/// `x=1`: the place and what it holds.
+/// Parses `x=1`: a place and its value.
 fn assignment(text: &str) -> Result<(usize, Piece), ProgramError> {
     let Some((place, value)) = text.split_once('=') else {
         return Err(ProgramError(format!("'{text}': write a place and a value, as in x=1")));
@@ -318,18 +316,18 @@ fn number(text: &str) -> Result<u64, ProgramError> {
 fn word(text: &str) -> Result<usize, ProgramError> {
     match range(text)? {
         (at, 1) => Ok(at),
-        _ => Err(ProgramError(format!("'{text}': name one word, as in x[0]"))),
+        _ => Err(ProgramError(format!("'{text}': write one word, as in x[0]"))),
     }
 }
 
-/// The first word and how many: `x`, `x[3]`, `x[3-5]`, `x-z`, `x[7]-y[0]`.
+/// Parses a range to its first word and length: `x`, `x[3]`, `x[3-5]`, `x-z`, `x[7]-y[0]`.
 fn range(text: &str) -> Result<(usize, usize), ProgramError> {
     let bad = || {
         ProgramError(format!(
-            "'{text}': name a place, as in x, x[3], x[3-5], x-z or x[7]-y[0], in lines xyzw"
+            "'{text}': write a place, as in x, x[3], x[3-5], x-z or x[7]-y[0], in lines xyzw"
         ))
     };
-    // The dash of a range of lines stands outside brackets.
+    // The dash of a range of lines is outside of brackets.
     let dash = text.find(']').map_or(0, |bracket| bracket + 1);
     let dash = text[dash..].find('-').map(|at| at + dash).or_else(|| text.find('-').filter(|&at| at == 1));
     let (first, last) = dash.map_or((text, text), |at| (&text[..at], &text[at + 1..]));
@@ -338,7 +336,7 @@ fn range(text: &str) -> Result<(usize, usize), ProgramError> {
     if end < start { Err(bad()) } else { Ok((start, end - start + 1)) }
 }
 
-/// The first and the last word of `x`, `x[3]` or `x[3-5]`.
+/// Parses `x`, `x[3]` or `x[3-5]` to the first and the last word.
 fn words_of(text: &str) -> Option<(usize, usize)> {
     let mut letters = text.chars();
     let name = letters.next()?;
@@ -357,7 +355,7 @@ fn word_name(at: usize) -> String {
     format!("{}[{}]", NAMES[at / LINE_WORDS], at % LINE_WORDS)
 }
 
-/// The text of a range, as short as it can be read back.
+/// Formats a range in its shortest form.
 fn range_name(at: usize, words: usize) -> String {
     let last = at + words - 1;
     let (first_line, last_line) = (at / LINE_WORDS, last / LINE_WORDS);
@@ -372,7 +370,7 @@ fn range_name(at: usize, words: usize) -> String {
     }
 }
 
-/// Words and what they hold, with equal neighbours of one line together: `x=1 y[0]=2 y[1-7]=0`.
+/// Formats words with their values; equal neighbours of one line are merged: `x=1 y[0]=2 y[1-7]=0`.
 fn places(at: usize, words: &[u64]) -> String {
     let mut pieces: Vec<(usize, Piece)> = Vec::new();
     for (place, &value) in words.iter().enumerate().map(|(index, value)| (at + index, value)) {
@@ -388,7 +386,7 @@ fn places(at: usize, words: &[u64]) -> String {
     texts.join(" ")
 }
 
-/// Numbers that wrapped below 0 are easier read so.
+/// Formats numbers; those that wrapped below 0 as negative numbers.
 fn numbers(words: &[u64]) -> String {
     let text = |&word: &u64| if word > u64::MAX - 16 { (word as i64).to_string() } else { word.to_string() };
     words.iter().map(text).collect::<Vec<_>>().join(" ")

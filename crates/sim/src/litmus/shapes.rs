@@ -1,23 +1,23 @@
-//! The programs: shapes that people know by name, then each family of them in all its variants, then drawn ones.
+//! The litmus programs: well-known shapes, then each family of them in all its variants, then random ones.
 //!
-//! Invariant: the same programs in the same order, always: no variant is dropped but for being like an earlier one, or
-//! too dull (one outcome) or too large (more than [`OUTCOMES_MAX`]) to tell anything.
+//! Invariant: the programs and their order never vary. A variant is dropped only if it equals an earlier one, has a
+//! single outcome, or has more than [`OUTCOMES_MAX`] outcomes.
 
 use std::collections::BTreeSet;
 
 use super::program::Program;
 use crate::random::Random;
 
-/// The most outcomes that a program may have.
+/// Maximum number of outcomes of a program.
 const OUTCOMES_MAX: usize = 256;
-/// The most points that finding them may go on from.
+/// Maximum number of points of the search for outcomes.
 const POINTS_MAX: usize = 8_000;
-/// How many programs are drawn.
+/// Number of random programs.
 const DRAWN: usize = 400;
-/// What they are drawn from.
+/// Seed of the random programs.
 const SEED: u64 = 0x6c69_746d_7573;
 
-/// Well over a thousand programs, named shapes first. Takes a second or so: it looks at all their outcomes.
+/// Returns over a thousand programs, named shapes first. Takes about a second, since it enumerates their outcomes.
 pub fn programs() -> Vec<Program> {
     let mut programs = Programs::default();
     for (name, text) in NAMED {
@@ -34,7 +34,7 @@ pub fn programs() -> Vec<Program> {
     programs.all
 }
 
-/// The shapes that the field argues with.
+/// Well-known shapes.
 const NAMED: [(&str, &str); 48] = [
     ("message passing", "A: WRITE x=1; WRITE y=1 | B: READ y; wait READ x"),
     ("message passing, overlapped reads", "A: WRITE x=1; WRITE y=1 | B: READ y; READ x"),
@@ -100,7 +100,7 @@ const NAMED: [(&str, &str); 48] = [
 
 const STARTS: [&str; 3] = ["", "fence ", "wait "];
 
-/// Data, then a flag; a reader of the flag, then of the data.
+/// A writer of data, then of a flag; a reader of the flag, then of the data.
 fn message_passing(programs: &mut Programs) {
     for (data, flag) in [("x", "y"), ("x-y", "z")] {
         let sets = [format!("WRITE {flag}=1"), format!("CAS {flag}[0] 0->1"), format!("FAA {flag}[0]+1")];
@@ -120,7 +120,7 @@ fn message_passing(programs: &mut Programs) {
     }
 }
 
-/// Two actors that touch two places in opposite order.
+/// Two actors that access two places in opposite order.
 fn two_and_two(programs: &mut Programs) {
     let kinds = |place: &str, value: u64| {
         [
@@ -144,7 +144,7 @@ fn two_and_two(programs: &mut Programs) {
     }
 }
 
-/// One place and two reads of it.
+/// Two reads of one place.
 fn coherence(programs: &mut Programs) {
     let writes = [
         "WRITE x=1; WRITE x=2",
@@ -164,7 +164,7 @@ fn coherence(programs: &mut Programs) {
     }
 }
 
-/// A word that is written, and changed by atomics.
+/// A word changed by WRITEs and by atomics.
 fn atomics_and_writes(programs: &mut Programs) {
     let atomics = ["FAA x[0]+1", "FAA x[0]+0", "CAS x[0] 0->1", "CAS x[0] 5->1", "CAS x[0] 7->1"];
     let writes = ["WRITE x[0]=5", "WRITE x=5", "WRITE x[0-1]=5", "WRITE x-y=5", "WRITE x[7]-y[0]=5"];
@@ -193,7 +193,7 @@ fn atomics_and_writes(programs: &mut Programs) {
     }
 }
 
-/// Several lines written and read at once.
+/// Concurrent WRITEs and READs of several lines.
 fn torn(programs: &mut Programs) {
     let writes = [
         "WRITE x-y=1",
@@ -222,7 +222,7 @@ fn torn(programs: &mut Programs) {
     }
 }
 
-/// A lock word and what it protects.
+/// A lock word and the data that it protects.
 fn locks(programs: &mut Programs) {
     for (data, lock) in [("x", "y[0]"), ("x-y", "z[0]"), ("y", "x[0]"), ("y-z", "x[0]"), ("x[0-6]", "x[7]")] {
         let unlocks = [format!("FAA {lock}-1"), format!("WRITE {lock}=0"), format!("CAS {lock} 1->0")];
@@ -274,7 +274,7 @@ fn three(programs: &mut Programs) {
     }
 }
 
-/// Two or three actors that do anything to two or three lines.
+/// Two or three actors that execute random verbs on two or three lines.
 fn drawn(programs: &mut Programs) {
     let random = Random::new(SEED);
     let below = |end: usize| random.below(end as u64) as usize;
@@ -308,12 +308,13 @@ fn drawn(programs: &mut Programs) {
 #[derive(Default)]
 struct Programs {
     all: Vec<Program>,
-    /// Texts of those that were looked at, with their actors in order.
+    /// Memory and sorted actors of all programs considered so far.
     seen: BTreeSet<(Vec<u64>, Vec<String>)>,
 }
 
 impl Programs {
-    /// Adds a program unless it is like another, too dull or too large; says whether it did.
+    /// Adds a program unless it equals an earlier one, or has too few or too many outcomes. Returns whether it was
+    /// added.
     fn add(&mut self, name: &str, text: &str) -> bool {
         let mut program: Program = text.parse().unwrap_or_else(|error| panic!("the shape '{text}': {error}"));
         program.name = name.into();

@@ -1,4 +1,4 @@
-//! The hardware model gives back the micro-benchmarks that it is calibrated on, and predicts those that it is not.
+//! The hardware model reproduces the micro-benchmarks that it is calibrated on, and predicts others.
 
 use farside_remote::op::ListId;
 use farside_remote::{
@@ -18,7 +18,7 @@ fn assert_within(share: f64, what: &str, predicted: f64, published: f64) {
 }
 
 #[test]
-fn every_bar_of_figure_1_is_met_within_five_percent() {
+fn every_bar_of_figure_1_is_met_within_5_percent() {
     for (op, bars) in FIGURE_1 {
         for (platform, published) in Platform::ALL.into_iter().zip(bars) {
             let predicted = micros(op, platform, Distance::Direct);
@@ -30,32 +30,33 @@ fn every_bar_of_figure_1_is_met_within_five_percent() {
     }
 }
 
-/// Those of a NIC with PRISM's operations and of a BlueField contradict figure 1: they are only reported.
+/// Figure 2's values for a NIC with PRISM's operations and for a BlueField contradict figure 1, so they are not
+/// asserted.
 #[test]
-fn figure_2_is_predicted_within_ten_percent_where_it_does_not_contradict_figure_1() {
+fn figure_2_is_predicted_within_10_percent_where_consistent() {
     for (platform, op, points) in FIGURE_2.into_iter().take(2) {
         for (distance, published) in Distance::ALL.into_iter().skip(1).zip(points) {
-            let predicted = micros(op, platform, distance).expect("the platform can");
+            let predicted = micros(op, platform, distance).expect("the platform supports it");
             assert_within(0.1, &format!("{} at {}", op.name(), distance.name()), predicted, published);
         }
     }
 }
 
 #[test]
-fn contended_and_spaced_atomics_are_as_fast_as_they_were_measured_to_be() {
+fn contended_and_spaced_atomics_match_the_measurements() {
     SECTION_4.into_iter().for_each(|(what, workers, published)| {
         assert_within(0.25, what, mverbs(workers), published);
     });
 }
 
 #[test]
-fn padding_objects_of_4_kib_by_8_bytes_is_worth_ten_times() {
+fn padding_4_kib_objects_by_8_bytes_is_worth_a_factor_of_10() {
     let [padded, unpadded] = [4_096 + 8, 4_096].map(|stride| mverbs(Workers::cas(128, stride)));
     assert!(padded >= 10.0 * unpadded, "{padded} to {unpadded}");
 }
 
 #[test]
-fn one_word_is_saturated_by_8_workers_and_a_clients_nic_forgets_where_512_are_connected() {
+fn eight_workers_saturate_a_word_and_512_overflow_the_nics_cache() {
     let contended = [1, 4, 8, 16].map(|workers| mverbs(Workers::cas(workers, 0)));
     assert!(contended[0] < 0.5 * contended[2] && contended[3] < 1.1 * contended[2], "{contended:?}");
     let own = [128, 256, 512].map(|workers| mverbs(Workers::cas(workers, 64)));
@@ -63,7 +64,7 @@ fn one_word_is_saturated_by_8_workers_and_a_clients_nic_forgets_where_512_are_co
 }
 
 #[test]
-fn a_message_has_the_bytes_that_its_packets_have_by_the_standards() {
+fn a_message_has_the_wire_size_that_the_standards_define() {
     let mut buf = ChainBuf::new();
     let mut chain = buf.begin(Key::new(1, 1));
     let _ = chain.also(read(Addr::new(64), 512));
@@ -83,7 +84,7 @@ fn a_message_has_the_bytes_that_its_packets_have_by_the_standards() {
     );
 }
 
-/// Whether a NIC without PRISM's operations can carry it out by itself.
+/// Whether a NIC without PRISM's operations can execute the op.
 fn is_plain<T: ?Sized>(op: Op<'_, T>) -> bool {
     let mut buf = ChainBuf::new();
     let mut chain = buf.begin(Key::new(1, 1));
@@ -92,7 +93,7 @@ fn is_plain<T: ?Sized>(op: Op<'_, T>) -> bool {
 }
 
 #[test]
-fn a_nic_without_prism_knows_the_verbs_and_nothing_else() {
+fn a_nic_without_prism_supports_the_classic_verbs_only() {
     let (at, one, wide) = (Addr::new(64), 1u64, [0u64; 2]);
     assert!(is_plain(read(at, 8)) && is_plain(write(at, b"bytes")));
     assert!(is_plain(cas(Mode::Eq, at, &0u64, &one)) && is_plain(fetch_add(at, &one.into())));
@@ -103,7 +104,7 @@ fn a_nic_without_prism_knows_the_verbs_and_nothing_else() {
     let mut buf = ChainBuf::new();
     let mut chain = buf.begin(Key::new(1, 1));
     let _ = (chain.also(read(at, 8)), chain.also(read(at, 8)));
-    assert!(is_classic(chain.view()), "two verbs at once");
+    assert!(is_classic(chain.view()), "two independent verbs");
     let _ = chain.then(read(at, 8));
-    assert!(!is_classic(chain.view()), "one that depends on another");
+    assert!(!is_classic(chain.view()), "a verb that depends on another");
 }

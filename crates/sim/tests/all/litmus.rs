@@ -1,5 +1,5 @@
-//! The enumerator of outcomes is judged by a machine that shares nothing with it, and the comparison by what is wrong
-//! with machines.
+//! Tests of the enumerator of outcomes against a machine that shares no code with it, and of the comparison against
+//! flawed machines.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn allowed(text: &str, relaxed: bool) -> Vec<String> {
 }
 
 #[test]
-fn there_are_over_a_thousand_distinct_programs_of_bounded_size() {
+fn over_a_thousand_distinct_programs_of_bounded_size_exist() {
     let programs = programs();
     let texts: BTreeSet<String> = programs.iter().map(Program::to_string).collect();
     assert_eq!(texts.len(), programs.len());
@@ -32,12 +32,12 @@ fn there_are_over_a_thousand_distinct_programs_of_bounded_size() {
     assert_eq!(programs[0].name(), "message passing");
     assert!(
         names.contains("two ordered reads") && names.contains("drawn"),
-        "none of the named was too large"
+        "no named shape is too large"
     );
 }
 
 #[test]
-fn what_is_printed_is_read_back() {
+fn a_printed_program_is_parsed_back() {
     for program in programs() {
         let again = parsed(&program.to_string());
         assert_eq!(again.to_string(), program.to_string());
@@ -48,23 +48,23 @@ fn what_is_printed_is_read_back() {
 }
 
 #[test]
-fn what_is_no_program_is_refused_with_a_remedy() {
+fn an_invalid_program_is_refused_with_a_remedy() {
     let refusals = [
-        ("", "'': begin it with 'A:'"),
-        ("A: READ x | A: READ x", "'A: READ x': begin it with 'B:'"),
+        ("", "'': start the actor with 'A:'"),
+        ("A: READ x | A: READ x", "'A: READ x': start the actor with 'B:'"),
         ("A: JUMP x", "'JUMP x': write READ x, WRITE x=1, CAS x[0] 0->1 or FAA x[0]+1"),
         ("A:", "'': write READ x"),
-        ("A: READ q", "'q': name a place, as in x, x[3], x[3-5], x-z or x[7]-y[0], in lines xyzw"),
-        ("A: READ z-x", "'z-x': name a place"),
-        ("A: READ x[8]", "'x[8]': name a place"),
-        ("A: READ x-w", "a verb of A touches 4 lines: let it touch at most 3"),
-        ("A: WRITE x=1,z=1", "'WRITE x=1,z=1': let its places follow each other"),
+        ("A: READ q", "'q': write a place, as in x, x[3], x[3-5], x-z or x[7]-y[0], in lines xyzw"),
+        ("A: READ z-x", "'z-x': write a place"),
+        ("A: READ x[8]", "'x[8]': write a place"),
+        ("A: READ x-w", "a verb of A touches 4 lines: use at most 3"),
+        ("A: WRITE x=1,z=1", "'WRITE x=1,z=1': write adjacent places, in order"),
         ("A: WRITE x", "'x': write a place and a value, as in x=1"),
-        ("A: FAA x+1", "'x': name one word, as in x[0]"),
+        ("A: FAA x+1", "'x': write one word, as in x[0]"),
         ("A: FAA x[0]+a", "'a': write a number below 2^64"),
-        ("A: READ x; READ x; READ x; READ x; READ x", "A has 5 verbs: give it 1 to 4"),
-        ("A: READ x | B: READ x | C: READ x | D: READ x", "4 actors: give it 1 to 3"),
-        ("{x=1 A: READ x", "'{' without '}': close the start of memory"),
+        ("A: READ x; READ x; READ x; READ x; READ x", "A has 5 verbs: write 1 to 4"),
+        ("A: READ x | B: READ x | C: READ x | D: READ x", "4 actors: write 1 to 3"),
+        ("{x=1 A: READ x", "'{' without '}': close the initial memory"),
     ];
     for (text, expected) in refusals {
         let said = text.parse::<Program>().unwrap_err().to_string();
@@ -73,13 +73,13 @@ fn what_is_no_program_is_refused_with_a_remedy() {
 }
 
 #[test]
-fn allowed_outcomes_are_those_of_the_books() {
+fn allowed_outcomes_match_the_literature() {
     let stale = "B: READ y=1; READ x=0 | memory x=1 y=1".to_owned();
     assert!(!allowed("A: WRITE x=1; WRITE y=1 | B: READ y; wait READ x", false).contains(&stale));
     assert!(!allowed("A: WRITE x=1; WRITE y=1 | B: READ y; fence READ x", false).contains(&stale));
     assert!(
         allowed("A: WRITE x=1; WRITE y=1 | B: READ y; READ x", false).contains(&stale),
-        "READ to READ is free"
+        "READ to READ is unordered"
     );
     assert!(!allowed("A: WRITE x-y=1 | B: READ y; wait READ x", false).contains(&stale));
     assert!(allowed("A: WRITE x-y=1 | B: READ y; wait READ x", true).contains(&stale), "relaxed ordering");
@@ -91,7 +91,7 @@ fn allowed_outcomes_are_those_of_the_books() {
     assert_eq!(
         ends,
         ["x[0]=1 x[1-7]=0", "x[0]=5 x[1-7]=0", "x[0]=6 x[1-7]=0"],
-        "the first is a WRITE that got lost"
+        "in the first, the WRITE is lost"
     );
     assert_eq!(allowed("A: CAS x[0] 7->1 | B: WRITE x[0]=5", false).len(), 2, "a failed CAS loses nothing");
     assert_eq!(
@@ -113,7 +113,7 @@ fn allowed_outcomes_are_those_of_the_books() {
     );
 }
 
-/// Of a good machine; the rarest outcome takes about a hundred thousand.
+/// Seeds for a correct machine. The rarest outcome takes about 100,000 seeds.
 const MANY: Seeds = Seeds { at_least: 100, at_most: 1_000_000 };
 
 fn reaches_exactly(relaxed: bool, flaw: Flaw) -> Summary {
@@ -122,21 +122,21 @@ fn reaches_exactly(relaxed: bool, flaw: Flaw) -> Summary {
 }
 
 #[test]
-fn a_machine_comes_to_everything_that_is_allowed_and_to_nothing_else() {
+fn a_correct_machine_reaches_exactly_the_allowed_outcomes() {
     let summary = reaches_exactly(false, Flaw::None);
     println!("{summary}");
     assert_eq!(summary.unreached, []);
 }
 
 #[test]
-fn a_machine_with_relaxed_ordering_does_too() {
+fn a_relaxed_machine_reaches_exactly_the_allowed_outcomes() {
     let summary = reaches_exactly(true, Flaw::WriteLinesInAnyOrder);
     println!("{summary}");
     assert_eq!(summary.unreached, []);
 }
 
 #[test]
-fn what_is_forbidden_is_told_with_program_outcome_and_seed() {
+fn a_forbidden_outcome_is_reported_with_program_and_seed() {
     let program = programs().swap_remove(0);
     let run = |program: &Program, seed| machine::run(program, seed, Flaw::WritesPassWrites);
     let forbidden = compare(&program, false, Seeds { at_least: 10_000, at_most: 0 }, run).unwrap_err();
@@ -154,7 +154,7 @@ fn what_is_forbidden_is_told_with_program_outcome_and_seed() {
 }
 
 #[test]
-fn every_flaw_that_is_too_weak_comes_to_something_forbidden() {
+fn every_too_weak_flaw_reaches_a_forbidden_outcome() {
     let programs = programs();
     for flaw in [
         Flaw::WriteLinesInAnyOrder,
@@ -172,13 +172,13 @@ fn every_flaw_that_is_too_weak_comes_to_something_forbidden() {
         let found = compare_all(&programs, false, Seeds { at_least: 300, at_most: 0 }, |program, seed| {
             machine::run(program, seed, flaw)
         });
-        let forbidden = found.expect_err(&format!("{flaw:?} was not noticed"));
+        let forbidden = found.expect_err(&format!("{flaw:?} was not detected"));
         println!("{flaw:?}: {forbidden}");
     }
 }
 
 #[test]
-fn every_flaw_that_is_too_strong_leaves_something_unreached() {
+fn every_too_strong_flaw_misses_an_allowed_outcome() {
     let programs = programs();
     for flaw in [
         Flaw::ReadLinesAscend,
@@ -191,7 +191,7 @@ fn every_flaw_that_is_too_strong_leaves_something_unreached() {
         Flaw::AtomicsExcludeWordsBeside,
         Flaw::OneVerbAtATime,
     ] {
-        // What the good machine reaches in so many seeds, this one must miss.
+        // It must miss an outcome that the correct machine reaches with the same number of seeds.
         let mut missed = 0;
         for program in programs.iter().filter(|program| program.allowed(false).len() <= 12) {
             let run = |flaw| {
@@ -206,6 +206,6 @@ fn every_flaw_that_is_too_strong_leaves_something_unreached() {
                 break;
             }
         }
-        assert!(missed > 0, "{flaw:?} was not noticed");
+        assert!(missed > 0, "{flaw:?} was not detected");
     }
 }

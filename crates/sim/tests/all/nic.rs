@@ -1,5 +1,5 @@
-//! The simulated NIC is held to the memory contract: what it lets come of generated programs is exactly what the axioms
-//! allow, by an enumerator that shares no code with it.
+//! Tests of the simulated NIC against the memory contract: its outcomes of generated programs are exactly those that
+//! the axioms allow, by an enumerator that shares no code with it.
 
 use farside_sim::litmus::{self, Outcome, Program, Seeds, Start, Summary, WORD_SIZE};
 use farside_sim::memory::Bytes;
@@ -8,18 +8,17 @@ use farside_sim::world::{SECONDS, World};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Where a program's memory lies in the node's.
+/// Address of a program's memory in the node's memory.
 const AT: u64 = 4 << 20;
 
-/// Everything may overtake everything that it may overtake: how often which does is drawn for each run. Also answers
-/// how late an actor begins at most, drawn for each actor.
+/// Draws a timing under which every allowed reordering can occur. Also returns bounds for the start times of actors.
 fn timing(world: &World, relaxed: bool) -> (Timing, [u64; 3]) {
     let any = || [4, 60, 900][world.random().below(3) as usize];
     let ([flight, fetch, land], late) = match world.random().below(4) {
-        // A READ takes about as long as a WRITE of several lines.
+        // A READ takes about as long as a WRITE of several lines takes.
         0 => ([100, 250, 100], [4, 400, 3_000]),
-        // Only landing and fetching take time, and all begin at once: a line may land after two READs in a row, though
-        // all others of its WRITE have landed in the first.
+        // Only landing and fetching take time, and all actors start together. So a line may land after two successive
+        // READs, although all other lines of its WRITE landed during the first.
         1 => ([4, 250, 250], [4, 60, 100]),
         _ => ([any(), any(), any()], [4, 400, 3_000]),
     };
@@ -39,7 +38,7 @@ fn timing(world: &World, relaxed: bool) -> (Timing, [u64; 3]) {
     (timing, late)
 }
 
-/// Runs programs, one after the other, on one memory.
+/// Runs programs one after the other on one memory.
 struct Bench {
     bytes: Rc<Bytes>,
     relaxed: bool,
@@ -102,7 +101,7 @@ fn verb(op: &litmus::Op) -> Verb {
 }
 
 fn words(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("a word has 8 bytes"))).collect()
 }
 
 fn hold_to_the_contract(relaxed: bool, seeds: Seeds) -> Summary {
@@ -114,7 +113,7 @@ fn hold_to_the_contract(relaxed: bool, seeds: Seeds) -> Summary {
 }
 
 #[test]
-fn nothing_comes_of_programs_that_the_contract_forbids_and_most_of_what_it_allows() {
+fn no_forbidden_and_most_allowed_outcomes_occur() {
     for relaxed in [false, true] {
         let summary = hold_to_the_contract(relaxed, Seeds { at_least: 50, at_most: 1_500 });
         let reached = summary.allowed - summary.unreached.len();
@@ -123,10 +122,10 @@ fn nothing_comes_of_programs_that_the_contract_forbids_and_most_of_what_it_allow
     }
 }
 
-/// The rarest outcome of a program with dozens of them comes once in a million runs.
+/// The rarest outcome of a program with dozens of outcomes occurs once in a million runs.
 #[test]
 #[ignore = "takes minutes"]
-fn soak_all_that_the_contract_allows_comes_of_programs() {
+fn soak_every_allowed_outcome_occurs() {
     for relaxed in [false, true] {
         let summary = hold_to_the_contract(relaxed, Seeds { at_least: 1_000, at_most: 10_000_000 });
         println!("relaxed {relaxed}: {summary}");
