@@ -35,7 +35,7 @@ pub enum Fault {
     /// address. May end all sessions; completed operations are not undone.
     NodeRestart,
     /// The node's process dies with its memory, and a new one starts at the same address. All data is lost. No client
-    /// may mistake an empty new store for the old one: whoever opens the new store knows that it is new.
+    /// may mistake an empty new store for the old one: a client that opens the new store knows that it is new.
     NodeLoss,
     /// A client's clock runs slow or fast. May make timeouts too long or too short.
     ClockSkew,

@@ -2,8 +2,9 @@
 //! that deliver everything once and in order until they break.
 //!
 //! Invariant: a connection loses messages only when it ends. Both ends are notified of its end, unless the network is
-//! partitioned. Invariant: a message to an address whose owner is gone is delivered to nobody, not even to the next
-//! owner.
+//! partitioned.
+//!
+//! Invariant: a message to an address whose owner is gone is not delivered, not even to the next owner.
 
 use crate::fault::{Fault, Struck, Weather, Whom};
 use crate::world::{Bell, Nanos, World};

@@ -1,8 +1,9 @@
 //! Search for an order of operations that explains all outcomes: Wing and Gong (1993), with the cache of visited states
 //! of Lowe, "Testing for linearizability" (2016).
 //!
-//! Invariant: an operation precedes another in the order if it returned before the other was called. Invariant: each
-//! pair of a set of ordered operations and a resulting state is explored once.
+//! Invariant: an operation precedes another in the order if it returned before the other was called.
+//!
+//! Invariant: each pair of a set of ordered operations and a resulting state is explored once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};

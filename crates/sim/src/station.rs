@@ -1,7 +1,8 @@
 //! A resource that serves requests one after the other: a link, a NIC, the cores of a CPU.
 //!
-//! A request learns on arrival when it will have been served: first come, first served. Invariant: a later request is
-//! not served earlier, so callers make each request only at its arrival time.
+//! A request learns on arrival when it will have been served: first come, first served.
+//!
+//! Invariant: a later request is not served earlier, so callers make each request only at its arrival time.
 
 use crate::world::Nanos;
 use std::cell::RefCell;

@@ -4,8 +4,9 @@
 //! A task belongs to a *process*, which can be stopped, resumed and killed between any two of its awaits. Everything
 //! that takes time is an await: there is one between two accesses to memory, and between two messages.
 //!
-//! Invariant: the order in which tasks run depends on the seed alone. Invariant: when a process is killed, its tasks
-//! are dropped before anything else runs, and never run again.
+//! Invariant: the order in which tasks run depends on the seed alone.
+//!
+//! Invariant: when a process is killed, its tasks are dropped before anything else runs, and never run again.
 
 use crate::random::Random;
 use std::cell::{Cell, RefCell};

@@ -1,6 +1,8 @@
 //! The network's events as JSON lines: which packet was sent, lost, duplicated, delayed, delivered.
 //!
-//! The format is `docs/sim-events.md`. Invariant: recording events does not change the run.
+//! The format is `docs/sim-events.md`.
+//!
+//! Invariant: recording events does not change the run.
 
 use crate::{Carrier, Scene};
 use farside_fabrics::session::packet;

@@ -1,7 +1,8 @@
 //! The verdict on a trial: the violations, the fewest operations that show them, and the command that replays it.
 //!
-//! Invariant: an undecided history is never called good. Invariant: a panic within a trial is a finding of that trial,
-//! and does not affect other trials.
+//! Invariant: an undecided history is never called good.
+//!
+//! Invariant: a panic within a trial is a finding of that trial, and does not affect other trials.
 
 use crate::{Report, Setup, Window, events};
 use farside_sim::fault::Fault;

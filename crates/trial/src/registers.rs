@@ -14,7 +14,9 @@
 //! entry   | who u64 | word u64 | check u64 | 0 u64 |
 //! ```
 //!
-//! Invariant: no two puts have the same tag. Invariant: an entry's check is written before its word.
+//! Invariant: no two puts have the same tag.
+//!
+//! Invariant: an entry's check is written before its word.
 
 use crate::family::{Failure, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};

@@ -3,8 +3,10 @@
 //!
 //! Requests that tasks make before their next wait leave together.
 //!
-//! Invariant: a request is cancelled when no task waits for it any more. Invariant: after the session has ended nothing
-//! is sent, and each waiting task gets an error that says what may be assumed.
+//! Invariant: a request is cancelled when no task waits for it any more.
+//!
+//! Invariant: after the session has ended nothing is sent, and each waiting task gets an error that says what may be
+//! assumed.
 
 use crate::clock::ProcessClock;
 use crate::network::{Address, Arrival, HostId, Inbox, Network};

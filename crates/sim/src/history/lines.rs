@@ -2,8 +2,9 @@
 //!
 //! The format is `docs/sim-histories.md`.
 //!
-//! Invariant: a written history is read back as the same history. Invariant: the event of a line follows from this line
-//! and the line of its call alone.
+//! Invariant: a written history is read back as the same history.
+//!
+//! Invariant: the event of a line follows from this line and the line of its call alone.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
 //! An engine: serves the sessions of one port, and runs their chains one at a time, access by access.
 //!
-//! Invariant: a session is registered with the node from before its first chain until after its last. Invariant:
-//! messages that arrive while a chain runs wait for its end, as in the real engine, which is one thread.
+//! Invariant: a session is registered with the node from before its first chain until after its last.
+//!
+//! Invariant: messages that arrive while a chain runs wait for its end, as in the real engine, which is one thread.
 
 use super::{Letter, Options, Serving};
 use crate::memory::Replay;

@@ -56,7 +56,7 @@ fn padding_4_kib_objects_by_8_bytes_is_worth_a_factor_of_10() {
 }
 
 #[test]
-fn eight_workers_saturate_a_word_and_512_overflow_the_nics_cache() {
+fn eight_workers_saturate_a_word_and_512_overflow_a_nics_cache() {
     let contended = [1, 4, 8, 16].map(|workers| mverbs(Workers::cas(workers, 0)));
     assert!(contended[0] < 0.5 * contended[2] && contended[3] < 1.1 * contended[2], "{contended:?}");
     let own = [128, 256, 512].map(|workers| mverbs(Workers::cas(workers, 64)));

@@ -117,13 +117,13 @@ fn two_unknown_operations_may_take_either_order() {
 }
 
 #[test]
-fn what_failed_is_never_seen() {
+fn a_failed_operation_is_never_observed() {
     assert!(is_good(&[(0, 1, 2, put(1), Outcome::Failed), (1, 3, 4, Ask::Get, Outcome::Absent)]));
     assert!(!is_good(&[(0, 1, 2, put(1), Outcome::Failed), (1, 3, 4, Ask::Get, found(1))]));
 }
 
 #[test]
-fn a_version_is_one_install() {
+fn a_version_identifies_one_install() {
     let one = (0, 1, 2, put(1), DONE);
     let again = (0, 3, 4, put(1), DONE);
     let read = |from, version| (1, from, from + 1, Ask::Get, found_at(1, version));
