@@ -1,6 +1,6 @@
 //! Clock of one process: it may run slow or fast, and jump ahead. It never goes back.
 
-use crate::fault::{Fault, Struck, Whom};
+use crate::fault::{Fault, Struck, Target};
 use crate::world::{Nanos, World, nanos};
 use farside_remote::clock::Clock;
 use std::cell::Cell;
@@ -14,7 +14,7 @@ pub struct ProcessClock(Rc<Inner>);
 struct Inner {
     world: World,
     struck: Rc<Struck>,
-    whom: Whom,
+    target: Target,
     /// Skew in ppm: by how much the clock is faster than the world's.
     fast_ppm: i64,
     ahead: Cell<Nanos>,
@@ -22,16 +22,16 @@ struct Inner {
 
 impl ProcessClock {
     /// Creates a clock that runs `fast_ppm` parts per million faster than the world's, or slower if negative. Its
-    /// faults count as striking `whom`.
+    /// faults count as striking `target`.
     ///
     /// # Panics
     /// If the clock would stand still or run backwards.
-    pub fn new(world: &World, fast_ppm: i64, struck: &Rc<Struck>, whom: Whom) -> ProcessClock {
+    pub fn new(world: &World, fast_ppm: i64, struck: &Rc<Struck>, target: Target) -> ProcessClock {
         assert!(fast_ppm > -1_000_000, "a clock runs forwards");
         ProcessClock(Rc::new(Inner {
             world: world.clone(),
             struck: Rc::clone(struck),
-            whom,
+            target,
             fast_ppm,
             ahead: Cell::new(0),
         }))
@@ -39,7 +39,7 @@ impl ProcessClock {
 
     /// Moves the clock ahead by `ns`.
     pub fn jump(&self, ns: Nanos) {
-        self.0.struck.count(Fault::ClockJump, self.0.whom);
+        self.0.struck.count(Fault::ClockJump, self.0.target);
         self.0.ahead.set(self.0.ahead.get() + ns);
     }
 
@@ -48,7 +48,7 @@ impl ProcessClock {
         if self.0.fast_ppm == 0 {
             return ns;
         }
-        self.0.struck.count(Fault::ClockSkew, self.0.whom);
+        self.0.struck.count(Fault::ClockSkew, self.0.target);
         // Rounded up: otherwise a task that sleeps until an instant would wake just before it, forever.
         (u128::from(ns) * 1_000_000).div_ceil((1_000_000 + self.0.fast_ppm).unsigned_abs().into()) as Nanos
     }
@@ -75,7 +75,7 @@ mod tests {
     fn a_fast_clock_sleeps_less_and_a_jump_ends_no_sleep() {
         let world = World::new(1);
         let struck = Rc::default();
-        let clock = ProcessClock::new(&world, 250_000, &struck, Whom::Nobody);
+        let clock = ProcessClock::new(&world, 250_000, &struck, Target::None);
         let slept = clock.clone();
         world.complete(SECONDS, async move { slept.sleep(Duration::from_millis(10)).await });
         assert_eq!(world.now(), 8 * MILLIS);

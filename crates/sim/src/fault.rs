@@ -103,7 +103,7 @@ impl Fault {
 
 /// Target of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom {
+pub enum Target {
     /// A message between these hosts.
     Session(HostId, HostId),
     /// The client with this number.
@@ -111,11 +111,11 @@ pub enum Whom {
     /// The node with this number, and all its clients.
     Node(u32),
     /// No target: the code that counts the fault attributes it itself.
-    Nobody,
+    None,
 }
 
 /// Callback that receives every fault.
-type Observer = Box<dyn Fn(Fault, Whom)>;
+type Observer = Box<dyn Fn(Fault, Target)>;
 
 /// Counters of faults that have struck.
 #[derive(Default)]
@@ -126,16 +126,16 @@ pub struct Struck {
 
 impl Struck {
     /// Counts a fault.
-    pub fn count(&self, fault: Fault, whom: Whom) {
+    pub fn count(&self, fault: Fault, target: Target) {
         let count = &self.counts[fault as usize];
         count.set(count.get() + 1);
         if let Some(observer) = &*self.observer.borrow() {
-            observer(fault, whom);
+            observer(fault, target);
         }
     }
 
     /// Calls `observer` with every later fault, before it takes effect.
-    pub fn observe(&self, observer: impl Fn(Fault, Whom) + 'static) {
+    pub fn observe(&self, observer: impl Fn(Fault, Target) + 'static) {
         *self.observer.borrow_mut() = Some(Box::new(observer));
     }
 
@@ -147,7 +147,7 @@ impl Struck {
 
 /// Fault rates of messages: each fault strikes one in this many messages, or none if 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Weather {
+pub struct FaultRates {
     /// See [`Fault::Loss`].
     pub loss_one_in: u64,
     /// See [`Fault::Duplicate`].
@@ -162,9 +162,9 @@ pub struct Weather {
     pub late_ns: Nanos,
 }
 
-impl Weather {
+impl FaultRates {
     /// No faults.
-    pub const FAIR: Weather = Weather {
+    pub const NONE: FaultRates = FaultRates {
         loss_one_in: 0,
         duplicate_one_in: 0,
         reorder_one_in: 0,
@@ -173,7 +173,7 @@ impl Weather {
         late_ns: 0,
     };
     /// Every fault, at a low rate.
-    pub const FOUL: Weather = Weather {
+    pub const TYPICAL: FaultRates = FaultRates {
         loss_one_in: 40,
         duplicate_one_in: 30,
         reorder_one_in: 20,
@@ -183,18 +183,18 @@ impl Weather {
     };
 }
 
-impl Weather {
+impl FaultRates {
     /// Returns these rates, with `fault` striking every message.
     ///
     /// # Panics
     /// If `fault` does not strike messages.
-    pub fn with(self, fault: Fault) -> Weather {
+    pub fn with(self, fault: Fault) -> FaultRates {
         match fault {
-            Fault::Loss => Weather { loss_one_in: 1, ..self },
-            Fault::Duplicate => Weather { duplicate_one_in: 1, ..self },
-            Fault::Reorder => Weather { reorder_one_in: 1, ..self },
-            Fault::Delay => Weather { delay_one_in: 1, ..self },
-            Fault::Reset => Weather { reset_one_in: 1, ..self },
+            Fault::Loss => FaultRates { loss_one_in: 1, ..self },
+            Fault::Duplicate => FaultRates { duplicate_one_in: 1, ..self },
+            Fault::Reorder => FaultRates { reorder_one_in: 1, ..self },
+            Fault::Delay => FaultRates { delay_one_in: 1, ..self },
+            Fault::Reset => FaultRates { reset_one_in: 1, ..self },
             _ => panic!("{fault:?} does not strike messages"),
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! Invariant: a message to an address whose owner is gone is not delivered, not even to the next owner.
 
-use crate::fault::{Fault, Struck, Weather, Whom};
+use crate::fault::{Fault, FaultRates, Struck, Target};
 use crate::world::{Bell, Nanos, World};
 use foldhash::fast::FixedState;
 use std::cell::{Cell, RefCell};
@@ -117,11 +117,11 @@ pub struct Network(Rc<Inner>);
 struct Inner {
     world: World,
     wire: Cell<Wire>,
-    weather: Cell<Weather>,
+    rates: Cell<FaultRates>,
     /// Fault rates of hosts that have their own.
-    local: RefCell<Lookup<HostId, Weather>>,
+    local: RefCell<Lookup<HostId, FaultRates>>,
     /// Hosts whose next message will be struck by a fault.
-    cursed: RefCell<Lookup<HostId, Fault>>,
+    pending: RefCell<Lookup<HostId, Fault>>,
     struck: Rc<Struck>,
     hosts: Cell<u32>,
     inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
@@ -152,9 +152,9 @@ impl Network {
         Network(Rc::new(Inner {
             world: world.clone(),
             wire: Cell::new(wire),
-            weather: Cell::new(Weather::FAIR),
+            rates: Cell::new(FaultRates::NONE),
             local: RefCell::default(),
-            cursed: RefCell::default(),
+            pending: RefCell::default(),
             struck: Rc::clone(struck),
             hosts: Cell::new(0),
             inboxes: RefCell::default(),
@@ -186,29 +186,29 @@ impl Network {
     }
 
     /// Sets the fault rates of all messages, and clears those of single hosts.
-    pub fn set_weather(&self, weather: Weather) {
+    pub fn set_fault_rates(&self, rates: FaultRates) {
         self.0.local.borrow_mut().clear();
-        self.0.cursed.borrow_mut().clear();
-        self.0.weather.set(weather);
+        self.0.pending.borrow_mut().clear();
+        self.0.rates.set(rates);
     }
 
     /// Sets the fault rates of messages to and from a host.
-    pub fn set_weather_of(&self, host: HostId, weather: Weather) {
-        self.0.local.borrow_mut().insert(host, weather);
+    pub fn set_fault_rates_of(&self, host: HostId, rates: FaultRates) {
+        self.0.local.borrow_mut().insert(host, rates);
     }
 
     /// Makes `fault`, which must be one that strikes messages, strike the next message to or from the host.
-    pub fn curse(&self, host: HostId, fault: Fault) {
-        self.0.cursed.borrow_mut().insert(host, fault);
+    pub fn strike_next_message(&self, host: HostId, fault: Fault) {
+        self.0.pending.borrow_mut().insert(host, fault);
     }
 
     /// Returns the fault rates of the next message between the addresses.
-    fn weather(&self, from: Address, to: Address) -> Weather {
-        let (local, mut cursed) = (self.0.local.borrow(), self.0.cursed.borrow_mut());
+    fn rates(&self, from: Address, to: Address) -> FaultRates {
+        let (local, mut pending) = (self.0.local.borrow(), self.0.pending.borrow_mut());
         let at = |host: HostId| local.get(&host).copied();
-        let weather = at(from.host).or_else(|| at(to.host)).unwrap_or(self.0.weather.get());
-        let curse = cursed.remove(&from.host).or_else(|| cursed.remove(&to.host));
-        curse.map_or(weather, |fault| weather.with(fault))
+        let rates = at(from.host).or_else(|| at(to.host)).unwrap_or(self.0.rates.get());
+        let next = pending.remove(&from.host).or_else(|| pending.remove(&to.host));
+        next.map_or(rates, |fault| rates.with(fault))
     }
 
     /// Adds a host.
@@ -243,28 +243,28 @@ impl Network {
 
     /// Sends a datagram.
     pub fn send(&self, from: Address, to: Address, bytes: Vec<u8>) {
-        let (weather, packet) = (self.weather(from, to), self.packet(from, to));
+        let (rates, packet) = (self.rates(from, to), self.packet(from, to));
         self.0.tell(packet, What::Send, &bytes);
         if let Some((_, fault)) = self.is_cut(from.host, to.host) {
             return self.0.strike(packet, fault, What::Drop(fault), &bytes);
         }
         let Inner { world, .. } = &*self.0;
         let random = world.random();
-        if random.one_in(weather.loss_one_in) {
+        if random.one_in(rates.loss_one_in) {
             return self.0.strike(packet, Fault::Loss, What::Drop(Fault::Loss), &bytes);
         }
-        if random.one_in(weather.duplicate_one_in) {
+        if random.one_in(rates.duplicate_one_in) {
             self.0.strike(packet, Fault::Duplicate, What::Duplicate, &bytes);
-            let late = self.flight() + random.heavy(weather.late_ns);
+            let late = self.flight() + random.heavy(rates.late_ns);
             self.deliver(world.now() + late, packet, Arrival::Message(from, bytes.clone()), None);
         }
         let mut at = world.now() + self.flight();
-        if random.one_in(weather.reorder_one_in) {
-            let late = random.heavy(weather.late_ns);
+        if random.one_in(rates.reorder_one_in) {
+            let late = random.heavy(rates.late_ns);
             self.0.strike(packet, Fault::Reorder, What::Delay(Fault::Reorder, late), &bytes);
             at += late;
         } else {
-            at = self.in_order(packet, at, weather, &bytes);
+            at = self.in_order(packet, at, rates, &bytes);
         }
         self.deliver(at, packet, Arrival::Message(from, bytes), None);
     }
@@ -278,10 +278,10 @@ impl Network {
     /// connection.
     pub fn send_on(&self, from: Address, to: Address, bytes: Vec<u8>) -> bool {
         let Some(connection) = self.connection(from, to) else { return false };
-        let (weather, packet) = (self.weather(from, to), self.packet(from, to));
+        let (rates, packet) = (self.rates(from, to), self.packet(from, to));
         self.0.tell(packet, What::Send, &bytes);
         let Inner { world, struck, .. } = &*self.0;
-        if world.random().one_in(weather.reset_one_in) {
+        if world.random().one_in(rates.reset_one_in) {
             struck.count(Fault::Reset, session(from, to));
             self.end(from, to, Some(Fault::Reset));
             return false;
@@ -292,7 +292,7 @@ impl Network {
             self.0.strike(packet, fault, What::Delay(fault, late), &bytes);
             at += late;
         }
-        let at = self.in_order(packet, at, weather, &bytes);
+        let at = self.in_order(packet, at, rates, &bytes);
         self.deliver(at, packet, Arrival::Message(from, bytes), Some(connection));
         true
     }
@@ -333,10 +333,10 @@ impl Network {
     }
 
     /// Returns the arrival time of an in-order message, after a possible delay fault that also delays all later ones.
-    fn in_order(&self, packet: Packet, mut at: Nanos, weather: Weather, bytes: &[u8]) -> Nanos {
+    fn in_order(&self, packet: Packet, mut at: Nanos, rates: FaultRates, bytes: &[u8]) -> Nanos {
         let random = self.0.world.random();
-        if random.one_in(weather.delay_one_in) {
-            let late = random.heavy(weather.late_ns);
+        if random.one_in(rates.delay_one_in) {
+            let late = random.heavy(rates.late_ns);
             self.0.strike(packet, Fault::Delay, What::Delay(Fault::Delay, late), bytes);
             at += late;
         }
@@ -388,6 +388,6 @@ impl Inner {
 }
 
 /// Returns the target of a fault that strikes a message between the addresses.
-fn session(from: Address, to: Address) -> Whom {
-    Whom::Session(from.host, to.host)
+fn session(from: Address, to: Address) -> Target {
+    Target::Session(from.host, to.host)
 }

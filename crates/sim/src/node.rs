@@ -9,7 +9,7 @@
 mod engine;
 
 use crate::clock::ProcessClock;
-use crate::fault::Whom;
+use crate::fault::Target;
 use crate::memory::{Access, Bytes, Pace, Replay, Seen};
 use crate::network::{Address, HostId, Network};
 use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World};
@@ -356,7 +356,7 @@ impl Node {
         let serving = Rc::new(Serving {
             process,
             world: world.clone(),
-            clock: ProcessClock::new(world, options.clock_ppm, network.struck(), Whom::Node(self.0.id.0)),
+            clock: ProcessClock::new(world, options.clock_ppm, network.struck(), Target::Node(self.0.id.0)),
             bytes,
             machine: RefCell::new(machine),
             memory,

@@ -82,7 +82,7 @@ pub(crate) trait Family: Sized + 'static {
     }
 
     /// Returns operations that read every key.
-    fn look_at_all(&self, scene: &Scene) -> Vec<(u64, Self::Ask)>;
+    fn read_all(&self, scene: &Scene) -> Vec<(u64, Self::Ask)>;
 
     /// Checks further properties of a store after the faults have ended.
     ///
@@ -98,14 +98,14 @@ pub(crate) trait Family: Sized + 'static {
 pub(crate) struct Failure {
     /// Whether the operation may have been carried out.
     pub(crate) ran: Ran,
-    pub(crate) why: Why,
+    pub(crate) kind: FailureKind,
     /// Text of the error.
-    pub(crate) said: String,
+    pub(crate) message: String,
 }
 
 /// Consequence of a failure for the store and the session.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Why {
+pub(crate) enum FailureKind {
     /// The store had no buffer left.
     OutOfMemory,
     /// The session is still usable.
@@ -126,17 +126,17 @@ impl From<StoreError> for Failure {
 
 impl From<KvError> for Failure {
     fn from(error: KvError) -> Failure {
-        let (why, said) = match &error {
-            KvError::OutOfMemory => (Why::OutOfMemory, error.to_string()),
+        let (kind, message) = match &error {
+            KvError::OutOfMemory => (FailureKind::OutOfMemory, error.to_string()),
             KvError::TableFull(_) | KvError::NotMoved | KvError::Fabric(FabricError::Deadline { .. }) => {
-                (Why::Declined, error.to_string())
+                (FailureKind::Declined, error.to_string())
             }
             KvError::Refused(status) => {
-                (Why::Refused, format!("a client was denied an access that it is allowed: {status}"))
+                (FailureKind::Refused, format!("a client was denied an access that it is allowed: {status}"))
             }
-            KvError::Damaged(what) => (Why::Wrong, format!("a client found the store damaged: {what}")),
-            _ => (Why::Over, error.to_string()),
+            KvError::Damaged(what) => (FailureKind::Wrong, format!("a client found the store damaged: {what}")),
+            _ => (FailureKind::Over, error.to_string()),
         };
-        Failure { ran: error.ran(), why, said }
+        Failure { ran: error.ran(), kind, message }
     }
 }

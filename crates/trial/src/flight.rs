@@ -8,7 +8,7 @@ use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply};
 use farside_sim::fabric::AnyFabric;
-use farside_sim::fault::{Fault, Whom};
+use farside_sim::fault::{Fault, Target};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
@@ -153,21 +153,21 @@ impl Flights {
 }
 
 /// Counts a fault for the phases of the requests that it has struck.
-pub(crate) fn note(scene: &Scene, fault: Fault, whom: Whom) {
+pub(crate) fn note(scene: &Scene, fault: Fault, target: Target) {
     let flights = &scene.flights;
-    match whom {
-        Whom::Client(client) => flights.strike(fault, client, None),
-        Whom::Node(site) => {
+    match target {
+        Target::Client(client) => flights.strike(fault, client, None),
+        Target::Node(site) => {
             (0..scene.drawn.clients).for_each(|client| flights.strike(fault, client, Some(site as usize)));
         }
-        Whom::Session(from, to) => {
+        Target::Session(from, to) => {
             let client = scene.hosts.iter().position(|host| [from, to].contains(host));
             let site = scene.sites.iter().position(|site| [from, to].contains(&site.node.host()));
             if let (Some(client), Some(site)) = (client, site) {
                 flights.strike(fault, client as u32, Some(site));
             }
         }
-        Whom::Nobody => {}
+        Target::None => {}
     }
 }
 
@@ -187,7 +187,7 @@ struct Lane {
     last: Cell<usize>,
     /// Await at which the operation's future is dropped, if any.
     plan: Cell<Option<Plan>>,
-    is_given_up: Cell<bool>,
+    is_cancelled: Cell<bool>,
 }
 
 /// Await at which an operation's future is dropped.
@@ -212,7 +212,7 @@ impl Tracked {
     pub(crate) fn new(inner: AnyFabric, scene: &Rc<Scene>, client: u32, site: usize) -> Tracked {
         let (place, scene) = (Place { client, site }, Rc::clone(scene));
         let (seen, last) = (Cell::new(0), Cell::new(IDLE));
-        let lane = Lane { scene, place, seen, last, plan: Cell::new(None), is_given_up: Cell::new(false) };
+        let lane = Lane { scene, place, seen, last, plan: Cell::new(None), is_cancelled: Cell::new(false) };
         Tracked { inner, lane: Rc::new(lane) }
     }
 
@@ -225,11 +225,11 @@ impl Tracked {
         let lane = &self.lane;
         lane.seen.set(0);
         lane.plan.set(plan);
-        lane.is_given_up.set(false);
+        lane.is_cancelled.set(false);
         let mut operation = pin!(operation);
         let outcome = poll_fn(|cx| match operation.as_mut().poll(cx) {
             Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-            Poll::Pending if lane.is_given_up.get() => Poll::Ready(None),
+            Poll::Pending if lane.is_cancelled.get() => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         });
         let outcome = outcome.await;
@@ -238,7 +238,7 @@ impl Tracked {
     }
 
     /// Waits for a request, unless the plan cancels the operation here.
-    async fn or_given_up<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
+    async fn or_cancelled<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
         let lane = &self.lane;
         let Some(Plan { requests, polls }) = lane.plan.get() else { return request.await };
         if let Some(requests) = requests.checked_sub(1) {
@@ -253,7 +253,7 @@ impl Tracked {
                 request.as_mut().poll(cx)
             }
             None => {
-                lane.is_given_up.set(true);
+                lane.is_cancelled.set(true);
                 Poll::Pending
             }
         })
@@ -270,7 +270,7 @@ impl Tracked {
         let phase = (scene.flights.phases.of)(request, seen.get());
         seen.set(seen.get() | 1 << phase);
         last.set(phase);
-        mishaps::within(scene, &scene.sites[place.site], place.client, phase);
+        mishaps::on_request(scene, &scene.sites[place.site], place.client, phase);
         Flight(&scene.flights, scene.flights.begin(*place, phase))
     }
 }
@@ -279,7 +279,7 @@ impl Fabric for Tracked {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let _flight = self.flight(Request::Chain(chain.view()));
         let is_droppable = matches!(self.inner, AnyFabric::Session(_));
-        self.or_given_up(self.inner.run(node, chain, reply), is_droppable).await
+        self.or_cancelled(self.inner.run(node, chain, reply), is_droppable).await
     }
 
     async fn call(
@@ -290,7 +290,7 @@ impl Fabric for Tracked {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         let _flight = self.flight(Request::Call(service));
-        self.or_given_up(self.inner.call(node, service, request, answer), true).await
+        self.or_cancelled(self.inner.call(node, service, request, answer), true).await
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {

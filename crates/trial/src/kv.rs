@@ -1,6 +1,6 @@
 //! The family of key-value stores: every key is a register.
 
-use crate::family::{Failure, Family, Why};
+use crate::family::{Failure, FailureKind, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, values};
@@ -258,7 +258,7 @@ impl Family for Kv {
         })
     }
 
-    fn look_at_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
+    fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
         (0..scene.drawn.keys).map(|key| (key, Ask::Get)).collect()
     }
 
@@ -273,8 +273,8 @@ impl Family for Kv {
 
 /// Failure of a get that has read bytes which are no value.
 pub(crate) fn unknown_bytes(key: u64) -> Failure {
-    let said = format!("a get of key {key} read bytes that no client has put");
-    Failure { ran: Ran::No, why: Why::Wrong, said }
+    let message = format!("a get of key {key} read bytes that no client has put");
+    Failure { ran: Ran::No, kind: FailureKind::Wrong, message }
 }
 
 /// Converts a version to that of histories.

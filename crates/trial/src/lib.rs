@@ -30,7 +30,7 @@ use farside_remote::NodeId;
 use farside_remote::control::Ask;
 use farside_sim::checker::{Checked, Checker};
 use farside_sim::clock::ProcessClock;
-use farside_sim::fault::{Fault, Struck, Weather, Whom};
+use farside_sim::fault::{Fault, FaultRates, Struck, Target};
 use farside_sim::history::{History, OperationId, lines};
 use farside_sim::memory::{Pace, Seen};
 use farside_sim::network::{HostId, Network, Wire};
@@ -381,8 +381,8 @@ impl Site {
     }
 
     /// This node and all its clients.
-    fn whom(&self) -> Whom {
-        Whom::Node(self.index as u32)
+    fn target(&self) -> Target {
+        Target::Node(self.index as u32)
     }
 }
 
@@ -470,9 +470,9 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         drawn,
     });
     let struck = Rc::downgrade(&scene);
-    scene.struck.observe(move |fault, whom| {
+    scene.struck.observe(move |fault, target| {
         if let Some(scene) = struck.upgrade() {
-            flight::note(&scene, fault, whom);
+            flight::note(&scene, fault, target);
         }
     });
     if let Some(events) = events {
@@ -481,14 +481,14 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     let trial =
         Rc::new(Trial { scene: Rc::clone(&scene), family: Rc::clone(&family), history: RefCell::default() });
     scene.sites.iter().for_each(|site| create_store(&scene, site));
-    (0..scene.drawn.clients).for_each(|client| work::employ(&trial, client));
+    (0..scene.drawn.clients).for_each(|client| work::start_client(&trial, client));
     mishaps::begin(&scene);
     let until = LASTS_MAX.max(u64::from(scene.drawn.operations) * OPERATION_LASTS_MAX);
     world.run_while(until, || !work::is_done(&scene));
     if !work::is_done(&scene) && scene.violation.borrow().is_none() {
         scene.blame(format!("time limit reached: {} operations not started, others unfinished", scene.left.get()));
     }
-    work::look_at_all(&trial);
+    work::read_all(&trial);
     work::audit(&trial);
     let (events, lasted) = (world.events(), world.now());
     world.end();
@@ -566,16 +566,16 @@ fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
 }
 
 /// Fault rates of messages at a node.
-fn weather(site: &Site) -> Weather {
+fn rates(site: &Site) -> FaultRates {
     let one_in = |fault: Fault, often: u64| if site.faults.contains(&fault) { often } else { 0 };
-    let foul = Weather::FOUL;
-    Weather {
-        loss_one_in: one_in(Fault::Loss, foul.loss_one_in),
-        duplicate_one_in: one_in(Fault::Duplicate, foul.duplicate_one_in),
-        reorder_one_in: one_in(Fault::Reorder, foul.reorder_one_in),
-        delay_one_in: one_in(Fault::Delay, foul.delay_one_in),
-        reset_one_in: one_in(Fault::Reset, foul.reset_one_in),
-        late_ns: foul.late_ns,
+    let typical = FaultRates::TYPICAL;
+    FaultRates {
+        loss_one_in: one_in(Fault::Loss, typical.loss_one_in),
+        duplicate_one_in: one_in(Fault::Duplicate, typical.duplicate_one_in),
+        reorder_one_in: one_in(Fault::Reorder, typical.reorder_one_in),
+        delay_one_in: one_in(Fault::Delay, typical.delay_one_in),
+        reset_one_in: one_in(Fault::Reset, typical.reset_one_in),
+        late_ns: typical.late_ns,
     }
 }
 

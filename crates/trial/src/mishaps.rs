@@ -1,9 +1,9 @@
 //! Faults that strike processes, hosts and stores while the clients work.
 
 use crate::flight::IDLE;
-use crate::{Carrier, Scene, Site, create_next_store, weather};
+use crate::{Carrier, Scene, Site, create_next_store, rates};
 use farside_remote::control::Ask;
-use farside_sim::fault::{Fault, OUTAGE, Weather, Whom};
+use farside_sim::fault::{Fault, FaultRates, OUTAGE, Target};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
@@ -27,12 +27,12 @@ const SOON: Nanos = 20 * MICROS;
 
 /// Turns the message faults on.
 pub(crate) fn begin(scene: &Scene) {
-    scene.sites.iter().for_each(|site| scene.network.set_weather_of(site.node.host(), weather(site)));
+    scene.sites.iter().for_each(|site| scene.network.set_fault_rates_of(site.node.host(), rates(site)));
 }
 
 /// Called when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after. So
 /// faults strike working clients, and they do not pile up while clients cannot work.
-pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
+pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     if random.one_in(drawn.mishap_one_in) {
         let mut faults = EVENTS.into_iter().filter(|fault| site.faults.contains(fault));
@@ -73,12 +73,12 @@ pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
 ///
 /// Once a phase has been struck ten times per operation of the trial, no more faults strike it. Without this bound,
 /// clients that die whenever they are idle never start an operation.
-pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
+pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let (drawn, random) = (&scene.drawn, scene.world.random());
-    let has_had_enough = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
+    let is_saturated = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
     if drawn.focus != Some(phase)
         || scene.is_over()
-        || has_had_enough()
+        || is_saturated()
         || !random.one_in(drawn.within_one_in)
     {
         return false;
@@ -91,7 +91,7 @@ pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usi
     let Some(fault) = least else { return false };
     if phase == IDLE && fault.is_of_messages() {
         // The next message may leave before any other event.
-        scene.network.curse(scene.hosts[client as usize], fault);
+        scene.network.strike_next_message(scene.hosts[client as usize], fault);
         return true;
     }
     let after = if phase == IDLE { 0 } else { random.below(1 << random.below(13)) };
@@ -130,17 +130,17 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
                 return kill(scene, client, process);
             }
             // The client's last messages are delayed and arrive when its next process already runs.
-            let late = Weather { delay_one_in: 1, ..weather(site) };
-            scene.network.set_weather_of(site.node.host(), late);
+            let late = FaultRates { delay_one_in: 1, ..rates(site) };
+            scene.network.set_fault_rates_of(site.node.host(), late);
             let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
             world.at(world.now() + random.heavy(LAST_WORDS), move || {
                 if !theirs.is_over() {
-                    theirs.network.set_weather_of(site.node.host(), weather(&site));
+                    theirs.network.set_fault_rates_of(site.node.host(), rates(&site));
                     kill(&theirs, client, process);
                 }
             });
         }
-        Fault::ClientPause => pause(scene, process, fault, Whom::Client(client as u32)),
+        Fault::ClientPause => pause(scene, process, fault, Target::Client(client as u32)),
         Fault::NodePause => pause_node(scene, site),
         Fault::Partition | Fault::OneWayPartition => {
             let (node, host) = (site.node.host(), scene.hosts[client]);
@@ -159,11 +159,11 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             create_next_store(scene, site);
         }),
         Fault::Revocation => {
-            scene.struck.count(fault, site.whom());
+            scene.struck.count(fault, site.target());
             site.node.ask(Ask::DropStore { name: site.store_name() });
             create_next_store(scene, site);
         }
-        _ if fault.is_of_messages() => scene.network.curse(scene.hosts[client], fault),
+        _ if fault.is_of_messages() => scene.network.strike_next_message(scene.hosts[client], fault),
         Fault::ClockJump => {
             let clock = scene.clocks.borrow()[client].clone();
             clock.into_iter().for_each(|clock| clock.jump(random.heavy(MILLIS)));
@@ -174,7 +174,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
 
 fn kill(scene: &Scene, client: usize, process: ProcessId) {
     if scene.world.is_alive(process) {
-        scene.struck.count(Fault::ClientDeath, Whom::Client(client as u32));
+        scene.struck.count(Fault::ClientDeath, Target::Client(client as u32));
         scene.world.kill(process);
     }
 }
@@ -186,7 +186,7 @@ fn take_down(
     fault: Fault,
     bring_up: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static,
 ) {
-    scene.struck.count(fault, site.whom());
+    scene.struck.count(fault, site.target());
     site.node.kill();
     end_runners(scene);
     let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
@@ -219,12 +219,12 @@ fn end_runners(scene: &Rc<Scene>) {
 }
 
 fn pause_node(scene: &Rc<Scene>, site: &Site) {
-    pause(scene, site.node.process(), Fault::NodePause, site.whom());
+    pause(scene, site.node.process(), Fault::NodePause, site.target());
 }
 
-fn pause(scene: &Rc<Scene>, process: Option<ProcessId>, fault: Fault, whom: Whom) {
+fn pause(scene: &Rc<Scene>, process: Option<ProcessId>, fault: Fault, target: Target) {
     let Some(process) = process.filter(|process| !scene.world.is_stopped(*process)) else { return };
-    scene.struck.count(fault, whom);
+    scene.struck.count(fault, target);
     scene.world.stop(process);
     let theirs = Rc::clone(scene);
     scene.world.at(scene.world.now() + outage(scene), move || theirs.world.resume(process));

@@ -1,6 +1,6 @@
 //! The family of queues: every store is one queue.
 
-use crate::family::{Failure, Family, Why};
+use crate::family::{Failure, FailureKind, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::kv::{Sizes, unknown_bytes};
 use crate::systems::System;
@@ -107,26 +107,26 @@ impl Family for Queue {
         })
     }
 
-    fn look_at_all(&self, _scene: &Scene) -> Vec<(u64, Ask)> {
+    fn read_all(&self, _scene: &Scene) -> Vec<(u64, Ask)> {
         vec![(ONE, Ask::Take); self.slots as usize + 1]
     }
 }
 
 impl From<QueueError> for Failure {
     fn from(error: QueueError) -> Failure {
-        let (why, said) = match &error {
-            QueueError::OutOfMemory => (Why::OutOfMemory, error.to_string()),
-            QueueError::Fabric(FabricError::Deadline { .. }) => (Why::Declined, error.to_string()),
+        let (kind, message) = match &error {
+            QueueError::OutOfMemory => (FailureKind::OutOfMemory, error.to_string()),
+            QueueError::Fabric(FabricError::Deadline { .. }) => (FailureKind::Declined, error.to_string()),
             QueueError::Refused(status) => {
-                (Why::Refused, format!("a client was denied an access that it is allowed: {status}"))
+                (FailureKind::Refused, format!("a client was denied an access that it is allowed: {status}"))
             }
             QueueError::Damaged(what) => {
-                (Why::Wrong, format!("a client found the store damaged: {what}"))
+                (FailureKind::Wrong, format!("a client found the store damaged: {what}"))
             }
-            _ => (Why::Over, error.to_string()),
+            _ => (FailureKind::Over, error.to_string()),
         };
         // Even if the take is known to have run, the value that it may have taken is lost. So its outcome is unknown.
         let ran = if error.ran() == Ran::Yes { Ran::Unknown } else { error.ran() };
-        Failure { ran, why, said }
+        Failure { ran, kind, message }
     }
 }

@@ -199,7 +199,7 @@ impl Family for Trial {
         Ok(())
     }
 
-    fn look_at_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
+    fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
         (0..scene.drawn.keys).chain(BLOCKS..BLOCKS + ENTRIES).map(|key| (key, Ask::Get)).collect()
     }
 }

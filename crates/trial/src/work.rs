@@ -1,7 +1,7 @@
 //! Clients: each is a process that opens a session and the store, carries out operations, and records them in the
 //! history. When a client dies, its next process replaces it.
 
-use crate::family::{Failure, Family, OutcomeOf, Why};
+use crate::family::{Failure, FailureKind, Family, OutcomeOf};
 use crate::flight::{IDLE, Plan, Tracked};
 use crate::{AGAIN, Carrier, Counts, PACE, Scene, Site, Trial, mishaps, skew};
 use farside_remote::FabricError;
@@ -11,7 +11,7 @@ use farside_sim::clock::ProcessClock;
 use farside_sim::fabric::AnyFabric;
 use farside_sim::fabric::direct::Direct;
 use farside_sim::fabric::session::{Endpoint, Identity};
-use farside_sim::fault::{Fault, Weather, Whom};
+use farside_sim::fault::{Fault, FaultRates, Target};
 use farside_sim::history::{Ask, OperationId, Outcome};
 use farside_sim::node::Node;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
@@ -26,14 +26,14 @@ const KEYS_PER_SITE: u64 = 1 << 40;
 
 /// State of a client at one node that outlives the client's processes.
 #[derive(Default)]
-struct Career {
+struct SiteState {
     /// Number of sessions the client has opened.
     incarnation: Cell<u64>,
     /// Operations without an outcome.
     unanswered: RefCell<Vec<OperationId>>,
 }
 
-impl Career {
+impl SiteState {
     /// Gives the pending operations an unknown outcome. Called when nothing runs on the client's behalf any more: each
     /// of them has taken effect, or never will.
     fn settle<F: Family>(&self, trial: &Trial<F>) {
@@ -44,12 +44,12 @@ impl Career {
 }
 
 /// Starts a client in a process of its own.
-pub(crate) fn employ<F: Family>(trial: &Rc<Trial<F>>, client: u32) {
-    start(trial, client, &trial.scene.sites.iter().map(|_| Career::default()).collect());
+pub(crate) fn start_client<F: Family>(trial: &Rc<Trial<F>>, client: u32) {
+    start(trial, client, &trial.scene.sites.iter().map(|_| SiteState::default()).collect());
 }
 
 /// Starts the client's next process, and a new one whenever it dies.
-fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
+fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteState]>) {
     let scene = &trial.scene;
     if scene.is_over() {
         return;
@@ -57,19 +57,19 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
     let world = &scene.world;
     let process = if scene.drawn.resident == Some(client) {
         let Some(process) = scene.sites[0].node.process() else {
-            let (theirs, careers) = (Rc::clone(trial), Rc::clone(careers));
-            return world.at(world.now() + AGAIN, move || start(&theirs, client, &careers));
+            let (theirs, site_states) = (Rc::clone(trial), Rc::clone(site_states));
+            return world.at(world.now() + AGAIN, move || start(&theirs, client, &site_states));
         };
         process
     } else {
         world.start_process()
     };
     scene.clients.borrow_mut()[client as usize] = Some(process);
-    let (theirs, next) = (Rc::clone(trial), Rc::clone(careers));
+    let (theirs, next) = (Rc::clone(trial), Rc::clone(site_states));
     world.on_death(process, move || {
         let Trial { scene, family, .. } = &*theirs;
         if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
-            next.iter().for_each(|career| career.settle(&theirs)); // Chains ran on the dead client's own CPU.
+            next.iter().for_each(|site_state| site_state.settle(&theirs)); // Chains ran on the dead client's own CPU.
         }
         scene.clients.borrow_mut()[client as usize] = None;
         // Some clients return while messages of their last process are still in flight.
@@ -80,13 +80,13 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
         scene.world.at(after, move || start(&theirs, client, &next));
     });
     let skew = skew(&scene.drawn.faults, world.random());
-    let clock = ProcessClock::new(world, skew, &scene.struck, Whom::Client(client));
+    let clock = ProcessClock::new(world, skew, &scene.struck, Target::Client(client));
     scene.clocks.borrow_mut()[client as usize] = Some(clock.clone());
-    let careers = Rc::clone(careers);
+    let site_states = Rc::clone(site_states);
     let open = Cell::new(scene.sites.len());
-    let employed = Rc::new(Client { trial: Rc::clone(trial), client, clock, careers, process, open });
+    let started = Rc::new(Client { trial: Rc::clone(trial), client, clock, site_states, process, open });
     if scene.drawn.faults.contains(&Fault::ClockJump) {
-        let jumping = Rc::clone(&employed);
+        let jumping = Rc::clone(&started);
         world.spawn(process, async move {
             loop {
                 let scene = &jumping.trial.scene;
@@ -96,8 +96,8 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
         });
     }
     for site in &scene.sites {
-        let (employed, site) = (Rc::clone(&employed), Rc::clone(site));
-        world.spawn(process, async move { employed.live(&site).await });
+        let (started, site) = (Rc::clone(&started), Rc::clone(site));
+        world.spawn(process, async move { started.work_at(&site).await });
     }
 }
 
@@ -115,7 +115,7 @@ struct Client<F: Family> {
     client: u32,
     clock: ProcessClock,
     /// State at each site.
-    careers: Rc<[Career]>,
+    site_states: Rc<[SiteState]>,
     process: ProcessId,
     /// Number of sites where the client is still working.
     open: Cell<usize>,
@@ -123,7 +123,7 @@ struct Client<F: Family> {
 
 impl<F: Family> Client<F> {
     /// Works at one site until all operations have been started.
-    async fn live(self: &Rc<Self>, site: &Rc<Site>) {
+    async fn work_at(self: &Rc<Self>, site: &Rc<Site>) {
         let scene = &self.trial.scene;
         while !scene.is_over() {
             match self.connect(site).await {
@@ -138,21 +138,21 @@ impl<F: Family> Client<F> {
     }
 
     async fn connect(&self, site: &Rc<Site>) -> Result<AnyFabric, FabricError> {
-        let (scene, career) = (&self.trial.scene, &self.careers[site.index]);
-        let incarnation = career.incarnation.get() + 1;
-        career.incarnation.set(incarnation);
+        let (scene, site_state) = (&self.trial.scene, &self.site_states[site.index]);
+        let incarnation = site_state.incarnation.get() + 1;
+        site_state.incarnation.set(incarnation);
         scene.count(|counts| counts.sessions += 1);
         if scene.drawn.carrier == Carrier::Direct {
             let direct = Direct::open(&site.node, self.process, &self.clock, PACE).await?;
             return Ok(AnyFabric::Direct(direct));
         }
-        mishaps::within(scene, site, self.client, IDLE);
+        mishaps::on_request(scene, site, self.client, IDLE);
         let identity = Identity { identity: u128::from(self.client) + 1, incarnation, silence: SILENCE };
         let engine = self.client % site.node.options().engines;
         let host = scene.hosts[self.client as usize];
         let endpoint = Endpoint::open(&site.node, engine, self.process, host, &self.clock, identity).await?;
         if self.trial.family.is_one_sided() {
-            career.settle(&self.trial); // The previous session has ended, and so have its chains.
+            site_state.settle(&self.trial); // The previous session has ended, and so have its chains.
         }
         Ok(AnyFabric::Session(endpoint))
     }
@@ -165,11 +165,11 @@ impl<F: Family> Client<F> {
             let (mine, site) = (Rc::clone(self), Rc::clone(site));
             let (fabric, tasks) = (fabric.clone(), Rc::clone(&tasks));
             scene.world.spawn(self.process, async move {
-                mine.ask_all(&site, &fabric).await;
+                mine.run_all(&site, &fabric).await;
                 tasks.set(tasks.get() - 1);
             });
         }
-        self.ask_all(site, &fabric).await;
+        self.run_all(site, &fabric).await;
         tasks.set(tasks.get() - 1);
         while tasks.get() > 0 {
             scene.world.sleep(20 * MICROS).await;
@@ -177,18 +177,18 @@ impl<F: Family> Client<F> {
         fabric.close().await;
     }
 
-    async fn ask_all(&self, site: &Rc<Site>, fabric: &AnyFabric) {
+    async fn run_all(&self, site: &Rc<Site>, fabric: &AnyFabric) {
         let scene = &self.trial.scene;
-        let Some(mut asker) = self.asker(site, fabric).await else {
+        let Some(mut worker) = self.open_store(site, fabric).await else {
             // The node may still be creating the store.
             return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
         };
         while scene.left.get() > 0 {
             scene.left.set(scene.left.get() - 1);
-            if asker.ask_something().await.is_err() {
+            if worker.run_next().await.is_err() {
                 return;
             }
-            let is_struck = mishaps::within(scene, site, self.client, IDLE);
+            let is_struck = mishaps::on_request(scene, site, self.client, IDLE);
             if is_struck || scene.world.random().one_in(3) {
                 scene.world.sleep(scene.world.random().heavy(5 * MICROS)).await;
             }
@@ -196,7 +196,7 @@ impl<F: Family> Client<F> {
     }
 
     /// Opens the store that clients use at present.
-    async fn asker<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Asker<'a, F>> {
+    async fn open_store<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Worker<'a, F>> {
         let Trial { scene, family, .. } = &*self.trial;
         let (name, store) = (site.store_name(), site.store.get());
         let fabric = Tracked::new(fabric.clone(), scene, self.client, site.index);
@@ -204,15 +204,15 @@ impl<F: Family> Client<F> {
         if name == site.store_name() {
             site.is_opened.set(true);
         }
-        Some(Asker { client: self, site, fabric, store, opened })
+        Some(Worker { client: self, site, fabric, store, opened })
     }
 }
 
 /// The session is no longer usable.
-struct Over;
+struct SessionOver;
 
 /// Task that carries out one operation after the other.
-struct Asker<'a, F: Family> {
+struct Worker<'a, F: Family> {
     client: &'a Client<F>,
     site: &'a Rc<Site>,
     fabric: Tracked,
@@ -220,10 +220,10 @@ struct Asker<'a, F: Family> {
     opened: F::Client,
 }
 
-impl<F: Family> Asker<'_, F> {
-    async fn ask_something(&mut self) -> Result<(), Over> {
+impl<F: Family> Worker<'_, F> {
+    async fn run_next(&mut self) -> Result<(), SessionOver> {
         let Trial { scene, family, .. } = &*self.client.trial;
-        mishaps::perhaps(scene, self.site);
+        mishaps::on_operation(scene, self.site);
         let (key, ask) = family.draw(scene, &mut self.opened);
         let id = self.call(key, ask.clone());
         let random = scene.world.random();
@@ -244,7 +244,7 @@ impl<F: Family> Asker<'_, F> {
         }
         if let Err(failure) = family.trespass(scene, &mut self.opened).await {
             self.blame(&failure);
-            return Err(Over);
+            return Err(SessionOver);
         }
         Ok(())
     }
@@ -262,7 +262,7 @@ impl<F: Family> Asker<'_, F> {
     }
 
     fn unanswered(&self) -> &RefCell<Vec<OperationId>> {
-        &self.client.careers[self.site.index].unanswered
+        &self.client.site_states[self.site.index].unanswered
     }
 
     fn call(&self, key: u64, ask: F::Ask) -> OperationId {
@@ -279,17 +279,17 @@ impl<F: Family> Asker<'_, F> {
     }
 
     /// Records a failed operation. Returns an error if the session is no longer usable.
-    fn failed(&self, id: OperationId, failure: &Failure, is_read: bool) -> Result<(), Over> {
+    fn failed(&self, id: OperationId, failure: &Failure, is_read: bool) -> Result<(), SessionOver> {
         let scene = &self.client.trial.scene;
         let is_unknown = !is_read && failure.ran != Ran::No;
-        scene.count(|counts| match failure.why {
-            Why::OutOfMemory => counts.out_of_memory += 1,
+        scene.count(|counts| match failure.kind {
+            FailureKind::OutOfMemory => counts.out_of_memory += 1,
             _ if is_unknown => counts.unknown += 1,
             _ => counts.failed += 1,
         });
-        if failure.why == Why::OutOfMemory {
+        if failure.kind == FailureKind::OutOfMemory {
             if self.site.faults.contains(&Fault::Exhaustion) {
-                scene.struck.count(Fault::Exhaustion, Whom::Nobody);
+                scene.struck.count(Fault::Exhaustion, Target::None);
                 scene.flights.strike_phase(Fault::Exhaustion, self.fabric.last_phase());
             } else if !scene.has_node_stood_still() {
                 scene.blame("an operation found no memory, although the node had more than enough".to_owned());
@@ -299,9 +299,9 @@ impl<F: Family> Asker<'_, F> {
         if !is_unknown {
             self.returned(id, OutcomeOf::<F>::FAILED);
         }
-        match failure.why {
-            Why::OutOfMemory | Why::Declined => Ok(()),
-            Why::Refused | Why::Wrong | Why::Over => Err(Over),
+        match failure.kind {
+            FailureKind::OutOfMemory | FailureKind::Declined => Ok(()),
+            FailureKind::Refused | FailureKind::Wrong | FailureKind::Over => Err(SessionOver),
         }
     }
 
@@ -309,40 +309,40 @@ impl<F: Family> Asker<'_, F> {
     fn blame(&self, failure: &Failure) {
         // In a dropped store, any access may be denied.
         let is_current = self.store == self.site.store.get();
-        if failure.why == Why::Wrong || failure.why == Why::Refused && is_current {
-            self.client.trial.scene.blame(failure.said.clone());
+        if failure.kind == FailureKind::Wrong || failure.kind == FailureKind::Refused && is_current {
+            self.client.trial.scene.blame(failure.message.clone());
         }
     }
 }
 
 /// After all clients have stopped, reads everything by another client: this exposes lost data that no client has read
 /// since.
-pub(crate) fn look_at_all<F: Family>(trial: &Rc<Trial<F>>) {
+pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
         return;
     }
-    scene.network.set_weather(Weather::FAIR);
+    scene.network.set_fault_rates(FaultRates::NONE);
     for site in &scene.sites {
         let process = scene.world.start_process();
         let client = scene.drawn.clients;
         let client = Client {
             trial: Rc::clone(trial),
             client,
-            clock: ProcessClock::new(&scene.world, 0, &scene.struck, Whom::Client(client)),
-            careers: scene.sites.iter().map(|_| Career::default()).collect(),
+            clock: ProcessClock::new(&scene.world, 0, &scene.struck, Target::Client(client)),
+            site_states: scene.sites.iter().map(|_| SiteState::default()).collect(),
             process,
             open: Cell::new(1),
         };
         let (done, theirs, site) = (Rc::new(Cell::new(None)), Rc::clone(site), Rc::clone(site));
         let set = Rc::clone(&done);
-        scene.world.spawn(process, async move { set.set(Some(client.look(&theirs).await)) });
+        scene.world.spawn(process, async move { set.set(Some(client.read_store(&theirs).await)) });
         let until = scene.world.now() + 10 * SECONDS;
         scene.world.run_while(until, || {
             let is_done = done.take();
-            let goes_on = is_done.is_none();
+            let continues = is_done.is_none();
             done.set(is_done);
-            goes_on
+            continues
         });
         match done.take() {
             Some(Ok(())) => {}
@@ -356,7 +356,7 @@ pub(crate) fn look_at_all<F: Family>(trial: &Rc<Trial<F>>) {
 
 impl<F: Family> Client<F> {
     /// Reads everything in the store of a site.
-    async fn look(&self, site: &Rc<Site>) -> Result<(), FabricError> {
+    async fn read_store(&self, site: &Rc<Site>) -> Result<(), FabricError> {
         let Trial { scene, family, .. } = &*self.trial;
         let fabric = if scene.drawn.carrier == Carrier::Direct {
             AnyFabric::Direct(Direct::open(&site.node, self.process, &self.clock, PACE).await?)
@@ -365,22 +365,22 @@ impl<F: Family> Client<F> {
             let (host, clock) = (scene.hosts[0], &self.clock);
             AnyFabric::Session(Endpoint::open(&site.node, 0, self.process, host, clock, identity).await?)
         };
-        let Some(mut asker) = self.asker(site, &fabric).await else {
+        let Some(mut worker) = self.open_store(site, &fabric).await else {
             // The node may have died before it created the store.
             if site.is_opened.get() {
                 scene.blame("an existing store cannot be opened after the faults have ended".to_owned());
             }
             return Ok(());
         };
-        for (key, ask) in family.look_at_all(scene) {
-            let id = asker.call(key, ask.clone());
-            let outcome = asker.perform(key, &ask, None).await.expect("without a plan, it is not cancelled");
+        for (key, ask) in family.read_all(scene) {
+            let id = worker.call(key, ask.clone());
+            let outcome = worker.perform(key, &ask, None).await.expect("without a plan, it is not cancelled");
             let outcome = outcome.unwrap_or_else(|failure| {
-                let said = failure.said;
-                scene.blame(format!("'{ask}' of key {key} fails after the faults have ended: {said}"));
+                let message = failure.message;
+                scene.blame(format!("'{ask}' of key {key} fails after the faults have ended: {message}"));
                 OutcomeOf::<F>::FAILED
             });
-            asker.returned(id, outcome);
+            worker.returned(id, outcome);
         }
         fabric.close().await;
         Ok(())
