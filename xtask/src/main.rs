@@ -47,7 +47,7 @@ enum Chore {
     Soak,
     /// Runs each target for this many seconds.
     Fuzz(u64),
-    Sim(sim::Asked),
+    Sim(sim::Options),
     Size,
     Help,
 }
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Chore::Tidy => check::house_rules(root),
         Chore::Soak => soak::run(root),
         Chore::Fuzz(seconds) => fuzz::run(root, seconds),
-        Chore::Sim(asked) => sim::run(root, &asked),
+        Chore::Sim(options) => sim::run(root, &options),
         Chore::Size => size::run(root),
         Chore::Help => {
             print!("{HELP}");
@@ -91,7 +91,7 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
     };
     let chore = match name.as_str() {
         "fuzz" => return fuzz_for(rest).map(Chore::Fuzz),
-        "sim" => return sim::asked(rest).map(Chore::Sim),
+        "sim" => return sim::parse(rest).map(Chore::Sim),
         "check" => Chore::Check,
         "tidy" => Chore::Tidy,
         "soak" => Chore::Soak,

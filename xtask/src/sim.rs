@@ -31,8 +31,8 @@ const KILLS: &str = "crates/trial/kills";
 
 /// Parsed command line of `cargo xtask sim`.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Asked {
-    what: What,
+pub(crate) struct Options {
+    mode: Mode,
     seeds: RangeInclusive<u64>,
     jobs: usize,
     /// Whether the seeds that expose broken variants are saved.
@@ -42,7 +42,7 @@ pub(crate) struct Asked {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum What {
+enum Mode {
     /// Expects the verdict of every seed to be good.
     Seeds,
     /// Searches for a seed that exposes each broken variant.
@@ -54,31 +54,31 @@ enum What {
 }
 
 /// Parses the command line. The error message names the remedy.
-pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
+pub(crate) fn parse(arguments: &[String]) -> Result<Options, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut asked = Asked { what: What::Seeds, seeds: SEEDS, jobs, writes_kills: false, rest: Vec::new() };
+    let mut options = Options { mode: Mode::Seeds, seeds: SEEDS, jobs, writes_kills: false, rest: Vec::new() };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--mutants" => asked.what = What::Mutants,
-            "--kills" => asked.what = What::Kills,
-            "--write-kills" => (asked.what, asked.writes_kills) = (What::Mutants, true),
-            "--digests" => asked.what = What::Digests,
-            "--seeds" => asked.seeds = arguments.next().and_then(|text| seeds(text)).ok_or(WHICH_SEEDS)?,
+            "--mutants" => options.mode = Mode::Mutants,
+            "--kills" => options.mode = Mode::Kills,
+            "--write-kills" => (options.mode, options.writes_kills) = (Mode::Mutants, true),
+            "--digests" => options.mode = Mode::Digests,
+            "--seeds" => options.seeds = arguments.next().and_then(|text| seeds(text)).ok_or(WHICH_SEEDS)?,
             "--jobs" => {
                 let jobs = arguments.next().and_then(|text| text.parse().ok());
-                asked.jobs = jobs.filter(|jobs| (1..=1024).contains(jobs)).ok_or(HOW_MANY_JOBS)?;
+                options.jobs = jobs.filter(|jobs| (1..=1024).contains(jobs)).ok_or(HOW_MANY_JOBS)?;
             }
             flag if flag.starts_with("--seeds=") || flag.starts_with("--jobs=") => {
                 return Err(format!("invalid flag: write `{}`, with a blank", flag.replacen('=', " ", 1)));
             }
-            _ => asked.rest.push(argument.clone()),
+            _ => options.rest.push(argument.clone()),
         }
     }
-    Ok(asked)
+    Ok(options)
 }
 
-impl Asked {
+impl Options {
     /// The system given by `--system`, if any.
     fn system(&self) -> Option<&str> {
         let named = self.rest.iter().position(|flag| flag == "--system");
@@ -100,14 +100,14 @@ fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
 const WHY_CHARS_MAX: usize = 80;
 
 /// Runs the parsed command. Returns whether it succeeded.
-pub(crate) fn run(root: &Path, asked: &Asked) -> bool {
-    let with_mutants = matches!(asked.what, What::Mutants | What::Kills);
+pub(crate) fn run(root: &Path, options: &Options) -> bool {
+    let with_mutants = matches!(options.mode, Mode::Mutants | Mode::Kills);
     let Some(binary) = built(root, with_mutants) else { return false };
-    match asked.what {
-        What::Seeds => try_seeds(&binary, asked),
-        What::Mutants => find_mutants(root, &binary, asked),
-        What::Kills => replay_kills(root, &binary, asked.jobs, asked.system()),
-        What::Digests => refresh_digests(root, &binary, asked),
+    match options.mode {
+        Mode::Seeds => try_seeds(&binary, options),
+        Mode::Mutants => find_mutants(root, &binary, options),
+        Mode::Kills => replay_kills(root, &binary, options.jobs, options.system()),
+        Mode::Digests => refresh_digests(root, &binary, options),
     }
 }
 
@@ -136,12 +136,12 @@ fn slices(seeds: &RangeInclusive<u64>, jobs: usize) -> impl Iterator<Item = Rang
     })
 }
 
-fn try_seeds(binary: &Path, asked: &Asked) -> bool {
-    let totals = Mutex::new(Totals::new(&asked.seeds));
-    let refused = side_by_side(asked.jobs, slices(&asked.seeds, asked.jobs), |mut seeds| {
+fn try_seeds(binary: &Path, options: &Options) -> bool {
+    let totals = Mutex::new(Totals::new(&options.seeds));
+    let refused = in_parallel(options.jobs, slices(&options.seeds, options.jobs), |mut seeds| {
         loop {
             let mut command = Command::new(binary);
-            command.arg("sim").args(&asked.rest);
+            command.arg("sim").args(&options.rest);
             let end = follow(command, &seeds, |line| {
                 locked(&totals).add(line);
                 true
@@ -150,7 +150,7 @@ fn try_seeds(binary: &Path, asked: &Asked) -> bool {
                 End::Done => return Ok(()),
                 End::Refused(reason) => return Err(reason),
                 End::Died { seed, why } => {
-                    let rest: String = asked.rest.iter().map(|flag| format!(" {flag}")).collect();
+                    let rest: String = options.rest.iter().map(|flag| format!(" {flag}")).collect();
                     let replay = format!("farside sim{rest} --seed {seed}");
                     locked(&totals).add_bad(seed, &why, &replay);
                     match seed.checked_add(1).filter(|next| next <= seeds.end()) {
@@ -167,8 +167,8 @@ fn try_seeds(binary: &Path, asked: &Asked) -> bool {
     }
     let totals = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
     let is_whole =
-        totals.done >= SEEDS_FOR_ALL_FAULTS && !asked.rest.iter().any(|flag| flag.starts_with("--faults"));
-    totals.told(is_whole)
+        totals.done >= SEEDS_FOR_ALL_FAULTS && !options.rest.iter().any(|flag| flag.starts_with("--faults"));
+    totals.print(is_whole)
 }
 
 /// Sums over all seeds, and the findings.
@@ -178,7 +178,7 @@ struct Totals {
     operations: u64,
     events: u64,
     struck: BTreeMap<String, u64>,
-    within: Within,
+    within: PhaseCounts,
     /// For each bad seed, the reason and the command that replays it.
     bad: BTreeMap<u64, (String, String)>,
     /// Whether a history was not checked.
@@ -186,7 +186,7 @@ struct Totals {
     /// The checked property, as `farside sim` names it.
     property: String,
     since: Instant,
-    told: Option<Instant>,
+    printed_at: Option<Instant>,
 }
 
 impl Totals {
@@ -197,12 +197,12 @@ impl Totals {
             operations: 0,
             events: 0,
             struck: BTreeMap::new(),
-            within: Within::default(),
+            within: PhaseCounts::default(),
             bad: BTreeMap::new(),
             is_unchecked: false,
             property: String::new(),
             since: Instant::now(),
-            told: None,
+            printed_at: None,
         }
     }
 
@@ -221,34 +221,34 @@ impl Totals {
         if is_bad(line) {
             self.add_bad(
                 number(&line["seed"]),
-                &what_is_wrong(line),
+                &reasons_of(line),
                 line["replay"].as_str().unwrap_or_default(),
             );
         } else {
-            self.one_more();
+            self.count_seed();
         }
     }
 
     fn add_bad(&mut self, seed: u64, why: &str, replay: &str) {
         self.bad.insert(seed, (why.to_owned(), replay.replacen("farside", "cargo run --profile sim --", 1)));
-        self.one_more();
+        self.count_seed();
     }
 
     /// Prints the progress: in place on a terminal, else on a new line every 10 s.
-    fn one_more(&mut self) {
+    fn count_seed(&mut self) {
         self.done += 1;
         let is_terminal = std::io::stderr().is_terminal();
         let pause = Duration::from_millis(if is_terminal { 100 } else { 10_000 });
-        if self.told.unwrap_or(self.since).elapsed() < pause {
+        if self.printed_at.unwrap_or(self.since).elapsed() < pause {
             return;
         }
-        self.told = Some(Instant::now());
+        self.printed_at = Some(Instant::now());
         let end = if is_terminal { "\r" } else { "\n" };
         eprint!("   {} of {} seeds, {} not good{end}", self.done, self.of, self.bad.len());
     }
 
     /// Prints the outcome of all seeds. Returns whether it is good.
-    fn told(&self, all_faults_must_strike: bool) -> bool {
+    fn print(&self, all_faults_must_strike: bool) -> bool {
         let Totals { done, operations, events, struck, bad, since, .. } = self;
         println!(
             "sim: {done} seeds in {:.1} s: {operations} operations, {events} events",
@@ -285,16 +285,16 @@ impl Totals {
 
 /// Number of times that each fault has struck within each phase of a protocol.
 #[derive(Default)]
-struct Within {
+struct PhaseCounts {
     phases: Vec<String>,
     /// `None` for a phase in which the fault cannot strike.
     struck: Vec<(String, Vec<Option<u64>>)>,
 }
 
-impl Within {
-    fn add(&mut self, told: &Value) {
+impl PhaseCounts {
+    fn add(&mut self, table: &Value) {
         let words = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let rows = told["struck"].as_array().into_iter().flatten();
+        let rows = table["struck"].as_array().into_iter().flatten();
         for (at, row) in rows.enumerate() {
             let times: Vec<Option<u64>> =
                 row["times"].as_array().into_iter().flatten().map(Value::as_u64).collect();
@@ -306,7 +306,7 @@ impl Within {
             }
         }
         if self.phases.is_empty() {
-            self.phases = told["phases"].as_array().into_iter().flatten().map(words).collect();
+            self.phases = table["phases"].as_array().into_iter().flatten().map(words).collect();
         }
     }
 
@@ -320,7 +320,7 @@ impl Within {
     }
 }
 
-impl std::fmt::Display for Within {
+impl std::fmt::Display for PhaseCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "   {:14}", "within")?;
         self.phases.iter().try_for_each(|phase| write!(f, " {phase:>9}"))?;
@@ -338,7 +338,7 @@ fn is_bad(line: &Value) -> bool {
     !matches!(line["verdict"].as_str(), Some("good" | "not checked"))
 }
 
-fn what_is_wrong(line: &Value) -> String {
+fn reasons_of(line: &Value) -> String {
     let reasons = line["reasons"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let mut told = reasons.collect::<Vec<_>>().join("; ");
     if let Some(window) = line["window"].as_str() {
@@ -348,8 +348,8 @@ fn what_is_wrong(line: &Value) -> String {
 }
 
 /// Runs each broken variant with seeds that the correct code passes, until a seed exposes it.
-fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
-    let mutants = match mutants_of(binary, asked.system()) {
+fn find_mutants(root: &Path, binary: &Path, options: &Options) -> bool {
+    let mutants = match mutants_of(binary, options.system()) {
         Ok(mutants) => mutants,
         Err(reason) => {
             println!("sim: {reason}");
@@ -359,15 +359,15 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
     let (alive, kills) = (Mutex::new(Vec::new()), Mutex::new(BTreeMap::new()));
     let of = mutants.len();
     // Each mutant's command names its own system, so a `--system` among the flags is removed.
-    let rest = without_system(&asked.rest);
-    let refused = side_by_side(asked.jobs, mutants.clone(), |(mutant, system)| {
+    let rest = without_system(&options.rest);
+    let refused = in_parallel(options.jobs, mutants.clone(), |(mutant, system)| {
         let mut command = Command::new(binary);
         command.args(["sim", "--mutant", &mutant, "--system", &system]).args(&rest);
         let since = Instant::now();
         let mut killed = None;
-        let end = follow(command, &asked.seeds, |line| {
+        let end = follow(command, &options.seeds, |line| {
             if is_bad(line) {
-                killed = Some((line["seed"].as_u64().unwrap_or(0), what_is_wrong(line)));
+                killed = Some((line["seed"].as_u64().unwrap_or(0), reasons_of(line)));
             }
             killed.is_none()
         });
@@ -387,13 +387,13 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
                 locked(&kills).insert((mutant.clone(), system.clone()), seed);
                 let why: String =
                     why.lines().next().unwrap_or_default().chars().take(WHY_CHARS_MAX).collect();
-                let seeds = seed - asked.seeds.start() + 1;
+                let seeds = seed - options.seeds.start() + 1;
                 println!(
                     "   {mutant} of {system}: killed by seed {seed}, after {seeds} seeds, {seconds:.1} s: {why}"
                 );
             }
             None => {
-                let (first, last) = (asked.seeds.start(), asked.seeds.end());
+                let (first, last) = (options.seeds.start(), options.seeds.end());
                 println!("   {mutant} of {system}: LIVES after the seeds {first}..{last}, {seconds:.1} s");
                 locked(&alive).push(mutant);
             }
@@ -407,7 +407,7 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
     let alive = alive.into_inner().unwrap_or_else(PoisonError::into_inner);
     let killed = of - alive.len();
     let kills = kills.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if asked.writes_kills
+    if options.writes_kills
         && let Err(error) = write_kills(root, &mutants, &kills)
     {
         println!("sim: {KILLS}: {error}");
@@ -480,7 +480,7 @@ pub(crate) fn replay_kills(root: &Path, binary: &Path, jobs: usize, system: Opti
     };
     systems.dedup();
     let bad = Mutex::new(0);
-    let refused = side_by_side(jobs, systems, |system| {
+    let refused = in_parallel(jobs, systems, |system| {
         let file = root.join(KILLS).join(&system).with_extension("txt");
         let output = Command::new(binary)
             .args(["sim", "--system", &system, "--replay-kills"])
@@ -517,7 +517,7 @@ fn wrong_without_mutant(
     command.args(["sim", "--system", system]).args(rest);
     let mut wrong = None;
     match follow(command, &(seed..=seed), |line| {
-        wrong = is_bad(line).then(|| what_is_wrong(line));
+        wrong = is_bad(line).then(|| reasons_of(line));
         true
     }) {
         End::Refused(reason) => Err(reason),
@@ -527,9 +527,9 @@ fn wrong_without_mutant(
 }
 
 /// Recomputes the digests that the tests compare with, and writes each as the last word of its line.
-fn refresh_digests(root: &Path, binary: &Path, asked: &Asked) -> bool {
-    if !asked.rest.is_empty() {
-        println!("sim: unsupported flags: {}; the runs are listed in {DIGESTS}", asked.rest.join(" "));
+fn refresh_digests(root: &Path, binary: &Path, options: &Options) -> bool {
+    if !options.rest.is_empty() {
+        println!("sim: unsupported flags: {}; the runs are listed in {DIGESTS}", options.rest.join(" "));
         return false;
     }
     let path = root.join(DIGESTS);
@@ -557,17 +557,17 @@ fn with_digest(binary: &Path, line: &str) -> Result<String, String> {
     };
     let flags = ["sim", "--json", "--system", system, "--carrier", carrier, "--seed", seed];
     let output = Command::new(binary).args(flags).output().map_err(|error| error.to_string())?;
-    let told: Value = serde_json::from_slice(&output.stdout)
+    let result: Value = serde_json::from_slice(&output.stdout)
         .map_err(|_| String::from_utf8_lossy(&output.stderr).trim().to_owned())?;
-    if is_bad(&told) {
-        return Err(format!("{line}: {}", what_is_wrong(&told)));
+    if is_bad(&result) {
+        return Err(format!("{line}: {}", reasons_of(&result)));
     }
-    let digest = told["digest"].as_str().ok_or("a run without a digest")?;
+    let digest = result["digest"].as_str().ok_or("a run without a digest")?;
     Ok(format!("{system} {carrier} {seed} {digest}"))
 }
 
 /// Processes the items in order on `jobs` threads. After the first error, no further item is started.
-fn side_by_side<T: Send>(
+fn in_parallel<T: Send>(
     jobs: usize,
     items: impl IntoIterator<Item = T, IntoIter: Send>,
     work: impl Fn(T) -> Result<(), String> + Sync,
@@ -617,12 +617,12 @@ fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMu
             return End::Refused(format!("cannot start {}: {error}; no seed has run", command.get_program().display()));
         }
     };
-    let (lines, said) = heard(&mut child);
+    let (lines, stderr) = read_output(&mut child);
     for seed in seeds.clone() {
         let line = lines.recv_timeout(SILENCE);
         let Some(value) = line.as_ref().ok().and_then(|line| serde_json::from_str::<Value>(line).ok()) else {
             let is_silent = line == Err(mpsc::RecvTimeoutError::Timeout);
-            return ended_within(seed, is_silent, child, said);
+            return died_within(seed, is_silent, child, stderr);
         };
         if !each(&value) {
             let _ended_already = child.kill();
@@ -634,30 +634,30 @@ fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMu
 }
 
 /// Returns the lines of a process's standard output and all of its standard error. Both threads exit with the process.
-fn heard(child: &mut Child) -> (mpsc::Receiver<String>, std::thread::JoinHandle<String>) {
+fn read_output(child: &mut Child) -> (mpsc::Receiver<String>, std::thread::JoinHandle<String>) {
     let output = BufReader::new(child.stdout.take().expect("the stream is piped"));
     let mut errors = child.stderr.take().expect("the stream is piped");
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-    let said = std::thread::spawn(move || {
-        let mut said = Vec::new();
-        let _ends_with_the_child = errors.read_to_end(&mut said);
-        String::from_utf8_lossy(&said).trim().to_owned()
+    let stderr = std::thread::spawn(move || {
+        let mut stderr = Vec::new();
+        let _ends_with_the_child = errors.read_to_end(&mut stderr);
+        String::from_utf8_lossy(&stderr).trim().to_owned()
     });
-    (lines, said)
+    (lines, stderr)
 }
 
-fn ended_within(seed: u64, is_silent: bool, mut child: Child, said: std::thread::JoinHandle<String>) -> End {
+fn died_within(seed: u64, is_silent: bool, mut child: Child, stderr: std::thread::JoinHandle<String>) -> End {
     if is_silent {
         let _ended_already = child.kill();
         let _reaped = child.wait();
         return End::Died { seed, why: format!("it takes longer than {} s; the process was killed", SILENCE.as_secs()) };
     }
     let status = child.wait();
-    let said = said.join().expect("the reading thread does not panic");
+    let stderr = stderr.join().expect("the reading thread does not panic");
     match status {
-        Ok(status) if status.code() == Some(REFUSED) => End::Refused(said),
-        Ok(status) => End::Died { seed, why: format!("the process exited: {status}: {said}") },
+        Ok(status) if status.code() == Some(REFUSED) => End::Refused(stderr),
+        Ok(status) => End::Died { seed, why: format!("the process exited: {status}: {stderr}") },
         Err(error) => End::Died { seed, why: format!("cannot wait for the process: {error}") },
     }
 }
@@ -666,26 +666,26 @@ fn ended_within(seed: u64, is_silent: bool, mut child: Child, said: std::thread:
 mod tests {
     use super::*;
 
-    fn asked_of(line: &str) -> Result<Asked, String> {
-        asked(&line.split_whitespace().map(String::from).collect::<Vec<_>>())
+    fn parse_line(line: &str) -> Result<Options, String> {
+        parse(&line.split_whitespace().map(String::from).collect::<Vec<_>>())
     }
 
     #[test]
     fn unknown_flags_are_passed_to_farside_sim() {
-        let asked = asked_of("--system prism-kv --seeds 5..9 --faults loss --jobs 3").expect("valid");
-        assert_eq!((asked.what, asked.seeds, asked.jobs), (What::Seeds, 5..=9, 3));
-        assert_eq!(asked.rest, ["--system", "prism-kv", "--faults", "loss"]);
-        assert_eq!(asked_of("--mutants").map(|asked| asked.what), Ok(What::Mutants));
-        assert_eq!(asked_of("--digests").map(|asked| asked.what), Ok(What::Digests));
+        let options = parse_line("--system prism-kv --seeds 5..9 --faults loss --jobs 3").expect("valid");
+        assert_eq!((options.mode, options.seeds, options.jobs), (Mode::Seeds, 5..=9, 3));
+        assert_eq!(options.rest, ["--system", "prism-kv", "--faults", "loss"]);
+        assert_eq!(parse_line("--mutants").map(|options| options.mode), Ok(Mode::Mutants));
+        assert_eq!(parse_line("--digests").map(|options| options.mode), Ok(Mode::Digests));
     }
 
     #[test]
     fn invalid_numbers_name_the_remedy() {
         for wrong in ["--seeds", "--seeds 7", "--seeds 9..7", "--seeds=1..7"] {
-            assert!(asked_of(wrong).unwrap_err().contains("--seeds "), "{wrong}");
+            assert!(parse_line(wrong).unwrap_err().contains("--seeds "), "{wrong}");
         }
         for wrong in ["--jobs", "--jobs 0", "--jobs many", "--jobs=2"] {
-            assert!(asked_of(wrong).unwrap_err().contains("--jobs "), "{wrong}");
+            assert!(parse_line(wrong).unwrap_err().contains("--jobs "), "{wrong}");
         }
     }
 
@@ -710,14 +710,14 @@ mod tests {
     #[test]
     fn a_process_that_exits_within_a_seed_is_a_finding() {
         let good = r#"{"seed":1,"verdict":"good"}\n"#;
-        let mut heard = Vec::new();
+        let mut seeds_seen = Vec::new();
         let end = follow(script(good, "kill -ABRT $$"), &(1..=3), |line| {
-            heard.push(line["seed"].as_u64());
+            seeds_seen.push(line["seed"].as_u64());
             true
         });
         let End::Died { seed: 2, why } = end else { panic!("{end:?}") };
         assert!(why.contains("signal: 6"), "{why}");
-        assert_eq!(heard, [Some(1)]);
+        assert_eq!(seeds_seen, [Some(1)]);
         assert_eq!(follow(script(good, "exit 1"), &(1..=1), |_| true), End::Done);
         let refused = follow(script("", "echo no such flag >&2; exit 2"), &(1..=3), |_| true);
         assert_eq!(refused, End::Refused("no such flag".into()));
@@ -740,12 +740,12 @@ mod tests {
             totals.add(&line(verdict, times));
             totals
         };
-        assert!(totals("good", 1).told(true));
-        assert!(!totals("good", 0).told(true));
-        assert!(totals("good", 0).told(false));
+        assert!(totals("good", 1).print(true));
+        assert!(!totals("good", 0).print(true));
+        assert!(totals("good", 0).print(false));
         for verdict in ["violated", "undecided"] {
             let totals = totals(verdict, 1);
-            assert!(!totals.told(false));
+            assert!(!totals.print(false));
             let told = ("key 3 is torn".to_owned(), "cargo run --profile sim -- sim --seed 7".to_owned());
             assert_eq!(totals.bad[&7], told);
         }

@@ -92,8 +92,8 @@ mod tests {
     use super::*;
 
     fn seen_in(path: &str, text: &str) -> Vec<String> {
-        let there = ["README.md", "docs/a.md", "docs/papers", "docs/picture.svg"];
-        seen(&findings(path, text, |path| there.contains(&path)))
+        let existing = ["README.md", "docs/a.md", "docs/papers", "docs/picture.svg"];
+        seen(&findings(path, text, |path| existing.contains(&path)))
     }
 
     const NOTHING: [&str; 0] = [];
