@@ -92,11 +92,11 @@ impl<'a> Queue<'a> {
     }
 
     fn finding(&self) -> Option<Finding> {
-        let of_room = || self.of_order().or_else(|| self.of_empties()).or_else(|| self.of_room());
-        self.of_single_values().or_else(of_room)
+        let others = || self.order_violation().or_else(|| self.empty_violation()).or_else(|| self.capacity_violation());
+        self.value_violation().or_else(others)
     }
 
-    fn of_single_values(&self) -> Option<Finding> {
+    fn value_violation(&self) -> Option<Finding> {
         self.values.values().find_map(|(put, takes)| match (put, &takes[..]) {
             (None, [take, ..]) => Some(("a value was taken that no client has put", vec![**take])),
             (Some(put), [take, ..]) if end_of(take) < put.called.index => {
@@ -115,7 +115,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Finds values that were taken before others that were put earlier.
-    fn of_order(&self) -> Option<Finding> {
+    fn order_violation(&self) -> Option<Finding> {
         for (put, take) in self.whole() {
             let Some((later, taken)) = self.overtaker(put) else { continue };
             if let Some(take) = take.filter(|take| end_of(taken) < take.called.index) {
@@ -180,7 +180,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Finds takes that found the queue empty although it had a value throughout.
-    fn of_empties(&self) -> Option<Finding> {
+    fn empty_violation(&self) -> Option<Finding> {
         self.empties.iter().find_map(|empty| {
             let mut shown = vec![**empty];
             // A different value may have been present between each two successive events.
@@ -197,7 +197,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Finds puts that found the queue full although it had space throughout, and values beyond the queue's capacity.
-    fn of_room(&self) -> Option<Finding> {
+    fn capacity_violation(&self) -> Option<Finding> {
         let too_few = self.fulls.iter().find(|full| {
             let mut ats = full.called.index + 1..=end_of(full);
             let may_be_there = |at| {

@@ -129,8 +129,8 @@ pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
         left = left.checked_sub(1)?;
         let entry = &entries[at];
         match entry.outcome {
-            Outcome::Unknown => state.clone().unanswered(entry),
-            _ => state.clone().answered(entry),
+            Outcome::Unknown => state.clone().with_unknown_outcome(entry),
+            _ => state.clone().with_outcome(entry),
         }
     });
     let verdict = match (is_linearizable, left) {
@@ -144,7 +144,7 @@ pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
 
 /// Converts the relevant operations to the form of the search.
 fn entries(operations: &[Operation]) -> Vec<Entry> {
-    let seen = Seen::by(operations);
+    let seen = Dependencies::by(operations);
     let mut named: BTreeMap<Version, u32> = BTreeMap::new();
     for version in operations.iter().flat_map(|operation| names(&operation.ask, &operation.outcome)).flatten()
     {
@@ -174,7 +174,7 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
             Ask::CompareAndPut { expected, .. } => times(expected),
             _ => 0,
         };
-        let told = told(&operation.outcome).map_or(0, times);
+        let told = version_of(&operation.outcome).map_or(0, times);
         Entry {
             called: operation.called.index,
             end: end_of(operation),
@@ -205,7 +205,8 @@ struct Entry {
 impl Entry {
     fn span(&self) -> Span {
         let returned = match self.outcome {
-            // An operation without effect comes last. One with an effect must have it in time; see `State::unanswered`.
+            // An operation without effect comes last. One with an effect must have it in time; see
+            // `State::with_unknown_outcome`.
             Outcome::Unknown => u64::MAX,
             _ => self.end,
         };
@@ -222,7 +223,7 @@ fn written_by(ask: &Ask) -> Option<Value> {
 }
 
 /// Returns the version named by an outcome.
-fn told(outcome: &Outcome) -> Option<Version> {
+fn version_of(outcome: &Outcome) -> Option<Version> {
     match *outcome {
         Outcome::Found(_, version) | Outcome::Done(version) | Outcome::Conflict(version) => version,
         Outcome::Absent | Outcome::Failed | Outcome::Unknown => None,
@@ -235,12 +236,12 @@ fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
         (Ask::CompareAndPut { expected, .. }, Outcome::Done(_)) => Some(*expected),
         _ => None,
     };
-    [expected, told(outcome)]
+    [expected, version_of(outcome)]
 }
 
 /// Facts that the outcomes of a set of operations depend on.
 #[derive(Default)]
-struct Seen {
+struct Dependencies {
     values: BTreeSet<Value>,
     /// Operations whose outcome says that the key had a value or a version, but not which value.
     presence: Spans,
@@ -250,9 +251,9 @@ struct Seen {
     changes: Spans,
 }
 
-impl Seen {
-    fn by(operations: &[Operation]) -> Seen {
-        let mut seen = Seen::default();
+impl Dependencies {
+    fn by(operations: &[Operation]) -> Dependencies {
+        let mut seen = Dependencies::default();
         for operation in operations {
             let Operation { ask, outcome, .. } = operation;
             let (presence, absence) = match (outcome, ask) {
@@ -389,7 +390,7 @@ impl Install {
     }
 
     /// Applies an outcome which says that its version is not `version`.
-    fn with_another_than(mut self, version: Version) -> Option<Install> {
+    fn not_named(mut self, version: Version) -> Option<Install> {
         match self.version {
             Some(known) if known == version => return None,
             Some(_) => {}
@@ -406,7 +407,7 @@ impl State {
     }
 
     /// Returns the state after an operation with a known outcome, or `None` if it cannot have this outcome here.
-    fn answered(mut self, entry: &Entry) -> Option<State> {
+    fn with_outcome(mut self, entry: &Entry) -> Option<State> {
         let Entry { ask, outcome, expected: expected_times, told: told_times, reads, .. } = *entry;
         self.latest_call = self.latest_call.max(entry.called);
         self.install = match (ask, outcome) {
@@ -437,7 +438,7 @@ impl State {
                 Some(self.install?.named(version, told_times)?)
             }
             (Ask::CompareAndPut { expected, .. }, Outcome::Conflict(None)) => match self.install {
-                Some(install) => Some(install.with_another_than(expected)?),
+                Some(install) => Some(install.not_named(expected)?),
                 None => None,
             },
             _ => return None,
@@ -448,7 +449,7 @@ impl State {
     /// Returns the state after an operation of unknown outcome: it takes effect if it can. An operation that never took
     /// effect is ordered last, where its effect does not matter. So this fails only if a read returned a value that
     /// this operation alone wrote.
-    fn unanswered(mut self, entry: &Entry) -> Option<State> {
+    fn with_unknown_outcome(mut self, entry: &Entry) -> Option<State> {
         if self.latest_call > entry.end {
             return (entry.reads == 0).then_some(self);
         }
@@ -578,7 +579,7 @@ fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation>
     };
     let rest = operations.iter().enumerate().filter(|(at, operation)| !is_among(*at) || changes(operation));
     let (places, rest): (Vec<usize>, Vec<Operation>) = rest.map(|(at, operation)| (at, *operation)).unzip();
-    let seen = Seen::by(&rest);
+    let seen = Dependencies::by(&rest);
     let stays = |(at, operation): &(usize, Operation)| !is_among(*at) || !seen.nothing_of(operation);
     places.into_iter().zip(rest).filter(stays).map(|(_, operation)| operation).collect()
 }

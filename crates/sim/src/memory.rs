@@ -168,14 +168,14 @@ pub enum Access {
 
 /// Summary of an access, sufficient to check that a replay makes the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Asked {
+struct AccessId {
     kind: u8,
     at: u64,
     len: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Answer {
+enum AccessResult {
     /// Bytes read, at this offset of the record's buffer.
     Bytes(usize),
     Done,
@@ -188,7 +188,7 @@ enum Answer {
 /// Accesses of one run, and their results.
 #[derive(Default)]
 struct Record {
-    answers: Vec<(Asked, Answer)>,
+    answers: Vec<(AccessId, AccessResult)>,
     bytes: Vec<u8>,
 }
 
@@ -273,7 +273,7 @@ impl Replay {
     ) -> R {
         loop {
             let answer = self.perform(&access).await;
-            self.record.borrow_mut().answers.push((asked(&access), answer));
+            self.record.borrow_mut().answers.push((id_of(&access), answer));
             self.next.set(0);
             match code(self) {
                 Ok(done) => {
@@ -324,11 +324,11 @@ impl Replay {
 
     /// Returns the result of an access if it is recorded or the access is made immediately; otherwise `None`.
     #[inline]
-    fn ask(&self, what: Asked, at_once: impl FnOnce(&mut Vec<u8>) -> Answer) -> Option<Answer> {
+    fn try_access(&self, id: AccessId, at_once: impl FnOnce(&mut Vec<u8>) -> AccessResult) -> Option<AccessResult> {
         let next = self.next.get();
         let mut record = self.record.borrow_mut();
-        if let Some((asked, answer)) = record.answers.get(next) {
-            assert_eq!(*asked, what, "a replayed run made a different access");
+        if let Some((recorded, answer)) = record.answers.get(next) {
+            assert_eq!(*recorded, id, "a replayed run made a different access");
             self.next.set(next + 1);
             return Some(*answer);
         }
@@ -337,18 +337,18 @@ impl Replay {
         }
         self.count();
         let answer = at_once(&mut record.bytes);
-        record.answers.push((what, answer));
+        record.answers.push((id, answer));
         self.next.set(next + 1);
         Some(answer)
     }
 
     /// Makes an access after its delay.
-    async fn perform(&self, access: &Access) -> Answer {
+    async fn perform(&self, access: &Access) -> AccessResult {
         let pace = self.pace.get();
         self.world.sleep(pace.wait(self.world.random())).await;
         self.count();
         match access {
-            Access::Read { at, len } => Answer::Bytes(self.read_in_pieces(*at, *len).await),
+            Access::Read { at, len } => AccessResult::Bytes(self.read_in_pieces(*at, *len).await),
             Access::Write { at, bytes } => {
                 let pieces = self.pieces(*at, bytes.len(), pace.relaxed);
                 for (index, piece) in pieces.iter().enumerate() {
@@ -356,18 +356,18 @@ impl Replay {
                     self.bytes.poke(at + piece.start as u64, &bytes[piece.clone()]);
                 }
                 self.pieces.set(pieces);
-                Answer::Done
+                AccessResult::Done
             }
-            Access::Load(at, width) => Answer::Word(self.bytes.load(*at, *width)),
+            Access::Load(at, width) => AccessResult::Word(self.bytes.load(*at, *width)),
             Access::Exchange { at, width, old, new } => {
-                Answer::Exchanged(self.bytes.exchange(*at, *width, *old, *new))
+                AccessResult::Exchanged(self.bytes.exchange(*at, *width, *old, *new))
             }
             Access::ExchangeWide { at, old, new } => {
                 exchange_wide(&self.bytes, &mut self.record.borrow_mut().bytes, *at, old, new)
             }
             Access::Discard(segment) => {
                 self.bytes.discard(*segment);
-                Answer::Done
+                AccessResult::Done
             }
         }
     }
@@ -425,18 +425,18 @@ impl Replay {
     }
 }
 
-fn asked(access: &Access) -> Asked {
+fn id_of(access: &Access) -> AccessId {
     match *access {
-        Access::Read { at, len } => Asked { kind: 0, at, len: len as u64 },
-        Access::Write { at, ref bytes } => Asked { kind: 1, at, len: bytes.len() as u64 },
-        Access::Load(at, width) => Asked { kind: 2, at, len: width.bytes() },
-        Access::Exchange { at, width, .. } => Asked { kind: 3, at, len: width.bytes() },
-        Access::ExchangeWide { at, ref old, .. } => Asked { kind: 4, at, len: old.len() as u64 },
-        Access::Discard(segment) => Asked { kind: 5, at: segment.into(), len: 0 },
+        Access::Read { at, len } => AccessId { kind: 0, at, len: len as u64 },
+        Access::Write { at, ref bytes } => AccessId { kind: 1, at, len: bytes.len() as u64 },
+        Access::Load(at, width) => AccessId { kind: 2, at, len: width.bytes() },
+        Access::Exchange { at, width, .. } => AccessId { kind: 3, at, len: width.bytes() },
+        Access::ExchangeWide { at, ref old, .. } => AccessId { kind: 4, at, len: old.len() as u64 },
+        Access::Discard(segment) => AccessId { kind: 5, at: segment.into(), len: 0 },
     }
 }
 
-fn exchange_wide(bytes: &Bytes, kept: &mut Vec<u8>, at: u64, old: &[u8], new: &[u8]) -> Answer {
+fn exchange_wide(bytes: &Bytes, kept: &mut Vec<u8>, at: u64, old: &[u8], new: &[u8]) -> AccessResult {
     assert!(at.is_multiple_of(WIDE_ALIGN), "wide words are aligned");
     let start = kept.len();
     kept.resize(start + old.len(), 0);
@@ -445,7 +445,7 @@ fn exchange_wide(bytes: &Bytes, kept: &mut Vec<u8>, at: u64, old: &[u8], new: &[
     if is_exchanged {
         bytes.poke(at, new);
     }
-    Answer::ExchangedWide(is_exchanged, start)
+    AccessResult::ExchangedWide(is_exchanged, start)
 }
 
 impl Memory for Replay {
@@ -465,44 +465,44 @@ impl Memory for Replay {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Access> {
-        let what = Asked { kind: 0, at, len: out.len() as u64 };
+        let id = AccessId { kind: 0, at, len: out.len() as u64 };
         let read = |kept: &mut Vec<u8>| {
             let start = kept.len();
             kept.resize(start + out.len(), 0);
             self.bytes.peek(at, &mut kept[start..]);
-            Answer::Bytes(start)
+            AccessResult::Bytes(start)
         };
-        let Some(answer) = self.ask(what, read) else { return Err(Access::Read { at, len: out.len() }) };
-        let Answer::Bytes(start) = answer else { unreachable!("the result of a read is bytes") };
+        let Some(answer) = self.try_access(id, read) else { return Err(Access::Read { at, len: out.len() }) };
+        let AccessResult::Bytes(start) = answer else { unreachable!("the result of a read is bytes") };
         out.copy_from_slice(&self.record.borrow().bytes[start..start + out.len()]);
         Ok(())
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Access> {
-        let what = Asked { kind: 1, at, len: bytes.len() as u64 };
+        let id = AccessId { kind: 1, at, len: bytes.len() as u64 };
         let write = |_: &mut Vec<u8>| {
             self.bytes.poke(at, bytes);
-            Answer::Done
+            AccessResult::Done
         };
-        match self.ask(what, write) {
+        match self.try_access(id, write) {
             Some(_) => Ok(()),
             None => Err(Access::Write { at, bytes: bytes.to_vec() }),
         }
     }
 
     fn load(&self, at: u64, width: Width) -> Result<u128, Access> {
-        let what = Asked { kind: 2, at, len: width.bytes() };
-        match self.ask(what, |_| Answer::Word(self.bytes.load(at, width))) {
-            Some(Answer::Word(word)) => Ok(word),
+        let id = AccessId { kind: 2, at, len: width.bytes() };
+        match self.try_access(id, |_| AccessResult::Word(self.bytes.load(at, width))) {
+            Some(AccessResult::Word(word)) => Ok(word),
             Some(_) => unreachable!("the result of a load is a word"),
             None => Err(Access::Load(at, width)),
         }
     }
 
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Access> {
-        let what = Asked { kind: 3, at, len: width.bytes() };
-        match self.ask(what, |_| Answer::Exchanged(self.bytes.exchange(at, width, old, new))) {
-            Some(Answer::Exchanged(exchanged)) => Ok(exchanged),
+        let id = AccessId { kind: 3, at, len: width.bytes() };
+        match self.try_access(id, |_| AccessResult::Exchanged(self.bytes.exchange(at, width, old, new))) {
+            Some(AccessResult::Exchanged(exchanged)) => Ok(exchanged),
             Some(_) => unreachable!("the result of an exchange is an exchange's"),
             None => Err(Access::Exchange { at, width, old, new }),
         }
@@ -513,10 +513,10 @@ impl Memory for Replay {
     }
 
     fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Access> {
-        let what = Asked { kind: 4, at, len: old.len() as u64 };
+        let id = AccessId { kind: 4, at, len: old.len() as u64 };
         let exchange = |kept: &mut Vec<u8>| exchange_wide(&self.bytes, kept, at, old, new);
-        match self.ask(what, exchange) {
-            Some(Answer::ExchangedWide(is_exchanged, start)) => {
+        match self.try_access(id, exchange) {
+            Some(AccessResult::ExchangedWide(is_exchanged, start)) => {
                 old.copy_from_slice(&self.record.borrow().bytes[start..start + old.len()]);
                 Ok(is_exchanged)
             }
@@ -530,9 +530,9 @@ impl NodeMemory for Replay {
     fn discard(&self, index: u32) -> Result<(), Access> {
         let discard = |_: &mut Vec<u8>| {
             self.bytes.discard(index);
-            Answer::Done
+            AccessResult::Done
         };
-        match self.ask(Asked { kind: 5, at: index.into(), len: 0 }, discard) {
+        match self.try_access(AccessId { kind: 5, at: index.into(), len: 0 }, discard) {
             Some(_) => Ok(()),
             None => Err(Access::Discard(index)),
         }

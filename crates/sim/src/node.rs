@@ -51,7 +51,7 @@ pub struct Options {
     /// Skew of its process's clock in ppm.
     pub clock_ppm: i64,
     /// Pause of an idle node between two checks of its stores: minimum and maximum.
-    pub look: [Nanos; 2],
+    pub idle_pause: [Nanos; 2],
 }
 
 impl Default for Options {
@@ -65,7 +65,7 @@ impl Default for Options {
             silence: 60 * MILLIS,
             datagram: 4096,
             clock_ppm: 0,
-            look: [MILLIS / 4, 8 * MILLIS],
+            idle_pause: [MILLIS / 4, 8 * MILLIS],
         }
     }
 }
@@ -100,46 +100,46 @@ pub(crate) struct Serving {
     step: Turnstile,
     letters: RefCell<VecDeque<Letter>>,
     /// Service calls by clients that run their own chains. The node's task serves them.
-    calls: RefCell<VecDeque<Called>>,
+    calls: RefCell<VecDeque<PendingCall>>,
     bell: Bell,
-    asked: RefCell<BTreeMap<Ticket, Asker>>,
+    recipients: RefCell<BTreeMap<Ticket, Recipient>>,
     mails: Vec<Rc<Mail>>,
     seen: Rc<Cell<Seen>>,
-    look: [Nanos; 2],
+    idle_pause: [Nanos; 2],
 }
 
 /// Recipient of a response.
-enum Asker {
+enum Recipient {
     Engine(usize, RequestRef),
-    Client(Rc<Waiting<Result<Answer, String>>>),
+    Client(Rc<OneShot<Result<Answer, String>>>),
 }
 
 /// Call to a store's service, and the recipient of its response.
-struct Called {
+struct PendingCall {
     service: ServiceId,
     request: Vec<u8>,
-    waiting: Rc<Waiting<Result<Vec<u8>, String>>>,
+    waiting: Rc<OneShot<Result<Vec<u8>, String>>>,
 }
 
 /// Value that one task waits for.
-pub(crate) struct Waiting<T> {
+pub(crate) struct OneShot<T> {
     given: Cell<Option<T>>,
     bell: Bell,
 }
 
-impl<T> Default for Waiting<T> {
-    fn default() -> Waiting<T> {
-        Waiting { given: Cell::new(None), bell: Bell::default() }
+impl<T> Default for OneShot<T> {
+    fn default() -> OneShot<T> {
+        OneShot { given: Cell::new(None), bell: Bell::default() }
     }
 }
 
-impl<T> Waiting<T> {
+impl<T> OneShot<T> {
     pub(crate) fn give(&self, given: T) {
         self.given.set(Some(given));
         self.bell.ring();
     }
 
-    pub(crate) async fn taken(&self) -> T {
+    pub(crate) async fn received(&self) -> T {
         loop {
             if let Some(given) = self.given.take() {
                 return given;
@@ -152,15 +152,15 @@ impl<T> Waiting<T> {
 /// Message to the node's task.
 pub(crate) enum Letter {
     /// A process of this host requests a session to run chains itself.
-    Open(ProcessId, Rc<Waiting<Option<SessionId>>>),
+    Open(ProcessId, Rc<OneShot<Option<SessionId>>>),
     /// Such a session has ended: the process died, or, if true, closed it.
     Close(SessionId, bool),
     /// Such a process calls a store's service.
-    Called(ServiceId, Vec<u8>, Rc<Waiting<Result<Vec<u8>, String>>>),
+    Call(ServiceId, Vec<u8>, Rc<OneShot<Result<Vec<u8>, String>>>),
     /// Such a process sends a request to the node itself.
-    AskedDirectly(Ask, Rc<Waiting<Result<Answer, String>>>),
+    LocalRequest(Ask, Rc<OneShot<Result<Answer, String>>>),
     /// A remote session sends a request to the node itself.
-    Asked(usize, RequestRef, Ask),
+    RemoteRequest(usize, RequestRef, Ask),
     /// A remote session has ended; true if its client closed it.
     Ended(u32, bool),
 }
@@ -250,9 +250,9 @@ impl Node {
     /// The node refused the request, or no process serves it.
     pub async fn answer(&self, ask: Ask) -> Result<Answer, String> {
         let Some(serving) = self.serving() else { return Err("no process serves the node".to_owned()) };
-        let waiting = Rc::new(Waiting::default());
-        serving.post(Letter::AskedDirectly(ask, Rc::clone(&waiting)));
-        waiting.taken().await
+        let waiting = Rc::new(OneShot::default());
+        serving.post(Letter::LocalRequest(ask, Rc::clone(&waiting)));
+        waiting.received().await
     }
 
     /// Returns the number of buffers that the structure of the store `name` reaches now.
@@ -277,7 +277,7 @@ impl Node {
     /// Sends a request to the node without waiting for the response. Does nothing if no process serves it.
     pub fn ask(&self, ask: Ask) {
         if let Some(serving) = self.serving() {
-            serving.post(Letter::AskedDirectly(ask, Rc::default()));
+            serving.post(Letter::LocalRequest(ask, Rc::default()));
         }
     }
 
@@ -364,18 +364,18 @@ impl Node {
             letters: RefCell::default(),
             calls: RefCell::default(),
             bell: Bell::default(),
-            asked: RefCell::default(),
+            recipients: RefCell::default(),
             mails: (0..engines).map(|_| Rc::default()).collect(),
             seen: Rc::clone(seen),
-            look: options.look,
+            idle_pause: options.idle_pause,
         });
         for index in 0..engines {
             let inbox = network.bind(self.engine(index as u32));
             let engine = engine::Engine::new(&serving, network, inbox, index, options);
             world.spawn(process, engine.run());
         }
-        let tended = Rc::clone(&serving);
-        world.spawn(process, async move { tended.tend().await });
+        let server = Rc::clone(&serving);
+        world.spawn(process, async move { server.run().await });
         *self.0.serving.borrow_mut() = Some(serving);
     }
 }
@@ -415,8 +415,8 @@ impl Serving {
     }
 
     /// The node's task.
-    async fn tend(&self) {
-        let mut pause = self.look[0];
+    async fn run(&self) {
+        let mut pause = self.idle_pause[0];
         let mut looked_at = 0;
         loop {
             let rung = self.bell.rung();
@@ -437,8 +437,8 @@ impl Serving {
                 }
             }
             pause = match (is_busy || is_rung, is_due) {
-                (true, _) => self.look[0],
-                (false, true) => (pause * 2).min(self.look[1]),
+                (true, _) => self.idle_pause[0],
+                (false, true) => (pause * 2).min(self.idle_pause[1]),
                 (false, false) => pause,
             };
         }
@@ -491,17 +491,17 @@ impl Serving {
                     let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
                     answer.give(self.memory.run_at_once(open));
                 }
-                Letter::Called(service, request, waiting) => {
-                    self.calls.borrow_mut().push_back(Called { service, request, waiting });
+                Letter::Call(service, request, waiting) => {
+                    self.calls.borrow_mut().push_back(PendingCall { service, request, waiting });
                 }
                 Letter::Close(session, said_so) => machine.end_session(session, said_so),
-                Letter::AskedDirectly(ask, waiting) => {
+                Letter::LocalRequest(ask, waiting) => {
                     let ticket = machine.ask(ask, self.entropy());
-                    self.asked.borrow_mut().insert(ticket, Asker::Client(waiting));
+                    self.recipients.borrow_mut().insert(ticket, Recipient::Client(waiting));
                 }
-                Letter::Asked(engine, at, ask) => {
+                Letter::RemoteRequest(engine, at, ask) => {
                     let ticket = machine.ask(ask, self.entropy());
-                    self.asked.borrow_mut().insert(ticket, Asker::Engine(engine, at));
+                    self.recipients.borrow_mut().insert(ticket, Recipient::Engine(engine, at));
                 }
                 Letter::Ended(number, said_so) => machine.end_remote(number, said_so),
             }
@@ -512,7 +512,7 @@ impl Serving {
     async fn answer_calls(&self) {
         loop {
             let next = self.calls.borrow_mut().pop_front();
-            let Some(Called { service, request, waiting }) = next else { return };
+            let Some(PendingCall { service, request, waiting }) = next else { return };
             let answered = match addressed(service, &request) {
                 Ok((key, asked)) => {
                     let served = self.served(key);
@@ -536,14 +536,14 @@ impl Serving {
     fn hand_out(&self) {
         let mut machine = self.machine.borrow_mut();
         while let Some((ticket, answer)) = machine.answer() {
-            self.tell(ticket, answer);
+            self.respond(ticket, answer);
         }
     }
 
-    fn tell(&self, ticket: Ticket, answer: Result<Answer, String>) {
-        match self.asked.borrow_mut().remove(&ticket) {
-            Some(Asker::Engine(engine, at)) => self.mails[engine].answer(at, answer),
-            Some(Asker::Client(waiting)) => waiting.give(answer.map(for_runner)),
+    fn respond(&self, ticket: Ticket, answer: Result<Answer, String>) {
+        match self.recipients.borrow_mut().remove(&ticket) {
+            Some(Recipient::Engine(engine, at)) => self.mails[engine].answer(at, answer),
+            Some(Recipient::Client(waiting)) => waiting.give(answer.map(for_runner)),
             None => {}
         }
     }

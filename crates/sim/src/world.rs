@@ -131,14 +131,14 @@ struct Slot {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+enum ProcessState {
     Running,
     Stopped,
     Dead,
 }
 
 struct Process {
-    life: Life,
+    state: ProcessState,
     /// Tasks woken while the process was stopped.
     held: Vec<TaskName>,
     on_death: Vec<Box<dyn FnOnce()>>,
@@ -221,13 +221,13 @@ impl World {
     /// Starts a process without tasks.
     pub fn start_process(&self) -> ProcessId {
         let mut processes = self.0.processes.borrow_mut();
-        processes.push(Process { life: Life::Running, held: Vec::new(), on_death: Vec::new() });
+        processes.push(Process { state: ProcessState::Running, held: Vec::new(), on_death: Vec::new() });
         ProcessId(processes.len() as u32 - 1)
     }
 
     /// Spawns a task in a process. Does nothing if the process is dead.
     pub fn spawn(&self, process: ProcessId, task: impl Future<Output = ()> + 'static) {
-        if self.life(process) == Life::Dead {
+        if self.state(process) == ProcessState::Dead {
             return;
         }
         let mut tasks = self.0.tasks.borrow_mut();
@@ -264,12 +264,12 @@ impl World {
 
     /// Whether the process is running or stopped, but not dead.
     pub fn is_alive(&self, process: ProcessId) -> bool {
-        self.life(process) != Life::Dead
+        self.state(process) != ProcessState::Dead
     }
 
     /// Whether the process is stopped.
     pub fn is_stopped(&self, process: ProcessId) -> bool {
-        self.life(process) == Life::Stopped
+        self.state(process) == ProcessState::Stopped
     }
 
     /// Process of the running task, if any.
@@ -280,16 +280,16 @@ impl World {
     /// Stops a process: none of its tasks runs until it is resumed (SIGSTOP).
     pub fn stop(&self, process: ProcessId) {
         let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
-        if process.life == Life::Running {
-            process.life = Life::Stopped;
+        if process.state == ProcessState::Running {
+            process.state = ProcessState::Stopped;
         }
     }
 
     /// Resumes a stopped process.
     pub fn resume(&self, process: ProcessId) {
         let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
-        if process.life == Life::Stopped {
-            process.life = Life::Running;
+        if process.state == ProcessState::Stopped {
+            process.state = ProcessState::Running;
             process.held.drain(..).for_each(|task| self.0.ready.push(task));
         }
     }
@@ -298,10 +298,10 @@ impl World {
     pub fn kill(&self, process: ProcessId) {
         let on_death = {
             let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
-            if process.life == Life::Dead {
+            if process.state == ProcessState::Dead {
                 return;
             }
-            process.life = Life::Dead;
+            process.state = ProcessState::Dead;
             process.held.clear();
             std::mem::take(&mut process.on_death)
         };
@@ -315,15 +315,15 @@ impl World {
         // A task that kills its own process is dropped after it has returned. The slots of dead processes are not
         // reused: there are few deaths in a world.
         drop(dropped);
-        on_death.into_iter().for_each(|told| told());
+        on_death.into_iter().for_each(|callback| callback());
     }
 
-    /// Calls `told` when the process dies, or immediately if it is dead.
-    pub fn on_death(&self, process: ProcessId, told: impl FnOnce() + 'static) {
+    /// Calls `callback` when the process dies, or immediately if it is dead.
+    pub fn on_death(&self, process: ProcessId, callback: impl FnOnce() + 'static) {
         if self.is_alive(process) {
-            self.0.processes.borrow_mut()[process.0 as usize].on_death.push(Box::new(told));
+            self.0.processes.borrow_mut()[process.0 as usize].on_death.push(Box::new(callback));
         } else {
-            told();
+            callback();
         }
     }
 
@@ -332,11 +332,11 @@ impl World {
         self.run_while(until, || true)
     }
 
-    /// As [`World::run_until`], while `goes_on` returns true. It is called after every event.
-    pub fn run_while(&self, until: Nanos, mut goes_on: impl FnMut() -> bool) -> bool {
+    /// As [`World::run_until`], while `continues` returns true. It is called after every event.
+    pub fn run_while(&self, until: Nanos, mut continues: impl FnMut() -> bool) -> bool {
         loop {
             self.run_ready();
-            if !goes_on() {
+            if !continues() {
                 return true;
             }
             let next = {
@@ -405,8 +405,8 @@ impl World {
         self.0.agenda.borrow_mut().add(at, plan);
     }
 
-    fn life(&self, process: ProcessId) -> Life {
-        self.0.processes.borrow()[process.0 as usize].life
+    fn state(&self, process: ProcessId) -> ProcessState {
+        self.0.processes.borrow()[process.0 as usize].state
     }
 
     fn run_ready(&self) {
@@ -423,7 +423,7 @@ impl World {
                 return;
             }
             let process = &mut self.0.processes.borrow_mut()[slot.process.0 as usize];
-            if process.life == Life::Stopped {
+            if process.state == ProcessState::Stopped {
                 process.held.push((index, generation));
                 return;
             }

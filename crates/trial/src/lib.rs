@@ -516,10 +516,10 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     let random = world.random();
     let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));
     let faults: Vec<Fault> = faults.collect();
-    let first_look = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
+    let first_pause = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
     let options = Options {
         memory_bytes: 192 << 20,
-        look: [first_look, 8 * MILLIS],
+        idle_pause: [first_pause, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { random.between(1, 2) as u32 },
         is_reliable: drawn.carrier == Carrier::Connections,
         at_once_one_in: [0, 2, 8][random.below(3) as usize],

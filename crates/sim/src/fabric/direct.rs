@@ -7,7 +7,7 @@
 
 use crate::clock::ProcessClock;
 use crate::memory::{Pace, Replay};
-use crate::node::{Letter, Node, Serving, Waiting};
+use crate::node::{Letter, Node, OneShot, Serving};
 use crate::world::{Bell, MICROS, ProcessId, Turnstile, World, nanos, within};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{SessionId, turn_at};
@@ -55,10 +55,10 @@ impl Direct {
     ) -> Result<Rc<Direct>, FabricError> {
         let world = node.world().clone();
         let Some(serving) = node.serving() else { return Err(FabricError::NodeDied(node.id())) };
-        let waiting = Rc::new(Waiting::default());
+        let waiting = Rc::new(OneShot::default());
         world.sleep(world.random().heavy(LETTER)).await;
         serving.post(Letter::Open(process, Rc::clone(&waiting)));
-        let opened = within(&world, nanos(DEADLINE), waiting.taken()).await;
+        let opened = within(&world, nanos(DEADLINE), waiting.received()).await;
         let session = opened.flatten().ok_or_else(|| {
             let reason = "cannot open a session: the node is stopped, or has no free session; retry";
             FabricError::Refused(reason.to_owned())
@@ -157,12 +157,12 @@ impl Direct {
     async fn answered<T>(
         &self,
         letter: Letter,
-        waiting: &Waiting<T>,
+        waiting: &OneShot<T>,
         patience: Duration,
     ) -> Result<T, FabricError> {
         self.world.sleep(self.world.random().heavy(LETTER)).await;
         self.serving.post(letter);
-        let answered = within(&self.world, nanos(patience), waiting.taken()).await;
+        let answered = within(&self.world, nanos(patience), waiting.received()).await;
         self.check(self.node).map_err(|_| FabricError::Broken {
             node: self.node,
             reason: "the node's process has exited".to_owned(),
@@ -198,15 +198,15 @@ impl Fabric for Direct {
     ) -> Result<(), FabricError> {
         self.check(node)?;
         if service != ServiceId::NODE {
-            let waiting = Rc::new(Waiting::default());
-            let letter = Letter::Called(service, request.to_vec(), Rc::clone(&waiting));
+            let waiting = Rc::new(OneShot::default());
+            let letter = Letter::Call(service, request.to_vec(), Rc::clone(&waiting));
             let answered = self.answered(letter, &waiting, DEADLINE).await?;
             *answer = answered.map_err(FabricError::Refused)?;
             return Ok(());
         }
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
-        let (patience, waiting) = (ask.patience(), Rc::new(Waiting::default()));
-        let letter = Letter::AskedDirectly(ask, Rc::clone(&waiting));
+        let (patience, waiting) = (ask.patience(), Rc::new(OneShot::default()));
+        let letter = Letter::LocalRequest(ask, Rc::clone(&waiting));
         let answered = self.answered(letter, &waiting, patience).await?.map_err(FabricError::Refused)?;
         answer.clear();
         answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));

@@ -15,7 +15,7 @@ use crate::hardware::{
 };
 use crate::memory::{Pace, Replay};
 use crate::network::{Network, Wire};
-use crate::node::{Kinds, Letter, Node, Options, Serving, Waiting};
+use crate::node::{Kinds, Letter, Node, OneShot, Options, Serving};
 use crate::station::{Sender, Station};
 use crate::world::{MICROS, MILLIS, Nanos, World};
 use farside_remote::arena::Arena;
@@ -110,7 +110,7 @@ pub fn start_node(world: &World, kinds: Kinds, memory_bytes: u64) -> Node {
         memory_bytes,
         engines: 0,
         pace: Pace::AT_ONCE,
-        look: [20 * MICROS, MILLIS / 4],
+        idle_pause: [20 * MICROS, MILLIS / 4],
         ..Options::default()
     };
     Node::start(world, &network, host, NodeId(0), kinds, options)
@@ -145,10 +145,10 @@ impl Machine {
         assert_eq!(node.options().pace, Pace::AT_ONCE, "a step of the node never waits");
         let world = node.world().clone();
         let Some(serving) = node.serving() else { return Err(FabricError::NodeDied(node.id())) };
-        let waiting = Rc::new(Waiting::default());
+        let waiting = Rc::new(OneShot::default());
         // One session for all chains. It needs no turns, since each chain ends at the instant at which it starts.
         serving.post(Letter::Open(world.start_process(), Rc::clone(&waiting)));
-        let session = waiting.taken().await;
+        let session = waiting.received().await;
         let session = session.ok_or_else(|| {
             FabricError::Refused("cannot open a session: the node has no free session; close one".to_owned())
         })?;
@@ -340,9 +340,9 @@ impl Client {
     /// Sends a request to the node itself, for its catalog. It takes no time in the model.
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
-        let waiting = Rc::new(Waiting::default());
-        self.machine.serving.post(Letter::AskedDirectly(ask, Rc::clone(&waiting)));
-        let answered = waiting.taken().await.map_err(FabricError::Refused)?;
+        let waiting = Rc::new(OneShot::default());
+        self.machine.serving.post(Letter::LocalRequest(ask, Rc::clone(&waiting)));
+        let answered = waiting.received().await.map_err(FabricError::Refused)?;
         *answer = serde_json::to_vec(&answered).expect("plain data");
         Ok(())
     }

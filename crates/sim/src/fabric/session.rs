@@ -165,7 +165,7 @@ impl Endpoint {
     async fn drive(&self) {
         loop {
             let (rung, asked) = (self.inbox.bell().rung(), self.asked.rung());
-            self.look();
+            self.receive();
             self.send();
             let wait = {
                 let state = self.state.borrow();
@@ -187,7 +187,7 @@ impl Endpoint {
     }
 
     /// Handles arrived messages.
-    fn look(&self) {
+    fn receive(&self) {
         let mut has_news = false;
         while let Some(arrival) = self.inbox.take() {
             has_news = true;
@@ -203,7 +203,7 @@ impl Endpoint {
             }
         }
         if has_news {
-            self.hear();
+            self.handle_events();
             // A message may end a wait without an event.
             self.changed.ring();
         }
@@ -213,7 +213,7 @@ impl Endpoint {
     fn send(&self) {
         let mut state = self.state.borrow_mut();
         let now = self.clock.now();
-        state.send_retired(now);
+        state.retire_buffers(now);
         let State { client, out, over, .. } = &mut *state;
         let mut has_broken = false;
         while client.transmit(now, out) {
@@ -228,14 +228,14 @@ impl Endpoint {
             }
         }
         drop(state);
-        self.hear();
+        self.handle_events();
         if has_broken {
             self.changed.ring();
         }
     }
 
     /// Handles the session's events, and wakes the tasks that wait for them.
-    fn hear(&self) {
+    fn handle_events(&self) {
         let mut state = self.state.borrow_mut();
         let mut has_news = state.client.take_answered() != 0;
         while let Some(event) = state.client.next_event() {
@@ -268,7 +268,7 @@ impl Endpoint {
     }
 
     /// Submits a request once a slot is free, and waits for the response or for the request's fate.
-    async fn ask(
+    async fn request(
         &self,
         ask: Ask,
         patience: Duration,
@@ -286,12 +286,12 @@ impl Endpoint {
             self.state.borrow_mut().client.hold(request, held.buffers, held.shown_by);
             chain.note_posted();
         }
-        let mut waits = Waits { endpoint: self, request: Some(request) };
+        let mut outstanding = Outstanding { endpoint: self, request: Some(request) };
         loop {
             let changed = self.changed.rung();
             let news = self.state.borrow_mut().news_of(request);
             if let Some(news) = news {
-                waits.request = None;
+                outstanding.request = None;
                 return news.map(|()| request).map_err(|fate| self.failed(fate, patience));
             }
             changed.await;
@@ -356,7 +356,7 @@ impl State {
     }
 
     /// Retires buffers held by dropped futures, in batches, when a slot is free.
-    fn send_retired(&mut self, now: Duration) {
+    fn retire_buffers(&mut self, now: Duration) {
         self.client.take_untold(&mut self.retired);
         while !self.retired.is_empty() && self.over.is_none() {
             let count = self.retired.len().min(RETIRED_MAX);
@@ -369,12 +369,12 @@ impl State {
 }
 
 /// Request that a task waits for. Dropping it cancels the request.
-struct Waits<'a> {
+struct Outstanding<'a> {
     endpoint: &'a Endpoint,
     request: Option<SlotRef>,
 }
 
-impl Drop for Waits<'_> {
+impl Drop for Outstanding<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request {
             let mut state = self.endpoint.state.borrow_mut();
@@ -403,7 +403,7 @@ impl Fabric for Endpoint {
         let view = chain.view();
         let mut pieces = [&[][..]; PIECES_MAX];
         let count = view.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
-        let request = self.ask(Ask::Chain, DEADLINE, &pieces[..count], Some(chain)).await?;
+        let request = self.request(Ask::Chain, DEADLINE, &pieces[..count], Some(chain)).await?;
         let mut state = self.state.borrow_mut();
         let client = &mut state.client;
         let outcome = match answer::refusal(client.reply(request)) {
@@ -428,7 +428,7 @@ impl Fabric for Endpoint {
         told: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
-        let request = self.ask(Ask::Call(service), DEADLINE, &[request], None).await?;
+        let request = self.request(Ask::Call(service), DEADLINE, &[request], None).await?;
         let mut state = self.state.borrow_mut();
         let bytes = state.client.reply(request);
         let outcome = match answer::refusal(bytes) {

@@ -24,7 +24,7 @@ impl Program {
         let mut search =
             Search { events: &events, points: HashSet::new(), points_max, ends: BTreeSet::new() };
         let memory: Vec<u64> = events.cells.iter().map(|cell| self.memory()[cell.at]).collect();
-        search.goes_on(Point { done: 0, memory, answers: vec![0; events.answers] })?;
+        search.explore(Point { done: 0, memory, answers: vec![0; events.answers] })?;
         Some(search.ends.iter().map(|end| events.outcome(self, end)).collect())
     }
 }
@@ -36,7 +36,7 @@ struct Cell {
 }
 
 /// Effect of an event. Cells and results are identified by their indices.
-enum Does {
+enum Effect {
     /// Copies cells to results.
     Fetch(Vec<(usize, usize)>),
     /// Stores values in cells.
@@ -48,7 +48,7 @@ enum Does {
 }
 
 struct Event {
-    does: Does,
+    effect: Effect,
     /// Index of its verb among all verbs.
     step: usize,
     /// Bitmask of events that precede it.
@@ -94,18 +94,18 @@ impl<'a> Events<'a> {
         if Verb::of(op) == Verb::Atomic {
             let (_, cell) = touched[0];
             let answer = self.new_answer(step, cell);
-            self.push(step, Does::AtomicFetch { cell, answer });
-            self.push(step, Does::WriteBack { cell, answer });
+            self.push(step, Effect::AtomicFetch { cell, answer });
+            self.push(step, Effect::WriteBack { cell, answer });
             return;
         }
         for of_line in touched.chunk_by(|(line, _), (other, _)| line == other) {
-            let does = if payload.is_empty() {
-                Does::Fetch(of_line.iter().map(|&(_, cell)| (cell, self.new_answer(step, cell))).collect())
+            let effect = if payload.is_empty() {
+                Effect::Fetch(of_line.iter().map(|&(_, cell)| (cell, self.new_answer(step, cell))).collect())
             } else {
                 let value = |&(_, cell): &(usize, usize)| (cell, payload[self.cells[cell].at - words.start]);
-                Does::Land(of_line.iter().map(value).collect())
+                Effect::Land(of_line.iter().map(value).collect())
             };
-            self.push(step, does);
+            self.push(step, effect);
         }
     }
 
@@ -115,8 +115,8 @@ impl<'a> Events<'a> {
         self.answers - 1
     }
 
-    fn push(&mut self, step: usize, does: Does) {
-        self.all.push(Event { does, step, after: 0, conflicts: 0 });
+    fn push(&mut self, step: usize, effect: Effect) {
+        self.all.push(Event { effect, step, after: 0, conflicts: 0 });
     }
 
     /// Adds each axiom's pairs to the partial order, then their transitive closure.
@@ -162,14 +162,14 @@ impl<'a> Events<'a> {
 
     fn conflict(&self, one: usize, other: usize) -> bool {
         let cells = |event: usize| -> Vec<usize> {
-            match &self.all[event].does {
-                Does::Fetch(list) => list.iter().map(|&(cell, _)| cell).collect(),
-                Does::Land(list) => list.iter().map(|&(cell, _)| cell).collect(),
-                Does::AtomicFetch { cell, .. } | Does::WriteBack { cell, .. } => vec![*cell],
+            match &self.all[event].effect {
+                Effect::Fetch(list) => list.iter().map(|&(cell, _)| cell).collect(),
+                Effect::Land(list) => list.iter().map(|&(cell, _)| cell).collect(),
+                Effect::AtomicFetch { cell, .. } | Effect::WriteBack { cell, .. } => vec![*cell],
             }
         };
         // An atomic's fetch takes its slot, so it does not commute with other atomics of the word.
-        let only_reads = |event: usize| matches!(self.all[event].does, Does::Fetch(_));
+        let only_reads = |event: usize| matches!(self.all[event].effect, Effect::Fetch(_));
         !(only_reads(one) && only_reads(other)) && cells(one).iter().any(|cell| cells(other).contains(cell))
     }
 
@@ -233,7 +233,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Continues from a point in every way. Returns `None` if there are too many points.
-    fn goes_on(&mut self, point: Point) -> Option<()> {
+    fn explore(&mut self, point: Point) -> Option<()> {
         let next: Vec<usize> =
             (0..self.events.all.len()).filter(|&event| self.may_be_next(&point, event)).collect();
         if next.is_empty() {
@@ -248,22 +248,22 @@ impl Search<'_> {
         }
         let alone = next.iter().position(|&event| self.is_free_of_conflict(&point, event));
         for &event in alone.map_or(&next[..], |at| &next[at..=at]) {
-            self.goes_on(self.done(&point, event))?;
+            self.explore(self.done(&point, event))?;
         }
         Some(())
     }
 
     fn may_be_next(&self, point: &Point, event: usize) -> bool {
-        let Event { does, after, step, .. } = &self.events.all[event];
+        let Event { effect, after, step, .. } = &self.events.all[event];
         let is_done = |event: usize| point.done & (1 << event) != 0;
         if is_done(event) || after & !point.done != 0 {
             return false;
         }
-        let Does::AtomicFetch { cell, .. } = does else { return true };
+        let Effect::AtomicFetch { cell, .. } = effect else { return true };
         // `Axiom::Exclusive`: no other atomic has fetched this word without having written it back.
         let mut pairs = self.events.all.iter().enumerate();
-        !pairs.any(|(other, atomic)| match &atomic.does {
-            Does::AtomicFetch { cell: word, .. } => {
+        !pairs.any(|(other, atomic)| match &atomic.effect {
+            Effect::AtomicFetch { cell: word, .. } => {
                 word == cell && atomic.step != *step && is_done(other) && !is_done(other + 1)
             }
             _ => false,
@@ -279,13 +279,13 @@ impl Search<'_> {
     fn done(&self, point: &Point, event: usize) -> Point {
         let mut point = point.clone();
         point.done |= 1 << event;
-        let Event { does, step, .. } = &self.events.all[event];
-        match does {
-            Does::Fetch(parts) => {
+        let Event { effect, step, .. } = &self.events.all[event];
+        match effect {
+            Effect::Fetch(parts) => {
                 parts.iter().for_each(|&(cell, answer)| point.answers[answer] = point.memory[cell])
             }
-            Does::Land(parts) => parts.iter().for_each(|&(cell, value)| point.memory[cell] = value),
-            Does::AtomicFetch { cell, answer } => {
+            Effect::Land(parts) => parts.iter().for_each(|&(cell, value)| point.memory[cell] = value),
+            Effect::AtomicFetch { cell, answer } => {
                 point.answers[*answer] = point.memory[*cell];
                 if let Op::Cas { compare, .. } = self.events.steps[*step].1.op
                     && compare != point.memory[*cell]
@@ -293,7 +293,7 @@ impl Search<'_> {
                     point.done |= 1 << (event + 1);
                 }
             }
-            Does::WriteBack { cell, answer } => {
+            Effect::WriteBack { cell, answer } => {
                 point.memory[*cell] = match self.events.steps[*step].1.op {
                     Op::Cas { swap, .. } => swap,
                     Op::Faa { add, .. } => point.answers[*answer].wrapping_add(add),

@@ -52,8 +52,8 @@ pub(super) struct Engine {
     network: Network,
     inbox: Rc<Inbox>,
     mail: Rc<Mail>,
-    server: Server<crate::network::Address, Staff>,
-    staff: Staff,
+    server: Server<crate::network::Address, SessionHost>,
+    host: SessionHost,
     is_reliable: bool,
     memory: Replay,
     wide: Replay,
@@ -65,7 +65,7 @@ pub(super) struct Engine {
 }
 
 /// Server side of its sessions. It queues the requests of a datagram and executes them after it has decoded all of it.
-struct Staff {
+struct SessionHost {
     serving: Rc<Serving>,
     index: usize,
     at_once_one_in: u64,
@@ -118,7 +118,7 @@ impl Engine {
             inbox,
             mail,
             server: Server::new(config),
-            staff: Staff {
+            host: SessionHost {
                 serving: Rc::clone(serving),
                 index,
                 at_once_one_in: options.at_once_one_in,
@@ -147,7 +147,7 @@ impl Engine {
             self.serving.memory.run_at_once(|memory| machine.open_engine(memory, pid, 1))
         };
         let session = session.expect("a node reserves sessions for its engines");
-        self.staff.session = Some(session);
+        self.host.session = Some(session);
         loop {
             let inbox = Rc::clone(&self.inbox);
             let rung = inbox.bell().rung();
@@ -176,9 +176,9 @@ impl Engine {
                         false => None,
                     };
                     let now = self.now();
-                    let _refused_is_counted = self.server.receive(now, from, &bytes, &mut self.staff);
+                    let _refused_is_counted = self.server.receive(now, from, &bytes, &mut self.host);
                 }
-                Arrival::HungUp(from) => self.server.hang_up(from, &mut self.staff),
+                Arrival::HungUp(from) => self.server.hang_up(from, &mut self.host),
             }
             self.work(session).await;
         }
@@ -186,7 +186,7 @@ impl Engine {
         if self.serving.world.now() >= self.expires_at {
             self.expires_at = self.serving.world.now() + self.expiry;
             let now = self.now();
-            self.server.expire(now, &mut self.staff);
+            self.server.expire(now, &mut self.host);
             self.work(session).await;
         }
         while let Some(to) = self.server.transmit(&mut self.out) {
@@ -202,14 +202,14 @@ impl Engine {
 
     /// Executes the queued requests, in a turn of this engine's slot.
     async fn work(&mut self, session: SessionId) {
-        if !self.staff.work.is_empty() {
+        if !self.host.work.is_empty() {
             self.publish(session, self.turn + 1);
-            while let Some(work) = self.staff.work.pop_front() {
+            while let Some(work) = self.host.work.pop_front() {
                 self.carry_out(work, session).await;
             }
             self.publish(session, self.turn + 1);
         }
-        for letter in self.staff.letters.drain(..) {
+        for letter in self.host.letters.drain(..) {
             self.serving.post(letter);
         }
     }
@@ -327,7 +327,7 @@ impl Client {
     }
 }
 
-impl Host for Staff {
+impl Host for SessionHost {
     type Session = Client;
 
     fn secret(&mut self) -> u64 {
@@ -372,7 +372,7 @@ impl Host for Staff {
             }
             Request::Call(_, request) => match super::parse(request) {
                 Ok(ask) => {
-                    self.letters.push(Letter::Asked(self.index, at, ask));
+                    self.letters.push(Letter::RemoteRequest(self.index, at, ask));
                     Outcome::Later
                 }
                 Err(refusal) => {
@@ -388,7 +388,7 @@ impl Host for Staff {
     }
 }
 
-impl Staff {
+impl SessionHost {
     /// Runs a chain without interruption. It needs no turn, since it ends at the same instant.
     fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
         match ChainView::decode(bytes) {
