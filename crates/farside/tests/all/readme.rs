@@ -1,8 +1,31 @@
-//! What the README shows is what the example does. The README's code is also compiled and run, as a doctest of the
-//! library.
+//! The README's program is the example, its commands run, and both languages show the same.
+//!
+//! The README's program is also compiled and run, as a doctest of the library.
+
+use crate::support::{Process, command, run};
+use std::time::Duration;
 
 const README: &str = include_str!("../../../../README.md");
+const CHINESE: &str = include_str!("../../../../README.zh-CN.md");
 const EXAMPLE: &str = include_str!("../../examples/hello.rs");
+
+/// Screens and columns that a README may take.
+const LINES_MAX: usize = 150;
+const COLUMNS_MAX: usize = 120;
+
+/// Commands that take minutes, and the test file that runs each with fewer records, by these words.
+const RUN_ELSEWHERE: [(&str, &str, &str); 3] = [
+    ("cargo run --release -- demo", include_str!("cli/demo.rs"), r#"args(["demo", "#),
+    ("cargo test --workspace", include_str!("../../../../xtask/src/check.rs"), r#"["test", "--workspace", "#),
+    ("farside bench compare --rounds 25", include_str!("cli/comparison.rs"), r#"["bench", "compare", "#),
+];
+
+/// The lines of every fenced block, without their comments.
+fn blocks(text: &'static str) -> Vec<Vec<&'static str>> {
+    let inside = text.split("\n```").skip(1).step_by(2);
+    let uncommented = |line: &'static str| line.split(" # ").next().expect("a part at least").trim_end();
+    inside.map(|block| block.lines().map(uncommented).collect()).collect()
+}
 
 #[test]
 fn the_readme_shows_the_example_word_for_word() {
@@ -14,18 +37,70 @@ fn the_readme_shows_the_example_word_for_word() {
     assert_eq!(shown, code, "change README.md and examples/hello.rs together");
 }
 
-/// What is typed and what comes back is the same in every language; comments are not.
 #[test]
 fn both_readmes_show_the_same_commands_and_answers() {
-    const CHINESE: &str = include_str!("../../../../README.zh-CN.md");
-    let blocks = |text: &'static str| -> Vec<Vec<&str>> {
-        let inside = text.split("\n```").skip(1).step_by(2);
-        let uncommented = |line: &'static str| line.split(" # ").next().expect("a part at least").trim_end();
-        inside.map(|block| block.lines().map(uncommented).collect()).collect()
-    };
     let (english, chinese) = (blocks(README), blocks(CHINESE));
     for (english, chinese) in english.iter().zip(&chinese) {
         assert_eq!(english, chinese, "change README.md and README.zh-CN.md together");
     }
     assert_eq!(english.len(), chinese.len());
+}
+
+#[test]
+fn both_readmes_fit_on_a_few_screens() {
+    for text in [README, CHINESE] {
+        assert!(text.lines().count() <= LINES_MAX, "move what is too long to docs/guide");
+        let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > COLUMNS_MAX).collect();
+        assert!(long.is_empty(), "break these lines: {long:#?}");
+    }
+}
+
+/// Long commands are run with fewer records by other tests, see [`RUN_ELSEWHERE`]; the rest are run here.
+#[test]
+fn every_command_of_the_readme_runs_and_answers_as_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let farside = |line: &str| {
+        let mut command = command();
+        command.env("XDG_RUNTIME_DIR", folder.path()).args(line.split_whitespace().skip(1));
+        command
+    };
+    let mut node = None;
+    let mut seen = 0;
+    for block in blocks(README) {
+        let (language, lines) = block.split_first().expect("a fence");
+        let mut lines = lines.iter().copied().peekable();
+        while let Some(line) = lines.next().filter(|_| ["sh", "console"].contains(language)) {
+            seen += 1;
+            let line = line.strip_prefix("$ ").unwrap_or(line);
+            let mut answer = String::new();
+            while let Some(shown) = lines.next_if(|next| *language == "console" && !next.starts_with("$ ")) {
+                answer += shown;
+                answer.push('\n');
+            }
+            if let Some((_, test, words)) = RUN_ELSEWHERE.iter().find(|(long, ..)| *long == line) {
+                assert!(test.contains(words), "no test runs '{line}' any more");
+                continue;
+            }
+            assert!(line.starts_with("farside "), "no test runs '{line}': leave it out of the README");
+            match line {
+                "farside up" => {
+                    let up = Process::start(farside(line), folder.path().join("log"));
+                    while !up.line().contains("Ctrl-C") {}
+                    node = Some(up);
+                }
+                // Exits with 2 where this machine lacks something.
+                "farside doctor" => {
+                    let ran = run(farside(line), b"");
+                    assert!(matches!(ran.code, Some(0 | 2)) && !ran.out.is_empty(), "{}", ran.err);
+                    assert!(ran.took < Duration::from_secs(30));
+                }
+                _ => {
+                    let ran = run(farside(line), b"").done();
+                    assert_eq!(ran.text().trim_end(), answer.trim_end(), "{line}");
+                }
+            }
+        }
+    }
+    assert!(seen >= 6, "the README's commands are found: {seen}");
+    assert!(node.is_some(), "the README starts a node");
 }
