@@ -1,7 +1,7 @@
-//! The user's guide says what is so: its commands are understood, the errors that it explains are the sources' own, and
-//! it has every metric that a node shows.
+//! The user's guide agrees with the code: its commands parse, the errors that it explains occur in the sources, it has
+//! every metric of a node, its reference is the binary's help, and the links of all documents resolve.
 //!
-//! Invariant: an error that a user can meet and that the guide does not explain fails a test here.
+//! Invariant: an error that a user can see and that the guide does not explain fails a test here.
 
 use crate::support::{command, run, serve};
 use std::io::{Read, Write};
@@ -10,25 +10,28 @@ use std::path::{Path, PathBuf};
 const TROUBLES: &str = include_str!("../../../../docs/guide/troubleshooting.md");
 const OPERATIONS: &str = include_str!("../../../../docs/guide/operations.md");
 
-/// What can be shown and is no error of its own: parts of other texts, or what nobody meets who uses the product.
+/// Types with a `Display` that are no errors by themselves, or that users of the product never see.
 const NO_ERRORS: [&str; 10] = [
     "Source",      // An address.
     "Listen",      // A url.
     "OpView",      // An op, in a trace.
     "Rights",      // Words.
     "Status",      // In brackets, within "the node refused the operation".
-    "WireError",   // Of a chain that no builder makes.
-    "PacketError", // Counted, and told to nobody.
-    "Impossible",  // Of '--fault', which says what it takes.
-    "Strikes",     // What faults have struck.
-    "QueueError",  // Of stores that no node of users serves.
+    "WireError",   // Caused by chains that no builder makes.
+    "PacketError", // Counted, and not reported.
+    "Impossible",  // Caused by '--fault', whose message lists the valid values.
+    "Strikes",     // Counts of faults.
+    "QueueError",  // Queues exist in trials only.
 ];
+
+/// Set to 1, it writes the command-line reference instead of comparing it.
+const BLESS: &str = "FARSIDE_BLESS";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every Rust file of the crates that a user's commands and programs run.
+/// Every Rust file of the crates behind a user's commands and programs.
 fn sources() -> Vec<(PathBuf, String)> {
     let mut folders: Vec<PathBuf> = ["remote", "fabrics", "node", "systems", "farside"]
         .map(|name| root().join("crates").join(name).join("src"))
@@ -46,11 +49,11 @@ fn sources() -> Vec<(PathBuf, String)> {
             }
         }
     }
-    assert!(files.len() > 100, "the sources are where they were");
+    assert!(files.len() > 100, "the sources are in their usual place");
     files
 }
 
-/// The string literals of Rust code, as the program has them, with `…` for each placeholder.
+/// The string literals of Rust code, unescaped, with `…` for each placeholder.
 fn literals(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = code;
@@ -85,7 +88,7 @@ fn literals(code: &str) -> Vec<String> {
     found
 }
 
-/// A literal from behind its opening quote on, and what follows it.
+/// Splits code after an opening quote into the unescaped literal and the rest.
 fn unescaped(code: &str) -> (String, &str) {
     let mut text = String::new();
     let mut letters = code.char_indices();
@@ -130,7 +133,7 @@ fn shown(format: &str) -> String {
     text
 }
 
-/// The errors that the guide explains: list items that are one span of code, perhaps over several lines.
+/// Errors that the guide explains: list items that are one span of code, possibly over several lines.
 fn explained() -> Vec<String> {
     let mut items: Vec<String> = Vec::new();
     let mut is_open = false;
@@ -153,7 +156,7 @@ fn explained() -> Vec<String> {
 }
 
 #[test]
-fn every_error_that_the_guide_explains_is_one_of_the_sources() {
+fn every_error_in_the_guide_occurs_in_the_sources() {
     let literals: Vec<String> = sources().iter().flat_map(|(_, text)| literals(text)).collect();
     let explained = explained();
     assert!(explained.len() > 150, "the guide's errors are read: {}", explained.len());
@@ -161,11 +164,11 @@ fn every_error_that_the_guide_explains_is_one_of_the_sources() {
         .iter()
         .filter(|error| !literals.iter().any(|literal| literal.contains(&***error)))
         .collect();
-    assert!(unknown.is_empty(), "no source says so; mend docs/guide/troubleshooting.md: {unknown:#?}");
+    assert!(unknown.is_empty(), "no source has these errors; correct docs/guide/troubleshooting.md: {unknown:#?}");
 }
 
 #[test]
-fn every_error_that_a_user_can_meet_is_explained_by_the_guide() {
+fn the_guide_explains_every_error_that_a_user_can_see() {
     const WORDS_MIN: usize = 4;
     let explained = explained();
     let (mut missing, mut seen) = (Vec::new(), 0);
@@ -202,7 +205,7 @@ fn every_error_that_a_user_can_meet_is_explained_by_the_guide() {
     assert!(missing.is_empty(), "explain them in docs/guide/troubleshooting.md: {missing:#?}");
 }
 
-/// The words of a command as a shell has them, up to what it does with the output.
+/// The words of a command as a shell splits them, up to a redirection or the next command.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut quote, mut has_word) = (String::new(), None, false);
@@ -229,7 +232,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The commands of a page: behind the prompt, or what a unit starts.
+/// The `farside` commands of a page: after a prompt, or in a unit's `ExecStart`.
 fn commands(page: &str) -> Vec<Vec<String>> {
     let page = page.replace("\\\n", " ");
     let lines = page.lines().filter_map(|line| line.strip_prefix("$ ").or(line.strip_prefix("ExecStart=")));
@@ -244,15 +247,15 @@ fn commands(page: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn every_command_of_the_guide_is_understood() {
+fn every_command_of_the_guide_parses() {
     let mut seen = 0;
     for entry in std::fs::read_dir(root().join("docs/guide")).expect("the guide") {
         let path = entry.expect("a page").path();
         for words in commands(&std::fs::read_to_string(&path).expect("text")) {
-            // What precedes it is read, and refused if it means nothing.
-            let mut asked = command();
-            asked.args(&words).arg("--help");
-            let ran = run(asked, b"");
+            // clap parses the arguments before `--help`, and rejects unknown ones.
+            let mut help = command();
+            help.args(&words).arg("--help");
+            let ran = run(help, b"");
             assert_eq!(ran.code, Some(0), "{}: farside {}: {}", path.display(), words.join(" "), ran.err);
             seen += 1;
         }
@@ -261,16 +264,16 @@ fn every_command_of_the_guide_is_understood() {
 }
 
 #[test]
-fn a_command_that_means_nothing_would_be_noticed() {
+fn an_invalid_command_would_be_noticed() {
     for line in ["farside serve --memroy 1GiB", "farside serve --memory 7MiB", "farside servr"] {
-        let mut asked = command();
-        asked.args(&words(line)[1..]).arg("--help");
-        assert_ne!(run(asked, b"").code, Some(0), "{line}");
+        let mut help = command();
+        help.args(&words(line)[1..]).arg("--help");
+        assert_ne!(run(help, b"").code, Some(0), "{line}");
     }
 }
 
 #[test]
-fn the_guide_has_every_metric_of_a_node_and_no_other() {
+fn the_guide_has_exactly_the_metrics_of_a_node() {
     let folder = tempfile::tempdir().expect("a folder");
     let arguments = ["--memory", "8MiB", "--admin", "127.0.0.1:0"];
     let node = serve(&folder.path().join("node.sock"), &arguments, folder.path().join("log"));
@@ -280,9 +283,9 @@ fn the_guide_has_every_metric_of_a_node_and_no_other() {
     let mut stream = std::net::TcpStream::connect(at).expect("it listens");
     stream
         .write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
-        .expect("it takes a question");
+        .expect("it accepts a request");
     let mut text = String::new();
-    stream.read_to_string(&mut text).expect("it answers");
+    stream.read_to_string(&mut text).expect("it responds");
     let shown: Vec<&str> = text
         .lines()
         .filter(|line| line.starts_with("farside_"))
@@ -292,12 +295,12 @@ fn the_guide_has_every_metric_of_a_node_and_no_other() {
 
     let table = OPERATIONS.split_once("\n## Metrics").and_then(|(_, rest)| rest.split_once("\nThere are no"));
     let table = table.expect("the guide has a table of metrics").0;
-    let mut told: Vec<String> = Vec::new();
+    let mut documented: Vec<String> = Vec::new();
     for row in table.lines().filter(|line| line.starts_with("| `")) {
         for name in row.split('|').nth(1).unwrap_or_default().split(',') {
             let name = name.trim().trim_matches('`');
-            // `_out_total` is the row's first name with another end, of as many words.
-            let full = match told.last().filter(|_| name.starts_with('_')) {
+            // `_out_total` replaces the same number of words at the end of the row's first name.
+            let full = match documented.last().filter(|_| name.starts_with('_')) {
                 Some(last) => {
                     let ends = name.matches('_').count();
                     let kept: Vec<&str> = last.split('_').collect();
@@ -305,13 +308,135 @@ fn the_guide_has_every_metric_of_a_node_and_no_other() {
                 }
                 None => name.to_owned(),
             };
-            told.push(full);
+            documented.push(full);
         }
     }
     for name in &shown {
-        assert!(told.iter().any(|known| known == name), "the guide lacks {name}");
+        assert!(documented.iter().any(|known| known == name), "the guide lacks {name}");
     }
-    for name in &told {
-        assert!(shown.contains(&&**name), "no node has {name}, which the guide tells of");
+    for name in &documented {
+        assert!(shown.contains(&&**name), "the guide has {name}, which no node has");
+    }
+}
+
+/// Appends the help of a command and of the commands below it.
+fn append_help(page: &mut String, names: &[&str]) {
+    let mut help = command();
+    help.args(names).arg("--help");
+    let help = run(help, b"").done();
+    let title = ["farside"].iter().chain(names).copied().collect::<Vec<_>>().join(" ");
+    page.push_str(&format!("\n## {title}\n\n```text\n"));
+    for line in help.text().trim_end().lines() {
+        page.push_str(line.trim_end());
+        page.push('\n');
+    }
+    page.push_str("```\n");
+    let below = help.text().lines().skip_while(|line| *line != "Commands:").skip(1);
+    for line in below.take_while(|line| !line.is_empty()) {
+        // Continuation lines of a description are indented further.
+        let name = line.strip_prefix("  ").filter(|line| !line.starts_with(' '));
+        let name = name.and_then(|line| line.split_whitespace().next()).unwrap_or_default();
+        if !["", "help"].contains(&name) {
+            append_help(page, &[names, &[name]].concat());
+        }
+    }
+}
+
+#[test]
+fn the_reference_is_the_binarys_help() {
+    // Features change the help, and the reference is that of the default ones.
+    if cfg!(not(all(feature = "tls", feature = "lmdb"))) {
+        return;
+    }
+    let remedy = "run 'FARSIDE_BLESS=1 cargo test -p farside --test all guide'";
+    let mut page = "# Command-line reference\n\nPurpose: look up a command or a flag. [Commands at work](commands.md) \
+                    shows examples. This page is written from\nthe binary's `--help`: do not edit it, \
+                    see [CONTRIBUTING](../../CONTRIBUTING.md#a-first-change-step-by-step).\n"
+        .to_owned();
+    append_help(&mut page, &[]);
+    let path = root().join("docs/guide/cli.md");
+    if std::env::var_os(BLESS).is_some_and(|value| value == "1") {
+        std::fs::write(&path, &page).expect("the reference is written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = page.lines().zip(written.lines()).find(|(new, old)| new != old);
+    assert!(page == written, "docs/guide/cli.md differs from the help, first at {differs:?}; {remedy}");
+}
+
+/// The documents of the repository: those at its root, and all below `docs`.
+fn documents() -> Vec<PathBuf> {
+    let mut folders = vec![root().join("docs")];
+    let is_document = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    let entries = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).expect("a folder of documents");
+        entries.map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>()
+    };
+    let mut documents = entries(&root());
+    while let Some(folder) = folders.pop() {
+        let (below, files): (Vec<_>, Vec<_>) = entries(&folder).into_iter().partition(|path| path.is_dir());
+        folders.extend(below);
+        documents.extend(files);
+    }
+    documents.retain(is_document);
+    assert!(documents.len() > 40, "the documents are found: {}", documents.len());
+    documents
+}
+
+/// The lines of a document outside fenced blocks.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_fenced = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        !is_fence && !is_fenced
+    })
+}
+
+/// The anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| -> String {
+        let title = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = title.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+        kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// `cargo xtask tidy` checks links to files, too; it does not read headings.
+#[test]
+fn every_link_leads_to_a_file_and_every_anchor_to_a_heading() {
+    let (mut broken, mut seen) = (Vec::new(), 0);
+    for path in documents() {
+        let text = std::fs::read_to_string(&path).expect("text");
+        for line in prose(&text) {
+            for (at, _) in line.match_indices("](") {
+                let link = line[at + 2..].split(')').next().unwrap_or_default();
+                if line[..at].matches('`').count() % 2 == 1 || link.contains("://") {
+                    continue;
+                }
+                seen += 1;
+                let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+                let target = if file.is_empty() { path.clone() } else { path.with_file_name("").join(file) };
+                let has_anchor = || {
+                    let target = std::fs::read_to_string(&target).expect("text");
+                    anchors(&target).iter().any(|known| known == anchor)
+                };
+                if !target.exists() || !anchor.is_empty() && !has_anchor() {
+                    broken.push(format!("{}: {link}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 150, "the links are found: {seen}");
+    assert!(broken.is_empty(), "these links lead nowhere: {broken:#?}");
+}
+
+#[test]
+fn every_page_of_the_guide_begins_with_its_purpose() {
+    for path in documents().into_iter().filter(|path| path.parent().is_some_and(|at| at.ends_with("guide"))) {
+        let text = std::fs::read_to_string(&path).expect("text");
+        let is_stated = text.lines().nth(2).is_some_and(|line| line.starts_with("Purpose: "));
+        assert!(is_stated, "{}: state its purpose below the title", path.display());
     }
 }
