@@ -322,12 +322,7 @@ impl Collector for Figures {
         counter("farside_not_ready", "Chains that found no buffer", None, counted.not_ready)?;
         counter("farside_refused", "Chains refused for access or as invalid", None, counted.refused)?;
         counter("farside_retired_buffers", "Buffers retired by clients", None, counted.retired)?;
-        counter(
-            "farside_reclaimed_buffers",
-            "Buffers returned to a free list",
-            None,
-            info.reclaimed_buffers,
-        )?;
+        counter("farside_reclaimed_buffers", "Reclaimed buffers", None, info.reclaimed_buffers)?;
         counter("farside_scanned_buffers", "Leaked buffers found by scans", None, info.scanned_buffers)?;
         counter("farside_engine_datagrams_in", "Datagrams and frames received", None, through.datagrams_in)?;
         counter("farside_engine_datagrams_out", "Datagrams and frames sent", None, through.datagrams_out)?;
