@@ -34,7 +34,9 @@ fn as_rustc_if(wraps: bool, arguments: &[OsString]) -> Option<ExitCode> {
     let (rustc, rest) = arguments.split_first()?;
     let error = wrapped(rustc, rest).exec();
     let rustc = Path::new(rustc).display();
-    eprintln!("xtask: cannot start {rustc}: {error}; nothing was compiled; check the toolchain with `rustup show`");
+    eprintln!(
+        "xtask: cannot start {rustc}: {error}; nothing was compiled; check the toolchain with `rustup show`"
+    );
     Some(ExitCode::FAILURE)
 }
 

@@ -56,7 +56,8 @@ enum Mode {
 /// Parses the command line. The error message names the remedy.
 pub(crate) fn parse(arguments: &[String]) -> Result<Options, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options = Options { mode: Mode::Seeds, seeds: SEEDS, jobs, writes_kills: false, rest: Vec::new() };
+    let mut options =
+        Options { mode: Mode::Seeds, seeds: SEEDS, jobs, writes_kills: false, rest: Vec::new() };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -87,7 +88,8 @@ impl Options {
     }
 }
 
-const WHICH_SEEDS: &str = "invalid seeds; write `--seeds 1..1000` for the seeds from 1 to 1000, both included";
+const WHICH_SEEDS: &str =
+    "invalid seeds; write `--seeds 1..1000` for the seeds from 1 to 1000, both included";
 const HOW_MANY_JOBS: &str = "invalid number of jobs; write `--jobs 4` for 4 concurrent processes (1 to 1024)";
 
 fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
@@ -272,10 +274,14 @@ impl Totals {
             println!("   replay: {replay}");
         }
         match (bad.len(), is_missing) {
-            (0, false) if self.is_unchecked => println!("sim: no violations found, and no history was checked"),
+            (0, false) if self.is_unchecked => {
+                println!("sim: no violations found, and no history was checked")
+            }
             (0, false) => println!("sim: good: {}", self.property),
             (0, true) => {
-                println!("sim: FAILED: some faults never struck, or never within a phase; see the lists above")
+                println!(
+                    "sim: FAILED: some faults never struck, or never within a phase; see the lists above"
+                )
             }
             (bad, _) => println!("sim: FAILED: {bad} of {done} seeds are not good"),
         }
@@ -380,7 +386,9 @@ fn find_mutants(root: &Path, binary: &Path, options: &Options) -> bool {
         if let Some((seed, _)) = killed
             && let Some(why) = wrong_without_mutant(binary, &system, seed, &rest)?
         {
-            return Err(format!("seed {seed} of {system} is bad without {mutant}, too, and proves nothing: {why}"));
+            return Err(format!(
+                "seed {seed} of {system} is bad without {mutant}, too, and proves nothing: {why}"
+            ));
         }
         match killed {
             Some((seed, why)) => {
@@ -614,7 +622,10 @@ fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMu
     let mut child = match child {
         Ok(child) => child,
         Err(error) => {
-            return End::Refused(format!("cannot start {}: {error}; no seed has run", command.get_program().display()));
+            return End::Refused(format!(
+                "cannot start {}: {error}; no seed has run",
+                command.get_program().display()
+            ));
         }
     };
     let (lines, stderr) = read_output(&mut child);
@@ -651,7 +662,10 @@ fn died_within(seed: u64, is_silent: bool, mut child: Child, stderr: std::thread
     if is_silent {
         let _ended_already = child.kill();
         let _reaped = child.wait();
-        return End::Died { seed, why: format!("it takes longer than {} s; the process was killed", SILENCE.as_secs()) };
+        return End::Died {
+            seed,
+            why: format!("it takes longer than {} s; the process was killed", SILENCE.as_secs()),
+        };
     }
     let status = child.wait();
     let stderr = stderr.join().expect("the reading thread does not panic");

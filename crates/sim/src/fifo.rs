@@ -21,8 +21,7 @@ pub struct Fifo {
 impl Checker for Fifo {
     type Ask = Ask;
 
-    const PROPERTY: &'static str =
-        "every queue returned each value once, in the order of the puts, and was empty or full when reported so";
+    const PROPERTY: &'static str = "every queue returned each value once, in the order of the puts, and was empty or full when reported so";
 
     fn check(&self, history: &History) -> Checked<Ask> {
         let mut queues: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
@@ -92,7 +91,9 @@ impl<'a> Queue<'a> {
     }
 
     fn finding(&self) -> Option<Finding> {
-        let others = || self.order_violation().or_else(|| self.empty_violation()).or_else(|| self.capacity_violation());
+        let others = || {
+            self.order_violation().or_else(|| self.empty_violation()).or_else(|| self.capacity_violation())
+        };
         self.value_violation().or_else(others)
     }
 

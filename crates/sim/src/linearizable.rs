@@ -611,10 +611,7 @@ impl fmt::Display for Undecided {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Undecided::TooLong(count) => {
-                write!(
-                    f,
-                    "{count} operations on one key are too many: shorten the run, or use more keys"
-                )
+                write!(f, "{count} operations on one key are too many: shorten the run, or use more keys")
             }
             Undecided::TooHard(steps) => write!(
                 f,

@@ -324,7 +324,11 @@ impl Replay {
 
     /// Returns the result of an access if it is recorded or the access is made immediately; otherwise `None`.
     #[inline]
-    fn try_access(&self, id: AccessId, at_once: impl FnOnce(&mut Vec<u8>) -> AccessResult) -> Option<AccessResult> {
+    fn try_access(
+        &self,
+        id: AccessId,
+        at_once: impl FnOnce(&mut Vec<u8>) -> AccessResult,
+    ) -> Option<AccessResult> {
         let next = self.next.get();
         let mut record = self.record.borrow_mut();
         if let Some((recorded, answer)) = record.answers.get(next) {

@@ -141,10 +141,7 @@ impl Prepared {
             MicroOp::TwoReads => _ = chain.also(read_as::<u64>(pointer)),
         }
         client.run(NodeId(0), &chain, &mut reply).await?;
-        assert!(
-            matches!(reply.last_status(), Status::Ok | Status::CasFailed),
-            "{op:?} runs: {reply:?}"
-        );
+        assert!(matches!(reply.last_status(), Status::Ok | Status::CasFailed), "{op:?} runs: {reply:?}");
         if op == MicroOp::TwoReads {
             let mut chain = buf.begin(self.extent.key);
             let _ = chain.also(reads(data));

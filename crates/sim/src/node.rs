@@ -305,8 +305,8 @@ impl Node {
             let info = node.info_of(process);
             let restored =
                 memory.run(|memory| Machine::restore(memory, (node.0.kinds)(), info.clone())).await;
-            let machine = restored
-                .unwrap_or_else(|reason| panic!("the node cannot recover its memory: {reason}"));
+            let machine =
+                restored.unwrap_or_else(|reason| panic!("the node cannot recover its memory: {reason}"));
             node.serve(process, machine);
         });
     }

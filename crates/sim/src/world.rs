@@ -91,7 +91,10 @@ impl Agenda {
                 place
             }
             None => {
-                assert!(self.plans.len() < 1 << PLACE_BITS, "at most 2^24 events can be planned at the same time");
+                assert!(
+                    self.plans.len() < 1 << PLACE_BITS,
+                    "at most 2^24 events can be planned at the same time"
+                );
                 self.plans.push(Some(plan));
                 self.plans.len() as u32 - 1
             }

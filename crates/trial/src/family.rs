@@ -134,7 +134,9 @@ impl From<KvError> for Failure {
             KvError::Refused(status) => {
                 (FailureKind::Refused, format!("a client was denied an access that it is allowed: {status}"))
             }
-            KvError::Damaged(what) => (FailureKind::Wrong, format!("a client found the store damaged: {what}")),
+            KvError::Damaged(what) => {
+                (FailureKind::Wrong, format!("a client found the store damaged: {what}"))
+            }
             _ => (FailureKind::Over, error.to_string()),
         };
         Failure { ran: error.ran(), kind, message }

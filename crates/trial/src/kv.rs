@@ -286,7 +286,8 @@ fn told(version: Installed) -> Version {
 async fn tables_left(node: &Node, name: &str) -> Result<u64, String> {
     let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
     let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
-    let spec: TableSpec = serde_json::from_str(&store.parameters)
-        .map_err(|error| format!("invalid table description in the catalog: {error}: {}", store.parameters))?;
+    let spec: TableSpec = serde_json::from_str(&store.parameters).map_err(|error| {
+        format!("invalid table description in the catalog: {error}: {}", store.parameters)
+    })?;
     Ok(spec.epoch - 1)
 }

@@ -486,7 +486,10 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     let until = LASTS_MAX.max(u64::from(scene.drawn.operations) * OPERATION_LASTS_MAX);
     world.run_while(until, || !work::is_done(&scene));
     if !work::is_done(&scene) && scene.violation.borrow().is_none() {
-        scene.blame(format!("time limit reached: {} operations not started, others unfinished", scene.left.get()));
+        scene.blame(format!(
+            "time limit reached: {} operations not started, others unfinished",
+            scene.left.get()
+        ));
     }
     work::read_all(&trial);
     work::audit(&trial);

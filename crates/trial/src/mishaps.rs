@@ -76,10 +76,7 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
 pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     let is_saturated = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
-    if drawn.focus != Some(phase)
-        || scene.is_over()
-        || is_saturated()
-        || !random.one_in(drawn.within_one_in)
+    if drawn.focus != Some(phase) || scene.is_over() || is_saturated() || !random.one_in(drawn.within_one_in)
     {
         return false;
     }

@@ -292,7 +292,8 @@ impl<F: Family> Worker<'_, F> {
                 scene.struck.count(Fault::Exhaustion, Target::None);
                 scene.flights.strike_phase(Fault::Exhaustion, self.fabric.last_phase());
             } else if !scene.has_node_stood_still() {
-                scene.blame("an operation found no memory, although the node had more than enough".to_owned());
+                scene
+                    .blame("an operation found no memory, although the node had more than enough".to_owned());
             }
         }
         self.blame(failure);
@@ -346,10 +347,13 @@ pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
         });
         match done.take() {
             Some(Ok(())) => {}
-            Some(Err(error)) => scene.blame(format!("a client cannot connect after the faults have ended: {error}")),
-            None => {
-                scene.blame(format!("reading all of node {} does not end, after the faults have ended", site.index))
+            Some(Err(error)) => {
+                scene.blame(format!("a client cannot connect after the faults have ended: {error}"))
             }
+            None => scene.blame(format!(
+                "reading all of node {} does not end, after the faults have ended",
+                site.index
+            )),
         }
     }
 }
@@ -430,7 +434,10 @@ async fn compare(node: &Node, name: &str) -> Result<(), String> {
     let Answer::StoreStat(stat) = stat else { return Err(format!("{stat:?}")) };
     let reachable = node.reachable(name)?;
     if stat.live_buffers != reachable {
-        return Err(format!("{} buffers are live and {reachable} are reachable: {stat:?}", stat.live_buffers));
+        return Err(format!(
+            "{} buffers are live and {reachable} are reachable: {stat:?}",
+            stat.live_buffers
+        ));
     }
     if stat.retired_buffers > 0 {
         let retired = stat.retired_buffers;

@@ -75,7 +75,8 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
                 text.lines().position(|line| line.trim_start().starts_with(&dependency)).unwrap_or(0) + 1;
             let whose = if is_for_tests { "the tests of " } else { "" };
             let what = format!("{whose}`{package}` must not depend on `{dependency}`");
-            let remedy = "move the code to a crate that may depend on it, or go through a trait of farside-remote";
+            let remedy =
+                "move the code to a crate that may depend on it, or go through a trait of farside-remote";
             findings.push(Finding::new(path, line, what, remedy));
         }
     }
@@ -128,7 +129,10 @@ mod tests {
         assert_eq!(seen_in("farside-node", fabrics), NOTHING);
         assert_eq!(seen_in("farside", fabrics), NOTHING);
         let systems = "[dependencies]\nfarside-systems.workspace = true";
-        assert_eq!(seen_in("farside-node", systems), ["4: `farside-node` must not depend on `farside-systems`"]);
+        assert_eq!(
+            seen_in("farside-node", systems),
+            ["4: `farside-node` must not depend on `farside-systems`"]
+        );
     }
 
     #[test]

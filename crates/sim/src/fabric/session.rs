@@ -324,7 +324,8 @@ impl Endpoint {
         match ran {
             _ if is_over => self.over(ran),
             Ran::No => {
-                let reason = "request timed out: the node granted no capacity; the request was not sent; retry";
+                let reason =
+                    "request timed out: the node granted no capacity; the request was not sent; retry";
                 FabricError::Refused(reason.to_owned())
             }
             _ => FabricError::Deadline { node: self.node, waited: patience },

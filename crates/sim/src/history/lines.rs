@@ -232,10 +232,7 @@ fn event<A: Readable>(
         return Ok(());
     }
     let id = *open.get(&line.process).ok_or_else(|| {
-        (
-            format!("process {} returns, but has no call", line.process),
-            "write the line of its call first",
-        )
+        (format!("process {} returns, but has no call", line.process), "write the line of its call first")
     })?;
     let operation = &history.operations[id.0];
     if operation.returned.is_some() {

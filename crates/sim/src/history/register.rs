@@ -275,10 +275,7 @@ impl Readable for Ask {
             Function::WriteIfAbsent => Ask::PutIfAbsent(fields.value()?),
             Function::Cas => {
                 let expected = fields.expected.ok_or_else(|| {
-                    (
-                        "a cas without an expected version".to_owned(),
-                        "add \"expected\", a number below 2^64",
-                    )
+                    ("a cas without an expected version".to_owned(), "add \"expected\", a number below 2^64")
                 })?;
                 Ask::CompareAndPut { expected: Version(expected), value: fields.value()? }
             }

@@ -208,9 +208,7 @@ impl Program {
             let (at, words) = (op.at(), op.words());
             let lines = (at + words - 1) / LINE_WORDS - at / LINE_WORDS + 1;
             if lines > SPAN_MAX {
-                return fail(format!(
-                    "a verb of {actor} touches {lines} lines: use at most {SPAN_MAX}"
-                ));
+                return fail(format!("a verb of {actor} touches {lines} lines: use at most {SPAN_MAX}"));
             }
         }
         match self.actors.iter().position(|steps| !(1..=STEPS_MAX).contains(&steps.len())) {

@@ -244,9 +244,7 @@ impl Engine {
                             self.serving.ring();
                         }
                     }
-                    Ok(_) => {
-                        answer::refuse(&mut answer, "chain refused: extra bytes follow the chain")
-                    }
+                    Ok(_) => answer::refuse(&mut answer, "chain refused: extra bytes follow the chain"),
                     Err(error) => answer::refuse(&mut answer, &format!("chain refused: malformed: {error}")),
                 }
                 let _heard_or_not = self.server.answer(at, &answer);

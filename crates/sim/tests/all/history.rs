@@ -161,10 +161,7 @@ fn invalid_lines_are_refused_with_number_and_remedy() {
             &call.replace(":5", ":null"),
             "line 1: its value is not a number: set \"value\" to a number below 2^64",
         ),
-        (
-            &call.replace("write", "cas"),
-            "line 1: a cas without an expected version: add \"expected\"",
-        ),
+        (&call.replace("write", "cas"), "line 1: a cas without an expected version: add \"expected\""),
         (&call.replace("\"process\":0", "\"process\":4294967296"), "line 1: process 4294967296 is too large"),
         (&call.replace("invoke", "ok"), "line 1: process 0 returns, but has no call"),
         (

@@ -30,10 +30,7 @@ fn over_a_thousand_distinct_programs_of_bounded_size_exist() {
     );
     assert!(programs.len() >= 1_000 && *largest <= 256);
     assert_eq!(programs[0].name(), "message passing");
-    assert!(
-        names.contains("two ordered reads") && names.contains("drawn"),
-        "no named shape is too large"
-    );
+    assert!(names.contains("two ordered reads") && names.contains("drawn"), "no named shape is too large");
 }
 
 #[test]

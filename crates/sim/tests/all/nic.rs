@@ -101,7 +101,10 @@ fn verb(op: &litmus::Op) -> Verb {
 }
 
 fn words(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("a word has 8 bytes"))).collect()
+    bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("a word has 8 bytes")))
+        .collect()
 }
 
 fn hold_to_the_contract(relaxed: bool, seeds: Seeds) -> Summary {
