@@ -417,7 +417,8 @@ fn every_link_leads_to_a_file_and_every_anchor_to_a_heading() {
                 }
                 seen += 1;
                 let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-                let target = if file.is_empty() { path.clone() } else { path.with_file_name("").join(file) };
+                let folder = path.parent().expect("a document is in a folder");
+                let target = if file.is_empty() { path.clone() } else { folder.join(file) };
                 let has_anchor = || {
                     let target = std::fs::read_to_string(&target).expect("text");
                     anchors(&target).iter().any(|known| known == anchor)

@@ -3,13 +3,12 @@
 //! The README's program is also compiled and run, as a doctest of the library.
 
 use crate::support::{Process, command, run};
-use std::time::Duration;
 
 const README: &str = include_str!("../../../../README.md");
 const CHINESE: &str = include_str!("../../../../README.zh-CN.md");
 const EXAMPLE: &str = include_str!("../../examples/hello.rs");
 
-/// Screens and columns that a README may take.
+/// The most lines and columns of a README.
 const LINES_MAX: usize = 150;
 const COLUMNS_MAX: usize = 120;
 
@@ -47,9 +46,9 @@ fn both_readmes_show_the_same_commands_and_answers() {
 }
 
 #[test]
-fn both_readmes_fit_on_a_few_screens() {
+fn both_readmes_are_short() {
     for text in [README, CHINESE] {
-        assert!(text.lines().count() <= LINES_MAX, "move what is too long to docs/guide");
+        assert!(text.lines().count() <= LINES_MAX, "move details to docs/guide");
         let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > COLUMNS_MAX).collect();
         assert!(long.is_empty(), "break these lines: {long:#?}");
     }
@@ -92,7 +91,6 @@ fn every_command_of_the_readme_runs_and_answers_as_shown() {
                 "farside doctor" => {
                     let ran = run(farside(line), b"");
                     assert!(matches!(ran.code, Some(0 | 2)) && !ran.out.is_empty(), "{}", ran.err);
-                    assert!(ran.took < Duration::from_secs(30));
                 }
                 _ => {
                     let ran = run(farside(line), b"").done();
