@@ -164,7 +164,10 @@ fn every_error_in_the_guide_occurs_in_the_sources() {
         .iter()
         .filter(|error| !literals.iter().any(|literal| literal.contains(&***error)))
         .collect();
-    assert!(unknown.is_empty(), "no source has these errors; correct docs/guide/troubleshooting.md: {unknown:#?}");
+    assert!(
+        unknown.is_empty(),
+        "no source has these errors; correct docs/guide/troubleshooting.md: {unknown:#?}"
+    );
 }
 
 #[test]
@@ -254,7 +257,9 @@ fn every_command_of_the_guide_parses() {
         for words in commands(&std::fs::read_to_string(&path).expect("text")) {
             // clap parses the arguments before `--help`, and rejects unknown ones.
             let mut help = command();
-            help.args(&words).arg("--help");
+            // `shell` takes all further words as a command of its own.
+            let is_shells = words.first().is_some_and(|word| word == "shell");
+            help.args(if is_shells { &words[..1] } else { &words[..] }).arg("--help");
             let ran = run(help, b"");
             assert_eq!(ran.code, Some(0), "{}: farside {}: {}", path.display(), words.join(" "), ran.err);
             seen += 1;
@@ -349,10 +354,11 @@ fn the_reference_is_the_binarys_help() {
         return;
     }
     let remedy = "run 'FARSIDE_BLESS=1 cargo test -p farside --test all guide'";
-    let mut page = "# Command-line reference\n\nPurpose: look up a command or a flag. [Commands at work](commands.md) \
+    let mut page =
+        "# Command-line reference\n\nPurpose: look up a command or a flag. [Commands at work](commands.md) \
                     shows examples. This page is written from\nthe binary's `--help`: do not edit it, \
                     see [CONTRIBUTING](../../CONTRIBUTING.md#a-first-change-step-by-step).\n"
-        .to_owned();
+            .to_owned();
     append_help(&mut page, &[]);
     let path = root().join("docs/guide/cli.md");
     if std::env::var_os(BLESS).is_some_and(|value| value == "1") {
