@@ -73,7 +73,7 @@ fn test(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// Three tests per core: most of the longest tests wait for processes or for time to pass.
+/// Two tests per core: most of the longest tests wait for processes or for time to pass.
 fn tests_at_a_time() -> usize {
     2 * std::thread::available_parallelism().map_or(1, usize::from)
 }

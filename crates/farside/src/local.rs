@@ -189,7 +189,7 @@ fn only(opened: Opened) -> (Rc<Endpoint>, LocalKv) {
 }
 
 /// Runs an operation to completion. On mapped memory nearly all complete at their first poll, which needs no executor.
-fn now<O>(endpoint: &Rc<Endpoint>, operation: impl Future<Output = O>) -> O {
+fn run_now<O>(endpoint: &Rc<Endpoint>, operation: impl Future<Output = O>) -> O {
     let mut operation = pin!(operation);
     let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     endpoint.end_turn();

@@ -48,7 +48,7 @@ fn a_node_failure_at_any_access_loses_no_item_and_no_buffer() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
     let serve = |take_over: bool| {
-        let (memory, _) = Mapping::open(&path, 8 << 20).expect("no node uses the file");
+        let memory = mapped(&path);
         Home::with(memory, Options { take_over, ..Options::default() })
     };
     let home = serve(false);
@@ -104,7 +104,7 @@ fn a_torn_entry_is_repaired_from_the_head() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
     let serve = |take_over: bool| {
-        let (memory, _) = Mapping::open(&path, 8 << 20).expect("no node uses the file");
+        let memory = mapped(&path);
         Home::with(memory, Options { take_over, ..Options::default() })
     };
     let home = serve(false);

@@ -438,7 +438,7 @@ pub(crate) fn a_table_stays() {
     assert_eq!(usage, Use::Table, "the former table is kept");
     let again = Ask::RebuildStore { name: "s".into(), parameters: "{}".into() };
     let refusal = node.try_ask(again).expect_err("the former table is still in use");
-    assert!(refusal.contains("process 1 may still be in the former table"), "{refusal}");
+    assert!(refusal.contains("process 1 may still use the former table"), "{refusal}");
     run(&endpoint, async {});
     node.idle();
     let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
@@ -559,7 +559,7 @@ pub(crate) fn no_place_nor_memory() {
     node.idle();
     assert!(node.store().former.is_some(), "the next table has no place for all keys");
     let told = go!(client, put(b"new", b"value")).expect_err("no place for a new key").to_string();
-    assert!(told.contains("takes 1 MiB side by side, and the node has 0 MiB"), "{told}");
+    assert!(told.contains("needs 1 MiB of adjacent segments, and the node has 0 MiB"), "{told}");
     for key in 0..60 {
         assert_eq!(value_of(&mut client, &name(key)).as_deref(), Some(&b"value"[..]), "{key}");
     }

@@ -295,7 +295,7 @@ fn a_measurement_ends_when_its_node_does() {
     until("it measures", || bench.said().contains("warming up"));
     node.process.signal(Signal::KILL);
     assert_eq!(bench.ended(), Some(2), "failed operations are an error");
-    assert!(bench.said().contains("is over"), "{}", bench.said());
+    assert!(bench.said().contains("is closed"), "{}", bench.said());
 }
 
 #[test]

@@ -301,13 +301,16 @@ fn only_clients_with_a_token_may_measure() {
 fn invalid_arguments_are_refused_with_a_remedy() {
     let wrong = [
         ("frob", "possible values: read_lat"),
-        ("read_lat 127.0.0.1 -p 1", "'farside perf read_lat', without a HOST, serves at that port"),
-        ("read_lat 127.0.0.1 -p 1 -d udp", "without a HOST, serves at that port"),
-        ("read_lat 127.0.0.1:18515", "its port by --port"),
-        ("read_lat tcp://127.0.0.1", "a url by --pool"),
+        (
+            "read_lat 127.0.0.1 -p 1",
+            "start the server on that host with 'farside perf read_lat', without a HOST",
+        ),
+        ("read_lat 127.0.0.1 -p 1 -d udp", "without a HOST; other machines can reach it only with --bind"),
+        ("read_lat 127.0.0.1:18515", "the port goes to --port"),
+        ("read_lat tcp://127.0.0.1", "a URL to --pool"),
         ("read_lat nowhere.invalid", "check the host's name"),
-        ("read_lat 127.0.0.1 -b", "a node asks nobody: leave it out"),
-        ("read_lat 127.0.0.1 -x 3", "no fabric here has one: leave it out"),
+        ("read_lat 127.0.0.1 -b", "a node sends none: omit it"),
+        ("read_lat 127.0.0.1 -x 3", "which no fabric uses: omit it"),
         ("read_lat 127.0.0.1 -d mlx5_0", "give tcp or udp"),
         ("read_lat 127.0.0.1 -n 10 -D 1", "cannot be used with"),
         ("read_lat 127.0.0.1 --fabric udp", "cannot be used with"),

@@ -208,7 +208,7 @@ fn missing_and_wrong_tokens_are_refused_and_guessing_locks_out() {
     until("the address is locked out", || {
         let ran = node.run_as("wrong", &["info"]).refused("farside: ");
         let is_locked = ran.err.contains("try again in");
-        assert!(is_locked || ran.err.contains("none that it knows"), "{}", ran.err);
+        assert!(is_locked || ran.err.contains("does not know this token"), "{}", ran.err);
         assert!(guesses >= 8 || !is_locked, "locked out after only {guesses} guesses");
         guesses += 1;
         let ran = node.run_as("root", &["info"]);
@@ -298,8 +298,11 @@ fn revoking_a_token_affects_its_open_sessions() {
         let error = error.expect("it was refused");
         let told = error.to_string();
         // The second message comes if the client had noticed the end already and tried to open another session.
-        assert!(told.contains("it has ended the session") || told.contains("none that it knows"), "{told}");
-        node.run_as("web", &["info"]).refused("none that it knows");
+        assert!(
+            told.contains("it has ended the session") || told.contains("does not know this token"),
+            "{told}"
+        );
+        node.run_as("web", &["info"]).refused("does not know this token");
         assert_eq!(
             root.get("k").wait().expect("another token's session").expect("it was put").value,
             b"again"
@@ -364,9 +367,12 @@ fn udp_packets_are_sealed_unless_both_sides_give_the_flag() {
     clear.run_as("root", &["kv", "put", "k", "v", "--insecure-udp"]).done();
     assert_eq!(clear.run_as("root", &["kv", "get", "k", "--insecure-udp"]).done().out, b"v");
     // Every refusal has a remedy. A mismatch of the flag is never resolved silently.
-    sealed.run_as("root", &["info", "--insecure-udp"]).refused("sealed packets alone").refused("leave out");
-    sealed.run_as("wrong", &["info"]).refused("none that it knows");
-    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("sealed packets alone");
+    sealed
+        .run_as("root", &["info", "--insecure-udp"])
+        .refused("only sealed packets")
+        .refused("omit --insecure-udp");
+    sealed.run_as("wrong", &["info"]).refused("does not know this token");
+    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("only sealed packets");
     farside(["info", "--pool", &sealed.url]).refused("asks for a token").refused("--token-file");
     clear.run_as("root", &["info"]).refused("not sealed").refused("--insecure-udp");
     farside(["info", "--pool", &clear.url]).refused("asks for a token");
@@ -489,8 +495,8 @@ fn tokens_without_rights_or_with_invalid_ones_are_not_created() {
         (&["--name", "", "--admin"], "1 to 64 letters"),
         (&["--name", "a", "--store", "default"], "default=read,write"),
         (&["--name", "a", "--store", "default="], "`allocate`"),
-        (&["--name", "a", "--store", "default=frob"], "`all` is every one"),
-        (&["--name", "a", "--store", "a/b=read"], "is not a name of a store"),
+        (&["--name", "a", "--store", "default=frob"], "`all` grants all rights"),
+        (&["--name", "a", "--store", "a/b=read"], "is no store"),
     ];
     for (arguments, remedy) in wrong {
         farside([&["token", "new"], arguments].concat()).refused(remedy);

@@ -129,7 +129,7 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let reported: (u32, Vec<Fates>) = await_report(&a, "fates");
     for fates in &reported.1 {
         let next = fates.next.as_ref().unwrap_or_else(|| panic!("the session did not end: {fates:?}"));
-        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
+        assert!(next.ran == "No" && next.words.contains("reconnect"), "{next:?}");
     }
     let failed: u64 = reported.1.iter().map(|fates| fates.failed).sum();
     let [no, yes, unknown] = judge(&node.url(), &reported);

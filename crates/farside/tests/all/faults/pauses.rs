@@ -51,8 +51,8 @@ fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     for fates in &reported.1 {
         let (last, next) = (fates.last.as_ref(), fates.next.as_ref());
         let next = next.unwrap_or_else(|| panic!("the session did not end: {fates:?}"));
-        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
-        assert!(last.is_some_and(|last| last.words.contains("connect anew")), "{last:?}");
+        assert!(next.ran == "No" && next.words.contains("reconnect"), "{next:?}");
+        assert!(last.is_some_and(|last| last.words.contains("reconnect")), "{last:?}");
     }
     let slowest = reported.1.iter().filter_map(|fates| fates.next.as_ref()).map(|next| next.took_us).max();
     let counts = judge(&node.url(), &reported);
@@ -153,13 +153,13 @@ fn started_again(scheme: &str, with_memory: bool) {
     until("the local client reports that the store is another one", || {
         let got = local.get(b"key").map(drop);
         assert!(got.is_err(), "a client does not switch to another store");
-        matches!(got, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("another one by now"))
+        matches!(got, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("was replaced by"))
     });
     until("the client reports that the store is another one", || {
         let got = client.get("key").wait();
         assert!(got.is_err(), "a client does not switch to another store");
         let Err(Error::Kv(KvError::Store(StoreError::Gone(reason)))) = got else { return false };
-        reason.contains("another one by now")
+        reason.contains("was replaced by")
     });
 }
 

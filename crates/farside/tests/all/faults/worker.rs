@@ -216,7 +216,7 @@ async fn stagger(task: u32, done: u64) {
 }
 
 /// Retries an operation up to 20 times: under heavy loss, several may time out.
-fn persist<O, E>(mut operation: impl FnMut() -> Result<O, E>) -> O {
+fn retry<O, E>(mut operation: impl FnMut() -> Result<O, E>) -> O {
     let mut tries = (0..20).map(|_| operation());
     tries.find_map(Result::ok).expect("one of 20 attempts succeeds")
 }

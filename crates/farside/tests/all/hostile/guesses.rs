@@ -70,7 +70,7 @@ fn a_session_that_guesses_keys_is_counted_and_ends() {
         // The response to the last of them may be lost with the session.
         assert!((15..=16).contains(&refused), "{refused} refusals");
         let ended = ended.expect("a session cannot guess forever").to_string();
-        assert!(ended.contains("the session with node 0 is over"), "{ended}");
+        assert!(ended.contains("the session with node 0 is closed"), "{ended}");
         assert_eq!(
             read_by(&good, &theirs, theirs.extent().key).expect("other sessions continue").0,
             Status::Ok
@@ -107,7 +107,7 @@ fn a_session_that_guesses_keys_in_calls_ends_too() {
     });
     let ended =
         ended.expect("a session cannot guess forever").expect_err("a wrong key opens nothing").to_string();
-    assert!(ended.contains("the session with node 0 is over"), "{ended}");
+    assert!(ended.contains("the session with node 0 is closed"), "{ended}");
     let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
     until("the wrong keys are counted", || wrong_keys() == 16);
 }
