@@ -346,11 +346,11 @@ fn is_bad(line: &Value) -> bool {
 
 fn reasons_of(line: &Value) -> String {
     let reasons = line["reasons"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let mut told = reasons.collect::<Vec<_>>().join("; ");
+    let mut reported = reasons.collect::<Vec<_>>().join("; ");
     if let Some(window) = line["window"].as_str() {
-        told = format!("{told}\n{}", window.trim_end());
+        reported = format!("{reported}\n{}", window.trim_end());
     }
-    told
+    reported
 }
 
 /// Runs each broken variant with seeds that the correct code passes, until a seed exposes it.
@@ -760,8 +760,8 @@ mod tests {
         for verdict in ["violated", "undecided"] {
             let totals = totals(verdict, 1);
             assert!(!totals.print(false));
-            let told = ("key 3 is torn".to_owned(), "cargo run --profile sim -- sim --seed 7".to_owned());
-            assert_eq!(totals.bad[&7], told);
+            let reported = ("key 3 is torn".to_owned(), "cargo run --profile sim -- sim --seed 7".to_owned());
+            assert_eq!(totals.bad[&7], reported);
         }
     }
 }

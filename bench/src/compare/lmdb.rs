@@ -199,7 +199,7 @@ mod tests {
                 (tally.operations(), tally.violations),
                 (20 * u64::from(depth), 0),
                 "{:?}",
-                tally.told
+                tally.failures
             );
             assert!(tally.latencies.all().count() > 0);
         }

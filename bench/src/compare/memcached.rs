@@ -22,10 +22,10 @@ impl Dialect for Memcached {
             if first == b"END" {
                 return pid.map(Some).ok_or_else(|| "the server does not report its process id".to_owned());
             }
-            let Some(told) = first.strip_prefix(b"STAT ") else {
+            let Some(reported) = first.strip_prefix(b"STAT ") else {
                 return Err(format!("unexpected answer to stats: {}", shown(first)));
             };
-            if let Some(digits) = told.strip_prefix(b"pid ") {
+            if let Some(digits) = reported.strip_prefix(b"pid ") {
                 pid = number(digits).and_then(|pid| u32::try_from(pid).ok());
             }
             rest = &rest[first.len() + 2..];
@@ -90,7 +90,7 @@ impl Dialect for Memcached {
 fn expect(bytes: &[u8], word: &[u8], asked: &str) -> Result<Option<usize>, String> {
     match line(bytes)? {
         None => Ok(None),
-        Some(told) if told == word => Ok(Some(word.len() + 2)),
+        Some(reported) if reported == word => Ok(Some(word.len() + 2)),
         Some(other) => Err(format!("unexpected answer {asked}: {}", shown(other))),
     }
 }

@@ -20,8 +20,8 @@ impl Dialect for Get {
     fn pid(bytes: &[u8]) -> Result<Option<u32>, String> {
         let Some(Answer { value, .. }) = bulk(bytes)? else { return Ok(None) };
         let text = value.unwrap_or_default();
-        let told = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"process_id:"));
-        let pid = told.and_then(|pid| number(pid.trim_ascii())).and_then(|pid| u32::try_from(pid).ok());
+        let reported = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"process_id:"));
+        let pid = reported.and_then(|pid| number(pid.trim_ascii())).and_then(|pid| u32::try_from(pid).ok());
         pid.map(Some).ok_or_else(|| format!("the server does not report its process id: {}", shown(text)))
     }
 
@@ -79,7 +79,7 @@ impl Dialect for MGet {
     fn before_reads(bytes: &[u8], count: usize) -> Result<Option<usize>, String> {
         let Some(first) = line(bytes)? else { return Ok(None) };
         match first.strip_prefix(b"*").and_then(number) {
-            Some(told) if told == count as u64 => Ok(Some(first.len() + 2)),
+            Some(reported) if reported == count as u64 => Ok(Some(first.len() + 2)),
             _ => Err(format!("unexpected answer to an MGET of {count} keys: {}", shown(first))),
         }
     }

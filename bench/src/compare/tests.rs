@@ -121,7 +121,7 @@ fn every_operation_is_done_once_in_any_shape() {
                 true => worked::<MGet>(READS, shape, 300, serve),
             };
             assert_eq!(done, Ok(()), "{shape}");
-            assert_eq!((tally.operations(), tally.violations), (300, 0), "{shape}: {:?}", tally.told);
+            assert_eq!((tally.operations(), tally.violations), (300, 0), "{shape}: {:?}", tally.failures);
             assert_eq!(tally.latencies.all().count(), 5, "one in {SAMPLED}, starting with the first");
             let name = if mget { "MGET" } else { "GET" };
             assert!(asked.iter().all(|asked| asked == name));
@@ -155,7 +155,7 @@ fn loaded_records_are_present_and_correct() {
     let goes_on = || left.replace(left.get() - 1) > 0;
     assert_eq!(client.work(&thread, Shape { depth: 10, batches: 2 }, goes_on), Ok(()));
     let tally = thread.take_tally();
-    assert_eq!((loaded, tally.violations), (8, 0), "{:?}", tally.told);
+    assert_eq!((loaded, tally.violations), (8, 0), "{:?}", tally.failures);
     drop(client);
     server.join().expect("the server ends");
     assert_eq!(asked.iter().filter(|name| name == "SET").count(), 8);
@@ -176,7 +176,7 @@ fn a_wrong_or_missing_value_is_counted_and_reported() {
         let (sender, _asked) = std::sync::mpsc::channel();
         let (done, tally) = worked::<Get>(READS, ONE, 20, |stream| redis(stream, records, sender));
         assert_eq!((done, tally.operations(), tally.violations), (Ok(()), 20, 20));
-        assert!(tally.told[0].contains("has a wrong value"), "{:?}", tally.told);
+        assert!(tally.failures[0].contains("has a wrong value"), "{:?}", tally.failures);
     }
 }
 
@@ -205,19 +205,19 @@ fn an_invalid_answer_is_reported_with_its_start() {
         (b"\n", "does not end in CRLF"),
         (&endless, "does not end in CRLF"),
     ];
-    for (answer, told) in answers {
+    for (answer, reported) in answers {
         let (done, tally) = worked::<Get>(READS, ONE, 1, answering(answer.to_vec()));
         let error = done.expect_err("the answer is invalid");
-        assert!(error.contains(told), "{}: {error}", answer[..answer.len().min(40)].escape_ascii());
+        assert!(error.contains(reported), "{}: {error}", answer[..answer.len().min(40)].escape_ascii());
         assert_eq!(tally.operations(), 0, "a failed operation is not counted");
     }
-    for (answer, told) in
+    for (answer, reported) in
         [(&b"*2\r\n"[..], "an MGET of 1 keys: '*2'"), (b"*-1\r\n", ": '*-1'"), (b"-ERR\r\n", ": '-ERR'")]
     {
         let error = worked::<MGet>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(reported), "{error}");
     }
-    for (answer, told) in [
+    for (answer, reported) in [
         (&b"VALUE 0000"[..], "closed the connection"),
         (b"ERROR\r\n", "'ERROR'"),
         (b"SERVER_ERROR out of memory\r\n", "'SERVER_ERROR out of memory'"),
@@ -226,14 +226,14 @@ fn an_invalid_answer_is_reported_with_its_start() {
         (b"VALUE zzzzzzzz 0 16\r\n0123456789abcdef\r\nEND\r\n", "after all items of a get"),
     ] {
         let error = worked::<Memcached>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(reported), "{error}");
     }
     let updates = "readproportion=0\nupdateproportion=1";
-    for (answer, told) in
+    for (answer, reported) in
         [(&b"+QUEUED\r\n"[..], "answer to a write: '+QUEUED'"), (b"-OOM command\r\n", "'-OOM command'")]
     {
         let error = worked::<Get>(updates, ONE, 1, answering(answer.to_vec())).0.expect_err("not stored");
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(reported), "{error}");
     }
     for answer in [&b"SERVER_ERROR out of memory storing object\r\n"[..], b"NOT_STORED\r\n"] {
         let error =
@@ -285,12 +285,12 @@ fn requests_have_the_format_of_their_protocol() {
 
 #[test]
 fn workloads_that_insert_or_scan_are_refused() {
-    for (text, told) in [
+    for (text, reported) in [
         ("readproportion=0.5\ninsertproportion=0.5", "'insert'"),
         ("readproportion=0.5\nscanproportion=0.5", "'scan'"),
     ] {
         let error = check(&Workload::parse("w", text).unwrap()).unwrap_err();
-        assert!(error.contains(told) && error.contains("choose a, b, c or f"), "{error}");
+        assert!(error.contains(reported) && error.contains("choose a, b, c or f"), "{error}");
     }
     assert_eq!(check(&Workload::parse("w", READS).unwrap()), Ok(()));
 }

@@ -299,10 +299,10 @@ impl<W: Work> Thread<W> {
     }
 
     /// Ends the warm-up: resets counts and latencies, but keeps errors and violations.
-    pub fn forget_warm_up(&self) {
+    pub fn end_warm_up(&self) {
         let mut tally = self.tally.borrow_mut();
-        let Tally { errors, violations, told, .. } = std::mem::take(&mut *tally);
-        *tally = Tally { errors, violations, told, ..Tally::of(W::KINDS) };
+        let Tally { errors, violations, failures, .. } = std::mem::take(&mut *tally);
+        *tally = Tally { errors, violations, failures, ..Tally::of(W::KINDS) };
     }
 
     /// Sends the latencies of each interval from `since` on, when the interval is over.

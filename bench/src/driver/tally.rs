@@ -20,7 +20,7 @@ pub struct Tally {
     /// Number of violations: wrong values read.
     pub violations: u64,
     /// Texts of the first errors and violations.
-    pub told: Vec<String>,
+    pub failures: Vec<String>,
     /// Latencies of sampled operations. With a schedule, a latency starts when the operation was due.
     pub latencies: ByKind,
     /// Service times from start to end. Only with a schedule.
@@ -48,20 +48,20 @@ impl Tally {
         self.violations += other.violations;
         self.latencies.merge(&other.latencies);
         self.service.merge(&other.service);
-        self.told.extend(other.told);
-        self.told.truncate(TOLD_MAX);
+        self.failures.extend(other.failures);
+        self.failures.truncate(FAILURES_MAX);
     }
 
     #[cold]
     pub(super) fn tell(&mut self, words: impl FnOnce() -> String) {
-        if self.told.len() < TOLD_MAX {
-            self.told.push(words());
+        if self.failures.len() < FAILURES_MAX {
+            self.failures.push(words());
         }
     }
 }
 
 /// Largest number of texts that a tally keeps. A session that ends yields one for each of its tasks.
-const TOLD_MAX: usize = 64;
+const FAILURES_MAX: usize = 64;
 
 /// Latencies by kind of operation. The histogram of a kind is allocated with its first latency.
 #[derive(Clone, Debug, Default)]

@@ -124,7 +124,7 @@ fn trouble_is_counted_by_its_fault_and_a_lost_connection_ends_a_task() {
     all.merge(thread.take_tally());
     // 1, 2, 3, tail, 5, 6, 7 (fails), tail, 9, 10, and then the log disconnects.
     assert_eq!((all.errors, all.violations), (2, 0));
-    assert_eq!(all.told, ["Failed", "Disconnected"]);
+    assert_eq!(all.failures, ["Failed", "Disconnected"]);
     assert_eq!(all.service.all().count(), all.operations());
     let mut other = Entries { all: Vec::new(), max: usize::MAX };
     let thread = run.thread(0);

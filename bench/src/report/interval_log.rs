@@ -132,9 +132,9 @@ mod tests {
             let tag = line.tag().expect("a tag").as_str().to_owned();
             found.push((line.start_timestamp().as_millis(), tag, histogram.len(), line.max()));
         }
-        let told: Vec<_> = found.iter().map(|(at, tag, count, _)| (*at, &**tag, *count)).collect();
+        let reported: Vec<_> = found.iter().map(|(at, tag, count, _)| (*at, &**tag, *count)).collect();
         let expected = [(0, "read", 2), (500, "read", 1), (500, "read-modify-write", 1), (2000, "read", 1)];
-        assert_eq!(told, [&expected[..], &[(2500, "read", 1)]].concat());
+        assert_eq!(reported, [&expected[..], &[(2500, "read", 1)]].concat());
         assert!((found[0].3 - 0.03).abs() < 0.001, "30 us are 0.03 ms: {}", found[0].3);
     }
 

@@ -461,24 +461,24 @@ mod tests {
     #[test]
     fn only_an_error_in_the_file_names_the_file() {
         let file = std::env::temp_dir().join(format!("farside-workload-{}", std::process::id()));
-        let told = |text: &str, beside: &[&str]| {
+        let reported = |text: &str, beside: &[&str]| {
             std::fs::write(&file, text).expect("a file");
             let beside: Vec<String> = beside.iter().map(|&text| text.into()).collect();
             let wrong = Workload::resolve_with(file.to_str().expect("text"), &beside).unwrap_err();
             wrong.to_string()
         };
         let none = "readproportion=0\nupdateproportion=0";
-        let named = [told("recordcount=0", &[]), told("a=\\u00", &[]), told(none, &[])];
+        let named = [reported("recordcount=0", &[]), reported("a=\\u00", &[]), reported(none, &[])];
         let name = file.display().to_string();
-        assert!(named.iter().all(|told| told.starts_with(&name)), "{named:?}");
+        assert!(named.iter().all(|reported| reported.starts_with(&name)), "{named:?}");
         let good = "readproportion=1\nupdateproportion=0";
         let beside = [
-            told(good, &["recordcount=0"]),
-            told(good, &["readproportion=0"]),
-            told(good, &["recordscount=5"]),
-            told(good, &["recordcount"]),
+            reported(good, &["recordcount=0"]),
+            reported(good, &["readproportion=0"]),
+            reported(good, &["recordscount=5"]),
+            reported(good, &["recordcount"]),
         ];
-        assert!(beside.iter().all(|told| !told.contains(&name)), "{beside:?}");
+        assert!(beside.iter().all(|reported| !reported.contains(&name)), "{beside:?}");
         std::fs::remove_file(&file).expect("the file exists");
     }
 
@@ -542,8 +542,8 @@ mod tests {
             ("a=b\nc=d", "is no property: write it like"),
             ("recordscount=7", "the property 'recordscount' has no effect here"),
         ] {
-            let told = beside(&[wrong]).unwrap_err().to_string();
-            assert!(told.contains(message), "{wrong}: {told}");
+            let reported = beside(&[wrong]).unwrap_err().to_string();
+            assert!(reported.contains(message), "{wrong}: {reported}");
         }
     }
 

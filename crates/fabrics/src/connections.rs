@@ -172,8 +172,8 @@ impl<P: Connecting> Port for P {
         self.parts().0.hang_up(address);
     }
 
-    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>) {
-        self.parts().0.hang_up_on_strangers(known, Instant::now());
+    fn close_without_session(&mut self, known: impl Iterator<Item = Connected>) {
+        self.parts().0.close_without_session(known, Instant::now());
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -205,7 +205,7 @@ pub(crate) struct Connections<C> {
     writing: Vec<u32>,
     /// Closed connections that were not yet reported to the engine.
     ended: VecDeque<Connected>,
-    /// Number of calls of `hang_up_on_strangers` so far.
+    /// Number of calls of `close_without_session` so far.
     sweeps: u32,
 }
 
@@ -354,7 +354,7 @@ impl<C: Connection> Connections<C> {
     }
 
     /// Closes connections that were accepted at least [`HELLO_WAIT`] before `now` and are not in `known`.
-    pub(crate) fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>, now: Instant) {
+    pub(crate) fn close_without_session(&mut self, known: impl Iterator<Item = Connected>, now: Instant) {
         self.sweeps = self.sweeps.wrapping_add(1);
         let sweep = self.sweeps;
         for address in known {
@@ -752,15 +752,15 @@ mod tests {
         let (_over, over) = rig.admitted(2);
         let _silent = rig.come();
         let soon = Instant::now();
-        rig.connections.hang_up_on_strangers([known].into_iter(), soon);
+        rig.connections.close_without_session([known].into_iter(), soon);
         assert_eq!((rig.poll_a_few_times(), rig.connections.len()), (Heard::default(), 3));
-        rig.connections.hang_up_on_strangers([known, over].into_iter(), soon + HELLO_WAIT);
+        rig.connections.close_without_session([known, over].into_iter(), soon + HELLO_WAIT);
         assert_eq!(
             rig.poll_until(|heard| !heard.gone.is_empty()).gone.len(),
             1,
             "the silent connection is closed"
         );
-        rig.connections.hang_up_on_strangers([known].into_iter(), soon + HELLO_WAIT);
+        rig.connections.close_without_session([known].into_iter(), soon + HELLO_WAIT);
         assert_eq!(rig.poll_until(|heard| !heard.gone.is_empty()).gone, [over]);
         assert_eq!(rig.connections.len(), 1);
     }

@@ -80,7 +80,7 @@ impl<M: Runs> Direct<M> {
     }
 
     /// Sets the time limit of calls, in place of [`DEADLINE`].
-    pub fn set_patience(&self, patience: Duration) {
+    pub fn set_call_timeout(&self, patience: Duration) {
         self.patience.set(patience);
     }
 

@@ -30,7 +30,7 @@ pub fn now() -> Duration {
 /// Like [`now`], but as of the system's last clock tick: at most a few milliseconds late, and faster than reading the
 /// CPU's clock.
 #[inline]
-pub fn a_moment_ago() -> Duration {
+pub fn coarse_now() -> Duration {
     read_clock(ClockId::MonotonicCoarse)
 }
 

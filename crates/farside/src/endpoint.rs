@@ -65,8 +65,8 @@ macro_rules! with_endpoint {
 
 impl Endpoint {
     /// Sets the deadline of the response to a call.
-    pub fn set_patience(&self, patience: Duration) {
-        with_endpoint!(self, endpoint => endpoint.set_patience(patience));
+    pub fn set_call_timeout(&self, patience: Duration) {
+        with_endpoint!(self, endpoint => endpoint.set_call_timeout(patience));
     }
 
     /// Sets how the endpoint waits for an engine's responses. Has no effect on `local` and `shm`, which have no engine.

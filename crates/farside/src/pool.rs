@@ -432,7 +432,7 @@ impl Pool {
 
     fn ask(&self, ask: &Ask) -> Result<Answer, Error> {
         let endpoint = self.endpoint()?;
-        endpoint.set_patience(ask.patience());
+        endpoint.set_call_timeout(ask.patience());
         let request = serde_json::to_vec(ask).expect("plain data");
         let mut answer = Vec::new();
         block_on(&endpoint, endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut answer))?;

@@ -274,7 +274,7 @@ impl<M: NodeMemory> Node<M> {
 
     /// Checks for retired buffers, for regions that are short of memory, and for crowded tables. The host calls it when
     /// a client rings, and from time to time.
-    pub fn look_around(&mut self) {
+    pub fn poll_shared(&mut self) {
         self.reclaim.begin_round(&self.sessions);
         if self.relief.is_empty() {
             self.relief = self.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
@@ -494,7 +494,7 @@ impl<M: NodeMemory> Node<M> {
         if parameters.is_none() && entry.segments_needed > free {
             return Err(no_room_for_table(entry.segments_needed, free));
         }
-        let mut served = entry.served.try_attend().ok_or("the store's service is busy with a call: retry")?;
+        let mut served = entry.served.try_lock().ok_or("the store's service is busy with a call: retry")?;
         let quota = entry.store.quota + Division::reserve_of(entry.store.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
         rebuild::of(served.service())?.survey(parameters.unwrap_or("{}"), quota, seed)?;
         drop(served);
@@ -584,7 +584,7 @@ impl<M: NodeMemory> Node<M> {
         };
         let entry = self.catalog.by_region(scan.region);
         let made = match entry {
-            Some(entry) => match entry.served.try_attend() {
+            Some(entry) => match entry.served.try_lock() {
                 Some(mut served) => {
                     scan.step(memory, &mut self.sessions, &mut self.reclaim, served.service())?
                 }
@@ -638,7 +638,7 @@ impl<M: NodeMemory> Node<M> {
         let is_scanned = self.scan.as_ref().is_some_and(|(scan, _)| scan.region == region);
         let sequence = self.catalog_sequence + 1;
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(false) };
-        let Some(mut served) = entry.served.try_attend() else { return Ok(false) }; // Busy with a call.
+        let Some(mut served) = entry.served.try_lock() else { return Ok(false) }; // Busy with a call.
         let service = served.service();
         let Some(Rebuild { stage, next_secret, is_stuck, .. }) = &mut entry.rebuild else {
             let tick = service.tick(memory)?;
@@ -767,12 +767,12 @@ impl<M: NodeMemory> Node<M> {
     }
 
     /// Abandons the requested table. If an earlier move was in progress, it continues.
-    fn end_rebuild(&mut self, region: u32, told: Result<Answer, String>) {
+    fn end_rebuild(&mut self, region: u32, reported: Result<Answer, String>) {
         let Some(entry) = self.catalog.by_region_mut(region) else { return };
         let resumed = entry.store.former.as_ref().map(Rebuild::resumed);
         let ended = std::mem::replace(&mut entry.rebuild, resumed);
         let asked = ended.map_or(Vec::new(), |rebuild| rebuild.asked);
-        self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
+        self.answers.extend(asked.into_iter().map(|ticket| (ticket, reported.clone())));
     }
 
     /// Makes a step of the current job, or moves on to the next one if that job waits.
@@ -871,14 +871,14 @@ impl<M: NodeMemory> Node<M> {
         let Some((StatRequest { name, stat, .. }, asked)) = self.stat_requests.pop_front() else {
             return Ok(false);
         };
-        let told = match is_there {
+        let reported = match is_there {
             true => {
                 let delaying_pids = self.delayed_by();
                 Ok(Answer::StoreStat(StoreStat { delaying_pids, moved_percent, ..*stat }))
             }
             false => Err(format!("store '{name}' was dropped in the meantime: list the existing stores")),
         };
-        self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
+        self.answers.extend(asked.into_iter().map(|ticket| (ticket, reported.clone())));
         Ok(true)
     }
 }

@@ -122,7 +122,7 @@ pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
 /// A store's entry as clients may see it.
 pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
     let moved = |service: &mut dyn Service<M>| service.rebuild().map(|rebuild| rebuild.moved_percent());
-    let moved_percent = entry.served.try_attend().and_then(|mut served| moved(served.service())).unwrap_or(0);
+    let moved_percent = entry.served.try_lock().and_then(|mut served| moved(served.service())).unwrap_or(0);
     let former =
         entry.store.former.as_ref().map(|former| Former { moved_percent, next_secret: 0, ..former.clone() });
     Store { former, ..entry.store.clone() }

@@ -31,15 +31,15 @@ impl<M: Memory> Served<M> {
     }
 
     /// Locks the service; waits until no call is in progress.
-    pub fn attend(&self) -> ServiceGuard<'_, M> {
+    pub fn lock(&self) -> ServiceGuard<'_, M> {
         let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
         ServiceGuard { served: self, service }
     }
 
-    /// Like [`Served::attend`], but returns `None` if a call is in progress. A caller whose memory may return *wait*
+    /// Like [`Served::lock`], but returns `None` if a call is in progress. A caller whose memory may return *wait*
     /// must hold the result until the call has its response. While a step of the node waits, which locks services
     /// itself, that caller must not let a call begin.
-    pub fn try_attend(&self) -> Option<ServiceGuard<'_, M>> {
+    pub fn try_lock(&self) -> Option<ServiceGuard<'_, M>> {
         let service = match self.service.try_lock() {
             Ok(service) => service,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

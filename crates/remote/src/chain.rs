@@ -59,7 +59,7 @@ pub struct Held<'a> {
     /// Addresses of the buffers.
     pub buffers: &'a [Addr],
     /// Index in the chain of the op that publishes them if it ends with [`Status::Ok`].
-    pub shown_by: usize,
+    pub published_by: usize,
     is_posted: &'a Cell<bool>,
 }
 
@@ -106,15 +106,15 @@ impl<'a> Chain<'a> {
         self.push(op, 0)
     }
 
-    /// Declares the buffers that the op of `shown_by` publishes. If the future of [`crate::Fabric::run`] is cancelled,
+    /// Declares the buffers that the op of `published_by` publishes. If the future of [`crate::Fabric::run`] is cancelled,
     /// the caller does not learn whether the op did so. If `is_posted` is set then, the fabric frees the buffers if the
     /// chain turns out not to have published them. Otherwise the chain has not run and never will, and the caller still
     /// owns them.
     ///
-    /// The caller calls [`Chain::note_answered`] with the outcome; buffers that were not published then belong to it
+    /// The caller calls [`Chain::note_outcome`] with the outcome; buffers that were not published then belong to it
     /// again.
-    pub fn holds<T: ?Sized>(&mut self, buffers: &'a [Addr], shown_by: Out<T>, is_posted: &'a Cell<bool>) {
-        self.held = Some(Held { buffers, shown_by: shown_by.index.into(), is_posted });
+    pub fn holds<T: ?Sized>(&mut self, buffers: &'a [Addr], published_by: Out<T>, is_posted: &'a Cell<bool>) {
+        self.held = Some(Held { buffers, published_by: published_by.index.into(), is_posted });
     }
 
     /// The buffers that the chain publishes if it succeeds, besides those that it allocates itself.
@@ -134,7 +134,7 @@ impl<'a> Chain<'a> {
     /// published belong to the caller again, unless the chain may have run and its reply was lost: then nobody knows
     /// whether they are published.
     #[inline]
-    pub fn note_answered(&self, ran: &Result<(), FabricError>) {
+    pub fn note_outcome(&self, ran: &Result<(), FabricError>) {
         if let Some(held) = self.held {
             held.is_posted.set(ran.as_ref().is_err_and(|error| error.ran() != Ran::No));
         }
@@ -317,7 +317,7 @@ impl<'a> ChainView<'a> {
 
     /// Buffers that a chain has allocated and not published, and whose addresses only `reply` contains: they leak if
     /// the reply is lost. Excludes those of a chain with a reclaiming CAS, which settles its own allocations.
-    pub fn untold(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
+    pub fn unpublished(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
         let reclaims = self.ops().any(|op| op.reclaims().is_some());
         let taken = self
             .ops()

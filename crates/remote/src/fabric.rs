@@ -33,7 +33,7 @@ pub trait Fabric {
     ///
     /// If the future is cancelled, the chain may still run, at most once, until the session ends. Before a chain can
     /// run, the fabric calls [`Chain::note_posted`]. If the caller no longer waits for the reply, the fabric frees the
-    /// buffers of [`Chain::held`], unless the chain published them, and those of [`crate::ChainView::untold`].
+    /// buffers of [`Chain::held`], unless the chain published them, and those of [`crate::ChainView::unpublished`].
     ///
     /// # Errors
     /// No reply arrived; [`FabricError::ran`] says what may be assumed. The contents of `reply` are unspecified.

@@ -174,14 +174,14 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
             Ask::CompareAndPut { expected, .. } => times(expected),
             _ => 0,
         };
-        let told = version_of(&operation.outcome).map_or(0, times);
+        let reported = version_of(&operation.outcome).map_or(0, times);
         Entry {
             called: operation.called.index,
             end: end_of(operation),
             ask: operation.ask,
             outcome: operation.outcome,
             expected,
-            told,
+            reported,
             reads: written_by(&operation.ask).and_then(reads).unwrap_or(0),
         }
     };
@@ -198,7 +198,7 @@ struct Entry {
     ask: Ask,
     outcome: Outcome,
     expected: u32,
-    told: u32,
+    reported: u32,
     reads: u32,
 }
 
@@ -408,7 +408,7 @@ impl State {
 
     /// Returns the state after an operation with a known outcome, or `None` if it cannot have this outcome here.
     fn with_outcome(mut self, entry: &Entry) -> Option<State> {
-        let Entry { ask, outcome, expected: expected_times, told: told_times, reads, .. } = *entry;
+        let Entry { ask, outcome, expected: expected_times, reported: told_times, reads, .. } = *entry;
         self.latest_call = self.latest_call.max(entry.called);
         self.install = match (ask, outcome) {
             (Ask::Get, Outcome::Found(value, version)) => {
@@ -652,21 +652,21 @@ mod tests {
         let mut operations: Vec<Operation> = (0..12)
             .map(|at: u64| {
                 let value = Value { tag: draw(3), len: 1 };
-                let told = (draw(2) == 0).then_some(Version(version));
+                let reported = (draw(2) == 0).then_some(Version(version));
                 let (ask, outcome) = match (draw(6), now) {
-                    (0 | 1, Some((value, _))) => (Ask::Get, Outcome::Found(value, told)),
+                    (0 | 1, Some((value, _))) => (Ask::Get, Outcome::Found(value, reported)),
                     (0 | 1, None) => (Ask::Get, Outcome::Absent),
                     (2, _) => (Ask::Put(value), Outcome::Done(None)),
                     (3, None) => (Ask::Delete, Outcome::Absent),
                     (3, Some(_)) => (Ask::Delete, Outcome::Done(None)),
                     (4, None) => (Ask::PutIfAbsent(value), Outcome::Done(None)),
-                    (4, Some(_)) => (Ask::PutIfAbsent(value), Outcome::Conflict(told)),
+                    (4, Some(_)) => (Ask::PutIfAbsent(value), Outcome::Conflict(reported)),
                     (_, Some(_)) if draw(2) == 0 => {
                         (Ask::CompareAndPut { expected: Version(version), value }, Outcome::Done(None))
                     }
                     (_, Some(_)) => (
                         Ask::CompareAndPut { expected: Version(version + 9), value },
-                        Outcome::Conflict(told),
+                        Outcome::Conflict(reported),
                     ),
                     (_, None) => (Ask::CompareAndPut { expected: Version(version), value }, Outcome::Absent),
                 };

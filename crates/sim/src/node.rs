@@ -264,7 +264,7 @@ impl Node {
         let machine = serving.machine.borrow();
         let entry = machine.catalog().get(name)?;
         let memory = Replay::new(&self.0.world, &serving.bytes, Pace::AT_ONCE);
-        let mut served = entry.served.try_attend().ok_or("the service of the store is busy with a call")?;
+        let mut served = entry.served.try_lock().ok_or("the service of the store is busy with a call")?;
         let (mut found, mut cursor) = (Vec::new(), Some(0));
         while let Some(at) = cursor {
             cursor = memory.run_at_once(|memory| served.service().live(memory, at, &mut found));
@@ -430,7 +430,7 @@ impl Serving {
                 looked_at = self.world.now();
                 let _passage = self.step.enter().await;
                 let mut machine = self.machine.borrow_mut();
-                machine.look_around();
+                machine.poll_shared();
                 for name in machine.crowded() {
                     let ticket = machine.ask(Ask::GrowStore { name }, self.entropy());
                     machine.cancel(&[ticket].into());
@@ -574,7 +574,7 @@ pub(crate) async fn call(
     rights: Rights,
     asked: &[u8],
 ) -> Result<Vec<u8>, String> {
-    let Some(mut attended) = served.try_attend() else {
+    let Some(mut attended) = served.try_lock() else {
         return Err("call refused: the service is busy with another call; nothing was done; retry".to_owned());
     };
     let mut answer = Vec::new();

@@ -371,11 +371,11 @@ impl World {
     ) -> Option<T> {
         let process = self.start_process();
         let outcome = Rc::new(Cell::new(None));
-        let told = Rc::clone(&outcome);
+        let reported = Rc::clone(&outcome);
         let is_done = Rc::new(Cell::new(false));
         let done = Rc::clone(&is_done);
         self.spawn(process, async move {
-            told.set(Some(future.await));
+            reported.set(Some(future.await));
             done.set(true);
         });
         self.run_while(self.now() + within, || !is_done.get());

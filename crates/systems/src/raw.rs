@@ -15,7 +15,7 @@
 
 use crate::ready::run_until_ready;
 use crate::store::{self, Members, StoreError};
-use crate::system::{Family, Footprint, Misfit, Options, Sizing, System};
+use crate::system::{Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::CALL_BYTES_MAX;
@@ -75,7 +75,7 @@ pub enum RawError {
     /// No buffer was free for 100 ms. Nothing was put.
     OutOfMemory,
     /// Memory or a slot differs from what its only writer wrote.
-    Meddled(&'static str),
+    Conflict(&'static str),
     /// The fabric returned no response.
     Fabric(FabricError),
 }
@@ -194,7 +194,7 @@ impl<F: Fabric + Clock> Raw<F> {
                 Ok(BoundedPtr { ptr, bound, tag })
             }
             Status::CasFailed => {
-                Err(RawError::Meddled("a slot holds a pointer that its writer did not write"))
+                Err(RawError::Conflict("a slot holds a pointer that its writer did not write"))
             }
             refused => Err(RawError::Refused(refused)),
         }
@@ -263,7 +263,7 @@ impl std::fmt::Display for RawError {
                 "the store is out of memory and nothing was put: create one with a larger --quota, or check whether a \
                  stopped process delays reclamation",
             ),
-            RawError::Meddled(what) => {
+            RawError::Conflict(what) => {
                 write!(f, "{what}: another client uses the same store; wait until it is done")
             }
             RawError::Fabric(error) => error.fmt(f),
@@ -324,7 +324,7 @@ impl System for RawKind {
     type Client<F: Fabric + Clock> = Raw<F>;
 
     /// The quota alone determines the size of plain memory.
-    fn footprint(_sizing: &Sizing) -> Result<Footprint, Misfit> {
+    fn footprint(_sizing: &Sizing) -> Result<Footprint, SizingError> {
         Ok(Footprint { slots: SLOTS, table_bytes: SLOTS_SIZE, item_bytes: 0 })
     }
 

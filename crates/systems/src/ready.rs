@@ -50,7 +50,7 @@ pub(crate) async fn once<F: Fabric>(
     reply: &mut Reply,
 ) -> Result<bool, FabricError> {
     let ran = fabric.run(node, chain, reply).await;
-    chain.note_answered(&ran);
+    chain.note_outcome(&ran);
     ran.map(|()| reply.last_status() != Status::NotReady)
 }
 

@@ -9,7 +9,7 @@ use crate::kv::prism_kv::service::PrismKvKind;
 use crate::queue::ring_queue::RingQueueKind;
 use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
-use crate::system::{Family, Footprint, Misfit, Nodes, Options, Shape, Sizing, System, Work};
+use crate::system::{Family, Footprint, Nodes, Options, Shape, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::mutant::Mutant;
@@ -142,7 +142,7 @@ pub struct Registered {
     /// [`System::parameters`].
     pub parameters: fn(&Sizing) -> String,
     /// [`System::footprint`].
-    pub footprint: fn(&Sizing) -> Result<Footprint, Misfit>,
+    pub footprint: fn(&Sizing) -> Result<Footprint, SizingError>,
     /// [`System::shape`].
     pub shape: fn(&str) -> Option<Shape>,
 }
@@ -174,7 +174,7 @@ pub fn family(family: Family) -> impl Iterator<Item = &'static Registered> {
 }
 
 /// The default key-value store: the first of its family.
-pub fn usual() -> &'static Registered {
+pub fn default_kv() -> &'static Registered {
     family(Family::Kv).next().expect("there is a key-value store")
 }
 

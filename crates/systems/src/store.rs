@@ -232,11 +232,11 @@ mod tests {
     #[test]
     fn a_fabric_without_a_needed_capability_is_refused_with_its_name() {
         let lacks = |kind, has| opened(kind, has).expect_err("a capability is missing").to_string();
-        let told = lacks("pilaf", Capabilities::NONE);
-        assert!(told.contains("a pilaf store needs a fabric with calls"), "{told}");
-        assert!(told.contains("the one to node 3 lacks calls (it has: none)"), "{told}");
-        let told = lacks("prism-kv", Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS));
-        assert!(told.contains("lacks masked CAS (it has: calls, conditional ops)"), "{told}");
+        let reported = lacks("pilaf", Capabilities::NONE);
+        assert!(reported.contains("a pilaf store needs a fabric with calls"), "{reported}");
+        assert!(reported.contains("the one to node 3 lacks calls (it has: none)"), "{reported}");
+        let reported = lacks("prism-kv", Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS));
+        assert!(reported.contains("lacks masked CAS (it has: calls, conditional ops)"), "{reported}");
         assert_eq!(opened("prism-kv", Capabilities::SOFTWARE), Ok(()));
         assert!(ALL.iter().all(|system| Capabilities::SOFTWARE.contains(system.needs)));
     }
@@ -244,18 +244,18 @@ mod tests {
     #[test]
     fn a_missing_capability_is_refused_before_the_node_is_called() {
         let opening = open::<PilafKind, Bare>(Bare(Capabilities::NONE), NodeId(3), "s");
-        let told = at_once(opening).err().expect("calls are missing").to_string();
-        assert!(told.contains("a pilaf store needs a fabric with calls"), "{told}");
+        let reported = at_once(opening).err().expect("calls are missing").to_string();
+        assert!(reported.contains("a pilaf store needs a fabric with calls"), "{reported}");
     }
 
     #[test]
     fn a_store_of_another_family_or_release_is_refused_with_its_kind() {
-        let told = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
-        assert_eq!(told, "store 's' is plain memory and holds no keys: name another store");
-        let told = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
+        let reported = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
+        assert_eq!(reported, "store 's' is plain memory and holds no keys: name another store");
+        let reported = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
         assert!(
-            told.starts_with("store 's' is of kind 'cuckoo', which this release does not support"),
-            "{told}"
+            reported.starts_with("store 's' is of kind 'cuckoo', which this release does not support"),
+            "{reported}"
         );
     }
 }

@@ -100,7 +100,7 @@ pub struct Shape {
 
 /// Reason why no store of a given [`Sizing`] is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum SizingError {
     /// No table can hold that number of items.
     Items,
     /// The value is too long. Beside a key of this length, a value has at most this number of bytes.
@@ -170,7 +170,7 @@ pub trait System: 'static {
     ///
     /// # Errors
     /// No store of this size is possible.
-    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit>;
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError>;
 
     /// Shape of the table that these catalog parameters describe; `None` if the system cannot rebuild tables.
     fn shape(_parameters: &str) -> Option<Shape> {

@@ -67,8 +67,8 @@ fn trial() -> Result<(), String> {
     let home = Home::with(memory, Options { listen: vec![Listen::Udp(address)], ..Options::default() });
     let check = |what: &str, since: u64, expected: u64| {
         let made = huge().saturating_sub(since);
-        let told = format!("{what}: {made} bytes of at least {expected} lie in huge pages");
-        if made >= expected { Ok(()) } else { Err(told) }
+        let reported = format!("{what}: {made} bytes of at least {expected} lie in huge pages");
+        if made >= expected { Ok(()) } else { Err(reported) }
     };
 
     let store = home.create("s", 64, r#"{"items": 100000}"#);

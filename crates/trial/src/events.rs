@@ -54,7 +54,7 @@ pub(crate) fn record(scene: &Scene, mut lines: Lines) {
             from: &name(from),
             to: &name(to),
             bytes: bytes.len(),
-            carries: (!bytes.is_empty()).then(|| packet::told(bytes)),
+            carries: (!bytes.is_empty()).then(|| packet::describe(bytes)),
         };
         lines(&serde_json::to_string(&line).expect("plain data"));
     });

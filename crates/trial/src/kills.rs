@@ -28,7 +28,7 @@ pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Re
         .map(|(name, _)| (name.clone(), Err(format!("unknown mutant of {}: remove its line", system.name()))))
         .collect();
     for mutant in mutants {
-        let told = match kills.iter().find(|(name, _)| name == mutant.name()) {
+        let reported = match kills.iter().find(|(name, _)| name == mutant.name()) {
             None => Err("no seed listed: find one with `cargo xtask sim --mutants --write-kills`".to_owned()),
             Some((_, seed)) => {
                 let setup = crate::Setup::of(system);
@@ -44,7 +44,7 @@ pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Re
                 }
             }
         };
-        replayed.push((mutant.name().to_owned(), told));
+        replayed.push((mutant.name().to_owned(), reported));
     }
     replayed
 }

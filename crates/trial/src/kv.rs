@@ -204,7 +204,7 @@ impl Family for Kv {
             13 if self.is_called() => Ask::Put(value()),
             13 => Ask::PutIfAbsent(value()),
             _ => match client.seen.take().filter(|(seen, _)| *seen == key) {
-                Some((_, version)) => Ask::CompareAndPut { expected: told(version), value: value() },
+                Some((_, version)) => Ask::CompareAndPut { expected: reported(version), value: value() },
                 None => Ask::Get,
             },
         };
@@ -227,7 +227,7 @@ impl Family for Kv {
                 let value = values::known(item.value).ok_or_else(|| unknown_bytes(number))?;
                 // Only conditional puts use it.
                 *seen = (!self.is_called()).then_some((number, item.version));
-                Outcome::Found(value, Some(told(item.version)))
+                Outcome::Found(value, Some(reported(item.version)))
             }
             Ask::Put(value) => {
                 kv.put(&key, &values::bytes(value)).await?;
@@ -247,10 +247,10 @@ impl Family for Kv {
             Ask::CompareAndPut { expected, value } => {
                 let (expected, bytes) = (Installed(expected.0 as u32), values::bytes(value));
                 match kv.compare_and_put(&key, expected, &bytes).await? {
-                    Ok(version) => Outcome::Done(Some(told(version))),
+                    Ok(version) => Outcome::Done(Some(reported(version))),
                     Err(conflict) => {
                         scene.count(|counts| counts.conflicts += 1);
-                        let version = conflict.version.map(told);
+                        let version = conflict.version.map(reported);
                         version.map_or(Outcome::Absent, |version| Outcome::Conflict(Some(version)))
                     }
                 }
@@ -278,7 +278,7 @@ pub(crate) fn unknown_bytes(key: u64) -> Failure {
 }
 
 /// Converts a version to that of histories.
-fn told(version: Installed) -> Version {
+fn reported(version: Installed) -> Version {
     Version(version.0.into())
 }
 

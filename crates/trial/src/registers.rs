@@ -316,8 +316,8 @@ impl<F: Fabric + Clock> Registers<F> {
         if self.reply.get(first).map_err(KvError::Refused)?.get() == 0 {
             return Ok(None);
         }
-        let Entry { who, word, check: told, .. } = *self.reply.get(entry).map_err(KvError::Refused)?;
-        if told.get() != check(who.get(), word.get()) {
+        let Entry { who, word, check: reported, .. } = *self.reply.get(entry).map_err(KvError::Refused)?;
+        if reported.get() != check(who.get(), word.get()) {
             return Err(KvError::Damaged("two clients wrote an entry"));
         }
         Ok(Some(word.get()))

@@ -346,10 +346,11 @@ mod tests {
     #[test]
     fn delay_works_under_other_layers_and_passes_retires_at_once() {
         let one_way = 300 * US;
-        let told = RefCell::new(Vec::new());
+        let reported = RefCell::new(Vec::new());
         let near = Rc::new(far(Distance { one_way, jitter: 50 * US, seed: 3, ..Distance::default() }));
-        let counted =
-            Count::new(Trace::new(Rc::clone(&near), |text: &str| told.borrow_mut().push(text.to_owned())));
+        let counted = Count::new(Trace::new(Rc::clone(&near), |text: &str| {
+            reported.borrow_mut().push(text.to_owned())
+        }));
         let since = timer::now();
         counted.retire(NODE, Key::new(1, 1), Addr::new(64));
         assert_eq!(near.inner.0.borrow().len(), 1);
@@ -361,7 +362,7 @@ mod tests {
         assert!(near.inner.0.borrow()[2] >= since + 4 * one_way);
         let costs = counted.take();
         assert_eq!(costs, Costs { round_trips: 2, requests: 1, calls: 1, retired: 1, ..costs });
-        assert_eq!(told.borrow().len(), 3);
+        assert_eq!(reported.borrow().len(), 3);
     }
 
     #[test]

@@ -47,22 +47,22 @@ impl Default for Faults {
 
 /// Fault rates that a carrier cannot have. Contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Impossible(pub String);
+pub struct InvalidFaults(pub String);
 
-impl std::fmt::Display for Impossible {
+impl std::fmt::Display for InvalidFaults {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Impossible {}
+impl std::error::Error for InvalidFaults {}
 
 impl Faults {
     /// Checks that a carrier can have these faults.
     ///
     /// # Errors
     /// The invalid rate, and the valid alternatives.
-    pub fn check(&self, is_reliable: bool) -> Result<(), Impossible> {
+    pub fn check(&self, is_reliable: bool) -> Result<(), InvalidFaults> {
         let Faults { loss, duplicate, reorder, delay, reset, .. } = *self;
         let named = [
             ("loss", loss),
@@ -73,19 +73,19 @@ impl Faults {
         ];
         for (name, probability) in named {
             if !(0.0..=1.0).contains(&probability) {
-                return Err(Impossible(format!(
+                return Err(InvalidFaults(format!(
                     "{name}={probability} is not a probability: use a number from 0 to 1"
                 )));
             }
             if is_reliable && probability > 0.0 && !matches!(name, "delay" | "reset") {
-                return Err(Impossible(format!(
+                return Err(InvalidFaults(format!(
                     "{name}={probability}: this carrier delivers every datagram, once and in order, and its users \
                      rely on that: ask for delay and reset alone, or use udp"
                 )));
             }
         }
         if self.wait.is_empty() {
-            return Err(Impossible(format!(
+            return Err(InvalidFaults(format!(
                 "the wait {:?} to {:?} is an empty range: give the shorter time first",
                 self.wait.start(),
                 self.wait.end()
@@ -303,7 +303,7 @@ impl<L: Line> FaultLine<L> {
     ///
     /// # Errors
     /// This carrier cannot have these faults.
-    pub fn new(inner: L, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultLine<L>, Impossible> {
+    pub fn new(inner: L, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultLine<L>, InvalidFaults> {
         faults.check(L::IS_RELIABLE)?;
         let [out, back] = [0, 1].map(|way| RefCell::new(Direction::new(faults, way, struck)));
         Ok(FaultLine { inner, out, back, is_reset: Cell::new(false) })
@@ -407,7 +407,7 @@ impl<P: Port> FaultPort<P> {
     ///
     /// # Errors
     /// This carrier cannot have these faults.
-    pub fn new(inner: P, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultPort<P>, Impossible> {
+    pub fn new(inner: P, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultPort<P>, InvalidFaults> {
         faults.check(P::IS_RELIABLE)?;
         let [out, back] = [0, 1].map(|way| Direction::new(faults, way, struck));
         Ok(FaultPort { inner, out, back, reset: Vec::new() })
@@ -481,8 +481,8 @@ impl<P: Port<Address: Send>> Port for FaultPort<P> {
         self.inner.hang_up(address);
     }
 
-    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = P::Address>) {
-        self.inner.hang_up_on_strangers(known);
+    fn close_without_session(&mut self, known: impl Iterator<Item = P::Address>) {
+        self.inner.close_without_session(known);
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -37,14 +37,14 @@ pub enum Fault {
     /// The other side has written data that our code never writes.
     Foreign,
     /// The other side has not read for so long that the outbox is full.
-    Unread,
+    ClosedPipe,
 }
 
 impl From<Fault> for Broken {
     fn from(fault: Fault) -> Broken {
         Broken(match fault {
             Fault::Foreign => "the rings hold data that no node of this release writes".into(),
-            Fault::Unread => format!("the node has left {OUTBOX_MAX} bytes unread"),
+            Fault::ClosedPipe => format!("the node has left {OUTBOX_MAX} bytes unread"),
         })
     }
 }
@@ -113,7 +113,7 @@ impl End {
         }
         self.publish(shared); // The other side must read these bytes before there is space.
         if self.outbox_bytes + frame.len() > OUTBOX_MAX {
-            return Err(Fault::Unread);
+            return Err(Fault::ClosedPipe);
         }
         self.outbox_bytes += frame.len();
         self.outbox.push_back(frame.into());

@@ -94,7 +94,7 @@ fn unread_frames_wait_up_to_a_bound_and_none_is_lost() {
     while writer.send(&client, &frame(sent)).is_ok() {
         sent += 1;
     }
-    assert_eq!(writer.send(&client, &frame(sent)), Err(Fault::Unread));
+    assert_eq!(writer.send(&client, &frame(sent)), Err(Fault::ClosedPipe));
     assert!(u64::from(sent) * 5004 >= OUTBOX_MAX as u64 + RING - 2 * 5004, "{sent} frames");
     let mut buffer = Buffer::new();
     let mut read = 0;
@@ -229,7 +229,7 @@ fn arbitrary_peer_writes_only_end_the_connection() {
             };
             match done {
                 Err(Fault::Foreign) => foreign += 1,
-                Err(Fault::Unread) => unread += 1,
+                Err(Fault::ClosedPipe) => unread += 1,
                 Ok(()) => continue,
             }
             if is_engine {

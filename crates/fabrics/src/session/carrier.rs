@@ -147,7 +147,7 @@ pub trait Port: Send {
     fn hang_up(&mut self, address: Self::Address);
 
     /// Closes carriers that have existed for a while and are not in `known`.
-    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Self::Address>);
+    fn close_without_session(&mut self, known: impl Iterator<Item = Self::Address>);
 
     /// Counts of datagrams dropped so far.
     fn dropped(&self) -> Dropped;

@@ -188,9 +188,9 @@ struct Slot {
     request: Option<SlotRef>,
     kind: EntryKind,
     message: Buffer,
-    /// Buffers that the chain publishes if its op `shown_by` succeeds.
+    /// Buffers that the chain publishes if its op `published_by` succeeds.
     held: Vec<Addr>,
-    shown_by: usize,
+    published_by: usize,
     /// Number of fragments of the request.
     count: usize,
     sent: u64,
@@ -267,7 +267,7 @@ pub struct Client {
     /// Number of the next request.
     requests: u64,
     /// Regions and addresses of buffers that abandoned chains allocated and did not publish.
-    untold: Vec<(u32, Addr)>,
+    unpublished: Vec<(u32, Addr)>,
     /// Whether buffers may be allocated that this end does not know: the node must scan for them.
     owes: bool,
     events: VecDeque<Event>,
@@ -325,7 +325,7 @@ impl Client {
             outstanding: 0,
             assembling: 0,
             requests: 1,
-            untold: Vec::new(),
+            unpublished: Vec::new(),
             owes: false,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
             earliest: NEVER,
@@ -435,12 +435,12 @@ impl Client {
         true
     }
 
-    /// Records the buffers that a chain publishes if its op `shown_by` succeeds. If the chain is abandoned and the op
-    /// does not succeed, they must be retired: see [`Client::take_untold`].
-    pub fn hold(&mut self, request: SlotRef, buffers: &[Addr], shown_by: usize) {
+    /// Records the buffers that a chain publishes if its op `published_by` succeeds. If the chain is abandoned and the op
+    /// does not succeed, they must be retired: see [`Client::take_unpublished`].
+    pub fn hold(&mut self, request: SlotRef, buffers: &[Addr], published_by: usize) {
         if let Some(slot) = self.slots.get_mut(request.slot()).filter(|slot| slot.request == Some(request)) {
             slot.held.extend_from_slice(buffers);
-            slot.shown_by = shown_by;
+            slot.published_by = published_by;
         }
     }
 
@@ -453,9 +453,9 @@ impl Client {
     /// Moves to `to` the buffers of abandoned chains that were allocated and not published, once the outcome is known.
     /// The caller retires them with [`Client::retire`].
     #[inline]
-    pub fn take_untold(&mut self, to: &mut Vec<(u32, Addr)>) {
-        if !self.untold.is_empty() {
-            to.append(&mut self.untold);
+    pub fn take_unpublished(&mut self, to: &mut Vec<(u32, Addr)>) {
+        if !self.unpublished.is_empty() {
+            to.append(&mut self.unpublished);
         }
     }
 
@@ -737,16 +737,16 @@ impl Client {
         };
         let region = chain.key().region();
         if !has_run {
-            self.untold.extend(held.into_iter().map(|at| (region, at)));
+            self.unpublished.extend(held.into_iter().map(|at| (region, at)));
             return;
         }
         let mut reply = Reply::new();
         if answer::refusal(&slot.reply).is_some() {
-            self.untold.extend(held.into_iter().map(|at| (region, at)));
+            self.unpublished.extend(held.into_iter().map(|at| (region, at)));
         } else if reply.decode(chain.len(), &slot.reply).is_ok() {
-            self.untold.extend(chain.untold(&reply).map(|at| (region, at)));
-            if reply.status_at(slot.shown_by) != Some(Status::Ok) {
-                self.untold.extend(held.into_iter().map(|at| (region, at)));
+            self.unpublished.extend(chain.unpublished(&reply).map(|at| (region, at)));
+            if reply.status_at(slot.published_by) != Some(Status::Ok) {
+                self.unpublished.extend(held.into_iter().map(|at| (region, at)));
             }
         }
     }
@@ -1368,7 +1368,7 @@ impl Slot {
             kind: EntryKind::Chain,
             message: Buffer::default(),
             held: Vec::new(),
-            shown_by: 0,
+            published_by: 0,
             count: 0,
             sent: 0,
             acked: 0,

@@ -154,7 +154,7 @@ impl<L: Line> Endpoint<L> {
     }
 
     /// Sets the time limit of calls, in place of [`DEADLINE`].
-    pub fn set_patience(&self, patience: Duration) {
+    pub fn set_call_timeout(&self, patience: Duration) {
         self.patience.set(patience);
     }
 
@@ -515,7 +515,7 @@ impl State {
 
     /// Retires the buffers of dropped futures in one request, if a slot is free.
     fn send_retired(&mut self) {
-        self.client.take_untold(&mut self.retired);
+        self.client.take_unpublished(&mut self.retired);
         while !self.retired.is_empty() {
             let count = self.retired.len().min(RETIRED_MAX);
             if !self.client.retire(self.now, &self.retired[..count]) {
@@ -574,7 +574,7 @@ impl<L: Line> Fabric for Endpoint<L> {
             None => Box::pin(self.submit_later(DEADLINE, || self.submit_chain(&view))).await?,
         };
         if let Some(held) = chain.held() {
-            self.state.borrow_mut().client.hold(request, held.buffers, held.shown_by);
+            self.state.borrow_mut().client.hold(request, held.buffers, held.published_by);
             chain.note_posted();
         }
         let request = self.answer(request).await.map_err(|fate| self.failed(fate, DEADLINE))?;

@@ -65,7 +65,7 @@ pub enum Said {
     /// A client's last message: it runs no more chains.
     Bye,
     /// The other side has closed its socket before it read all messages.
-    Unread,
+    ClosedPipe,
     /// The other side has hung up.
     HungUp,
 }
@@ -127,7 +127,7 @@ impl Calls {
             Ok((_, 1..)) if byte[0] == Said::Bye as u8 => Said::Bye,
             Ok((_, 1..)) => Said::Look,
             Err(Errno::AGAIN | Errno::INTR) => return None,
-            Err(Errno::CONNRESET) => Said::Unread,
+            Err(Errno::CONNRESET) => Said::ClosedPipe,
             Ok((_, 0)) | Err(_) => Said::HungUp,
         })
     }
@@ -217,6 +217,6 @@ mod tests {
         let (client, _node) = pair();
         let sent = (0..1000).find(|&id| client.send(header(id), &[1; 50_000]).is_err());
         assert!(sent.is_some_and(|sent| (80..100).contains(&sent)), "{sent:?}");
-        assert_eq!(client.send(header(0), &[1; 50_000]), Err(Fault::Unread));
+        assert_eq!(client.send(header(0), &[1; 50_000]), Err(Fault::ClosedPipe));
     }
 }

@@ -479,7 +479,7 @@ impl<'a> Pending<'a> {
                 shared.rest(); // Also asks to be rung for space, if a frame waits for it.
                 Ok(pending)
             }
-            Err(Fault::Unread) => Err(FabricError::Refused(format!(
+            Err(Fault::ClosedPipe) => Err(FabricError::Refused(format!(
                 "node {} does not read its requests, and this one was not sent: check whether the node is stopped \
                  or overloaded, then retry",
                 shared.node.0

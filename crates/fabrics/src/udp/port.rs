@@ -125,7 +125,7 @@ impl Port for UdpPort {
 
     fn hang_up(&mut self, _address: UdpAddress) {}
 
-    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = UdpAddress>) {
+    fn close_without_session(&mut self, known: impl Iterator<Item = UdpAddress>) {
         if let Some(seal) = &mut self.seal {
             seal.forget_strangers(self.began.elapsed(), known.map(|address| address.connection));
         }

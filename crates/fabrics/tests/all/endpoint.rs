@@ -124,7 +124,7 @@ fn a_timed_out_caller_gets_only_its_own_outcome() {
     };
     let who = client::Config { identity: 1, incarnation: 1, nonce: 3, ..client::Config::default() };
     let endpoint = Endpoint::open(&way, NodeId(0), who).expect("a session");
-    endpoint.set_patience(PATIENCE);
+    endpoint.set_call_timeout(PATIENCE);
     way.silent_until.set(timer::now() + SILENCE);
     let (answered, not_asked) = (Cell::new(0), RefCell::new(HashSet::new()));
     let mut core = Core::new(&endpoint);
@@ -134,10 +134,10 @@ fn a_timed_out_caller_gets_only_its_own_outcome() {
             for call in 0..CALLS {
                 let mut request = vec![0; REQUEST];
                 request[..2].copy_from_slice(&[task, call]);
-                let mut told = Vec::new();
-                match endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut told).await {
+                let mut reported = Vec::new();
+                match endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut reported).await {
                     Ok(()) => {
-                        assert_eq!(told, [task, call], "the response of another call");
+                        assert_eq!(reported, [task, call], "the response of another call");
                         answered.set(answered.get() + 1);
                     }
                     Err(error) if error.ran() == Ran::No => drop(not_asked.borrow_mut().insert([task, call])),

@@ -14,7 +14,7 @@ use farside_bench::report::{
 use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
-use farside_systems::registry::{self, Registered, usual};
+use farside_systems::registry::{self, Registered, default_kv};
 use farside_systems::system::Family;
 pub(super) use floor::{Floor, check_mismatches};
 use session::{Log, Phases, SAMPLED};
@@ -91,7 +91,7 @@ impl FabricArg {
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 struct Ycsb {
     /// System to measure
-    #[arg(long, value_name = "SYSTEM", value_parser = systems(), default_value = usual().kind)]
+    #[arg(long, value_name = "SYSTEM", value_parser = systems(), default_value = default_kv().kind)]
     system: System,
     /// Fabric to the node that the command starts [default: shm; with --pool, the URL decides]
     #[arg(long, value_enum)]
@@ -286,7 +286,7 @@ impl Ycsb {
         let config = self.config()?;
         let duration = Duration::from_secs_f64(config.seconds);
         if let Some(path) = &self.hdr_log {
-            files::can_be_written(path)?;
+            files::check_writable(path)?;
         }
         note!("workload {}", config.workload);
         note!("{}", how(&config));
@@ -309,7 +309,7 @@ impl Ycsb {
             );
         }
         if (report.ops_per_s, report.errors) == (0.0, 0) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "no operation completed during the measurement: give more --seconds".into(),
             ));
         }
@@ -317,7 +317,7 @@ impl Ycsb {
         match (report.errors, report.violations) {
             (0, 0) => Ok(()),
             (errors, violations) => {
-                Err(Failure::Told(format!("{errors} operations failed, {violations} values were wrong")))
+                Err(Failure::Error(format!("{errors} operations failed, {violations} values were wrong")))
             }
         }
     }
@@ -327,13 +327,13 @@ impl Ycsb {
         let chosen = workload.chosen;
         workload.records = self.records.or(chosen.records).unwrap_or(1_000_000);
         if workload.records > RECORDS_MAX {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "a store cannot hold {} records: give --records, at most {RECORDS_MAX}",
                 workload.records
             )));
         }
         if self.items.is_some() && self.phase == Some(Phase::Run) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--items is the size of a new table: give it with --phase load, or resize the table with \
                  'farside store rebuild'"
                     .into(),
@@ -341,15 +341,15 @@ impl Ycsb {
         }
         if let Some(name) = &self.distribution {
             workload.distribution = Distribution::named(name).ok_or_else(|| {
-                Failure::Told(format!("unknown distribution '{name}': name one of {}", Distribution::NAMES))
+                Failure::Error(format!("unknown distribution '{name}': name one of {}", Distribution::NAMES))
             })?;
         }
         warn_of_unused(&workload);
         if self.existing.pool.is_some() && self.fabric == Some(FabricArg::Local) {
-            return Err(Failure::Told("--fabric local runs the node in this process: omit --pool".into()));
+            return Err(Failure::Error("--fabric local runs the node in this process: omit --pool".into()));
         }
         if self.verify && self.phase == Some(Phase::Run) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--verify needs the records that this run loads: omit --phase and --store, so that one run does both"
                     .into(),
             ));
@@ -362,7 +362,7 @@ impl Ycsb {
         let value_size = match (self.value_size, chosen.value_size) {
             (Some(bytes), _) => bytes,
             (None, Some(bytes)) => value_size(&bytes.to_string()).map_err(|reason| {
-                Failure::Told(format!("fieldcount times fieldlength: {reason}; or give --value-size"))
+                Failure::Error(format!("fieldcount times fieldlength: {reason}; or give --value-size"))
             })?,
             (None, None) => 512,
         };
@@ -410,12 +410,12 @@ impl Ycsb {
 
     fn tell_load(&self, store: &str, load: LoadReport) -> Done {
         if self.json {
-            tell!("{}", serde_json::to_string(&load)?);
+            print_line!("{}", serde_json::to_string(&load)?);
         } else if self.ycsb {
-            tell!("{}", load_text(&load).trim_end());
+            print_line!("{}", load_text(&load).trim_end());
         } else {
             let LoadReport { records, seconds, ops_per_s, latency_us: LatencyUs { p50, p99, .. } } = load;
-            tell!(
+            print_line!(
                 "{records} records put into store '{store}' in {seconds:.1} s, {ops_per_s:.0} a second; \
                    p50 {p50:.2} us, p99 {p99:.2} us"
             );
@@ -425,18 +425,18 @@ impl Ycsb {
 
     fn tell(&self, report: &YcsbReport) -> Done {
         if self.json {
-            tell!("{}", serde_json::to_string(&report)?);
+            print_line!("{}", serde_json::to_string(&report)?);
             return Ok(());
         }
         if self.ycsb {
-            tell!("{}", ycsb_text(report).trim_end());
+            print_line!("{}", ycsb_text(report).trim_end());
             return Ok(());
         }
-        tell!("{}", ycsb_table(std::slice::from_ref(report)));
-        tell!("{}", operations_table(report).to_string().trim_end());
+        print_line!("{}", ycsb_table(std::slice::from_ref(report)));
+        print_line!("{}", operations_table(report).to_string().trim_end());
         let rates = &report.repeats_ops_per_s;
         if let Some(Spread { median, min, max }) = Spread::of(rates).filter(|_| rates.len() > 1) {
-            tell!(
+            print_line!(
                 "ops/s is the median of {} repeats, from {min:.0} to {max:.0}: {:.1} % apart",
                 rates.len(),
                 100.0 * (max - min) / median
@@ -507,7 +507,7 @@ fn checked_seconds(seconds: f64) -> Result<f64, Failure> {
     if (0.01..=SECONDS_MAX).contains(&seconds) {
         Ok(seconds)
     } else {
-        Err(Failure::Told(format!("--seconds {seconds}: give 0.01 to {SECONDS_MAX}")))
+        Err(Failure::Error(format!("--seconds {seconds}: give 0.01 to {SECONDS_MAX}")))
     }
 }
 

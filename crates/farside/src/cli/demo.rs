@@ -59,10 +59,10 @@ enum Row<'a> {
 impl Demo {
     pub(super) fn run(self) -> Done {
         if !(0.1..=60.0).contains(&self.seconds) {
-            return Err(Failure::Told(format!("--seconds {}: give 0.1 to 60", self.seconds)));
+            return Err(Failure::Error(format!("--seconds {}: give 0.1 to 60", self.seconds)));
         }
         if !(32..=60_000).contains(&self.value_size) {
-            return Err(Failure::Told(format!("--value-size {}: give 32 to 60000", self.value_size)));
+            return Err(Failure::Error(format!("--value-size {}: give 32 to 60000", self.value_size)));
         }
         let page = (!self.no_html).then_some(&*self.html);
         page.map_or(Ok(()), check_may_write)?;
@@ -97,10 +97,10 @@ impl Demo {
             return Ok(());
         }
         if let Some(path) = path {
-            tell!("The same as a web page with figures: {}", path.display());
+            print_line!("The same as a web page with figures: {}", path.display());
         }
         let seconds = began.elapsed().as_secs_f64();
-        tell!("Done in {seconds:.0} s. Next: 'farside up', and what it suggests.");
+        print_line!("Done in {seconds:.0} s. Next: 'farside up', and what it suggests.");
         Ok(())
     }
 }
@@ -108,9 +108,9 @@ impl Demo {
 /// Checks that the page can be written to `path`: a new file, an empty one, or an earlier page of the demo.
 fn check_may_write(path: &Path) -> Done {
     let otherwise = "name another with --html FILE, or omit the page with --no-html";
-    files::can_be_written(path).map_err(|failure| match failure {
-        Failure::Told(reason) => {
-            Failure::Told(format!("{reason}, with --html FILE, or omit the page with --no-html"))
+    files::check_writable(path).map_err(|failure| match failure {
+        Failure::Error(reason) => {
+            Failure::Error(format!("{reason}, with --html FILE, or omit the page with --no-html"))
         }
         other => other,
     })?;
@@ -120,11 +120,11 @@ fn check_may_write(path: &Path) -> Done {
     let mut start = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(page::MARKED_WITHIN).read_to_end(&mut start))
-        .map_err(|error| Failure::Told(format!("cannot read '{}': {error}; {otherwise}", path.display())))?;
+        .map_err(|error| Failure::Error(format!("cannot read '{}': {error}; {otherwise}", path.display())))?;
     let is_ours = start.windows(page::MARK.len()).any(|bytes| bytes == page::MARK.as_bytes());
     match is_ours || start.is_empty() {
         true => Ok(()),
-        false => Err(Failure::Told(format!(
+        false => Err(Failure::Error(format!(
             "'{}' exists and is not a page of 'farside demo': {otherwise}",
             path.display()
         ))),
@@ -135,11 +135,11 @@ fn print_stopped(results: &Results) -> Done {
     let stopped = &results.stopped;
     let [before, during, after] =
         [stopped.before_ops_per_s, stopped.while_ops_per_s, stopped.after_ops_per_s].map(|rate| rate / 1e6);
-    tell!("The node is process {}. A connected client reads", stopped.pid);
-    tell!("  before 'kill -STOP' {before:>6.2} million values a second");
-    tell!("  while it is stopped {during:>6.2} million values a second");
-    tell!("  after 'kill -CONT'  {after:>6.2} million values a second");
-    tell!();
+    print_line!("The node is process {}. A connected client reads", stopped.pid);
+    print_line!("  before 'kill -STOP' {before:>6.2} million values a second");
+    print_line!("  while it is stopped {during:>6.2} million values a second");
+    print_line!("  after 'kill -CONT'  {after:>6.2} million values a second");
+    print_line!();
     Ok(())
 }
 
@@ -189,9 +189,11 @@ fn print_runs(results: &Results) -> Done {
             "1.00".into(),
         ]);
     }
-    tell!("{table}");
-    tell!("Workload c reads; a is half reads and half overwrites, and is compared with the floor of reads.");
-    tell!(
+    print_line!("{table}");
+    print_line!(
+        "Workload c reads; a is half reads and half overwrites, and is compared with the floor of reads."
+    );
+    print_line!(
         "local and shm are compared with 'by hand', tls with tcp's floor. s/Mop: CPU seconds per million operations."
     );
     Ok(())
@@ -200,17 +202,17 @@ fn print_runs(results: &Results) -> Done {
 fn print_compared(results: &Results) -> Done {
     let way = |report: &CompareReport| (report.depth, report.cores);
     for group in results.compared.chunk_by(|one, next| way(one) == way(next)) {
-        tell!();
-        tell!("{}:", page::setup_of(group));
-        tell!("{}", rows::table(group).to_string().trim_end());
+        print_line!();
+        print_line!("{}:", page::setup_of(group));
+        print_line!("{}", rows::table(group).to_string().trim_end());
     }
     if !results.compared.is_empty() {
-        tell!("'farside bench compare' prints more, with notes on how to read it.");
+        print_line!("'farside bench compare' prints more, with notes on how to read it.");
     }
-    for told in &results.skipped {
-        tell!("Left out: {told}.");
+    for reported in &results.skipped {
+        print_line!("Left out: {reported}.");
     }
-    tell!();
+    print_line!();
     Ok(())
 }
 
@@ -220,7 +222,7 @@ fn print_rows(results: &Results) -> Done {
     let rows =
         rows.chain(results.runs.iter().map(Row::Ycsb)).chain(results.compared.iter().map(Row::Compare));
     for row in rows {
-        tell!("{}", serde_json::to_string(&row)?);
+        print_line!("{}", serde_json::to_string(&row)?);
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ impl Doctor {
         if let Some(pool) = &self.target.node.pool {
             report.heading(&format!("The way to {pool}"))?;
             let settings = self.target.settings().map_err(|failure| match failure {
-                Failure::Told(reason) => reason,
+                Failure::Error(reason) => reason,
                 other => unreachable!("invalid settings are a failure with a reason: {other:?}"),
             });
             reach::checks(settings, |check| report.print(&check))?;
@@ -95,8 +95,8 @@ impl Report {
     fn heading(&self, text: &str) -> Done {
         match (self.json, self.colour) {
             (true, _) => {}
-            (false, true) => tell!("\x1b[1m{text}\x1b[0m"),
-            (false, false) => tell!("{text}"),
+            (false, true) => print_line!("\x1b[1m{text}\x1b[0m"),
+            (false, false) => print_line!("{text}"),
         }
         Ok(())
     }
@@ -110,8 +110,8 @@ impl Report {
             Verdict::Ok | Verdict::Note => {}
         }
         match self.json {
-            true => tell!("{}", serde_json::to_string(check)?),
-            false => tell!("{}", check.text(self.colour)),
+            true => print_line!("{}", serde_json::to_string(check)?),
+            false => print_line!("{}", check.text(self.colour)),
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Report {
     fn finish(self, success: &str, failure: &str) -> Done {
         if !self.failed.is_empty() {
             let failed: Vec<&str> = self.failed.into_iter().collect();
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{failure}: {}; the reasons and remedies are above",
                 failed.join(", ")
             )));
@@ -130,7 +130,7 @@ impl Report {
                 1 => " One thing could be better: see 'warn'.".into(),
                 many => format!(" {many} things could be better: see 'warn'."),
             };
-            tell!("{success}{warnings}");
+            print_line!("{success}{warnings}");
         }
         Ok(())
     }
@@ -194,7 +194,9 @@ mod tests {
         assert!(check.found.contains(found), "{check:?}");
         match remedy {
             "" => assert_eq!(check.remedy, None, "{check:?}"),
-            remedy => assert!(check.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{check:?}"),
+            remedy => {
+                assert!(check.remedy.as_ref().is_some_and(|reported| reported.contains(remedy)), "{check:?}")
+            }
         }
     }
 
@@ -243,9 +245,9 @@ mod tests {
             let text = String::from_utf8_lossy(&bytes);
             for of_any in [memory::of_any, processor::of_any, system::of_any, network::of_any] {
                 for check in of_any(&text) {
-                    let told = check.text(false);
+                    let reported = check.text(false);
                     let lines = 1 + usize::from(check.remedy.is_some());
-                    assert!(told.lines().count() == lines && !told.contains('\x1b'), "{told:?}");
+                    assert!(reported.lines().count() == lines && !reported.contains('\x1b'), "{reported:?}");
                 }
             }
             let folders = groups(Some(&text), "cpu");

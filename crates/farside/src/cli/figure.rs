@@ -106,10 +106,12 @@ fn doubling(most: u32) -> impl Iterator<Item = u32> {
 impl Figure {
     pub(super) fn run(self) -> Done {
         if self.csv.is_some() && self.csv == self.svg {
-            return Err(Failure::Told("--csv and --svg name the same file: give two different files".into()));
+            return Err(Failure::Error(
+                "--csv and --svg name the same file: give two different files".into(),
+            ));
         }
         // Checked first: a figure takes minutes, which would be lost if a folder were missing.
-        [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| files::can_be_written(path))?;
+        [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| files::check_writable(path))?;
         match self.fabric {
             Source::Sim => self.predict(),
             Source::Fabric(fabric) => self.measure(fabric),
@@ -124,19 +126,19 @@ impl Figure {
             ("--records", self.records.is_some()),
         ];
         if let Some((flag, _)) = measured.into_iter().find(|(_, is_given)| *is_given) {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{flag} applies to measurements, but the figure is predicted: omit it, or name a fabric, for example \
                  --fabric udp"
             )));
         }
-        let prediction = self.which.predict(self.operations.unwrap_or(20_000)).map_err(Failure::Told)?;
+        let prediction = self.which.predict(self.operations.unwrap_or(20_000)).map_err(Failure::Error)?;
         self.draw(&prediction.picture)?;
-        let told = if self.json { prediction.json() } else { prediction.table() };
-        tell!("{}", told.trim_end());
+        let reported = if self.json { prediction.json() } else { prediction.table() };
+        print_line!("{}", reported.trim_end());
         if prediction.is_met() {
             return Ok(());
         }
-        Err(Failure::Told(format!(
+        Err(Failure::Error(format!(
             "the prediction of {} misses its tolerance: see the rows with NO",
             self.which.name
         )))
@@ -144,14 +146,14 @@ impl Figure {
 
     fn measure(self, fabric: FabricArg) -> Done {
         if self.operations.is_some() {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--operations applies to predictions, but the figure is measured: give --rounds instead"
                     .into(),
             ));
         }
         let is_under_load = |fabrics: &OnFabrics| matches!(fabrics, OnFabrics::Stores(_));
         if !is_under_load(&self.which.fabrics) && (self.clients.is_some() || self.records.is_some()) {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{} measures one op at a time: omit --clients and --records, or measure {}",
                 self.which.name,
                 listed(is_under_load, "or")
@@ -167,8 +169,8 @@ impl Figure {
         };
         let measurement = measure.run()?;
         self.draw(&measurement.picture)?;
-        let told = if self.json { measurement.json() } else { measurement.table() };
-        tell!("{}", told.trim_end());
+        let reported = if self.json { measurement.json() } else { measurement.table() };
+        print_line!("{}", reported.trim_end());
         Ok(())
     }
 

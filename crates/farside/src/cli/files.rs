@@ -69,7 +69,7 @@ fn watch_for_the_end() -> io::Result<()> {
 ///
 /// # Errors
 /// It cannot be opened for writing.
-pub(super) fn can_be_written(path: &Path) -> Done {
+pub(super) fn check_writable(path: &Path) -> Done {
     // Not opened if it is a pipe: closing it again would look like the end of the data to the reader.
     if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return Ok(());
@@ -89,5 +89,5 @@ pub(super) fn write(path: &Path, content: impl AsRef<[u8]>) -> Done {
 }
 
 pub(super) fn unwritable(path: &Path, error: &io::Error) -> Failure {
-    Failure::Told(format!("cannot write '{}': {error}; name a file that can be written", path.display()))
+    Failure::Error(format!("cannot write '{}': {error}; name a file that can be written", path.display()))
 }

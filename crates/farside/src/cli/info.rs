@@ -50,7 +50,7 @@ impl Info {
             None => {}
         }
         for (name, setting) in all(&settings) {
-            tell!("{name:<14}{}  ({})", setting.value, setting.origin);
+            print_line!("{name:<14}{}  ({})", setting.value, setting.origin);
         }
         Ok(())
     }
@@ -98,7 +98,7 @@ fn print_json(settings: &Settings) -> Done {
     let fields = all(settings).into_iter().map(|(name, setting)| {
         (name.to_owned(), serde_json::json!({ "value": typed(name, &setting), "origin": setting.origin }))
     });
-    tell!("{}", serde_json::Value::Object(fields.collect()));
+    print_line!("{}", serde_json::Value::Object(fields.collect()));
     Ok(())
 }
 
@@ -134,7 +134,7 @@ pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
     if json {
         let mut object = serde_json::to_value(&info)?;
         object["stores"] = stores.iter().map(store_json).collect();
-        tell!("{object}");
+        print_line!("{object}");
         return Ok(());
     }
     let longest = stores.iter().map(|store| "store ".len() + store.name.len()).max().unwrap_or(0);
@@ -150,7 +150,7 @@ pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
         ("leaked buffers found", info.scanned_buffers.to_string()),
     ];
     for (name, value) in rows {
-        tell!("{name:<width$}{value}");
+        print_line!("{name:<width$}{value}");
     }
     let refused = [
         ("unknown tokens", info.refusals.bad_tokens),
@@ -163,11 +163,11 @@ pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
         ("packets replayed", info.refusals.replayed),
     ];
     for (name, count) in refused.into_iter().filter(|&(_, count)| count > 0) {
-        tell!("{name:<width$}{count}");
+        print_line!("{name:<width$}{count}");
     }
     for store in stores {
         let name = format!("store {}", store.name);
-        tell!("{name:<width$}{}, {}", store.kind, human_bytes(store.quota));
+        print_line!("{name:<width$}{}, {}", store.kind, human_bytes(store.quota));
     }
     Ok(())
 }

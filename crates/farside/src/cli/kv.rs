@@ -96,7 +96,7 @@ struct Stat {
 impl Kv {
     pub(super) fn run(self) -> Done {
         if self.trace && matches!(self.action, Action::Load(_) | Action::Dump(_) | Action::Stat(_)) {
-            return Err(Failure::Told("--trace works with put, get and del only: leave it out here".into()));
+            return Err(Failure::Error("--trace works with put, get and del only: leave it out here".into()));
         }
         let (pool, store) = self.target.connect()?;
         if let Action::Stat(Stat { json, watch, count }) = self.action {
@@ -172,13 +172,13 @@ pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvE
     match pool.stores() {
         Ok(stores) if !stores.is_empty() && stores.iter().all(|other| other.name != store) => {
             let names: Vec<&str> = stores.iter().map(|store| store.name.as_str()).collect();
-            Failure::Told(format!(
+            Failure::Error(format!(
                 "there is no store '{store}'; the node has: {}; create it with 'farside store create {store}', or \
                  name another with --store",
                 names.join(", ")
             ))
         }
-        _ => Failure::Told(reason),
+        _ => Failure::Error(reason),
     }
 }
 
@@ -186,7 +186,7 @@ pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvE
 fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     let Some(argument) = argument.filter(|argument| argument != "-") else {
         if is_closed(io::stdin().as_fd()) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "standard input is closed: redirect it, or give the value as an argument ('' for an empty one)".into(),
             ));
         }
@@ -194,7 +194,7 @@ fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     };
     match argument.as_bytes().strip_prefix(b"@") {
         None => Ok(argument.into_vec()),
-        Some(b"") => Err(Failure::Told(
+        Some(b"") => Err(Failure::Error(
             "'@' names no file: write @FILE, or pass a value that begins with '@' through standard input"
                 .into(),
         )),
@@ -220,7 +220,7 @@ fn read_value(input: impl Read, name: &Path) -> Result<Vec<u8>, Failure> {
     let read = input.take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value);
     read.map_err(|error| cannot_read(name, &error))?;
     if value.len() > farside::VALUE_MAX {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "{} is larger than {}, the largest possible value: split it",
             name.display(),
             human_bytes(farside::VALUE_MAX as u64)
@@ -230,7 +230,7 @@ fn read_value(input: impl Read, name: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 fn cannot_read(path: &Path, error: &io::Error) -> Failure {
-    Failure::Told(format!(
+    Failure::Error(format!(
         "could not read {}: {error}; name a file that you may read, or '-' for standard input",
         path.display()
     ))
@@ -243,7 +243,7 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     if json {
         let mut stat = serde_json::to_value(&stat)?;
         stat["epoch"] = known.and_then(|store| shape_of(&store)).map(|table| table.epoch).into();
-        tell!("{stat}");
+        print_line!("{stat}");
         return Ok(());
     }
     let rows = [
@@ -257,10 +257,10 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
         ("  parked", String::new(), format!("{} buffers", stat.parked_buffers)),
     ];
     for (name, amount, more) in rows {
-        tell!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
+        print_line!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
     }
     for pid in &stat.delaying_pids {
-        tell!("memory waits for process {pid}; if it is stopped, resume it with 'kill -CONT {pid}'");
+        print_line!("memory waits for process {pid}; if it is stopped, resume it with 'kill -CONT {pid}'");
     }
     Ok(())
 }

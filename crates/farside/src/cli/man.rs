@@ -28,17 +28,17 @@ impl Man {
         whole.build();
         if let Some(folder) = &self.out {
             let failed = |error: std::io::Error| {
-                Failure::Told(format!(
+                Failure::Error(format!(
                     "could not write pages to {}: {error}; name another folder",
                     folder.display()
                 ))
             };
             std::fs::create_dir_all(folder).map_err(failed)?;
             let count = write_all(&whole, folder).map_err(failed)?;
-            tell!("{count} pages: {}", folder.display());
+            print_line!("{count} pages: {}", folder.display());
             return Ok(());
         }
-        let command = named(&whole, &self.command).map_err(Failure::Told)?;
+        let command = named(&whole, &self.command).map_err(Failure::Error)?;
         written(std::io::stdout().write_all(&page(command)))
     }
 }

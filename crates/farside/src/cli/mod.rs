@@ -7,8 +7,8 @@
 //! - 141: the reader of standard output, such as `head`, has closed the pipe. Nothing is printed. A shell reports the
 //!   same code for a process that SIGPIPE killed.
 
-/// Prints a line to standard output. Returns `Failure::Unread` from the caller if the reader has closed the pipe.
-macro_rules! tell {
+/// Prints a line to standard output. Returns `Failure::ClosedPipe` from the caller if the reader has closed the pipe.
+macro_rules! print_line {
     ($($text:tt)*) => {{
         use std::io::Write;
         $crate::cli::written(writeln!(std::io::stdout(), $($text)*))?
@@ -140,7 +140,7 @@ impl Target {
     fn settings(&self, store: Option<&str>) -> Result<Settings, Failure> {
         let Target { pool, token_file, tls_ca, insecure_udp } = self.clone();
         let settings = Settings::resolve(File { pool, store: store.map(str::to_owned), token_file, tls_ca });
-        Ok(Settings { insecure_udp, ..settings.map_err(Failure::Told)? })
+        Ok(Settings { insecure_udp, ..settings.map_err(Failure::Error)? })
     }
 
     fn connect(&self) -> Result<farside::Pool, Failure> {
@@ -155,13 +155,13 @@ impl Target {
 fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
     let url = &settings.pool.value;
     if url.starts_with("local:") {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "a node at '{url}' would run in this command's process and end with it: start one with 'farside up', and \
              name it with --pool shm:PATH"
         )));
     }
-    let token = settings.token().map_err(Failure::Told)?;
-    let tls_ca = settings.tls_ca().map_err(Failure::Told)?;
+    let token = settings.token().map_err(Failure::Error)?;
+    let tls_ca = settings.tls_ca().map_err(Failure::Error)?;
     let insecure_udp = settings.insecure_udp;
     Ok(farside::connect_with(url, &farside::Options { token, tls_ca, insecure_udp })?)
 }
@@ -195,14 +195,14 @@ enum Failure {
     /// The condition of a conditional put is not met, or a simulated run is not known to be good. Holds the reason.
     NotGood(String),
     /// The reader of standard output has closed the pipe.
-    Unread,
+    ClosedPipe,
     /// Any other failure. Holds the reason and the remedy.
-    Told(String),
+    Error(String),
 }
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::Told(error.to_string())
+        Failure::Error(error.to_string())
     }
 }
 
@@ -211,8 +211,8 @@ type Done = Result<(), Failure>;
 /// Converts the result of a write to standard output.
 fn written(result: io::Result<()>) -> Done {
     result.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::Unread,
-        _ => Failure::Told(format!(
+        io::ErrorKind::BrokenPipe => Failure::ClosedPipe,
+        _ => Failure::Error(format!(
             "could not write to standard output: {error}; free some space, or redirect the output"
         )),
     })
@@ -260,8 +260,8 @@ pub(crate) fn main() -> ExitCode {
             note!("farside: {reason}");
             ExitCode::from(1)
         }
-        Err(Failure::Unread) => ExitCode::from(141),
-        Err(Failure::Told(reason)) => {
+        Err(Failure::ClosedPipe) => ExitCode::from(141),
+        Err(Failure::Error(reason)) => {
             note!("farside: {reason}");
             ExitCode::from(2)
         }
@@ -280,7 +280,7 @@ fn allow_descriptors() {
 /// Pages are allocated on first write, so a shortage would show only later, when the OOM killer ends some process.
 fn check_available(bytes: u64, remedy: &str) -> Done {
     match available_memory() {
-        Some(available) if bytes > available => Err(Failure::Told(format!(
+        Some(available) if bytes > available => Err(Failure::Error(format!(
             "{} of memory are needed and this machine has {} available: {remedy}",
             human_bytes(bytes),
             human_bytes(available)

@@ -202,7 +202,7 @@ impl Serve {
         if self.tokens.is_some() && !self.shm_trusts_all {
             return match &self.socket {
                 None => Ok(None),
-                Some(_) => Err(Failure::Told(
+                Some(_) => Err(Failure::Error(
                     "--socket serves shm, whose clients may do everything, so it contradicts --tokens: leave --socket \
                      out, or give --shm-trusts-all if you trust all programs of this user"
                         .into(),
@@ -211,13 +211,13 @@ impl Serve {
         }
         let socket = self.socket.clone().unwrap_or_else(default_socket);
         if let Some(path) = socket.as_os_str().as_bytes().strip_prefix(b"shm:") {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "--socket takes a path, and {} is a URL: leave out shm:, as in --socket {}",
                 socket.display(),
                 path.escape_ascii()
             )));
         }
-        make_folder_of(&socket).map_err(Failure::Told)?;
+        make_folder_of(&socket).map_err(Failure::Error)?;
         Ok(Some(socket))
     }
 
@@ -227,13 +227,13 @@ impl Serve {
     /// A flag lacks another flag that it needs, or a certificate cannot be used.
     fn listen(&self) -> Result<Vec<Listen>, Failure> {
         if self.engines > 1 && self.listen.is_empty() {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--engines has no effect without --listen: give --listen, or leave --engines out".into(),
             ));
         }
         let has_udp = self.listen.iter().any(|at| matches!(at, At::Plain(Listen::Udp(_))));
         if self.insecure_udp && (self.tokens.is_none() || !has_udp) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--insecure-udp has no effect without --tokens and --listen udp://: give both, or leave \
                  --insecure-udp out"
                     .into(),
@@ -243,14 +243,14 @@ impl Serve {
         let by_tls = match (&self.tls_cert, &self.tls_key) {
             (Some(certificate), Some(key)) if has_tls => Some(with_certificate(certificate, key)?),
             (None, None) if has_tls => {
-                return Err(Failure::Told(
+                return Err(Failure::Error(
                     "--listen tls:// requires a certificate: give --tls-cert and --tls-key ('farside tls new' \
                      creates both)"
                         .into(),
                 ));
             }
             (Some(_), _) => {
-                return Err(Failure::Told(
+                return Err(Failure::Error(
                     "--tls-cert has no effect, as no --listen tls:// is given: give one, or leave --tls-cert out"
                         .into(),
                 ));
@@ -286,7 +286,7 @@ impl Serve {
         if self.die_with_parent {
             die_with_parent()?;
         }
-        let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Told)?;
+        let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Error)?;
         let listen = self.listen()?;
         let socket = self.socket()?;
         let bytes = self.memory();
@@ -320,7 +320,7 @@ impl Serve {
             self.make_store(&host, name, found)?;
         }
         let shm = socket.map_or_else(String::new, |socket| format!(" at shm:{}", socket.display()));
-        tell!(
+        print_line!(
             "farside: node pid {} serves {} of memory ({} pages){shm}",
             std::process::id(),
             human_bytes(bytes),
@@ -354,15 +354,15 @@ impl Serve {
         let Some(listen) = self.admin else { return Ok(None) };
         let token = self.admin_token_file.as_ref().map(|path| {
             let bytes = std::fs::read(path).map_err(|error| {
-                Failure::Told(format!(
+                Failure::Error(format!(
                     "could not read the token in {}: {error}; name a file that you may read",
                     path.display()
                 ))
             })?;
             match bytes.trim_ascii() {
-                b"" => Err(Failure::Told(format!("{} holds no token: put one into it", path.display()))),
+                b"" => Err(Failure::Error(format!("{} holds no token: put one into it", path.display()))),
                 // An HTTP header can carry no other characters.
-                token if !token.iter().all(u8::is_ascii_graphic) => Err(Failure::Told(format!(
+                token if !token.iter().all(u8::is_ascii_graphic) => Err(Failure::Error(format!(
                     "{} holds no token: put one line of visible ASCII characters without spaces into it, such as \
                      'openssl rand -hex 16' writes",
                     path.display()
@@ -387,7 +387,7 @@ impl Serve {
             return Ok(());
         }
         let Ok(Answer::NodeInfo(info)) = host.ask(Ask::NodeInfo, STORE_WAIT) else {
-            return Err(Failure::Told("the new node did not respond: start it again".into()));
+            return Err(Failure::Error("the new node did not respond: start it again".into()));
         };
         let mut new = NewStore::prism_kv(name, self.quota.map_or_else(|| all_of(&info), Ok)?);
         (new.items, new.collision_free) = (self.items, self.collision_free);
@@ -440,7 +440,7 @@ fn all_of(info: &NodeInfo) -> Result<u64, Failure> {
     const MIN: u64 = 2; // One segment for a table, one for buffers.
     let unassigned = info.unassigned_bytes / SEGMENT_SIZE;
     match unassigned.saturating_sub(Division::reserve_of(unassigned)) {
-        ..MIN => Err(Failure::Told(format!(
+        ..MIN => Err(Failure::Error(format!(
             "the node has {} MiB of unassigned memory, too little for --store: drop a store, or serve more --memory",
             info.unassigned_bytes >> 20
         ))),
@@ -463,11 +463,11 @@ enum At {
 #[cfg(feature = "tls")]
 fn with_certificate(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
     use farside_fabrics::tcp::tls::{Identity, IdentityError};
-    let shown = read_text(certificate, "certificates").map_err(Failure::Told)?;
-    let secret = read_private(key).map_err(Failure::Told)?;
+    let shown = read_text(certificate, "certificates").map_err(Failure::Error)?;
+    let secret = read_private(key).map_err(Failure::Error)?;
     let identity = Identity::from_pem(shown.as_bytes(), secret.as_bytes());
     let identity = identity.map_err(|error| {
-        Failure::Told(match error {
+        Failure::Error(match error {
             IdentityError::Certificate(reason) => format!("{} {reason}", certificate.display()),
             IdentityError::Key(reason) => format!("{} {reason}", key.display()),
         })
@@ -477,7 +477,7 @@ fn with_certificate(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr
 
 #[cfg(not(feature = "tls"))]
 fn with_certificate(_certificate: &Path, _key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
-    Err::<fn(SocketAddr) -> Listen, _>(Failure::Told(farside::parts::NO_TLS.into()))
+    Err::<fn(SocketAddr) -> Listen, _>(Failure::Error(farside::parts::NO_TLS.into()))
 }
 
 /// Parses, for clap, an address of `--listen`.
@@ -518,7 +518,7 @@ pub(super) fn die_with_parent() -> Done {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     if rustix::process::getppid() != parent {
-        return Err(Failure::Told("the process that started this one has ended".into()));
+        return Err(Failure::Error("the process that started this one has ended".into()));
     }
     Ok(())
 }

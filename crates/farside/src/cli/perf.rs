@@ -368,7 +368,7 @@ impl Test {
 }
 
 fn refuse<T>(reason: &str) -> Result<T, Failure> {
-    Err(Failure::Told(reason.to_owned()))
+    Err(Failure::Error(reason.to_owned()))
 }
 
 /// clap parser: bytes of a request.

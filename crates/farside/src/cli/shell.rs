@@ -64,7 +64,8 @@ impl Shell {
             Format::Quoted
         };
         let words: Vec<_> = self.command.into_iter().map(OsString::into_vec).collect();
-        let alone = if words.is_empty() { None } else { Some(command::parse(words).map_err(Failure::Told)?) };
+        let alone =
+            if words.is_empty() { None } else { Some(command::parse(words).map_err(Failure::Error)?) };
         if let Some(Command::Help(about)) = alone {
             return help(about, format);
         }
@@ -122,7 +123,7 @@ impl Open {
             line.clear();
             let read = input.by_ref().take(LINE_MAX).read_until(b'\n', &mut line);
             let read = read.map_err(|error| {
-                Failure::Told(format!(
+                Failure::Error(format!(
                     "could not read standard input: {error}; pipe commands in, a line each"
                 ))
             })?;
@@ -138,18 +139,18 @@ impl Open {
                     note!("farside: line {number}: absent: the store has no such key");
                     continue;
                 }
-                Err(Failure::Told(reason)) => format!("line {number}: {reason}"),
+                Err(Failure::Error(reason)) => format!("line {number}: {reason}"),
                 Err(other) => return Err(other),
             };
             if !keep_going {
-                return Err(Failure::Told(reason));
+                return Err(Failure::Error(reason));
             }
             note!("farside: {reason}");
             failed += 1;
         }
         match failed {
             0 => Ok(()),
-            _ => Err(Failure::Told(format!("{failed} of {number} lines failed; the others were executed"))),
+            _ => Err(Failure::Error(format!("{failed} of {number} lines failed; the others were executed"))),
         }
     }
 
@@ -160,16 +161,19 @@ impl Open {
             LEAVE_EDITOR,
         )?;
         let file = config::state_folder().map(|folder| folder.join("history"));
-        let mut lines = Lines::open(self.session.pool.clone(), file).map_err(Failure::Told)?;
+        let mut lines = Lines::open(self.session.pool.clone(), file).map_err(Failure::Error)?;
         // Registered after the editor's own handler, because the last one registered is called.
         signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&self.stop))?;
         if self.printer.format == Format::Quoted {
             let url = self.session.pool.url();
-            tell!("Store '{}' at {url}. 'help' lists the commands; Ctrl-D exits.", self.session.store());
+            print_line!(
+                "Store '{}' at {url}. 'help' lists the commands; Ctrl-D exits.",
+                self.session.store()
+            );
         }
         loop {
             let prompt = format!("{}> ", self.session.store());
-            let typed = match lines.next(&prompt).map_err(Failure::Told)? {
+            let typed = match lines.next(&prompt).map_err(Failure::Error)? {
                 Typed::End => return Ok(()),
                 Typed::Cancelled => continue,
                 Typed::Line(line) => line,
@@ -180,7 +184,7 @@ impl Open {
                     Ok(Outcome::Leave) => return Ok(()),
                     Ok(Outcome::Done | Outcome::Absent) => {}
                     Ok(Outcome::Unmet(reason)) => note!("{reason}"),
-                    Err(Failure::Told(reason)) => note!("error: {reason}"),
+                    Err(Failure::Error(reason)) => note!("error: {reason}"),
                     Err(other) => return Err(other),
                 }
             }
@@ -188,11 +192,11 @@ impl Open {
     }
 
     fn line(&mut self, line: &[u8]) -> Result<Outcome, Failure> {
-        let words = words::split(line).map_err(Failure::Told)?;
+        let words = words::split(line).map_err(Failure::Error)?;
         if words.is_empty() {
             return Ok(Outcome::Done);
         }
-        let command = command::parse(words).map_err(Failure::Told)?;
+        let command = command::parse(words).map_err(Failure::Error)?;
         let timed = self.timing && !matches!(command, Command::Time(_) | Command::Quit);
         let since = Instant::now();
         let outcome = self.carry_out(command, false);
@@ -342,17 +346,17 @@ fn help(about: Option<&'static Description>, format: Format) -> Done {
     };
     match about {
         Some(known) => {
-            tell!("{}", shown(known));
+            print_line!("{}", shown(known));
             if format != Format::Json && !known.more.is_empty() {
-                tell!("{}", known.more);
+                print_line!("{}", known.more);
             }
         }
         None => {
             for known in &ALL {
-                tell!("{}", shown(known));
+                print_line!("{}", shown(known));
             }
             if format != Format::Json {
-                tell!("{:<26}exit the shell, as Ctrl-D does", "quit");
+                print_line!("{:<26}exit the shell, as Ctrl-D does", "quit");
             }
         }
     }

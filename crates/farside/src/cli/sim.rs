@@ -27,7 +27,7 @@ on every machine.\n\nExit codes: 0 all runs are good, 1 a run is wrong or undeci
 )]
 pub(super) struct Sim {
     /// System to test
-    #[arg(long, value_name = "NAME", default_value = registry::usual().kind, value_parser = systems())]
+    #[arg(long, value_name = "NAME", default_value = registry::default_kv().kind, value_parser = systems())]
     system: System,
     /// Run this seed, and report its details
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
@@ -153,7 +153,7 @@ impl Sim {
         if self.list_mutants {
             for system in System::all() {
                 for mutant in system.mutants() {
-                    tell!("{mutant:?} {}", system.name());
+                    print_line!("{mutant:?} {}", system.name());
                 }
             }
             return Ok(());
@@ -175,7 +175,7 @@ impl Sim {
         let Faults(faults) = &self.faults;
         if let Some(carrier) = self.carrier.filter(|_| faults.len() < Fault::ALL.len()) {
             let impossible = faults.iter().copied().find(|fault| !carrier.can_have(*fault));
-            impossible.map_or(Ok(()), |fault| Err(Failure::Told(impossible_fault(carrier, fault))))?;
+            impossible.map_or(Ok(()), |fault| Err(Failure::Error(impossible_fault(carrier, fault))))?;
         }
         Ok(Setup {
             system: self.system,
@@ -192,16 +192,16 @@ impl Sim {
         [&self.history, &self.events, &self.picture]
             .into_iter()
             .flatten()
-            .try_for_each(|path| files::can_be_written(path))?;
+            .try_for_each(|path| files::check_writable(path))?;
         let events = self.events.as_deref().map(EventFile::create).transpose()?;
         let judged = judge_recorded(setup, seed, !self.no_check, events.as_ref().map(EventFile::lines));
         events.map_or(Ok(()), |events| events.end(&judged))?;
         self.write_history(&judged)?;
         self.write_picture(&judged)?;
         if self.json {
-            tell!("{}", json(&judged));
+            print_line!("{}", json(&judged));
         } else {
-            tell!("{}", report_text(&judged));
+            print_line!("{}", report_text(&judged));
         }
         good(u64::from(judged.is_bad()), 1)
     }
@@ -215,7 +215,7 @@ impl Sim {
         for seed in seeds {
             let judged = judge(setup, seed, !self.no_check);
             if self.json {
-                tell!("{}", json(&judged));
+                print_line!("{}", json(&judged));
             }
             totals.add(&judged);
             if judged.is_bad() {
@@ -228,15 +228,15 @@ impl Sim {
         }
         bar.finish_and_clear();
         if !self.json {
-            tell!("{of} seeds of {} in {:.1} s", setup.system.name(), since.elapsed().as_secs_f64());
-            tell!("{}", totals.text(setup));
+            print_line!("{of} seeds of {} in {:.1} s", setup.system.name(), since.elapsed().as_secs_f64());
+            print_line!("{}", totals.text(setup));
             for judged in &bad {
                 let reason = judged.reasons.first().map_or("", String::as_str);
                 let reason = reason.lines().next().unwrap_or_default();
-                tell!("seed {} is {}: {reason}", judged.seed, judged.verdict.name());
-                tell!("  replay: {}", replay(setup, judged.seed));
+                print_line!("seed {} is {}: {reason}", judged.seed, judged.verdict.name());
+                print_line!("  replay: {}", replay(setup, judged.seed));
             }
-            tell!("{}", verdict_on_many(bad.len(), self.no_check, totals.property));
+            print_line!("{}", verdict_on_many(bad.len(), self.no_check, totals.property));
         }
         good(bad.len() as u64, of)
     }
@@ -270,16 +270,16 @@ impl Sim {
 /// Replays the kills of a file, and reports the mutants that survive.
 #[cfg(farside_mutants)]
 fn replay_kills(system: System, path: &Path) -> Done {
-    let unread = |reason: String| Failure::Told(format!("{}: {reason}", path.display()));
+    let unread = |reason: String| Failure::Error(format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| unread(error.to_string()))?;
     let kills = farside_trial::kills::parse(&text).map_err(unread)?;
     let mut alive = 0;
-    for (mutant, told) in farside_trial::kills::replay(system, &kills) {
-        match told {
-            Ok(why) => tell!("{mutant} killed by {why}"),
+    for (mutant, reported) in farside_trial::kills::replay(system, &kills) {
+        match reported {
+            Ok(why) => print_line!("{mutant} killed by {why}"),
             Err(why) => {
                 alive += 1;
-                tell!("{mutant}: {why}");
+                print_line!("{mutant}: {why}");
             }
         }
     }
@@ -456,8 +456,8 @@ impl Totals {
             out += &format!("\n  {:12}", fault.name());
             for (at, phase) in all.iter().enumerate() {
                 let times = self.matrix.of(fault, at).to_string();
-                let told = if can_strike(fault, phase, &setup.carriers()) { times.as_str() } else { "-" };
-                out += &format!(" {told:>9}");
+                let reported = if can_strike(fault, phase, &setup.carriers()) { times.as_str() } else { "-" };
+                out += &format!(" {reported:>9}");
             }
         }
         out

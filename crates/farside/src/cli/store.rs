@@ -2,7 +2,7 @@
 
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
-use farside_systems::registry::{names, shape_of, usual};
+use farside_systems::registry::{default_kv, names, shape_of};
 use farside_systems::system::{Family, Shape};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ enum Action {
         /// Number of items for which its table is sized [default: derived from the quota]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
-        #[arg(long, default_value = usual().kind, help = help_of_kind())]
+        #[arg(long, default_value = default_kv().kind, help = help_of_kind())]
         kind: String,
         /// Give each 8-byte key its own slot (the paper's collision-free layout)
         #[arg(long)]
@@ -64,7 +64,7 @@ impl Store {
         match self.action {
             Action::Create { name, quota, items, kind, collision_free } => {
                 let store = pool.create_store(&NewStore { name, kind, quota, items, collision_free })?;
-                tell!("store '{}' has {}", store.name, human_bytes(store.quota));
+                print_line!("store '{}' has {}", store.name, human_bytes(store.quota));
             }
             Action::List { json } => list(&pool, json)?,
             Action::Rebuild { name, items } => {
@@ -72,9 +72,9 @@ impl Store {
                 loop {
                     let store = pool.stores()?.into_iter().find(|store| store.name == name);
                     let store = store
-                        .ok_or_else(|| Failure::Told(format!("store '{name}' was dropped meanwhile")))?;
+                        .ok_or_else(|| Failure::Error(format!("store '{name}' was dropped meanwhile")))?;
                     if store.former.is_none() {
-                        tell!("store '{name}' has {}", table_of(&store));
+                        print_line!("store '{name}' has {}", table_of(&store));
                         break;
                     }
                     std::thread::sleep(POLL_INTERVAL);
@@ -82,7 +82,7 @@ impl Store {
             }
             Action::Drop { name } => {
                 pool.drop_store(&name)?;
-                tell!("store '{name}' is dropped");
+                print_line!("store '{name}' is dropped");
             }
         }
         Ok(())
@@ -93,11 +93,11 @@ impl Store {
 pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
     for store in pool.stores()? {
         if json {
-            tell!("{}", store_json(&store));
+            print_line!("{}", store_json(&store));
         } else {
             let table = table_of(&store);
             let line = format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
-            tell!("{}", line.trim_end());
+            print_line!("{}", line.trim_end());
         }
     }
     Ok(())

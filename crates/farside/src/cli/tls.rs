@@ -43,19 +43,19 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 impl Tls {
     pub(super) fn run(self) -> Done {
         let Action::New { host, out, days } = self.action;
-        let made = Certificate::new(&host, days).map_err(Failure::Told)?;
+        let made = Certificate::new(&host, days).map_err(Failure::Error)?;
         std::fs::create_dir_all(&out).map_err(|error| {
-            Failure::Told(format!("could not create {}: {error}; name another folder", out.display()))
+            Failure::Error(format!("could not create {}: {error}; name another folder", out.display()))
         })?;
         let (certificate, key) = (out.join("cert.pem"), out.join("key.pem"));
-        made.write(&certificate, &key).map_err(Failure::Told)?;
+        made.write(&certificate, &key).map_err(Failure::Error)?;
         let [cert, key] = [certificate, key].map(|path| quoted(&path.display().to_string()));
         let (url, serves) = url_of(&host[0]);
-        tell!("A certificate for {}, valid for {days} days: {cert}; its key: {key}", host.join(", "));
-        tell!("Serve with both:");
-        tell!("  farside serve --store default --listen {serves} --tls-cert {cert} --tls-key {key}");
-        tell!("Clients trust the certificate, or a copy of it; the key stays where the node is:");
-        tell!("  farside kv put greeting hello --pool {url} --tls-ca {cert}");
+        print_line!("A certificate for {}, valid for {days} days: {cert}; its key: {key}", host.join(", "));
+        print_line!("Serve with both:");
+        print_line!("  farside serve --store default --listen {serves} --tls-cert {cert} --tls-key {key}");
+        print_line!("Clients trust the certificate, or a copy of it; the key stays where the node is:");
+        print_line!("  farside kv put greeting hello --pool {url} --tls-ca {cert}");
         Ok(())
     }
 }

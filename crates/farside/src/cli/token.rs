@@ -42,7 +42,7 @@ impl Token {
     pub(super) fn run(self) -> Done {
         let Action::New { name, store, admin, secret_file } = self.action;
         if store.is_empty() && !admin {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "the token would have no rights: give --store STORE=RIGHTS, such as default=all, or --admin"
                     .into(),
             ));
@@ -52,19 +52,19 @@ impl Token {
         let tokens = Tokens {
             token: vec![access::Token { name, sha256, admin, stores: store.into_iter().collect() }],
         };
-        tokens.check().map_err(Failure::Told)?;
+        tokens.check().map_err(Failure::Error)?;
         let entry = toml::to_string(&tokens)?;
         match secret_file {
-            Some(path) => write_new(&path, &secret).map_err(Failure::Told)?,
+            Some(path) => write_new(&path, &secret).map_err(Failure::Error)?,
             None => {
-                tell!(
+                print_line!(
                     "The secret, for the file that a client names with --token-file; it is printed only once:"
                 );
-                tell!("{secret}");
-                tell!("\nThe entry, for the file of 'farside serve --tokens':");
+                print_line!("{secret}");
+                print_line!("\nThe entry, for the file of 'farside serve --tokens':");
             }
         }
-        tell!("{entry}"); // Followed by an empty line, which separates it from the next entry of the file.
+        print_line!("{entry}"); // Followed by an empty line, which separates it from the next entry of the file.
         Ok(())
     }
 }

@@ -4,13 +4,13 @@ use super::{Done, Failure, warn_of_unused};
 use farside::figure::load;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Operation, Workload};
-use farside_systems::registry::{names, usual};
+use farside_systems::registry::{default_kv, names};
 use farside_systems::system::Family;
 
 /// Predict a system's latency and throughput on each platform, over each network
 #[derive(clap::Args)]
 pub(super) struct WhatIf {
-    #[arg(long, value_name = "NAME", default_value = usual().kind, value_parser = system, help = names(Family::Kv))]
+    #[arg(long, value_name = "NAME", default_value = default_kv().kind, value_parser = system, help = names(Family::Kv))]
     system: &'static str,
     /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
     /// The distribution of keys in a file has no effect
@@ -48,19 +48,19 @@ impl WhatIf {
             link_gbit: self.link,
             operations: self.operations,
         };
-        let answers = whatif::ask(&question).map_err(Failure::Told)?;
+        let answers = whatif::ask(&question).map_err(Failure::Error)?;
         if !self.json {
-            tell!(
+            print_line!(
                 "{}: {:.0} % reads, values of {value_len} bytes, a link of {} Gb/s",
                 self.system,
                 100.0 * reads,
                 self.link
             );
-            tell!("{}", whatif::table(&answers).trim_end());
+            print_line!("{}", whatif::table(&answers).trim_end());
             return Ok(());
         }
         for answer in answers {
-            tell!("{}", serde_json::to_string(&answer)?);
+            print_line!("{}", serde_json::to_string(&answer)?);
         }
         Ok(())
     }
@@ -69,13 +69,13 @@ impl WhatIf {
 /// The share of reads of a workload, and the bytes per value.
 fn mix(workload: &str) -> Result<(f64, usize), Failure> {
     if workload.contains('=') {
-        return terms(workload).map_err(Failure::Told);
+        return terms(workload).map_err(Failure::Error);
     }
     let workload = Workload::resolve(workload)?;
     let share = |operation| workload.mix.share(operation);
     let (reads, updates) = (share(Operation::Read), share(Operation::Update));
     if (reads + updates - 1.0).abs() > 1e-9 {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "workload {} has operations besides read and update, which the model does not cover: give the share of \
              reads instead, for example --workload reads=0.95,value=512",
             workload.name
@@ -85,7 +85,7 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
     let value_len = match workload.chosen.value_size {
         None => VALUE_LEN,
         Some(bytes) => usize::try_from(bytes).ok().filter(|&bytes| bytes <= VALUE_LEN_MAX).ok_or_else(|| {
-            Failure::Told(format!(
+            Failure::Error(format!(
                 "workload {} has values of {bytes} bytes, but the model covers at most {VALUE_LEN_MAX}: give a smaller \
                  value, for example --workload reads=0.95,value=512",
                 workload.name

@@ -5,7 +5,7 @@
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
 use farside_remote::control::Ask;
-use farside_sim::fabric::hardware::{Client, GivenBack, Machine, ServiceWork, Setup, Traffic, start_node};
+use farside_sim::fabric::hardware::{BufferReturn, Client, Machine, ServiceWork, Setup, Traffic, start_node};
 use farside_sim::hardware::{Inputs, Platform, Testbed};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
@@ -44,7 +44,7 @@ impl Variant {
     pub const OURS: Variant = Variant { name: "", setup: |_| {} };
     /// Buffers are freed as in PRISM (section 6.1): clients learn the addresses of new buffers and report garbage.
     pub const PAPER: Variant =
-        Variant { name: "paper", setup: |setup| setup.given_back = GivenBack::ByReport };
+        Variant { name: "paper", setup: |setup| setup.buffer_return = BufferReturn::ByReport };
 }
 
 /// A workload: a system, its machines, and its operations.

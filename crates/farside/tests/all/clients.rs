@@ -104,7 +104,7 @@ fn batches_are_refused_by_stores_that_do_not_support_them() {
         client.put_many(&[(b"k", b"v")]).expect_err("refused"),
     ];
     for error in refused {
-        assert!(matches!(error, KvError::NotOffered { .. }) && error.ran() == Ran::No, "{error}");
+        assert!(matches!(error, KvError::Unsupported { .. }) && error.ran() == Ran::No, "{error}");
     }
     let client = pool.open("calls").expect("a store");
     let refused = [
@@ -112,7 +112,7 @@ fn batches_are_refused_by_stores_that_do_not_support_them() {
         client.put_many([(b"k", b"v")]).wait().expect_err("refused"),
     ];
     for error in refused {
-        assert!(matches!(error, Error::Kv(KvError::NotOffered { .. })) && error.ran() == Ran::No, "{error}");
+        assert!(matches!(error, Error::Kv(KvError::Unsupported { .. })) && error.ran() == Ran::No, "{error}");
     }
 }
 
@@ -183,11 +183,7 @@ fn dropping_a_dead_nodes_clients_permits_the_next_node() {
     let mut refused = node_of(&file, folder.path(), &[], "refused");
     assert_eq!(refused.ended(), Some(2));
     let own = std::process::id().to_string();
-    assert!(
-        refused.said().contains(&own) && refused.said().contains("drop its clients"),
-        "{}",
-        refused.said()
-    );
+    assert!(refused.log().contains(&own) && refused.log().contains("drop its clients"), "{}", refused.log());
 
     drop(kept);
     // The thread of a `farside::Client` exits asynchronously after the drop.

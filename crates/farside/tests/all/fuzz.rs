@@ -26,7 +26,7 @@ fn fuzz_pilaf() {
     use farside_fabrics::memory::{Mapping, Pages};
     use farside_node::host::{Host, Options};
     use farside_remote::service::address;
-    use farside_systems::kv::pilaf::layout::{self, Entry, ItemView, Op, Outcome, Request, Said};
+    use farside_systems::kv::pilaf::layout::{self, Entry, EntryState, ItemView, Op, Outcome, Request};
     use zerocopy::FromBytes;
 
     let executions = Executions::of("requests, items and answers of Pilaf");
@@ -78,7 +78,7 @@ fn fuzz_pilaf() {
                 assert_eq!(layout::HEADER_SIZE + item.key.len() + item.value.len(), bytes.len());
             }
             if let Ok((entry, _)) = Entry::read_from_prefix(&bytes)
-                && let Said::Item { len, .. } = entry.said()
+                && let EntryState::Item { len, .. } = entry.decode()
             {
                 assert!(len as usize <= layout::ITEM_MAX && entry.is_sound());
             }

@@ -69,10 +69,14 @@ fn verification_finds_mutants_without_a_simulator() {
     {
         let driven = Driven { system, workload: "a", records: 100, each: 500, slot_cache };
         let right = drive(driven, &plain, &|| {});
-        assert_eq!((right.errors, right.violations), (0, 0), "{:?}", right.told);
+        assert_eq!((right.errors, right.violations), (0, 0), "{:?}", right.failures);
         let broken = drive(driven, &plain, &|| Mutant::switch(Some(mutant)));
-        println!("{mutant:?}: {} violations, such as {:?}", broken.violations, broken.told.first());
-        assert!(broken.told.iter().any(|told| told.contains(name)), "{mutant:?} lives: {:?}", broken.told);
+        println!("{mutant:?}: {} violations, such as {:?}", broken.violations, broken.failures.first());
+        assert!(
+            broken.failures.iter().any(|reported| reported.contains(name)),
+            "{mutant:?} lives: {:?}",
+            broken.failures
+        );
     }
 }
 

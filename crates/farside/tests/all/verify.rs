@@ -24,8 +24,8 @@ fn verification_reports_nothing_on_real_stores() {
         ("pilaf", "f", 0),
     ] {
         let tally = drive(Driven { system, workload, slot_cache, ..DRIVEN }, &plain, &|| {});
-        let told = tally.told.join("\n");
-        assert_eq!((tally.errors, tally.violations), (0, 0), "{system}, workload {workload}: {told}");
+        let reported = tally.failures.join("\n");
+        assert_eq!((tally.errors, tally.violations), (0, 0), "{system}, workload {workload}: {reported}");
         assert_eq!(tally.operations(), 64 * DRIVEN.each, "{system}, workload {workload}");
     }
 }
@@ -112,11 +112,15 @@ fn every_planted_flaw_is_found_and_named() {
             println!(
                 "{flaw:?} in {system}: {} violations, such as {:?}",
                 tally.violations,
-                tally.told.first()
+                tally.failures.first()
             );
             assert!(tally.violations > 0, "{flaw:?} in {system} is not found");
-            assert!(tally.told.iter().any(|told| told.contains(name)), "{flaw:?}: {:?}", tally.told);
-            assert_eq!(tally.errors, 0, "{flaw:?} in {system}: {:?}", tally.told);
+            assert!(
+                tally.failures.iter().any(|reported| reported.contains(name)),
+                "{flaw:?}: {:?}",
+                tally.failures
+            );
+            assert_eq!(tally.errors, 0, "{flaw:?} in {system}: {:?}", tally.failures);
         }
     }
 }

@@ -150,7 +150,7 @@ impl Process {
     #[track_caller]
     pub(crate) fn line(&self) -> String {
         let line = self.lines.recv_timeout(PATIENCE);
-        line.unwrap_or_else(|error| panic!("no line: {error}; standard error: '{}'", self.said()))
+        line.unwrap_or_else(|error| panic!("no line: {error}; standard error: '{}'", self.log()))
     }
 
     /// Waits for the next line of standard output; `None` if the child exits first.
@@ -159,12 +159,12 @@ impl Process {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(mpsc::RecvTimeoutError::Disconnected) => None,
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("no line; standard error: '{}'", self.said()),
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("no line; standard error: '{}'", self.log()),
         }
     }
 
     /// Standard error so far.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -198,7 +198,7 @@ impl Drop for Process {
         let _gone_already = self.child.kill();
         let _reaped_already = self.child.wait();
         if !std::thread::panicking() {
-            assert!(!self.said().contains("panicked"), "{}", self.said());
+            assert!(!self.log().contains("panicked"), "{}", self.log());
         }
     }
 }
@@ -282,7 +282,7 @@ impl Node {
 
     /// Asserts that the node serves, and that no session and no extra descriptor is left.
     #[track_caller]
-    pub(crate) fn is_well(&self, descriptors_before: usize) {
+    pub(crate) fn assert_well(&self, descriptors_before: usize) {
         self.run(["kv", "put", "is it well", "yes"]).done();
         assert_eq!(self.run(["kv", "get", "is it well"]).done().out, b"yes");
         until("no session is left", || self.sessions() == 0);

@@ -253,13 +253,13 @@ async fn health(State(app): State<AppState>) -> Response {
 async fn stores(State(app): State<AppState>) -> Response {
     match ask(app, Ask::ListStores).await {
         Ok(Answer::Stores(stores)) => {
-            let told: Vec<_> = stores
+            let reported: Vec<_> = stores
                 .into_iter()
                 .map(|store| {
                     serde_json::json!({ "name": store.name, "kind": store.kind, "quota_bytes": store.quota })
                 })
                 .collect();
-            Json(told).into_response()
+            Json(reported).into_response()
         }
         Ok(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason).into_response(),

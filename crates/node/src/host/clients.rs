@@ -368,7 +368,7 @@ impl Clients {
                 None => return false,
             };
             let Some(said) = calls.hear() else { break };
-            if said == Said::Unread {
+            if said == Said::ClosedPipe {
                 self.end_unwelcomed(id, react);
                 continue;
             }

@@ -205,7 +205,7 @@ impl<P: Port> EngineLoop<P> {
             handler,
             executed: 0,
             out: Vec::new(),
-            expires_at: timer::a_moment_ago() + EXPIRY,
+            expires_at: timer::coarse_now() + EXPIRY,
         }
     }
 
@@ -230,7 +230,7 @@ impl<P: Port> EngineLoop<P> {
         let mut time = None;
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
-                let now = *time.get_or_insert_with(timer::a_moment_ago);
+                let now = *time.get_or_insert_with(timer::coarse_now);
                 handler.source = P::source(from).map(Source::from);
                 let _refused_is_counted = server.receive(now, from, bytes, handler);
             }
@@ -263,7 +263,7 @@ impl<P: Port> EngineLoop<P> {
 
     /// Ends silent sessions, if the check is due. `time` is the current time, if known.
     fn keep_time(&mut self, time: Option<Duration>) {
-        let now = time.unwrap_or_else(timer::a_moment_ago);
+        let now = time.unwrap_or_else(timer::coarse_now);
         if now < self.expires_at {
             return;
         }
@@ -272,7 +272,7 @@ impl<P: Port> EngineLoop<P> {
         self.show_counters();
         self.answer();
         // Last, so that the ended sessions have been notified, and told which requests ran.
-        self.port.hang_up_on_strangers(self.server.addresses());
+        self.port.close_without_session(self.server.addresses());
     }
 
     fn read_mail(&mut self) -> bool {
@@ -327,7 +327,7 @@ impl<P: Port> EngineLoop<P> {
                 PollFd::from_borrowed_fd(self.port.fd(), PollFlags::IN),
                 PollFd::new(&mail.bell, PollFlags::IN),
             ];
-            let expiry = self.expires_at.saturating_sub(timer::a_moment_ago());
+            let expiry = self.expires_at.saturating_sub(timer::coarse_now());
             // Without sessions or connections, no timer is needed.
             let expiry = (self.server.sessions() > 0 || self.port.connections() > 0).then_some(expiry);
             let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
@@ -663,7 +663,7 @@ impl Handler {
                 &self.served[&key.region()]
             }
         };
-        let Ok(answered) = served.attend().call(self.runner.memory(), key, rights, asked, &mut self.answer);
+        let Ok(answered) = served.lock().call(self.runner.memory(), key, rights, asked, &mut self.answer);
         answered
     }
 

@@ -367,7 +367,7 @@ impl Shared {
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
         let (key, asked) = addressed(service, request)?;
         let served = self.served(key)?;
-        let Ok(answered) = served.attend().call(&self.memory, key, Rights::ALL, asked, answer);
+        let Ok(answered) = served.lock().call(&self.memory, key, Rights::ALL, asked, answer);
         answered
     }
 
@@ -394,7 +394,7 @@ impl Shared {
             let due = last_look.elapsed() >= pause;
             if rung || due {
                 last_look = Instant::now();
-                self.look_around(&mut clients);
+                self.poll_shared(&mut clients);
             }
             pause = if busy || rung {
                 LOOK_FIRST
@@ -457,9 +457,9 @@ impl Shared {
         busy
     }
 
-    fn look_around(&self, clients: &mut Clients) {
+    fn poll_shared(&self, clients: &mut Clients) {
         let mut state = self.state();
-        state.node.look_around();
+        state.node.poll_shared();
         let delaying = state.node.delayed_by();
         state.stopped = clients.watch_stopped(&delaying);
         for name in state.node.crowded() {

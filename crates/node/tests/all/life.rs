@@ -48,8 +48,8 @@ fn a_stopped_client_delays_only_the_jobs_that_wait_for_it() {
     assert!(home.ask(drop_store("s")).is_none(), "a client is in a turn");
     assert!(home.ask(drop_store("t")).is_none(), "a client is in a turn");
     home.create("v", 2);
-    let Some(Answer::StoreStat(told)) = home.ask(stat("v")) else { panic!("figures") };
-    assert_eq!(told.delaying_pids, [stopped.pid]);
+    let Some(Answer::StoreStat(reported)) = home.ask(stat("v")) else { panic!("figures") };
+    assert_eq!(reported.delaying_pids, [stopped.pid]);
     assert_eq!(
         home.ask(Ask::ListStores).map(|answer| matches!(answer, Answer::Stores(all) if all.len() == 2)),
         Some(true)
@@ -78,7 +78,7 @@ fn drops_that_wait_concurrently_go_idle_and_complete() {
     names.iter().for_each(|name| drop(home.create(name, 2)));
     stopped.begin_turn();
     names.iter().for_each(|name| assert!(home.ask(drop_store(name)).is_none(), "{name}"));
-    home.look_around();
+    home.poll_shared();
     stopped.end_turn();
     home.idle();
     let done = std::iter::from_fn(|| home.node.answer()).filter(|(_, answer)| *answer == Ok(Answer::Done));
@@ -119,8 +119,8 @@ fn statistics_of_a_store_that_is_dropped_meanwhile_fail() {
     home.node.ask(drop_store("s"), [1, 1]);
     home.idle();
     let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
-    let (_, told) = answers.iter().find(|(to, _)| *to == look).expect("an answer");
-    assert!(told.as_ref().is_err_and(|reason| reason.contains("was dropped")), "{told:?}");
+    let (_, reported) = answers.iter().find(|(to, _)| *to == look).expect("an answer");
+    assert!(reported.as_ref().is_err_and(|reason| reason.contains("was dropped")), "{reported:?}");
     // No figures of a later store of the same name are reported for it.
     assert_eq!(answers.len(), 2);
 }

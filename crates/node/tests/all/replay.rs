@@ -208,7 +208,7 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
     assert_eq!(home.ask(Ask::Scan { name: "s".into() }), Answer::Done);
     all[20..].iter().for_each(|&at| assert!(retire(&home, at)));
     [client, second, third].iter().for_each(|&id| home.turn(id, 1));
-    home.node.look_around();
+    home.node.poll_shared();
     home.idle();
     [third, client, second].iter().for_each(|&id| {
         home.turn(id, 2);
@@ -216,7 +216,7 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
     });
     take(&home, other);
     for _ in 0..3 {
-        home.node.look_around();
+        home.node.poll_shared();
         home.idle();
     }
     home.node.end_session(second, false);

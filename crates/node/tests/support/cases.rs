@@ -111,7 +111,7 @@ pub(crate) fn a_live_clients_buffer_is_left_alone() {
     home.idle();
     home.scan().expect("the scan ends");
     holder.in_turn(|_| ());
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.state(held).owner, holder.id.number);
     assert_eq!(home.stage(held), Stage::Live, "its owner may yet install it");
 }
@@ -127,13 +127,13 @@ pub(crate) fn a_stopped_client_delays_reuse() {
         client.install(0, new);
         assert!(client.retire(old));
     });
-    home.look_around();
-    home.look_around();
+    home.poll_shared();
+    home.poll_shared();
     assert_eq!(home.stage(old), Stage::Retired, "the reader may hold a pointer to it");
     assert_eq!(home.node.delayed_by(), [reader.pid]);
     assert_eq!(home.stat().delaying_pids, [reader.pid]);
     reader.end_turn();
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.stage(old), Stage::Free);
     assert!(home.node.delayed_by().is_empty());
 }
@@ -173,7 +173,7 @@ pub(crate) fn only_clients_that_delay_are_named() {
         let at = client.take();
         client.retire(at)
     });
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.node.delayed_by().len(), 2);
     first.end_turn();
     home.idle();
@@ -198,7 +198,7 @@ pub(crate) fn a_scan_waits_for_the_client_that_replaced_a_suspect() {
     assert!(client.retire(old), "it is this client's to retire");
     client.end_turn();
     home.idle();
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.stage(old), Stage::Free);
     assert_eq!(home.node.info().scanned_buffers, 0);
 }
@@ -209,11 +209,11 @@ pub(crate) fn a_second_retirement_is_refused() {
     let at = first.in_turn(|client| client.take());
     assert!(first.retire(at));
     assert!(!second.retire(at), "it is retired already");
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.stage(at), Stage::Free);
     assert!(!second.retire(at), "it is free already");
     second.in_turn(|_| ());
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.stage(at), Stage::Free);
     let again = first.in_turn(|client| client.take());
     let other = first.in_turn(|client| client.take());
@@ -240,7 +240,7 @@ pub(crate) fn a_buffer_is_not_reused_while_a_scan_adopts_it() {
         assert_eq!(client.install(0, new), first);
         assert!(client.retire(first));
     });
-    home.node.look_around();
+    home.node.poll_shared();
     let mut steps = 0;
     while home.stage(first) != Stage::Free {
         home.step();
@@ -298,7 +298,7 @@ pub(crate) fn a_drop_loses_no_buffer_of_another_store() {
     let Some(Answer::Done) = home.ask(Ask::DropStore { name: "other".into() }) else {
         panic!("it is dropped")
     };
-    home.look_around();
+    home.poll_shared();
     assert_eq!(
         home.stage(kept),
         Stage::Free,
@@ -326,7 +326,7 @@ pub(crate) fn a_buffer_retired_after_its_stores_drop_is_on_no_list() {
     };
     client.store = home.store.clone();
     client.retire(kept);
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.stage(kept), Stage::Free, "no buffer of the dropped store precedes it on the list");
 }
 
@@ -345,7 +345,7 @@ pub(crate) fn a_session_that_ends_twice_ends_once() {
     second.begin_turn();
     let held = second.take();
     second.retire(held);
-    home.look_around();
+    home.poll_shared();
     assert_eq!(home.stage(held), Stage::Retired, "the second session still delays it");
 
     let (third, fourth) = (home.client(), home.client());
@@ -364,7 +364,7 @@ pub(crate) fn a_cyclic_retired_list_is_reclaimed() {
     let at: [u64; 3] = client.in_turn(|client| [(); 3].map(|()| client.take()));
     at.iter().for_each(|&at| assert!(client.retire(at)));
     home.damage_state(at[0], |state| State { next: at[2], ..state });
-    home.look_around();
+    home.poll_shared();
     at.iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
     let again: [u64; 4] = client.in_turn(|client| [(); 4].map(|()| client.take()));
     again.iter().enumerate().for_each(|(i, at)| assert!(!again[..i].contains(at), "each is allocated once"));
@@ -377,7 +377,7 @@ pub(crate) fn a_retired_list_with_a_wild_pointer_is_cut_there() {
         let at: [u64; 3] = client.in_turn(|client| [(); 3].map(|()| client.take()));
         at.iter().for_each(|&at| assert!(client.retire(at)));
         home.damage_state(at[1], |state| State { next: wild, ..state });
-        home.look_around();
+        home.poll_shared();
         assert_eq!(home.stage(at[2]), Stage::Free);
         assert_eq!(home.stage(at[1]), Stage::Free);
         assert_eq!(home.stage(at[0]), Stage::Retired, "no list leads to it");
@@ -387,7 +387,7 @@ pub(crate) fn a_retired_list_with_a_wild_pointer_is_cut_there() {
 
         let second = home.client();
         second.damage_list(wild);
-        home.look_around();
+        home.poll_shared();
         home.kill(&second);
         home.idle();
         assert!(home.node.sessions().is_empty());
@@ -402,7 +402,7 @@ pub(crate) fn two_merging_retired_lists_are_reclaimed() {
     shared.iter().for_each(|&at| assert!(first.retire(at)));
     assert!(second.retire(own));
     home.damage_state(own, |state| State { next: shared[0], ..state });
-    home.look_around();
+    home.poll_shared();
     home.kill(&first);
     home.kill(&second);
     home.idle();
@@ -418,17 +418,17 @@ pub(crate) fn an_emptied_segment_waits_for_clients_that_may_help() {
     let count = class(LARGE).count as usize * 7;
     let all: Vec<u64> = writer.in_turn(|client| (0..count).map(|_| client.take()).collect());
     all.iter().for_each(|&at| assert!(writer.retire(at)));
-    home.look_around();
+    home.poll_shared();
     all.iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
     helper.begin_turn();
     writer.in_turn(|client| client.take_of(MEDIUM));
-    home.look_around();
-    home.look_around();
+    home.poll_shared();
+    home.poll_shared();
     let stat = home.stat();
     assert!(stat.parked_buffers >= 15, "the store is short of memory, so segments are emptied: {stat:?}");
     assert_eq!(stat.granted_bytes, 1 << 20, "only the reserve is granted yet: {stat:?}");
     helper.end_turn();
-    home.look_around();
+    home.poll_shared();
     let stat = home.stat();
     assert!(stat.granted_bytes > 1 << 20, "an emptied segment serves any class: {stat:?}");
 }

@@ -171,8 +171,8 @@ impl Home {
     }
 
     /// Runs the node's periodic check: takes retired buffers, and steps until there is nothing to do.
-    pub(crate) fn look_around(&mut self) {
-        self.node.look_around();
+    pub(crate) fn poll_shared(&mut self) {
+        self.node.poll_shared();
         self.idle();
     }
 

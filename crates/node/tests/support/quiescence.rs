@@ -203,7 +203,7 @@ fn play(announces: Announces, figures: &Figures) {
     let reading = shuttle::thread::spawn(move || reader.follow(announces));
     let tending = shuttle::thread::spawn(move || {
         while !done.load(Ordering::SeqCst) {
-            node.look_around();
+            node.poll_shared();
             while node.step(&*memory) == Ok(Progress::Made) {}
             shuttle::thread::yield_now();
         }
@@ -217,7 +217,7 @@ fn play(announces: Announces, figures: &Figures) {
     let while_others_ran = seen.poisoned.load(Ordering::Relaxed);
     figures.reused.fetch_add(while_others_ran, Ordering::Relaxed);
     // In the end all replaced items are free.
-    node.look_around();
+    node.poll_shared();
     while node.step(&*memory) == Ok(Progress::Made) {}
     let arena = Arena::of(&*memory);
     let mut stages = Vec::new();

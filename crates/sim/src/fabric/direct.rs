@@ -64,16 +64,16 @@ impl Direct {
             FabricError::Refused(reason.to_owned())
         })?;
         // Each side notices the death of the other with a delay, as a connection would report it.
-        let (theirs, told) = (Rc::clone(&serving), world.clone());
+        let (theirs, reported) = (Rc::clone(&serving), world.clone());
         world.on_death(process, move || {
-            let after = told.now() + told.random().heavy(HEARD_AFTER);
-            told.at(after, move || theirs.post(Letter::Close(session, false)));
+            let after = reported.now() + reported.random().heavy(HEARD_AFTER);
+            reported.at(after, move || theirs.post(Letter::Close(session, false)));
         });
         let has_died = Rc::new(Cell::new(false));
-        let (dies, told) = (Rc::clone(&has_died), world.clone());
+        let (dies, reported) = (Rc::clone(&has_died), world.clone());
         world.on_death(serving.process, move || {
-            let after = told.now() + told.random().heavy(HEARD_AFTER);
-            told.at(after, move || dies.set(true));
+            let after = reported.now() + reported.random().heavy(HEARD_AFTER);
+            reported.at(after, move || dies.set(true));
         });
         let direct = Rc::new(Direct {
             node: node.id(),

@@ -47,7 +47,7 @@ impl ServiceWork {
 
 /// How clients return unreachable buffers to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GivenBack {
+pub enum BufferReturn {
     /// The chain retires them itself: each takes one posted write to the region's retire ring, after the response.
     ByChain,
     /// As in PRISM (section 6.1): a chain that installs a buffer reads the buffer's address in a trailing READ, and the
@@ -67,7 +67,7 @@ pub struct Setup {
     /// Cost of calls.
     pub service: ServiceWork,
     /// How buffers are returned.
-    pub given_back: GivenBack,
+    pub buffer_return: BufferReturn,
 }
 
 impl Setup {
@@ -78,15 +78,15 @@ impl Setup {
             testbed,
             inputs: INPUTS,
             service: ServiceWork::NONE,
-            given_back: GivenBack::ByChain,
+            buffer_return: BufferReturn::ByChain,
         }
     }
 
     /// Number of READs that a chain needs in addition to its own ops.
     fn trailing_reads(&self, chain: ChainView<'_>) -> u64 {
-        match self.given_back {
-            GivenBack::ByChain => 0,
-            GivenBack::ByReport => trailing_reads(chain),
+        match self.buffer_return {
+            BufferReturn::ByChain => 0,
+            BufferReturn::ByReport => trailing_reads(chain),
         }
     }
 }
@@ -218,9 +218,9 @@ impl Machine {
 
     /// Number of writes to the retire ring that follow a chain. Nothing waits for them, but they occupy the hardware.
     fn posted(&self, reply: &Reply) -> u64 {
-        match self.setup.given_back {
-            GivenBack::ByChain => u64::from(reply.retired()),
-            GivenBack::ByReport => 0,
+        match self.setup.buffer_return {
+            BufferReturn::ByChain => u64::from(reply.retired()),
+            BufferReturn::ByReport => 0,
         }
     }
 
@@ -275,7 +275,7 @@ impl Machine {
     fn answer(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
         let (key, asked) = addressed(service, request)?;
         let served = self.serving.served(key)?;
-        let mut attended = served.try_attend().expect("calls and steps of the node are at one instant each");
+        let mut attended = served.try_lock().expect("calls and steps of the node are at one instant each");
         self.memory.run_at_once(|memory| attended.call(memory, key, Rights::ALL, asked, answer))
     }
 
@@ -296,7 +296,7 @@ pub struct Client {
     number: u32,
     /// Buffers to return with the next request.
     retired: RefCell<Vec<(Key, Addr)>>,
-    /// Number of retired buffers that this client has not reported yet; used with [`GivenBack::ByReport`].
+    /// Number of retired buffers that this client has not reported yet; used with [`BufferReturn::ByReport`].
     unreported: Cell<u64>,
 }
 
@@ -329,7 +329,7 @@ impl Client {
     }
 
     /// Takes the buffers to return with a request, and returns their size in bytes.
-    fn told(&self) -> u64 {
+    fn reported(&self) -> u64 {
         RETIRED * (self.retired.borrow().len() as u64 + self.unreported.take())
     }
 
@@ -366,10 +366,10 @@ impl Fabric for Client {
             Platform::BlueField => inputs.arm_ns - inputs.arm_message_ns,
         };
         let trailing = self.machine.setup.trailing_reads(view);
-        let bytes = request_bytes(view, trailing, is_one_sided) + self.told();
+        let bytes = request_bytes(view, trailing, is_one_sided) + self.reported();
         let serve = || {
             let done = self.machine.carry_out(view, reply);
-            if self.machine.setup.given_back == GivenBack::ByReport {
+            if self.machine.setup.buffer_return == BufferReturn::ByReport {
                 self.unreported.set(self.unreported.get() + u64::from(reply.retired()));
             }
             (done, answer_bytes(reply, trailing, is_one_sided))
@@ -391,7 +391,7 @@ impl Fabric for Client {
         }
         let Setup { inputs, service: work, .. } = &self.machine.setup;
         let mut answered = Ok(());
-        let bytes = framed(request.len() as u64) + self.told();
+        let bytes = framed(request.len() as u64) + self.reported();
         let serve = || {
             answered = self.machine.answer(service, request, answer);
             let moved = (request.len() + answer.len()) as u64;

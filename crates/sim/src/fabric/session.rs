@@ -283,7 +283,7 @@ impl Endpoint {
         if let Some(chain) = chain
             && let Some(held) = chain.held()
         {
-            self.state.borrow_mut().client.hold(request, held.buffers, held.shown_by);
+            self.state.borrow_mut().client.hold(request, held.buffers, held.published_by);
             chain.note_posted();
         }
         let mut outstanding = Outstanding { endpoint: self, request: Some(request) };
@@ -358,7 +358,7 @@ impl State {
 
     /// Retires buffers held by dropped futures, in batches, when a slot is free.
     fn retire_buffers(&mut self, now: Duration) {
-        self.client.take_untold(&mut self.retired);
+        self.client.take_unpublished(&mut self.retired);
         while !self.retired.is_empty() && self.over.is_none() {
             let count = self.retired.len().min(RETIRED_MAX);
             if !self.client.retire(now, &self.retired[..count]) {
@@ -426,7 +426,7 @@ impl Fabric for Endpoint {
         node: NodeId,
         service: ServiceId,
         request: &[u8],
-        told: &mut Vec<u8>,
+        reported: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
         let request = self.request(Ask::Call(service), DEADLINE, &[request], None).await?;
@@ -435,8 +435,8 @@ impl Fabric for Endpoint {
         let outcome = match answer::refusal(bytes) {
             Some(reason) => Err(FabricError::Refused(reason)),
             None => {
-                told.clear();
-                told.extend_from_slice(answer::body(bytes));
+                reported.clear();
+                reported.extend_from_slice(answer::body(bytes));
                 Ok(())
             }
         };

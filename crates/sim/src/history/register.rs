@@ -245,20 +245,20 @@ impl Written for Ask {
 
     fn answered(&self, outcome: &Outcome) -> (Kind, Fields) {
         let asked = self.asked();
-        let told = |version: Option<Version>| version.map(|version| version.0);
+        let reported = |version: Option<Version>| version.map(|version| version.0);
         let is_delete = *self == Ask::Delete;
         match *outcome {
             Outcome::Found(value, version) => {
-                let (len, version) = (Some(value.len), told(version));
+                let (len, version) = (Some(value.len), reported(version));
                 (Kind::Ok, Fields { value: Content::Tag(value.tag), len, version, ..asked })
             }
             Outcome::Absent if is_delete => (Kind::Ok, Fields { value: Content::Had(false), ..asked }),
             Outcome::Absent if *self == Ask::Get => (Kind::Ok, asked),
             Outcome::Absent => (Kind::Fail, Fields { error: Some(Refusal::Absent), ..asked }),
             Outcome::Done(_) if is_delete => (Kind::Ok, Fields { value: Content::Had(true), ..asked }),
-            Outcome::Done(version) => (Kind::Ok, Fields { version: told(version), ..asked }),
+            Outcome::Done(version) => (Kind::Ok, Fields { version: reported(version), ..asked }),
             Outcome::Conflict(version) => {
-                (Kind::Fail, Fields { version: told(version), error: Some(Refusal::Conflict), ..asked })
+                (Kind::Fail, Fields { version: reported(version), error: Some(Refusal::Conflict), ..asked })
             }
             Outcome::Failed => (Kind::Fail, asked),
             Outcome::Unknown => (Kind::Info, asked),

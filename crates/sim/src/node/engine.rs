@@ -281,7 +281,7 @@ impl Engine {
         let served = self.serving.served(key)?;
         loop {
             let passage = self.serving.step.enter().await;
-            if let Some(mut attended) = served.try_attend() {
+            if let Some(mut attended) = served.try_lock() {
                 drop(passage);
                 let mut answer = Vec::new();
                 let call = |memory: &Replay| attended.call(memory, key, rights, asked, &mut answer);

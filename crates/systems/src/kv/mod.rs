@@ -53,7 +53,7 @@ pub struct Conflict {
 /// Operations of a key-value store. Each is linearizable: it takes effect at one instant between call and return. After
 /// an error for which [`KvError::ran`] is unknown, it may take effect at one later instant, or never.
 ///
-/// A system that lacks an operation returns [`KvError::NotOffered`].
+/// A system that lacks an operation returns [`KvError::Unsupported`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Kv {
     /// Returns the kind of the store.
@@ -137,7 +137,7 @@ pub trait Kv {
     /// Returns the cursor at the start of an iteration over all keys, for [`Kv::next`].
     ///
     /// # Errors
-    /// [`KvError::NotOffered`].
+    /// [`KvError::Unsupported`].
     fn first(&self) -> Result<Cursor, KvError> {
         Err(self.not_offered(ALL_KEYS))
     }
@@ -158,7 +158,7 @@ pub trait Kv {
 
     /// Returns the error of an operation that the system lacks.
     fn not_offered(&self, what: &'static str) -> KvError {
-        KvError::NotOffered { kind: self.kind(), what }
+        KvError::Unsupported { kind: self.kind(), what }
     }
 }
 
@@ -263,7 +263,7 @@ pub enum KvError {
     /// The bytes read are no valid item: a peer with write access has damaged the store.
     Damaged(&'static str),
     /// Stores of this kind do not support the operation. No request was sent.
-    NotOffered {
+    Unsupported {
         /// Kind of the store.
         kind: &'static str,
         /// Name of the operation.
@@ -368,7 +368,7 @@ impl std::fmt::Display for KvError {
             KvError::Damaged(what) => {
                 write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
             }
-            KvError::NotOffered { kind, what } => {
+            KvError::Unsupported { kind, what } => {
                 write!(f, "a {kind} store does not support {what}: use a prism-kv store, which does")
             }
             KvError::Store(StoreError::Gone(reason)) => write!(f, "the store is gone: {reason}"),

@@ -34,7 +34,7 @@ use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::service::address;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, read_as};
-use layout::{Answer, Entry, ItemView, Op, Outcome, PAIR_MAX, Request, Said, Table, crc};
+use layout::{Answer, Entry, EntryState, ItemView, Op, Outcome, PAIR_MAX, Request, Table, crc};
 use service::PilafKind;
 
 /// Kind of the store in the catalog.
@@ -177,12 +177,12 @@ impl<F: Fabric + Clock> Pilaf<F> {
         for _ in 0..ATTEMPTS_MAX {
             let entry = self.read_entry(slot).await?;
             let trusts = mutants::ENTRY_UNCHECKED.is_on() || mutants::SIZE_TRUSTED.is_on();
-            let (at, len) = match if trusts { entry.claims() } else { entry.said() } {
-                Said::Never => return Ok(SlotRead::Never),
-                Said::Deleted => return Ok(SlotRead::Other),
-                Said::Torn => continue,
-                Said::Nonsense => return Err(KvError::Damaged(DAMAGED)),
-                Said::Item { at, len } => (at, len),
+            let (at, len) = match if trusts { entry.claims() } else { entry.decode() } {
+                EntryState::Never => return Ok(SlotRead::Never),
+                EntryState::Deleted => return Ok(SlotRead::Other),
+                EntryState::Torn => continue,
+                EntryState::Nonsense => return Err(KvError::Damaged(DAMAGED)),
+                EntryState::Item { at, len } => (at, len),
             };
             let mut chain = self.chain.begin(self.table.extent.key);
             let item = chain.also(read(Addr::new(at), len));

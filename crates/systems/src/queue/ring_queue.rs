@@ -31,7 +31,7 @@
 use super::{Queue, QueueError};
 use crate::ready::run_until_ready;
 use crate::store::{self, Members, StoreError, buffer_bytes};
-use crate::system::{Family, Footprint, Misfit, Options, Sizing, System};
+use crate::system::{Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
@@ -306,12 +306,13 @@ impl System for RingQueueKind {
         serde_json::json!({ "slots": slots_for(sizing).unwrap_or(SLOTS_MAX) }).to_string()
     }
 
-    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
         if sizing.value_len > VALUE_MAX {
-            return Err(Misfit::Value(VALUE_MAX));
+            return Err(SizingError::Value(VALUE_MAX));
         }
-        let (slots, item_bytes) = (slots_for(sizing).ok_or(Misfit::Items)?, buffer_bytes(sizing.value_len));
-        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+        let (slots, item_bytes) =
+            (slots_for(sizing).ok_or(SizingError::Items)?, buffer_bytes(sizing.value_len));
+        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(SizingError::Items)?, item_bytes })
     }
 
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {

@@ -10,7 +10,7 @@ use farside_remote::control::{Ask, Store};
 use farside_remote::service::address;
 use farside_remote::{Fabric, FabricError, Memory, NodeId, Status};
 use farside_systems::kv::pilaf::layout::{
-    Answer, ENTRY_SIZE, Entry, IN_USE, ITEM_MAX, Op, Outcome, Said, Table, crc,
+    Answer, ENTRY_SIZE, Entry, EntryState, IN_USE, ITEM_MAX, Op, Outcome, Table, crc,
 };
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
 use farside_systems::kv::{Kv, KvError};
@@ -67,7 +67,7 @@ fn a_node_failure_at_any_access_loses_no_item_and_no_buffer() {
             drop(home);
             let home = serve(true);
             let table = Table::new(&store.parameters, store.extent()).expect("its own parameters");
-            let is_torn = |slot| entry_of(&home, &table, slot).said() == Said::Torn;
+            let is_torn = |slot| entry_of(&home, &table, slot).decode() == EntryState::Torn;
             torn += usize::from(table.probe(b"k").any(is_torn));
             let done = (call.0 == Op::Put).then(|| call.2.to_vec());
             // A scan before the first call must follow torn entries, too.
@@ -164,7 +164,7 @@ impl Rig {
         let Ok(()) = self.home.host.memory().write(self.table.entry_at(slot), entry);
     }
 
-    fn is_well(&mut self) {
+    fn assert_well(&mut self) {
         assert_eq!(value_of(&mut self.other, b"mine"), Ok(Some(b"untouched".to_vec())));
         assert_eq!(self.home.stat("other").live_buffers, 1, "the other store is unaffected");
     }
@@ -199,7 +199,7 @@ fn a_torn_entry_is_reread_then_the_service_called_and_a_put_repairs_it() {
     rig.spoil(slot, torn.as_bytes());
     go!(rig.kv, put(&KEY, b"mended")).expect("stored");
     assert_eq!(value_of(&mut rig.kv, &KEY), Ok(Some(b"mended".to_vec())));
-    rig.is_well();
+    rig.assert_well();
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_wrong_entry_with_a_valid_crc_does_no_harm() {
     }
     assert_eq!(value_of(&mut rig.kv, &KEY), Ok(None));
     assert!(matches!(go!(rig.kv, put(&KEY, b"x")), Err(KvError::TableFull(_))));
-    rig.is_well();
+    rig.assert_well();
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn with_any_bytes_in_the_table_operations_end_and_other_stores_are_unaffected() 
     }
     assert!(ended.iter().all(|&ended| ended > 100), "some operations succeed and some fail: {ended:?}");
     rig.home.ask(Ask::Scan { name: "s".into() });
-    rig.is_well();
+    rig.assert_well();
 }
 
 #[test]

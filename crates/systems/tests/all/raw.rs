@@ -125,7 +125,7 @@ fn a_put_to_a_slot_that_another_client_changed_fails_and_leaks_nothing() {
     let [mut one, mut other] = [Client::open(&home), Client::open(&home)];
     let held = one.put(5, BoundedPtr::default(), b"one").expect("a put");
     let now = other.put(5, held, b"other").expect("a put");
-    assert!(matches!(one.put(5, held, b"one again"), Err(RawError::Meddled(_))));
+    assert!(matches!(one.put(5, held, b"one again"), Err(RawError::Conflict(_))));
     assert_eq!(other.once(async |raw| raw.pointer(5).await).0, Ok(now));
     drop((one, other));
     assert_eq!(home.settled("s").live_buffers, 1, "the buffer of the failed put is freed");

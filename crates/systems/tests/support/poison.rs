@@ -200,7 +200,7 @@ impl Home {
     fn tend(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             let mut node = self.node();
-            node.look_around();
+            node.poll_shared();
             for _ in 0..256 {
                 if node.step(&self.memory) == Ok(Progress::Idle) {
                     break;

@@ -121,14 +121,14 @@ impl Stepped {
     /// Steps until there is nothing to do, even after the host's periodic work.
     fn idle(&self) {
         for _ in 0..20 {
-            self.look_around();
+            self.poll_shared();
             self.settle();
         }
     }
 
     /// Does the host's periodic work.
-    fn look_around(&self) {
-        self.node().look_around();
+    fn poll_shared(&self) {
+        self.node().poll_shared();
         let crowded = self.node().crowded();
         for name in crowded {
             let entropy = self.entropy();
@@ -233,7 +233,7 @@ impl LocalNode for Stepped {
     }
 
     fn ring(&self) {
-        self.node().look_around();
+        self.node().poll_shared();
         while self.step() {}
     }
 }
@@ -278,7 +278,7 @@ pub(crate) fn every_step_among_operations() {
                 }
                 steps += 1;
                 if draw(40) == 0 {
-                    node.node().look_around();
+                    node.node().poll_shared();
                 }
                 if !node.step() && node.catalog_is_settled() {
                     break;
@@ -343,7 +343,7 @@ fn put(client: &mut Client, model: &mut BTreeMap<u64, Vec<u8>>, key: u64, kind: 
 impl Stepped {
     fn catalog_is_settled(&self) -> bool {
         let mut node = self.node();
-        node.look_around();
+        node.poll_shared();
         let entry = node.catalog().get("s").expect("the store exists");
         entry.rebuild.is_none()
     }
@@ -468,7 +468,7 @@ pub(crate) fn no_place() {
                 node.die();
                 clients = vec![node.client(), node.client()];
             }
-            node.look_around();
+            node.poll_shared();
             node.step();
             longest = longest.max(node.store().formers().len());
             steps += 1;
@@ -521,7 +521,7 @@ pub(crate) fn chosen_keys() {
         if node.store().formers().len() == 2 {
             break;
         }
-        node.look_around();
+        node.poll_shared();
         node.step();
     }
     let further = node.next();
@@ -558,8 +558,8 @@ pub(crate) fn no_place_nor_memory() {
     fill(&node, 1 << 32);
     node.idle();
     assert!(node.store().former.is_some(), "the next table has no place for all keys");
-    let told = go!(client, put(b"new", b"value")).expect_err("no place for a new key").to_string();
-    assert!(told.contains("needs 1 MiB of adjacent segments, and the node has 0 MiB"), "{told}");
+    let reported = go!(client, put(b"new", b"value")).expect_err("no place for a new key").to_string();
+    assert!(reported.contains("needs 1 MiB of adjacent segments, and the node has 0 MiB"), "{reported}");
     for key in 0..60 {
         assert_eq!(value_of(&mut client, &name(key)).as_deref(), Some(&b"value"[..]), "{key}");
     }

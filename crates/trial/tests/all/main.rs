@@ -44,8 +44,8 @@ fn a_replay_command_has_a_flag_for_each_fixed_value() {
 
 #[test]
 fn a_panic_is_caught_with_its_place_and_the_next_trial_runs() {
-    let told = caught(|| panic!("two parts in one step")).expect_err("it panics");
-    assert!(told.starts_with("two parts in one step (") && told.contains("main.rs:"), "{told}");
+    let reported = caught(|| panic!("two parts in one step")).expect_err("it panics");
+    assert!(reported.starts_with("two parts in one step (") && reported.contains("main.rs:"), "{reported}");
     assert_eq!(caught(|| 7), Ok(7));
     assert_eq!(judge(&Setup::of(prism_kv()), 1, true).verdict, Verdict::Good);
 }

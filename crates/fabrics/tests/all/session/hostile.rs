@@ -160,8 +160,8 @@ fn have_entries_may_fill_a_datagram_to_its_last_byte() {
                 .data(&[Entry { size, len, count: 2, ..whole(CALL, slot, 1, &first) }])
                 .expect("a fragment");
         }
-        let told: usize = victim.answers().iter().map(|answer| (answer.len() - 24) / 32).sum();
-        assert_eq!(told, usize::from(SLOTS), "datagrams of {limit} bytes");
+        let reported: usize = victim.answers().iter().map(|answer| (answer.len() - 24) / 32).sum();
+        assert_eq!(reported, usize::from(SLOTS), "datagrams of {limit} bytes");
     }
 }
 

@@ -26,7 +26,7 @@ use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
 use farside_bench::kv::{Run, Thread};
 use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
-use farside_systems::registry::usual;
+use farside_systems::registry::default_kv;
 use farside_systems::system::Sizing;
 use lanes::{Contender, Lane};
 pub(super) use servers::RivalServer;
@@ -132,12 +132,12 @@ impl Compare {
                 object["table_items"] = self.items().into();
                 object["distance_ns"] = serde_json::to_value(comparison.distance_ns)?;
                 object["machine"] = serde_json::to_value(&machine)?;
-                tell!("{object}");
+                print_line!("{object}");
             }
             return Ok(());
         }
-        tell!("Workload {}; values of {} bytes.", self.workload()?, self.value_size);
-        tell!(
+        print_line!("Workload {}; values of {} bytes.", self.workload()?, self.value_size);
+        print_line!(
             "{} client thread{} with a connection each; {} round{} of {} s each; {}.",
             self.threads,
             if self.threads == 1 { "" } else { "s" },
@@ -146,8 +146,8 @@ impl Compare {
             self.seconds,
             comparison.cores
         );
-        tell!("{}.", comparison.versions.join("; "));
-        tell!("{}.", machine.description());
+        print_line!("{}.", comparison.versions.join("; "));
+        print_line!("{}.", machine.description());
         output::print_tables(&comparison.reports)?;
         let tables = output::table_sizes(&comparison.reports, self.records, self.items());
         output::print_notes(
@@ -185,7 +185,7 @@ impl Compare {
         let found = compare.find()?;
         let skipped = match compare.check_memory(&found) {
             _ if found.is_empty() => found.skipped,
-            Err(Failure::Told(reason)) => vec![format!("the rivals: {reason}")],
+            Err(Failure::Error(reason)) => vec![format!("the rivals: {reason}")],
             _ => return compare.measure(),
         };
         Ok(Comparison { skipped, ..Comparison::default() })
@@ -194,25 +194,25 @@ impl Compare {
     fn measure(&self) -> Result<Comparison, Failure> {
         let turn = seconds(self.seconds)?;
         if self.value_size > VALUE_MAX {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "--value-size {}: give at most {VALUE_MAX}, which every contender carries in one response",
                 self.value_size
             )));
         }
         if self.fabrics.contains(&FabricArg::Local) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--fabrics local runs the node in this process, without a server to compare: name udp, tcp, ring or shm"
                     .into(),
             ));
         }
         let workload = self.workload()?;
-        compare::check(&workload).map_err(Failure::Told)?;
+        compare::check(&workload).map_err(Failure::Error)?;
         let config = self.config(&workload);
         config.check_items()?;
         let cores = Cores::of_this_process()?;
         let found = self.find()?;
         if found.is_empty() {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "no rival is available: install redis-server and memcached, for example with 'apt-get install \
                  redis-server memcached'"
                     .into(),
@@ -220,9 +220,9 @@ impl Compare {
         }
         self.check_memory(&found)?;
         warn_of_unused(&workload);
-        found.skipped.iter().for_each(|told| note!("farside: {told}; skipped"));
+        found.skipped.iter().for_each(|reported| note!("farside: {reported}; skipped"));
         note!("workload {workload}; values of {} bytes", self.value_size);
-        let folder = Folder::make("compare").map_err(Failure::Told)?;
+        let folder = Folder::make("compare").map_err(Failure::Error)?;
         let skipped = found.skipped.clone();
         let contenders = self.start(config, found, &folder)?;
         let mut lanes = self.lanes(&contenders, &cores);
@@ -275,7 +275,7 @@ impl Compare {
             items: Some(self.items()),
             threads: self.threads,
             tasks: self.depth,
-            ..SessionConfig::new(usual(), workload.clone())
+            ..SessionConfig::new(default_kv(), workload.clone())
         }
     }
 
@@ -283,7 +283,7 @@ impl Compare {
         let mut workload = Workload::resolve(&self.workload)?;
         workload.records = self.records;
         workload.distribution = Distribution::named(&self.distribution).ok_or_else(|| {
-            Failure::Told(format!(
+            Failure::Error(format!(
                 "unknown distribution '{}': name one of {}",
                 self.distribution,
                 Distribution::NAMES
@@ -295,7 +295,7 @@ impl Compare {
 
 /// Bytes of Farside's table for `items` items.
 fn our_table(items: u64) -> u64 {
-    let footprint = (usual().footprint)(&Sizing { items: Some(items), ..Sizing::default() });
+    let footprint = (default_kv().footprint)(&Sizing { items: Some(items), ..Sizing::default() });
     footprint.expect("--items is at most what the largest table holds").table_bytes
 }
 
@@ -348,12 +348,12 @@ impl Compare {
         let mut server = |rival, program: &str, package: &str| {
             let found = is_wanted(rival).then(|| config::program(program)).flatten();
             if found.is_none() && is_wanted(rival) {
-                let told = format!(
+                let reported = format!(
                     "{program} is not on PATH: install it, for example with 'apt-get install {package}'"
                 );
                 match is_named(rival) {
-                    true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
-                    false => skipped.push(told),
+                    true => return Err(Failure::Error(format!("{reported}, or omit it from --rivals"))),
+                    false => skipped.push(reported),
                 }
             }
             Ok(found)
@@ -362,10 +362,10 @@ impl Compare {
         let memcached = server(Rival::Memcached, "memcached", "memcached")?;
         let is_built_in = cfg!(feature = "lmdb");
         if is_wanted(Rival::Lmdb) && !is_built_in {
-            let told = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
+            let reported = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
             match is_named(Rival::Lmdb) {
-                true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
-                false => skipped.push(told.into()),
+                true => return Err(Failure::Error(format!("{reported}, or omit it from --rivals"))),
+                false => skipped.push(reported.into()),
             }
         }
         Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, skipped })
@@ -433,10 +433,10 @@ impl Compare {
             true => {
                 note!("lmdb: built in");
                 let made = compare::lmdb::Lmdb::create(&folder.path().join("lmdb"), session.run().work());
-                let lmdb = made.map_err(Failure::Told)?;
+                let lmdb = made.map_err(Failure::Error)?;
                 let bar = progress("loading records", self.records, false);
                 lmdb.load(session.run().work(), |count| bar.inc(count))
-                    .map_err(|reason| Failure::Told(format!("lmdb: {reason}")))?;
+                    .map_err(|reason| Failure::Error(format!("lmdb: {reason}")))?;
                 bar.finish_and_clear();
                 Some(lmdb)
             }
@@ -454,12 +454,12 @@ impl Compare {
     }
 
     fn load<D: Dialect>(&self, address: &Address, name: &str, records: u64) -> Done {
-        let told = |reason: String| Failure::Told(format!("{name}: {reason}"));
+        let reported = |reason: String| Failure::Error(format!("{name}: {reason}"));
         let bar = progress("loading records", records, false);
         let client = Client::<D>::connect(address, Waiting::Asleep, self.value_size as usize);
-        let mut client = client.map_err(|error| told(error.to_string()))?;
-        client.server_pid().map_err(told)?; // Also selects the database.
-        client.load(0..records, || bar.inc(1)).map_err(told)?;
+        let mut client = client.map_err(|error| reported(error.to_string()))?;
+        client.server_pid().map_err(reported)?; // Also selects the database.
+        client.load(0..records, || bar.inc(1)).map_err(reported)?;
         bar.finish_and_clear();
         Ok(())
     }

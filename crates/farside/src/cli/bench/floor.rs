@@ -96,9 +96,9 @@ impl Floor {
             None => self.measure_fetches(duration)?,
         };
         if self.json {
-            tell!("{}", serde_json::to_string(&report)?);
+            print_line!("{}", serde_json::to_string(&report)?);
         } else {
-            tell!("{}", floor_table(&[report]));
+            print_line!("{}", floor_table(&[report]));
         }
         check_mismatches(mismatches)
     }
@@ -130,7 +130,7 @@ impl Floor {
     fn measure_fetches(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
         for (flag, is_given) in [("--bare", self.args.bare), ("--blocking", self.args.blocking)] {
             if is_given {
-                return Err(Failure::Told(format!(
+                return Err(Failure::Error(format!(
                     "{flag} has no meaning for {}, which sends no messages: omit it, or name --fabric ring, udp or tcp",
                     self.fabric.name()
                 )));
@@ -172,7 +172,7 @@ impl Floor {
 pub(in crate::cli) fn check_mismatches(mismatches: u64) -> Done {
     match mismatches {
         0 => Ok(()),
-        wrong => Err(Failure::Told(format!(
+        wrong => Err(Failure::Error(format!(
             "{wrong} fetches returned another item than that of their key: discard these figures, and check this \
              machine's memory"
         ))),
@@ -249,7 +249,7 @@ impl FloorServer {
     pub(super) fn run(self) -> Done {
         die_with_parent()?;
         let Some(medium) = self.fabric.medium() else {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{} has no server: name --fabric ring, udp or tcp",
                 self.fabric.name()
             )));
@@ -285,7 +285,7 @@ impl Server {
             BufReader::new(output).read_line(&mut line)?;
         }
         server.page_size = line.trim_end().parse().map_err(|_| {
-            Failure::Told("the floor's server did not start: its output above has the reason".into())
+            Failure::Error("the floor's server did not start: its output above has the reason".into())
         })?;
         Ok(server)
     }

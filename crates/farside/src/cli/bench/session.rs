@@ -208,7 +208,7 @@ impl Session {
     /// # Errors
     /// The node does not serve that fabric, or is gone; or none was started.
     pub(in crate::cli) fn pool_over(&self, fabric: FabricArg) -> Result<Pool, Failure> {
-        let node = self.node.as_ref().ok_or_else(|| Failure::Told("no node was started".into()))?;
+        let node = self.node.as_ref().ok_or_else(|| Failure::Error("no node was started".into()))?;
         node.pool(fabric)
     }
 
@@ -227,15 +227,15 @@ impl Session {
         let bar = progress("loading records", self.config.workload.records, self.config.quiet);
         let threads = self.config.threads;
         let tasks = u64::from(threads * LOADERS);
-        let (told, bars) = mpsc::channel();
+        let (reported, bars) = mpsc::channel();
         let latencies = std::thread::scope(|scope| {
             let loaders: Vec<_> = (0..threads)
                 .map(|thread| {
-                    let told = told.clone();
-                    scope.spawn(move || self.load_thread(thread, tasks, &told))
+                    let reported = reported.clone();
+                    scope.spawn(move || self.load_thread(thread, tasks, &reported))
                 })
                 .collect();
-            drop(told);
+            drop(reported);
             bars.iter().for_each(|count| bar.inc(count));
             loaders.into_iter().try_fold(Latencies::new(), |mut all, loader| {
                 all.merge(&loader.join().expect("a loader reports its errors")?);
@@ -248,7 +248,12 @@ impl Session {
         Ok(LoadReport { records, seconds, ops_per_s: records as f64 / seconds, latency_us })
     }
 
-    fn load_thread(&self, thread: u32, tasks: u64, told: &mpsc::Sender<u64>) -> Result<Latencies, Failure> {
+    fn load_thread(
+        &self,
+        thread: u32,
+        tasks: u64,
+        reported: &mpsc::Sender<u64>,
+    ) -> Result<Latencies, Failure> {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
         let failed = std::cell::RefCell::new(None);
         let latencies = std::cell::RefCell::new(Latencies::new());
@@ -261,7 +266,7 @@ impl Session {
                 let tell = |count, took: &Latencies| {
                     latencies.borrow_mut().merge(took);
                     // The receiver is gone if the load has failed elsewhere.
-                    told.send(count).unwrap_or(());
+                    reported.send(count).unwrap_or(());
                 };
                 let loaded = with_kv!(&mut kv, kv => self.run.load(kv, first, tasks, tell).await);
                 if let Err(reason) = loaded {
@@ -271,7 +276,7 @@ impl Session {
         }
         core.run();
         drop(core);
-        failed.into_inner().map_or(Ok(latencies.into_inner()), |reason| Err(Failure::Told(reason)))
+        failed.into_inner().map_or(Ok(latencies.into_inner()), |reason| Err(Failure::Error(reason)))
     }
 
     /// Opens a connection for the calling thread.
@@ -316,13 +321,13 @@ impl Session {
         let mut file = io::LineWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
-        let told = format!("[farside bench ycsb, workload {}]", self.config.workload);
+        let reported = format!("[farside bench ycsb, workload {}]", self.config.workload);
         std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
                 let mut serializer = V2DeflateSerializer::new();
                 let began = std::time::SystemTime::now();
                 let mut log =
-                    IntervalLog::begin(&mut file, &mut serializer, began, log.every, Ycsb::KINDS, &told)?;
+                    IntervalLog::begin(&mut file, &mut serializer, began, log.every, Ycsb::KINDS, &reported)?;
                 intervals.iter().try_for_each(|interval| log.add(interval))?;
                 log.end()?;
                 file.flush()
@@ -422,7 +427,7 @@ impl Session {
             core.spawn(async move {
                 let writer = thread * self.config.tasks + task;
                 let warmed_up = || {
-                    drawn.forget_warm_up();
+                    drawn.end_warm_up();
                     drawn.limit(self.operations_of(thread));
                     if let Some(Cut { since, every, to }) = cut.clone() {
                         drawn.cut(since, every, to);
@@ -477,8 +482,8 @@ impl Session {
         }
         core.run();
         drop(core);
-        match drawn.take_tally().told.first() {
-            Some(wrong) => Err(Failure::Told(format!("a read failed: {wrong}"))),
+        match drawn.take_tally().failures.first() {
+            Some(wrong) => Err(Failure::Error(format!("a read failed: {wrong}"))),
             None => Ok(()),
         }
     }
@@ -527,12 +532,12 @@ struct Cut {
 fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Failure> {
     let stores = pool.stores()?;
     let Some(found) = stores.iter().find(|found| found.name == store) else {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "store '{store}' does not exist: load it first, with the same command and --phase load"
         )));
     };
     if found.kind != config.system.kind {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "store '{store}' is a {}, not a {}: give --system {}",
             found.kind, config.system.kind, found.kind
         )));
@@ -545,12 +550,12 @@ fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(
         match item.map(|item| item.value.len()) {
             Some(len) if len == config.value_size => {}
             Some(len) => {
-                return Err(Failure::Told(format!(
+                return Err(Failure::Error(format!(
                     "store '{store}' was loaded with values of {len} bytes: give --value-size {len}"
                 )));
             }
             None => {
-                return Err(Failure::Told(format!(
+                return Err(Failure::Error(format!(
                     "store '{store}' has no record {record}: it was loaded with fewer --records, or not completely, or \
                      not by --phase load; give the --records of the load, or drop the store and load it again"
                 )));

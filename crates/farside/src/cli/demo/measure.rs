@@ -10,7 +10,7 @@ use farside_bench::compare::rows::CompareReport;
 use farside_bench::floor::{Floor, HugePages, Layout};
 use farside_bench::report::{FloorReport, YcsbReport};
 use farside_bench::workload::{Distribution, Workload};
-use farside_systems::registry::usual;
+use farside_systems::registry::default_kv;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,7 +144,7 @@ impl Settings {
             value_size: self.value_size as usize,
             tasks: DEPTHS[DEPTHS.len() - 1],
             warm_up: self.warm_up(),
-            ..SessionConfig::new(usual(), self.workload("c")?)
+            ..SessionConfig::new(default_kv(), self.workload("c")?)
         })
     }
 
@@ -182,7 +182,7 @@ impl Settings {
         let report = session.measure(self.each)?;
         match (report.errors, report.violations) {
             (0, 0) => Ok(report),
-            (errors, violations) => Err(Failure::Told(format!(
+            (errors, violations) => Err(Failure::Error(format!(
                 "over {} {errors} operations failed and {violations} returned a value that was never written: discard \
                  these figures",
                 report.fabric
@@ -195,7 +195,7 @@ impl Settings {
         note!("shm: the node's process is stopped while a client reads ...");
         let pid = session.node_pid().and_then(|pid| Pid::from_raw(pid as i32));
         let pid = pid.ok_or_else(|| {
-            Failure::Told("the node has exited: its output above may have the reason".into())
+            Failure::Error("the node has exited: its output above may have the reason".into())
         })?;
         let read = AtomicU64::new(0);
         let stopped = std::thread::scope(|scope| {
@@ -210,7 +210,7 @@ impl Settings {
             Ok::<_, Failure>(stopped?)
         })?;
         if stopped.while_ops_per_s == 0.0 {
-            return Err(Failure::Told("the client read no value while the node was stopped".into()));
+            return Err(Failure::Error("the client read no value while the node was stopped".into()));
         }
         Ok(stopped)
     }
@@ -259,7 +259,7 @@ impl Results {
         let Settings { records, value_size, .. } = self.settings;
         let comparison = Compare::brief(records, value_size, ROUNDS, self.settings.turn());
         let comparison = comparison.map_err(|failure| match failure {
-            Failure::Told(reason) => Failure::Told(format!(
+            Failure::Error(reason) => Failure::Error(format!(
                 "comparison failed: {reason}; 'farside demo --no-rivals' skips the comparison"
             )),
             other => other,

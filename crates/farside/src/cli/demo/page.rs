@@ -67,11 +67,11 @@ pub(super) fn page(results: &Results) -> String {
     }
     if !results.skipped.is_empty() {
         add.push_str("<h2>Skipped rivals</h2>\n<ul>\n");
-        results.skipped.iter().for_each(|told| item(add, told));
+        results.skipped.iter().for_each(|reported| item(add, reported));
         add.push_str("</ul>\n");
     }
     add.push_str("<h2>How to read these numbers</h2>\n<ul>\n");
-    caveats(results).iter().for_each(|told| item(add, told));
+    caveats(results).iter().for_each(|reported| item(add, reported));
     add.push_str("</ul>\n<h2>The machine</h2>\n");
     push_table(add, "machine", &machine(results));
     add.push_str("</main>\n</body>\n</html>\n");
@@ -373,7 +373,7 @@ fn comparison(results: &Results) -> Option<Figure> {
 
 fn caveats(results: &Results) -> Vec<String> {
     let is_compared = !results.compared.is_empty();
-    let told = [
+    let reported = [
         Some(
             "Each number is from a short run on a machine that may have had other load: see the load average below. \
              Run the demo again before you believe a small difference, and look at ratios first.",
@@ -409,7 +409,7 @@ fn caveats(results: &Results) -> Vec<String> {
     let build = cfg!(debug_assertions).then_some(
         "This is a development build: its figures say little about Farside. Build with 'cargo build --release'.",
     );
-    build.into_iter().chain(told.into_iter().flatten()).map(str::to_owned).collect()
+    build.into_iter().chain(reported.into_iter().flatten()).map(str::to_owned).collect()
 }
 
 fn machine(results: &Results) -> Cells {
@@ -445,10 +445,10 @@ fn reads_of<'a>(results: &'a Results, fabric: &'a str) -> impl Iterator<Item = &
     results.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
 }
 
-/// A row for each run: its fabric, workload and tasks, then the cells of `told`.
-fn run_rows(results: &Results, told: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
+/// A row for each run: its fabric, workload and tasks, then the cells of `reported`.
+fn run_rows(results: &Results, reported: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
     let which = |run: &YcsbReport| vec![run.fabric.clone(), run.workload.clone(), run.tasks.to_string()];
-    results.runs.iter().map(|run| [which(run), told(run)].concat()).collect()
+    results.runs.iter().map(|run| [which(run), reported(run)].concat()).collect()
 }
 
 /// The demo's settings as flags.

@@ -114,9 +114,9 @@ mod tests {
 
     #[test]
     fn every_object_has_the_same_fields() {
-        let told = serde_json::to_value(Check::unknown("a.b", "a thing")).expect("plain data");
-        let fields: Vec<&String> = told.as_object().expect("an object").keys().collect();
+        let reported = serde_json::to_value(Check::unknown("a.b", "a thing")).expect("plain data");
+        let fields: Vec<&String> = reported.as_object().expect("an object").keys().collect();
         assert_eq!(fields, ["found", "id", "remedy", "verdict", "what", "why"]);
-        assert_eq!((&told["verdict"], &told["found"]), (&"note".into(), &"not known here".into()));
+        assert_eq!((&reported["verdict"], &reported["found"]), (&"note".into(), &"not known here".into()));
     }
 }

@@ -268,7 +268,7 @@ fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
         let mut request = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
         request.resize((size * FULL).min(REQUEST_MAX), b' '); // JSON may end with any number of blanks.
         let endpoint = pool.endpoint_here().map_err(|error| error.to_string())?;
-        endpoint.set_patience(Ask::NodeInfo.patience());
+        endpoint.set_call_timeout(Ask::NodeInfo.patience());
         let mut response = Vec::new();
         block_on(&endpoint, endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut response))
             .map_err(|error| error.to_string())

@@ -115,7 +115,7 @@ fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
     Some((values.next()??, values.next()??))
 }
 
-fn told(bytes: u64) -> String {
+fn reported(bytes: u64) -> String {
     if bytes == u64::MAX { "unlimited".into() } else { human_bytes(bytes) }
 }
 
@@ -138,8 +138,10 @@ fn files(limits: Option<&str>) -> Check {
 fn locked(limits: Option<&str>) -> Check {
     const ID: (&str, &str) = ("limit.memlock", "locked memory");
     match limits.and_then(|limits| limit(limits, "Max locked memory")) {
-        Some((now, most)) => Check::ok(ID.0, ID.1, format!("{} of at most {}", told(now), told(most)))
-            .because("this release locks none; RDMA would"),
+        Some((now, most)) => {
+            Check::ok(ID.0, ID.1, format!("{} of at most {}", reported(now), reported(most)))
+                .because("this release locks none; RDMA would")
+        }
         None => Check::unknown(ID.0, ID.1),
     }
 }
@@ -164,8 +166,8 @@ fn bounded(
     const PLENTY: u64 = 8 << 30;
     match limits.and_then(|limits| limit(limits, name)) {
         None => Check::unknown(id, what),
-        Some((now @ PLENTY.., _)) => Check::ok(id, what, told(now)),
-        Some((now, _)) => Check::warn(id, what, told(now)).because(why).remedy(remedy),
+        Some((now @ PLENTY.., _)) => Check::ok(id, what, reported(now)),
+        Some((now, _)) => Check::warn(id, what, reported(now)).because(why).remedy(remedy),
     }
 }
 

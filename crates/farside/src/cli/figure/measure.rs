@@ -46,7 +46,7 @@ impl Measure {
         match &self.figure.fabrics {
             OnFabrics::Ops(ops) => self.ops(ops),
             OnFabrics::Stores(stores) => self.stores(stores),
-            OnFabrics::Nothing(about) => Err(Failure::Told(format!(
+            OnFabrics::Nothing(about) => Err(Failure::Error(format!(
                 "{} is about {about}, which {} does not have: omit --fabric to have the figure predicted; {} can be \
                  measured",
                 self.figure.name,
@@ -112,7 +112,7 @@ impl Measure {
             tasks: clients,
             // As in the paper's runs.
             collision_free: true,
-            ..SessionConfig::new(load::system(system).map_err(Failure::Told)?, workload)
+            ..SessionConfig::new(load::system(system).map_err(Failure::Error)?, workload)
         })
     }
 
@@ -234,5 +234,5 @@ fn check_status(op: MicroOp, status: Status) -> Result<(), Failure> {
 }
 
 fn failed(op: MicroOp, status: Status) -> Failure {
-    Failure::Told(format!("{} failed during the measurement: {status}", op.name()))
+    Failure::Error(format!("{} failed during the measurement: {status}", op.name()))
 }

@@ -42,7 +42,7 @@ impl Dump {
     pub(super) fn run(mut self, client: &mut Client) -> Done {
         match self.file.take().filter(|file| file != Path::new("-")) {
             Some(file) => self.to_file(client, &file),
-            None if self.force || self.resume || self.json => Err(Failure::Told(
+            None if self.force || self.resume || self.json => Err(Failure::Error(
                 "--force, --resume and --json require a file to dump to: name one, or leave them out".into(),
             )),
             None => {
@@ -88,7 +88,7 @@ impl Dump {
         let interrupt = Interrupt::watch()?;
         let bar = progress("dumping slots", shape_of(&store).map_or(0, |table| table.slots), self.quiet);
         let cannot = |error: &io::Error| {
-            Failure::Told(format!(
+            Failure::Error(format!(
                 "could not write {}: {error}; free some space and give --resume, or write elsewhere",
                 path.display()
             ))
@@ -112,7 +112,7 @@ impl Dump {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(KvError::Rebuilt) => {
-                    return Err(Failure::Told(format!(
+                    return Err(Failure::Error(format!(
                         "the store's table was rebuilt since {} was started, so keys would be missing or repeated: \
                          start again with --force",
                         path.display()
@@ -120,7 +120,7 @@ impl Dump {
                 }
                 Err(error) => {
                     let path = path.display();
-                    return Err(Failure::Told(format!(
+                    return Err(Failure::Error(format!(
                         "{error} ({count} keys are in {path}; --resume continues after them)"
                     )));
                 }
@@ -144,7 +144,7 @@ impl Dump {
                 "seconds": seconds,
                 "keys_before": first.0,
             });
-            tell!("{report}");
+            print_line!("{report}");
         } else if !self.quiet {
             note!("{keys} {} written", if keys == 1 { "key" } else { "keys" });
         }
@@ -167,7 +167,7 @@ fn started<'a, W: io::Write>(
 /// Creates a file, or empties an existing one if `force`.
 fn create(path: &Path, force: bool) -> Result<File, Failure> {
     if path.exists() && !path.is_file() {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "{} is not a regular file: leave it out, and redirect standard output there",
             path.display()
         )));
@@ -179,12 +179,12 @@ fn create(path: &Path, force: bool) -> Result<File, Failure> {
         options.write(true).create_new(true);
     }
     options.open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Failure::Told(format!(
+        io::ErrorKind::AlreadyExists => Failure::Error(format!(
             "{} exists already: name another file, or overwrite it with --force; --resume continues an interrupted \
              dump",
             path.display()
         )),
-        _ => Failure::Told(format!(
+        _ => Failure::Error(format!(
             "could not write {}: {error}; name a file in a folder that you may write to",
             path.display()
         )),
@@ -193,7 +193,7 @@ fn create(path: &Path, force: bool) -> Result<File, Failure> {
 
 /// Opens the file of an interrupted dump. Cuts off the bytes after the last record that is known to be complete.
 fn reopen(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
-    let cannot = |error: io::Error| Failure::Told(format!("could not resume {}: {error}", path.display()));
+    let cannot = |error: io::Error| Failure::Error(format!("could not resume {}: {error}", path.display()));
     let mut file = File::options().read(true).write(true).open(path).map_err(cannot)?;
     let found = position_at(&mut file, before.offset, before.records).map_err(cannot)?;
     let at = before.check(found, path)?;

@@ -77,7 +77,7 @@ impl Load {
             }
             let failed = match (stored, error) {
                 (Err(unstored), _) => Some(unstored),
-                (Ok(()), Some(RecordError::Unread(error))) => return Err(cannot_read(path, &error)),
+                (Ok(()), Some(RecordError::ClosedPipe(error))) => return Err(cannot_read(path, &error)),
                 (Ok(()), Some(RecordError::Malformed(reason))) => {
                     Some(Unstored { before: 0, unsure: 0, reason })
                 }
@@ -135,7 +135,7 @@ impl Load {
                 "seconds": began.elapsed().as_secs_f64(),
                 "keys_before": first.count,
             });
-            tell!("{report}");
+            print_line!("{report}");
         } else if !self.quiet {
             note!("{keys} {} stored", if keys == 1 { "key" } else { "keys" });
         }
@@ -152,7 +152,7 @@ impl Load {
     ) -> Result<Option<Position>, Failure> {
         let path = &*self.file;
         match progress_file {
-            None if self.resume => Err(Failure::Told(format!(
+            None if self.resume => Err(Failure::Error(format!(
                 "{} is not a regular file, so a load of it cannot be resumed: leave --resume out",
                 path.display()
             ))),
@@ -262,7 +262,7 @@ impl Unstored {
         };
         let hint = if may_resume { "; after the cause is fixed, --resume continues there" } else { "" };
         let (number, path, others) = (before + 1, path.display(), format!("{stored}{unsure}{hint}"));
-        Failure::Told(format!("{one} {number} of {path}: {} ({others})", self.reason))
+        Failure::Error(format!("{one} {number} of {path}: {} ({others})", self.reason))
     }
 }
 
@@ -361,7 +361,7 @@ impl Tasks {
 async fn put_group(kv: &mut AnyKv<Rc<Endpoint>>, group: &[Pair]) -> Result<(), KvError> {
     let items: Vec<(&[u8], &[u8])> = group.iter().map(|(key, value)| (&key[..], &value[..])).collect();
     match kv.put_many(&items).await {
-        Err(KvError::NotOffered { .. }) => {
+        Err(KvError::Unsupported { .. }) => {
             for (key, value) in items {
                 kv.put(key, value).await?;
             }

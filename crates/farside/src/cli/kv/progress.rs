@@ -110,21 +110,21 @@ impl ProgressFile {
                 }
                 _ => error.to_string(),
             };
-            Failure::Told(format!("nothing to resume from {name} ({why}): {again}"))
+            Failure::Error(format!("nothing to resume from {name} ({why}): {again}"))
         })?;
         let progress: Progress = serde_json::from_str(&text)
-            .map_err(|error| Failure::Told(format!("{name} is not a progress file ({error}): {again}")))?;
+            .map_err(|error| Failure::Error(format!("{name} is not a progress file ({error}): {again}")))?;
         if progress.work != work {
-            return Err(Failure::Told(format!("{name} belongs to another command: {again}")));
+            return Err(Failure::Error(format!("{name} belongs to another command: {again}")));
         }
         if progress.format != format {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{name} belongs to a file in another format ({:?}): give that as --format, or {again}",
                 progress.format
             )));
         }
         if progress.store != *store {
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{name} belongs to another store, or the store was dropped and created again since: {again}"
             )));
         }
@@ -139,7 +139,7 @@ impl Progress {
     /// The file is shorter, or its bytes differ.
     pub(super) fn check(&self, found: Option<Position>, file: &Path) -> Result<Position, Failure> {
         found.filter(|found| found.digest.finalize() == self.crc64).ok_or_else(|| {
-            Failure::Told(format!(
+            Failure::Error(format!(
                 "{} has changed within its first {} bytes, which are done: leave --resume out to start again",
                 file.display(),
                 self.offset

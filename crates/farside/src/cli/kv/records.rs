@@ -81,14 +81,14 @@ pub(super) type Pair = (Vec<u8>, Vec<u8>);
 /// Reason why the next record could not be read.
 pub(super) enum RecordError {
     /// The input cannot be read.
-    Unread(io::Error),
+    ClosedPipe(io::Error),
     /// The input is malformed. Holds the reason and the remedy.
     Malformed(String),
 }
 
 impl From<io::Error> for RecordError {
     fn from(error: io::Error) -> RecordError {
-        RecordError::Unread(error)
+        RecordError::ClosedPipe(error)
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
                 Ok(Some(pair)) => pairs.push(pair),
                 Ok(None) => return (pairs, Ok(())),
                 Err(RecordError::Malformed(reason)) => return (pairs, Err(reason)),
-                Err(RecordError::Unread(error)) => panic!("a read from memory failed: {error}"),
+                Err(RecordError::ClosedPipe(error)) => panic!("a read from memory failed: {error}"),
             }
         }
     }

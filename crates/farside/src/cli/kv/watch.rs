@@ -83,7 +83,7 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
                 show(view.lines(Screen::size().0))?;
             }
             Ok(None) => show(view.waiting("sampling ..."))?,
-            Err(Failure::Told(reason)) => {
+            Err(Failure::Error(reason)) => {
                 watch = None;
                 show(view.waiting(&reason))?;
             }
@@ -101,12 +101,12 @@ fn by_lines(mut watch: Watch, view: &View, every: Duration, count: Option<u64>, 
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         let sample = watch.sample()?;
         if json {
-            tell!("{}", view::object(&sample));
+            print_line!("{}", view::object(&sample));
         } else {
             if shown % HEADING_EVERY == 0 {
-                tell!("{}", view.heading());
+                print_line!("{}", view.heading());
             }
-            tell!("{}", view::line(&sample));
+            print_line!("{}", view::line(&sample));
         }
         shown += 1;
     }
@@ -212,17 +212,17 @@ impl Watch {
     }
 
     fn ask(&self, ask: &Ask) -> Result<Answer, Failure> {
-        self.endpoint.set_patience(ask.patience());
+        self.endpoint.set_call_timeout(ask.patience());
         let request = serde_json::to_vec(ask).expect("plain data");
         let mut answer = Vec::new();
         let call = self.endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut answer);
-        block_on(&self.endpoint, call).map_err(|error: FabricError| Failure::Told(error.to_string()))?;
+        block_on(&self.endpoint, call).map_err(|error: FabricError| Failure::Error(error.to_string()))?;
         serde_json::from_slice(&answer).map_err(|_| misunderstood())
     }
 }
 
 fn misunderstood() -> Failure {
-    Failure::Told("could not parse the node's response: use the same release on both sides".into())
+    Failure::Error("could not parse the node's response: use the same release on both sides".into())
 }
 
 /// Total number of refusals by the node's engines.

@@ -84,11 +84,12 @@ impl Place {
         insecure_udp: bool,
     ) -> Result<Place, Failure> {
         let url = format!("{}://{}:{port}", device.name(), host_in_url(host)?);
-        let settings = Settings::resolve(File { pool: Some(url.clone()), ..flags }).map_err(Failure::Told)?;
-        let token = settings.token().map_err(Failure::Told)?;
+        let settings =
+            Settings::resolve(File { pool: Some(url.clone()), ..flags }).map_err(Failure::Error)?;
+        let token = settings.token().map_err(Failure::Error)?;
         let options = farside::Options { token, insecure_udp, tls_ca: None };
         let pool = farside::connect_with(&url, &options).map_err(|error| match error {
-            Error::Open(_, OpenError::Silent | OpenError::Broken(_)) => Failure::Told(format!(
+            Error::Open(_, OpenError::Silent | OpenError::Broken(_)) => Failure::Error(format!(
                 "{error}; start the server on that host with 'farside perf {test}', without a HOST; other machines can \
                  reach it only with --bind"
             )),
@@ -111,8 +112,8 @@ impl Place {
             }
         };
         pool.create_store(&raw_store(STORE, QUOTA))?;
-        let told = if node.is_some() { "started for this test" } else { "in this process" };
-        Ok(Place { pool, store: STORE.into(), node: told.into(), _temporary: None, _node: node })
+        let reported = if node.is_some() { "started for this test" } else { "in this process" };
+        Ok(Place { pool, store: STORE.into(), node: reported.into(), _temporary: None, _node: node })
     }
 
     /// Connects to an existing node and creates a store, which is dropped at the end.
@@ -120,7 +121,7 @@ impl Place {
     /// # Errors
     /// The node cannot be reached, or has no space for the store.
     pub(super) fn on_pool(flags: File, insecure_udp: bool, puts: bool) -> Result<Place, Failure> {
-        let settings = Settings::resolve(flags).map_err(Failure::Told)?;
+        let settings = Settings::resolve(flags).map_err(Failure::Error)?;
         let pool = connect(&Settings { insecure_udp, ..settings })?;
         let new = raw_store(
             &format!("perf-{}", std::process::id()),
@@ -145,7 +146,7 @@ fn host_in_url(host: &str) -> Result<String, Failure> {
     }
     let is_none = host.is_empty() || host.contains(|c: char| c.is_whitespace() || ":/,[]".contains(c));
     if is_none {
-        return Err(Failure::Told(format!(
+        return Err(Failure::Error(format!(
             "'{host}' is not a host: give a name or an address; the port goes to --port, a URL to --pool"
         )));
     }
@@ -171,9 +172,9 @@ impl Server {
     pub(super) fn serve(self) -> Done {
         // First, so that no signal is missed.
         let mut signals = signal_hook::iterator::Signals::new(signals::ending())?;
-        let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Told)?;
+        let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Error)?;
         if self.insecure_udp && (tokens.is_none() || self.device == Some(Device::Tcp)) {
-            return Err(Failure::Told(
+            return Err(Failure::Error(
                 "--insecure-udp turns off the encryption that --tokens gives to udp packets: serve udp with --tokens, \
                  or omit --insecure-udp"
                     .into(),
@@ -193,9 +194,9 @@ impl Server {
         let host = Host::start(memory, kinds(), options).map_err(|error| self.unservable(error))?;
         host.ask(raw_store(STORE, QUOTA).ask(), Duration::from_secs(60))?;
         let at: Vec<String> = host.listening().iter().map(Listen::to_string).collect();
-        tell!("farside: perf serves at {}", at.join(" and "));
-        tell!("Measure from another terminal, or machine: {}", self.hint(host.listening()));
-        tell!("Any test, one client after another. Press Ctrl-C to stop.");
+        print_line!("farside: perf serves at {}", at.join(" and "));
+        print_line!("Measure from another terminal, or machine: {}", self.hint(host.listening()));
+        print_line!("Any test, one client after another. Press Ctrl-C to stop.");
         signals.forever().next();
         host.stop();
         Ok(())
@@ -217,7 +218,7 @@ impl Server {
 
     fn unservable(&self, error: BindError) -> Failure {
         let at = SocketAddr::new(self.bind, self.port);
-        Failure::Told(match error {
+        Failure::Error(match error {
             BindError::Listen(url, error) if error.kind() == ErrorKind::AddrInUse => format!(
                 "another program listens at {url}, perhaps another perf server: use that server, stop it, or give \
                  another --port here and to the clients"

@@ -85,14 +85,14 @@ impl Report {
             object.insert("fabric".into(), self.info.fabric.into());
             object.insert("tx_depth".into(), self.info.depth.unwrap_or(1).into());
             object.extend(columns.iter().map(|column| (column.key.to_owned(), column.value.clone())));
-            tell!("{}", Value::Object(object));
+            print_line!("{}", Value::Object(object));
         } else {
             if self.results.is_empty() {
                 self.head(row, &columns)?;
             }
             let cells =
                 columns.iter().map(|column| format!("{:<width$}", column.text, width = column.name.len()));
-            tell!(" {}", cells.collect::<Vec<_>>().join("  ").trim_end());
+            print_line!(" {}", cells.collect::<Vec<_>>().join("  ").trim_end());
         }
         let object: Map<String, Value> =
             columns.into_iter().map(|column| (column.perftest.to_owned(), column.value)).collect();
@@ -106,7 +106,7 @@ impl Report {
     /// Standard output is closed.
     pub(super) fn end(&self) -> Done {
         if !self.format.json {
-            tell!("{LINE}");
+            print_line!("{LINE}");
         }
         Ok(())
     }
@@ -144,26 +144,26 @@ impl Report {
 
     fn head(&self, row: &Row, columns: &[Column]) -> Done {
         let info = &self.info;
-        tell!("{LINE}");
+        print_line!("{LINE}");
         let kind = if info.depth.is_none() { "Latency" } else { "BW" };
-        tell!("{:>20}{} {kind} Test", "", info.request.name());
+        print_line!("{:>20}{} {kind} Test", "", info.request.name());
         let pages = info.page_size.map_or_else(|| "unknown".into(), human_bytes);
-        tell!(" Fabric          : {:<14} Node            : {}", info.fabric, info.node);
-        tell!(" TX depth        : {:<14} Pages           : {pages}", info.depth.unwrap_or(1));
-        tell!(" Request         : {}", info.request.about());
-        tell!(" Runs on         : {}", info.runs_on());
+        print_line!(" Fabric          : {:<14} Node            : {}", info.fabric, info.node);
+        print_line!(" TX depth        : {:<14} Pages           : {pages}", info.depth.unwrap_or(1));
+        print_line!(" Request         : {}", info.request.about());
+        print_line!(" Runs on         : {}", info.runs_on());
         match row {
             Row::Latency(_) => {
-                tell!(" Latency         : a full round trip, until the client knows that it is done");
-                tell!(" Clock           : {:.0}[nsec] to read, within each latency", info.clock_ns);
+                print_line!(" Latency         : a full round trip, until the client knows that it is done");
+                print_line!(" Clock           : {:.0}[nsec] to read, within each latency", info.clock_ns);
             }
             Row::Bandwidth(bandwidth) => {
-                tell!(" BW peak         : of the best {} requests in a row", bandwidth.stretch);
+                print_line!(" BW peak         : of the best {} requests in a row", bandwidth.stretch);
             }
         }
-        tell!("{LINE}");
+        print_line!("{LINE}");
         let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
-        tell!(" {}", names.join("  "));
+        print_line!(" {}", names.join("  "));
         Ok(())
     }
 
@@ -292,7 +292,7 @@ pub(super) fn check_writable(path: &Path) -> Done {
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Told(format!(
+    Failure::Error(format!(
         "could not write the result to {}: {error}; name a writable file with --out_json_file",
         path.display()
     ))

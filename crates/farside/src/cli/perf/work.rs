@@ -151,7 +151,7 @@ impl Worker {
         let open = |task: u32| {
             let raw = block_on(&endpoint, Raw::open(Rc::clone(&endpoint), NodeId(0), store));
             let raw = raw.map_err(|error| {
-                Failure::Told(match error {
+                Failure::Error(match error {
                     StoreError::Gone(reason) => format!(
                         "{reason}; only a server started with 'farside perf' has a store '{store}': measure any other \
                          node with --pool {}",
@@ -333,7 +333,7 @@ struct Task {
 const PIECE: usize = 1 << 15;
 
 const MEDDLED: RawError =
-    RawError::Meddled("memory does not hold what this client wrote, so these figures are invalid");
+    RawError::Conflict("memory does not hold what this client wrote, so these figures are invalid");
 
 impl Task {
     async fn prepare(&mut self, size: usize) -> Result<(), RawError> {

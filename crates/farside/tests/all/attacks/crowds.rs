@@ -103,7 +103,7 @@ fn a_client_that_requests_a_scan_gets_a_response(carrier: &'static str) {
     let witness = target.witness(carrier);
     let pool = farside::connect(target.url(carrier)).expect("the node serves");
     let endpoint = pool.endpoint_here().expect("a session");
-    endpoint.set_patience(PATIENCE);
+    endpoint.set_call_timeout(PATIENCE);
     let since = Instant::now();
     let mut answer = Vec::new();
     let ask = br#"{"scan":{"name":"default"}}"#;

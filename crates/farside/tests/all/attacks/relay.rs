@@ -248,7 +248,7 @@ fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
         (0, &1.into()),
         "only the session that queries the node"
     );
-    assert!(!sealed.node.said().contains("farside_"), "{}", sealed.node.said());
+    assert!(!sealed.node.log().contains("farside_"), "{}", sealed.node.log());
 }
 
 #[test]

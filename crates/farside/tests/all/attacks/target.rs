@@ -129,7 +129,7 @@ impl Target {
     pub(crate) fn assert_as_before(&self, before: Before) {
         until("no extra session is left", || self.info()["sessions"].as_u64() <= Some(before.sessions));
         until("no extra descriptor is left", || self.node.descriptors() <= before.descriptors);
-        assert!(!self.node.process.said().contains("panicked"), "{}", self.node.process.said());
+        assert!(!self.node.process.log().contains("panicked"), "{}", self.node.process.log());
     }
 
     pub(crate) fn now(&self) -> Before {

@@ -26,8 +26,8 @@ const TINY: [&str; 8] = ["bench", "compare", "--records", "2000", "--rounds", "2
 fn compared(arguments: &[&str]) -> Vec<serde_json::Value> {
     let mut command = command();
     command.env("PATH", path()).args(TINY).arg("--json").args(arguments);
-    let told = run(command, b"").done();
-    told.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    let reported = run(command, b"").done();
+    reported.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 fn contenders(lines: &[serde_json::Value]) -> BTreeSet<&str> {
@@ -108,7 +108,7 @@ fn text_output_names_each_setup_and_the_skipped_rivals() {
         return println!("without LMDB there is no rival to compare with");
     }
     // No PATH at all: no server is found, and none was requested.
-    let told = farside(TINY.iter().chain(&["--fabrics", "shm,ring", "--threads", "2"])).done();
+    let reported = farside(TINY.iter().chain(&["--fabrics", "shm,ring", "--threads", "2"])).done();
     let each = "by each of 2 client threads";
     for line in [
         &*format!("One operation at a time {each};"),
@@ -116,14 +116,14 @@ fn text_output_names_each_setup_and_the_skipped_rivals() {
         "no server",
         "lmdb",
     ] {
-        assert!(told.text().contains(line), "{line}: {}", told.text());
+        assert!(reported.text().contains(line), "{line}: {}", reported.text());
     }
     for name in ["redis-server", "memcached"] {
         let left_out =
             format!("{name} is not on PATH: install it, for example with 'apt-get install {name}'; skipped");
-        assert!(told.err.contains(&left_out), "{}", told.err);
+        assert!(reported.err.contains(&left_out), "{}", reported.err);
     }
-    assert!(told.err.contains("uniform over 2000 records"), "{}", told.err);
+    assert!(reported.err.contains("uniform over 2000 records"), "{}", reported.err);
 }
 
 #[test]
@@ -167,15 +167,15 @@ fn script(folder: &Path, name: &str, text: &str) {
 #[test]
 fn a_server_that_fails_to_start_is_reported_with_its_output() {
     let folder = tempfile::tempdir().expect("a folder");
-    let told = |text: &str, reason: &str| {
+    let reported = |text: &str, reason: &str| {
         script(folder.path(), "redis-server", text);
         let mut command = command();
         command.env("PATH", folder.path()).args(TINY).args(["--rivals", "redis", "--fabrics", "shm"]);
         run(command, b"").refused(reason)
     };
-    told("exit 0", "prints no release");
+    reported("exit 0", "prints no release");
     let version = "[ \"$1\" = --version ] && echo 'Redis server v=9.9.9' && exit 0\n";
-    let ended = told(&format!("{version}echo it is broken; exit 3"), "its last output: it is broken");
+    let ended = reported(&format!("{version}echo it is broken; exit 3"), "its last output: it is broken");
     assert!(
         ended.err.contains("exit status: 3") && ended.err.contains("or omit redis-server"),
         "{}",
@@ -207,7 +207,7 @@ fn start_comparison(folder: &Path) -> (Process, std::path::PathBuf) {
     command.env("PATH", path()).env("TMPDIR", folder);
     command.args(["bench", "compare", "--records", "2000", "--rounds", "1000", "--fabrics", "shm,udp"]);
     let process = Process::start(command, folder.join("log"));
-    until("it measures", || process.said().contains("measuring in turn"));
+    until("it measures", || process.log().contains("measuring in turn"));
     let files = std::fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
     let is_its = |path: &std::path::PathBuf| path.to_string_lossy().contains("farside-compare-");
     let place = files.into_iter().find(is_its).expect("the comparison has its own folder");
@@ -249,6 +249,6 @@ fn a_dead_rival_ends_the_comparison_with_an_error() {
     kill_process(*redis, Signal::KILL).expect("redis-server is alive");
     let since = std::time::Instant::now();
     assert_eq!(process.ended(), Some(2));
-    assert!(since.elapsed() < PATIENCE && process.said().contains("redis"), "{}", process.said());
+    assert!(since.elapsed() < PATIENCE && process.log().contains("redis"), "{}", process.log());
     assert!(!place.exists(), "its folder is gone");
 }

@@ -61,13 +61,13 @@ fn the_demos_page_shows_every_figure_and_the_numbers_of_the_json() {
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("farside-demo.html");
     std::fs::write(&page, "").expect("written"); // The demo may overwrite an empty file.
-    let told = demo(folder.path(), &["--json"]);
+    let reported = demo(folder.path(), &["--json"]);
     let rows: Vec<serde_json::Value> =
-        told.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        reported.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let of = |what: &str| rows.iter().filter(|row| row["measured"] == what).collect::<Vec<_>>();
     let runs = of("ycsb");
-    assert_eq!((of("machine").len(), of("stopped").len(), of("floor").len()), (1, 1, 10), "{told}");
-    assert_eq!(runs.len(), 5 * fabrics().count(), "{told}");
+    assert_eq!((of("machine").len(), of("stopped").len(), of("floor").len()), (1, 1, 10), "{reported}");
+    assert_eq!(runs.len(), 5 * fabrics().count(), "{reported}");
     for fabric in fabrics() {
         let its = runs.iter().filter(|run| run["fabric"] == fabric);
         let tasks: Vec<u64> = its.map(|run| run["tasks"].as_u64().expect("a number")).collect();
@@ -137,18 +137,18 @@ fn in_a_browser(page: &Path, figures: usize) {
     let html = std::fs::read_to_string(page).expect("a page");
     std::fs::write(&measured, html.replace("</main>", &format!("</main>{script}"))).expect("written");
     for width in [500, 1280] {
-        let told = browse(
+        let reported = browse(
             &browser,
             folder,
             &measured,
             &["--dump-dom".into(), format!("--window-size={width},4000")],
         );
-        let told = told.split("<p id=\"told\">").nth(1).and_then(|rest| rest.split("</p>").next());
-        let mut told: Vec<&str> = told.expect("the script has run").split(';').collect();
-        let beyond: i32 = told.pop().expect("a number").parse().expect("a number");
+        let reported = reported.split("<p id=\"told\">").nth(1).and_then(|rest| rest.split("</p>").next());
+        let mut reported: Vec<&str> = reported.expect("the script has run").split(';').collect();
+        let beyond: i32 = reported.pop().expect("a number").parse().expect("a number");
         assert!(beyond <= 0, "the page is {beyond} pixels wider than its window of {width}");
-        assert_eq!(told.len(), figures);
-        for figure in told {
+        assert_eq!(reported.len(), figures);
+        for figure in reported {
             let extents: Vec<i32> = figure.split(' ').map(|n| n.parse().expect("a number")).collect();
             assert!(extents[0] >= 200 && extents[1] >= 60, "too small at {width}: {figure}");
             assert!(extents[2] >= 200 && extents[3] >= 50, "almost nothing is drawn at {width}: {figure}");

@@ -98,16 +98,17 @@ fn every_fabric_of_this_release_is_tried_and_works() {
     ids.iter().for_each(|id| assert!(all.contains_key(*id), "no {id}"));
     assert_eq!(all.len(), ids.len() + FABRICS.len() + 1, "{:?}", all.keys());
     // The text has the same checks, and no colours, as standard output is not a terminal.
-    let told = doctor(&[], &[]).done();
+    let reported = doctor(&[], &[]).done();
     for check in all.values() {
         let what = check["what"].as_str().expect("text");
         assert!(
-            told.text().lines().any(|line| line.get(7..).is_some_and(|rest| rest.starts_with(what))),
+            reported.text().lines().any(|line| line.get(7..).is_some_and(|rest| rest.starts_with(what))),
             "no {what}"
         );
     }
     assert!(
-        told.text().contains("Everything in this release works here.") && !told.text().contains('\u{1b}')
+        reported.text().contains("Everything in this release works here.")
+            && !reported.text().contains('\u{1b}')
     );
 }
 
@@ -350,7 +351,7 @@ fn checking_a_node_changes_nothing_there() {
     node.run(["doctor", "--pool", &node.url()]).done();
     assert!(node.run(["kv", "dump"]).done().out == before);
     until("its session is over", || node.sessions() == 0);
-    node.is_well(descriptors);
+    node.assert_well(descriptors);
 }
 
 #[test]

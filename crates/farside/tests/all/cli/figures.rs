@@ -6,8 +6,12 @@ use crate::support::farside;
 fn a_figure_is_printed_as_text_and_json_and_drawn() {
     let folder = tempfile::tempdir().expect("a folder");
     let [csv, svg] = ["figure.csv", "figure.svg"].map(|name| folder.path().join(name).display().to_string());
-    let told = farside(["figure", "prism-2", "--csv", &csv, "--svg", &svg]).done();
-    assert!(told.text().contains("data-centre") && !told.text().contains("NO,"), "{}", told.text());
+    let reported = farside(["figure", "prism-2", "--csv", &csv, "--svg", &svg]).done();
+    assert!(
+        reported.text().contains("data-centre") && !reported.text().contains("NO,"),
+        "{}",
+        reported.text()
+    );
     let csv = std::fs::read_to_string(csv).expect("it was written");
     assert!(
         csv.starts_with("curve,source,network,") && csv.contains("prism-sw,published,cluster,8.1"),
@@ -62,8 +66,8 @@ fn stores_are_compared_on_a_fabric_by_ratios() {
         let ratios = measured(figure, fabric, &few);
         assert_eq!(ratios.len(), 4, "with 1, 2 and 3 clients, and at the peak");
         for (line, quantity) in ratios.iter().zip(["latency", "latency", "latency", "throughput"]) {
-            let told = texts(line, ["distance", "of", "to", "quantity"]);
-            assert_eq!(told, ["rack", "PRISM-KV", "Pilaf", quantity], "{line}");
+            let reported = texts(line, ["distance", "of", "to", "quantity"]);
+            assert_eq!(reported, ["rack", "PRISM-KV", "Pilaf", quantity], "{line}");
         }
         assert_eq!(ratios[0]["point"], "with 1 client");
         // The paper has no curve for chains that the client's CPU runs.
@@ -84,16 +88,16 @@ fn stores_are_compared_on_a_fabric_by_ratios() {
 fn ops_are_compared_on_a_fabric_by_ratios() {
     for fabric in ["shm", "ring"] {
         let ops = measured("prism-1", fabric, &[]);
-        let told = ops.iter().map(|line| texts(line, ["of", "to", "distance"]));
+        let reported = ops.iter().map(|line| texts(line, ["of", "to", "distance"]));
         let expected = ["WRITE", "indirect READ", "ALLOCATE", "enhanced CAS"];
-        assert!(told.eq(expected.map(|op| [op, "READ", "direct"].map(str::to_owned))), "{ops:?}");
+        assert!(reported.eq(expected.map(|op| [op, "READ", "direct"].map(str::to_owned))), "{ops:?}");
         assert!(ops.iter().all(|line| line["published"].is_number()), "{ops:?}");
     }
     let far = measured("prism-2", "local", &[]);
-    let told: Vec<_> = far.iter().map(|line| texts(line, ["point", "of", "to"])).collect();
+    let reported: Vec<_> = far.iter().map(|line| texts(line, ["point", "of", "to"])).collect();
     let expected =
         ["rack", "cluster", "data-centre"].map(|far| [far, "indirect READ", "2 x READ"].map(str::to_owned));
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     let least: Vec<_> = far.iter().map(|line| line["to_median"].as_f64().expect("a number")).collect();
     assert!(
         least[0] >= 1.2 && least[1] >= 6.0 && least[2] >= 48.0,

@@ -77,16 +77,16 @@ fn every_format_preserves_every_byte() {
             .enumerate()
     {
         let file = node.folder().join(name);
-        let told = kv(&node, "dump", &file, &["--json"]).done().json();
+        let reported = kv(&node, "dump", &file, &["--json"]).done().json();
         let bytes = std::fs::read(&file).expect("a file");
-        assert_eq!((&told["keys"], &told["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
+        assert_eq!((&reported["keys"], &reported["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
         // In tsv the key of all bytes may come first, which begins with an escape.
         assert!(bytes[0] == *first || *first == b'e', "{name} begins with {}", bytes[0]);
         assert!(!progress_of(&file).exists(), "a progress file is left behind");
         let store = format!("s{number}");
         node.run(["store", "create", &store, "--quota", "4MiB"]).done();
-        let told = kv(&node, "load", &file, &["--json", "--store", &store]).done().json();
-        assert_eq!((&told["keys"], &told["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
+        let reported = kv(&node, "load", &file, &["--json", "--store", &store]).done().json();
+        assert_eq!((&reported["keys"], &reported["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
         let again = node.run(["kv", "dump", "--store", &store]).done();
         assert_eq!(dumped(again.text()), expected, "{name}");
     }
@@ -257,12 +257,12 @@ fn a_load_resumes_after_a_signal() {
     let mut load = started(&node, "load", &file);
     until("some records are stored", || live_buffers(&node) > 0);
     load.signal(Signal::INT);
-    assert_eq!(load.ended(), None, "the signal ends it: {}", load.said());
-    assert!(load.said().contains("continue with --resume"), "{}", load.said());
-    let told = kv(&node, "load", &file, &["--resume", "--json"]).done().json();
+    assert_eq!(load.ended(), None, "the signal ends it: {}", load.log());
+    assert!(load.log().contains("continue with --resume"), "{}", load.log());
+    let reported = kv(&node, "load", &file, &["--resume", "--json"]).done().json();
     let (keys, before) =
-        (told["keys"].as_u64().expect("a number"), told["keys_before"].as_u64().expect("a number"));
-    assert!(before > 0 && keys > 0, "{told}");
+        (reported["keys"].as_u64().expect("a number"), reported["keys_before"].as_u64().expect("a number"));
+    assert!(before > 0 && keys > 0, "{reported}");
     assert_eq!(keys + before, pairs.len() as u64);
     assert_eq!(dumped(node.run(["kv", "dump"]).done().text()), pairs);
 }
@@ -277,15 +277,15 @@ fn a_dump_resumes_after_a_signal_without_loss_or_repetition() {
         let mut dump = started(&node, "dump", &file);
         until("the dump has started", || progress_of(&file).exists());
         dump.signal(Signal::TERM);
-        assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.said());
+        assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.log());
         // Bytes after the recorded position are cut off.
         let mut bytes = std::fs::read(&file).expect("a file");
         bytes.extend_from_slice(b"half a rec");
         std::fs::write(&file, &bytes).expect("a file");
-        let told = kv(&node, "dump", &file, &["--resume", "--json"]).done().json();
-        let (keys, before) = (&told["keys"], &told["keys_before"]);
-        assert_eq!(keys.as_u64().zip(before.as_u64()).map(|(a, b)| a + b), Some(MANY as u64), "{told}");
-        assert!(keys.as_u64() > Some(0), "{told}");
+        let reported = kv(&node, "dump", &file, &["--resume", "--json"]).done().json();
+        let (keys, before) = (&reported["keys"], &reported["keys_before"]);
+        assert_eq!(keys.as_u64().zip(before.as_u64()).map(|(a, b)| a + b), Some(MANY as u64), "{reported}");
+        assert!(keys.as_u64() > Some(0), "{reported}");
         if name == "dump.tsv" {
             let text = std::fs::read_to_string(&file).expect("text");
             assert_eq!(dumped(&text), pairs);
@@ -308,7 +308,7 @@ fn a_dump_does_not_resume_after_a_rebuild_or_a_change_of_its_file() {
         std::fs::metadata(&file).is_ok_and(|found| found.len() > 0) && progress_of(&file).exists()
     });
     dump.signal(Signal::TERM);
-    assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.said());
+    assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.log());
     let kept = std::fs::read(&file).expect("a file");
     assert!(!kept.is_empty());
     let mut changed = kept.clone();

@@ -292,10 +292,10 @@ fn a_measurement_ends_when_its_node_does() {
     let mut command = command();
     command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.listening()]);
     let mut bench = Process::start(command, node.folder().join("bench"));
-    until("it measures", || bench.said().contains("warming up"));
+    until("it measures", || bench.log().contains("warming up"));
     node.process.signal(Signal::KILL);
     assert_eq!(bench.ended(), Some(2), "failed operations are an error");
-    assert!(bench.said().contains("is closed"), "{}", bench.said());
+    assert!(bench.log().contains("is closed"), "{}", bench.log());
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_measurement_ended_by_a_signal_drops_its_store() {
         let mut command = command();
         command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
         let mut bench = Process::start(command, node.folder().join("bench"));
-        until("it measures", || bench.said().contains("warming up"));
+        until("it measures", || bench.log().contains("warming up"));
         assert!(node.run(["store", "list"]).done().text().starts_with("ycsb-"));
         bench.signal(signal);
         assert_eq!(bench.ended(), None, "a signal ended it");
@@ -322,7 +322,7 @@ fn a_measurement_ended_by_a_signal_drops_its_store() {
     let mut command = command();
     command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
     let mut bench = Process::start(command, node.folder().join("bench"));
-    until("it measures", || bench.said().contains("warming up"));
+    until("it measures", || bench.log().contains("warming up"));
     node.process.signal(Signal::STOP);
     let stat = format!("/proc/{}/stat", node.process.pid());
     until("the node is stopped", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
@@ -332,7 +332,7 @@ fn a_measurement_ended_by_a_signal_drops_its_store() {
     let store =
         node.run(["store", "list", "--json"]).done().json()["name"].as_str().expect("a name").to_owned();
     let remedy = format!("farside store drop {store} --pool {}", node.url());
-    assert!(bench.said().contains(&remedy), "{}", bench.said());
+    assert!(bench.log().contains(&remedy), "{}", bench.log());
 }
 
 #[test]

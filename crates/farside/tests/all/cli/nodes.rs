@@ -52,7 +52,7 @@ fn a_stopped_nodes_socket_is_removed_and_a_killed_ones_replaced() {
         node.line();
         farside(["kv", "put", "k", "v", "--pool", &url]).done();
         node.signal(signal);
-        assert_eq!(node.ended(), Some(0), "{}", node.said());
+        assert_eq!(node.ended(), Some(0), "{}", node.log());
         assert!(!socket.exists());
     }
     let mut node = serve(&socket, &small, log.clone());
@@ -65,7 +65,7 @@ fn a_stopped_nodes_socket_is_removed_and_a_killed_ones_replaced() {
     farside(["kv", "put", "k", "v", "--pool", &url]).done();
     let mut second = serve(&socket, &small, folder.path().join("second"));
     assert_eq!(second.ended(), Some(2));
-    assert!(second.said().contains("already"), "{}", second.said());
+    assert!(second.log().contains("already"), "{}", second.log());
     assert_eq!(farside(["kv", "get", "k", "--pool", &url]).done().out, b"v");
 }
 
@@ -79,7 +79,7 @@ fn one_of_several_nodes_takes_over_a_stale_socket() {
         let mut nodes: Vec<Process> =
             (0..4).map(|number| serve(&socket, &["--memory", "8MiB"], log(number))).collect();
         until("three are refused", || {
-            nodes.iter_mut().filter(|node| node.said().contains("already")).count() == 3
+            nodes.iter_mut().filter(|node| node.log().contains("already")).count() == 3
         });
         let pid = farside(["info", "--json", "--pool", &url]).done().json()["pid"].clone();
         let mut serving = nodes.into_iter().filter(|node| node.pid() == pid);
@@ -256,7 +256,7 @@ fn a_memory_file_is_served_again_and_other_files_are_refused() {
         let again = [&["--memory-file", &named], arguments].concat();
         let mut node = serve(&socket, &again, log("again"));
         node.line();
-        let said = node.said();
+        let said = node.log();
         let is_warned = said.contains("already has a store 'default'") && said.contains("a quota of");
         assert_eq!(is_warned, warned, "{said}");
         node.kill();

@@ -250,10 +250,10 @@ fn a_measurement_ends_when_its_server_does() {
         let mut long = command();
         long.args(["perf", test, "127.0.0.1", "-D", "600", "-p", &server.port]);
         let mut client = Process::start(long, server.folder.path().join("client"));
-        until("it measures", || client.said().contains("measuring"));
+        until("it measures", || client.log().contains("measuring"));
         std::thread::sleep(std::time::Duration::from_millis(200));
         server.process.kill();
-        assert_eq!(client.ended(), Some(2), "{}", client.said());
+        assert_eq!(client.ended(), Some(2), "{}", client.log());
     }
 }
 
@@ -264,13 +264,13 @@ fn a_client_disturbed_by_another_reports_no_figures() {
         let mut long = command();
         long.args(["perf", test, "127.0.0.1", "-D", "600", "-p", &server.port]);
         let mut client = Process::start(long, server.folder.path().join("client"));
-        until("it measures", || client.said().contains("measuring"));
+        until("it measures", || client.log().contains("measuring"));
         until("another client has interfered", || {
             let other = ["perf", test, "127.0.0.1", "-n", "500", "-p", &server.port];
             farside(other);
-            client.said().contains("another client uses the same store")
+            client.log().contains("another client uses the same store")
         });
-        assert_eq!(client.ended(), Some(2), "{}", client.said());
+        assert_eq!(client.ended(), Some(2), "{}", client.log());
     }
 }
 

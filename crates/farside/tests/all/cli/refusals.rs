@@ -189,12 +189,13 @@ fn a_full_store_reports_it_and_can_be_emptied() {
     let dumped = node.run(["kv", "dump"]).done();
     let stored = dumped.text().lines().count();
     // Lines that were in flight with the failed one may be stored.
-    let told = |before: &str, after: &str| {
+    let reported = |before: &str, after: &str| {
         let text = full.err.split(before).nth(1).and_then(|rest| rest.split(after).next());
         text.and_then(|text| text.parse::<usize>().ok()).unwrap_or_else(|| panic!("{}", full.err))
     };
-    let before = told("(the ", " lines before it are stored");
-    let unsure = if full.err.contains("; of the ") { told("; of the ", " after it, any may be") } else { 0 };
+    let before = reported("(the ", " lines before it are stored");
+    let unsure =
+        if full.err.contains("; of the ") { reported("; of the ", " after it, any may be") } else { 0 };
     assert!((before..=before + unsure).contains(&stored), "{stored}: {}", full.err);
     node.run(["kv", "del", "0"]).done();
     until("the deleted key's memory is free", || {

@@ -15,26 +15,26 @@ fn flags_override_variables_which_override_the_file() {
         let mut command = command();
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
         let ran = run(command, b"").done();
-        let told: serde_json::Value = serde_json::from_slice(&ran.out).expect("one object");
-        let text = |field: &str| match &told[name][field] {
+        let reported: serde_json::Value = serde_json::from_slice(&ran.out).expect("one object");
+        let text = |field: &str| match &reported[name][field] {
             Value::Null => "none".to_owned(),
             value => value.as_str().expect("text").to_owned(),
         };
         (text("value"), text("origin"))
     };
-    let told = |flags: &[&str], variables: &[(&str, &OsStr)]| {
+    let reported = |flags: &[&str], variables: &[(&str, &OsStr)]| {
         ["pool", "store"].map(|name| told_by(flags, variables, name))
     };
     let pair = |value: &str, origin: &str| (value.to_owned(), origin.to_owned());
     let (config, path) = (("FARSIDE_CONFIG", file.as_os_str()), file.display().to_string());
     let all = [config, ("FARSIDE_POOL", OsStr::new("shm:/v")), ("FARSIDE_STORE", OsStr::new("named"))];
     assert_eq!(
-        told(&["--pool", "shm:/f", "--store", "flagged"], &all),
+        reported(&["--pool", "shm:/f", "--store", "flagged"], &all),
         [pair("shm:/f", "flag"), pair("flagged", "flag")]
     );
-    assert_eq!(told(&[], &all), [pair("shm:/v", "FARSIDE_POOL"), pair("named", "FARSIDE_STORE")]);
-    assert_eq!(told(&[], &[config]), [pair("shm:/file", &path), pair("filed", &path)]);
-    let [pool, store] = told(&[], &[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))]);
+    assert_eq!(reported(&[], &all), [pair("shm:/v", "FARSIDE_POOL"), pair("named", "FARSIDE_STORE")]);
+    assert_eq!(reported(&[], &[config]), [pair("shm:/file", &path), pair("filed", &path)]);
+    let [pool, store] = reported(&[], &[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))]);
     assert_eq!(
         (pool, store),
         (pair("shm:/run/me/farside/default.sock", "built in"), pair("default", "built in"))
@@ -42,7 +42,7 @@ fn flags_override_variables_which_override_the_file() {
     let home = folder.path().join(".config/farside");
     std::fs::create_dir_all(&home).expect("a folder");
     std::fs::write(home.join("config.toml"), "store = 'mine'").expect("a file");
-    assert_eq!(told(&[], &[("HOME", folder.path().as_os_str())])[1].0, "mine");
+    assert_eq!(reported(&[], &[("HOME", folder.path().as_os_str())])[1].0, "mine");
     // The path of the token's file is shown, and never the token.
     let token_file = |flags: &[&str], variables: &[(&str, &OsStr)]| told_by(flags, variables, "token_file");
     let shown = OsStr::new("/shown");
@@ -63,7 +63,7 @@ fn flags_override_variables_which_override_the_file() {
     assert_eq!(tls_ca(&[], &[config]), pair("/certs", &path));
     assert_eq!(tls_ca(&[], &[]), pair("none", "built in"));
     // An empty variable counts as not set.
-    assert_eq!(told(&[], &[("FARSIDE_STORE", OsStr::new(""))])[1], pair("default", "built in"));
+    assert_eq!(reported(&[], &[("FARSIDE_STORE", OsStr::new(""))])[1], pair("default", "built in"));
 }
 
 #[test]
@@ -134,35 +134,35 @@ fn settings_printed_as_a_file_yield_the_same_settings() {
 #[test]
 fn the_settings_file_and_built_in_values_are_shown_too() {
     let folder = tempfile::tempdir().expect("a folder");
-    let told = |variables: &[(&str, &OsStr)], flags: &[&str], name: &str| {
+    let reported = |variables: &[(&str, &OsStr)], flags: &[&str], name: &str| {
         let mut command = command();
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
-        let told = run(command, b"").done().json()[name].clone();
-        (told["value"].clone(), told["origin"].as_str().expect("text").to_owned())
+        let reported = run(command, b"").done().json()[name].clone();
+        (reported["value"].clone(), reported["origin"].as_str().expect("text").to_owned())
     };
     let home = ("HOME", folder.path().as_os_str());
     let usual = folder.path().join(".config/farside/config.toml").display().to_string();
-    assert_eq!(told(&[], &[], "config"), (Value::Null, "built in".into()));
-    assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, missing".into()));
+    assert_eq!(reported(&[], &[], "config"), (Value::Null, "built in".into()));
+    assert_eq!(reported(&[home], &[], "config"), (json!(usual), "HOME, missing".into()));
     std::fs::create_dir_all(folder.path().join(".config/farside")).expect("a folder");
     std::fs::write(&usual, "").expect("a file");
-    assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, read".into()));
+    assert_eq!(reported(&[home], &[], "config"), (json!(usual), "HOME, read".into()));
     assert_eq!(
-        told(&[("XDG_CONFIG_HOME", OsStr::new("/x")), home], &[], "config").1,
+        reported(&[("XDG_CONFIG_HOME", OsStr::new("/x")), home], &[], "config").1,
         "XDG_CONFIG_HOME, missing"
     );
     let named = OsStr::new(&usual);
     assert_eq!(
-        told(&[("FARSIDE_CONFIG", named)], &[], "config"),
+        reported(&[("FARSIDE_CONFIG", named)], &[], "config"),
         (json!(usual), "FARSIDE_CONFIG, read".into())
     );
     assert_eq!(
-        told(&[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))], &[], "socket"),
+        reported(&[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))], &[], "socket"),
         (json!("/run/me/farside/default.sock"), "XDG_RUNTIME_DIR".into())
     );
-    assert_eq!(told(&[], &[], "socket").1, "built in");
-    assert_eq!(told(&[], &[], "insecure_udp"), (json!(false), "built in".into()));
-    assert_eq!(told(&[], &["--insecure-udp"], "insecure_udp"), (json!(true), "flag".into()));
-    assert_eq!(told(&[], &[], "data_port"), (json!(7460), "built in".into()));
-    assert_eq!(told(&[], &[], "admin"), (json!("127.0.0.1:7400"), "built in".into()));
+    assert_eq!(reported(&[], &[], "socket").1, "built in");
+    assert_eq!(reported(&[], &[], "insecure_udp"), (json!(false), "built in".into()));
+    assert_eq!(reported(&[], &["--insecure-udp"], "insecure_udp"), (json!(true), "flag".into()));
+    assert_eq!(reported(&[], &[], "data_port"), (json!(7460), "built in".into()));
+    assert_eq!(reported(&[], &[], "admin"), (json!("127.0.0.1:7400"), "built in".into()));
 }

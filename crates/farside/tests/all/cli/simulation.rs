@@ -7,7 +7,7 @@ use std::io::BufReader;
 
 /// Text after `name` on the line that starts with it.
 #[track_caller]
-fn told<'a>(ran: &'a Ran, name: &str) -> &'a str {
+fn reported<'a>(ran: &'a Ran, name: &str) -> &'a str {
     let line = ran.text().lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_else(|| panic!("no {name} in {}", ran.text())).trim()
 }
@@ -15,9 +15,9 @@ fn told<'a>(ran: &'a Ran, name: &str) -> &'a str {
 #[test]
 fn a_seed_gives_the_same_run_in_every_mode() {
     let one = farside(["sim", "--seed", "7", "--check"]).done();
-    assert_eq!(told(&one, "verdict"), "good: every key was linearizable");
+    assert_eq!(reported(&one, "verdict"), "good: every key was linearizable");
     let json = farside(["sim", "--seed", "7", "--json"]).done().json();
-    assert_eq!(json["digest"], told(&one, "digest"));
+    assert_eq!(json["digest"], reported(&one, "digest"));
     assert_eq!((&json["verdict"], &json["seed"]), (&"good".into(), &7.into()));
     let many = farside(["sim", "--seeds", "6..8", "--json"]).done();
     let lines: Vec<serde_json::Value> =
@@ -25,7 +25,7 @@ fn a_seed_gives_the_same_run_in_every_mode() {
     assert_eq!(lines.len(), 3, "both ends are included");
     assert_eq!(lines[1], json);
     let replay = json["replay"].as_str().expect("a command").split(' ').skip(1);
-    assert_eq!(told(&farside(replay).done(), "digest"), told(&one, "digest"));
+    assert_eq!(reported(&farside(replay).done(), "digest"), reported(&one, "digest"));
 }
 
 #[test]
@@ -71,16 +71,16 @@ fn a_long_run_has_enough_virtual_time() {
 fn many_seeds_are_summed_up_in_totals() {
     let many = farside(["sim", "--seeds", "1..5", "--faults", "none"]).done();
     assert!(many.text().starts_with("5 seeds of prism-kv in "), "{}", many.text());
-    assert_eq!(told(&many, "faults"), "none");
-    assert_eq!(told(&many, "verdict"), "good: every key was linearizable");
+    assert_eq!(reported(&many, "faults"), "none");
+    assert_eq!(reported(&many, "verdict"), "good: every key was linearizable");
 }
 
 #[test]
 fn an_unchecked_run_is_not_called_good() {
     let unchecked = farside(["sim", "--seed", "7", "--no-check"]).done();
-    assert!(told(&unchecked, "verdict").starts_with("not checked: "), "{}", unchecked.text());
+    assert!(reported(&unchecked, "verdict").starts_with("not checked: "), "{}", unchecked.text());
     let many = farside(["sim", "--seeds", "7..8", "--no-check"]).done();
-    assert!(told(&many, "verdict").starts_with("not checked: "), "{}", many.text());
+    assert!(reported(&many, "verdict").starts_with("not checked: "), "{}", many.text());
 }
 
 #[test]
@@ -96,6 +96,6 @@ fn a_written_history_can_be_read_and_has_the_runs_digest() {
     .done();
     let file = BufReader::new(std::fs::File::open(&path).expect("it was written"));
     let history = lines::read::<Ask>(file).expect("it is well-formed");
-    assert_eq!(format!("{:016x}", history.digest()), told(&run, "digest"), "the history is the run's");
+    assert_eq!(format!("{:016x}", history.digest()), reported(&run, "digest"), "the history is the run's");
     assert!(run.err.contains("no picture written") && !picture.exists(), "{}", run.err);
 }

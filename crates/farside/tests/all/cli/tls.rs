@@ -168,7 +168,7 @@ fn mixing_up_tls_and_tcp_is_reported() {
     });
     info(&url, &node.certificate()).refused("does not speak TLS");
     info(&node.tls, &node.certificate()).done();
-    assert!(!node.node.said().contains("ERROR"), "{}", node.node.said());
+    assert!(!node.node.log().contains("ERROR"), "{}", node.node.log());
 }
 
 #[test]

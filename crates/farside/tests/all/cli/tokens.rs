@@ -78,7 +78,7 @@ impl Guarded {
             Some(format!("[[token]]{head}[token.stores]\n{rights}\n"))
         });
         std::fs::write(&path, kept.collect::<String>()).expect("it is writable");
-        let reloads = || self.node.said().matches("reloaded").count();
+        let reloads = || self.node.log().matches("reloaded").count();
         let before = reloads();
         self.node.signal(Signal::HUP);
         until("the tokens are reloaded", || reloads() > before);
@@ -220,8 +220,8 @@ fn missing_and_wrong_tokens_are_refused_and_guessing_locks_out() {
     assert!(info["refusals"]["bad_tokens"].as_u64() >= Some(9), "{info}");
     assert!(info["refusals"]["locked_out"].as_u64() >= Some(1), "{info}");
     assert!(node.run_as("root", &["info"]).done().text().contains("unknown tokens"));
-    assert!(node.node.said().contains("is looked at for 10 s"), "{}", node.node.said());
-    assert!(!node.node.said().contains("farside_"), "a secret is in the log: {}", node.node.said());
+    assert!(node.node.log().contains("is looked at for 10 s"), "{}", node.node.log());
+    assert!(!node.node.log().contains("farside_"), "a secret is in the log: {}", node.node.log());
 }
 
 #[test]
@@ -296,11 +296,11 @@ fn revoking_a_token_affects_its_open_sessions() {
             error.is_some()
         });
         let error = error.expect("it was refused");
-        let told = error.to_string();
+        let reported = error.to_string();
         // The second message comes if the client had noticed the end already and tried to open another session.
         assert!(
-            told.contains("it has ended the session") || told.contains("does not know this token"),
-            "{told}"
+            reported.contains("it has ended the session") || reported.contains("does not know this token"),
+            "{reported}"
         );
         node.run_as("web", &["info"]).refused("does not know this token");
         assert_eq!(
@@ -310,7 +310,7 @@ fn revoking_a_token_affects_its_open_sessions() {
         // A malformed file leaves the tokens unchanged.
         std::fs::write(node.path("tokens.toml"), "[[token").expect("it is writable");
         node.node.signal(Signal::HUP);
-        until("the file is refused", || node.node.said().contains("stay in force"));
+        until("the file is refused", || node.node.log().contains("stay in force"));
         root.put("k", "still").wait().expect("it has the right");
         drop((web, root));
     }
@@ -331,7 +331,7 @@ fn a_node_is_open_to_other_machines_only_with_tokens() {
     let udp = ["serve", "--memory", "8MiB", "--listen", "udp://0.0.0.0:0", "--tokens", tokens];
     let node = alone(&[&udp[1..], &["--insecure-udp"]].concat(), folder.path().join("clear"));
     node.line();
-    assert!(node.said().contains("not sealed"), "{}", node.said());
+    assert!(node.log().contains("not sealed"), "{}", node.log());
     for scheme in ["tcp", "udp"] {
         let listen = format!("{scheme}://0.0.0.0:0");
         let arguments = ["--memory", "8MiB", "--listen", &listen, "--tokens", tokens];
@@ -341,8 +341,8 @@ fn a_node_is_open_to_other_machines_only_with_tokens() {
         let url = format!("{scheme}://127.0.0.1:{port}");
         farside(["info", "--pool", &url]).refused("asks for a token");
         farside(["info", "--pool", &url, "--token-file", &path("a")]).done();
-        assert!(!node.said().contains("not sealed"), "{}", node.said());
-        assert_eq!(node.said().contains("nothing is encrypted"), scheme == "tcp", "{}", node.said());
+        assert!(!node.log().contains("not sealed"), "{}", node.log());
+        assert_eq!(node.log().contains("nothing is encrypted"), scheme == "tcp", "{}", node.log());
     }
     farside(["tls", "new", "--host", "127.0.0.1", "--out", &path("tls")]).done();
     let (cert, key) = (path("tls/cert.pem"), path("tls/key.pem"));
@@ -350,7 +350,7 @@ fn a_node_is_open_to_other_machines_only_with_tokens() {
     let shown = ["--tls-cert", &cert, "--tls-key", &key];
     let node = alone(&[&tls[..], &shown].concat(), folder.path().join("by-tls"));
     node.line();
-    assert!(!node.said().contains("WARN"), "{}", node.said());
+    assert!(!node.log().contains("WARN"), "{}", node.log());
     let url = node.line().rsplit_once(" at ").expect("a url").1.replace("0.0.0.0", "127.0.0.1");
     let trusting = ["info", "--pool", &url, "--tls-ca", &cert];
     farside(trusting).refused("asks for a token");
@@ -399,7 +399,7 @@ fn udp_packets_are_sealed_unless_both_sides_give_the_flag() {
     with(&clear, &other, &["--insecure-udp"]).refused("needs a store");
     with(&clear, &other, &[]).refused("not sealed");
     for node in [&sealed, &clear] {
-        assert!(!node.node.said().contains("farside_"), "a secret is in the log: {}", node.node.said());
+        assert!(!node.node.log().contains("farside_"), "a secret is in the log: {}", node.node.log());
     }
     // The flag requires an address of udp://, and for clients a node.
     farside(["serve", "--insecure-udp"]).refused("--listen");

@@ -102,7 +102,7 @@ fn without_a_terminal_watching_ends_with_the_node() {
     watch.line();
     node.process.kill();
     assert_eq!(watch.ended(), Some(2));
-    assert!(watch.said().contains("restart it"), "{}", watch.said());
+    assert!(watch.log().contains("restart it"), "{}", watch.log());
 }
 
 #[test]

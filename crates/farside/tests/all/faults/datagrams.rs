@@ -67,7 +67,7 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
         tally.errors,
         tally.violations
     );
-    assert_eq!((tally.errors, tally.violations), (0, 0), "{}", tally.told.join("\n"));
+    assert_eq!((tally.errors, tally.violations), (0, 0), "{}", tally.failures.join("\n"));
     assert_eq!(tally.operations(), u64::from(THREADS * TASKS) * each);
     strikes
 }

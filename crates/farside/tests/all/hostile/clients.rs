@@ -62,7 +62,7 @@ fn invalid_greetings_are_refused_and_leave_nothing() {
         let refusal = String::from_utf8(refusal).expect("text");
         assert!(refusal.contains(said) && refusal.contains("the same release"), "{refusal}");
     }
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 /// Runs a part in a process of its own. Everything that it leaves behind then belongs to a dead process.
@@ -112,7 +112,7 @@ fn truncated_calls_are_refused_or_end_the_connection() {
     }
     assert_eq!(peer.ask(7, NODE, question).0, ANSWERED);
     peer.bye();
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 fn says_less_than_a_header(socket: &Path) {
@@ -128,7 +128,7 @@ fn frames_beyond_the_maximum_end_the_connection() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("says more than a frame", &node);
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 fn says_more_than_a_frame(socket: &Path) {
@@ -150,7 +150,7 @@ fn concurrent_calls_of_maximum_length_all_get_a_response() {
     let node = Node::start();
     let before = node.descriptors();
     let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("the node serves");
-    endpoint.set_patience(PATIENCE);
+    endpoint.set_call_timeout(PATIENCE);
     let longest = [&vec![b' '; REQUEST_MAX - 11][..], br#""node_info""#].concat();
     let answered = std::cell::Cell::new(0);
     let mut core = Core::new(&endpoint);
@@ -170,7 +170,7 @@ fn concurrent_calls_of_maximum_length_all_get_a_response() {
     drop(core);
     drop(endpoint);
     assert_eq!(answered.get(), 48 * 20);
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn invalid_requests_are_refused_and_the_session_continues() {
     let listed = node.run(["store", "list"]).done();
     assert_eq!(listed.text(), "default\tprism-kv\t48.0 MiB\ttable 1, of 131072 slots\n");
     peer.bye();
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -247,14 +247,14 @@ fn a_thousand_silent_connections_leave_nothing() {
     for _ in 0..1000 {
         drop(Peer::connect(node.socket()));
     }
-    node.is_well(before);
+    node.assert_well(before);
     // The same with connections that stay open.
     let silent: Vec<Peer> = (0..100).map(|_| Peer::connect(node.socket())).collect();
     assert_eq!(node.run(["kv", "put", "k", "v"]).done().code, Some(0));
     for peer in &silent {
         assert!(peer.receive().is_none(), "the node hangs up on a silent connection");
     }
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 /// No other client exists whose messages would wake the engine.
@@ -274,7 +274,7 @@ fn ten_thousand_unread_responses_do_no_harm() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("asks and never listens", &node);
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 fn asks_and_never_listens(socket: &Path) {
@@ -299,7 +299,7 @@ fn descriptors_that_a_client_sends_are_not_kept() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("sends descriptors", &node);
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 fn sends_descriptors(socket: &Path) {
@@ -329,12 +329,12 @@ fn messages_after_bye_are_ignored() {
     until("the node hangs up", || peer.hear().is_none());
     peer.say(&call(3, NODE, br#"{"drop_store":{"name":"default"}}"#));
     assert!(matches!(peer.send(&[LOOK]), Err(Errno::PIPE | Errno::CONNRESET)));
-    node.is_well(before);
+    node.assert_well(before);
     // BYE alone is not a greeting.
     let rude = Peer::connect(node.socket());
     rude.send(&[BYE]).expect("the node listens");
     assert!(rude.receive().expect("a refusal").0.starts_with(br#"{"Refusal""#));
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn the_exit_of_a_process_frees_all_of_its_sessions() {
     let node = Node::start();
     let before = node.descriptors();
     played_by_another_process("takes every session", &node);
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 fn takes_every_session(socket: &Path) {
@@ -377,7 +377,7 @@ fn the_session_of_a_killed_client_ends() {
         client.kill().and_then(|()| client.wait()).expect("it is our child");
         until("the node ends its session", || node.sessions() == 0);
     }
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn a_stopped_node_is_reported_and_serves_after_it_continues() {
     node.process.signal(Signal::CONT);
     assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v");
     drop(waiting);
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn a_hello_and_a_hang_up_leave_nothing_while_the_process_lives() {
             Peer::connect(node.socket()).send(HELLO).expect("the backlog has capacity");
         }
         node.process.signal(Signal::CONT);
-        node.is_well(before);
+        node.assert_well(before);
         // The client never reads its welcome.
         for _ in 0..100 {
             let peer = Peer::connect(node.socket());
@@ -427,7 +427,7 @@ fn a_hello_and_a_hang_up_leave_nothing_while_the_process_lives() {
         for _ in 0..100 {
             Peer::connect(node.socket()).send(HELLO).expect("the node listens");
         }
-        node.is_well(before);
+        node.assert_well(before);
     }
 }
 
@@ -446,7 +446,7 @@ fn bye_with_unread_responses_leaves_nothing() {
         drop(peer);
         node.process.signal(Signal::CONT);
     }
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn calls_followed_by_bye_delay_no_other_client() {
         peer.send(&[BYE]).expect("the node listens");
     }
     in_time(&node.run(["kv", "stat"]).done());
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn floods_of_messages_and_wishes_delay_no_other_client() {
     node.process.signal(Signal::CONT);
     drop(other.expect("the client does not wait for the node"));
     peer.bye();
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]
@@ -540,7 +540,7 @@ fn corrupted_rings_affect_only_their_own_calls() {
     let before = node.descriptors();
     for part in ["spoils its rings", "scribbles over its rings"] {
         played_by_another_process(part, &node);
-        node.is_well(before);
+        node.assert_well(before);
     }
 }
 
@@ -653,10 +653,10 @@ fn clients_beyond_the_descriptor_limit_are_refused() {
         for peer in &silent {
             peer.wait(PollFlags::IN);
         }
-        assert_eq!(node.process.said().matches(WARNING).count(), round, "{}", node.process.said());
+        assert_eq!(node.process.log().matches(WARNING).count(), round, "{}", node.process.log());
         drop(silent);
         until("the node serves others", || node.run(["kv", "put", "k", "v"]).code == Some(0));
-        node.is_well(before);
+        node.assert_well(before);
     }
 }
 
@@ -682,7 +682,7 @@ fn processes_in_different_pid_namespaces_are_refused() {
     info.args(["info", "--pool", &node.url()]);
     in_time(&crate::support::run(apart(info), b"").refused("pid namespace"));
     let before = node.descriptors();
-    node.is_well(before);
+    node.assert_well(before);
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn a_session_that_guesses_keys_is_counted_and_ends() {
         );
         let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
         until("the wrong keys are counted", || wrong_keys() == 16);
-        assert_eq!(node.process.said().matches("never given").count(), 1, "{}", node.process.said());
+        assert_eq!(node.process.log().matches("never given").count(), 1, "{}", node.process.log());
         drop((good, bad));
         until("no session is left", || node.sessions() == 0);
     }

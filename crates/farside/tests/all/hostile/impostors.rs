@@ -269,7 +269,7 @@ fn invalid_store_descriptions_never_harm_the_store() {
         ("incarnation", 1.into()),
     ];
     for (field, value) in changes {
-        let (name, told) = (field, value.clone());
+        let (name, reported) = (field, value.clone());
         let impostor = liar(&node, move |_, real| {
             let Ok(mut answer) = serde_json::from_slice::<serde_json::Value>(&real[HEADER..]) else {
                 return Lie::Answer(real);
@@ -289,7 +289,7 @@ fn invalid_store_descriptions_never_harm_the_store() {
         });
         for action in [&["put", "j", "w"][..], &["get", "k"], &["del", "j"], &["dump"]] {
             let ran = impostor.run(&[&["kv"], action].concat());
-            assert!(matches!(ran.code, Some(0..=2)), "{field} {told}: {action:?}: {}", ran.err);
+            assert!(matches!(ran.code, Some(0..=2)), "{field} {reported}: {action:?}: {}", ran.err);
             in_time(&ran);
         }
     }

@@ -74,7 +74,7 @@ pub const DELETED: u32 = 2;
 
 /// Decoded meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum EntryState {
     /// The slot never had a key.
     Never,
     /// The slot has no key now.
@@ -124,18 +124,18 @@ impl Entry {
     }
 
     /// Checks the CRC and decodes the entry.
-    pub fn said(&self) -> Said {
-        if self.is_sound() { self.claims() } else { Said::Torn }
+    pub fn decode(&self) -> EntryState {
+        if self.is_sound() { self.claims() } else { EntryState::Torn }
     }
 
     /// Decodes the entry without a check of its CRC.
-    pub(super) fn claims(&self) -> Said {
+    pub(super) fn claims(&self) -> EntryState {
         let (at, len) = (self.ptr.get(), self.size.get());
         match self.inuse.get() {
-            0 => Said::Never,
-            DELETED => Said::Deleted,
-            IN_USE if (HEADER_SIZE..=ITEM_MAX).contains(&(len as usize)) => Said::Item { at, len },
-            _ => Said::Nonsense,
+            0 => EntryState::Never,
+            DELETED => EntryState::Deleted,
+            IN_USE if (HEADER_SIZE..=ITEM_MAX).contains(&(len as usize)) => EntryState::Item { at, len },
+            _ => EntryState::Nonsense,
         }
     }
 
@@ -452,15 +452,18 @@ mod tests {
             bytes.copy_from_slice(from.as_bytes());
             for (offset, piece) in after.pieces() {
                 assert_eq!(
-                    Entry::read_from_bytes(&bytes).expect("its size").said() == Said::Torn,
+                    Entry::read_from_bytes(&bytes).expect("its size").decode() == EntryState::Torn,
                     offset > 0
                 );
                 bytes[offset as usize..][..piece.len()].copy_from_slice(piece);
             }
             assert_eq!(bytes, after.as_bytes());
         }
-        assert_eq!(after.said(), Said::Item { at: 8192, len: 60 });
-        assert_eq!((Entry::new_zeroed().said(), Entry::deleted().said()), (Said::Never, Said::Deleted));
+        assert_eq!(after.decode(), EntryState::Item { at: 8192, len: 60 });
+        assert_eq!(
+            (Entry::new_zeroed().decode(), Entry::deleted().decode()),
+            (EntryState::Never, EntryState::Deleted)
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@
 
 use super::KIND;
 use super::layout::{
-    Answer, Entry, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request, Said,
+    Answer, Entry, EntryState, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request,
     Table, TableSpec, crc, put_item, slots_for, table_len, version_of,
 };
 use crate::hash_slots;
@@ -140,12 +140,12 @@ impl<M: Memory> Service<M> for PilafService {
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
         let entries = self.entries(memory, cursor)?;
         for (slot, &entry) in (cursor..).zip(&entries.all[..entries.count]) {
-            let entry = match entry.said() {
-                Said::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
+            let entry = match entry.decode() {
+                EntryState::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
                 _ => entry,
             };
             // A damaged entry reaches at most one buffer, so it costs a step no more than other entries.
-            if let Said::Item { at, .. } = entry.said() {
+            if let EntryState::Item { at, .. } = entry.decode() {
                 found.push(at);
             }
         }
@@ -227,7 +227,7 @@ impl PilafService {
                 Err(Damaged) => found.is_damaged = true,
             }
             found.vacant.get_or_insert(slot);
-            if entry.said() == Said::Never {
+            if entry.decode() == EntryState::Never {
                 break;
             }
         }
@@ -240,10 +240,10 @@ impl PilafService {
         memory: &M,
         entry: Entry,
     ) -> Result<Result<Option<Located>, Damaged>, M::Wait> {
-        let (at, len) = match entry.said() {
-            Said::Never | Said::Deleted => return Ok(Ok(None)),
-            Said::Torn | Said::Nonsense => return Ok(Err(Damaged)),
-            Said::Item { at, len } => (at, len),
+        let (at, len) = match entry.decode() {
+            EntryState::Never | EntryState::Deleted => return Ok(Ok(None)),
+            EntryState::Torn | EntryState::Nonsense => return Ok(Err(Damaged)),
+            EntryState::Item { at, len } => (at, len),
         };
         let buffer = Arena::of(memory).buffer_at(at)?;
         let is_in_one = buffer.is_some_and(|(region, buffer)| {
@@ -274,7 +274,7 @@ impl PilafService {
         }
         let Some(meant) = head.entry_of(slot) else { return Ok(()) };
         let entry = self.entries(memory, slot)?.all[0];
-        if entry.said() == Said::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
+        if entry.decode() == EntryState::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
     }
 
     /// Writes the entry of `slot`. Records it in the head first.

@@ -4,7 +4,7 @@ use super::layout::{ENTRY_SIZE, HEAD_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE, 
 use super::service::PilafKind;
 use super::{KIND, Pilaf, mutants};
 use crate::store::{Members, StoreError, buffer_bytes};
-use crate::system::{Family, Footprint, Misfit, Options, Sizing, System, Work};
+use crate::system::{Family, Footprint, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::{ADDRESS_SIZE, Kind};
@@ -36,14 +36,14 @@ impl System for PilafKind {
 
     type Client<F: Fabric + Clock> = Pilaf<F>;
 
-    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
         let value_max = PAIR_MAX.saturating_sub(sizing.key_len);
         if sizing.value_len > value_max {
-            return Err(Misfit::Value(value_max));
+            return Err(SizingError::Value(value_max));
         }
-        let slots = slots_for(sizing.items.unwrap_or(0)).ok_or(Misfit::Items)?;
+        let slots = slots_for(sizing.items.unwrap_or(0)).ok_or(SizingError::Items)?;
         let item_bytes = buffer_bytes(HEADER_SIZE + sizing.key_len + sizing.value_len);
-        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(SizingError::Items)?, item_bytes })
     }
 
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {

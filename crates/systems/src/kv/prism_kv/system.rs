@@ -7,7 +7,7 @@ use super::service::PrismKvKind;
 use super::{KIND, PrismKv, mutants};
 use crate::kv::VALUE_MAX;
 use crate::store::{Members, StoreError, buffer_bytes};
-use crate::system::{Family, Footprint, Misfit, Options, Shape, Sizing, System};
+use crate::system::{Family, Footprint, Options, Shape, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
@@ -27,11 +27,11 @@ impl System for PrismKvKind {
 
     type Client<F: Fabric + Clock> = PrismKv<F>;
 
-    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
         if sizing.value_len > VALUE_MAX {
-            return Err(Misfit::Value(VALUE_MAX));
+            return Err(SizingError::Value(VALUE_MAX));
         }
-        let slots = slots_for(sizing.items.unwrap_or(0)).ok_or(Misfit::Items)?;
+        let slots = slots_for(sizing.items.unwrap_or(0)).ok_or(SizingError::Items)?;
         let item = HEADER_SIZE + sizing.key_len + sizing.value_len;
         let item_bytes = if item <= ITEM_MAX {
             buffer_bytes(item)
@@ -40,7 +40,7 @@ impl System for PrismKvKind {
             let whole = (item / PART_MAX) as u64;
             whole * buffer_bytes(PART_MAX) + buffer_bytes(item % PART_MAX) + buffer_bytes(ITEM_MAX / 8)
         };
-        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(SizingError::Items)?, item_bytes })
     }
 
     fn shape(parameters: &str) -> Option<Shape> {

@@ -400,7 +400,7 @@ pub(crate) fn unpublished_buffers_of_a_dropped_chain_are_freed<R: Rig>(rig: &R, 
             match &ended {
                 None => dropped += 1,
                 Some(ran) => {
-                    chain.note_answered(ran);
+                    chain.note_outcome(ran);
                     is_shown = reply.status(swung) == Status::Ok;
                 }
             }

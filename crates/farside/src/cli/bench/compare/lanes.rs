@@ -214,7 +214,7 @@ impl TurnRunner<'_> {
             length *= 2;
         }
         let (name, length) = (lane.contender.name(), length.as_secs_f64() / 2.0);
-        Err(Failure::Told(format!(
+        Err(Failure::Error(format!(
             "{name}: no operation completed in {length} seconds: the machine is too busy for a comparison; stop other \
              programs, or give longer turns with --seconds"
         )))
@@ -229,7 +229,7 @@ impl TurnRunner<'_> {
         run.resume();
         let server_cpu = || server.map(cpu_time_of).transpose();
         let (sender, warm) = mpsc::channel();
-        let told = |reason: String| Failure::Told(format!("{}: {reason}", lane.contender.name()));
+        let reported = |reason: String| Failure::Error(format!("{}: {reason}", lane.contender.name()));
         std::thread::scope(|scope| {
             let clients: Vec<_> = threads[..lane.way.threads as usize]
                 .iter_mut()
@@ -251,12 +251,12 @@ impl TurnRunner<'_> {
             let after = (own_cpu_time()?, server_cpu()?);
             let (mut rate, mut tally) = (0.0, Tally::default());
             for client in clients {
-                let (its, seconds) = client.join().expect("a client reports its errors").map_err(told)?;
+                let (its, seconds) = client.join().expect("a client reports its errors").map_err(reported)?;
                 rate += its.operations() as f64 / seconds;
                 tally.merge(its);
             }
-            if let Some(wrong) = tally.told.first() {
-                return Err(told(wrong.clone()));
+            if let Some(wrong) = tally.failures.first() {
+                return Err(reported(wrong.clone()));
             }
             Ok(Turn {
                 rate,
@@ -417,13 +417,13 @@ impl TurnRunner<'_> {
         }
         let output = child.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stdout);
-        benchmark::parse(&said, "GET").map_err(|reason| Failure::Told(format!("redis-benchmark: {reason}")))
+        benchmark::parse(&said, "GET").map_err(|reason| Failure::Error(format!("redis-benchmark: {reason}")))
     }
 }
 
 /// Discards the counts of the warm-up, signals its end, and returns the time.
 fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
-    thread.forget_warm_up();
+    thread.end_warm_up();
     warm.send(()).unwrap_or(()); // The turn outlives its clients.
     Instant::now()
 }

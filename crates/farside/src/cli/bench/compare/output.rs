@@ -6,7 +6,7 @@ use super::our_table;
 use super::servers::memcached_table;
 use crate::cli::Done;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
-use farside_systems::registry::usual;
+use farside_systems::registry::default_kv;
 
 /// Maximum width of a paragraph, in columns.
 const WIDTH: usize = 112;
@@ -32,9 +32,9 @@ pub(super) fn print_tables(reports: &[CompareReport]) -> Done {
             Some(Client::Looks) => "the client polls for responses, ",
             Some(Client::Sleeps) => "the client sleeps until a response comes, ",
         };
-        tell!();
-        tell!("{in_flight}; {client}{server}:");
-        tell!("{}", table(group).to_string().trim_end());
+        print_line!();
+        print_line!("{in_flight}; {client}{server}:");
+        print_line!("{}", table(group).to_string().trim_end());
     }
     Ok(())
 }
@@ -46,7 +46,7 @@ pub(super) fn print_notes(
     tables: String,
     cores: usize,
 ) -> Done {
-    tell!();
+    print_line!();
     let general = [
         Some(
             "ops/s is the median of all rounds. 'of the better rival' is the median over the rounds of a contender's \
@@ -88,7 +88,7 @@ pub(super) fn print_notes(
             format!(
                 "Redis and memcached do more than {}: types, expiry, eviction, replication. All keys have 8 bytes; \
                  memcached's consist of letters.",
-                usual().title
+                default_kv().title
             ),
         ),
         Some(
@@ -102,7 +102,7 @@ pub(super) fn print_notes(
     ];
     let found = [slower(reports), better_on_one_core(reports)];
     for paragraph in general.into_iter().chain(found).flatten() {
-        tell!("{}", wrapped(&paragraph));
+        print_line!("{}", wrapped(&paragraph));
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ pub(super) fn table_sizes(reports: &[CompareReport], records: u64, items: u64) -
     let mut text = format!(
         "{}'s table is sized for {items} items, which takes {:.0} bytes per record. The larger the table, the fewer \
          gets need a second request; --items sets the size.",
-        usual().title,
+        default_kv().title,
         of_each(our_table(items)),
     );
     if is_among(reports, "memcached") {

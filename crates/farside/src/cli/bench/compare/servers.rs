@@ -35,7 +35,7 @@ impl RivalServer {
         die_with_parent()?;
         let (program, arguments) = self.command.split_first().expect("clap requires one");
         let error = Command::new(program).args(arguments).exec();
-        Err(Failure::Told(format!("could not start {}: {error}", program.display())))
+        Err(Failure::Error(format!("could not start {}: {error}", program.display())))
     }
 }
 
@@ -147,7 +147,7 @@ impl Server {
                 }
             }
         }
-        Err(Failure::Told(format!(
+        Err(Failure::Error(format!(
             "could not start {name} ({}): {said}; fix the reason, or omit {name} from --rivals",
             program.display()
         )))
@@ -197,7 +197,7 @@ fn version(program: &Path) -> Result<String, Failure> {
         if Instant::now() > deadline {
             let _gone = child.kill();
             let _reaped = child.wait();
-            return Err(Failure::Told(format!(
+            return Err(Failure::Error(format!(
                 "{} --version did not end within {} s: omit it from --rivals",
                 program.display(),
                 VERSION_MAX.as_secs()
@@ -211,6 +211,6 @@ fn version(program: &Path) -> Result<String, Failure> {
     let is_number = |word: &&str| word.trim_start_matches("v=").starts_with(|c: char| c.is_ascii_digit());
     let number = words.into_iter().find(is_number).map(|word| word.trim_start_matches("v=").to_owned());
     number.ok_or_else(|| {
-        Failure::Told(format!("{} --version prints no release: omit it from --rivals", program.display()))
+        Failure::Error(format!("{} --version prints no release: omit it from --rivals", program.display()))
     })
 }

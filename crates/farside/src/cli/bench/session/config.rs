@@ -9,8 +9,8 @@ use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_remote::arena::Geometry;
-use farside_systems::registry::usual;
-use farside_systems::system::{Footprint, Misfit, Sizing};
+use farside_systems::registry::default_kv;
+use farside_systems::system::{Footprint, Sizing, SizingError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ impl SessionConfig {
     }
 
     /// Memory that the store needs.
-    pub(super) fn footprint(&self) -> Result<Footprint, Misfit> {
+    pub(super) fn footprint(&self) -> Result<Footprint, SizingError> {
         let (items, value_len) = (Some(self.items()), self.value_size);
         let sizing = Sizing { items, key_len: KEY_SIZE, value_len, collision_free: self.collision_free };
         (self.system.footprint)(&sizing)
@@ -133,7 +133,7 @@ impl SessionConfig {
             inserts => format!("{records} records and up to {inserts} inserts of the run"),
         };
         match self.items {
-            Some(items) if items < needed => Err(Failure::Told(format!(
+            Some(items) if items < needed => Err(Failure::Error(format!(
                 "--items {items} is too small for {contents}: give at least {needed}, or omit --items"
             ))),
             _ => Ok(()),
@@ -149,7 +149,7 @@ impl SessionConfig {
             sampled: self.sampled,
             seed: 42,
         };
-        plan.run().map_err(Failure::Told)
+        plan.run().map_err(Failure::Error)
     }
 
     /// Maximum number of records after the run.
@@ -209,17 +209,17 @@ pub(super) fn quota(config: &SessionConfig) -> Result<u64, Failure> {
     }
     let records = config.records_max();
     let no_room = || {
-        Failure::Told(format!(
+        Failure::Error(format!(
             "the run may need {records} records, which is more than any node can hold: {}",
             config.remedy()
         ))
     };
     let Footprint { table_bytes, item_bytes, .. } = config.footprint().map_err(|misfit| match misfit {
-        Misfit::Items => no_room(),
-        Misfit::Value(max) => Failure::Told(format!(
+        SizingError::Items => no_room(),
+        SizingError::Value(max) => Failure::Error(format!(
             "a value of {} has at most {max} bytes: give a smaller --value-size, or --system {}",
             config.system.title,
-            usual().kind
+            default_kv().kind
         )),
     })?;
     let items = u128::from(records) * u128::from(item_bytes);

@@ -31,7 +31,7 @@ const SECRETS: [&str; 2] = ["node.cert", "node.key"];
 impl NodeProcess {
     /// Starts a node with `memory` bytes and waits until it serves.
     pub(in crate::cli) fn start(memory: u64, fabrics: &[FabricArg]) -> Result<NodeProcess, Failure> {
-        let folder = Folder::make("bench").map_err(Failure::Told)?;
+        let folder = Folder::make("bench").map_err(Failure::Error)?;
         let socket = folder.path().join("node.sock");
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -54,7 +54,7 @@ impl NodeProcess {
             let _absent_without_tls = std::fs::remove_file(folder.path().join(name));
         }
         if line.is_empty() {
-            return Err(Failure::Told("the node did not start: its output above has the reason".into()));
+            return Err(Failure::Error("the node did not start: its output above has the reason".into()));
         }
         Ok(NodeProcess { server, socket, options, _folder: folder })
     }
@@ -88,8 +88,8 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
         #[cfg(feature = "tls")]
         FabricArg::Tls => {
             let [certificate, key] = SECRETS.map(|name| folder.join(name));
-            let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
-            made.write(&certificate, &key).map_err(Failure::Told)?;
+            let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Error)?;
+            made.write(&certificate, &key).map_err(Failure::Error)?;
             let (mut listen, options) = at("tls://127.0.0.1:0".into());
             listen.extend(["--tls-cert".into(), certificate.display().to_string()]);
             listen.extend(["--tls-key".into(), key.display().to_string()]);
@@ -114,10 +114,10 @@ pub(super) fn reach(
                 tls_ca: existing.tls_ca.clone(),
                 ..File::default()
             });
-            let settings = settings.map_err(Failure::Told)?;
+            let settings = settings.map_err(Failure::Error)?;
             let pool = connect(&Settings { insecure_udp: existing.insecure_udp, ..settings })?;
             if let Some(fabric) = config.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
-                return Err(Failure::Told(format!(
+                return Err(Failure::Error(format!(
                     "the URL of --pool is of fabric {}, not {}: omit --fabric",
                     pool.fabric(),
                     fabric.name()

@@ -16,7 +16,7 @@ impl Session {
         let ended = repeats.into_iter().fold(Outcome::default(), Outcome::with_later);
         let tally = &ended.tally;
         let operations = tally.operations().max(1) as f64;
-        if let Some(first) = tally.told.first() {
+        if let Some(first) = tally.failures.first() {
             note!("farside: first failure: {first}");
         }
         let info = self.pool.info().ok(); // The report is made even if the node is gone by now.

@@ -101,8 +101,8 @@ impl Lane<'_> {
         drop(core);
         let seconds = began.elapsed().as_secs_f64();
         let tally = drawn.take_tally();
-        match tally.told.first() {
-            Some(wrong) => Err(Failure::Told(format!("the measurement failed: {wrong}"))),
+        match tally.failures.first() {
+            Some(wrong) => Err(Failure::Error(format!("the measurement failed: {wrong}"))),
             None => Ok(tally.operations() as f64 / seconds),
         }
     }

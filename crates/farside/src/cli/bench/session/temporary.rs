@@ -32,7 +32,7 @@ impl TemporaryStore {
             // If the node does not respond, the original error says more.
             let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
             if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
-                Failure::Told(format!(
+                Failure::Error(format!(
                     "the run needs a store of {} and the node has {} unassigned: drop a store there, or serve with \
                      more --memory or a smaller --quota for --store; or {remedy}",
                     human_bytes(new.quota),
