@@ -18,7 +18,8 @@ use std::cell::RefCell;
 
 /// Maximum number of hints kept until the turn ends. When it is reached, the kept hints are prefetched at once.
 const HINTS_MAX: usize = 256;
-/// Distance in stretches between the one whose remaining lines are prefetched and those that the running chain touches.
+/// Prefetch distance: when a chain starts to run, the remaining lines of the stretches `LEAD` places after its own are
+/// prefetched.
 const LEAD: usize = 2;
 
 /// The memory that the chains of one endpoint are about to touch.

@@ -318,7 +318,8 @@ pub fn make_folder_of(socket: &Path) -> Result<(), String> {
     let found = std::fs::symlink_metadata(folder).map_err(|error| error.to_string())?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
         return Err(format!(
-            "{} is not a folder of yours alone: remove it, or serve elsewhere by --socket",
+            "{} must be a folder that you own and no other user can access: remove it, or serve elsewhere by \
+             --socket",
             folder.display()
         ));
     }

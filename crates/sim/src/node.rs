@@ -203,7 +203,7 @@ impl Node {
         self.0.id
     }
 
-    /// Where it is.
+    /// Host on which the node runs.
     pub fn host(&self) -> HostId {
         self.0.host
     }
@@ -228,18 +228,18 @@ impl Node {
         self.0.seen.get()
     }
 
-    /// The process that serves it or recovers its memory, if any.
+    /// The process that serves the node or recovers its memory, if any.
     pub fn process(&self) -> Option<ProcessId> {
         self.0.process.get()
     }
 
-    /// Whether a process serves it.
+    /// Whether a process serves the node.
     pub fn is_served(&self) -> bool {
         self.0.serving.borrow().is_some()
     }
 
-    /// Returns the node's counters, such as the numbers of freed and of leaked buffers, or `None` if no process serves
-    /// it.
+    /// Returns the node's counters, such as the numbers of freed and of leaked buffers, or `None` if no process
+    /// serves it.
     pub fn info(&self) -> Option<NodeInfo> {
         self.serving().map(|serving| serving.machine.borrow().info())
     }

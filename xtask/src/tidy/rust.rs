@@ -1,5 +1,6 @@
-//! Rules for one Rust file. The lints of `Cargo.toml` and `clippy.toml` check the rest: where `unsafe` is allowed and
-//! that it has a safety note, which crates read the environment, and that no macro stands in for code.
+//! Rules for one Rust file. The lints of `Cargo.toml` and `clippy.toml` check the rest: where `unsafe` is allowed, that
+//! each `unsafe` block has a safety comment, which crates read the environment, and that no `todo!`, `unimplemented!`
+//! or `dbg!` is left.
 
 use super::{Finding, found, is_test_file};
 

@@ -218,7 +218,7 @@ impl Mapping {
         let (magic, version) = (self.get(header::MAGIC_AT), self.get(header::VERSION_AT));
         if magic != header::MAGIC {
             return Err(MappingError::Foreign(
-                "this is not a farside memory: name the file of a node".into(),
+                "this is not a farside memory: name a file that a node created by --memory-file".into(),
             ));
         }
         if version != header::VERSION {

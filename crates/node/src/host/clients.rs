@@ -545,7 +545,10 @@ impl Clients {
         self.stopped.retain(|pid, _| stopped.contains(pid));
         for &pid in &stopped {
             let since = *self.stopped.entry(pid).or_insert_with(|| {
-                tracing::warn!(pid, "a client is stopped in the middle of a turn: memory waits for it");
+                tracing::warn!(
+                    pid,
+                    "a client is stopped during an operation: newly retired buffers are not reused until it continues"
+                );
                 now
             });
             if self.evict_stopped_after.is_some_and(|allowed| now - since >= allowed) {

@@ -361,8 +361,8 @@ const WRONG_TOKEN: &str = "it does not know this token: ask its administrator fo
                            with --token-file or FARSIDE_TOKEN_FILE";
 const UNSEALED: &str = "it accepts only sealed packets, and this greeting was not sealed: omit --insecure-udp; others \
                         may have seen the token, so have it replaced";
-const SEALED: &str = "its packets are not sealed, for it has no --tokens, or --insecure-udp: omit the token if it \
-                      needs none; or give --insecure-udp too, if the network is trusted";
+const SEALED: &str = "it accepts no sealed packets, since it serves without --tokens or with --insecure-udp: omit the \
+                      token if it needs none; or give --insecure-udp too, if the network is trusted";
 
 const TOO_MANY_KEYS: &str = "the session used too many invalid keys, and is closed";
 

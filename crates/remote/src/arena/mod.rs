@@ -156,7 +156,7 @@ impl Geometry {
         (at - self.data_at) & (SEGMENT_SIZE - 1)
     }
 
-    /// Buffer number `ordinal` of a segment of `class`.
+    /// Buffer number `ordinal` of segment `index`, whose buffers have `class`.
     #[inline]
     pub(crate) fn buffer(&self, index: u32, class: &'static Class, ordinal: u32) -> Buffer {
         let base = self.segment_at(index);

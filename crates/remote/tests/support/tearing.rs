@@ -1,7 +1,8 @@
-//! A memory that returns *wait*: a driver performs each access on shared bytes, one cache line at a time in any order,
-//! lets other clients run in between, records the result, and runs the chain again.
+//! A memory that interrupts a chain at every access, by returning *wait*. The driver performs the access on shared
+//! bytes, one cache line at a time in random order. Between two lines other clients may run. Then the driver records
+//! the result, and runs the chain again from its start, with the recorded results.
 //!
-//! Invariant: a replayed run must make exactly the same accesses in the same order, or it panics.
+//! Invariant: a repeated run makes the recorded accesses in the recorded order; otherwise it panics.
 
 use super::Bytes;
 use farside_remote::arena::Geometry;

@@ -41,7 +41,8 @@ struct Running<'a> {
     /// Ranges of words not done yet, one per line, in ascending order.
     left: Vec<(usize, usize)>,
     answer: Vec<u64>,
-    /// For an atomic: fetched, and not written back.
+    /// Whether the verb is an atomic that has fetched its word but not written it back. Until then it locks the NIC's
+    /// slot for this address.
     holds_slot: bool,
 }
 

@@ -72,7 +72,8 @@ fn seal(client: &mut Client, datagram: &[u8]) -> Vec<u8> {
     out.split_off(b"before".len())
 }
 
-/// The node's handling of a copy of `bytes`.
+/// Passes a copy of `bytes` to the node. Returns the connection and the opened datagram; otherwise the reason for the
+/// refusal, or `None` if the bytes had no effect.
 fn arrive(node: &mut Node, from: SocketAddr, bytes: &[u8]) -> Result<(u32, Vec<u8>), Option<Outsider>> {
     match node.open(from, &mut bytes.to_vec()) {
         Arrived::Datagram(connection, datagram) => Ok((connection, datagram.to_vec())),

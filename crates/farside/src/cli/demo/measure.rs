@@ -290,7 +290,7 @@ impl Results {
     }
 }
 
-/// The fabric whose floor a fabric is compared with. `tls` uses the one of `tcp`, since no floor encrypts.
+/// Returns the fabric whose floor is the baseline for `fabric`. For `tls` it is `tcp`, since no floor encrypts.
 fn floor_of(fabric: &str) -> &str {
     match fabric {
         "local" => "shm",

@@ -383,7 +383,7 @@ mod tests {
         let open = |reason: &str| Error::Open("udp://h:7460".into(), OpenError::Refused(reason.into()));
         for (error, id) in [
             (open("it asks for a token, and none was shown"), "reach.token"),
-            (open("its packets are not sealed, for it has no --tokens"), "reach.token"),
+            (open("it accepts no sealed packets, since it serves without --tokens"), "reach.token"),
             (open("the client speaks version 9; use a node and a client of one release"), "reach.release"),
             (open("this node has 1024 sessions and grants no more"), "reach.hello"),
             (Error::Token("too long".into()), "reach.token"),

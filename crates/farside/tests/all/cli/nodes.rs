@@ -164,7 +164,7 @@ fn files_that_are_no_nodes_socket_are_not_replaced() {
             .expect("a file of the test");
         let mut up = command();
         up.env("XDG_RUNTIME_DIR", folder.path()).args(["up", "--memory", "8MiB"]);
-        run(up, b"").refused("not a folder of yours alone: remove it");
+        run(up, b"").refused("no other user can access: remove it");
     }
     let mut up = command();
     up.env("XDG_RUNTIME_DIR", at("file")).args(["up", "--memory", "8MiB"]);
