@@ -87,7 +87,7 @@ impl Memory for Replayed {
         Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Wait> {
-        let matches = |recorded: &Access| matches!(recorded, Access::Read(of, bytes) if *of == at && bytes.len() == out.len());
+        let matches = |recorded: &Access| matches!(recorded, Access::Read(of, bytes) if (*of, bytes.len()) == (at, out.len()));
         let recorded = self.ask(matches, || {
             let mut bytes = vec![0; out.len()];
             let Ok(()) = self.mapping.read(at, &mut bytes);
@@ -116,7 +116,9 @@ impl Memory for Replayed {
         Ok(word)
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Wait> {
-        let matches = |recorded: &Access| matches!(recorded, Access::Exchange(a, b, c, _) if (*a, *b, *c) == (at, old, new));
+        let expected = (at, old, new);
+        let matches =
+            |recorded: &Access| matches!(recorded, Access::Exchange(a, b, c, _) if (*a, *b, *c) == expected);
         let recorded = self.ask(matches, || {
             let Ok(answer) = self.mapping.exchange(at, width, old, new);
             Access::Exchange(at, old, new, answer)

@@ -4,7 +4,7 @@ use crate::attacks::on_each_carrier;
 use crate::attacks::target::Target;
 use crate::support::until;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::Instant;
 
 on_each_carrier![clients_killed_during_a_chain_leave_nothing];
 
@@ -30,20 +30,22 @@ fn child() {
         // A client holds buffers between chains only while it puts a large value, so half of the children die then.
         let is_large = word >> 60 == 0 || done == operations && operations.is_multiple_of(2);
         let len = if is_large { 200_000 } else { 16 + (word >> 32 & 1023) as usize };
+        // Any outcome is fine: other children use the same keys, and some die.
+        let mut operate = || match word >> 35 & 3 == 0 && !is_large {
+            true => client.delete(&key).map(drop),
+            false => client.put(&key, &vec![done as u8; len]),
+        };
         if done == operations {
-            // Dies while the next operation is in flight, after a random fraction of its duration.
-            let wait = Duration::from_micros(word >> 57);
+            // Dies while it repeats the operation, after a random fraction of the time that the first one takes.
+            let since = Instant::now();
+            let _any_outcome = operate();
+            let wait = since.elapsed() * (word >> 57) as u32 / 128;
             std::thread::spawn(move || {
                 std::thread::sleep(wait);
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
             });
         }
-        // Any outcome is fine: other children use the same keys, and some die.
-        let _any_outcome = if word >> 35 & 3 == 0 && !is_large {
-            client.delete(&key).map(drop)
-        } else {
-            client.put(&key, &vec![done as u8; len])
-        };
+        let _any_outcome = operate();
         done += 1;
     }
 }
