@@ -107,7 +107,7 @@ const POLLING: u8 = 2;
 thread_local! {
     /// The core that runs on this thread.
     static CURRENT: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
-    /// Number of its tasks.
+    /// Number of that core's tasks.
     static TASKS: Cell<usize> = const { Cell::new(0) };
     /// Number of turns of all cores on this thread so far.
     static TURNS: Cell<u64> = const { Cell::new(0) };
@@ -274,7 +274,7 @@ impl Ready {
         self.asleep.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Returns `None` if the system cannot create another descriptor now.
+    /// Returns the bell, and creates it on the first call. `None` if the system cannot create another descriptor now.
     fn bell(&self) -> Option<&OwnedFd> {
         if self.bell.get().is_none() {
             let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;

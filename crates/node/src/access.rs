@@ -325,8 +325,8 @@ fn find(tokens: &[(u64, Arc<Token>)], shown: &Fingerprint) -> Option<Arc<Token>>
     found.map(Arc::clone)
 }
 
-/// Origin of a connection: an address without its port. For IPv6 the /64 network, since a host has all of its
-/// addresses.
+/// Origin of a connection: an IPv4 address, or the /64 network of an IPv6 address. A host can usually send from every
+/// address of its /64 network, so a limit per IPv6 address would not bind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 

@@ -28,10 +28,10 @@ pub trait Written: Ask {
     /// Returns the kind of this operation.
     fn function(&self) -> Self::Function;
 
-    /// Returns the fields of the call's line.
+    /// Returns the family-specific fields of the line that records the operation's call.
     fn asked(&self) -> Self::Fields;
 
-    /// Returns the kind and the fields of the return's line.
+    /// Returns the kind and the family-specific fields of the line that records the operation's return.
     fn answered(&self, outcome: &Self::Outcome) -> (Kind, Self::Fields);
 }
 
@@ -39,13 +39,13 @@ pub trait Written: Ask {
 pub trait Readable:
     Written<Function: PartialEq + fmt::Debug + DeserializeOwned, Fields: DeserializeOwned>
 {
-    /// Decodes the operation of a call's line.
+    /// Decodes an operation from the line that records its call.
     ///
     /// # Errors
     /// Returns the fault of the line, and the remedy.
     fn read(function: Self::Function, fields: &Self::Fields) -> Result<Self, Fault>;
 
-    /// Decodes the outcome of a return's line.
+    /// Decodes this operation's outcome from the line that records its return.
     ///
     /// # Errors
     /// Returns the fault of the line, and the remedy.

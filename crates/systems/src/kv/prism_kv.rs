@@ -882,8 +882,8 @@ impl<'a> NewItem<'a> {
 struct Buffer {
     list: ListId,
     reserve: bool,
-    /// Fallback if the first list is empty: the list of the item that a tombstone replaces. A delete returns at least
-    /// as much memory as it takes.
+    /// List to use if `list` is empty. For a tombstone: the list of the size class of the item that it replaces. The
+    /// delete then frees at least as large a buffer as it takes.
     fallback: Option<ListId>,
 }
 

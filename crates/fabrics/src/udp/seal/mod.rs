@@ -2,7 +2,7 @@
 //! of it.
 //!
 //! [`client`] is a client's end, and [`node`] an engine's end with all its clients; both work without sockets. A client
-//! and the node share a token. All keys derive from [`Shared`], the secret that both have of the token.
+//! and the node share a token. All keys derive from [`Shared`], the secret that both compute from the token.
 //!
 //! ```text
 //! datagram: | magic u16 | version u8 | kind u8 | connection u32 | counter u64 |          16 bytes in the clear, then
@@ -132,7 +132,7 @@ pub fn greeting_nonce(bytes: &[u8]) -> Option<u64> {
         .then_some(nonce.get())
 }
 
-/// The secret that only a client and the node have of a token. All keys derive from it.
+/// The secret that a client and the node compute from their token. Nobody else knows it. All keys derive from it.
 #[derive(Clone)]
 pub struct Shared([u8; 32]);
 

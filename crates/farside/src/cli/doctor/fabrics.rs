@@ -120,7 +120,7 @@ pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Ge
 
 /// Describes the latency in words.
 pub(super) fn describe_latency(gets: Gets) -> String {
-    format!("a get takes {:.2} us (median of {}, one at a time, for orientation)", gets.p50_us, gets.count)
+    format!("a get takes {:.2} us (median of {}, one at a time; a rough figure)", gets.p50_us, gets.count)
 }
 
 fn judged(id: &'static str, what: &'static str, tried: Result<Gets, String>, remedy: &'static str) -> Check {

@@ -3,8 +3,10 @@
 //! so the model could not predict which buffer the next ALLOCATE takes.
 //!
 //! ```text
-//! table   | 64 pointers, 16 bytes each | noise |        to the noise, the table's end, or nowhere
+//! table   | 64 pointers, 16 bytes each | noise |
 //! ```
+//!
+//! A pointer is null, invalid, or points into the noise or at the end of the table.
 
 use farside_remote::control::Store;
 use farside_remote::draws::Draws;

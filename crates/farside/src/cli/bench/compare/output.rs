@@ -97,7 +97,7 @@ pub(super) fn print_notes(
                 .to_owned(),
         ),
         (cores == 1).then(|| {
-            "This process may use one core: tables with the server on another core are omitted.".to_owned()
+            "This process may use only one core: tables with the server on another core are omitted.".to_owned()
         }),
     ];
     let found = [slower(reports), better_on_one_core(reports)];
