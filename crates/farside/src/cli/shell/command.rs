@@ -43,8 +43,8 @@ pub(super) enum Command {
 /// Default number of keys in a listing.
 const COUNT: u64 = 100;
 
-const BYTES: &str = "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" may contain blanks, and \\n \\r \\t \\\\ \
-                     \\\" \\xHH.";
+const BYTES: &str = "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" may contain \
+                     blanks, and \\n \\r \\t \\\\ \\\" \\xHH.";
 const LISTING: &str = "Reads all keys in the order of the store's table, and stops after COUNT that begin with PREFIX \
                        (default: 100). Not a snapshot: keys that are stored or deleted meanwhile may be missed.";
 
