@@ -109,7 +109,7 @@ fn bench_ycsb_reads_property_files_and_property_flags() {
     farside(beside("recordcount")).refused("write it like readproportion=0.95");
     farside(beside("readproportion=95")).refused("legal is a number from 0 to 1");
     farside(beside("fieldlength=99999999")).refused("or give --value-size");
-    farside(["bench", "ycsb", "--workload", "e"]).refused("workload e scans");
+    farside(["bench", "ycsb", "--workload", "e"]).refused("workload e has scans");
     farside(["bench", "ycsb", "--workload", "g"]).refused("built in are a, b, c, d and f");
 }
 
@@ -295,7 +295,9 @@ fn a_measurement_ends_when_its_node_does() {
     until("it measures", || bench.log().contains("warming up"));
     node.process.signal(Signal::KILL);
     assert_eq!(bench.ended(), Some(2), "failed operations are an error");
-    assert!(bench.log().contains("is closed"), "{}", bench.log());
+    // The node may die within a request or between two, and a new session may be tried by then.
+    let log = bench.log();
+    assert!(log.contains("is closed") || log.contains("no node can be reached"), "{log}");
 }
 
 #[test]

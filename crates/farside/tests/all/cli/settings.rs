@@ -81,7 +81,7 @@ fn bad_settings_are_refused_and_unknown_ones_cause_a_warning() {
     for text in ["pool = 5", "poool = 'x'", "pool = 'unended", "[pool]", "\u{0}"] {
         std::fs::write(&file, text).expect("a file");
         with("FARSIDE_CONFIG", file.as_os_str())
-            .refused("no settings file")
+            .refused("is not a valid settings file")
             .refused("may set pool, store, token_file and tls_ca");
     }
     std::fs::write(&file, b"pool = '\xff'").expect("a file");

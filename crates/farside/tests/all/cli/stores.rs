@@ -7,7 +7,7 @@ use crate::support::Node;
 fn stores_are_created_listed_and_dropped() {
     let node = Node::with(&["--memory", "64MiB"]);
     assert!(node.run(["store", "list"]).done().out.is_empty());
-    node.run(["kv", "get", "k"]).refused("'farside store create default' makes it");
+    node.run(["kv", "get", "k"]).refused("create it with 'farside store create default'");
     node.run(["store", "create", "a-B_9.z", "--quota", "8MiB"]).done();
     node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1000", "--collision-free"]).done();
     let listed = node.run(["store", "list"]).done();
@@ -58,7 +58,7 @@ fn a_pilaf_store_serves_the_same_commands_or_refuses_them() {
         .refused("a pilaf store does not support iteration over all keys: use a prism-kv store");
     kv(&["kv", "del", "k"]).done();
     kv(&["kv", "del", "k"]).absent();
-    node.run(["store", "create", "q", "--kind", "cuckoo"]).refused("name one of prism-kv, pilaf");
+    node.run(["store", "create", "q", "--kind", "cuckoo"]).refused("use one of prism-kv, pilaf");
 }
 
 #[test]

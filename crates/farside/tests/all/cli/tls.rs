@@ -226,7 +226,7 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
     info(url, &at("torn")).refused("is not valid PEM");
     info(url, &at("junk")).refused("cannot be used");
     info(url, &at("")).refused("not a file of certificates");
-    info("tls://not a host:1", &cert).refused("name is right");
+    info("tls://not a host:1", &cert).refused("check the host's name");
 }
 
 #[test]

@@ -220,7 +220,7 @@ fn missing_and_wrong_tokens_are_refused_and_guessing_locks_out() {
     assert!(info["refusals"]["bad_tokens"].as_u64() >= Some(9), "{info}");
     assert!(info["refusals"]["locked_out"].as_u64() >= Some(1), "{info}");
     assert!(node.run_as("root", &["info"]).done().text().contains("unknown tokens"));
-    assert!(node.node.log().contains("is looked at for 10 s"), "{}", node.node.log());
+    assert!(node.node.log().contains("its greetings are rejected for 10 s"), "{}", node.node.log());
     assert!(!node.node.log().contains("farside_"), "a secret is in the log: {}", node.node.log());
 }
 
@@ -496,7 +496,7 @@ fn tokens_without_rights_or_with_invalid_ones_are_not_created() {
         (&["--name", "a", "--store", "default"], "default=read,write"),
         (&["--name", "a", "--store", "default="], "`allocate`"),
         (&["--name", "a", "--store", "default=frob"], "`all` grants all rights"),
-        (&["--name", "a", "--store", "a/b=read"], "is no store"),
+        (&["--name", "a", "--store", "a/b=read"], "is not a name of a store"),
     ];
     for (arguments, remedy) in wrong {
         farside([&["token", "new"], arguments].concat()).refused(remedy);

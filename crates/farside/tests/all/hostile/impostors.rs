@@ -57,7 +57,7 @@ fn an_invalid_greeting_is_an_error() {
         (br#"{"Welcome":{"slot":-1,"number":1,"incarnation":7}}"#, "not a node that this program knows"),
         (br#"{"Frob":"x"}"#, "not a node that this program knows"),
         (deep.as_bytes(), "not a node that this program knows"),
-        (&[b' '; 100_000], "could not hear"),
+        (&[b' '; 100_000], "could not receive"),
         (br#"{"Refusal":"come back later"}"#, "the node refuses: come back later"),
         (WELCOME, "it sent no memory"),
     ];
