@@ -15,7 +15,8 @@ pub struct NodeId(pub u32);
 #[repr(transparent)]
 pub struct Addr(U64);
 
-/// The scratch of one running chain, in bytes (PRISM, section 3.4: enough for all three of its applications).
+/// Size of a running chain's scratch, in bytes (PRISM, section 3.4: 32 bytes suffice for the paper's three
+/// applications).
 pub const SCRATCH_SIZE: u64 = 32;
 
 const SCRATCH_BIT: u64 = 1 << 63;
@@ -50,8 +51,8 @@ impl Addr {
         self.raw() == 0
     }
 
-    /// The address `bytes` higher. The sum wraps, since peers choose addresses too; the result is checked like any
-    /// other address.
+    /// The address `bytes` higher. The sum wraps instead of panicking, since a peer may send any address. The node
+    /// checks the result like any other address.
     pub const fn plus(self, bytes: u64) -> Addr {
         Addr::new(self.raw().wrapping_add(bytes))
     }
@@ -66,10 +67,11 @@ impl std::fmt::Debug for Addr {
     }
 }
 
-/// A pointer with the number of bytes behind it; an indirect bounded access dereferences one.
+/// A pointer with the number of bytes that it points to. An indirect bounded access dereferences one.
 ///
-/// `| ptr u64 | bound u32 | tag u32 |`, aligned to 16 bytes, so that it is read and compared as one word. The node
-/// ignores `tag`; CAS compares it. (PRISM's pointer is `{ptr, bound}`, section 3.1; we add the tag against ABA.)
+/// `| ptr u64 | bound u32 | tag u32 |`, aligned to 16 bytes, so that the node reads and compares all three fields as
+/// one word. The node ignores `tag`; CAS compares it. (PRISM's pointer is `{ptr, bound}`, section 3.1; we add the tag
+/// against ABA.)
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -79,7 +81,7 @@ pub struct BoundedPtr {
     pub ptr: Addr,
     /// Number of bytes.
     pub bound: U32,
-    /// For the protocol's own use.
+    /// Free for the protocol to use, for example as a version against ABA.
     pub tag: U32,
 }
 

@@ -1,7 +1,7 @@
 //! A chain: ops that one runner executes in order, stored in wire form.
 //!
-//! The builder writes the wire form into a reusable buffer. Large payloads are borrowed; the code that sends or runs
-//! the chain gathers them.
+//! The builder writes the wire form into a reusable buffer. It borrows large payloads instead of copying them; the code
+//! that sends or runs the chain inserts them at their places.
 //! Invariant: a chain from a builder or from [`ChainView::decode`] is well-formed to its last byte, so iterating over
 //! it cannot fail.
 
@@ -58,7 +58,7 @@ struct Part<'a> {
 pub struct Held<'a> {
     /// Addresses of the buffers.
     pub buffers: &'a [Addr],
-    /// Index in the chain of the op that publishes them if it ends with [`Status::Ok`].
+    /// Index in the chain of the op that publishes the buffers if its status is [`Status::Ok`].
     pub published_by: usize,
     is_posted: &'a Cell<bool>,
 }
@@ -106,13 +106,16 @@ impl<'a> Chain<'a> {
         self.push(op, 0)
     }
 
-    /// Declares the buffers that the op of `published_by` publishes. If the future of [`crate::Fabric::run`] is cancelled,
-    /// the caller does not learn whether the op did so. If `is_posted` is set then, the fabric frees the buffers if the
-    /// chain turns out not to have published them. Otherwise the chain has not run and never will, and the caller still
-    /// owns them.
+    /// Declares the buffers that the op of `published_by` publishes.
     ///
-    /// The caller calls [`Chain::note_outcome`] with the outcome; buffers that were not published then belong to it
-    /// again.
+    /// If the future of [`crate::Fabric::run`] is cancelled, the caller does not learn whether the op published them.
+    /// The value of `is_posted` at that moment decides which side frees the buffers:
+    ///
+    /// * `true`: the fabric frees the buffers if it finds that the chain has not published them.
+    /// * `false`: the chain has not run and never will, and the caller still owns the buffers.
+    ///
+    /// If the future completes, the caller passes the outcome to [`Chain::note_outcome`]. Buffers that were not
+    /// published then belong to the caller again.
     pub fn holds<T: ?Sized>(&mut self, buffers: &'a [Addr], published_by: Out<T>, is_posted: &'a Cell<bool>) {
         self.held = Some(Held { buffers, published_by: published_by.index.into(), is_posted });
     }
@@ -122,7 +125,8 @@ impl<'a> Chain<'a> {
         self.held
     }
 
-    /// Called by a fabric: from now on the chain may run, even if the future of its run is cancelled.
+    /// Records that from now on the chain may run, even if the future of [`crate::Fabric::run`] is cancelled. The
+    /// fabric calls this.
     #[inline]
     pub fn note_posted(&self) {
         if let Some(held) = self.held {
@@ -130,9 +134,9 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Called by the caller with the outcome of [`crate::Fabric::run`]. Buffers that the chain holds and has not
-    /// published belong to the caller again, unless the chain may have run and its reply was lost: then nobody knows
-    /// whether they are published.
+    /// Records the outcome of [`crate::Fabric::run`]. The caller of that function calls this. Held buffers that the
+    /// chain has not published belong to the caller again. Exception: if the chain may have run and its reply was lost,
+    /// nobody knows whether the buffers are published, and they stay with the fabric.
     #[inline]
     pub fn note_outcome(&self, ran: &Result<(), FabricError>) {
         if let Some(held) = self.held {
@@ -210,7 +214,7 @@ impl<'a> Chain<'a> {
         ChainView { header: &self.header, bytes: self.bytes, parts: &self.parts[..self.parts_len] }
     }
 
-    /// Appends the wire form: the one copy of the payload in user space.
+    /// Appends the wire form to `out`. This is the only copy of a borrowed payload in user space.
     ///
     /// # Panics
     /// As [`Chain::view`].
@@ -223,7 +227,7 @@ impl<'a> Chain<'a> {
 #[derive(Clone, Copy)]
 pub struct ChainView<'a> {
     header: &'a ChainHeader,
-    /// The bytes that follow the header, without the parts.
+    /// The inline bytes: those that follow the header, without the borrowed parts.
     bytes: &'a [u8],
     parts: &'a [Option<Part<'a>>],
 }
@@ -308,15 +312,17 @@ impl<'a> ChainView<'a> {
         std::iter::once(self.header.as_bytes()).chain(payload)
     }
 
-    /// The only op, if it is a READ whose output is not redirected: its header is the whole body.
+    /// The header of the chain's only op, if that op is a READ without optional addresses: the header is then the whole
+    /// body.
     #[inline(always)]
     pub(crate) fn only_read(&self) -> Option<&'a OpHeader> {
         let header = OpHeader::ref_from_bytes(self.bytes).ok()?;
         (header.code == Code::Read as u8).then_some(header)
     }
 
-    /// Buffers that a chain has allocated and not published, and whose addresses only `reply` contains: they leak if
-    /// the reply is lost. Excludes those of a chain with a reclaiming CAS, which settles its own allocations.
+    /// Buffers that a chain has allocated and not published, and whose addresses only `reply` contains. These buffers
+    /// leak if the reply is lost. Empty for a chain with a reclaiming CAS, since that CAS retires unpublished buffers
+    /// itself.
     pub fn unpublished(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
         let reclaims = self.ops().any(|op| op.reclaims().is_some());
         let taken = self
@@ -343,7 +349,7 @@ struct Counts {
     atomics: usize,
 }
 
-/// Validates and counts the ops in unchecked bytes.
+/// Validates the ops in bytes from a peer, and returns their numbers.
 #[inline]
 fn count_ops(mut bytes: &[u8]) -> Result<Counts, WireError> {
     let mut counts = Counts::default();
@@ -375,7 +381,8 @@ fn count_ops(mut bytes: &[u8]) -> Result<Counts, WireError> {
 #[derive(Clone)]
 pub struct Ops<'a> {
     bytes: &'a [u8],
-    /// Offset of `bytes` within the chain's inline bytes; `parts` refer to the latter.
+    /// Offset of `bytes` within the chain's inline bytes. The offsets in `parts` count from the start of the inline
+    /// bytes.
     at: usize,
     parts: &'a [Option<Part<'a>>],
 }
@@ -394,7 +401,7 @@ impl<'a> Ops<'a> {
         Addr::read_from_bytes(self.take(size_of::<Addr>())).expect("the slice has an address's size")
     }
 
-    /// Takes `len` bytes that may be partly borrowed.
+    /// Takes the next `len` bytes as a payload, whose pieces may be inline or borrowed.
     #[inline(always)]
     fn take_payload(&mut self, len: usize) -> Payload<'a> {
         let (at, parts) = (self.at, self.parts);
@@ -403,7 +410,7 @@ impl<'a> Ops<'a> {
         }
         let (mut borrowed, mut used) = (0, 0);
         for part in parts.iter().flatten() {
-            // A part belongs here if the inline bytes before it and the parts before it do not fill the payload.
+            // A part belongs to this payload if the inline bytes and parts before it do not fill the payload.
             if (part.at as usize - at) + borrowed >= len {
                 break;
             }
@@ -469,7 +476,7 @@ impl<'a> OpView<'a> {
         self.header.width
     }
 
-    /// Number of bytes to read, or of the data.
+    /// Number of bytes that the op reads, or size of its data.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         u64::from(self.header.len.get())
@@ -773,7 +780,7 @@ mod tests {
         let mut wire = Vec::new();
         chain.write_to(&mut wire);
         for width in 0..=u8::MAX {
-            // Match the length of the two operands, so that only the width can be wrong.
+            // Resize the payload to two operands of this width, so that only the width can be wrong.
             wire.resize(CHAIN_HEADER + OP_HEADER + 2 * usize::from(width), 0);
             let bytes = (wire.len() - CHAIN_HEADER) as u32;
             wire[12..16].copy_from_slice(&bytes.to_le_bytes());

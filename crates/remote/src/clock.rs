@@ -1,5 +1,5 @@
-//! The clock, which the caller passes in. Protocols sleep and measure time by it alone, so that they also run on
-//! simulated time.
+//! The clock, which the caller passes in. Protocols sleep and measure time only through this clock, so that they also
+//! run on simulated time.
 
 use std::rc::Rc;
 use std::time::Duration;

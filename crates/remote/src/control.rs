@@ -1,7 +1,7 @@
 //! Requests to a node itself: its catalog of stores.
 //!
 //! Requests and responses are JSON, sent as a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so that a
-//! client needs only one url. None of this is on the data path.
+//! client needs only one url. Operations on a store's items never use these requests.
 
 use crate::arena::session::Counters;
 use crate::fabric::DEADLINE;
@@ -18,7 +18,7 @@ pub enum Ask {
     CreateStore {
         /// Name of the new store.
         name: String,
-        /// Kind that the node supports, such as `prism-kv`.
+        /// Kind of the store, which the node must support, such as `prism-kv`.
         kind: String,
         /// The kind's parameters, as JSON.
         parameters: String,
@@ -37,7 +37,7 @@ pub enum Ask {
     },
     /// Lists all stores.
     ListStores,
-    /// Reports how a store's memory is used. Reads every buffer's state.
+    /// Reports how a store's memory is used. Slow: the node reads every buffer's state.
     StoreStat {
         /// Its name.
         name: String,
@@ -52,13 +52,14 @@ pub enum Ask {
         /// The kind's parameters for the table, as JSON.
         parameters: String,
     },
-    /// Grows a store's table, in which a client found no free slot, unless the store is being rebuilt already. The node
-    /// responds when the catalog shows both tables.
+    /// Gives a store a larger table; a client sends this if it found no free slot. Starts no second rebuild if one is
+    /// in progress. The node responds when the catalog shows both tables.
     GrowStore {
         /// Its name.
         name: String,
     },
-    /// Scans a store for buffers that are neither held nor reachable. The node responds when the scan has finished.
+    /// Scans a store for buffers that no client holds and no pointer reaches. The node responds when the scan has
+    /// finished.
     Scan {
         /// Name of the store.
         name: String,
@@ -104,11 +105,12 @@ pub struct Store {
     pub name: String,
     /// Its kind.
     pub kind: String,
-    /// The parameters that its kind has planned, as JSON.
+    /// The store's parameters, as completed by [`crate::service::Kind::plan`], as JSON.
     pub parameters: String,
     /// Maximum size of its table and buffers, in bytes.
     pub quota: u64,
-    /// Incarnation of the node's memory: a store of another incarnation is another store.
+    /// Incarnation of the node's memory: a random number, drawn when the memory was created. Equal names in two
+    /// incarnations are different stores.
     pub incarnation: u64,
     /// Number of the store's region.
     pub region: u32,
@@ -118,11 +120,11 @@ pub struct Store {
     pub table_at: u64,
     /// Size of its table, in bytes.
     pub table_len: u64,
-    /// Whether it was planned wide ([`crate::service::Plan::wide`]): only engines may run its chains.
+    /// Whether only engines may run the store's chains ([`crate::service::Plan::wide`]).
     #[serde(default)]
     pub wide: bool,
-    /// Random number drawn when the store was created. It identifies the store even if its table and key change. Zero
-    /// in lists.
+    /// Random number drawn when the store was created, which identifies the store even if its table and key change.
+    /// Zero in lists.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
     /// The previous table, while its entries are being moved.
@@ -138,26 +140,25 @@ fn is_zero(number: &u64) -> bool {
 /// A previous table of a store that is being rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Former {
-    /// The parameters that its kind had planned, as JSON.
+    /// The store's parameters with this table, as JSON.
     pub parameters: String,
     /// Address of the table.
     pub table_at: u64,
     /// Size of the table, in bytes.
     pub table_len: u64,
-    /// Share of its entries that were moved, in percent.
+    /// Share of the table's entries that were moved to the next table, in percent.
     #[serde(default)]
     pub moved_percent: u8,
-    /// The region's secret once the move is complete; zero for everyone but the node.
+    /// The secret that the region gets once the move is complete. Zero in responses: only the node knows it.
     #[serde(default)]
     pub next_secret: u64,
-    /// The table that was being moved already when the move of this one began: this one had no space for all its
-    /// entries.
+    /// An even older table whose move is not complete, since this table had no space for all of that table's entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Box<Former>>,
 }
 
 impl Store {
-    /// The current table and the store's key.
+    /// The location of the current table, with the store's key.
     pub fn extent(&self) -> Extent {
         Extent { key: self.key(), at: self.table_at, len: self.table_len }
     }
@@ -199,13 +200,13 @@ pub struct StoreStat {
     pub free_buffers: u64,
     /// Bytes of those.
     pub free_bytes: u64,
-    /// Retired buffers, which wait until no client can follow an old pointer to them.
+    /// Retired buffers, which the node frees once no client can follow an old pointer to them.
     pub retired_buffers: u64,
-    /// Buffers set aside so that their segment can be freed.
+    /// Buffers set aside until their whole segment is free and can be granted again.
     pub parked_buffers: u64,
-    /// Processes in the middle of a turn for whose end reclamation waits. A process that stays in this list is stopped.
+    /// Processes with a turn for whose end reclamation waits. A process that stays in this list is stopped.
     pub delaying_pids: Vec<u32>,
-    /// Progress of the rebuild of its table in percent, if one is in progress.
+    /// Progress of the rebuild of the store's table in percent, if one is in progress.
     #[serde(default)]
     pub moved_percent: Option<u8>,
 }
@@ -237,13 +238,13 @@ pub struct NodeInfo {
     /// Requests that its engines refused.
     #[serde(default)]
     pub refusals: Refusals,
-    /// Requests of its clients; `None` if the caller may not see it.
+    /// Traffic of the node's clients; `None` if the caller may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<Traffic>,
 }
 
-/// Chains that clients have run on a node's memory since it was created, by themselves or through its engines. The
-/// sessions count them.
+/// Chains that clients have run on a node's memory since that memory was created, by themselves or through the node's
+/// engines. The counters are those of the sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Traffic {
@@ -257,7 +258,7 @@ pub struct Traffic {
     pub request_bytes: u64,
     /// Bytes of the replies in wire form.
     pub reply_bytes: u64,
-    /// Chains that found no buffer.
+    /// Chains that failed because no buffer was free ([`crate::Status::NotReady`]).
     pub not_ready: u64,
     /// Chains refused for access or as invalid.
     pub refused: u64,
@@ -286,7 +287,7 @@ impl From<Counters> for Traffic {
 pub struct Refusals {
     /// Greetings without a known token.
     pub bad_tokens: u64,
-    /// Greetings rejected unread, from a source that sent too many wrong tokens.
+    /// Greetings rejected without reading the token, from a source that sent too many wrong tokens.
     pub locked_out: u64,
     /// Datagrams with a wrong session secret.
     pub bad_secrets: u64,
@@ -294,7 +295,7 @@ pub struct Refusals {
     pub wrong_keys: u64,
     /// Chains refused for access or as invalid, including `wrong_keys`.
     pub chains: u64,
-    /// Requests that the session's token does not permit.
+    /// Requests to the node ([`Ask`]) that the session's token does not permit.
     pub asks: u64,
     /// Sealed packets that no known token's key has sealed, or that were modified in transit.
     pub forged: u64,

@@ -1,7 +1,7 @@
 //! Random draws that depend on the seed alone, in every build and on every machine (SplitMix64: Steele, Lea and Flood
 //! 2014).
 
-/// A pseudo-random generator. The field is its state, initially the seed.
+/// A pseudo-random generator. The field is the generator's state, initially the seed.
 #[derive(Clone, Debug)]
 pub struct Draws(pub u64);
 

@@ -1,6 +1,7 @@
 //! The interface through which a protocol sends chains and calls.
 //!
-//! Invariant: a chain runs at most once. If its reply is lost, the error says what may be assumed.
+//! Invariant: a chain runs at most once. If its reply is lost, the error says whether the chain has run
+//! ([`FabricError::ran`]).
 
 use crate::address::{Addr, NodeId};
 use crate::capability::Capabilities;
@@ -10,8 +11,8 @@ use crate::reply::Reply;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A service at a node that accepts calls: the node's own, or that of the store whose region has this number. See
-/// [`crate::service::address`].
+/// A service at a node that accepts calls: [`ServiceId::NODE`], or the service of the store whose region has this
+/// number. See [`crate::service::address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceId(pub u32);
 
@@ -51,9 +52,9 @@ pub trait Fabric {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError>;
 
-    /// Retires a buffer that this session has allocated and never published: for `Drop`, which cannot wait for a chain.
-    /// All other buffers are retired by the chain that makes them unreachable. Never waits. Does nothing unless
-    /// `buffer` is a live buffer of the key's region that this session owns.
+    /// Retires a buffer that this session has allocated and never published. Never waits, so that `Drop`, which cannot
+    /// wait for a chain, can call this function. All other buffers are retired by the chain that makes them
+    /// unreachable. Does nothing unless `buffer` is a live buffer of the key's region that this session owns.
     fn retire(&self, node: NodeId, key: Key, buffer: Addr);
 
     /// The capabilities that the fabric has at `node`.
@@ -103,14 +104,14 @@ pub enum Ran {
     No,
     /// It was carried out, but its outcome is lost.
     Yes,
-    /// It may have been carried out, or may yet be. The caller must be safe under both.
+    /// It may have been carried out, or may yet be. The caller must be correct in either case.
     Unknown,
 }
 
 /// Reason why no response arrived. The message names the failure, what may be assumed, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FabricError {
-    /// The node's process has exited. Chains whose replies arrived before have run; this one did not.
+    /// The node's process exited before this operation ran. Chains whose replies arrived earlier have run.
     NodeDied(NodeId),
     /// No response arrived before the deadline. A call may have been carried out, or may yet be.
     Deadline {
@@ -135,7 +136,7 @@ pub enum FabricError {
         /// Reason why the session was closed.
         reason: String,
     },
-    /// The node refused the request with this reason, and carried nothing out.
+    /// The node refused the request for this reason, and changed nothing.
     Refused(String),
     /// The pool has no such node. Nothing was sent.
     NoSuchNode(NodeId),
@@ -151,8 +152,8 @@ impl FabricError {
         }
     }
 
-    /// Converts the error of an operation's last request into the operation's own: `of_operation` maps the fate of the
-    /// request to that of the operation.
+    /// Converts the error of an operation's last request into the error of the whole operation. `of_operation` receives
+    /// whether that request was carried out and returns whether the operation was. Only [`FabricError::Lost`] changes.
     pub fn map_ran(self, of_operation: impl FnOnce(Ran) -> Ran) -> FabricError {
         match self {
             FabricError::Lost { node, ran, reason } => {

@@ -1,7 +1,8 @@
 //! The memory interface on which chains run. Real memory completes each access at once. A simulator may return *wait*,
 //! perform the access interleaved with those of other processes, and run the chain again with the recorded results.
 //!
-//! Invariant: the accesses of a caller are a deterministic function of the results so far, so that replay is sound.
+//! Invariant: the next access of a caller depends only on the results so far, so a replay with the same results makes
+//! the same accesses.
 
 use crate::arena::Geometry;
 use crate::key::Key;
@@ -33,17 +34,18 @@ impl Width {
 /// Guarantee for READs and WRITEs: each aligned unit of 16 bytes (32 in wide memory) is copied atomically. The order
 /// and the instant of different units of one access are unspecified.
 pub trait Memory {
-    /// The event that must happen before the result is known. [`std::convert::Infallible`] on real memory.
+    /// An access that has no result yet: the caller must run again once the simulator has recorded one.
+    /// [`std::convert::Infallible`] on real memory, which never waits.
     type Wait;
 
     /// Addresses of the node's records. Fixed for the lifetime of the memory, so this never waits.
     fn geometry(&self) -> Geometry;
 
-    /// The rights that `key` has to its region at this moment: none unless it is the region's key.
+    /// The current rights of `key` to its region: [`Rights::NONE`] unless the secret matches the region's.
     fn admits(&self, key: Key) -> Result<Rights, Self::Wait>;
 
-    /// How many of the `len` bytes from `at` on belong to `region`, up to the end of the buffer that contains `at` (or
-    /// of the extent, if that has no buffers). 0 if none do.
+    /// How many of the `len` bytes from `at` on belong to `region` and are contiguous. The count ends at the end of the
+    /// buffer that contains `at`, or at the end of the table if `at` is in a table. 0 if `at` is not in the region.
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Self::Wait>;
 
     /// Copies `out.len()` bytes from `at`.
@@ -55,16 +57,18 @@ pub trait Memory {
     /// Loads the aligned word at `at` atomically; its lowest byte is the one at `at`.
     fn load(&self, at: u64, width: Width) -> Result<u128, Self::Wait>;
 
-    /// Stores `new` if the aligned word at `at` is `old`; otherwise returns the current word. Sequentially consistent.
+    /// Stores `new` if the aligned word at `at` is `old`; otherwise returns the current word as the inner error.
+    /// Sequentially consistent.
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Self::Wait>;
 
     /// Announces that the `len` bytes from `at` are about to be written for the first time, so that memory can be
-    /// prepared. Changes nothing that can be read.
+    /// prepared. Does not change the bytes.
     #[inline(always)]
     fn will_fill(&self, _at: u64, _len: u64) {}
 
     /// Whether words of 24 and 32 bytes can be exchanged here. Fixed for the lifetime of the memory, so this never
-    /// waits. Code that runs chains for wide regions and others has two memories and chooses by the key.
+    /// waits. Code that runs chains for both wide and other regions has two memories and chooses one by the chain's
+    /// key.
     #[inline(always)]
     fn is_wide(&self) -> bool {
         false

@@ -1,5 +1,5 @@
 //! The switch for mutants: deliberately broken variants of the code, one at a time, that model published flaws and
-//! pitfalls. Tests use them to show that they detect such flaws. Each crate lists its own with
+//! pitfalls. Tests use them to show that they detect such flaws. Each crate lists its mutants with
 //! [`mutants!`](crate::mutants!).
 //!
 //! Invariant: without `--cfg farside_mutants` no mutant can be switched on, and the check costs nothing.
@@ -68,7 +68,7 @@ mod switch {
     }
 
     impl Mutant {
-        /// Switches one mutant on in this thread, or all off.
+        /// Switches on the given mutant in this thread and all others off, or with `None` all off.
         pub fn switch(to: Option<Mutant>) {
             ON.set(to);
         }

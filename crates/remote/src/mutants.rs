@@ -3,7 +3,7 @@
 crate::mutants! {
     /// A helper exchanges a buffer's state without rechecking that the step it helps is unfinished.
     HELPER_DOES_NOT_RECHECK_HEAD = "HelperDoesNotRecheckHead";
-    /// List heads do not count their changes, as in a plain stack.
+    /// The head of a list has no sequence number, as in a plain stack.
     POP_WITHOUT_SEQ = "PopWithoutSeq";
     /// A granted segment leaves its list before it becomes the current segment of a class.
     SEGMENT_LEAVES_LIST_FIRST = "SegmentLeavesListFirst";
@@ -13,7 +13,7 @@ crate::mutants! {
     SKIPPED_COUNTS_AS_SUCCESS = "SkippedCountsAsSuccess";
     /// Comparisons treat the byte with the highest address as the most significant.
     LITTLE_ENDIAN_COMPARE = "LittleEndianCompare";
-    /// A chain sees data that an earlier chain left in scratch.
+    /// A new chain's scratch contains data that an earlier chain left there.
     SCRATCH_IS_NOT_ZEROED = "ScratchIsNotZeroed";
     /// Concurrent chains at one node share one scratch.
     SHARED_SCRATCH = "SharedScratch";
@@ -25,7 +25,7 @@ crate::mutants! {
     ONE_RIGHT_IS_ALL = "OneRightIsAll";
     /// Retiring a buffer does not check that it is live.
     RETIRE_WHAT_IS_NOT_LIVE = "RetireWhatIsNotLive";
-    /// A session retires a buffer of a store that is being dropped.
+    /// A session can retire a buffer of a store that is being dropped.
     RETIRED_WHILE_DROPPED = "RetiredWhileDropped";
     /// A reclaiming CAS whose comparison failed keeps the buffers allocated for it.
     LOSER_KEEPS_BUFFER = "LoserKeepsBuffer";
@@ -33,7 +33,7 @@ crate::mutants! {
     SKIPPED_KEEPS_BUFFER = "SkippedKeepsBuffer";
     /// A reclaiming CAS that swapped also retires the buffer that it installed.
     WINNER_LOSES_BUFFER = "WinnerLosesBuffer";
-    /// A reclaiming CAS retires a buffer to which its word still points.
+    /// A reclaiming CAS that swaps without changing the pointer retires the buffer that its word still points to.
     UNCHANGED_IS_RECLAIMED = "UnchangedIsReclaimed";
     /// A buffer that a chain makes unreachable is freed at once, even if another chain may still follow an old pointer
     /// to it.

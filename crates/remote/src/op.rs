@@ -2,8 +2,8 @@
 //!
 //! Invariant: an op carries the type of its output, so a reply is read as the type that was requested.
 //!
-//! Differs from the paper (table 1): CAS has separate compare and swap operands, without which "expect old, install
-//! new" cannot be expressed. Its modes read `target OP compare`. Ordering modes compare the masked bytes as one
+//! Differs from the paper (table 1): CAS has separate compare and swap operands: with one operand, "expect old, install
+//! new" cannot be expressed. A mode means `target OP compare`. Ordering modes compare the masked bytes as one
 //! big-endian number, so that `RC|TS > PW|PR` has the meaning of section 8 of the paper.
 
 use crate::address::Addr;
@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 use std::marker::PhantomData;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Comparison of a CAS: `target OP compare`, on the masked bytes.
+/// Comparison of a CAS: the masked bytes of the target OP those of the compare operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
@@ -138,7 +138,7 @@ impl<'a, T: ?Sized> Op<'a, T> {
         self
     }
 
-    /// Makes the pointer bounded: it is a [`crate::BoundedPtr`], whose bound limits the length.
+    /// Makes the pointer to the target a [`crate::BoundedPtr`], whose bound limits the length of the access.
     ///
     /// # Panics
     /// Unless the op is an indirect READ or WRITE.
@@ -185,14 +185,17 @@ impl<'a, T: ?Sized> Op<'a, T> {
     ///   last reclaiming CAS.
     ///
     /// An address that is not exactly that of a live buffer of the chain's region is ignored. Status and output are
-    /// those of a plain CAS. Therefore a chain with ALLOCATEs and reclaiming CASes must install buffers by these CASes
-    /// alone: a buffer that another op has published still counts as allocated. Each such CAS follows its own
-    /// ALLOCATEs: one that swaps settles all earlier ALLOCATEs of the chain, whether its word reaches their buffers or
-    /// not.
+    /// those of a plain CAS.
     ///
-    /// Requires the rights ATOMIC and ALLOCATE, and a target in the node's memory. On scratch it is
-    /// [`crate::Status::Invalid`], since no other chain can follow a pointer there. The swap must leave no other
-    /// pointer to the old buffer. Any other value that the word may hold must not be a buffer's address.
+    /// Therefore a chain with ALLOCATEs and reclaiming CASes must install buffers only by these CASes: a buffer that
+    /// another op has published still counts as allocated, and a failing CAS would retire it. Place each reclaiming CAS
+    /// directly after its own ALLOCATEs. A CAS that swaps settles all earlier ALLOCATEs of the chain: no later CAS
+    /// retires their buffers, even if the swapped word does not reach them.
+    ///
+    /// Requires the rights ATOMIC and ALLOCATE, and a target in the node's memory. A target in scratch is refused with
+    /// [`crate::Status::Invalid`], since no other chain can follow a pointer there. After the swap, no other pointer to
+    /// the old buffer may exist. If the word's pointer field holds something other than a pointer, that value must not
+    /// equal a buffer's address.
     ///
     /// # Panics
     /// Unless the op is a CAS whose word holds 8 bytes at `pointer_at`.
@@ -241,7 +244,7 @@ pub const fn read(at: Addr, len: u32) -> Op<'static, [u8]> {
     Op::new(Code::Read, at, len)
 }
 
-/// Reads a `T`.
+/// Reads a value of type `T`.
 #[inline(always)]
 pub const fn read_as<T>(at: Addr) -> Op<'static, T> {
     Op::new(Code::Read, at, size_of::<T>() as u32)
@@ -304,7 +307,8 @@ pub fn cas_from<T: IntoBytes + Immutable>(at: Addr, expected: &T, swap_from: Add
     op
 }
 
-/// If `target OP data` holds, stores `data`, the word at `data_from`. This is the form of table 1, with one operand.
+/// If `target OP data` holds, stores `data`, where `data` is the word at `data_from`. This is the CAS of PRISM's table
+/// 1, with one operand. Returns the old value.
 ///
 /// # Panics
 /// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
@@ -328,15 +332,15 @@ pub fn fetch_add<'a>(
     op
 }
 
-/// Retires buffers that no pointer reaches any more, if no reclaiming CAS of the chain does so. Each buffer is reused
-/// once every chain that may still follow an old pointer to it has ended. An address that is not exactly that of a live
-/// buffer of the chain's region is ignored. Requires the right ALLOCATE.
+/// Retires buffers that no pointer reaches any more, if no reclaiming CAS of the chain does so. The node reuses a
+/// buffer once every chain that may still follow an old pointer to that buffer has ended. An address that is not
+/// exactly that of a live buffer of the chain's region is ignored. Requires the right ALLOCATE.
 ///
-/// Must be in the chain that makes the buffers unreachable, and conditional on the op that does so: by the time of a
-/// later chain, the buffers may already belong to another client.
+/// RETIRE must be in the chain that makes the buffers unreachable, and conditional on the op that does so. When a later
+/// chain runs, the buffers may already belong to another client.
 ///
-/// A chain whose outcome is unknown may have run. Its RETIRE must not be repeated, since the buffers may be reused by
-/// then.
+/// Do not repeat the RETIRE of a chain whose outcome is unknown: if the chain has run, the buffers may already be
+/// reused.
 ///
 /// # Panics
 /// If there are more than [`RETIRES_MAX`] buffers.

@@ -18,13 +18,14 @@ pub enum Status {
     Skipped = 2,
     /// An earlier op of the chain was refused: this op did not run.
     Aborted = 3,
-    /// Receiver not ready: no buffer was free. *No op of the chain ran.* Retry a little later.
+    /// Receiver not ready: no buffer was free for an ALLOCATE. *No op of the chain ran.* Back off and retry.
     NotReady = 4,
-    /// The key has no right to that memory. The op did nothing; the rest of the chain was aborted.
+    /// The key has no right to the memory that the op accesses. The op did nothing; the rest of the chain was aborted.
     Access = 5,
     /// An indirect access through a null pointer. The op did nothing.
     NullPointer = 6,
-    /// Misaligned, or longer than the list's buffers. The op did nothing; the rest of the chain was aborted.
+    /// The address is misaligned, the data exceeds the list's buffers, or the op is not supported there. The op did
+    /// nothing; the rest of the chain was aborted.
     Invalid = 7,
     /// The output of a READ does not fit into the rest of the reply. The op did nothing.
     TooLong = 8,
@@ -84,12 +85,13 @@ pub struct Reply {
     ops: usize,
     /// Status of the last op, if there is one.
     last: Option<Status>,
-    /// Number of buffers that the chain has retired. Known where the chain ran; never on the wire.
+    /// Number of buffers that the chain has retired. Known only to the code that ran the chain: not part of the wire
+    /// form.
     retired: u32,
 }
 
 impl Reply {
-    /// An empty reply, without statuses until a chain is run into it.
+    /// An empty reply: it has no statuses until the reply of a chain is stored in it.
     pub const fn new() -> Reply {
         Reply { bytes: Vec::new(), used: 0, ops: 0, last: None, retired: 0 }
     }
@@ -133,7 +135,7 @@ impl Reply {
             .unwrap_or(Status::Ok)
     }
 
-    /// The status of the last op. If the chain was aborted, this shows it.
+    /// The status of the last op: [`Status::Aborted`], or the refusal itself, if the chain was aborted.
     ///
     /// # Panics
     /// If the reply is empty.
@@ -153,7 +155,7 @@ impl Reply {
         self.ops
     }
 
-    /// Whether no chain has been run into it yet.
+    /// Whether the reply has no statuses, because no chain's reply has been stored in it.
     pub fn is_empty(&self) -> bool {
         self.ops == 0
     }
@@ -194,8 +196,8 @@ impl Reply {
         })
     }
 
-    /// Like [`Reply::decode`], for the bytes that `fill` leaves in this reply's own buffer. `fill` may replace the
-    /// buffer.
+    /// Like [`Reply::decode`], for a wire form that `fill` writes into this reply's own buffer, without a copy. `fill`
+    /// may replace the buffer.
     ///
     /// # Errors
     /// As [`Reply::decode`].
@@ -262,8 +264,8 @@ impl Reply {
         self.bytes.get_mut(self.used..end)
     }
 
-    /// Adds the next op's entry, of `ops` in total, with `len` bytes of output that were stored in
-    /// [`Reply::output_space`].
+    /// Adds the next op's entry, in a reply to `ops` ops in total. The op's output is the `len` bytes that the caller
+    /// has stored in [`Reply::output_space`].
     #[inline(always)]
     pub(crate) fn end_op(&mut self, ops: usize, status: Status, len: usize) {
         self.used += len;

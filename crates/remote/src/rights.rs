@@ -37,15 +37,15 @@ impl Word {
 impl Rights {
     /// No right; the rights of a wrong key.
     pub const NONE: Rights = Rights(0);
-    /// The right to read bytes: READ, pointers that are followed, data that is taken from the node's memory.
+    /// The right to read bytes: for READ, for following pointers, and for taking an op's data from the node's memory.
     pub const READ: Rights = Rights(1 << 0);
-    /// The right to overwrite bytes: WRITE, and outputs that are redirected into the node's memory.
+    /// The right to overwrite bytes: for WRITE, and for redirecting an output into the node's memory.
     pub const WRITE: Rights = Rights(1 << 1);
-    /// The right to exchange a word, and thus to read it: CAS and FETCH-ADD.
+    /// The right to exchange a word, and thus to read its old value: for CAS and FETCH-ADD.
     pub const ATOMIC: Rights = Rights(1 << 2);
     /// The right to allocate and fill buffers, and to retire them.
     pub const ALLOCATE: Rights = Rights(1 << 3);
-    /// All rights; those of a region's own secret.
+    /// All rights, which the region's own secret gives.
     pub const ALL: Rights = Rights(0b1111);
 
     /// Whether this set contains all of `others`.

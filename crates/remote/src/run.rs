@@ -1,11 +1,12 @@
 //! The single definition of each op's meaning, used by every fabric that runs chains in software and by the simulator.
 //!
 //! Semantics: PRISM, table 1 and section 3; comments mark where we define cases that the paper leaves open.
-//! Invariant: every access to [`Memory`] is a function of the chain and of the results so far. `run` clears its reply
-//! first and changes nothing else, so it can be run again from the start with the results replayed.
+//! Invariant: every access to [`Memory`] is a function of the chain and of the results so far. Apart from memory, `run`
+//! changes only its reply, which it clears first. So a caller can run the chain again from the start, with the results
+//! replayed.
 //!
 //! Differs from the paper (3.2, 6.1): a reclaiming CAS and RETIRE retire buffers in the chain that makes them
-//! unreachable, so no client has to receive the outcome and report them (decision 0023).
+//! unreachable, so no client has to receive the outcome and report these buffers (decision 0023).
 
 use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
 use crate::arena::class::Class;
@@ -29,13 +30,13 @@ use zerocopy::{FromZeros, IntoBytes};
 pub struct By {
     /// Number of the session that sent the chain. It owns the buffers that the chain allocates.
     pub owner: u32,
-    /// The session on whose list the chain puts the buffers that it retires, and in whose turn it runs. No other thread
-    /// runs chains for that session at the same time.
+    /// The session in whose turn the chain runs, and on whose list the chain puts the buffers that it retires. No other
+    /// thread runs chains for this session at the same time.
     pub retires: SessionId,
 }
 
 impl By {
-    /// For a session that runs its own chains.
+    /// The pair for a session that runs its own chains: one session is both the owner and the retiring one.
     #[inline(always)]
     pub const fn itself(session: SessionId) -> By {
         By { owner: session.number, retires: session }
@@ -45,11 +46,12 @@ impl By {
 /// Runs a chain on behalf of `by`.
 ///
 /// # Errors
-/// The memory must wait for an access. Run the chain again afterwards, with the result recorded.
+/// An access returned *wait*. Once its result is recorded, run the chain again.
 #[inline(always)]
 pub fn run<M: Memory>(memory: &M, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
     reply.begin(chain.len());
-    // Fast path for a single READ, the most frequent chain. Inlined into the caller, where it has registers to itself.
+    // Fast path for a single READ, the most frequent chain. This path is inlined into the caller and kept apart from
+    // `run_ops`, so that it need not share registers with other ops.
     let Some(read) = chain.only_read() else { return run_ops(memory, by, chain, reply) };
     let mut scratch = new_scratch();
     let runner = Runner::new(memory, by, chain.key(), &mut scratch, &mut []);
@@ -105,7 +107,7 @@ impl<W> From<W> for Stop<W> {
 
 type Done<W> = Result<(Status, usize), Stop<W>>;
 
-/// The op's status, and the number of bytes that it added to the reply.
+/// The op's status and the size of its output in the reply. A refused op has no output.
 #[inline(always)]
 fn ended<W>(done: Done<W>) -> Result<(Status, usize), W> {
     match done {
@@ -128,15 +130,16 @@ struct Runner<'m, M> {
     key: Key,
     /// The key's rights, read at the first access and kept for the whole chain.
     rights: Cell<Option<Rights>>,
-    /// Separate, since it is indexed: the other fields can stay in registers.
+    /// A reference, not an array in this struct: an indexed array would keep the other fields out of registers.
     scratch: &'m mut Scratch,
-    /// The buffers taken before the first op, one per ALLOCATE in order; 0 if the ALLOCATE cannot succeed.
+    /// Addresses of the buffers reserved before the first op, one per ALLOCATE in order. 0 for an ALLOCATE that will be
+    /// refused.
     reserved: &'m mut [u64],
-    /// Index of the next ALLOCATE's buffer.
+    /// Index in `reserved` of the next ALLOCATE's buffer.
     next_reserved: usize,
-    /// Bitmask of the buffers whose ALLOCATE ran.
+    /// Bitmask of the reserved buffers whose ALLOCATE ran.
     allocated: u16,
-    /// Bitmask of those of them that no reclaiming CAS has decided about yet.
+    /// Bitmask of the allocated buffers that no reclaiming CAS has installed, settled or retired yet.
     undecided: u16,
     /// The buffer that the last successful reclaiming CAS made unreachable; 0 if none.
     unlinked: u64,
@@ -144,7 +147,7 @@ struct Runner<'m, M> {
 
 const _: () = assert!(ALLOCATES_MAX <= u16::BITS as usize);
 
-/// A range of memory that the chain may access, or of scratch.
+/// The start of a range in scratch, or in memory that the chain may access.
 #[derive(Clone, Copy)]
 enum Place {
     Node(u64),
@@ -255,7 +258,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         if op.width() > 16 { self.cas_wide(op, reply) } else { self.cas_word::<u128>(op, reply) }
     }
 
-    /// Separate, so that words that fit into registers do not pay for it.
+    /// Not inlined, so that the code for wide words does not slow down words that fit into registers.
     #[inline(never)]
     fn cas_wide(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         self.cas_word::<Wide>(op, reply)
@@ -266,11 +269,12 @@ impl<'m, M: Memory> Runner<'m, M> {
         let len = u64::from(op.width());
         let place = self.word_target::<W>(op, len)?;
         if W::IS_WIDE && !(self.memory.is_wide() && matches!(place, Place::Node(_))) {
-            return Err(Stop::Refused(Status::Invalid)); // After the check of rights: without them this is ACCESS.
+            // Checked after the rights, so that a key without rights gets ACCESS instead.
+            return Err(Stop::Refused(Status::Invalid));
         }
         if op.has(flag::RECLAIMING) && !matches!(place, Place::Node(_)) {
-            // No other chain can follow a pointer in scratch: a swap there makes no buffer unreachable. A client
-            // retires buffers that only it knows to be garbage with RETIRE.
+            // No other chain can follow a pointer in scratch, so a swap there makes no buffer unreachable. If only the
+            // client knows that a buffer is garbage, it uses RETIRE.
             return Err(Stop::Refused(Status::Invalid));
         }
         let source = op.source().map(|source| self.word::<W>(source, len, Rights::READ)).transpose()?;
@@ -375,9 +379,9 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok((status, bytes.len()))
     }
 
-    // Resolution of an op's addresses, with a check of the key's rights. Scratch needs no rights.
+    // The next functions resolve an op's addresses and check the key's rights. Scratch needs no rights.
 
-    /// The target of a READ or WRITE that requires the rights `asked`, and its length in bytes.
+    /// The target of a READ or WRITE, and the number of bytes to access. The access requires the rights `asked`.
     #[inline(always)]
     fn target(&self, op: &OpHeader, asked: Rights) -> Result<(Place, u64), Stop<M::Wait>> {
         let len = u64::from(op.len.get());
@@ -442,7 +446,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(rights.contains(asked) || (mutants::ONE_RIGHT_IS_ALL.is_on() && rights != Rights::NONE))
     }
 
-    /// How many of the `len` bytes from `at` on an access with the rights `asked` may touch.
+    /// The start of the range, and how many of the `len` bytes from `at` on the chain may access. The access requires
+    /// the rights `asked`.
     #[inline(always)]
     fn reach(&self, at: Addr, len: u64, asked: Rights) -> Result<(Place, u64), M::Wait> {
         match at.scratch_offset() {
@@ -490,9 +495,10 @@ impl<'m, M: Memory> Runner<'m, M> {
         list.filter(|class| op.len() <= u64::from(class.size)).ok_or(Stop::Refused(Status::Invalid))
     }
 
-    // Buffers: reserved before the first op, freed after the last if unused; retired by the ops themselves.
+    // The next functions handle buffers, which are reserved before the first op, retired by ops, and freed after the
+    // last op if unused.
 
-    /// Reserves a buffer for every ALLOCATE. Returns false, and holds none, if one of them is not available.
+    /// Reserves a buffer for every ALLOCATE. If one buffer is not available, returns false and keeps none.
     fn reserve(&mut self, chain: &ChainView<'_>) -> Result<bool, M::Wait> {
         let arena = Arena::of(self.memory);
         let allocates = chain.ops().filter(|op| op.code() == Code::Allocate);
@@ -515,7 +521,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(true)
     }
 
-    /// Skips an op. Its reserved buffer stays in place and is freed at the end.
+    /// Skips an op. If the op is an ALLOCATE, its reserved buffer stays in `reserved` and is freed after the last op.
     #[inline]
     fn skip(&mut self, op: &OpView<'_>) {
         self.next_reserved += usize::from(op.code() == Code::Allocate);
@@ -527,7 +533,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             if at == 0 || self.allocated & (1 << slot) != 0 {
                 continue;
             }
-            // Any client of the store may have retired it; it is then on that client's list.
+            // Another client of the store may have retired the buffer, which is then on that client's list.
             if let Some((region, buffer)) = arena.buffer_at(at)?
                 && arena.withdraw(&buffer, self.by.owner)?
             {
@@ -537,21 +543,24 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Retires the buffers that a reclaiming CAS with this `status` made unreachable. The chain itself does so, so that
-    /// it does not matter whether anyone receives the reply.
+    /// Retires the buffers that a reclaiming CAS with this `status` made unreachable. The chain itself retires them, so
+    /// a lost reply leaks nothing.
     ///
-    /// The process may die before any of the accesses. The chain then has (1) not swapped yet: the buffers that it has
-    /// allocated are live, owned by a dead session and unreachable, so a scan frees them; (2) swapped, and the unlinked
-    /// buffer is live: a scan frees it once its owner is gone, too; (3) made that buffer RETIRED but not linked it: it
-    /// names a dead session and is on no list, so a scan finds it; (4) linked it: the node frees it with the dead
-    /// session's list.
+    /// The process may die before any of the accesses. The cases:
+    ///
+    /// 1. The chain has not swapped. Its allocated buffers are live, owned by a dead session and unreachable, so a scan
+    ///    frees them.
+    /// 2. The chain has swapped, and the unlinked buffer is live. A scan frees that buffer once its owner is gone, too.
+    /// 3. The chain has made the unlinked buffer RETIRED but not linked it into a list. The buffer's state names a dead
+    ///    session, so a scan finds it.
+    /// 4. The chain has linked the unlinked buffer. The node frees it with the dead session's list.
     #[inline(never)]
     fn reclaim(&mut self, status: Status, reply: &mut Reply) -> Result<(), M::Wait> {
         let mut undecided = std::mem::take(&mut self.undecided);
         if status == Status::Ok && mutants::WINNER_LOSES_BUFFER.is_on() {
             self.retire(self.unlinked, reply)?;
         } else if status == Status::Ok {
-            // The word holds one of the undecided buffers. Any others are the client's.
+            // The swap installed one of the undecided buffers. Any other undecided buffers belong to the client.
             return self.retire(self.unlinked, reply);
         }
         let keeps = match status {
@@ -561,7 +570,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         if keeps {
             undecided = 0;
         }
-        // Retired, not freed at once like a never-used buffer: later ops of this chain may reach it through scratch.
+        // These buffers are retired, not freed at once like unused ones: later ops of this chain may reach them through
+        // scratch.
         for slot in 0..self.reserved.len() {
             if undecided & (1 << slot) != 0 {
                 self.retire(self.reserved[slot], reply)?;
@@ -570,8 +580,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Retires the buffer at `at`, if it is a live buffer of the chain's region. The rights were settled at the chain's
-    /// first access: a key or store that has changed since then makes no difference.
+    /// Retires the buffer at `at`, if it is a live buffer of the chain's region. The rights are those of the chain's
+    /// first access, even if the key or store has changed in the meantime.
     fn retire(&self, at: u64, reply: &mut Reply) -> Result<(), M::Wait> {
         let (arena, region) = (Arena::of(self.memory), self.key.region());
         let is_retired = at != 0
@@ -591,7 +601,8 @@ impl<'m, M: Memory> Runner<'m, M> {
     fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), M::Wait> {
         match place {
             Place::Node(at) if out.len() == 16 && at.is_multiple_of(16) => {
-                // Most likely a slot: read it atomically, like the CAS that changes it.
+                // 16 bytes are most likely a slot: read them in one atomic load, which matches the CAS that changes
+                // slots.
                 out.copy_from_slice(&self.memory.load(at, Width::W16)?.to_le_bytes());
             }
             Place::Node(at) => self.memory.read(at, out)?,
@@ -628,7 +639,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Copies `len` bytes; the ranges may overlap. Chunks end at the source's aligned words, so that no word is split.
+    /// Copies `len` bytes; the ranges may overlap. Each chunk ends at an aligned word of the source, so that no word is
+    /// copied in two parts.
     fn copy(&mut self, from: Place, to: Place, len: usize) -> Result<(), M::Wait> {
         let (lead, backwards) = match (from, to) {
             (Place::Node(from), Place::Node(to)) => {

@@ -1,12 +1,12 @@
 //! The two-sided half of a system: the service that a memory node's CPU runs for a store.
 //!
-//! A node knows no system. It creates a store's service from a specification, passes it calls, and asks it which
-//! buffers are reachable.
+//! The node has no code for any system. It creates a store's service through a [`Kind`], passes calls to the service,
+//! and asks the service which buffers are reachable.
 //! Invariant: a service accesses its store's memory only with the primitives that chains use, so that clients' atomics
 //! are atomic with respect to it too (PRISM gives no such guarantee for the server's CPU).
 //!
-//! A call names the service by its store's region and proves its right by the store's secret. So no call reaches
-//! another store to which the region was reassigned:
+//! A call names the service by the store's region, and its request begins with the store's secret. So a call cannot
+//! reach another store to which the region was reassigned:
 //!
 //! ```text
 //! request  | secret u64 | the service's request |
@@ -28,7 +28,7 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// Size of the address at the start of a request to a store's service, in bytes.
+/// Size of the store's secret at the start of a request to a store's service, in bytes.
 pub const ADDRESS_SIZE: usize = size_of::<u64>();
 
 /// Starts a request to the service of the store that `key` opens. Replaces the contents of `request`.
@@ -59,18 +59,18 @@ pub fn addressed(service: ServiceId, request: &[u8]) -> Result<(Key, &[u8]), Str
 pub struct Call<'a> {
     /// The caller's rights to the store.
     pub rights: Rights,
-    /// The request, in the system's own format. Untrusted input, like everything that peers write.
+    /// The request, in the system's own format. Untrusted input.
     pub request: &'a [u8],
 }
 
 /// The service of one store.
 pub trait Service<M: Memory>: Send {
-    /// Serves a call, in a bounded number of accesses. `answer` is empty, and must end with at most
-    /// [`CALL_BYTES_MAX`](crate::fabric::CALL_BYTES_MAX) bytes.
+    /// Serves a call, in a bounded number of accesses. `answer` is empty at the start; the service appends the response
+    /// of at most [`CALL_BYTES_MAX`](crate::fabric::CALL_BYTES_MAX) bytes.
     ///
     /// If memory returns *wait*, the same call is made again from its start, with the results so far replayed.
     /// Therefore its accesses must be a function of those results, and `self` may change only after the last access has
-    /// completed. The node makes one call at a time, and starts the next after the response.
+    /// completed. The node passes one call at a time, and the next one after this call's response.
     ///
     /// The inner result is the response, or a refusal: why nothing was done, and the remedy.
     fn call(
@@ -86,8 +86,8 @@ pub trait Service<M: Memory>: Send {
         ))
     }
 
-    /// Finds more of the buffers that the structure reaches, starting at `cursor` (initially 0), in at most about 16
-    /// accesses. Adds their addresses to `found`. Returns the next cursor, or `None` at the end.
+    /// Continues the search for buffers that the structure reaches, from `cursor` (initially 0), in at most about 16
+    /// accesses. Adds the addresses of these buffers to `found`. Returns the next cursor, or `None` at the end.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait>;
 
     /// Performs one step of the structure's background work, in at most about 16 accesses. Changes nothing of its own
@@ -105,29 +105,30 @@ pub trait Service<M: Memory>: Send {
 /// Outcome of a step of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tick {
-    /// There is nothing to do until the store changes.
+    /// The step found nothing to do, and no step will until the store changes.
     Idle,
     /// The step did something: call again.
     Made,
 }
 
-/// A service that gives its store another table while the store is in use. It chooses the table and, once it has both,
-/// moves the entries of the former one.
+/// A service that gives its store another table while the store is in use. The service chooses the size of the next
+/// table. Once the node has granted that table, the service moves the entries of the former one.
 pub trait Rebuild<M: Memory> {
-    /// Whether its ticks have found the table crowded since the previous call.
+    /// Whether [`Service::tick`] has found the table crowded since the previous call of this function.
     fn is_crowded(&mut self) -> bool {
         false
     }
 
-    /// Starts a survey of its tables' contents, for a table with these parameters; [`Rebuild::step`] returns the plan.
-    /// `quota` is the maximum size of its buffers in bytes; `entropy` is random.
+    /// Starts a survey of the store's tables, to plan a table with these parameters. [`Rebuild::step`] returns the
+    /// plan. `quota` is the maximum size of the store's buffers in bytes; `entropy` is random.
     ///
     /// # Errors
     /// The store cannot have such a table.
     fn survey(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String>;
 
-    /// The service of a store during the move: from the former tables, oldest first, each with its parameters, to the
-    /// one table that this service, created by [`Kind::serve`], has.
+    /// Returns the service of the store during the move. `self`, created by [`Kind::serve`], has only the new table.
+    /// The returned service moves entries from the former tables, oldest first, each with its parameters, to that
+    /// table.
     ///
     /// # Errors
     /// The parameters are not those of a [`Step::Wants`].
@@ -137,7 +138,7 @@ pub trait Rebuild<M: Memory> {
 
     /// Performs one step of the survey in progress, or else of the move, in at most about 16 accesses. Changes nothing
     /// of its own until the last of them. Adds to `dropped` the buffers that it has made RETIRED and owned by the node
-    /// ([`crate::arena::Arena::condemn`]); the node frees them like any others.
+    /// ([`crate::arena::Arena::condemn`]). The node frees these buffers after a grace period.
     fn step(&mut self, memory: &M, dropped: &mut Vec<u64>) -> Result<Step, M::Wait>;
 
     /// Progress of the move from the former tables, in percent.
@@ -166,8 +167,9 @@ pub trait Kind<M: Memory>: Send + Sync {
     /// The kind's name in requests.
     fn name(&self) -> &'static str;
 
-    /// The size of the table and the final parameters of a store. `entropy` is random, for hash seeds and the like. The
-    /// kind stores what it needs of it in the returned parameters, which the catalog keeps and passes to every client.
+    /// Plans a store: its table's size and its final parameters. `entropy` is random, for example for a hash seed; the
+    /// kind stores the random bits that it needs in the returned parameters. The catalog keeps these parameters and
+    /// passes them to every client.
     ///
     /// # Errors
     /// The error in the parameters, and the remedy.
@@ -188,6 +190,6 @@ pub struct Plan {
     /// The parameters that every client will see.
     pub parameters: String,
     /// Whether the store uses CAS on words of 24 and 32 bytes. If so, only the node's engines run its chains, on wide
-    /// [`Memory`]: clients that run chains themselves would not take the locks.
+    /// [`Memory`]: clients that run chains themselves would not take the locks of wide words.
     pub wide: bool,
 }

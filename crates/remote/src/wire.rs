@@ -11,7 +11,7 @@
 //! or an ALLOCATE; for CAS `[compare] [swap] [compare mask, swap mask]`, each of `width` bytes; for FETCH-ADD the
 //! addend; for RETIRE the addresses of buffers, 8 bytes each. The `len` of a reclaiming CAS is the offset of the
 //! pointer in its word.
-//! Invariant: a chain that decodes is well-formed to its last byte; no later step can fail to parse it.
+//! Invariant: a decoded chain is well-formed to its last byte, so no later step can fail to parse it.
 
 use crate::address::Addr;
 use crate::key::Key;
@@ -74,8 +74,8 @@ pub struct OpHeader {
     pub mode: u8,
     /// Size of the word in bytes: 8, 16, 24 or 32 for CAS, 8 for FETCH-ADD, else 0.
     pub width: u8,
-    /// Number of bytes to read, to write or to store in the new buffer; for RETIRE the size of the addresses; for a
-    /// reclaiming CAS the offset of the pointer in its word.
+    /// Number of bytes to read, to write or to store in the new buffer. For RETIRE, the size of its list of addresses
+    /// in bytes. For a reclaiming CAS, the offset of the pointer in its word.
     pub len: U32,
     /// Address of the target; for ALLOCATE the list; for RETIRE 0.
     pub at: U64,
@@ -115,7 +115,7 @@ pub mod flag {
     pub const CONDITIONAL: u8 = 1 << 3;
     /// The output goes to `redirect` instead of to the reply.
     pub const REDIRECT: u8 = 1 << 4;
-    /// A CAS with a separate compare operand; without it the swap operand is compared too.
+    /// The CAS has a separate compare operand. Without this flag the CAS compares with the swap operand.
     pub const COMPARE: u8 = 1 << 5;
     /// A CAS with masks.
     pub const MASKED: u8 = 1 << 6;
@@ -232,7 +232,7 @@ impl OpHeader {
     }
 }
 
-/// Reason why bytes are not a chain. No op of a malformed chain ran.
+/// Reason why bytes are not a chain or a reply. No op of a malformed chain ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// The bytes end before the chain does.
