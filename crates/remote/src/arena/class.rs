@@ -39,7 +39,8 @@ static TABLE: [Class; CLASSES] = {
 
 const _: () = assert!(Class::new(0).size == 64 && Class::new(CLASSES as u8 - 1).size == BUFFER_SIZE_MAX);
 
-/// 20 bits suffice: an offset has 20 bits, and at least four of them are shifted out before the multiplication.
+/// Fraction bits of the reciprocals. 20 suffice for an exact quotient: an offset has 20 bits, and the division shifts
+/// out at least four of them before it multiplies.
 const RECIPROCAL_BITS: u32 = 20;
 
 impl Class {
@@ -75,8 +76,8 @@ impl Class {
         if len > BUFFER_SIZE_MAX as usize {
             return None;
         }
-        // The largest `shift` with 4 << shift below len, then the first of its four classes that fits, or the next
-        // class.
+        // Find the largest `shift` with `4 << shift` below `len`. The result is the first of that shift's four classes
+        // that holds `len` bytes, or the class after them.
         let shift = (len as u32 - 1).ilog2() - 2;
         let factor = (len as u32).div_ceil(1 << shift);
         Some(&TABLE[((shift - 4) * 4 + factor - 4) as usize])

@@ -1,4 +1,4 @@
-//! Free lists: how processes that may die at any point take and free buffers.
+//! Free lists, from which processes that may die at any point take buffers, and to which they return buffers.
 //!
 //! A list of buffers belongs to a region and a class; a list of granted segments belongs to a region. Each list is a
 //! stack whose head is one 16-byte word `| first 48 bits (phase in its low 4), seq 48 bits, who u32 |`. A plain stack
@@ -18,9 +18,9 @@
 //! A helper reads the state, then checks that the head has not changed, then exchanges exactly the state that it read.
 //! States and heads never return to an earlier value, so a helper that was delayed in between has no effect.
 //!
-//! If the list is empty, buffers come from the class's current segment, in order (its entry in the segment table has
-//! the same two phases). If that segment is used up, a granted segment becomes the current one. No link is written in
-//! advance.
+//! If the list is empty, a buffer is taken from the class's current segment, in order of address; the segment's entry
+//! in the segment table has the same two phases. If that segment is used up, a granted segment becomes the current one.
+//! So the unused buffers of a segment need no links.
 
 use super::state::{Stage, State, owner};
 use super::{Arena, Buffer, Geometry, SEGMENT_SIZE, class::Class, segment::Segment, segment::Use};
@@ -35,13 +35,14 @@ const CLASSES_OFFSET: u64 = 128;
 const CLASS_SIZE: u64 = 64;
 const FRESH_OFFSET: u64 = 16;
 const FRESH_RESERVE_OFFSET: u64 = 32;
-/// `u64` in a class's record: how many times a buffer was freed. A process that dies may leave it one too low; it is an
-/// estimate only.
+/// `u64` in a class's record: how many times a buffer was freed. Only an estimate: each process that dies may leave the
+/// number one too low.
 const GIVEN_OFFSET: u64 = 48;
 
 const _: () = assert!(CLASSES_OFFSET + super::class::CLASSES as u64 * CLASS_SIZE <= super::REGION_SIZE);
 
-/// Segments from which an ALLOCATE may take buffers once the free list is empty.
+/// One of a region's two supplies of granted segments, from which an ALLOCATE takes buffers once the free list is
+/// empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supply {
     /// The segments within the quota.
@@ -92,7 +93,7 @@ struct Head {
     /// The first buffer's address, or the first segment's index + 1, shifted clear of the phase.
     first: u64,
     phase: Phase,
-    /// Grows with every change.
+    /// Sequence number, which grows with every change of the head.
     seq: u64,
     /// The session for which the step is done, or the class for which a granted segment is taken.
     who: u32,
@@ -122,7 +123,7 @@ impl Head {
 
     fn becoming(self, first: u64, phase: Phase, who: u32) -> Head {
         let seq = if mutants::POP_WITHOUT_SEQ.is_on() { self.seq } else { self.seq.wrapping_add(1) };
-        // `first` may be a link that a peer has damaged: its low bits must not be read as a phase.
+        // A peer may have damaged the link in `first`. Mask its low bits, so that they cannot change the phase.
         Head { first: first & !PHASE_MASK, phase, seq, who }
     }
 }
@@ -143,7 +144,7 @@ pub enum Empty {
 }
 
 impl<M: Memory> Arena<'_, M> {
-    /// Takes a buffer of `class` for `owner`.
+    /// Takes a buffer of `class` for `owner`, from the free list or else from the current segment.
     pub fn take(
         &self,
         region: u32,
@@ -197,8 +198,8 @@ impl<M: Memory> Arena<'_, M> {
             if self.memory.exchange(head_at, Width::W16, word, taking.pack())?.is_err() {
                 continue;
             }
-            // No process could take this buffer after its state was read, or the head would have changed. So these two
-            // exchanges fail only if a helper has already done them.
+            // If another process had taken this buffer after its state was read, the head would have changed. So the
+            // next two exchanges fail only if a helper has already done them.
             let state = State::unpack(free);
             let live = state.taken(Stage::Live, owner);
             let _helped = self.memory.exchange(buffer.state_at, Width::W16, free, live.pack())?;
@@ -217,7 +218,8 @@ impl<M: Memory> Arena<'_, M> {
             {
                 return Ok(());
             }
-            // The step is unfinished, so the state is the one before the step or the one after it.
+            // The head is unchanged, so the step is unfinished: the state read is the one before or after the step's
+            // change.
             let state = State::unpack(word);
             let (state_done, head_done) = match head.phase {
                 Phase::Taking => (
@@ -249,8 +251,8 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Puts a buffer on its class's free list. The caller holds the buffer: LIVE and owned by the caller, or RETIRED
-    /// and past its grace period. If its state shows that nobody holds it, a peer has damaged the state, and this does
+    /// Puts a buffer on its class's free list. The caller must hold the buffer: it is LIVE and owned by the caller, or
+    /// RETIRED and past its grace period. If the state is neither, a peer has damaged it, and this function does
     /// nothing.
     pub fn give(&self, region: u32, buffer: &Buffer) -> Result<(), M::Wait> {
         let head_at = class_at(region, buffer.class.index);
@@ -295,7 +297,8 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Approximate length of a class's free list. Every take and every give changes its head twice.
+    /// Approximate length of a class's free list. Computed from the head's sequence number, since every take and every
+    /// give changes the head twice.
     pub fn list_len(&self, region: u32, class: &'static Class) -> Result<u64, M::Wait> {
         let head_at = class_at(region, class.index);
         let head = Head::unpack(self.memory.load(head_at, Width::W16)?);
@@ -303,9 +306,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(if head.first == 0 { 0 } else { given.saturating_mul(2).saturating_sub(head.seq / 2).max(1) })
     }
 
-    /// Withdraws a buffer that `owner` took and has not published, so that it can be given. Returns false, and changes
-    /// nothing, unless the buffer is still live and owned by `owner`; otherwise another client has retired it, and it
-    /// is on that client's list.
+    /// Makes RETIRED a buffer that `owner` took and has not published, so that [`Arena::give`] can free it. Returns
+    /// false, and changes nothing, if the buffer is no longer live and owned by `owner`: then another client has
+    /// retired the buffer, and that client's list contains it.
     pub(crate) fn withdraw(&self, buffer: &Buffer, owner: u32) -> Result<bool, M::Wait> {
         loop {
             let live = self.state(buffer)?;
@@ -319,9 +322,9 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Frees a live buffer at once, although other chains may still read its bytes: for structures whose readers detect
-    /// that. Returns false, and changes nothing, unless `at` is a live buffer of that region. The caller has made it
-    /// unreachable.
+    /// Frees a live buffer at once, although other chains may still read its bytes. Only for structures whose readers
+    /// detect reused buffers. Returns false, and changes nothing, unless `at` is a live buffer of that region. The
+    /// caller has made it unreachable.
     pub fn release(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
         let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
         loop {
@@ -329,7 +332,7 @@ impl<M: Memory> Arena<'_, M> {
             if live.stage != Stage::Live {
                 return Ok(false); // A scan, or a client that holds the store's key, is already freeing it.
             }
-            // Owned by the node, so that a node that takes over in the middle of this frees it.
+            // Make the node the owner: if this node dies before `give`, the node that takes over frees the buffer.
             let retired = State { stage: Stage::Retired, suspect: false, owner: owner::NODE, ..live };
             if self.exchange_state(&buffer, live, retired)? {
                 self.give(region, &buffer)?;
@@ -338,7 +341,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// The buffer at `at`, if it belongs to that region and class. A list's own pointers are untrusted input too.
+    /// The buffer at `at`, if it belongs to that region and class. Links in lists need this check, since a peer may
+    /// have damaged them.
     fn listed_buffer(&self, region: u32, class: &'static Class, at: u64) -> Result<Option<Buffer>, M::Wait> {
         let buffer = self.buffer_at(at)?;
         Ok(buffer.filter(|(of, buffer)| *of == region && buffer.class.index == class.index).map(|(_, b)| b))
@@ -376,7 +380,7 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Like [`Arena::finish`], for a segment whose next buffer is being taken.
+    /// Completes the unfinished step on a segment whose next buffer is being taken, like [`Arena::finish`] on a list.
     pub(crate) fn finish_fresh(&self, index: u32, segment: Segment, buffer: &Buffer) -> Result<(), M::Wait> {
         let word = self.memory.load(buffer.state_at, Width::W16)?;
         if self.segment(index)? != segment {
@@ -396,8 +400,8 @@ impl<M: Memory> Arena<'_, M> {
         u32::try_from(index).ok().filter(|&index| index < self.geometry().segments())
     }
 
-    /// Makes a granted segment the class's current one, or finds that another process already has. Repeated calls
-    /// terminate: each one moves one segment from the granted list to a class.
+    /// Makes a granted segment the class's current one, unless another process has just done so. A loop of calls
+    /// terminates, since each call moves one segment from the granted list to a class.
     fn refill(
         &self,
         region: u32,
@@ -405,7 +409,8 @@ impl<M: Memory> Arena<'_, M> {
         supply: Supply,
     ) -> Result<Result<(), Empty>, M::Wait> {
         let (granted_at, fresh_at) = (supply.granted_at(region), supply.fresh_at(region, class.index));
-        // Read the head first: if another client refills in between, taking fails, and the caller retries.
+        // Read the head first: if another client refills in the meantime, the exchange of this head fails, and the
+        // caller retries.
         let word = self.memory.load(granted_at, Width::W16)?;
         let head = Head::unpack(word);
         if head.phase != Phase::Settled {
@@ -423,7 +428,8 @@ impl<M: Memory> Arena<'_, M> {
         let Some(index) = self.fresh_segment(head) else { return Ok(Err(Empty::Damaged)) };
         let segment = self.segment(index)?;
         if segment.region != region || segment.usage != Use::Granted {
-            // It has just left the list, unless the unchanged head shows that it has not: then the list is damaged.
+            // Either the segment has just left the list, and the head has changed; or the head is unchanged, and the
+            // list is damaged.
             let damaged = self.memory.load(granted_at, Width::W16)? == word;
             return Ok(if damaged { Err(Empty::Damaged) } else { Ok(()) });
         }
@@ -454,8 +460,8 @@ impl<M: Memory> Arena<'_, M> {
         let fresh = Head::unpack(fresh_word);
         let is_this_steps = match segment.usage {
             Use::Granted => true,
-            // The first half is done. No process takes buffers from it before the second half, which makes it current;
-            // after that, all of them may be taken.
+            // The segment is already assigned to the class. Until it is the current segment, no process takes its
+            // buffers, so `used` is below `count`. Once it is current, all its buffers may have been taken.
             Use::Buffers(of) => {
                 of == class.index && (segment.used < class.count || fresh.first == head.first)
             }
@@ -468,7 +474,7 @@ impl<M: Memory> Arena<'_, M> {
         if mutants::SEGMENT_LEAVES_LIST_FIRST.is_on() {
             let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
         }
-        // Still unfinished, so no other process can have made another segment current since `fresh_word` was read.
+        // The head was unchanged after `fresh_word` was read, so until then no other segment had become current.
         if segment.usage == Use::Granted {
             self.exchange_segment(index, segment, segment.put_to(region, Use::Buffers(class.index)))?;
         }
@@ -477,16 +483,16 @@ impl<M: Memory> Arena<'_, M> {
             let _helped = self.memory.exchange(fresh_at, Width::W16, fresh_word, current.pack())?;
         }
         let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
-        // Last, since it may be slow and no other process should wait for it.
+        // Prepare the memory last, since that may be slow and no other process should wait for it.
         self.memory.will_fill(self.memory.geometry().segment_at(index), SEGMENT_SIZE);
         Ok(true)
     }
 
     // Steps that only the node performs.
 
-    /// Sets the secret of the key of region `region`, or removes it with 0; then no chain that starts later is
-    /// admitted. An exchange instead of a plain store, so that it is visible before the node reads any session's turn:
-    /// a session that the node does not see in a turn then sees that the key is gone.
+    /// Sets the secret of the key of region `region`. 0 removes the key, and chains that start later are refused. Uses
+    /// an exchange instead of a plain store, so that the new secret is visible before the node reads any session's
+    /// turn: a session that starts its turn after that read sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
         let at = Geometry::region_at(region) + SECRET_OFFSET;
         let mut old = self.memory.load(at, Width::W8)?;
@@ -496,8 +502,8 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Makes a live buffer RETIRED and owned by the node. The caller has made it unreachable. Returns false if it is
-    /// not a live buffer of that region: for example, another process has retired it.
+    /// Makes the buffer at `at` RETIRED and owned by the node. The caller must have made it unreachable. Returns false
+    /// if `at` is not a live buffer of that region, for example because another process has retired it.
     pub fn condemn(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
         let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
         loop {
@@ -537,8 +543,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// The segments on a granted list, first to last, after completing its unfinished step. For a node that restarts,
-    /// while no other process uses the memory.
+    /// The segments on a granted list, first to last, after completing its unfinished step. Only for a node that takes
+    /// over the memory, while no other process uses it.
     pub fn granted(&self, region: u32, supply: Supply) -> Result<Vec<u32>, M::Wait> {
         let granted_at = supply.granted_at(region);
         let mut head = Head::unpack(self.memory.load(granted_at, Width::W16)?);
@@ -589,7 +595,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(State::unpack(self.memory.load(buffer.state_at, Width::W16)?))
     }
 
-    /// The buffer that a runner will probably take from this class, for prefetching. Only a hint.
+    /// The buffer that a runner will probably take from this class, for prefetching. The result may be wrong.
     pub fn first_free(&self, region: u32, class: &'static Class) -> Result<Option<Buffer>, M::Wait> {
         let head = Head::unpack(self.memory.load(class_at(region, class.index), Width::W16)?);
         self.listed_buffer(region, class, head.first)

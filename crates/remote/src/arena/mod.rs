@@ -10,12 +10,13 @@
 //! ```
 //!
 //! A key covers only the data of tables and buffers. A process that runs chains takes and frees buffers by the
-//! lock-free steps of [`lists`]; only the node grants segments and frees retired buffers.
+//! lock-free steps of [`lists`]. Only the node grants segments and frees retired buffers.
 //!
-//! Invariant: any process may die between any two accesses of a step; the next process that finds the step unfinished
-//! completes it. No lock exists whose holder could die.
+//! Invariant: any process may die between any two accesses of a step. The next process that finds the step unfinished
+//! completes it. There are no locks, so no process can die while it holds one.
 //! Invariant: a word changes by compare-and-swap only, and no word returns to an earlier value while a process may
-//! still remember that value: heads, segments and buffers count their changes.
+//! still compare with that value. For this purpose, heads, segment entries and buffer states contain a counter of their
+//! changes.
 
 pub mod class;
 pub mod lists;
@@ -65,7 +66,7 @@ pub mod header {
     pub const NODE_SLEEPS_AT: u64 = 64;
     /// `u64`: 1 if a process that is about to fill memory asks the system for huge pages.
     pub const TRANSPARENT_AT: u64 = 72;
-    /// Unused, from here to the end of the header.
+    /// Start of the unused rest of the header.
     pub(crate) const UNUSED_AT: u64 = 128;
     /// "farside" and a zero byte.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
@@ -199,8 +200,8 @@ impl<'m, M: Memory> Arena<'m, M> {
         self.memory.geometry()
     }
 
-    /// Implementation of [`Memory::admits`] for a memory in which every key has all rights: a region has one secret,
-    /// without a subset of rights.
+    /// Implementation of [`Memory::admits`] for a memory without restricted keys: the region's secret gives all rights,
+    /// any other secret none.
     #[inline(always)]
     pub fn admits(&self, key: Key) -> Result<Rights, M::Wait> {
         let region = key.region();
@@ -217,8 +218,8 @@ impl<'m, M: Memory> Arena<'m, M> {
         let geometry = self.geometry();
         let Some(index) = geometry.segment_of(at) else { return Ok(0) };
         let segment = self.memory.load(geometry.segment_entry_at(index), Width::W8)?;
-        // Region 0 is not a region, so none of its segments is reachable. Without this check, the word of a segment
-        // that was never granted, which is all zero, would read as class 0 below.
+        // No region has number 0, so a segment of "region 0" is not accessible. Without this check, the word of a
+        // segment that was never granted, which is all zero, would read as class 0 below.
         if Segment::region_of(segment) != region || region == 0 {
             return Ok(0);
         }
@@ -231,7 +232,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(class.left_of_buffer(geometry.offset_in_segment(at)).map_or(0, |left| len.min(left)))
     }
 
-    /// A table may span adjacent segments.
+    /// [`Arena::reach`] for a range that leaves its segment: a table may span adjacent segments.
     #[inline(never)]
     fn reach_in_table(self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let mut end = self.geometry().segment_at(index) + SEGMENT_SIZE;
@@ -247,7 +248,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(len.min(end - at))
     }
 
-    /// The owner and use of a segment: the half of its word that `reach` needs.
+    /// The entry of a segment with only region and use, for [`Arena::reach`]: one load of half of its word.
     #[inline(always)]
     fn segment_owner(&self, index: u32) -> Result<Segment, M::Wait> {
         let word = self.memory.load(self.geometry().segment_entry_at(index), Width::W8)?;

@@ -1,7 +1,7 @@
-//! The segment table: the region that owns each segment, its use, and how many of its buffers were ever used.
+//! The segment table. Per segment: the region that owns it, its use, and how many of its buffers were ever taken.
 //!
 //! An entry is `| region u16 | use u8 | phase u8 | used u32 | taker u32 | count u32 |` and, for segments on a granted
-//! list, `| next u64 |`. Checking access to a byte reads only the first half of that word.
+//! list, `| next u64 |`. A check of access to a byte reads only the first 8 bytes of an entry.
 
 use super::Arena;
 use crate::memory::{Memory, Width};
@@ -120,8 +120,8 @@ impl<M: Memory> Arena<'_, M> {
         if Segment::unpack(word) != old {
             return Ok(false);
         }
-        // Exchange the raw word, not the packed `old`: they differ if the entry is damaged, which the node repairs
-        // here.
+        // Exchange the raw word, not the packed `old`. The two differ if a peer has damaged the entry; this exchange
+        // then repairs it.
         Ok(self.memory.exchange(at, Width::W16, word, old.put_to(region, usage).pack())?.is_ok())
     }
 

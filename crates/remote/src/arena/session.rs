@@ -1,4 +1,5 @@
-//! Session slots: the state that a runner of chains publishes, and the buffers that it retired.
+//! Session slots. In its slot, a process that runs chains publishes its turn, the buffers that it retired, and its
+//! counters.
 //!
 //! ```text
 //! 0    number u32, 0 u32 | pid u64 | start time u64 | 0 u64
@@ -10,8 +11,8 @@
 //! A node that takes over a dead node's memory waits for the processes of all slots that have a number.
 //!
 //! Invariant: numbers are never reused, so a dead session's buffers cannot be mistaken for another session's.
-//! Invariant: the process that runs a session's chains sets its number to 0 after its last access, and before it
-//! notifies the node.
+//! Invariant: the process that runs a session's chains sets the slot's number to 0 after its last access to the memory,
+//! and before it notifies the node.
 //! Invariant: a chain retires the buffers that it makes unreachable before the end of its turn is published.
 
 use super::lists::SECRET_OFFSET;
@@ -106,8 +107,8 @@ impl Counters {
     }
 }
 
-/// Address of a session's turn. Only the session writes it: once before its first chain, followed by a full fence, and
-/// once after its last chain.
+/// Address of a session's turn. Only the session writes it: before the first chain of a turn, followed by a full fence,
+/// and after the last chain of the turn.
 pub const fn turn_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + TURN_OFFSET
 }
@@ -156,8 +157,8 @@ impl<M: Memory> Arena<'_, M> {
     }
 
     /// Marks a session's slot as unused. This is the last access of the process that ran the session's chains, so that
-    /// a node that takes over a dead node's memory does not wait for a process that lives on. Leaves the slot alone if
-    /// it belongs to another session by now.
+    /// a node that takes over a dead node's memory does not wait for a process that lives on. Does nothing if the slot
+    /// already belongs to another session.
     pub fn leave_session(&self, session: SessionId) -> Result<(), M::Wait> {
         let at = Geometry::session_at(session.slot);
         let word = self.memory.load(at, Width::W16)?;
@@ -198,9 +199,9 @@ impl<M: Memory> Arena<'_, M> {
     }
 
     /// Like [`Arena::retire`], but outside any chain, and only for a buffer that the session numbered `owner` has
-    /// allocated and still owns. Also does nothing if the region has no key any more: its segments are being taken
-    /// away, and no list may link through them. Must be called within a turn, since dropping a region waits for all
-    /// turns.
+    /// allocated and still owns. Also does nothing if the region has no key any more: the node is then freeing the
+    /// region's segments, and no list may link through their buffers. Must be called within a turn, since the node
+    /// waits for all turns before it frees them.
     pub fn retire_own(&self, session: SessionId, owner: u32, region: u32, at: u64) -> Result<bool, M::Wait> {
         let has_key = (1..REGIONS_MAX).contains(&region)
             && self.memory.load(Geometry::region_at(region) + SECRET_OFFSET, Width::W8)? != 0;
@@ -232,7 +233,7 @@ impl<M: Memory> Arena<'_, M> {
                 State { next, stage: Stage::Retired, owner: session.number, suspect: false, ..live };
             match self.memory.exchange(buffer.state_at, Width::W16, word, retired.pack())? {
                 Ok(()) => break retired,
-                Err(now) => word = now, // The owner may be changing, or a scan may be marking the buffer.
+                Err(now) => word = now, // A scan may have changed the owner or the SUSPECT mark: retry.
             }
         };
         // Only this session adds to its list. The node may take the whole list at any moment.
@@ -242,7 +243,8 @@ impl<M: Memory> Arena<'_, M> {
             if linked != state {
                 let swapped = self.exchange_state(&buffer, state, linked)?;
                 if !swapped {
-                    return Ok(true); // Only a peer can have changed it, which is damage: leave it to a scan.
+                    // No process but this one changes this state, so a peer has damaged it: leave the buffer to a scan.
+                    return Ok(true);
                 }
                 state = linked;
             }

@@ -1,4 +1,4 @@
-//! The state of a buffer: one 16-byte word beside it that no key covers.
+//! The state of a buffer: one 16-byte word at the start of the buffer's segment, which no key covers.
 //!
 //! `| next 48 bits, stage 8, suspect 8 | owner u32 | count u32 |`. `next` links the list that the buffer is on.
 //! Invariant: `count` grows with every ALLOCATE, so no state after an ALLOCATE equals one before it.
@@ -44,7 +44,8 @@ pub mod owner {
     /// The node itself.
     pub const NODE: u32 = u32::MAX;
     /// The store's service, which runs on the node's CPU: the buffer is reachable, or is about to be. No scan suspects
-    /// it while the node lives. After the node's death, an unreachable one was part of an unfinished call.
+    /// it while the node lives. After the node's death, such a buffer that is unreachable was part of an unfinished
+    /// call.
     pub const SERVICE: u32 = u32::MAX - 1;
 }
 
@@ -66,8 +67,8 @@ pub struct State {
 const NEXT_BITS: u32 = 48;
 
 impl State {
-    /// Decodes the word in memory. A word that no step writes is damage by a peer: it decodes as an unused buffer owned
-    /// by the node, on which no step acts.
+    /// Decodes the word in memory. If a peer has damaged the word, so that it has a value that no step writes, it
+    /// decodes as an unused buffer owned by the node, which every step leaves alone.
     pub const fn unpack(word: u128) -> State {
         let (stage, suspect) = ((word >> NEXT_BITS) as u8, (word >> 56) as u8);
         if stage > Stage::Parked as u8 || suspect > 1 {
