@@ -1,9 +1,9 @@
 //! Access control: tokens, the rights of each token per store, and lock-out of clients that guess tokens.
 //!
 //! A node without tokens permits everything to everyone. With tokens, a client without a known token gets no session,
-//! and each session may do what its token permits. The node stores only a token's hash, so a reader of the token file
-//! cannot present any of the tokens. That reader can still read and forge sealed datagrams, whose keys derive from the
-//! hashes.
+//! and a session can do only what its token permits. The node stores only a token's hash, so a reader of the token file
+//! cannot present any of the tokens. But sealed datagrams are encrypted with keys derived from the hashes, so such a
+//! reader can read and forge them.
 //! Invariant: every wrong token costs the same work and gets the same response.
 //! Invariant: the memory spent on unknown clients is bounded.
 
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The name that stands for all stores without an entry of their own.
 pub const EVERY_STORE: &str = "*";
 
-/// The SHA-256 of a token's secret, which identifies the token. As text 64 hexadecimal digits.
+/// The SHA-256 of a token's secret, which identifies the token. Its text form is 64 hexadecimal digits.
 #[derive(Clone, Copy)]
 pub struct Fingerprint([u8; 32]);
 
@@ -32,7 +32,7 @@ impl Fingerprint {
         Fingerprint(Sha256::digest(secret).into())
     }
 
-    /// Whether both are equal. Takes the same time wherever they differ.
+    /// Whether both fingerprints are equal. The comparison takes the same time whichever byte differs.
     pub fn is(&self, other: &Fingerprint) -> bool {
         self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b)) == 0
     }
@@ -56,7 +56,7 @@ impl Fingerprint {
 
 impl std::fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Fingerprint") // Never logged: a reader of the log could use it.
+        f.write_str("Fingerprint") // The hash must not be logged: datagrams' keys derive from it.
     }
 }
 
@@ -137,7 +137,7 @@ pub struct Token {
     pub name: String,
     /// Hash of its secret.
     pub sha256: Fingerprint,
-    /// Whether it may create, drop, scan and list all stores.
+    /// Whether the token permits to create, drop, scan and list all stores.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub admin: bool,
     /// Rights per store; [`EVERY_STORE`] applies to stores that are not named.
@@ -259,9 +259,9 @@ impl Tokens {
 /// The clients that a node admits.
 #[derive(Debug)]
 pub enum Access {
-    /// Everyone, with all rights.
+    /// Every client, with all rights.
     Everyone(Arc<Token>),
-    /// Clients with one of these tokens; each token with the name that its sealed datagrams carry.
+    /// Clients with one of these tokens. The number before a token is the name in the sealed datagrams of its clients.
     Tokens(Vec<(u64, Arc<Token>)>),
 }
 
@@ -295,7 +295,7 @@ impl Access {
         }
     }
 
-    /// The shared secret of the token whose sealed datagrams carry this name.
+    /// The shared secret of the token with this name in sealed datagrams.
     pub fn shared(&self, name: u64) -> Option<Shared> {
         match self {
             Access::Everyone(_) => None,
@@ -306,7 +306,8 @@ impl Access {
         }
     }
 
-    /// The current version of a token that a session presented earlier, if it is still known.
+    /// The current version, with its current rights, of a token that a session presented earlier; `None` if the token
+    /// was removed.
     pub fn renew(&self, token: &Token) -> Option<Arc<Token>> {
         match self {
             Access::Everyone(everyone) => Some(Arc::clone(everyone)),
@@ -326,7 +327,7 @@ fn find(tokens: &[(u64, Arc<Token>)], shown: &Fingerprint) -> Option<Arc<Token>>
 }
 
 /// Origin of a connection: an IPv4 address, or the /64 network of an IPv6 address. A host can usually send from every
-/// address of its /64 network, so a limit per IPv6 address would not bind it.
+/// address of its /64 network, so it could evade a limit per IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
@@ -350,14 +351,14 @@ impl std::fmt::Display for Source {
 
 /// Number of wrong tokens from one source after which it is locked out.
 pub const GUESSES_MAX: u32 = 8;
-/// A source's count restarts after this time without a wrong token.
+/// The number of a source's wrong tokens restarts from 0 after this time without a wrong token.
 pub const GUESSES_WITHIN: Duration = Duration::from_secs(60);
 /// Duration of a lock-out.
 pub const LOCKED_FOR: Duration = Duration::from_secs(10);
 /// Maximum number of sources that are remembered.
 pub const SOURCES_MAX: usize = 1024;
 
-/// Recent wrong tokens, by source.
+/// Numbers of recent wrong tokens and lock-outs, by source.
 #[derive(Debug, Default)]
 pub struct Guesses {
     sources: BTreeMap<Source, Guessed>,
@@ -407,7 +408,7 @@ pub struct SessionLimit {
 }
 
 impl SessionLimit {
-    /// No sessions yet; at most `limit` per source.
+    /// Allows at most `limit` sessions per source; no session is open yet.
     pub fn new(limit: u32) -> SessionLimit {
         SessionLimit { limit, sources: BTreeMap::new() }
     }
@@ -633,7 +634,7 @@ mod tests {
         assert_eq!(guesses.locked_for(source(1), seconds(6)), Some(LOCKED_FOR - seconds(1)));
         assert_eq!(guesses.locked_for(source(2), seconds(6)), None);
         assert_eq!(guesses.locked_for(source(1), seconds(5) + LOCKED_FOR), None);
-        // Afterwards it has the same number of guesses again.
+        // After the lock-out, the source again has as many guesses as before.
         let later = seconds(5) + LOCKED_FOR;
         let locked: Vec<bool> = (0..GUESSES_MAX).map(|_| guesses.guessed(source(1), later)).collect();
         assert_eq!(locked.iter().position(|&is_locked| is_locked), Some(GUESSES_MAX as usize - 1));

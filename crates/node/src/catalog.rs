@@ -1,7 +1,7 @@
 //! The catalog: the node's stores, and the segments granted to each.
 //!
-//! Invariant: clients learn of a store's region only after all its segments are granted. Before any segment is taken
-//! back, the region is unknown and its key opens nothing.
+//! Invariant: clients learn of a store's region only after all its segments are granted. Before the node frees any
+//! segment of a region, the region is no longer in the catalog and its key is revoked.
 
 use crate::rebuild::{self, Rebuild};
 use crate::served::Served;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// The longest name of a store, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A store with the node's state for it.
+/// A store, and the node's own state of that store.
 pub struct Entry<M: Memory> {
-    /// The store as clients see it.
+    /// The description of the store that clients receive.
     pub store: Store,
-    /// Its service.
+    /// The store's service.
     pub served: Arc<Served<M>>,
     /// All segments granted to it, for its tables, its buffers and its reserve.
     pub segments: Vec<u32>,
@@ -27,7 +27,7 @@ pub struct Entry<M: Memory> {
     pub rebuild: Option<Rebuild>,
     /// Whether its service has found its table crowded.
     pub is_crowded: bool,
-    /// Number of free segments that the next rebuild waits for, after one failed for lack of memory.
+    /// Number of free segments below which no rebuild is started, after one failed for lack of memory.
     pub(crate) segments_needed: u32,
 }
 
@@ -62,14 +62,14 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Division of a quota, in segments.
+/// Division of a store's segments by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
-    /// Adjacent segments for the table.
+    /// Number of adjacent segments for the table.
     pub table: u32,
-    /// Segments for buffers, within the quota.
+    /// Number of segments for buffers, within the quota.
     pub buffers: u32,
-    /// Segments beyond the quota, so that a full store can be emptied.
+    /// Number of segments in the reserve, beyond the quota, so that a full store can be emptied.
     pub reserve: u32,
 }
 
@@ -98,8 +98,8 @@ impl Division {
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
     }
 
-    /// Size of the reserve of a store with `buffers` segments for buffers. Monotonic, so the reserve for a whole quota,
-    /// in segments, is the maximum that a node adds to that quota.
+    /// Size of the reserve of a store with `buffers` segments for buffers. The result is in segments and grows with
+    /// `buffers`. So the result for a whole quota is the maximum that a node adds to that quota.
     pub fn reserve_of(buffers: u64) -> u64 {
         (buffers / 64).clamp(1, 16)
     }
@@ -199,7 +199,7 @@ impl<M: Memory> Catalog<M> {
         Ok(region)
     }
 
-    /// Sets the segments that a store was found to own.
+    /// Sets the segments of a store. Used by a node that takes over, when it has found them in the segment table.
     pub fn set_segments(&mut self, region: u32, segments: Vec<u32>) {
         if let Some(entry) = self.by_region_mut(region) {
             entry.segments = segments;

@@ -1,7 +1,7 @@
-//! Access of an engine's sessions: each session's keys, and memory as its chains access it with them.
+//! Access control for an engine's sessions: each session's keys, and the memory that chains can access with these keys.
 //!
-//! A session's keys are private: drawn for it, useless to any other session, and gone with it. Each stands for the key
-//! of one store, with the rights that the session's token has there.
+//! A session gets keys of its own: random ones that are valid only in this session and only until it ends. Each of
+//! these keys stands for the key of one store, with the rights that the session's token has to that store.
 //! Invariant: a chain accesses memory only while both the session's key and the store's key are valid, so either can be
 //! revoked at any moment.
 
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub struct Keys {
     held: Vec<Held>,
-    /// Keys that were replaced, the latest last: chains with them may still arrive.
+    /// Keys that were replaced, the latest last. Chains with these keys may still arrive.
     former: VecDeque<Held>,
 }
 
@@ -37,10 +37,10 @@ impl Held {
 }
 
 impl Keys {
-    /// Returns a key to the store with the secret `secret`, or the existing key if the session has one.
+    /// Returns the session's key to the store. If the session has none, the new key has the secret `secret`.
     pub fn grant(&mut self, store: &Store, rights: Rights, secret: u64) -> Key {
         let (name, store, is_wide) = (store.name.clone(), store.extent().key, store.wide);
-        // The region may have belonged to another store, or had another table.
+        // A held key may be for a former store in this region, or for a former table of the store: replace it.
         let is_over = |held: &mut Held| held.store.region() == store.region() && held.store != store;
         self.former.extend(self.held.extract_if(.., is_over));
         while self.former.len() > FORMER_MAX {
@@ -55,7 +55,7 @@ impl Keys {
         own
     }
 
-    /// Limits the keys to `rights` of each store, by name. Returns true if some key loses a right.
+    /// Limits each key to the `rights` of its store, given the store's name. Returns true if a key loses a right.
     pub fn limit(&mut self, rights: impl Fn(&str) -> Rights) -> bool {
         let mut is_less = false;
         for held in self.held.iter_mut().chain(&mut self.former) {
@@ -66,20 +66,20 @@ impl Keys {
         is_less
     }
 
-    /// Whether the session was ever given this key, as far as that is remembered. A session that uses another key
-    /// guesses, or is faulty.
+    /// Whether this is a current key of the session, or one of its [`FORMER_MAX`] last replaced keys. A session that
+    /// uses any other key guesses, or is faulty.
     pub fn was_granted(&self, key: Key) -> bool {
         self.held.iter().chain(&self.former).any(|held| held.is(key))
     }
 
-    /// The store's key for which this one stands, and its rights.
+    /// The store's key for which the session's key `key` stands, and the rights of the session's key.
     #[inline]
     pub fn stands_for(&self, key: Key) -> Option<(Key, Rights)> {
         let held = self.held.iter().find(|held| held.own.region() == key.region())?;
         held.own.opens(key.secret()).then_some((held.store, held.rights))
     }
 
-    /// Whether the session may retire its own buffers of that region.
+    /// Whether the session has the right to retire its own buffers of that region.
     pub fn may_allocate(&self, region: u32) -> bool {
         self.held.iter().any(|held| held.own.region() == region && held.rights.contains(Rights::ALLOCATE))
     }

@@ -40,7 +40,7 @@ impl Extents {
         Some(first)
     }
 
-    /// Takes any `count` segments, or `None` if fewer are free.
+    /// Takes any `count` segments. Returns `None`, and takes none, if fewer are free.
     pub fn take(&mut self, count: u32) -> Option<Vec<u32>> {
         if self.free() < count {
             return None;
@@ -50,7 +50,7 @@ impl Extents {
         Some(taken)
     }
 
-    /// Takes the segment `index`, which a store owns.
+    /// Takes the segment `index`, which a store already owns when a node takes over.
     ///
     /// # Panics
     /// If it is not free.

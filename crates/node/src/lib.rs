@@ -1,7 +1,9 @@
-//! The memory node: it grants memory to stores, frees retired buffers, and finds leaked ones. It knows no system.
+//! The memory node: it grants memory to stores, frees retired buffers, and finds leaked ones. The node has no code for
+//! any system.
 //!
-//! [`node::Node`] is a state machine. The caller passes in requests, and calls steps of at most about 16 accesses each,
-//! so that a simulator can interleave them with other processes' accesses. Only [`host`] has threads and sockets.
+//! [`node::Node`] is a state machine. The caller passes in requests, and runs the node in steps of at most about 16
+//! accesses each, so that a simulator can interleave these accesses with those of other processes. Only [`host`] has
+//! threads and sockets.
 //!
 //! Invariant: a step changes the node's own state only after its last access has completed.
 

@@ -1,7 +1,8 @@
 //! The node: a state machine that accepts requests, makes steps, and returns responses.
 //!
-//! Invariant: one step changes the catalog for one job, and the job's response is given when the whole job is done.
-//! Invariant: a job that waits for a client's turn to end holds up no other.
+//! Invariant: one step changes the catalog for at most one job, and the job's response is available only when the whole
+//! job is done.
+//! Invariant: a job that waits for a client's turn to end does not delay other jobs.
 
 use crate::catalog::{Catalog, Division, Entry};
 use crate::extents::Extents;
@@ -25,7 +26,7 @@ use farside_remote::service::{Kind, Plan, Step, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Memory that a node may also return to the system.
+/// Memory whose segments a node can also zero, and so return their pages to the system.
 pub trait NodeMemory: Memory {
     /// Zeroes segment `index`.
     fn discard(&self, index: u32) -> Result<(), Self::Wait>;
@@ -37,9 +38,9 @@ pub type Ticket = u64;
 /// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The step did something: step again.
+    /// The step did something: call again.
     Made,
-    /// There is nothing to do until a request arrives, or a client retires buffers or ends.
+    /// There is nothing to do until a request arrives, a client retires buffers, or a session ends.
     Idle,
 }
 
@@ -48,27 +49,28 @@ pub struct Node<M: NodeMemory> {
     extents: Extents,
     catalog: Catalog<M>,
     sessions: Sessions,
-    /// Number of engines among them.
+    /// Number of engines among the sessions.
     engines: u64,
     /// Ended sessions whose retired buffers are still being taken.
     closing: VecDeque<SessionId>,
     reclaim: Reclaim,
-    /// Stores being created or dropped. Each has a region, which bounds their number.
+    /// Stores being created or dropped. Each one has a region, so the number of regions bounds the number of jobs.
     jobs: VecDeque<(Ticket, Job<M>)>,
     /// Index of the current job, and the number of consecutive jobs that were found waiting.
     at_job: (usize, usize),
     /// Statistics requests in progress, with their tickets.
     stat_requests: VecDeque<(StatRequest, Vec<Ticket>)>,
-    /// Regions to be scanned, with the tickets of the requests; none if a session ended without a word.
+    /// Regions to be scanned, with the tickets of the requests. A scan after the death of a client has no ticket.
     scans_due: VecDeque<(u32, Vec<Ticket>)>,
     scan: Option<(Scan, Vec<Ticket>)>,
-    /// Regions to be checked for shortage of memory, each from a class on.
+    /// Regions to be checked for shortage of memory, each with the class to check next.
     relief: VecDeque<(u32, u8)>,
     /// Regions whose services have background steps to make.
     ticks: VecDeque<u32>,
     /// The region whose table was checked last.
     watched: u32,
-    /// Index of the part that makes the next step, and the number of consecutive parts that had nothing to do.
+    /// Index of the part of the node that makes the next step, and the number of consecutive parts that had nothing to
+    /// do.
     rotation: (usize, usize),
     answers: VecDeque<(Ticket, Result<Answer, String>)>,
     next_ticket: Ticket,
@@ -76,7 +78,7 @@ pub struct Node<M: NodeMemory> {
     geometry: Geometry,
     /// Sequence number of the last written record of the catalog.
     catalog_sequence: u64,
-    /// Sum of the counters of closed sessions.
+    /// The sum of the counters of closed sessions.
     counted: Counters,
 }
 
@@ -96,24 +98,25 @@ struct StatRequest {
     stat: Box<StoreStat>,
 }
 
-/// Maximum number of outstanding requests about stores. Each is small, but their number must be bounded.
+/// Maximum number of outstanding requests about stores, which bounds the memory that they take.
 const WAITING_MAX: usize = 4096;
 
 /// Progress of a dropped store's memory towards being unreferenced.
 enum Leaving {
-    /// Its key is still valid.
+    /// The store's key is still valid.
     Not,
-    /// Chains that its key admitted may still run.
+    /// The key is revoked, but chains that it admitted may still run.
     Chains(Grace),
-    /// No more of its buffers are retired. Those retired before are on sessions' lists, among buffers of other stores.
+    /// No more buffers of the store will be retired. Earlier retired ones are on sessions' lists, among buffers of
+    /// other stores.
     Retired { is_round_begun: bool },
-    /// Nothing refers to it.
+    /// Nothing refers to the memory.
     Left,
 }
 
 impl<M: NodeMemory> Node<M> {
-    /// Creates a node on fresh memory that supports these kinds of stores. The variable fields of `info` are filled in
-    /// on request.
+    /// Creates a node on fresh memory that supports these kinds of stores. [`Node::info`] fills in the fields of `info`
+    /// that change.
     pub fn new(memory: &M, kinds: Vec<Box<dyn Kind<M>>>, info: NodeInfo) -> Node<M> {
         Node {
             extents: Extents::new(memory.geometry().segments()),
@@ -140,8 +143,8 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// Creates a node on memory that another node served and no process uses any more. Scans all stores for buffers
-    /// that clients held.
+    /// Creates a node on memory that another node served and that no process uses any more. The new node scans all
+    /// stores for buffers that clients held.
     ///
     /// # Errors
     /// A store cannot be served by this release.
@@ -173,7 +176,8 @@ impl<M: NodeMemory> Node<M> {
         &self.catalog
     }
 
-    /// The service of the store of this region. The caller must be in a turn, or make the node's steps.
+    /// The service of the store of this region. The caller must be in a turn, or be the thread that makes the node's
+    /// steps.
     pub fn served(&self, region: u32) -> Option<Arc<Served<M>>> {
         self.catalog.by_region(region).map(|entry| Arc::clone(&entry.served))
     }
@@ -219,7 +223,8 @@ impl<M: NodeMemory> Node<M> {
         Ok(opened)
     }
 
-    /// Opens a session whose chains an engine of this node will run; returns its number, which owns its buffers.
+    /// Opens a session whose chains an engine of this node will run. Returns the session's number, which the session's
+    /// buffers record as their owner.
     pub fn open_remote(&mut self, memory: &M) -> Result<u32, M::Wait> {
         self.sessions.open_remote(memory)
     }
@@ -246,7 +251,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// Pids of the sessions whose unfinished turn delays reclamation.
+    /// Pids of the processes whose unfinished turns delay reclamation.
     pub fn delayed_by(&self) -> Vec<u32> {
         let dropping = self.jobs.iter().filter_map(|(_, job)| match job {
             Job::Drop { leaving: Leaving::Chains(grace), .. } => Some(grace),
@@ -260,8 +265,8 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
     }
 
-    /// The stores whose tables have become crowded since the last call and can be enlarged. The host requests that,
-    /// since it takes random bits.
+    /// The stores whose tables have become crowded since the last call and can be enlarged. The host then requests the
+    /// growth, since a request needs random bits.
     pub fn crowded(&mut self) -> Vec<String> {
         let free = self.extents.free();
         let crowded = self.catalog.iter_mut().filter_map(|entry| {
@@ -272,8 +277,8 @@ impl<M: NodeMemory> Node<M> {
         crowded.collect()
     }
 
-    /// Checks for retired buffers, for regions that are short of memory, and for crowded tables. The host calls it when
-    /// a client rings, and from time to time.
+    /// Starts checks for retired buffers, for regions that are short of memory, and for crowded tables. The host calls
+    /// this when a client rings, and at intervals.
     pub fn poll_shared(&mut self) {
         self.reclaim.begin_round(&self.sessions);
         if self.relief.is_empty() {
@@ -321,8 +326,9 @@ impl<M: NodeMemory> Node<M> {
         self.answers.pop_front()
     }
 
-    /// Makes a step of one part, in rotation. Idle when all parts in a row had nothing to do. Each call runs only one
-    /// part, since a part may record what it saw even if it had nothing to do.
+    /// Makes a step of one part, in rotation. Returns [`Progress::Idle`] once every part in a row had nothing to do.
+    /// Each call runs only one part: even a part with nothing to do may change the node's own state after its last
+    /// access, so no access may follow.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
         let parts: [Part<M>; 8] = [
@@ -363,7 +369,7 @@ impl<M: NodeMemory> Node<M> {
                 let is_same =
                     |request: &StatRequest| request.name == name && request.id == id && request.at == (0, 0);
                 match self.stat_requests.iter_mut().find(|(request, _)| is_same(request)) {
-                    // It has not begun, so its result will be newer than this request, too.
+                    // That traversal has not begun, so its result will be up to date for this request, too.
                     Some((_, asked)) => asked.push(ticket),
                     None => {
                         let stat = Box::new(StoreStat { quota_bytes: quota, ..StoreStat::default() });
@@ -466,7 +472,7 @@ impl<M: NodeMemory> Node<M> {
             id: seed,
             former: None,
         };
-        // Stores that are still being created will be in the catalog, too.
+        // Reserve space in the record for stores that are still being created.
         let fits = restart::record(1, &self.stores_and(self.being_made().chain([&store])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
@@ -498,7 +504,7 @@ impl<M: NodeMemory> Node<M> {
         let quota = entry.store.quota + Division::reserve_of(entry.store.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
         rebuild::of(served.service())?.survey(parameters.unwrap_or("{}"), quota, seed)?;
         drop(served);
-        // If a rebuild is in progress, the catalog already has the store's final secret.
+        // A rebuild in progress already has a secret for the store: use it, since the catalog contains it.
         let next_secret = entry.rebuild.as_ref().map_or(secret.max(1), |rebuild| rebuild.next_secret);
         entry.rebuild = Some(Rebuild::new(vec![ticket], parameters.is_none(), next_secret));
         if !self.ticks.contains(&region) {
@@ -525,7 +531,7 @@ impl<M: NodeMemory> Node<M> {
         )
     }
 
-    /// Adds a ticket to the requests for the rebuild in progress.
+    /// Adds a ticket to those that get the response of the rebuild in progress.
     fn ask_along(&mut self, name: &str, ticket: Ticket) {
         let entry = self.catalog.iter_mut().find(|entry| entry.store.name == name);
         if let Some(Rebuild { asked, .. }) = entry.and_then(|entry| entry.rebuild.as_mut()) {
@@ -533,7 +539,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    // Steps. Each returns whether it did anything.
+    // Steps of the node's parts. Each function returns whether it did anything.
 
     fn close_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&id) = self.closing.front().filter(|id| self.reclaim.is_done_with(id.slot)) else {
@@ -574,7 +580,7 @@ impl<M: NodeMemory> Node<M> {
 
     fn scan_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some((scan, _)) = &mut self.scan else {
-            // A session's retired buffers must be taken before the scan judges its other buffers.
+            // The node must take an ended session's retired buffers before a scan judges that session's other buffers.
             if !self.closing.is_empty() {
                 return Ok(false);
             }
@@ -602,7 +608,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(made)
     }
 
-    /// Handles one class of a region that may be short of memory.
+    /// Makes one step for one class of a region that may be short of memory.
     fn relief_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&(region, class)) = self.relief.front() else { return Ok(false) };
         if self.catalog.by_region(region).is_none() {
@@ -622,7 +628,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// Makes one background step of a store's service, or of its table's rebuild. Stores take turns.
+    /// Makes one background step of a store's service, or of the rebuild of its table, for one store after another.
     fn tick_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&region) = self.ticks.front() else { return Ok(false) };
         let made = self.rebuild_step(memory, region)?;
@@ -633,7 +639,8 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// Returns false if there is nothing more to do for the store until the next check.
+    /// Makes one step of a store's rebuild. Returns false if there is nothing more to do for the store until the next
+    /// check.
     fn rebuild_step(&mut self, memory: &M, region: u32) -> Result<bool, M::Wait> {
         let is_scanned = self.scan.as_ref().is_some_and(|(scan, _)| scan.region == region);
         let sequence = self.catalog_sequence + 1;
@@ -702,7 +709,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// Takes the segments for a store's next table, if enough adjacent ones are free.
+    /// Takes the segments for a store's next table, if enough adjacent segments are free.
     fn grant_table(&mut self, region: u32, plan: Plan) {
         let count = u32::try_from(plan.table_len.div_ceil(SEGMENT_SIZE)).unwrap_or(u32::MAX);
         let (first, free) = (self.extents.take_run(count), self.extents.free());
@@ -748,7 +755,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// Publishes a store with only its next table and another key.
+    /// Publishes a store that has left its former tables: with only its next table, and another key.
     fn publish_one(&mut self, memory: &M, sequence: u64, store: Store) -> Result<(), M::Wait> {
         let service = self.catalog.serve(&store).expect("it was served together with its former tables");
         let record =
@@ -781,7 +788,7 @@ impl<M: NodeMemory> Node<M> {
         let is_forgetting =
             matches!(self.jobs.get(place), Some((_, Job::Drop { leaving: Leaving::Not, .. })));
         if is_forgetting {
-            // Record it, so that a node which takes over does not know the store either.
+            // Record that the store is dropped, so that a node which takes over does not know it either.
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and([]));
             self.write_catalog(memory, &record.expect("the previous record had one more store"))?;
         }
@@ -800,7 +807,7 @@ impl<M: NodeMemory> Node<M> {
             None => self.end_job(memory, place)?,
             Some(true) => self.at_job.1 = 0,
             Some(false) => {
-                // Work remains as long as some job was not tried since the last progress.
+                // There is work while a job exists that was not tried since the last job made progress.
                 let is_any_left = waiting + 1 < self.jobs.len();
                 self.at_job = ((place + 1) % self.jobs.len(), if is_any_left { waiting + 1 } else { 0 });
                 return Ok(is_any_left);
@@ -813,7 +820,7 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.iter().map(|entry| &entry.store).chain(more).collect()
     }
 
-    /// All stores, with `changed` in its new state.
+    /// All stores of the catalog, with `changed` instead of the store that it replaces.
     fn stores_with<'a>(&'a self, changed: &'a Store) -> Vec<&'a Store> {
         let stores = self.catalog.iter().map(|entry| &entry.store);
         stores.map(|store| if store.region == changed.region { changed } else { store }).collect()
@@ -826,12 +833,12 @@ impl<M: NodeMemory> Node<M> {
         })
     }
 
-    /// Writes the next record. It takes effect once all accesses of the step have completed.
+    /// Writes the next record of the catalog. The record takes effect once all accesses of the step have completed.
     fn write_catalog(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
         memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)
     }
 
-    /// Completes the job at `place`, and publishes its result.
+    /// Removes the completed job at index `place`, changes the catalog, and makes the job's response available.
     fn end_job(&mut self, memory: &M, place: usize) -> Result<(), M::Wait> {
         if let Some((_, Job::Create { entry, .. })) = self.jobs.get(place) {
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and([&entry.store]));
@@ -926,19 +933,22 @@ fn grant_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Megabytes of a table that are prepared at its creation, since its keys will soon be spread over all of it. The rest
-/// of a larger table is left to the clients that fill it: the creator would wait too long.
+/// Number of segments (1 MiB each) of a new table that are prepared at its creation, since its keys will soon be spread
+/// over the whole table. Clients prepare the rest of a larger table as they fill it, so that the creator does not wait
+/// too long.
 const TABLE_FILLED_MAX: usize = 1024;
 
-/// Prepares a table's segment, of which `before` is the position in the table, to be filled.
+/// Announces that a table's segment will be filled, if its position `before` in the table is below
+/// [`TABLE_FILLED_MAX`].
 pub(crate) fn fill_table<M: NodeMemory>(memory: &M, before: usize, index: u32) {
     if before < TABLE_FILLED_MAX {
         memory.will_fill(memory.geometry().segment_at(index), SEGMENT_SIZE);
     }
 }
 
-/// Revokes the key, waits until no chain can run in the region, then until none of its buffers is on a session's list:
-/// a list that leads through freed memory would end there.
+/// Makes one step of a store's drop. The steps revoke the key, wait until no chain can run in the region, then wait
+/// until no buffer of the region is on a session's retired list: a list that links through freed memory would be cut
+/// there.
 fn leave_step<M: NodeMemory>(
     memory: &M,
     sessions: &Sessions,
@@ -988,7 +998,8 @@ fn free_step<M: NodeMemory>(
         arena.clear_region(entry.store.region)?;
         return Ok(None);
     };
-    // Zero it first: a node that takes over after a death in between must not find a free segment with data.
+    // Zero the segment before its entry changes: if the node dies in between, the next node must not find a free
+    // segment with data.
     memory.discard(index)?;
     let segment = arena.segment(index)?;
     if !arena.assign(index, segment, 0, Use::Free)? {

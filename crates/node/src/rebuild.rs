@@ -1,15 +1,15 @@
 //! Rebuild of a store's table: the node's part, for any kind of store (decision 0017).
 //!
-//! 1. *Survey*: the service finds out how large the next table must be.
-//! 2. *Grant*: its segments are assigned to the store.
+//! 1. *Survey*: the service computes the size of the next table.
+//! 2. *Grant*: the node assigns the next table's segments to the store.
 //! 3. *Move*: the catalog shows both tables, and the service moves the entries of the former one. If they do not all
-//!    fit, the first three steps are repeated: a further table takes the entries of all others.
+//!    fit, the first three steps are repeated, and a further table takes the entries of all others.
 //! 4. *Leave*: the catalog shows only the next table, with another key; the node waits until all chains that the former
 //!    key admitted have ended.
 //! 5. *Free*: the former table's segments become free.
 //!
 //! Invariant: the catalog's record is written before the step that it describes is done, so that a node which takes
-//! over knows at least as many tables as clients do.
+//! over knows every table that clients know.
 //! Invariant: no part of the former table is freed while a chain may access it.
 
 use crate::catalog::Entry;
@@ -27,12 +27,12 @@ use farside_remote::service::{self, Plan, Service};
 pub struct Rebuild {
     /// Requests to respond to once the catalog shows both tables.
     pub(crate) asked: Vec<Ticket>,
-    /// The request did not specify the size of the table.
+    /// Whether the request left the size of the table to the service.
     pub(crate) is_growth: bool,
     /// The store's secret after the rebuild.
     pub(crate) next_secret: u64,
     pub(crate) stage: Stage,
-    /// An entry did not fit into the next table: a further table may be requested.
+    /// Whether an entry did not fit into the next table, so that a further table may be requested.
     pub(crate) is_stuck: bool,
 }
 
@@ -60,7 +60,7 @@ impl Rebuild {
         Rebuild { asked, is_growth, next_secret, stage: Stage::Survey, is_stuck: false }
     }
 
-    /// A rebuild that the previous node had begun.
+    /// Continues a rebuild that the previous node had begun.
     pub(crate) fn resumed(former: &Former) -> Rebuild {
         Rebuild { stage: Stage::Move, ..Rebuild::new(Vec::new(), false, former.next_secret.max(1)) }
     }
@@ -99,7 +99,7 @@ pub(crate) fn of<M: Memory>(service: &mut dyn Service<M>) -> Result<&mut dyn ser
     })
 }
 
-/// The store's entry once the catalog shows a further table beside the existing ones.
+/// The store's entry with a further table in addition to the existing ones.
 pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: u64) -> Store {
     let before = store.former.as_ref().map(|former| Box::new(Former { next_secret: 0, ..former.clone() }));
     let former = Former {
@@ -119,7 +119,7 @@ pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
     Store { former: None, secret, ..store.clone() }
 }
 
-/// A store's entry as clients may see it.
+/// A store's entry without the fields that only the node may know.
 pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
     let moved = |service: &mut dyn Service<M>| service.rebuild().map(|rebuild| rebuild.moved_percent());
     let moved_percent = entry.served.try_lock().and_then(|mut served| moved(served.service())).unwrap_or(0);
@@ -168,7 +168,7 @@ pub(crate) fn is_left<M: NodeMemory>(
     Ok(false)
 }
 
-/// Frees the last of these segments. Returns false once none is left.
+/// Frees one segment, the last of the list. Returns false once none is left.
 pub(crate) fn free_step<M: NodeMemory>(
     memory: &M,
     extents: &mut Extents,
@@ -177,7 +177,8 @@ pub(crate) fn free_step<M: NodeMemory>(
 ) -> Result<bool, M::Wait> {
     let Some(&index) = segments.last() else { return Ok(false) };
     let arena = Arena::of(memory);
-    // Zero it first: a node that takes over after a death in between must not find a free segment with data.
+    // Zero the segment before its entry changes: if the node dies in between, the next node must not find a free
+    // segment with data.
     memory.discard(index)?;
     let segment = arena.segment(index)?;
     if arena.assign(index, segment, 0, Use::Free)? {

@@ -1,8 +1,9 @@
-//! Open sessions, which run chains on this memory, and grace periods, which wait for them.
+//! Open sessions, which run chains on this memory, and grace periods, which wait for the turns of these sessions.
 //!
-//! A session with a slot runs its own chains, and announces in the slot when it may hold pointers. A *remote* session's
-//! chains are run by an engine, in a turn of the engine's slot. It has a number, which owns its buffers, and no slot. A
-//! chain retires the buffers that it makes unreachable in its own turn, so a grace period waits only for turns.
+//! A session with a slot runs its own chains, and publishes in the slot each turn, in which it may hold pointers. A
+//! *remote* session has a number, which its buffers record as their owner, but no slot: an engine runs its chains in a
+//! turn of the engine's slot. A chain retires buffers that it makes unreachable within its own turn, so a grace period
+//! need only wait for turns.
 //!
 //! Invariant: numbers grow and are never reused, so a number shows whether its session ended before a given moment.
 //! Invariant: a session counts as open until the buffers that it retired have been taken from its slot.
@@ -20,7 +21,7 @@ pub struct Session {
     pub id: SessionId,
     /// Process id.
     pub pid: u32,
-    /// The owner runs no more chains.
+    /// Whether the session's process has declared that it runs no more chains, or is dead.
     pub ended: bool,
 }
 
@@ -28,7 +29,7 @@ pub struct Session {
 #[derive(Debug)]
 pub struct Sessions {
     open: BTreeMap<u32, Session>,
-    /// The numbers of remote sessions.
+    /// Numbers of the open remote sessions.
     remote: BTreeSet<u32>,
     next_number: u32,
 }
@@ -39,7 +40,7 @@ pub struct Grace {
     waiting: Vec<(SessionId, u64)>,
 }
 
-/// The sessions that had ended by a certain moment.
+/// The set of session numbers that had ended at a certain moment.
 #[derive(Clone, Debug)]
 pub struct Gone {
     alive: Vec<u32>,
@@ -47,7 +48,7 @@ pub struct Gone {
 }
 
 impl Gone {
-    /// Whether this owner no longer holds its buffers.
+    /// Whether the owner `number` no longer holds its buffers.
     pub fn includes(&self, number: u32) -> bool {
         number == owner::NONE
             || (number < self.next_number
@@ -57,7 +58,8 @@ impl Gone {
 }
 
 impl Sessions {
-    /// No open sessions. Numbers start at `first_number`, above any that this memory has seen.
+    /// Starts without open sessions. New sessions get numbers from `first_number` on, which must be higher than all
+    /// earlier numbers in this memory.
     pub fn new(first_number: u32) -> Sessions {
         let (open, remote) = (BTreeMap::new(), BTreeSet::new());
         Sessions { open, remote, next_number: first_number.max(1) }
@@ -110,7 +112,8 @@ impl Sessions {
         self.remote.remove(&number);
     }
 
-    /// Records the next number before it is used: a node that takes over must not reuse it.
+    /// Records the next number in the memory before that number is used, so that a node which takes over does not reuse
+    /// it.
     fn note_next<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
         memory.write(header::NEXT_SESSION_AT, &u64::from(self.next_number + 1).to_le_bytes())
     }
@@ -142,7 +145,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// The sessions that are gone now.
+    /// The set of sessions that have ended by now.
     pub fn gone(&self) -> Gone {
         let open = self.open.values().map(|session| session.id.number);
         let mut alive: Vec<u32> = open.chain(self.remote.iter().copied()).collect();
@@ -162,8 +165,8 @@ impl Sessions {
         Ok(Grace { waiting })
     }
 
-    /// Whether every session that held a pointer when `grace` began has ended that turn, or has ended altogether.
-    /// Checks all of them, so that only sessions that delay it remain listed.
+    /// Whether every session that was in a turn when `grace` began has ended that turn or has itself ended. Checks all
+    /// these sessions, so that afterwards `grace` lists only those that delay it.
     pub fn is_over<M: Memory>(&self, memory: &M, grace: &mut Grace) -> Result<bool, M::Wait> {
         let mut waiting = Vec::new();
         for &(id, turn) in &grace.waiting {
@@ -177,7 +180,7 @@ impl Sessions {
 }
 
 impl Grace {
-    /// The sessions whose turn it waits for.
+    /// The sessions whose turns the grace period waits for.
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.waiting.iter().map(|&(id, _)| id)
     }
