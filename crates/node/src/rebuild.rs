@@ -119,7 +119,7 @@ pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
     Store { former: None, secret, ..store.clone() }
 }
 
-/// A store's entry without the fields that only the node may know.
+/// A store's entry for clients: with the current progress of a rebuild, without the next secret.
 pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
     let moved = |service: &mut dyn Service<M>| service.rebuild().map(|rebuild| rebuild.moved_percent());
     let moved_percent = entry.served.try_lock().and_then(|mut served| moved(served.service())).unwrap_or(0);

@@ -3,8 +3,9 @@
 //!
 //! If a region has no granted segment left and a class has many buffers on its list, buffers are *parked* instead, by
 //! segment. A segment whose buffers are all parked is empty, and is granted again, for any class. So memory freed as
-//! small buffers becomes available for large ones, one buffer at a time. The re-grant waits for a grace period: a
-//! process that was stopped while it helped to take one of the segment's buffers remembers old states.
+//! small buffers becomes available for large ones. Buffers are parked one at a time. The node waits for a grace period
+//! before it grants the segment again: a process that was stopped while it helped to take one of the segment's buffers
+//! may still compare with old states.
 //!
 //! Invariant: the buffers in `buffers` are RETIRED and owned by the node; parked buffers are PARKED.
 
@@ -22,17 +23,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The buffers being reclaimed.
 #[derive(Debug, Default)]
 pub struct Reclaim {
-    /// Slots of the sessions whose list is still to be taken in this round.
+    /// Slots of the sessions whose retired lists are still to be taken in this round.
     round: Vec<u32>,
     /// The slot whose list is being traversed, and the next buffer on it.
     walking: Option<(u32, u64)>,
-    /// Retired buffers that wait for their grace period, then go to their lists.
+    /// Retired buffers that wait for their grace period, and are then freed.
     buffers: Delayed<u64>,
     /// Per region and class: the segments with parked buffers, and those buffers.
     parked: BTreeMap<(u32, u8), BTreeMap<u32, Vec<u64>>>,
-    /// Parked buffers that will go back to their lists.
+    /// Parked buffers that will go back to their free lists.
     unparked: Vec<u64>,
-    /// Segments whose buffers are all parked, with their regions, that wait to be granted again.
+    /// Segments whose buffers are all parked, with their regions. They wait to be granted again.
     emptied: Delayed<(u32, u32)>,
     /// Regions without a granted segment.
     short: BTreeSet<u32>,
@@ -55,7 +56,8 @@ impl<T> Default for Delayed<T> {
 }
 
 impl<T> Delayed<T> {
-    /// One step towards a ready item. Returns false if it waits for a session's turn to end, or has no items.
+    /// Makes one step towards an item that may be reused. Returns false if the items wait for a session's turn to end,
+    /// or there are none.
     fn step<M: Memory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         if mutants::REPOST_AT_ONCE.is_on() && !self.added.is_empty() {
             self.ready.append(&mut self.added);
@@ -84,7 +86,7 @@ impl<T> Delayed<T> {
     }
 }
 
-/// Lists with fewer buffers than this number of segments holds are not drained.
+/// Buffers are parked only from lists with more buffers than this number of segments holds.
 const KEEP_SEGMENTS: u64 = 4;
 
 impl Reclaim {
@@ -98,7 +100,7 @@ impl Reclaim {
         self.buffers.waiting_for().chain(self.emptied.waiting_for()).map(|id| id.slot)
     }
 
-    /// Whether all buffers retired by the session in `slot` are taken, or one more round can take them.
+    /// Whether the list of the session in `slot` is neither being traversed nor due in this round.
     pub fn is_done_with(&self, slot: u32) -> bool {
         !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
     }
@@ -129,8 +131,8 @@ impl Reclaim {
         self.emptied.retain(|&(of, _)| of != region);
     }
 
-    /// Forgets the buffers of a region that is about to be freed: later buffers at these addresses need a grace period
-    /// of their own.
+    /// Forgets the buffers of a region that is about to be freed. Otherwise later buffers at these addresses would be
+    /// freed without a grace period of their own.
     pub fn forget_buffers(&mut self, is_of_region: impl Fn(u64) -> bool) {
         self.buffers.retain(|&at| !is_of_region(at));
         self.unparked.retain(|&at| !is_of_region(at));
@@ -184,8 +186,8 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// Makes the node the owner of one retired buffer, and returns the next on its list. A list that a peer has damaged
-    /// ends there; a scan finds the rest.
+    /// Makes the node the owner of one retired buffer, and returns the next on its list. If a peer has damaged the
+    /// list, returns 0; a scan finds the rest of the list.
     fn take_over<M: Memory>(&mut self, memory: &M, at: u64) -> Result<u64, M::Wait> {
         let arena = Arena::of(memory);
         let Some((_, buffer)) = arena.buffer_at(at)? else { return Ok(0) };
@@ -203,7 +205,7 @@ impl Reclaim {
 
     fn give_or_park<M: Memory>(&mut self, memory: &M, at: u64) -> Result<(), M::Wait> {
         let arena = Arena::of(memory);
-        // Its region may have been dropped since, and its segment may belong to another one.
+        // The buffer's region may have been dropped in the meantime, and its segment may be unused or another region's.
         let Some((region, buffer)) = arena.buffer_at(at)? else { return Ok(()) };
         let state = arena.state(&buffer)?;
         if state.stage != Stage::Retired || state.owner != owner::NODE {
@@ -237,8 +239,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// One step for a class of a region that is short of memory. Unparks buffers if the list has run low, and parks one
-    /// if the list has many. Returns false if there was nothing to do.
+    /// One step for a class of a region that is short of memory. Unparks buffers if the free list has run low, and
+    /// parks one if the list has many. Returns false if there was nothing to do.
     pub fn relieve<M: Memory>(
         &mut self,
         memory: &M,
@@ -261,7 +263,7 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// Sends the buffers of the segment with the fewest parked ones back to their list.
+    /// Chooses the segment with the fewest parked buffers, and sends these back to their free list.
     fn unpark(&mut self, region: u32, class: &'static Class) -> bool {
         let Some(segments) = self.parked.get_mut(&(region, class.index)) else { return false };
         let least = segments.iter().min_by_key(|(_, parked)| parked.len()).map(|(&index, _)| index);
@@ -275,7 +277,7 @@ fn keep(class: &Class) -> u64 {
     KEEP_SEGMENTS * u64::from(class.count)
 }
 
-/// Zeroes an empty segment and grants it again: to the reserve first, if that is used up.
+/// Zeroes an empty segment and grants it again: to the reserve if the reserve is used up, else within the quota.
 fn grant_again<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<(), M::Wait> {
     let arena = Arena::of(memory);
     let segment = arena.segment(index)?;

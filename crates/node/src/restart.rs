@@ -1,12 +1,13 @@
 //! The catalog in the node's memory, and how another node takes over after the node's death.
 //!
-//! The catalog has two copies, each `| sequence u64 | length u64 | CRC u64 | JSON |`. The one with the greater sequence
-//! and a valid CRC counts, so a death during a write leaves the other. The CRC detects a torn record, not a forged one:
-//! the contents are checked like any input before anything is changed.
+//! The catalog has two copies, each `| sequence u64 | length u64 | CRC u64 | JSON |`. A node reads the copy with the
+//! greater sequence among those with a valid CRC. So if a node dies while it writes one copy, the other copy remains.
+//! The CRC detects a torn record, not a forged one, so the node validates the contents like any untrusted input before
+//! it changes anything.
 //!
 //! A node takes over only when no process of an old session is alive (the host ensures that), so no chain runs in the
-//! meantime. It first completes every unfinished step. Then every segment and buffer is assigned to a known store, or
-//! freed:
+//! meantime. It first completes every unfinished step. Then it assigns every segment and buffer to a known store, or
+//! frees it:
 //!
 //! - Buffers that the old node held (RETIRED and owned by the node, or PARKED) return to their lists.
 //! - A granted segment that is on no list returns to one.
@@ -34,7 +35,7 @@ const RECORD_HEADER: usize = 24;
 /// Encodes a record of the catalog.
 ///
 /// # Errors
-/// The stores' descriptions do not fit.
+/// The stores' descriptions do not fit into one copy of the catalog.
 pub(crate) fn record(sequence: u64, stores: &[&Store]) -> Result<Vec<u8>, String> {
     let json = serde_json::to_vec(stores).expect("plain data");
     if json.len() + RECORD_HEADER > CATALOG_SIZE as usize {
@@ -87,7 +88,8 @@ pub(crate) struct Restored<M: Memory> {
 /// Takes over a memory that another node served; no other process may use it in the meantime.
 ///
 /// # Errors
-/// The catalog names an unsupported kind, or is inconsistent. Nothing was changed that a client may not change.
+/// The catalog names an unsupported kind, or is inconsistent. The node has then changed nothing, except to complete
+/// steps that any client may complete.
 pub(crate) fn restore<M: NodeMemory>(
     memory: &M,
     kinds: Vec<Box<dyn Kind<M>>>,
@@ -149,11 +151,12 @@ pub(crate) fn restore<M: NodeMemory>(
     Ok(Ok(Restored { extents, catalog, sequence, next_session: next_session as u32 }))
 }
 
-/// Limits that no real memory reaches; the rest of the range is left for the node that continues to count.
+/// Limits of the numbers that a record may contain. No real memory reaches them, and the numbers above are left for
+/// this node to continue with.
 const SEQUENCE_MAX: u64 = u64::MAX / 2;
 const NEXT_SESSION_MAX: u64 = owner::NODE as u64 / 2;
 
-/// Checks that a node can have written these stores, and can continue from there.
+/// Checks that a node may have written these stores and numbers, and that this node can continue from them.
 fn check<M: Memory>(
     memory: &M,
     sequence: u64,
@@ -215,7 +218,8 @@ fn is_table<M: Memory>(memory: &M, region: u32, table_at: u64, table_len: u64) -
     Ok(true)
 }
 
-/// Completes the unfinished steps in a region, and returns the buffers and segments that the old node held.
+/// Completes the unfinished steps in a region, and returns to their lists the buffers and segments that the old node
+/// held.
 fn put_in_order<M: NodeMemory>(memory: &M, region: u32, segments: &[u32]) -> Result<(), M::Wait> {
     let arena = Arena::of(memory);
     let mut listed = BTreeSet::new();
@@ -244,12 +248,12 @@ fn give_back_held<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<
     while let Some((buffer, state)) = arena.buffer_state(index, ordinal)? {
         let held =
             state.stage == Stage::Parked || state.stage == Stage::Retired && state.owner == owner::NODE;
-        // The old node had taken it off a list to park it.
+        // The old node had taken the buffer off a free list to park it.
         let taken = state.stage == Stage::Live && state.owner == owner::NODE;
         if held || taken {
             arena.give(region, &buffer)?;
         }
-        // Reachable, or part of an unfinished call: the scan finds out which.
+        // A service's buffer is reachable, or part of an unfinished call. Remove its owner, so that the scan decides.
         if state.stage == Stage::Live && state.owner == owner::SERVICE {
             arena.exchange_state(&buffer, state, State { owner: owner::NONE, ..state })?;
         }

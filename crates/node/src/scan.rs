@@ -1,18 +1,19 @@
-//! The scan: finds leaked buffers, which are neither held nor reachable. Dead clients held them, or had replaced them
-//! without retiring them yet.
+//! The scan: finds leaked buffers, which no live client holds and no pointer reaches. A buffer leaks if a client dies
+//! while it holds the buffer, or after it has replaced the buffer and before it retires it.
 //!
 //! 1. *Suspect*: mark every LIVE buffer whose owner was gone when the scan began, or that belongs to the structure
-//!    itself. Take every RETIRED one that a dead session never linked into its list.
-//! 2. *Mark*: the service reports the buffers that its structure reaches. They are no longer suspect, and belong to the
-//!    structure from now on, whoever allocated them, so that a later scan finds them once they are replaced. No buffer
-//!    is freed between being reported and being recorded.
+//!    itself. Reclaim every RETIRED buffer that a dead session never linked into its list.
+//! 2. *Mark*: the service reports the buffers that its structure reaches. These buffers are no longer suspect, and
+//!    their owner becomes the structure instead of the client that allocated them. So a later scan suspects them again,
+//!    and finds them if they were replaced. No buffer is freed between being reported and being recorded.
 //! 3. *Grace*: wait until every chain that may have replaced a suspect before step 2 saw it has retired it, or its
 //!    runner is dead.
 //! 4. *Sweep*: buffers that are still LIVE and suspect become RETIRED, and are reclaimed like any other.
 //!
 //! Safety: a suspect that is not installed can never be installed, since only its owner has its address, and the owner
-//! is gone. So at step 2 it is either reached or replaced. The chain that replaced it retires it in the same turn,
-//! which has ended after step 3. At step 4 no process knows it.
+//! is gone. So in step 2, each suspect is reachable, replaced, or was never installed. The chain that replaced a
+//! suspect retires it in the same turn, and that turn has ended after step 3. So in step 4, no process has the address
+//! of a remaining suspect.
 
 use crate::mutants;
 use crate::node::NodeMemory;
@@ -65,7 +66,7 @@ struct Place {
 }
 
 impl Scan {
-    /// Starts a scan of `region`. Every ended session must be closed, that is, its retired list has been taken.
+    /// Starts a scan of `region`. Before, every ended session must be closed: its retired list must have been taken.
     pub fn new(region: u32, sessions: &Sessions) -> Scan {
         Scan { region, gone: sessions.gone(), phase: Phase::Settle { class: 0 }, found: 0 }
     }
@@ -76,7 +77,7 @@ impl Scan {
     }
 
     /// Whether the scan has seen buffers reachable that it has not yet recorded as the structure's. Until then none of
-    /// them may be reused: the scan would mistake the new allocation for the one that it saw.
+    /// these buffers may be reused: the scan would mistake the new allocation for the one that it saw.
     pub fn is_adopting(&self) -> bool {
         matches!(&self.phase, Phase::Mark { reached, .. } if !reached.is_empty())
     }
@@ -155,19 +156,19 @@ fn waits_for_nobody() -> bool {
 }
 
 impl Gone {
-    /// The first pass's update of a buffer's state.
+    /// The state of a buffer after step 1, *suspect*.
     fn suspects(&self, state: State) -> State {
         let unheld = self.includes(state.owner) || mutants::SCAN_BY_REACHABILITY_ALONE.is_on();
         match state.stage {
             Stage::Live if unheld => State { suspect: true, ..state },
-            // Its session died after it had marked the buffer and before it had linked it.
+            // The session died after it had made the buffer RETIRED and before it had linked the buffer into its list.
             Stage::Retired if unheld => State { owner: owner::NODE, ..state },
             _ => state,
         }
     }
 }
 
-/// The last pass's update of a buffer's state.
+/// The state of a buffer after step 4, *sweep*.
 fn sweep(state: State) -> State {
     match state.stage {
         Stage::Live if state.suspect => {
@@ -181,7 +182,7 @@ enum Judged {
     End,
     Next {
         at: Place,
-        /// A buffer that became RETIRED and owned by the node.
+        /// A leaked buffer, now RETIRED and owned by the node.
         lost: Option<u64>,
     },
 }

@@ -1,10 +1,10 @@
 //! The services of stores, shared by the threads of a node.
 //!
-//! The thread that receives a call runs the service: an engine for its sessions, the node's thread for shm clients, a
-//! caller in this process for itself. So a call needs no other thread.
+//! The thread that receives a call runs the service, so a call needs no other thread. That thread is an engine for its
+//! sessions, the node's thread for shm clients, or the caller's own thread for a caller in this process.
 //! Invariant: a service serves one call at a time, and its lock is held only during the call.
-//! Invariant: the thread that runs a call is in a turn of a session's slot, or is the node's own thread. Before any
-//! part of a store is taken back, its key is revoked and all such turns have ended.
+//! Invariant: the thread that runs a call is in a turn of a session's slot, or is the node's own thread. Before the
+//! node frees any part of a store, it revokes the store's key and waits until all such turns have ended.
 
 use farside_remote::control::Store;
 use farside_remote::fabric::CALL_BYTES_MAX;
@@ -36,9 +36,9 @@ impl<M: Memory> Served<M> {
         ServiceGuard { served: self, service }
     }
 
-    /// Like [`Served::lock`], but returns `None` if a call is in progress. A caller whose memory may return *wait*
-    /// must hold the result until the call has its response. While a step of the node waits, which locks services
-    /// itself, that caller must not let a call begin.
+    /// Like [`Served::lock`], but returns `None` if a call is in progress. If the caller's memory may return *wait*,
+    /// the caller must hold the guard until the call has its response. Such a caller must not start a call while a step
+    /// of the node waits, since a step locks services, too.
     pub fn try_lock(&self) -> Option<ServiceGuard<'_, M>> {
         let service = match self.service.try_lock() {
             Ok(service) => service,
@@ -68,7 +68,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
     ) -> Result<Result<(), String>, M::Wait> {
         answer.clear();
         let ServiceGuard { served, service } = self;
-        // Check the store's own key too: the store may be about to be dropped.
+        // Also check that the store's own key is still valid, since the store may be about to be dropped.
         let opened = served.key.region() == key.region() && served.key.opens(key.secret());
         let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };
         if opened == Rights::NONE {

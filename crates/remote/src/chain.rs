@@ -136,7 +136,7 @@ impl<'a> Chain<'a> {
 
     /// Records the outcome of [`crate::Fabric::run`]. The caller of that function calls this. Held buffers that the
     /// chain has not published belong to the caller again. Exception: if the chain may have run and its reply was lost,
-    /// nobody knows whether the buffers are published, and they stay with the fabric.
+    /// the buffers may be published, and the caller must not free them.
     #[inline]
     pub fn note_outcome(&self, ran: &Result<(), FabricError>) {
         if let Some(held) = self.held {

@@ -1,4 +1,4 @@
-//! The admin server: HTTP for people and monitoring. Never on the data path.
+//! The admin server: HTTP for people and monitoring. Operations on stores never use it.
 //!
 //! `GET /health` and `GET /stores` return JSON, `GET /metrics` OpenMetrics. One-sided clients count their own
 //! operations in their session slots; the metrics sum these counters.
@@ -77,7 +77,8 @@ impl Server {
         let serve = async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let listener = Bounded { listener, free: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
-            // Requests in flight get a moment to finish; a slow connection does not delay the shutdown.
+            // Requests in flight get a short time to finish, so that a slow connection does not delay the shutdown for
+            // long.
             tokio::select! {
                 served = axum::serve(listener, router(app)) => served,
                 () = async {
@@ -137,8 +138,8 @@ impl axum::serve::Listener for Bounded {
     }
 }
 
-/// A connection that fails once it was idle for [`IDLE_MAX`]. Only a write resets the timer: a request that arrives
-/// byte by byte must not last for ever.
+/// A connection that fails once it was idle for [`IDLE_MAX`]. Only a write resets the timer, so that a request which
+/// arrives byte by byte also times out.
 struct Connection {
     stream: TcpStream,
     idle: Pin<Box<Sleep>>,
@@ -146,7 +147,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// The outcome of an attempt, or an error if the time is up.
+    /// The outcome `tried` of a read or write, or an error if it is pending and the time is up.
     fn in_time<T>(&mut self, context: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if tried.is_ready() {
             return tried;
@@ -230,7 +231,7 @@ async fn authorize(
     (StatusCode::UNAUTHORIZED, challenge, "send 'Authorization: Bearer TOKEN'\n").into_response()
 }
 
-/// Whether the headers contain the token. Takes the same time wherever a wrong token differs.
+/// Whether the headers contain the token. The comparison takes the same time whichever byte of a wrong token differs.
 fn presents(headers: &HeaderMap, token: &str) -> bool {
     let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
     // A scheme's name is case-insensitive (RFC 9110, 11.1).

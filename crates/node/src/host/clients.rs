@@ -1,9 +1,10 @@
 //! The shm clients of a node: their sockets, their processes, and their outstanding requests.
 //!
-//! Invariant: a session ends only when its client says so or its process has exited. A client that hangs up without a
-//! word may still run chains on the memory that it has mapped. Only a client that never read its welcome has no memory,
-//! and so no session.
-//! Invariant: a client that is not being polled will ring, since its rings hold the node's request to be woken.
+//! Invariant: a session ends only when its client says so or its process has exited. A client that only closes its
+//! socket may still run chains on the memory that it has mapped. Exception: a client that never read its welcome never
+//! received the memory, so its session ends when it hangs up.
+//! Invariant: a client whose rings the node does not poll will ring the node's bell, since the node has set its request
+//! to be woken in these rings.
 
 use super::Options;
 use crate::node::Ticket;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 /// Reason why a node could not be started. Nothing is left behind.
 #[derive(Debug)]
 pub enum BindError {
-    /// Another node serves at this path, in this process if known.
+    /// Another node serves at this path, in the process with this pid if known.
     Served(PathBuf, Option<u32>),
     /// The path exists and is not a node's socket.
     InTheWay(PathBuf),
@@ -161,13 +162,13 @@ pub(super) struct Clients {
     spare: Option<OwnedFd>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
-    /// Clients that may not have sent a hello yet, the oldest first.
+    /// Clients that may not have sent a hello yet, with their times of arrival, the oldest first.
     newcomers: VecDeque<(Instant, u64)>,
-    /// The last new client could not be admitted for lack of resources.
+    /// Whether the last new client could not be admitted for lack of resources.
     is_full: bool,
     waiting: BTreeMap<Ticket, (u64, FrameHeader)>,
     evict_stopped_after: Option<Duration>,
-    /// Time since when a process has been stopped while reclamation waits for it.
+    /// Stopped processes that reclamation waits for, with the time when the node first saw each stopped.
     stopped: BTreeMap<u32, Instant>,
     /// Clients with unread requests at the last poll.
     eager: Vec<u64>,
@@ -194,11 +195,11 @@ enum Line {
 
 struct Session {
     id: SessionId,
-    /// The client has sent something after its welcome, so it may have the memory.
+    /// Whether the client has sent a message after its welcome, so that it may have mapped the memory.
     has_spoken: bool,
 }
 
-// Tokens of the epoll: the client, and which of its descriptors. Number 0 is not a client.
+// An epoll token is a client's number and an index for which of its descriptors is ready. Number 0 is not a client.
 const TOKENS: u64 = 2;
 const SOCKET: u64 = 0;
 const PIDFD: u64 = 1;
@@ -210,14 +211,14 @@ const fn token(client: u64, descriptor: u64) -> epoll::EventData {
     epoll::EventData::new_u64(client * TOKENS + descriptor)
 }
 
-/// Maximum number of messages read from one client's socket before the others' turn, not counting its ring. It exceeds
-/// the capacity of a socket, so the client's last message is among them.
+/// Maximum number of messages read from one client's socket before other clients are served; requests in rings do not
+/// count. The number exceeds the capacity of a socket, so the client's last message is always read.
 const WORDS_AT_A_TIME: usize = 512;
 /// Maximum time for a client to send a hello.
 const HELLO_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of outstanding requests of one client.
 const ASKED_MAX: u32 = 256;
-/// Edge-triggered: each ring is an edge, regardless of the count, so the count need not be read.
+/// Edge-triggered: epoll reports each write to the eventfd, so the eventfd's counter need not be read.
 const BELL_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 /// Maximum size of a refusal's reason in bytes: it may contain parts of the request.
 const REASON_MAX: usize = 4096;
@@ -318,7 +319,7 @@ impl Clients {
                 self.spare = new_bell().ok(); // Without one, the next client waits in the queue, without a refusal.
                 self.note_full(errno);
             }
-            Err(_) => {} // The client is gone already.
+            Err(_) => {} // The client has hung up already.
         }
     }
 
@@ -345,7 +346,7 @@ impl Clients {
         Ok((pid.as_raw_nonzero().get() as u32, pidfd))
     }
 
-    /// Logs this once, until a client is admitted again.
+    /// Logs that a client was not admitted: once, until a client is admitted again.
     fn note_full(&mut self, errno: rustix::io::Errno) {
         if !std::mem::replace(&mut self.is_full, true) {
             tracing::warn!(
@@ -373,7 +374,7 @@ impl Clients {
                 continue;
             }
             if said == Said::HungUp {
-                // Read its last requests; nobody waits for more than a few of the responses.
+                // Read the client's last requests, although it no longer waits for most of the responses.
                 self.read(id, react);
                 self.hang_up(id, react);
                 return wants_memory;
@@ -404,7 +405,7 @@ impl Clients {
         for frame in asked {
             self.on_call(id, &frame, react);
         }
-        // Rings that hold what no client writes are corrupt: hang up.
+        // The rings contain data that no correct client writes: hang up.
         if received.is_err() {
             return self.hang_up(id, react);
         }
@@ -421,15 +422,15 @@ impl Clients {
         }
     }
 
-    /// Ends the client's session: it runs no more chains.
+    /// Ends the session of a client that runs no more chains.
     fn end(&mut self, id: u64, is_clean: bool, react: &mut impl FnMut(Event) -> Reaction) {
         if let Some(session) = self.clients.get_mut(&id).and_then(|client| client.session.take()) {
             react(Event::Ended { session: session.id, is_clean });
         }
     }
 
-    /// Handles a client that hung up with unread messages. If its welcome is the only message that it was sent, it
-    /// never had the memory, so its session ends.
+    /// Handles a client that hung up with unread messages. If the welcome is the only message that the client was sent,
+    /// it is unread: the client never had the memory, so its session ends.
     fn end_unwelcomed(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let session = self.clients.get(&id).and_then(|client| client.session.as_ref());
         if session.is_some_and(|session| !session.has_spoken) {
@@ -493,8 +494,8 @@ impl Clients {
         }
     }
 
-    /// Closes the connection to a client. A client without a session is forgotten now, any other when its process
-    /// exits. Nobody waits for its responses.
+    /// Closes the connection to a client. A client without a session is removed now, any other when its process exits.
+    /// Outstanding responses to the client are dropped.
     fn hang_up(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.line = None;
@@ -537,8 +538,8 @@ impl Clients {
         }
     }
 
-    /// Returns the stopped ones among the processes that delay reclamation. Logs each once, and kills those stopped for
-    /// longer than allowed.
+    /// Returns those of the processes `delaying` reclamation that are stopped. Logs each once, and kills those stopped
+    /// for longer than allowed.
     pub(super) fn watch_stopped(&mut self, delaying: &[u32]) -> Vec<u32> {
         let now = Instant::now();
         let stopped: Vec<u32> = delaying.iter().copied().filter(|&pid| is_stopped(pid)).collect();
@@ -561,7 +562,7 @@ impl Clients {
     fn evict(&self, pid: u32) {
         if let Some(client) = self.clients.values().find(|client| client.pid == pid) {
             tracing::warn!(pid, "killing a client that was stopped for too long");
-            // Its pidfd reports its exit; nothing of it is touched before.
+            // The session ends only when the pidfd reports the process's exit.
             let _gone_already = rustix::process::pidfd_send_signal(&client.pidfd, Signal::KILL);
         }
     }
@@ -634,7 +635,7 @@ fn welcome(
     let greeting = Greeting::Welcome { slot, number, incarnation };
     let greeting = serde_json::to_vec(&greeting).expect("plain data");
     if frame::send(socket.as_fd(), &greeting, &[], &[memory.fd(), rings_fd.as_fd()]).is_err() {
-        // It never received the memory, so it runs no chains on it.
+        // The client never received the memory, so it runs no chains.
         react(Event::Ended { session, is_clean: true });
         return Err(NotAdmitted::Gone);
     }
@@ -674,7 +675,8 @@ fn answer(calls: &Calls, mut header: FrameHeader, answered: Result<Vec<u8>, Stri
         Err(reason) => (frame::REFUSED, cut(reason).into_bytes()),
     };
     header.status = status.into();
-    // A client that does not read its responses, or corrupts its rings, loses them; its own deadline reports that.
+    // A client that does not read its responses, or corrupts its rings, loses these responses and runs into its own
+    // deadline.
     let _unread = calls.send(header, &body);
 }
 

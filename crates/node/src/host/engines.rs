@@ -2,12 +2,12 @@
 //!
 //! An engine receives requests, runs them, and sends the responses in a batch. While nothing arrives it polls for a
 //! short time, then sleeps. Its chains run in turns of its own slot, and its sessions' retired buffers go onto that
-//! slot's list. A session is opened under the node's lock. All other requests to the node go there by letter, and the
-//! responses return by mail.
+//! slot's list. The engine locks the node's state only to open a session. It sends all other requests to the node's
+//! thread as a [`Letter`], and the responses return through the engine's [`Mail`].
 //!
-//! Invariant: a session is known to the node before its first chain runs, and until after its last.
-//! Invariant: a session's request is judged by its token before it reaches the node. After an engine has learned that a
-//! token or right was revoked, no later turn of the engine acts on it.
+//! Invariant: a session is open at the node from before its first chain runs until after its last one.
+//! Invariant: a session's request is judged by its token before it reaches the node. Once an engine has read that a
+//! token or right was revoked, none of its later turns uses that token or right.
 
 use super::{Shared, entropy, parse};
 use crate::access::{Access, LOCKED_FOR, LogLimit, SessionLimit, Source, Token};
@@ -45,16 +45,16 @@ const ASKED_MAX: u32 = 64;
 const CREDIT: usize = 128 * 1024;
 /// Maximum number of sessions of one engine.
 const SESSIONS_MAX: usize = 16 * 1024;
-/// Maximum number of these sessions from one source, so that no source can take all of them.
+/// Maximum number of sessions of one engine from one source, so that one source cannot use up [`SESSIONS_MAX`].
 const SESSIONS_PER_SOURCE: u32 = 12 * 1024;
-/// Number of chains with keys that it was never given, after which a session ends.
+/// Number of chains with keys that were never issued to a session, after which the session ends.
 const WRONG_KEYS_MAX: u32 = 16;
 
 /// The mailbox between an engine's thread and the node's.
 pub(super) struct Mail {
     answers: Mutex<Vec<(RequestRef, Result<Answer, String>)>>,
     has_answers: AtomicBool,
-    /// The set of tokens has changed.
+    /// Whether the set of tokens has changed since the engine last read it.
     has_access: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
@@ -109,8 +109,8 @@ impl Mail {
     }
 
     fn ring(&self) {
-        // SeqCst: pairs with the store in `EngineLoop::sleep`, so either the engine sees the news, or this thread sees
-        // the engine asleep.
+        // SeqCst: pairs with the store in `EngineLoop::sleep`, so either the engine sees the new mail before it sleeps,
+        // or this thread sees that the engine is asleep.
         if self.asleep.load(Ordering::SeqCst) {
             frame::ring(&self.bell);
         }
@@ -181,7 +181,7 @@ struct EngineLoop<P: Port> {
     port: P,
     server: Server<P::Address, Handler>,
     handler: Handler,
-    /// Number of executed requests when it last slept.
+    /// Number of executed requests when the engine last slept.
     executed: u64,
     out: Vec<u8>,
     expires_at: Duration,
@@ -271,7 +271,8 @@ impl<P: Port> EngineLoop<P> {
         self.server.expire(now, &mut self.handler);
         self.show_counters();
         self.answer();
-        // Last, so that the ended sessions have been notified, and told which requests ran.
+        // Close connections last, so that the clients of ended sessions have been sent that their sessions ended and
+        // which requests ran.
         self.port.close_without_session(self.server.addresses());
     }
 
@@ -285,7 +286,7 @@ impl<P: Port> EngineLoop<P> {
             is_asked = true;
         }
         let mail = &self.handler.mail;
-        // Load first: an exchange would take the cache line from the writer.
+        // Load before the swap: a swap on every poll would take the cache line from the writer.
         if !mail.has_answers.load(Ordering::Relaxed) || !mail.has_answers.swap(false, Ordering::SeqCst) {
             return is_asked;
         }
@@ -308,7 +309,7 @@ impl<P: Port> EngineLoop<P> {
         self.keep_time(None);
         let executed = self.server.counters().executed;
         let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
-        // If the port is broken, the caller's next turn reports it.
+        // If the port is broken, the next call of [`EngineLoop::turn`] reports it.
         if was_asked && spin(|| (self.turn() != Ok(false)).then_some(())).is_some() {
             return;
         }
@@ -377,13 +378,13 @@ struct Handler {
     answer: Vec<u8>,
     /// The last called service of each region. Its key shows whether it is still current.
     served: BTreeMap<u32, Arc<Served<Mapping>>>,
-    /// Number of prefetch hints of each chain that runs next.
+    /// Number of prefetch hints of each chain received but not yet run, in order.
     expected: VecDeque<usize>,
     /// Source of the message being received.
     source: Option<Source>,
     session_limit: SessionLimit,
     refusals: Refusals,
-    /// A session has used too many wrong keys, and must end.
+    /// Whether a session has used too many wrong keys and must end.
     has_guessers: bool,
     keys_log: LogLimit,
     locks_log: LogLimit,
@@ -399,7 +400,7 @@ struct Client {
     /// Number of outstanding calls.
     asked: u32,
     wrong_keys: u32,
-    /// Rights were revoked, so the session may hold buffers that it cannot retire.
+    /// Whether rights were revoked, so that the session may hold buffers that it cannot retire.
     was_limited: bool,
 }
 
@@ -513,7 +514,7 @@ impl Host for Handler {
 
 impl Handler {
     fn end_turn(&mut self) {
-        self.expected.clear(); // Chains that were expected and did not run.
+        self.expected.clear(); // Remove the hints of chains that did not run.
         self.runner.end_turn();
     }
 
@@ -616,7 +617,7 @@ impl Handler {
     }
 
     fn run_chain(&mut self, client: &mut Client, bytes: &[u8], reply: &mut Vec<u8>) {
-        // First, so that the hints of later chains stay aligned whatever happens to this one.
+        // Take the hints first, so that later chains get their own hints even if this chain is refused.
         let hints = self.expected.pop_front().unwrap_or(0);
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return answer::refuse(reply, TOO_MANY_KEYS);
@@ -645,7 +646,7 @@ impl Handler {
         }
     }
 
-    /// Calls a store's service in this thread, without going through the node's thread.
+    /// Calls a store's service in the engine's thread, without a letter to the node's thread.
     fn call(&mut self, client: &mut Client, service: ServiceId, request: &[u8]) -> Result<(), String> {
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return Err(TOO_MANY_KEYS.into());
@@ -677,7 +678,7 @@ impl Handler {
             && !client.token.admin
             && self.shared.state().node.catalog().get(name).is_err()
         {
-            // The node's own message would name other tokens' stores.
+            // The node's own message would list stores that this token may not know of.
             return Err(client.token.no_store(name));
         }
         client.asked += 1;

@@ -1,8 +1,8 @@
 //! The host: connects the node's logic to threads, sockets and processes.
 //!
 //! One thread steps the node, reads the sockets of shm clients, and watches their processes. It sleeps while there is
-//! nothing to do. Clients wake it when they want memory or have retired many buffers. It also polls by itself, less and
-//! less often while nothing happens.
+//! nothing to do. Clients wake it when they want memory or have retired many buffers. It also polls at intervals, which
+//! grow while nothing happens.
 //! Invariant: the lock on the node's state is held for a bounded number of steps at a time, and never during a wait.
 
 mod admin;
@@ -49,14 +49,14 @@ use std::time::{Duration, Instant};
 pub struct Options {
     /// Socket for shm clients; without it only this process can connect.
     pub socket: Option<PathBuf>,
-    /// Kills a client that was stopped for this long in the middle of a turn, so that memory can be reclaimed.
+    /// Kills a client whose process was stopped for this long in the middle of a turn, so that memory can be reclaimed.
     pub evict_stopped_after: Option<Duration>,
     /// Addresses at which engines listen; [`Options::engines`] of them at each.
     pub listen: Vec<Listen>,
     /// Number of engines at each address; 0 means 1.
     pub engines: usize,
     /// The tokens that engines accept. Without tokens everyone may do everything, which is refused if other machines
-    /// can reach an engine. Tokens do not apply to shm clients, which have all of the memory.
+    /// can reach an engine. Tokens do not apply to shm clients, which map the whole memory.
     pub tokens: Option<Tokens>,
     /// Does not seal UDP packets, which are otherwise sealed if there are tokens. Anyone who sees unsealed packets can
     /// read and forge them.
@@ -65,7 +65,8 @@ pub struct Options {
     pub admin: Option<Admin>,
     /// Takes over a memory that another node served, with its stores.
     pub take_over: bool,
-    /// When taking over, kills the old node's clients that are still alive. Without it they are an error.
+    /// When taking over, kills the old node's clients that are still alive. If false and such clients exist, the start
+    /// fails.
     pub evict: bool,
 }
 
@@ -155,7 +156,7 @@ impl NodeMemory for Mapping {
     fn discard(&self, index: u32) -> Result<(), Self::Wait> {
         let at = self.geometry().segment_at(index);
         if Mapping::discard(self, at, SEGMENT_SIZE).is_err() {
-            // This kind of file has no holes: write zeros instead.
+            // The memory's kind of file does not support holes: write zeros instead.
             static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
             for offset in (0..SEGMENT_SIZE).step_by(ZEROS.len()) {
                 self.write(at + offset, &ZEROS)?;
@@ -167,7 +168,8 @@ impl NodeMemory for Mapping {
 
 /// Number of steps before the sockets are polled again.
 const STEPS_AT_A_TIME: u32 = 4096;
-/// Time limit for those steps, checked every few steps: a step that prepares memory takes much longer than others.
+/// Maximum time before the sockets are polled again, checked every few steps: a step that prepares memory takes much
+/// longer than others.
 const STEPPING_MAX: Duration = Duration::from_millis(5);
 const STEPS_PER_LOOK: u32 = 4;
 const LOOK_FIRST: Duration = Duration::from_millis(1);
@@ -271,8 +273,8 @@ impl Host {
         &self.listening
     }
 
-    /// Replaces the tokens that engines accept. Sessions whose token is not among them end. Once this has returned and
-    /// a session's engine has made a turn, the session's requests are judged by its token's new rights.
+    /// Replaces the tokens that engines accept. Sessions whose token is not among the new ones end. A session's
+    /// requests are judged by its token's new rights from the next round of the session's engine on.
     pub fn set_tokens(&self, tokens: Tokens) {
         *self.shared.access.lock().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Access::new(Some(tokens)));
@@ -287,7 +289,8 @@ impl Host {
     /// Sends a request to the node, and waits for the response.
     ///
     /// # Errors
-    /// A refusal, or no response within `deadline`: the request may yet be carried out.
+    /// The node refused the request, or did not respond within `deadline`; in the latter case the request may yet be
+    /// carried out.
     pub fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
         self.shared.ask(ask, deadline)
     }
@@ -347,7 +350,7 @@ impl Shared {
     /// Checks that a client that runs its own chains may send this request.
     ///
     /// # Errors
-    /// It may not open a wide store: it would not take the locks of wide words.
+    /// The request opens a wide store: such a client would not take the locks of wide words.
     fn check_runner(&self, ask: &Ask) -> Result<(), String> {
         if let Ask::OpenStore { name } = ask
             && let Ok(entry) = self.state().node.catalog().get(name)
@@ -463,7 +466,7 @@ impl Shared {
         let delaying = state.node.delayed_by();
         state.stopped = clients.watch_stopped(&delaying);
         for name in state.node.crowded() {
-            // Cancel the ticket: nobody waits for the response.
+            // Nobody waits for the response, so cancel the ticket.
             let ticket = state.node.ask(Ask::GrowStore { name }, entropy());
             state.node.cancel(&BTreeSet::from([ticket]));
         }
@@ -608,8 +611,8 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
 }
 
 fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
-    // Without the start time, a node that takes over would assume that the process has exited, and reuse memory that it
-    // may still use.
+    // Without the start time, a node that takes over would assume that the process has exited, and reuse memory that
+    // the process may still access.
     start_time.ok_or_else(|| {
         format!(
             "the node cannot read /proc/{pid}/stat for your process's start time: mount /proc where the node runs"

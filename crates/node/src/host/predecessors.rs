@@ -1,5 +1,5 @@
-//! The clients of a dead node whose memory another node takes over. As long as one of them lives, even stopped, it may
-//! be in the middle of a chain on that memory.
+//! The clients of a dead node whose memory another node takes over. As long as such a client's process lives, even
+//! stopped, it may be in the middle of a chain on that memory.
 //!
 //! A session that ended properly has no number in its slot, and the node does not wait for its process: the code that
 //! ran its chains cleared the number with its last access
@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// Maximum time for a killed process to exit.
 const END_WAIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Makes sure that no old client is alive. With `evict` it kills those that are.
+/// Makes sure that no old client is alive. With `evict`, first kills the old clients that are alive.
 pub(super) fn ensure_no_old_clients(memory: &Mapping, evict: bool) -> Result<(), BindError> {
     let mut alive = alive(memory);
     // This process's own sessions are excluded: `is_mapped` tells whether it still uses the memory, and it must not
@@ -36,7 +36,7 @@ pub(super) fn ensure_no_old_clients(memory: &Mapping, evict: bool) -> Result<(),
         tracing::warn!(pid, "killing a client of the node that served this memory before");
         kill(pid).map_err(|errno| BindError::System("kill an old client", errno.into()))?;
     }
-    // A process that did not exit is still reported.
+    // Check again, and report each process that did not exit.
     ensure_no_old_clients(memory, false)
 }
 
@@ -76,7 +76,7 @@ fn is_alive(pid: u32, began: u64) -> bool {
     !has_ended(pid) && start_time(pid).is_none_or(|started| began == UNKNOWN || started == began)
 }
 
-/// Start time of a process whose start time was unknown.
+/// Value recorded for an unknown start time.
 const UNKNOWN: u64 = 0;
 
 /// Whether a process has exited, even if its parent has not waited for it.
@@ -96,7 +96,7 @@ pub(super) fn note_boot(memory: &Mapping) {
     let Ok(()) = memory.write(header::BOOT_AT, &this_boot());
 }
 
-/// The boot id if the system has none.
+/// The boot id to record if the system reports none.
 const NO_BOOT: [u8; 16] = [0; 16];
 
 /// The machine's current boot id.
