@@ -66,8 +66,8 @@ impl Keys {
         is_less
     }
 
-    /// Whether this is a current key of the session, or one of its [`FORMER_MAX`] last replaced keys. A session that
-    /// uses any other key guesses, or is faulty.
+    /// Whether this is a current key of the session, or one of its last `FORMER_MAX` replaced keys. A session that uses
+    /// any other key guesses, or is faulty.
     pub fn was_granted(&self, key: Key) -> bool {
         self.held.iter().chain(&self.former).any(|held| held.is(key))
     }

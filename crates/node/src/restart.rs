@@ -88,8 +88,8 @@ pub(crate) struct Restored<M: Memory> {
 /// Takes over a memory that another node served; no other process may use it in the meantime.
 ///
 /// # Errors
-/// The catalog names an unsupported kind, or is inconsistent. The node has then changed nothing, except to complete
-/// steps that any client may complete.
+/// The catalog names an unsupported kind, or is inconsistent. The node has then made no change that a client may not
+/// make, too.
 pub(crate) fn restore<M: NodeMemory>(
     memory: &M,
     kinds: Vec<Box<dyn Kind<M>>>,

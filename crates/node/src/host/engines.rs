@@ -271,8 +271,8 @@ impl<P: Port> EngineLoop<P> {
         self.server.expire(now, &mut self.handler);
         self.show_counters();
         self.answer();
-        // Close connections last, so that the clients of ended sessions have been sent that their sessions ended and
-        // which requests ran.
+        // Close connections last: before, the clients of ended sessions must be notified of the end and of the requests
+        // that ran.
         self.port.close_without_session(self.server.addresses());
     }
 

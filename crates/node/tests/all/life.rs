@@ -54,7 +54,7 @@ fn a_stopped_client_delays_only_the_jobs_that_wait_for_it() {
         home.ask(Ask::ListStores).map(|answer| matches!(answer, Answer::Stores(all) if all.len() == 2)),
         Some(true)
     );
-    // The drops wait only for the turns that were in progress when they began.
+    // A drop waits only for the turns that were in progress when it began.
     other.in_turn(|_| ());
     stopped.end_turn();
     stopped.begin_turn();
@@ -121,7 +121,7 @@ fn statistics_of_a_store_that_is_dropped_meanwhile_fail() {
     let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
     let (_, reported) = answers.iter().find(|(to, _)| *to == look).expect("an answer");
     assert!(reported.as_ref().is_err_and(|reason| reason.contains("was dropped")), "{reported:?}");
-    // No figures of a later store of the same name are reported for it.
+    // The responses contain no figures of a later store with the same name.
     assert_eq!(answers.len(), 2);
 }
 

@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use std::sync::atomic::Ordering;
 
 const SEED: u64 = 1;
-/// Enough to expose a faulty reader, and therefore enough to trust the correct one.
+/// Number of schedules. It suffices to expose the faulty reader, so a correct reader that passes them is credible.
 const ITERATIONS: usize = 10_000;
 
 #[test]

@@ -197,7 +197,8 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
     let (class, other) = (Class::get(40).expect("a class"), Class::get(39).expect("a class"));
     let (client, second, third) = (home.session(), home.session(), home.session());
 
-    // Enough to make the store short of memory, then all of it given back, while others come and go.
+    // Take enough buffers to make the store short of memory, then free all of them, while other clients connect and
+    // disconnect.
     let take = |home: &Home, class| {
         let taken = home.memory.now(|m| Arena::of(m).take(store.region, class, Supply::Quota, client.number));
         taken.expect("there is a buffer")

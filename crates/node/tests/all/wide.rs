@@ -52,7 +52,8 @@ fn a_wide_store_is_opened_only_over_engines() {
     for (endpoint, name) in direct.iter().zip(["a", "b"]) {
         assert!(matches!(ask(endpoint, &create(name, "32")), Ok(Answer::Store(Store { wide: false, .. }))));
         assert!(matches!(ask(endpoint, &open(name)), Ok(Answer::Store(Store { secret: 1.., .. }))));
-        // A client that may not open it may still create it, and gets its entry without the key.
+        // A client that may not open a wide store may still create one. The response is the store's entry without the
+        // key.
         let wide = format!("wide-{name}");
         let Ok(Answer::Store(made)) = ask(endpoint, &create(&wide, "+32")) else {
             panic!("it was not created")

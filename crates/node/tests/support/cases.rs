@@ -189,7 +189,7 @@ pub(crate) fn a_scan_waits_for_the_client_that_replaced_a_suspect() {
     let old = client.in_turn(|client| client.take());
     client.install(0, old);
     home.scan().expect("the scan ends");
-    // A turn in which `old` is replaced, and not yet retired.
+    // In this turn the client has replaced `old`, and not yet retired it.
     client.begin_turn();
     let new = client.take();
     assert_eq!(client.install(0, new), old);
@@ -234,7 +234,7 @@ pub(crate) fn a_buffer_is_not_reused_while_a_scan_adopts_it() {
     while home.kind.looks.load(Ordering::Relaxed) == 0 {
         assert_eq!(home.step(), Progress::Made);
     }
-    // The scan has seen the slots, but not yet made their buffers the structure's.
+    // The scan has read the slots, but has not yet made the structure the owner of their buffers.
     client.in_turn(|client| {
         let new = client.take();
         assert_eq!(client.install(0, new), first);
@@ -409,8 +409,8 @@ pub(crate) fn two_merging_retired_lists_are_reclaimed() {
     [own, shared[0], shared[1]].iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
 }
 
-/// A client that was stopped while helping a take remembers old states of that segment; these must not return while it
-/// may act on them.
+/// A client that was stopped while it helped a take may still compare with old states of that segment's buffers. The
+/// states must not return to these values while the client may exchange them.
 pub(crate) fn an_emptied_segment_waits_for_clients_that_may_help() {
     let mut home = Home::of(24, 9);
     let (writer, helper) = (home.client(), home.client());
@@ -452,7 +452,7 @@ pub(crate) fn a_dropped_stores_buffers_do_not_affect_the_next_store() {
     let at = writer.take();
     assert_eq!(at, old, "the next store has the same memory");
     writer.install(0, at);
-    reader.begin_turn(); // From here on it may hold the slot's pointer.
+    reader.begin_turn(); // From here on the reader may hold the slot's pointer.
     writer.install(0, 0);
     writer.begin_to_retire(at);
     home.kill(&writer);

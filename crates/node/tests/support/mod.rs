@@ -34,7 +34,7 @@ pub(crate) fn class(index: u8) -> &'static Class {
 /// the store is wide.
 #[derive(Clone, Default)]
 pub(crate) struct Slots {
-    /// Number of times that the node has asked for reachable buffers.
+    /// Number of calls of `live`, which the node makes to find reachable buffers.
     pub(crate) looks: Arc<AtomicU64>,
 }
 
@@ -185,12 +185,12 @@ impl Home {
         Client { memory: Arc::clone(&self.memory), store: self.store.clone(), id, pid, turn: Cell::new(0) }
     }
 
-    /// The client's process dies.
+    /// Ends the client's session as after the death of its process.
     pub(crate) fn kill(&mut self, client: &Client) {
         self.node.end_session(client.id, false);
     }
 
-    /// The client ends its session properly.
+    /// Ends the client's session cleanly.
     pub(crate) fn part(&mut self, client: &Client) {
         self.node.end_session(client.id, true);
     }

@@ -58,7 +58,7 @@ fn the_length_of_a_list_is_known_without_iterating() {
     }
 }
 
-/// A peer on shared memory may write anything anywhere; the rest of the node must keep working.
+/// A peer with the memory mapped may write any bytes at any address. The node must neither hang nor panic.
 #[test]
 fn damaged_memory_causes_neither_hangs_nor_panics() {
     let mut random = Draws(4);
@@ -68,7 +68,8 @@ fn damaged_memory_causes_neither_hangs_nor_panics() {
         let class = Class::get(40).expect("a class");
         open(&memory, 1);
         (0..3).for_each(|segment| grant(&memory, segment, 1, Supply::Quota));
-        // Of the 15 buffers of the segment: some rounds leave some, some use it up, and some take the next segment.
+        // A segment has 15 buffers: 4 and 14 leave some of them, 15 uses the segment up, and 16 also needs the next
+        // segment.
         let count = random.pick(&[4, 14, 15, 16]);
         let taken: Vec<u64> = (0..count).map(|_| take(&memory, 1, class, Supply::Quota, 5)).collect();
         for _ in 0..1 + random.below(3) {
@@ -182,7 +183,8 @@ fn a_granted_list_that_names_a_wrong_segment_is_damaged() {
     }
 }
 
-/// Links have 16 spare bits and 4 bits that encode a list's phase: none of them is trusted.
+/// A link has 16 spare bits, and its low 4 bits would encode a phase in a list's head. None of these 20 bits is
+/// trusted.
 #[test]
 fn a_damaged_link_cannot_start_a_step_of_a_list() {
     let class = Class::get(40).expect("a class");
@@ -200,7 +202,7 @@ fn a_damaged_link_cannot_start_a_step_of_a_list() {
     let Ok(_) = arena.take(1, class, Supply::Quota, 5);
 }
 
-/// The caller that frees a buffer holds it, but peers can write the buffer's state.
+/// The caller holds the buffer that it frees, but a peer may have overwritten the buffer's state.
 #[test]
 fn a_buffer_whose_state_is_free_or_unused_is_not_given() {
     let class = Class::get(40).expect("a class");

@@ -54,7 +54,7 @@ fn every_op_matches_the_model_under_every_set_of_rights() {
                 specs.push(OpSpec { at: 1 << 63, len: 32, ..OpSpec::default() });
                 let key = comparison.draw_key(&mut random);
                 let statuses = comparison.run(key, &specs);
-                // The op itself, or one that prepares it.
+                // The refused op may be the drawn one, or one that prepares it.
                 refused |= statuses.contains(&Status::Access);
             }
             assert!(refused || !rights.is_empty(), "{shape:?} without any right");
@@ -75,7 +75,7 @@ fn every_op_matches_the_model_under_every_set_of_rights() {
     }
 }
 
-/// Whether an op of that verb can end with that status.
+/// Whether an op of verb `verb` can have the status `status`.
 fn reachable(verb: Verb, status: Status) -> bool {
     match status {
         Status::Ok | Status::Skipped | Status::Aborted | Status::NotReady | Status::Access => true,

@@ -41,7 +41,7 @@ fn every_mutant_is_killed_and_the_original_passes() {
     for (name, check) in CHECKS {
         assert!(passes(None, check), "{name} fails without a mutant");
     }
-    // These need a node or concurrent chains: the tests of the node and the trials kill them.
+    // Only tests with a node or concurrent chains can detect these mutants. The node's tests and the trials kill them.
     let elsewhere = [RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED, SHARED_SCRATCH];
     let mutants: Vec<Mutant> =
         mutants::ALL.iter().copied().filter(|mutant| !elsewhere.contains(mutant)).collect();

@@ -147,7 +147,7 @@ fn a_wide_word_is_compared_and_swapped_atomically() {
     let mut retries = 0;
     for seed in 0..200 {
         let mut buf = ChainBuf::new();
-        // No version is 255, so every exchange is tried, and only a concurrent write can make it fail.
+        // No version is 255, so the comparison always holds, and an exchange fails only after a concurrent write.
         let op = cas(Mode::Ne, Addr::new(table), &[255u8; 32], &[254u8; 32]);
         let (reply, accesses) = torn_by((table, 32, 2), &memory, seed, &mut buf, |c| also(c, op));
         assert_eq!(reply.verdict(), Status::Ok, "seed {seed}");
@@ -192,7 +192,8 @@ fn rights_are_read_once_per_chain_and_reach_at_each_access() {
     let pointer = BoundedPtr { ptr: Addr::new(table + 64), bound: U32::new(32), tag: U32::ZERO };
     memory.poke(table, pointer.as_bytes());
     // The accesses: the key, the reach of the pointer, the pointer, the reach of the pointee, the pointee. The key is
-    // read once, so an admitted chain runs on. An access also runs on if its reach was read before it was lost.
+    // read once, so a chain that was admitted continues after the key is revoked. An access also continues if the
+    // region loses the bytes after their reach was read.
     let (ok, no) = (Status::Ok, Status::Access);
     let key_lost = [(no, 1), (ok, 5), (ok, 5), (ok, 5), (ok, 5)];
     let segment_lost = [(no, 2), (no, 2), (no, 4), (no, 4), (ok, 5)];
@@ -272,7 +273,7 @@ fn a_replayed_chain_makes_each_access_once_with_the_same_result() {
             torn(&memory, seed, &mut replayed_buf, |c| build(c, table, &one, &large, &item, &swap), count);
         assert_eq!(replayed.as_bytes(), reply.as_bytes(), "seed {seed}");
         assert!(memory.all() == plain.all(), "seed {seed}: memory differs from that of a run without replay");
-        // In order and none twice, however often the chain was restarted.
+        // The accesses are in order and none occurs twice, although the chain was restarted many times.
         assert_eq!(moments, (0..accesses.len()).collect::<Vec<_>>());
         println!("{} accesses, the chain was started {} times", accesses.len(), accesses.len() + 1);
     }

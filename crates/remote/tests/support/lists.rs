@@ -29,9 +29,9 @@ const AUDITOR: u32 = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Lives,
-    /// Its process dies before that access.
+    /// The client's process dies before the access with this number.
     Dies(u64),
-    /// It is stopped before that access until all others are done.
+    /// The client is stopped before the access with this number, until all other clients are done.
     Stops(u64),
 }
 
@@ -47,7 +47,7 @@ struct Shared {
     others_are_done: (Mutex<bool>, Condvar),
     /// Owner of each held buffer.
     held: std::sync::Mutex<BTreeMap<u64, u32>>,
-    /// Number of times that the fate struck.
+    /// Number of schedules in which the first client met its fate.
     struck: Arc<AtomicU64>,
 }
 

@@ -1,7 +1,7 @@
 //! Code that this crate's tests share: a plain memory with a small node in it.
 //!
 //! Invariant: [`Bytes`] completes each access at once, and asserts that it is in bounds and aligned, so every test also
-//! shows that runners make no other access.
+//! shows that runners make no out-of-bounds or misaligned access.
 
 #![allow(dead_code, reason = "each test file uses a part of this")]
 

@@ -1,8 +1,9 @@
 //! A second implementation of chains, written from the specification: simple, slow, and sharing only the enum of
 //! statuses with the crate.
 //!
-//! If several refusals apply, the specification leaves their order open. Here it is: the target (the pointer's
-//! alignment, the right to it, null, the right to the pointee), then the source, then the output's address.
+//! If several refusals apply, the specification does not say which one is returned. This model checks in this order:
+//! the target (the pointer's alignment, the right to it, null, the right to the pointee), then the source, then the
+//! output's address.
 
 use super::PAGE;
 use farside_remote::Status;
@@ -107,7 +108,7 @@ pub(crate) enum Why {
     Listed,
 }
 
-/// A segment that became buffers.
+/// A segment that is divided into buffers of one class.
 #[derive(Clone, Debug)]
 pub(crate) struct Pile {
     pub(crate) region: u32,
@@ -273,7 +274,8 @@ impl Model {
                 chain.perform(spec).unwrap_or_else(|refusal| (refusal, Vec::new()))
             };
             if spec.reclaims.is_some() {
-                // A CAS that swapped has published the allocations; otherwise no op will.
+                // If the CAS swapped, it has published the allocations. Otherwise no later op will, so they are
+                // retired.
                 for at in std::mem::take(&mut chain.undecided) {
                     if answer.0 != Status::Ok {
                         chain.node.book.retire(Why::Unpublished, key.0, at);
@@ -314,7 +316,7 @@ struct Running<'a> {
     room: usize,
     reserved: std::collections::VecDeque<Option<u64>>,
     unused: Vec<u64>,
-    /// Allocated, and neither published nor retired by a reclaiming CAS.
+    /// Buffers that the chain has allocated and that no reclaiming CAS has published or retired.
     undecided: Vec<u64>,
 }
 
