@@ -1,8 +1,9 @@
 //! All numbers about hardware in the simulator, with unit and source, and functions derived from them.
 //!
-//! Invariant: all calibration uses two sets of micro-benchmarks: PRISM (Burke et al., SOSP 2021), figure 1, and *Design
-//! Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided RDMA* (Ziegler et al., SIGMOD 2023;
-//! here *Synchronization*), section 4. Measurements of applications are never an input: they are predicted.
+//! Invariant: all calibration uses two sets of micro-benchmarks. One is figure 1 of PRISM (Burke et al., SOSP 2021).
+//! The other is section 4 of *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided
+//! RDMA* (Ziegler et al., SIGMOD 2023; here *Synchronization*). Measurements of applications are never inputs: the
+//! model predicts them.
 
 use crate::nic::Timing;
 use crate::station::{Picos, Sender};
@@ -13,58 +14,59 @@ use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 /// Parameters of the machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inputs {
-    /// Posting a verb, the latency within the NICs, the cable and the completion, both ways together, without memory
-    /// accesses and bytes on the wire. PRISM, figure 1: a WRITE of 512 bytes takes 1.9 us, of which 262 ns are bytes
-    /// and [`Inputs::nic_op_ps`].
+    /// Latency of a verb's round trip: posting, the latency within the NICs, the cable in both directions, and the
+    /// completion. Excludes memory accesses and the transmission of bytes. PRISM, figure 1: a WRITE of 512 bytes takes
+    /// 1.9 us, of which the transmission and [`Inputs::nic_op_ps`] take 262 ns.
     pub verb_ns: Nanos,
     /// Time that a NIC is busy with one op. Synchronization, section 4: a ConnectX-5 executes 51.2 million per second.
     pub nic_op_ps: Picos,
-    /// A NIC's read of the host's memory over PCIe. PRISM, figure 1: the difference between READ and WRITE, and between
-    /// an indirect READ and READ. Writes are posted: nothing waits for them.
+    /// Time of a NIC's read of the host's memory over PCIe. PRISM, figure 1: the difference between READ and WRITE, and
+    /// between an indirect READ and READ. Writes have no such time: they are posted, and nothing waits for them.
     pub pcie_ns: Nanos,
     /// Time from an atomic's arrival at the NIC until it acquires its slot. PRISM, figure 1: CAS takes 2.5 us.
     pub atomic_ns: Nanos,
     /// Time that an atomic holds its slot. Synchronization, section 4: 2.32 million CAS per second on one word imply
-    /// 431 ns, and 25.6 million on 8 slots 313 ns; this value is about midway between the two.
+    /// 431 ns, and 25.6 million on 8 slots imply 313 ns. This value is about midway between the two.
     pub slot_ns: Nanos,
     /// Bits of an atomic's address that select its slot. Synchronization, section 4: the low 12.
     pub slot_mask: u64,
-    /// An access to a NIC's own memory. Sherman (SIGMOD 2022): 110 million CAS per second on it.
+    /// Time of an access to a NIC's own memory. Sherman (SIGMOD 2022): 110 million CAS per second on that memory.
     pub on_chip_ns: Nanos,
-    /// Number of connections that a client's NIC caches. Synchronization, section 4: 32 on each NIC do no harm, 128 do;
-    /// this value is an estimate between them.
+    /// Number of connections that a client's NIC caches. Synchronization, section 4: 32 connections per NIC do not
+    /// reduce the throughput, and 128 do. This value is an estimate between the two.
     pub qp_cache: usize,
-    /// Time that it is busy fetching another connection's state. Estimated: a fetch takes [`Inputs::pcie_ns`], and four
-    /// are in flight at the same time. For 512 workers to be slower than 128 (Synchronization, section 4), it must
-    /// exceed 60 ns.
+    /// Time that a client's NIC is busy fetching the state of a connection that it does not cache. Estimated: a fetch
+    /// takes [`Inputs::pcie_ns`], and four fetches are in flight at the same time. The value must exceed 60 ns:
+    /// otherwise 512 workers would not be slower than 128, as they are in Synchronization, section 4.
     pub qp_miss_ns: Nanos,
-    /// Additional latency of a message to a CPU over a verb, both ways together, without the core's work: descriptors
-    /// and polling. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
+    /// Latency that a message to a CPU has in addition to a verb's, for descriptors and polling in both directions.
+    /// Excludes the core's work. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
     pub two_sided_ns: Nanos,
     /// Time that a core is busy with a message and its response. FaSST (Kalia et al., OSDI 2016): about 4 million small
     /// calls per second on a core.
     pub core_message_ns: Nanos,
-    /// An access to uncached memory. Typical of the Xeon Gold 6138 of PRISM's testbed.
+    /// Time of an access to uncached memory. Typical of the Xeon Gold 6138 of PRISM's testbed.
     pub core_access_ns: Nanos,
-    /// Copying a byte that is already in flight from memory. Typical of the same CPU: 10 GB/s.
+    /// Time to copy a byte whose fetch from memory has already begun. Typical of the same CPU: 10 GB/s.
     pub core_copy_ps: Picos,
     /// Cycles per byte of a CRC-64, computed byte by byte with a table: a load from the L1 cache, a shift and two
     /// exclusive ors, each of which depends on the one before.
     pub crc_cycles: u64,
-    /// Clock of those cores: the nominal one of a Xeon Gold 6138 (PRISM, section 5).
+    /// Clock rate of the node's cores: the nominal one of a Xeon Gold 6138 (PRISM, section 5).
     pub core_mhz: u64,
-    /// Additional latency of a message to a BlueField's CPU over a verb, without accesses to the host's memory. PRISM,
-    /// figure 1: READ and indirect READ are one and two such accesses.
+    /// Latency that a message to a BlueField's CPU has in addition to a verb's, without accesses to the host's memory.
+    /// PRISM, figure 1: READ makes one such access, and an indirect READ makes two.
     pub arm_ns: Nanos,
-    /// Number of its cores: Cortex-A72 (PRISM, section 5).
+    /// Number of the BlueField's cores: Cortex-A72 (PRISM, section 5).
     pub arm_cores: u32,
-    /// Time that one of them is busy with a message, without its accesses. Estimated: [`Inputs::core_message_ns`] at
-    /// 800 MHz in place of 2 GHz.
+    /// Time that a BlueField's core is busy with a message, without accesses to the host's memory. Estimated:
+    /// [`Inputs::core_message_ns`] at 800 MHz in place of 2 GHz.
     pub arm_message_ns: Nanos,
-    /// Its read of the host's memory. PRISM, figure 1: the difference between an indirect READ and READ.
+    /// Time of a BlueField core's read of the host's memory. PRISM, figure 1: the difference between an indirect READ
+    /// and READ.
     pub arm_read_ns: Nanos,
-    /// Its write of the host's memory. PRISM, figure 1: the difference between WRITE and a READ without its read. A CAS
-    /// takes as long as two reads.
+    /// Time of a BlueField core's write of the host's memory. PRISM, figure 1: a WRITE's time minus that of a READ
+    /// without its memory access. A CAS takes as long as two reads.
     pub arm_write_ns: Nanos,
 }
 
@@ -191,8 +193,8 @@ impl Distance {
         }
     }
 
-    /// Latency that it adds to a round trip. PRISM, figure 2, which has 0.6, 3 and 24 us; 0.6 us is the testbed's own
-    /// switch (section 5).
+    /// Latency that the distance adds to a round trip. PRISM, figure 2, which has 0.6, 3 and 24 us; 0.6 us is the
+    /// latency of the testbed's own switch (section 5).
     pub const fn round_trip_ns(self) -> Nanos {
         match self {
             Distance::Direct => 0,
@@ -208,7 +210,7 @@ impl Distance {
 pub struct Testbed {
     /// Bandwidth of the node's link in each direction, in Gb/s.
     pub link_gbit: u64,
-    /// Distance of its clients.
+    /// Distance between the clients and the node.
     pub distance: Distance,
     /// Number of the node's cores that serve messages.
     pub cores: u32,
@@ -231,9 +233,9 @@ impl Testbed {
 }
 
 /// Overhead of every packet in bytes: preamble 8, Ethernet header 14, IP header 20, UDP header 8, InfiniBand's base
-/// transport header 12, invariant CRC 4, frame check sequence 4, interframe gap 12. Sources: IEEE 802.3, RFC 791,
-/// RFC 768, InfiniBand's annex for RoCEv2. The sum also holds for eRPC on Ethernet: its header of 16 bytes replaces the
-/// base transport header and the invariant CRC.
+/// transport header 12, invariant CRC 4, frame check sequence 4, interframe gap 12. Sources: IEEE 802.3, RFC 791, RFC
+/// 768, InfiniBand's annex for RoCEv2. eRPC on Ethernet has the same overhead: its header of 16 bytes replaces the base
+/// transport header and the invariant CRC.
 pub const PACKET: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
 /// Maximum payload of a packet in bytes: InfiniBand's largest MTU that fits Ethernet's usual 1500 bytes.
 pub const PACKET_MAX: u64 = 1_024;

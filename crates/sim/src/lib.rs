@@ -1,9 +1,9 @@
 //! The deterministic simulator: one thread, one seed, virtual nanoseconds. It runs the real protocols, sessions and
-//! node, moves real bytes, and tears them as PCIe and CPUs do.
+//! node on real bytes. Reads and writes can be torn, as PCIe and CPUs tear them.
 //!
-//! [`world`] is the executor: tasks, processes that are stopped and killed, and time. [`memory`] runs chains and the
-//! node's steps access by access. [`hardware`] has every number about hardware, and [`fabric::hardware`] the machines
-//! built from these numbers.
+//! [`world`] is the executor: it runs tasks, stops and kills processes, and advances time. [`memory`] runs chains and
+//! the node's steps access by access. [`hardware`] has every number about hardware, and [`fabric::hardware`] models the
+//! papers' machines with these numbers.
 
 #![forbid(unsafe_code)]
 

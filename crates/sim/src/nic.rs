@@ -1,12 +1,13 @@
-//! A NIC that executes classic verbs on a node's memory without its CPU: READ, WRITE, CAS and FETCH-AND-ADD over
-//! reliable connections. It gives the guarantees of one-sided RDMA's memory contract, and none beyond.
+//! A NIC that executes classic verbs on a node's memory without the node's CPU: READ, WRITE, CAS and FETCH-AND-ADD over
+//! reliable connections. It gives exactly the guarantees of one-sided RDMA's memory contract:
 //!
-//! * A READ is one snapshot of each cache line, at any time in its window, in any order.
-//! * A WRITE lands line by line, in the order of addresses unless memory is relaxed.
-//! * An atomic fetches at one time and writes back later, and holds one of the NIC's lock slots in between. It is
-//!   atomic with respect to other atomics of that slot only. A CAS that fails its comparison writes nothing.
-//! * On one connection, a WRITE is ordered before all later verbs, and an atomic before later READs. All other pairs
-//!   are unordered, unless a fence or waiting for a completion orders them.
+//! * A READ copies each cache line at one instant. The instants lie anywhere between the READ's start and end, and the
+//!   lines can be copied in any order.
+//! * A WRITE lands line by line. The lines land in the order of their addresses unless memory is relaxed.
+//! * An atomic fetches its word at one time and writes it back later. In between it holds one of the NIC's lock slots,
+//!   so it is atomic only with respect to other atomics of that slot. A CAS whose comparison fails writes nothing.
+//! * On one connection, a WRITE is ordered before all later verbs, and an atomic before later READs. All other pairs of
+//!   verbs are unordered, unless a fence or a wait for a completion orders them.
 //!
 //! Invariant: the times of all effects of a verb are fixed when it arrives, so later arrivals cannot change them.
 
@@ -55,7 +56,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Payload bytes of its request and of its response, without headers.
+    /// Payload bytes of the verb's request and of its response, without headers.
     pub fn payload(&self) -> [usize; 2] {
         match self {
             Verb::Read { len, .. } => [0, *len],
@@ -70,26 +71,26 @@ impl Verb {
     }
 }
 
-/// Durations of a NIC's steps. A spread is the usual random addition to a duration.
+/// Durations of a NIC's steps. A *spread* is the usual length of the random time that is added to a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Latency from posting a verb until it arrives, and from its end until its completion arrives.
+    /// Latency from the post of a verb until its arrival, and also from the verb's end until its completion arrives.
     pub flight_ns: Nanos,
-    /// Spread of that latency. Verbs arrive in the order in which they are posted.
+    /// Spread of `flight_ns`. Verbs arrive in the order in which they are posted.
     pub flight_spread_ns: Nanos,
     /// Time that the NIC is busy with a verb before the next one can start.
     pub service_ns: Nanos,
     /// Time to fetch a line from memory.
     pub fetch_ns: Nanos,
-    /// Spread of that time, drawn for each line.
+    /// Spread of `fetch_ns`, drawn for each line.
     pub fetch_spread_ns: Nanos,
-    /// Spread between the lines of a WRITE: by how much each lands after the previous one.
+    /// Spread of the time from the landing of a WRITE's line until the next line lands.
     pub land_spread_ns: Nanos,
     /// Time that an atomic takes before it acquires its slot.
     pub atomic_ns: Nanos,
     /// Time that an atomic holds its slot.
     pub slot_ns: Nanos,
-    /// Spread of that time.
+    /// Spread of `slot_ns`.
     pub slot_spread_ns: Nanos,
     /// Bits of an atomic's address that select its slot, in units of words.
     pub slot_mask: u64,
@@ -97,7 +98,7 @@ pub struct Timing {
     pub relaxed: bool,
 }
 
-/// Start and end.
+/// Start and end of an interval in which a lock slot is held.
 type Held = (Nanos, Nanos);
 
 /// NIC of a node.
@@ -108,9 +109,9 @@ struct Inner {
     world: World,
     bytes: Rc<Bytes>,
     timing: Timing,
-    /// Time until which it is busy.
+    /// Time until which the NIC is busy with earlier verbs.
     busy: Cell<Nanos>,
-    /// Intervals in which each lock slot is held, as fixed so far.
+    /// For each lock slot, the intervals in which atomics hold it.
     slots: RefCell<HashMap<u64, Vec<Held>, FixedState>>,
 }
 
@@ -131,7 +132,8 @@ impl Nic {
         self.connected(None)
     }
 
-    /// As [`Nic::connect`], from a machine whose NIC is shared by several connections. This is its connection `number`.
+    /// As [`Nic::connect`], from a machine whose connections share the NIC `sender`. `number` identifies this
+    /// connection at `sender`.
     pub fn connect_from(&self, sender: &Rc<Sender>, number: u32) -> Connection {
         self.connected(Some((Rc::clone(sender), number)))
     }
@@ -167,17 +169,17 @@ pub struct Connection(Rc<Pair>);
 
 struct Pair {
     nic: Nic,
-    /// The NIC that sends posted verbs, and the number of this connection there.
+    /// The NIC that sends posted verbs, and the number of this connection at that NIC.
     sender: Option<(Rc<Sender>, u32)>,
     /// Posted verbs that wait for a fence, in order.
     held: RefCell<VecDeque<(Verb, bool, Completion)>>,
     /// READs and atomics in flight.
     outstanding: RefCell<Vec<Completion>>,
-    /// Arrival time of the last verb sent.
+    /// Arrival time of the last sent verb.
     arrives: Cell<Nanos>,
     /// Arrival time of the last completion.
     completes: Cell<Nanos>,
-    /// Time when the last WRITE so far has landed, and when the last atomic so far has written back.
+    /// Time when the last arrived WRITE has landed, and when the last arrived atomic has written back.
     landed: Cell<Nanos>,
     written_back: Cell<Nanos>,
 }
@@ -321,7 +323,7 @@ impl Connection {
         held.retain(|&(_, to)| to >= world.now());
         let mut fetch = from + timing.atomic_ns + self.0.nic.spread(timing.fetch_spread_ns);
         let length = timing.slot_ns + self.0.nic.spread(timing.slot_spread_ns);
-        // A later arrival may run earlier, if it fits in a gap.
+        // An atomic that arrives later may hold the slot earlier, if its interval fits in a gap.
         while let Some(&(_, to)) = held.iter().find(|&&(from, to)| fetch < to && from <= fetch + length) {
             fetch = to;
         }

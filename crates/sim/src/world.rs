@@ -2,7 +2,7 @@
 //! can run.
 //!
 //! A task belongs to a *process*, which can be stopped, resumed and killed between any two of its awaits. Everything
-//! that takes time is an await: there is one between two accesses to memory, and between two messages.
+//! that takes time is an await: a task awaits between two accesses to memory, and between two messages.
 //!
 //! Invariant: the order in which tasks run depends on the seed alone.
 //!
@@ -29,7 +29,7 @@ pub const MILLIS: Nanos = 1_000_000;
 /// See [`MICROS`].
 pub const SECONDS: Nanos = 1_000_000_000;
 
-/// Process of the world. Numbers are not reused.
+/// Identifier of a process. Identifiers are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u32);
 
@@ -57,21 +57,22 @@ struct Agenda {
     queue: BinaryHeap<Reverse<Event>>,
     /// Number of events ever planned.
     planned: u64,
-    /// The plan of each event, at the event's place. Places are reused.
+    /// Plans of the queued events. An event holds the index of its plan here, its place. Places are reused.
     plans: Vec<Option<Plan>>,
     free: Vec<u32>,
 }
 
-/// Time and place of a planned event. It is small, since the queue moves its events.
+/// Time and place of a planned event. The plan itself is stored elsewhere, to keep the entries that the queue moves
+/// small.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     at: Nanos,
-    /// The event's number in the upper bits, the place of its plan in the lower. At the same instant, the event that
-    /// was planned first happens first.
+    /// The event's number in the upper bits, the place of its plan in the lower bits. Of two events at the same
+    /// instant, the one that was planned first happens first.
     number_and_place: u64,
 }
 
-/// Numbers of bits for an event's place and for its number.
+/// Number of bits of an event's place, and number of bits of its number.
 const PLACE_BITS: u32 = 24;
 const NUMBER_BITS: u32 = u64::BITS - PLACE_BITS;
 
@@ -127,7 +128,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 struct Slot {
     generation: u32,
     process: ProcessId,
-    /// `None` while the task is polled, and after it has ended.
+    /// The task; `None` while the executor polls it, and after it has ended.
     task: Option<Task>,
     waker: Rc<Waker>,
     is_alive: bool,
@@ -147,10 +148,11 @@ struct Process {
     on_death: Vec<Box<dyn FnOnce()>>,
 }
 
-/// Woken tasks, in order. Shared with wakers, which the compiler requires to be thread-safe.
+/// Woken tasks, in the order in which they were woken. Shared with wakers, which the compiler requires to be
+/// thread-safe.
 #[derive(Default)]
 struct Ready {
-    /// Whether there are any. Relaxed: a hint for when to lock the queue.
+    /// Whether the queue has tasks. Relaxed loads suffice: the flag only tells when locking the queue is worthwhile.
     is_any: AtomicBool,
     woken: Mutex<VecDeque<TaskName>>,
 }
@@ -248,7 +250,7 @@ impl World {
         self.0.ready.push(name);
     }
 
-    /// Runs `run` at time `at`, or now if it has passed. The call belongs to no process.
+    /// Calls `run` at time `at`, or at the present time if `at` has passed. The call belongs to no process.
     pub fn at(&self, at: Nanos, run: impl FnOnce() + 'static) {
         self.0.agenda.borrow_mut().add(at, Plan::Run(Box::new(run)));
     }
@@ -259,13 +261,13 @@ impl World {
         self.sleep_until(self.now().saturating_add(ns))
     }
 
-    /// Completes at time `until`, or immediately if it has passed.
+    /// Completes at time `until`, or immediately if `until` has passed.
     #[inline]
     pub fn sleep_until(&self, until: Nanos) -> Sleep {
         Sleep { world: self.clone(), until, is_planned: false }
     }
 
-    /// Whether the process is running or stopped, but not dead.
+    /// Whether the process is alive: running or stopped.
     pub fn is_alive(&self, process: ProcessId) -> bool {
         self.state(process) != ProcessState::Dead
     }
@@ -315,8 +317,8 @@ impl World {
                 dropped.extend(slot.task.take());
             }
         }
-        // A task that kills its own process is dropped after it has returned. The slots of dead processes are not
-        // reused: there are few deaths in a world.
+        // If a task kills its own process, the executor drops this task after its poll has returned. The slots of dead
+        // processes are not reused, since few processes die in a world.
         drop(dropped);
         on_death.into_iter().for_each(|callback| callback());
     }
@@ -335,7 +337,7 @@ impl World {
         self.run_while(until, || true)
     }
 
-    /// As [`World::run_until`], while `continues` returns true. It is called after every event.
+    /// As [`World::run_until`], but stops when `continues` returns false. `continues` is called after every event.
     pub fn run_while(&self, until: Nanos, mut continues: impl FnMut() -> bool) -> bool {
         loop {
             self.run_ready();
@@ -362,8 +364,8 @@ impl World {
         }
     }
 
-    /// Runs a future to completion in a process of its own and returns its output. Returns `None` if the world runs out
-    /// of events first, or after `within` nanoseconds.
+    /// Runs a future in a process of its own until the future completes, and returns its output. Returns `None` if no
+    /// events are left before, or after `within` nanoseconds. Then kills the process.
     pub fn complete<T: 'static>(
         &self,
         within: Nanos,
@@ -383,8 +385,8 @@ impl World {
         outcome.take()
     }
 
-    /// Kills all processes and drops all planned events. Tasks hold handles to their world, so a world that is not
-    /// ended is leaked.
+    /// Kills all processes and drops all planned events. Every world needs this call: tasks hold handles to their
+    /// world, so a world without it is leaked.
     pub fn end(&self) {
         let processes = self.0.processes.borrow().len() as u32;
         (0..processes).for_each(|process| self.kill(ProcessId(process)));
@@ -398,7 +400,7 @@ impl World {
         self.0.events.set(self.0.events.get() + 1);
     }
 
-    /// Wakes the task that is polled with `waker` at time `at`.
+    /// At time `at`, wakes the task that `waker` belongs to.
     fn wake_at(&self, at: Nanos, waker: &Waker) {
         let task = self.0.current.get().and_then(|(index, _)| {
             let slot = &self.0.tasks.borrow()[index as usize];
@@ -489,7 +491,7 @@ pub fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
 }
 
-/// Notification of tasks. Each woken task checks for itself what has changed.
+/// Wakes tasks when some state has changed. A woken task checks that state itself.
 #[derive(Default)]
 pub struct Bell {
     waiting: RefCell<Vec<Waker>>,
@@ -503,7 +505,7 @@ impl Bell {
         self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
     }
 
-    /// Completes at the next ring.
+    /// Returns a future that completes at the next ring.
     pub fn rung(&self) -> impl Future<Output = ()> + '_ {
         let seen = self.rung.get();
         std::future::poll_fn(move |cx| {
@@ -544,7 +546,7 @@ impl Default for Turnstile {
 }
 
 impl Turnstile {
-    /// Waits until the turnstile is free, and holds it until the returned passage is dropped.
+    /// Waits until the turnstile is free. The caller then holds the turnstile until it drops the returned passage.
     pub async fn enter(&self) -> Passage<'_> {
         if !self.is_taken.replace(true) {
             return Passage(self);
@@ -562,7 +564,7 @@ impl Turnstile {
         Passage(self)
     }
 
-    /// Whether a task is waiting for it.
+    /// Whether a task is waiting for the turnstile.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         !self.line.borrow().is_empty()
@@ -580,7 +582,7 @@ impl Turnstile {
     }
 }
 
-/// Waiting task. If it is dropped after it was called, the turnstile calls the next one.
+/// Waiting task. If its future is dropped after the turnstile has called it, the turnstile calls the next task.
 struct Waiting<'a> {
     turnstile: &'a Turnstile,
     place: Rc<Cell<Place>>,
