@@ -12,11 +12,11 @@ use std::cell::{Cell, RefCell};
 pub enum Fault {
     /// A message is lost. May delay operations. Does not occur on a reliable carrier.
     Loss,
-    /// A message arrives twice, the copy later. Must have no effect: requests run at most once.
+    /// A message arrives twice, and the copy arrives later. Must have no effect, since requests run at most once.
     Duplicate,
     /// A message is overtaken by later ones. May delay operations.
     Reorder,
-    /// A message, and all behind it, is delayed. May delay operations and let timeouts expire.
+    /// A message is delayed, and with it all later messages. May delay operations and let timeouts expire.
     Delay,
     /// A connection breaks: some of the requests sent over it ran, and some did not. May end a session.
     Reset,
@@ -24,18 +24,19 @@ pub enum Fault {
     Partition,
     /// Messages pass between two hosts in one direction only. May end sessions by timeout.
     OneWayPartition,
-    /// A client's process dies between any two of its accesses or messages. Its last operation may be done or not, and
-    /// buffers may be leaked until a scan finds them.
+    /// A client's process dies between any two of its accesses or messages. Its last operation may or may not have been
+    /// carried out. Buffers may stay leaked until a scan finds them.
     ClientDeath,
-    /// A client's process is stopped (SIGSTOP) and resumed later. May delay operations that wait for its turn to end.
+    /// A client's process is stopped (SIGSTOP) and resumed later. May delay operations that wait for the process's turn
+    /// to end.
     ClientPause,
     /// The node's process is stopped and resumed later. May delay all operations that need it.
     NodePause,
-    /// The node's process dies, its memory survives (a memory file), and another process takes over at the same
-    /// address. May end all sessions; completed operations are not undone.
+    /// The node's process dies, but its memory survives (a memory file), and another process takes over at the same
+    /// address. May end all sessions. The effects of completed operations survive.
     NodeRestart,
-    /// The node's process dies with its memory, and a new one starts at the same address. All data is lost. No client
-    /// may mistake an empty new store for the old one: a client that opens the new store knows that it is new.
+    /// The node's process dies with its memory, and a new one starts at the same address. All data is lost. A client
+    /// must not mistake the new, empty store for the old one: a client that opens the new store knows that it is new.
     NodeLoss,
     /// A client's clock runs slow or fast. May make timeouts too long or too short.
     ClockSkew,
@@ -68,7 +69,7 @@ impl Fault {
         Fault::Revocation,
     ];
 
-    /// Whether it strikes single messages.
+    /// Whether the fault strikes single messages.
     pub const fn is_of_messages(self) -> bool {
         matches!(self, Fault::Loss | Fault::Duplicate | Fault::Reorder | Fault::Delay | Fault::Reset)
     }
@@ -145,7 +146,7 @@ impl Struck {
     }
 }
 
-/// Fault rates of messages: each fault strikes one in this many messages, or none if 0.
+/// Fault rates of messages. Each fault strikes one in this many messages; 0 means that it strikes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultRates {
     /// See [`Fault::Loss`].
@@ -158,7 +159,7 @@ pub struct FaultRates {
     pub delay_one_in: u64,
     /// See [`Fault::Reset`].
     pub reset_one_in: u64,
-    /// Usual delay of a late message.
+    /// Usual delay of a message that a fault delays.
     pub late_ns: Nanos,
 }
 
@@ -184,7 +185,7 @@ impl FaultRates {
 }
 
 impl FaultRates {
-    /// Returns these rates, with `fault` striking every message.
+    /// Returns these rates, except that `fault` strikes every message.
     ///
     /// # Panics
     /// If `fault` does not strike messages.

@@ -4,7 +4,8 @@
 //! Invariant: a connection loses messages only when it ends. Both ends are notified of its end, unless the network is
 //! partitioned.
 //!
-//! Invariant: a message to an address whose owner is gone is not delivered, not even to the next owner.
+//! Invariant: a message that arrives while its address has no owner is dropped. A later owner of the address never
+//! receives it.
 
 use crate::fault::{Fault, FaultRates, Struck, Target};
 use crate::world::{Bell, Nanos, World};
@@ -13,16 +14,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// Machine.
+/// Identifier of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
-/// Destination of messages.
+/// Address to which messages are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
     /// The machine.
     pub host: HostId,
-    /// The owner's port there.
+    /// Port of the address's owner at that machine.
     pub port: u32,
 }
 
@@ -44,7 +45,7 @@ pub enum Arrival {
     HungUp(Address),
 }
 
-/// Event of a packet, for tracing lost messages.
+/// Event of a packet. Recorded events show where a message was lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
     /// Time of the event.
@@ -76,7 +77,7 @@ pub enum What {
     Deliver,
     /// The packet was dropped on arrival: the address has no owner any more, or the connection has ended.
     Miss,
-    /// The connection has ended. The packet notifies one of its ends.
+    /// The connection has ended. This packet notifies one end of the connection.
     HangUp(Option<Fault>),
 }
 
@@ -101,7 +102,7 @@ impl Inbox {
         self.arrived.borrow_mut().pop_front()
     }
 
-    /// Rung at each arrival.
+    /// Bell that rings at each arrival.
     pub fn bell(&self) -> &Bell {
         &self.bell
     }
@@ -118,7 +119,7 @@ struct Inner {
     world: World,
     wire: Cell<Wire>,
     rates: Cell<FaultRates>,
-    /// Fault rates of hosts that have their own.
+    /// Fault rates of the hosts that have rates of their own. All other hosts have the network's.
     local: RefCell<Lookup<HostId, FaultRates>>,
     /// Hosts whose next message will be struck by a fault.
     pending: RefCell<Lookup<HostId, Fault>>,
@@ -126,7 +127,7 @@ struct Inner {
     hosts: Cell<u32>,
     inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
     next_port: Cell<u32>,
-    /// Partitions from one host to another: their end and their fault.
+    /// Partitions, by the sending and the receiving host: the time at which the partition ends, and its fault.
     cuts: RefCell<BTreeMap<(HostId, HostId), (Nanos, Fault)>>,
     /// Arrival time of the last in-order message between two addresses.
     last: RefCell<Lookup<(Address, Address), Nanos>>,
@@ -185,7 +186,7 @@ impl Network {
         &self.0.struck
     }
 
-    /// Sets the fault rates of all messages, and clears those of single hosts.
+    /// Sets the fault rates of all messages. Removes the rates that were set for single hosts.
     pub fn set_fault_rates(&self, rates: FaultRates) {
         self.0.local.borrow_mut().clear();
         self.0.pending.borrow_mut().clear();
@@ -218,7 +219,7 @@ impl Network {
         HostId(host)
     }
 
-    /// Binds an address: creates its inbox, which receives until it is dropped.
+    /// Binds an address: creates its inbox. The address receives messages until the inbox is dropped.
     ///
     /// # Panics
     /// If the address is already bound.
@@ -332,7 +333,7 @@ impl Network {
         delay_ns + if jitter_ns == 0 { 0 } else { self.0.world.random().heavy(jitter_ns) }
     }
 
-    /// Returns the arrival time of an in-order message, after a possible delay fault that also delays all later ones.
+    /// Returns the arrival time of an in-order message. A delay fault may strike; it also delays all later messages.
     fn in_order(&self, packet: Packet, mut at: Nanos, rates: FaultRates, bytes: &[u8]) -> Nanos {
         let random = self.0.world.random();
         if random.one_in(rates.delay_one_in) {
@@ -351,8 +352,9 @@ impl Network {
         cut.filter(|(until, _)| *until > self.0.world.now())
     }
 
-    /// Schedules an arrival at the time `at`. It is dropped if, at that time, the address has no owner, or the
-    /// connection `over` is not open. The owner need not be the one at the time of sending.
+    /// Schedules the arrival of a packet at the time `at`. The packet is dropped if, at that time, the address has no
+    /// owner, or the connection `over` is not open. If the address has a new owner by that time, this owner receives
+    /// the packet.
     fn deliver(&self, at: Nanos, packet: Packet, arrival: Arrival, over: Option<(Address, Address)>) {
         let network = Rc::downgrade(&self.0);
         self.0.world.at(at, move || {

@@ -1,8 +1,8 @@
 //! A memory node: the real state machine, stepped in virtual time, with its engines.
 //!
-//! As in the real host, one task steps the node and responds to its clients, and each engine is a task at an address of
-//! its own. All are tasks of one process, which can be stopped, killed, and restarted over the memory that it left or
-//! over fresh memory.
+//! As in the real host, one task steps the node and responds to its clients. Each engine is a task of its own with an
+//! address of its own. All these tasks belong to one process. The process can be stopped and killed, and then
+//! restarted, over the memory that it left or over fresh memory.
 //!
 //! Invariant: no code accesses the node's state while a step of the node is in progress.
 
@@ -42,15 +42,15 @@ pub struct Options {
     pub is_reliable: bool,
     /// Speed of accesses by the node and its engines.
     pub pace: Pace,
-    /// An engine runs one in this many chains at one instant. None if 0.
+    /// One in this many chains runs at one instant on its engine. None if 0.
     pub at_once_one_in: u64,
     /// Timeout after which a silent session ends.
     pub silence: Nanos,
     /// Maximum size of a datagram in bytes.
     pub datagram: usize,
-    /// Skew of its process's clock in ppm.
+    /// Skew of the clock of the node's process in ppm.
     pub clock_ppm: i64,
-    /// Pause of an idle node between two checks of its stores: minimum and maximum.
+    /// Minimum and maximum pause of an idle node before it checks its stores again.
     pub idle_pause: [Nanos; 2],
 }
 
@@ -70,7 +70,7 @@ impl Default for Options {
     }
 }
 
-/// Memory node. It may be without a serving process.
+/// Memory node. No process may be serving it, for example after [`Node::kill`].
 #[derive(Clone)]
 pub struct Node(Rc<Inner>);
 
@@ -82,7 +82,7 @@ struct Inner {
     kinds: Kinds,
     options: Options,
     memory: RefCell<Rc<Bytes>>,
-    /// The process that serves it, or recovers its memory.
+    /// The process that serves the node or recovers its memory, if any.
     process: Cell<Option<ProcessId>>,
     serving: RefCell<Option<Rc<Serving>>>,
     seen: Rc<Cell<Seen>>,
@@ -99,7 +99,7 @@ pub(crate) struct Serving {
     memory: Replay,
     step: Turnstile,
     letters: RefCell<VecDeque<Letter>>,
-    /// Service calls by clients that run their own chains. The node's task serves them.
+    /// Calls to services by clients that run their own chains. The node's task carries them out.
     calls: RefCell<VecDeque<PendingCall>>,
     bell: Bell,
     recipients: RefCell<BTreeMap<Ticket, Recipient>>,
@@ -121,7 +121,7 @@ struct PendingCall {
     waiting: Rc<OneShot<Result<Vec<u8>, String>>>,
 }
 
-/// Value that one task waits for.
+/// Slot for one value, which one task waits for.
 pub(crate) struct OneShot<T> {
     given: Cell<Option<T>>,
     bell: Bell,
@@ -149,15 +149,15 @@ impl<T> OneShot<T> {
     }
 }
 
-/// Message to the node's task.
+/// Message to the node's task. A *local* process runs at the node's host and runs its chains itself.
 pub(crate) enum Letter {
-    /// A process of this host requests a session to run chains itself.
+    /// A local process requests a session.
     Open(ProcessId, Rc<OneShot<Option<SessionId>>>),
-    /// Such a session has ended: the process died, or, if true, closed it.
+    /// A local process's session has ended: the process has closed it if true, or has died.
     Close(SessionId, bool),
-    /// Such a process calls a store's service.
+    /// A local process calls a store's service.
     Call(ServiceId, Vec<u8>, Rc<OneShot<Result<Vec<u8>, String>>>),
-    /// Such a process sends a request to the node itself.
+    /// A local process sends a request to the node itself.
     LocalRequest(Ask, Rc<OneShot<Result<Answer, String>>>),
     /// A remote session sends a request to the node itself.
     RemoteRequest(usize, RequestRef, Ask),
@@ -165,10 +165,11 @@ pub(crate) enum Letter {
     Ended(u32, bool),
 }
 
-/// Speed of recovery. Few of its many accesses wait, since each wait replays all accesses before it.
+/// Speed of accesses during recovery. Few accesses wait, since each wait makes the code replay all earlier accesses of
+/// its run.
 const TAKES_OVER: Pace =
     Pace { usual_ns: MICROS, late_one_in: 100, stalled_one_in: 100, relaxed: false, by_cpu: true };
-/// Number of steps before letters are read again.
+/// Maximum number of steps before the node's task reads its letters again.
 const STEPS_AT_A_TIME: u32 = 64;
 
 impl Node {
@@ -292,8 +293,8 @@ impl Node {
         }
     }
 
-    /// Starts a process that recovers the memory of the last one, access by access, and then serves it. All processes
-    /// that ran chains on the memory themselves must be dead.
+    /// Starts a process that recovers the memory left by the last one, access by access, and then serves it. All
+    /// processes that ran chains on this memory themselves must be dead.
     pub fn restart(&self) {
         self.kill();
         let Inner { world, seen, .. } = &*self.0;
@@ -311,7 +312,7 @@ impl Node {
         });
     }
 
-    /// Kills the process, and starts another with fresh memory.
+    /// Kills the node's process and starts another with fresh memory.
     pub fn lose_memory(&self) {
         self.kill();
         *self.0.memory.borrow_mut() = fresh(&self.0.world, &self.0.options);
@@ -347,7 +348,7 @@ impl Node {
         }
     }
 
-    /// Starts the tasks with which the process serves the node.
+    /// Starts the tasks of the process that serves the node.
     fn serve(&self, process: ProcessId, machine: Machine<Replay>) {
         let Inner { world, network, options, seen, .. } = &*self.0;
         let bytes = self.memory();
@@ -464,8 +465,8 @@ impl Serving {
         progress == Progress::Made
     }
 
-    /// Steps the node until it is idle, a letter arrives, or an engine waits for the node. If an access within a step
-    /// has to wait, returns this access.
+    /// Steps the node until it is idle, a letter arrives, an engine waits for the node, or `left` steps have been made.
+    /// If an access within a step has to wait, returns this access as the error.
     fn steps_at_once(&self, left: &mut u32) -> Result<Progress, Access> {
         loop {
             *left -= 1;
@@ -487,7 +488,7 @@ impl Serving {
         for letter in letters {
             match letter {
                 Letter::Open(process, answer) => {
-                    // The pid 0 means no process.
+                    // The session's record needs a pid other than 0, which means no process.
                     let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
                     answer.give(self.memory.run_at_once(open));
                 }
@@ -553,7 +554,7 @@ impl Serving {
     }
 }
 
-/// Adapts a response for a client that runs its own chains: it never gets the key of a store with wide access.
+/// Adapts a response for a client that runs its own chains: removes the key of a store with wide access.
 fn for_runner(answer: Answer) -> Answer {
     match answer {
         Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
