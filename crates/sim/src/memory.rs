@@ -1,9 +1,11 @@
 //! A node's memory, and code that runs on it access by access, interleaved with the accesses of other tasks.
 //!
-//! Code that uses [`Memory`] runs until its next access has to wait. The access is then made, one piece at a time, each
-//! piece at its own instant. After that the code runs again from the start, and its earlier accesses return the
-//! recorded results. This produces torn reads, and a process can be stopped or killed between any two accesses, or any
-//! two pieces of one.
+//! Code that uses [`Memory`] runs until its next access has to wait. The access is then made in one or more pieces,
+//! each at an instant of its own. After that the code runs again from the start, and its earlier accesses return the
+//! recorded results.
+//!
+//! So a read can be torn, and a process can be stopped or killed between any two accesses, and between any two pieces
+//! of an access.
 //!
 //! Invariant: a replayed run makes exactly the recorded accesses, or it panics: the code must be a function of its
 //! arguments and of the results of its accesses.
@@ -18,11 +20,12 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Number of bytes that PCIe moves at one instant.
+/// Number of bytes that PCIe moves at one instant, a cache line.
 pub const LINE: u64 = 64;
 /// Number of bytes that a CPU copies at one instant.
 const UNIT: u64 = 16;
-/// The C library maps allocations of this size, so untouched zeros cost no time.
+/// Minimum allocation of a memory in bytes. The C library maps allocations of this size, so their untouched zeros take
+/// no time.
 const MAPPED: usize = 33 << 20;
 
 /// The bytes of a node's memory. Each method acts at one instant.
@@ -94,7 +97,7 @@ fn range(at: u64, len: usize) -> Range<usize> {
 /// Speed of accesses, and how they are split into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Usual delay of a late access or piece; 0 if all accesses of a run happen at one instant.
+    /// Usual delay of a late access or of a piece; 0 if all accesses of a run happen at one instant.
     pub usual_ns: Nanos,
     /// One in this many accesses is late.
     pub late_one_in: u64,
@@ -102,7 +105,7 @@ pub struct Pace {
     pub stalled_one_in: u64,
     /// Whether the pieces of a write may land in any order.
     pub relaxed: bool,
-    /// Whether a CPU copies memory, in pieces of a line or less, or PCIe, in lines.
+    /// Whether a CPU copies the bytes, or PCIe. A CPU copies pieces of a line or less, PCIe copies pieces of a line.
     pub by_cpu: bool,
 }
 
@@ -110,7 +113,7 @@ impl Pace {
     /// All accesses at one instant.
     pub const AT_ONCE: Pace =
         Pace { usual_ns: 0, late_one_in: 0, stalled_one_in: 0, relaxed: false, by_cpu: true };
-    /// A CPU that makes one access after the other and stalls now and then.
+    /// A CPU that makes one access after the other and sometimes stalls.
     pub const CPU: Pace =
         Pace { usual_ns: 60, late_one_in: 3, stalled_one_in: 400, relaxed: false, by_cpu: true };
 
@@ -197,11 +200,11 @@ struct Record {
 pub struct Seen {
     /// Accesses made.
     pub accesses: u64,
-    /// Reads during which bytes not read yet changed.
+    /// Torn reads: reads of which a byte changed after the read had begun and before this byte was copied.
     pub torn_reads: u64,
 }
 
-/// Memory on which code runs access by access. One run at a time.
+/// Memory on which code runs access by access. Only one run may be in progress at a time.
 pub struct Replay {
     bytes: Rc<Bytes>,
     world: World,
@@ -315,14 +318,15 @@ impl Replay {
         self.seen.set(Seen { accesses: self.seen.get().accesses + 1, ..self.seen.get() });
     }
 
-    /// Draws whether the next new access is made immediately.
+    /// Draws whether the next access without a recorded result is made immediately.
     #[inline]
     fn is_now(&self) -> bool {
         let pace = self.pace.get();
         pace.usual_ns == 0 || !self.world.random().one_in(pace.late_one_in)
     }
 
-    /// Returns the result of an access if it is recorded or the access is made immediately; otherwise `None`.
+    /// Returns the result of an access that is recorded, or that is made immediately. Returns `None` if the access has
+    /// to wait.
     #[inline]
     fn try_access(
         &self,
@@ -383,7 +387,7 @@ impl Replay {
             bytes.resize(start + len, 0);
             start
         };
-        // The same bytes at one instant, to detect whether the read is torn.
+        // Copies all bytes at one instant, too: a difference shows that the read is torn.
         let mut whole = vec![0; len];
         self.bytes.peek(at, &mut whole);
         let pieces = self.pieces(at, len, true);
@@ -401,8 +405,8 @@ impl Replay {
         start
     }
 
-    /// Splits an access into pieces that are copied at one instant each, as ranges of its bytes, in the order of
-    /// copying.
+    /// Splits an access into pieces, each of which is copied at one instant. Returns the pieces as ranges of the
+    /// access's bytes, in the order in which they are copied.
     fn pieces(&self, at: u64, len: usize, in_any_order: bool) -> Vec<Range<usize>> {
         let random = self.world.random();
         let size = if self.pace.get().by_cpu && random.one_in(4) { UNIT } else { LINE };

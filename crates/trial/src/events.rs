@@ -1,4 +1,5 @@
-//! The network's events as JSON lines: which packet was sent, lost, duplicated, delayed, delivered.
+//! The network's events as JSON lines. A line says that a packet was sent, lost, duplicated, delayed or delivered,
+//! among others.
 //!
 //! The format is `docs/sim-events.md`.
 //!
@@ -28,7 +29,7 @@ struct Line<'a> {
     carries: Option<String>,
 }
 
-/// Writes a line for each event from now on.
+/// Passes a line for each later event to `lines`.
 pub(crate) fn record(scene: &Scene, mut lines: Lines) {
     if scene.drawn.carrier == Carrier::Direct {
         return; // There are no packets.

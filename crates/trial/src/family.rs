@@ -1,7 +1,7 @@
-//! The interface of a family of systems to its trials: which operations clients draw, how a system carries them out,
-//! and which properties must hold.
+//! The interface through which trials use a family of systems: the operations that clients draw, how a system carries
+//! them out, and the properties that must hold.
 //!
-//! All other parts of a trial are generic over families. A family is one file beside this one, and a line in
+//! All other parts of a trial are generic over families. To add a family, add a file to this folder and a line to
 //! [`crate::systems`].
 
 use crate::flight::{Phases, Tracked};
@@ -32,7 +32,7 @@ pub(crate) trait Family: Sized + 'static {
     /// Whether a client may run in a node's process.
     const MAY_LIVE_AT_NODE: bool = false;
 
-    /// Draws a system's options. The fields of `drawn` that are drawn later are still zero.
+    /// Creates the system with drawn options. `drawn` is not complete yet: the fields that are drawn later are zero.
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Self;
 
     /// One in this many operations makes the node rebuild the store's structure. None if 0.
@@ -66,7 +66,7 @@ pub(crate) trait Family: Sized + 'static {
     /// Draws the client's next operation and its key.
     fn draw(&self, scene: &Scene, client: &mut Self::Client) -> (u64, Self::Ask);
 
-    /// Carries out an operation. `who` is the client's number.
+    /// Carries out an operation on a key. `who` is the client's number.
     async fn perform(
         &self,
         scene: &Scene,
@@ -76,7 +76,7 @@ pub(crate) trait Family: Sized + 'static {
         ask: &Self::Ask,
     ) -> Result<OutcomeOf<Self>, Failure>;
 
-    /// Called after each operation. May try a forbidden access, which is not part of the history.
+    /// Called after each operation. May try a forbidden access, which the history does not record.
     async fn trespass(&self, _scene: &Scene, _client: &mut Self::Client) -> Result<(), Failure> {
         Ok(())
     }
@@ -103,16 +103,16 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// Consequence of a failure for the store and the session.
+/// Kind of a failure: its consequence for the store and the session.
 #[derive(Debug, PartialEq)]
 pub(crate) enum FailureKind {
     /// The store had no buffer left.
     OutOfMemory,
-    /// The session is still usable.
+    /// The operation failed, and the session is still usable.
     Declined,
-    /// The client was denied an access that it is allowed.
+    /// The client was denied an access that its key allows, unless the store has been dropped.
     Refused,
-    /// This must not happen under any fault.
+    /// The failure must not happen under any fault.
     Wrong,
     /// The session has ended, or the store has been dropped.
     Over,

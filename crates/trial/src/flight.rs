@@ -1,7 +1,7 @@
 //! Requests in flight: the phase of each in its protocol, and the faults that have struck it there.
 //!
-//! Invariant: a fault counts for a phase only if it struck a client that had a request of that phase in flight. It
-//! counts for idle only if the client had no request in flight.
+//! Invariant: a fault is counted for a phase only if it struck a client with a request of that phase in flight. It is
+//! counted for the idle phase only if the client had no request in flight.
 
 use crate::{Carrier, Scene, mishaps};
 use farside_remote::clock::Clock;
@@ -20,9 +20,9 @@ use std::time::Duration;
 pub struct Phase {
     /// Name in reports.
     pub name: &'static str,
-    /// Whether its requests allocate buffers.
+    /// Whether requests of this phase allocate buffers.
     pub allocates: bool,
-    /// Whether it has few requests, so that most of them must be struck.
+    /// Whether a trial has few requests of this phase, so that faults must strike most of them.
     pub(crate) is_rare: bool,
 }
 
@@ -44,7 +44,8 @@ impl Phase {
 pub struct Phases {
     /// All phases, at most 32.
     pub all: &'static [Phase],
-    /// Returns the phase of a request, from its shape and from the bitmask of the phases that its operation has passed.
+    /// Returns the phase of a request. The arguments are the request and the bitmask of the phases that its operation
+    /// has passed.
     pub(crate) of: fn(Request<'_>, u32) -> usize,
 }
 
@@ -87,7 +88,7 @@ impl Matrix {
     }
 }
 
-/// A client and the site of its request.
+/// A client, and the site to which its request goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     client: u32,
@@ -152,7 +153,7 @@ impl Flights {
     }
 }
 
-/// Counts a fault for the phases of the requests that it has struck.
+/// Counts a fault for the phase of each request that the fault has struck.
 pub(crate) fn note(scene: &Scene, fault: Fault, target: Target) {
     let flights = &scene.flights;
     match target {
@@ -171,7 +172,7 @@ pub(crate) fn note(scene: &Scene, fault: Fault, target: Target) {
     }
 }
 
-/// Fabric of one task that records the requests in flight.
+/// Fabric that one task uses. It records the task's requests in flight.
 #[derive(Clone)]
 pub(crate) struct Tracked {
     inner: AnyFabric,
@@ -182,24 +183,25 @@ pub(crate) struct Tracked {
 struct Lane {
     scene: Rc<Scene>,
     place: Place,
-    /// Bitmask of the phases that the operation has passed, and the last of them.
+    /// Bitmask of the phases that the operation has passed. `last` is the latest of these phases.
     seen: Cell<u32>,
     last: Cell<usize>,
-    /// Await at which the operation's future is dropped, if any.
+    /// The await at which the operation's future is to be dropped, if any.
     plan: Cell<Option<Plan>>,
     is_cancelled: Cell<bool>,
 }
 
-/// Await at which an operation's future is dropped.
+/// The await at which an operation's future is dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Number of requests that complete before.
+    /// Number of the operation's requests that complete before this await.
     pub(crate) requests: u32,
-    /// Number of times that the next request is polled. A chain that the client's own CPU would run is not polled.
+    /// Number of times that the request after these is polled before the drop. It is 0 for a chain that the client's
+    /// own CPU would run.
     pub(crate) polls: u32,
 }
 
-/// Removes a request from the list when it completes or is dropped.
+/// A request in the list of requests in flight. Dropping this value removes the request from the list.
 struct Flight<'a>(&'a Flights, u64);
 
 impl Drop for Flight<'_> {
@@ -216,7 +218,7 @@ impl Tracked {
         Tracked { inner, lane: Rc::new(lane) }
     }
 
-    /// Carries out an operation. Returns `None` if its future was dropped before it completed, according to `plan`.
+    /// Carries out an operation. Returns `None` if `plan` had the operation's future dropped before it completed.
     pub(crate) async fn carry_out<T>(
         &self,
         plan: Option<Plan>,
@@ -237,7 +239,7 @@ impl Tracked {
         outcome
     }
 
-    /// Waits for a request, unless the plan cancels the operation here.
+    /// Waits for a request. If the plan drops the operation at this request, never completes.
     async fn or_cancelled<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
         let lane = &self.lane;
         let Some(Plan { requests, polls }) = lane.plan.get() else { return request.await };

@@ -1,4 +1,5 @@
-//! The verdict on a trial: the violations, the fewest operations that show them, and the command that replays it.
+//! The verdict on a trial: its violations, the fewest operations that show them, and the command that replays the
+//! trial.
 //!
 //! Invariant: an undecided history is never called good.
 //!
@@ -53,12 +54,12 @@ pub struct Judged {
     pub window: Option<Window>,
 }
 
-/// Runs a trial and judges it: by the trial's own findings, and by its history if `check`.
+/// Runs a trial and judges it by the violations that the trial itself found. If `check`, also checks its history.
 pub fn judge(setup: &Setup, seed: u64, check: bool) -> Judged {
     judge_recorded(setup, seed, check, None)
 }
 
-/// As [`judge`]; passes the network's events to `events`.
+/// As [`judge`], and passes the network's events to `events`.
 pub fn judge_recorded(setup: &Setup, seed: u64, check: bool, events: Option<events::Lines>) -> Judged {
     let mut judged = Judged {
         setup: setup.clone(),
@@ -156,11 +157,12 @@ fn names(faults: &[Fault]) -> String {
 thread_local! {
     /// Whether this thread's panics are caught as findings.
     static IS_CATCHING: Cell<bool> = const { Cell::new(false) };
-    /// First panic caught. Later panics, during unwinding, are its consequences.
+    /// The first panic that was caught. Later panics, during unwinding, only follow from it.
     static CAUGHT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Returns the result of `run`. If it panics, returns the message and the place, and prints nothing.
+/// Returns the result of `run`. If `run` panics, prints nothing, and returns the panic's message and location as the
+/// error.
 ///
 /// # Errors
 /// `run` panicked.
@@ -172,7 +174,7 @@ pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     });
     CAUGHT.take();
     IS_CATCHING.set(true);
-    // State that the trial leaves half-modified belongs to the trial and is not used again.
+    // Unwind safety: only the trial uses the state that it may leave half-modified.
     let done = panic::catch_unwind(AssertUnwindSafe(run));
     IS_CATCHING.set(false);
     done.map_err(|_| CAUGHT.take().expect("the hook has kept the message"))

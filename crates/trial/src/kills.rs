@@ -1,7 +1,8 @@
-//! Killing seeds: for each broken variant of a system, a seed that exposes it and that the correct code passes.
+//! Killing seeds. The file of a system has one for each of its mutants: a seed whose trial exposes the mutant, and that
+//! the correct code passes.
 //!
-//! A file has a line `MUTANT SEED` for each of a system's mutants; lines that begin with `#` are comments. If a change
-//! alters the order of a trial's draws, other seeds kill: `cargo xtask sim --mutants --write-kills` searches for them.
+//! Each line is `MUTANT SEED`; lines that begin with `#` are comments. A change that alters the order of a trial's
+//! draws invalidates the seeds: `cargo xtask sim --mutants --write-kills` searches for new ones.
 
 /// Parses the lines of a file.
 ///
@@ -16,8 +17,8 @@ pub fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
     lines.map(|line| kill(line).ok_or(format!("invalid line '{line}': write `MUTANT SEED`"))).collect()
 }
 
-/// Replays a system's kills on this thread, each with its mutant and without. Returns for each mutant the reason why it
-/// was killed, or the reason why its line is wrong.
+/// Replays a system's kills on this thread, each with its mutant and with the correct code. Returns for each mutant the
+/// reason why it was killed, or, as the error, the reason why its line is wrong.
 #[cfg(farside_mutants)]
 pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Result<String, String>)> {
     use crate::judge::Verdict;

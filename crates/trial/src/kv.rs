@@ -20,7 +20,7 @@ use farside_systems::system::{Options, Sizing};
 pub(crate) struct Kv {
     system: &'static Registered,
     sizes: Sizes,
-    /// Whether keys are numbers with one slot each, or strings that are hashed.
+    /// Whether keys are numbers, each with a slot of its own. Otherwise keys are strings, which are hashed.
     is_permuted: bool,
 }
 
@@ -38,8 +38,8 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Draws the sizes. `of_large` has the phases that occur for large values only; `None` if the system has no such
-    /// values.
+    /// Draws the sizes. `of_large` lists the phases that occur only for large values; it is `None` if the system has no
+    /// large values.
     pub(crate) fn drawn(drawn: &Drawn, of_large: Option<&[usize]>, random: &Random) -> Sizes {
         let has_focus = drawn.focus.is_some_and(|focus| of_large.is_some_and(|large| large.contains(&focus)));
         let large_one_in = match (has_focus, of_large) {
@@ -78,7 +78,7 @@ impl Sizes {
     }
 }
 
-/// Client of the system under trial, and the last version that it has seen, with its key.
+/// Client of the system under trial, and the last version that it has seen, together with the version's key.
 pub(crate) struct Client {
     kv: AnyKv<Tracked>,
     seen: Option<(u64, Installed)>,
@@ -102,7 +102,7 @@ static PHASES: Phases = Phases {
         Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
             (0, 0) => 1,
             (_, 0) => PART,
-            // Head of a value whose parts have been written.
+            // This chain installs the head of a value whose parts earlier chains have written.
             _ if seen >> PART & 1 == 1 => SWING,
             _ => 3,
         },
@@ -123,8 +123,8 @@ static PHASES_OF_CALLS: Phases = Phases {
     },
 };
 
-/// Whether a system's clients call its service. Such a system has no conditional puts, no values of several parts, and
-/// no rebuilds.
+/// Whether the system's clients call its service. Such a system has no conditional puts, no values of several parts,
+/// and no rebuilds.
 fn is_called(system: &Registered) -> bool {
     system.needs.contains(Capabilities::CALLS)
 }
@@ -225,7 +225,7 @@ impl Family for Kv {
             Ask::Get => {
                 let Some(item) = kv.get(&key).await? else { return Ok(Outcome::Absent) };
                 let value = values::known(item.value).ok_or_else(|| unknown_bytes(number))?;
-                // Only conditional puts use it.
+                // Only conditional puts use the version, and systems with calls have none.
                 *seen = (!self.is_called()).then_some((number, item.version));
                 Outcome::Found(value, Some(reported(item.version)))
             }
@@ -271,18 +271,18 @@ impl Family for Kv {
     }
 }
 
-/// Failure of a get that has read bytes which are no value.
+/// Returns the failure of a get that has read bytes which are no value of the trial.
 pub(crate) fn unknown_bytes(key: u64) -> Failure {
     let message = format!("a get of key {key} read bytes that no client has put");
     Failure { ran: Ran::No, kind: FailureKind::Wrong, message }
 }
 
-/// Converts a version to that of histories.
+/// Converts a system's version to a version of the history.
 fn reported(version: Installed) -> Version {
     Version(version.0.into())
 }
 
-/// Number of tables that rebuilds of a PRISM-KV store have replaced. The first table has the epoch 1.
+/// Returns the number of tables that rebuilds of a PRISM-KV store have replaced. The first table has the epoch 1.
 async fn tables_left(node: &Node, name: &str) -> Result<u64, String> {
     let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
     let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };

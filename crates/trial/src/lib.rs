@@ -1,9 +1,9 @@
 //! One run ("trial") of a system in the simulator: a world, its nodes, clients that run a workload, injected faults,
 //! and the recorded history.
 //!
-//! Everything that the setup leaves open is drawn from the seed: the number of clients, their carrier, their
-//! operations, and when processes are paused and killed. `family` holds the differences between families of systems; no
-//! other module here knows a family.
+//! The seed determines everything that the setup leaves open: the number of clients, their carrier, their operations,
+//! and when processes are paused and killed. The module `family` holds the differences between families of systems. No
+//! other module here depends on a particular family.
 //!
 //! Invariant: the same setup and seed give the same history.
 
@@ -90,7 +90,7 @@ pub struct Setup {
     pub system: System,
     /// How clients reach the node.
     pub carrier: Option<Carrier>,
-    /// Number of nodes, each with its own store that every client uses. Default: 1.
+    /// Number of nodes. Each node has its own store, and every client uses all stores. Default: 1.
     pub nodes: Option<u32>,
     /// Number of clients.
     pub clients: Option<u32>,
@@ -122,14 +122,14 @@ impl Setup {
     }
 }
 
-/// Values that a seed has drawn for a setup, whatever the family.
+/// Values that a seed has drawn for a setup. Every family has them.
 #[derive(Clone, Debug)]
 pub struct Drawn {
     /// How the clients reach the nodes.
     pub carrier: Carrier,
     /// See [`Setup::nodes`].
     pub nodes: u32,
-    /// Number of clients, and number of concurrent operations of each client at each node.
+    /// Number of clients, and in `tasks` the number of concurrent operations of each client at each node.
     pub clients: u32,
     /// See [`Drawn::clients`].
     pub tasks: u32,
@@ -143,7 +143,7 @@ pub struct Drawn {
     pub faults: Vec<Fault>,
     /// Quota of a store in MiB.
     pub quota_mib: u64,
-    /// Phase within which faults strike. On average, one in `within_one_in` of its requests is struck.
+    /// Phase within which faults strike, if any. On average, one in `within_one_in` requests of this phase is struck.
     pub focus: Option<usize>,
     /// See [`Drawn::focus`].
     pub within_one_in: u64,
@@ -165,11 +165,11 @@ impl Drawn {
         let carrier = Carrier::ALL[random.below(3) as usize];
         let carrier = setup.carrier.unwrap_or(carrier);
         let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
-        // Enough keys to collide and to fill a table.
+        // A crowded trial has enough keys to collide and to fill a table.
         let is_crowded = random.one_in(6);
         let keys = if is_crowded { random.between(100, 300) } else { random.between(1, 8) };
         let keys = setup.keys.unwrap_or(keys);
-        // The cost of checking that a key is a register grows fast with the number of operations on it.
+        // Few keys get few operations: the cost of checking a key grows fast with its number of operations.
         let operations = if is_crowded { random.between(400, 900) } else { random.between(60, 240) };
         let operations = operations.min(40 + 40 * keys) as u32;
         let operations = setup.operations.unwrap_or(operations);
@@ -177,7 +177,8 @@ impl Drawn {
         let phases = F::phases(setup.system).all.len() as u64;
         let focus = Some(random.below(phases * 3 / 2)).filter(|phase| *phase < phases);
         let is_rare = focus.is_some_and(|focus| F::phases(setup.system).all[focus as usize].is_rare);
-        // Each seed draws a subset of the faults: a fault that always strikes hides the effects of others.
+        // Each seed draws a subset of the faults. If all faults struck in every trial, some would hide the effects of
+        // others.
         let is_calm = random.one_in(8);
         let without_one_in = if focus.is_some() { 4 } else { 2 };
         let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
@@ -192,7 +193,7 @@ impl Drawn {
             is_crowded,
             operations,
             faults,
-            // Each size of buffers takes a segment, and there are 41 sizes.
+            // Each size class of buffers takes a segment, and there are 41 size classes.
             quota_mib: if is_short { 4 } else { 64 },
             focus: focus.map(|phase| phase as usize),
             within_one_in: if is_rare { random.between(1, 2) } else { random.between(3, 8) },
@@ -220,7 +221,7 @@ pub struct Report {
     pub record: Box<dyn Recorded>,
     /// Number of times that each fault has struck.
     pub struck: Rc<Struck>,
-    /// Phases of the system's protocol, and how often each fault has struck within each.
+    /// Phases of the system's protocol. `matrix` has the number of times that each fault has struck within each phase.
     pub phases: &'static Phases,
     /// See [`Report::phases`].
     pub matrix: Matrix,
@@ -228,11 +229,11 @@ pub struct Report {
     pub seen: Seen,
     /// Counters of notable outcomes of operations.
     pub counts: Counts,
-    /// Number of the world's events, and its duration in virtual nanoseconds.
+    /// Number of events of the world. `lasted` is its duration in virtual nanoseconds.
     pub events: u64,
     /// See [`Report::events`].
     pub lasted: Nanos,
-    /// First violation found without the checker, if any.
+    /// First violation found by the trial itself, without its checker, if any.
     pub violation: Option<String>,
 }
 
@@ -242,7 +243,7 @@ pub struct Choice {
     pub name: &'static str,
     /// Value in JSON.
     pub value: serde_json::Value,
-    /// Name and value, in the words of the flags and the guide.
+    /// Name and value as text, in the terms of the flags and the guide.
     pub words: String,
 }
 
@@ -335,8 +336,8 @@ pub struct Counts {
     pub rebuilds: u64,
 }
 
-/// A trial lasts at most the larger of these limits: the first in total, the second per operation. If every sixth
-/// operation of a single client triggers a fault, an operation takes 30 ms on average.
+/// Maximum duration of a trial: the larger of `LASTS_MAX` and [`OPERATION_LASTS_MAX`] per operation. An operation takes
+/// 30 ms on average if every sixth operation of a single client triggers a fault.
 const LASTS_MAX: Nanos = 60 * SECONDS;
 const OPERATION_LASTS_MAX: Nanos = 100 * MILLIS;
 
@@ -356,20 +357,21 @@ struct Scene {
     clients: RefCell<Vec<Option<ProcessId>>>,
     clocks: RefCell<Vec<Option<ProcessClock>>>,
     hosts: Vec<HostId>,
-    /// Tag of the last value written. Each tag is written once.
+    /// Tag of the last written value. No two writes have the same tag.
     tags: Cell<u64>,
     kind: &'static str,
-    /// Parameters of a store, and a function that draws parameters for a rebuild.
+    /// Parameters with which a store is created, and a function that draws parameters for a rebuild.
     parameters: String,
     rebuilt: Box<dyn Fn(&Random) -> String>,
 }
 
-/// A node, the faults that may strike there, and its store that clients use.
+/// A node, the faults that may strike there, and the node's store that clients use.
 struct Site {
     index: usize,
     node: Node,
     faults: Vec<Fault>,
-    /// Number of the store that clients use. A new store has a new name, so that its keys are new keys of the history.
+    /// Number of the store that clients use. A new store has a new number, and so a new name; in the history, its keys
+    /// are new keys.
     store: Cell<u32>,
     /// Whether a client has opened that store, which proves that it exists.
     is_opened: Cell<bool>,
@@ -380,7 +382,7 @@ impl Site {
         name_of(self.store.get())
     }
 
-    /// This node and all its clients.
+    /// Returns a target that stands for this node and all its clients.
     fn target(&self) -> Target {
         Target::Node(self.index as u32)
     }
@@ -417,7 +419,7 @@ impl Scene {
         tag
     }
 
-    /// Whether a node may have been too slow to post free buffers.
+    /// Whether faults may have kept a node from posting free buffers in time.
     fn has_node_stood_still(&self) -> bool {
         [Fault::NodePause, Fault::NodeRestart, Fault::NodeLoss].iter().any(|&fault| self.struck.of(fault) > 0)
     }
@@ -431,7 +433,7 @@ fn name_of(store: u32) -> String {
     format!("s{store}")
 }
 
-/// Runs a trial. The network's events are passed to `events`, if given, without an effect on the run.
+/// Runs a trial. Passes the network's events to `events`, if given; this does not change the run.
 pub fn run(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     setup.system.run(setup, seed, events)
 }
@@ -514,7 +516,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
 }
 
-/// Starts a node. A single node has all faults of the trial; with several nodes, each draws a subset.
+/// Starts a node. All faults of the trial may strike a single node; each of several nodes draws a subset of the faults.
 fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
     let random = world.random();
     let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));
@@ -535,20 +537,20 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
 }
 
-/// Draws the clock skew in ppm: by how much a clock is faster than the world's.
+/// Draws the skew of a clock in ppm. A positive skew means that the clock runs faster than the world's.
 fn skew(faults: &[Fault], random: &Random) -> i64 {
     if faults.contains(&Fault::ClockSkew) { random.below(400_000) as i64 - 200_000 } else { 0 }
 }
 
-/// Makes the node create the next store, after the present one is lost.
+/// Makes the node create the next store after the present store is lost.
 fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.store.set(site.store.get() + 1);
     site.is_opened.set(false);
     create_store(scene, site);
 }
 
-/// Makes the node create the store, and repeats the request until a client has opened the store. The node may die
-/// first, or have no space while the previous store is still being dropped.
+/// Makes the node create the store, and repeats the request until a client has opened the store. A request can fail:
+/// the node may die, or have no space while it is still dropping the previous store.
 fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.ask(Ask::CreateStore {
         name: site.store_name(),
@@ -585,5 +587,5 @@ fn rates(site: &Site) -> FaultRates {
 /// Speed of memory accesses of clients that run chains themselves.
 const PACE: Pace = Pace::CPU;
 
-/// Usual delay before a client tries again to reach a node.
+/// Usual delay after which a client retries to reach a node.
 const AGAIN: Nanos = MILLIS;
