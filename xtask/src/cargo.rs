@@ -1,21 +1,22 @@
-//! Runs cargo. Each command is printed before it runs, and its output is streamed through.
+//! Runs cargo. Prints each command before it runs, and passes the command's output through.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// Command for the cargo that started this process, in the workspace's root. The caller adds the environment it needs.
+/// Returns a command that runs the same cargo as the one that started this process, in the workspace's root. The caller
+/// adds the environment variables that the command needs.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments);
-    // Removes the variables that `cargo xtask` sets for this package. Build scripts that read them, such as ring's,
-    // would otherwise run again.
+    // Removes the variables that `cargo xtask` sets for this package. Some build scripts, such as ring's, read them and
+    // would run again after each change of their values.
     let is_ours = |name: &OsString| name.to_string_lossy().starts_with("CARGO_PKG_");
     std::env::vars_os().map(|(name, _)| name).filter(is_ours).for_each(|name| _ = command.env_remove(name));
     command
 }
 
-/// Value of `variable` in the environment, followed by `flags`.
+/// Returns the present value of the environment variable `variable`, followed by `flags`.
 pub(crate) fn flags_after_the_callers(variable: &str, flags: &str) -> OsString {
     let mut all = std::env::var_os(variable).unwrap_or_default();
     if !all.is_empty() {
@@ -25,7 +26,7 @@ pub(crate) fn flags_after_the_callers(variable: &str, flags: &str) -> OsString {
     all
 }
 
-/// Runs `command` and returns whether it succeeded. The reason for a failure is printed.
+/// Runs `command`. Returns whether it succeeded; prints the reason for a failure.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     println!("   $ {}", shown(&command));
     match command.status() {
@@ -41,7 +42,7 @@ pub(crate) fn succeeds(mut command: Command) -> bool {
     }
 }
 
-/// The command as typed in a shell, with the environment that is set for it.
+/// Formats the command as it is typed in a shell, including the environment variables that are set for it.
 fn shown(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| Some((name.display(), value?.display())));
     let mut shown: String = set.map(|(name, value)| format!("{name}='{value}' ")).collect();

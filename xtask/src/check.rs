@@ -19,7 +19,7 @@ const STEPS: [Step; 6] = [
     ("doc", doc),
 ];
 
-/// Environment variable for the number of tests of a binary that run concurrently.
+/// Environment variable for the number of tests of one test binary that run concurrently.
 const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Outcome of a step.
@@ -54,7 +54,7 @@ pub(crate) fn house_rules(root: &Path) -> bool {
     findings.is_empty()
 }
 
-/// Lints the build without the broken variants. [`test()`] compiles them in; both builds must compile.
+/// Lints the build without mutants. [`test()`] builds with mutants, so both builds are compiled.
 fn clippy(root: &Path) -> bool {
     succeeds(cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
@@ -65,7 +65,7 @@ fn build_tests(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// Runs all tests in one build that contains the broken variants. Each is off unless a test switches it on.
+/// Runs all tests in one build that contains the mutants. Each mutant is off unless a test switches it on.
 fn test(root: &Path) -> bool {
     let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
     mutants::compile_in(&mut command);
@@ -73,7 +73,7 @@ fn test(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// Two tests per core: most of the longest tests wait for processes or for time to pass.
+/// Returns two tests per core: most of the longest tests wait for processes or for time to pass.
 fn tests_at_a_time() -> usize {
     2 * std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -84,7 +84,7 @@ fn doc(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// One line per step with its share of the time, and one for the total.
+/// Formats a line for each step with its share of the time, and a line for the total.
 fn summary(outcomes: &[Outcome]) -> String {
     let whole: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
     let mut summary = String::new();

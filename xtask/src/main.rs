@@ -3,9 +3,10 @@
 //! - [`check`]: everything CI runs, step by step. [`tidy`] is its step for the house rules.
 //! - [`soak`]: the tests that take too long to run on every change.
 //! - [`fuzz`]: every decoder's fuzz target, for longer than in `cargo test`.
-//! - [`sim`]: runs systems in the simulator with many seeds, and finds the seeds that expose broken variants (mutants).
+//! - [`sim`]: runs systems in the simulator with many seeds, and finds seeds that expose mutants (variants with a
+//!   deliberate bug).
 //! - [`size`]: line counts of each crate.
-//! - [`mutants`]: runs this program as a wrapper around rustc that compiles the broken variants in.
+//! - [`mutants`]: the part of this program that runs as a wrapper around rustc and compiles the mutants in.
 
 #![allow(clippy::disallowed_methods, reason = "cargo passes paths to xtask through the environment")]
 
@@ -66,7 +67,8 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    // The folder cargo runs this for, not the one it was compiled in: clones may share a target folder.
+    // Prefer the folder for which cargo runs this program to the one where it was compiled: clones may share a target
+    // folder.
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let root = Path::new(&own).parent().expect("xtask is a folder of the workspace's root");
     let passed = match chore {
@@ -84,7 +86,7 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Parses the command line. The error message names the remedy.
+/// Parses the command line. The error message says how to correct it.
 fn chore(arguments: &[String]) -> Result<Chore, String> {
     let Some((name, rest)) = arguments.split_first() else {
         return Err("no chore given; `cargo xtask help` lists the chores".into());

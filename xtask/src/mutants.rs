@@ -1,7 +1,7 @@
-//! Wrapper around rustc that compiles the broken variants (mutants) in.
+//! A wrapper around rustc that compiles the mutants in (variants of the code with a deliberate bug).
 //!
-//! `RUSTC_WORKSPACE_WRAPPER` makes cargo call this program for the workspace's own packages only. `RUSTFLAGS` would
-//! recompile every dependency.
+//! cargo calls the program in `RUSTC_WORKSPACE_WRAPPER` only for the workspace's own packages. Flags in `RUSTFLAGS`
+//! would make it recompile every dependency, too.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -9,20 +9,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 
-/// Environment variable set for a cargo that calls this program instead of rustc.
+/// Environment variable that is set for a cargo which calls this program as its wrapper around rustc.
 const WRAPS: &str = "FARSIDE_XTASK_WRAPS_RUSTC";
 
-/// Makes the `cargo` command compile the broken variants in.
+/// Makes the `cargo` command compile the mutants in.
 pub(crate) fn compile_in(cargo: &mut Command) {
-    // Looked up once: when cargo rebuilds this program, the running process loses its path.
+    // The path is read only once: when cargo rebuilds this program, the running process can no longer find its path.
     static THIS: OnceLock<PathBuf> = OnceLock::new();
     let this = THIS.get_or_init(|| std::env::current_exe().expect("a running program has a path"));
     cargo.env("RUSTC_WORKSPACE_WRAPPER", this).env(WRAPS, "1");
-    // This build is never edited incrementally, and incremental compilation takes more than twice the CPU time.
+    // Incremental compilation does not pay: nobody edits this build step by step, and it takes more than twice the CPU
+    // time.
     cargo.env("CARGO_INCREMENTAL", "0");
 }
 
-/// Replaces this process by rustc, with one more flag, if cargo called it as a wrapper. Otherwise returns `None`.
+/// If cargo called this program as a wrapper, replaces this process by rustc with one more flag. Otherwise returns
+/// `None`.
 pub(crate) fn as_rustc(arguments: &[OsString]) -> Option<ExitCode> {
     as_rustc_if(std::env::var_os(WRAPS).is_some(), arguments)
 }

@@ -1,4 +1,4 @@
-//! The network's events as JSON lines. A line says that a packet was sent, lost, duplicated, delayed or delivered,
+//! The network's events as JSON lines. Each line has an event of a packet: sent, lost, duplicated, delayed, delivered,
 //! among others.
 //!
 //! The format is `docs/sim-events.md`.

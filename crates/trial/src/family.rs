@@ -110,7 +110,7 @@ pub(crate) enum FailureKind {
     OutOfMemory,
     /// The operation failed, and the session is still usable.
     Declined,
-    /// The client was denied an access that its key allows, unless the store has been dropped.
+    /// The client was denied an access. This is a violation unless the store has been dropped.
     Refused,
     /// The failure must not happen under any fault.
     Wrong,

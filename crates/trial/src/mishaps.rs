@@ -7,10 +7,10 @@ use farside_sim::fault::{Fault, FaultRates, OUTAGE, Target};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
-/// Usual time before a client's death during which all its messages are delayed.
+/// Usual length of the period before a client's death in which all the client's messages are delayed.
 const LAST_WORDS: Nanos = 100 * MICROS;
 
-/// Faults that strike at random times, and not single messages.
+/// Faults of processes, hosts and stores, which strike at random times. Single messages have faults of their own.
 const EVENTS: [Fault; 8] = [
     Fault::Partition,
     Fault::OneWayPartition,
@@ -30,8 +30,8 @@ pub(crate) fn begin(scene: &Scene) {
     scene.sites.iter().for_each(|site| scene.network.set_fault_rates_of(site.node.host(), rates(site)));
 }
 
-/// Called when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after. So
-/// faults strike working clients, and they do not pile up while clients cannot work.
+/// Called when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after.
+/// Because operations trigger faults, the faults strike working clients and do not pile up while clients cannot work.
 pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     if random.one_in(drawn.mishap_one_in) {
@@ -40,7 +40,7 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
         if count > 0 {
             let fault = faults.nth(random.below(count) as usize).expect("the index is less than the count");
             soon(scene, site, move |scene, site| {
-                // These are rarer than the others: each replaces a process, memory or store.
+                // These faults are rarer than the others, since each replaces a process, memory or a store.
                 let is_rare = matches!(fault, Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation);
                 if is_rare && !scene.world.random().one_in(3) {
                     return;
@@ -68,11 +68,11 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
-/// Called when a request of `phase` starts, or, for the idle phase, when a client has no request in flight. With the
-/// drawn probability, a fault strikes the request, and possibly other requests. Returns whether a fault strikes.
+/// Called when a request of `phase` starts or, for the idle phase, when a client has no request in flight. With the
+/// drawn probability, a fault strikes the request, and possibly other requests too. Returns whether a fault strikes.
 ///
-/// Once a phase has been struck ten times per operation of the trial, no more faults strike it. Without this bound,
-/// clients that die whenever they are idle never start an operation.
+/// Once a phase has been struck ten times per operation of the trial, this function no longer strikes it. Without this
+/// bound, a client that dies each time it is idle would never start an operation.
 pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     let is_saturated = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
@@ -83,11 +83,11 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     let mut faults: Vec<Fault> =
         site.faults.iter().copied().filter(|fault| !BY_THEMSELVES.contains(fault)).collect();
     random.shuffle(&mut faults);
-    // The fault that has struck least within this phase.
+    // Choose the fault that has struck least within this phase.
     let least = faults.into_iter().min_by_key(|fault| scene.flights.struck(*fault, phase));
     let Some(fault) = least else { return false };
     if phase == IDLE && fault.is_of_messages() {
-        // The next message may leave before any other event.
+        // Planned for later, the fault could miss the next message, which may leave before any other event.
         scene.network.strike_next_message(scene.hosts[client as usize], fault);
         return true;
     }
@@ -119,7 +119,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
     let (world, random) = (&scene.world, scene.world.random());
     let process = scene.clients.borrow()[client];
     match fault {
-        // The client runs in the node's process.
+        // This client runs in the node's process, so it cannot be struck alone.
         Fault::ClientDeath | Fault::ClientPause if scene.drawn.resident == Some(client as u32) => {}
         Fault::ClientDeath => {
             let Some(process) = process else { return };
@@ -148,7 +148,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
                 scene.network.cut(to, from, until, fault);
             }
         }
-        // The node is already down.
+        // The node is already down and cannot be struck again.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !site.node.is_served() => {}
         Fault::NodeRestart => take_down(scene, site, fault, take_over),
         Fault::NodeLoss => take_down(scene, site, fault, |scene, site| {
@@ -191,7 +191,8 @@ fn take_down(
     scene.world.at(scene.world.now() + after, move || bring_up(&theirs, &site));
 }
 
-/// Starts the node's next process, which recovers the memory of the last one. It may die during recovery, too.
+/// Starts the node's next process, which recovers the memory of the last one. This process may itself die during
+/// recovery.
 fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.restart();
     let random = scene.world.random();
@@ -199,7 +200,7 @@ fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
         let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
         let process = site.node.process();
         scene.world.at(scene.world.now() + random.heavy(20 * MICROS), move || {
-            // The process may have died of another fault, which starts its successor itself.
+            // If another fault has killed this process, that fault starts the successor.
             if !site.node.is_served() && site.node.process() == process {
                 take_down(&theirs, &site, Fault::NodeRestart, take_over);
             }
@@ -207,7 +208,8 @@ fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
-/// Kills the processes that ran chains on the node's memory: they must be dead before another node serves it.
+/// Kills the processes that ran chains on the node's memory themselves: they must be dead before another process serves
+/// this memory.
 fn end_runners(scene: &Rc<Scene>) {
     if scene.drawn.carrier == Carrier::Direct {
         let processes: Vec<ProcessId> = scene.clients.borrow().iter().flatten().copied().collect();

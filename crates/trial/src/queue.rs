@@ -22,7 +22,7 @@ pub(crate) struct Queue {
     slots: u64,
 }
 
-/// Key under which the history records a store's queue.
+/// Key that the history uses for the only queue of a store.
 const ONE: u64 = 0;
 
 static PHASES: Phases = Phases {
@@ -125,7 +125,7 @@ impl From<QueueError> for Failure {
             }
             _ => (FailureKind::Over, error.to_string()),
         };
-        // Even if the take is known to have run, the value that it may have taken is lost. So its outcome is unknown.
+        // A failed take is unknown even if it is known to have run: it may have taken a value, and that value is lost.
         let ran = if error.ran() == Ran::Yes { Ran::Unknown } else { error.ran() };
         Failure { ran, kind, message }
     }

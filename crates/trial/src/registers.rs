@@ -1,10 +1,9 @@
-//! Two minimal protocols that use the features of chains which PRISM-KV does not use: comparison of numbers,
-//! conditional ops after a skipped op, buffers that a chain reserves and does not take, and scratch that starts as
-//! zeros.
+//! Two minimal protocols for the features of chains that PRISM-KV does not use: comparison of numbers, conditional ops
+//! after a skipped op, buffers that a chain reserves and does not take, and scratch that starts as zeros.
 //!
-//! A *block* is a register as each replica of PRISM-RS keeps it (PRISM, section 7). A put gives its value a tag above
-//! the tags that it has seen, and installs the value if its tag is newer. An *entry* is claimed once; only the client
-//! that has claimed it writes it.
+//! A *block* is a register as each replica of PRISM-RS keeps it (PRISM, section 7). A put gives its value a tag that is
+//! greater than the block's present tag. It installs the value if this tag is still greater than the block's. An
+//! *entry* is claimed once; only the client that has claimed it writes it.
 //!
 //! ```text
 //! table   | block 16 bytes | ... | entry 32 bytes | ...
@@ -50,10 +49,10 @@ const ENTRIES: u64 = 64;
 const BLOCK_SIZE: u64 = 16;
 const ENTRY_SIZE: u64 = 32;
 const HEADER_SIZE: usize = size_of::<Header>();
-/// Length of a READ of a buffer: longer than any buffer, so that the buffer's end bounds the READ.
+/// Length of a READ of a buffer. No buffer is as long, so the READ ends at the buffer's end.
 const READ_MAX: u32 = 1 << 12;
 
-/// Number of retries of a put that finds no buffer, and the pause before each.
+/// Number of times that a put runs its chain while no buffer is free, and the pause after each.
 const PAUSES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -184,7 +183,8 @@ impl Family for Trial {
             (Ask::PutIfAbsent(value), Some(entry)) => {
                 match client.claim(entry, u64::from(who) + 1, values::word(value)).await? {
                     true => Outcome::Done(None),
-                    // Another client has claimed the entry and may not have written it yet, so its value is unknown.
+                    // Another client has claimed the entry and may not have written its word yet. This operation does
+                    // not learn the word.
                     false => Outcome::Failed,
                 }
             }
@@ -255,7 +255,8 @@ impl<F: Fabric + Clock> Registers<F> {
         let seen = chain.also(read_as::<big_endian::U64>(at));
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_look)?;
         let seen = self.reply.get(seen).map_err(KvError::Refused)?.get();
-        // The multiplier is odd, so distinct writers stay distinct; and later writers are not always greater.
+        // The multiplier is odd, so distinct writers stay distinct. It also makes later writers not always greater than
+        // earlier ones.
         let writer = writer.wrapping_mul(0x9e37_79b1) & 0xff_ffff;
         let tag = big_endian::U64::new(((seen >> 24) + 1) << 24 | writer);
 
@@ -277,7 +278,7 @@ impl<F: Fabric + Clock> Registers<F> {
             self.fabric.sleep(PAUSE).await;
         }
         match self.reply.status(swung) {
-            // If a newer value is installed, this put took effect just before that one.
+            // After a failed CAS, a newer value is installed: this put took effect just before the newer value's put.
             Status::Ok | Status::CasFailed => Ok(()),
             // The put took no buffer, and scratch is still all zeros.
             Status::Skipped if self.reply.get(fresh).is_ok_and(|fresh| fresh.is_null()) => Ok(()),
@@ -287,14 +288,15 @@ impl<F: Fabric + Clock> Registers<F> {
         }
     }
 
-    /// Claims an entry for `who` and writes its word. Both must not be 0. Returns false if the entry was already
-    /// claimed.
+    /// Claims an entry for `who` and writes `word` to it. Neither `who` nor `word` may be 0. Returns false if the entry
+    /// was already claimed.
     async fn claim(&mut self, entry: u64, who: u64, word: u64) -> Result<bool, KvError> {
         let (at, who) = (self.entry(entry), U64::new(who));
         let [word, check] = [U64::new(word), U64::new(check(who.get(), word))];
         let mut chain = self.chain.begin(self.key);
         chain.also(write(TMP, who.as_bytes()));
-        // The other half of the installed value comes from scratch and is zero: no word yet.
+        // The CAS installs `who` and a second word from scratch. That word is zero, which means that the entry has no
+        // word yet.
         let claimed = chain.then(cas_from(Addr::new(at), &[0u8; 16], TMP));
         chain.then(write(Addr::new(at + 16), check.as_bytes()));
         chain.then(write(Addr::new(at + 8), word.as_bytes()));
@@ -306,7 +308,7 @@ impl<F: Fabric + Clock> Registers<F> {
         }
     }
 
-    /// Returns the word of an entry, or `None` if it is not written.
+    /// Returns the word of an entry, or `None` if the word is not written yet.
     async fn word(&mut self, entry: u64) -> Result<Option<u64>, KvError> {
         let at = self.entry(entry);
         let mut chain = self.chain.begin(self.key);
@@ -323,7 +325,7 @@ impl<F: Fabric + Clock> Registers<F> {
         Ok(Some(word.get()))
     }
 
-    /// Tries to follow a pointer out of the store, which must be denied.
+    /// Tries to follow a pointer to memory outside the store. The node must deny this access.
     async fn trespass(&mut self) -> Result<(), KvError> {
         /// Address within the node's own header.
         const ELSEWHERE: Addr = Addr::new(8);
@@ -350,7 +352,7 @@ impl<F: Fabric + Clock> Registers<F> {
 
 const SHORT: KvError = KvError::Damaged("a block's buffer is shorter than its value");
 
-/// Converts an error of a put's first chain. The put has only read, so it was not carried out.
+/// Converts an error of a put's first chain. This chain only reads, so the put was not carried out.
 fn of_look(error: FabricError) -> KvError {
     match error {
         FabricError::Lost { node, reason, .. } => {
@@ -360,7 +362,7 @@ fn of_look(error: FabricError) -> KvError {
     }
 }
 
-/// Checksum that proves that one client wrote both the claim and the word.
+/// Checksum of a claim and a word. It proves that one client wrote both.
 fn check(who: u64, word: u64) -> u64 {
     (who ^ word.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

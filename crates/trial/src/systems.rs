@@ -1,5 +1,5 @@
-//! Systems that can be tried: those of the registry whose family has a file here, and `registers`, which exists here
-//! only.
+//! Systems that trials can run: the registered systems whose family has a file here, and `registers`, which exists only
+//! for trials.
 
 use crate::kv::Kv;
 use crate::queue::Queue;
@@ -15,11 +15,12 @@ use farside_systems::registry::{self, Registered};
 use farside_systems::system::Family;
 use std::fmt;
 
-/// System that can be tried.
+/// System that trials can run.
 #[derive(Clone, Copy)]
 pub struct System {
     name: &'static str,
-    /// The system's broken variants, and the subset that trials expose too rarely. Tests of single steps expose those.
+    /// The system's broken variants. `rare` lists those that trials expose too rarely; tests of single steps expose
+    /// these.
     mutants: &'static [Mutant],
     rare: &'static [Mutant],
     run: Run,
@@ -27,10 +28,11 @@ pub struct System {
 
 type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 
-/// Broken variants of the layers below systems, each listed under the system whose trials expose it.
+/// Broken variants of the layers below the systems. Each is listed under the system whose trials expose it.
 ///
-/// The node's own tests expose two variants that no client meets by chance. DROP_WITHOUT_TAKING_LISTS needs retired
-/// buffers of two stores in one session; REUSE_WHILE_ADOPTING needs a death right after a reuse within a scan.
+/// Two more variants are not listed, because no client exposes them by chance; the node's own tests do.
+/// DROP_WITHOUT_TAKING_LISTS needs retired buffers of two stores in one session. REUSE_WHILE_ADOPTING needs a death
+/// right after a reuse within a scan.
 const BELOW: [(&str, &[Mutant]); 2] = [
     ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (

@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 /// Session timeout between a node and its clients. It is shorter than in production, to keep trials short.
 const SILENCE: Nanos = 60 * MILLIS;
-/// Offsets of history keys, so that keys of different stores and of different nodes differ.
+/// Offsets of keys in the history. With them, keys of different stores and of different nodes differ.
 const KEYS_PER_STORE: u64 = 1 << 16;
 const KEYS_PER_SITE: u64 = 1 << 40;
 
@@ -29,13 +29,13 @@ const KEYS_PER_SITE: u64 = 1 << 40;
 struct SiteState {
     /// Number of sessions the client has opened.
     incarnation: Cell<u64>,
-    /// Operations without an outcome.
+    /// Operations that have been called and have no outcome yet.
     unanswered: RefCell<Vec<OperationId>>,
 }
 
 impl SiteState {
-    /// Gives the pending operations an unknown outcome. Called when nothing runs on the client's behalf any more: each
-    /// of them has taken effect, or never will.
+    /// Gives the pending operations an unknown outcome. Must be called only when nothing runs on the client's behalf
+    /// any more, so that each pending operation has taken effect already or never will.
     fn settle<F: Family>(&self, trial: &Trial<F>) {
         for id in self.unanswered.take() {
             trial.returned(id, OutcomeOf::<F>::UNKNOWN);
@@ -48,7 +48,7 @@ pub(crate) fn start_client<F: Family>(trial: &Rc<Trial<F>>, client: u32) {
     start(trial, client, &trial.scene.sites.iter().map(|_| SiteState::default()).collect());
 }
 
-/// Starts the client's next process, and a new one whenever it dies.
+/// Starts the client's next process. Each time the client's process dies, starts another one.
 fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteState]>) {
     let scene = &trial.scene;
     if scene.is_over() {
@@ -72,7 +72,7 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteSta
             next.iter().for_each(|site_state| site_state.settle(&theirs)); // Chains ran on the dead client's own CPU.
         }
         scene.clients.borrow_mut()[client as usize] = None;
-        // Some clients return while messages of their last process are still in flight.
+        // Half of the clients restart so soon that messages of their last process are still in flight.
         let random = scene.world.random();
         let usual = if random.one_in(2) { 20 * MICROS } else { MILLIS };
         let after = scene.world.now() + random.heavy(usual);
@@ -109,7 +109,7 @@ pub(crate) fn is_done(scene: &Scene) -> bool {
             && scene.clients.borrow().iter().all(Option::is_none)
 }
 
-/// Process of a client.
+/// A client's running process.
 struct Client<F: Family> {
     trial: Rc<Trial<F>>,
     client: u32,
@@ -195,7 +195,7 @@ impl<F: Family> Client<F> {
         }
     }
 
-    /// Opens the store that clients use at present.
+    /// Opens the site's present store.
     async fn open_store<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Worker<'a, F>> {
         let Trial { scene, family, .. } = &*self.trial;
         let (name, store) = (site.store_name(), site.store.get());
@@ -235,8 +235,8 @@ impl<F: Family> Worker<'_, F> {
             Some(Err(failure)) => return self.failed(id, &failure, ask.is_read()),
             None => {
                 scene.count(|counts| counts.given_up += 1);
-                // The client's own CPU runs its chains, so a dropped operation has ended. Over a session, its chains
-                // may run until the session ends.
+                // With its own CPU running its chains, the client has ended a dropped operation. Over a session, the
+                // chains of a dropped operation may run until the session ends.
                 if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
                     self.returned(id, OutcomeOf::<F>::UNKNOWN);
                 }
@@ -249,7 +249,7 @@ impl<F: Family> Worker<'_, F> {
         Ok(())
     }
 
-    /// Carries out an operation. Returns `None` if it was cancelled according to `plan`.
+    /// Carries out an operation. Returns `None` if `plan` had the operation cancelled.
     async fn perform(
         &mut self,
         key: u64,
@@ -316,8 +316,8 @@ impl<F: Family> Worker<'_, F> {
     }
 }
 
-/// After all clients have stopped, reads everything by another client: this exposes lost data that no client has read
-/// since.
+/// After all clients have stopped, makes another client read everything. This exposes lost data that no client has read
+/// after the loss.
 pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
@@ -359,7 +359,7 @@ pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
 }
 
 impl<F: Family> Client<F> {
-    /// Reads everything in the store of a site.
+    /// Reads all keys of a site's store.
     async fn read_store(&self, site: &Rc<Site>) -> Result<(), FabricError> {
         let Trial { scene, family, .. } = &*self.trial;
         let fabric = if scene.drawn.carrier == Carrier::Direct {
@@ -391,14 +391,14 @@ impl<F: Family> Client<F> {
     }
 }
 
-/// After the faults have ended, checks that every buffer is reachable or free, or becomes free: no buffer is lost, and
-/// none is held twice.
+/// After the faults have ended, checks that no buffer is lost or held twice: every buffer must be reachable or free, or
+/// become free.
 pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
         return;
     }
-    // In a calm trial nothing was interrupted: no buffer is leaked, and the counts agree without a scan.
+    // In a calm trial nothing was interrupted, so no buffer is leaked, and the counts must agree without a scan.
     let left_nothing = [Fault::ClientDeath, Fault::NodeRestart, Fault::NodeLoss, Fault::Revocation];
     let is_calm = left_nothing.into_iter().all(|fault| scene.struck.of(fault) == 0)
         && matches!(scene.counts.get(), Counts { unknown: 0, failed: 0, given_up: 0, .. });
