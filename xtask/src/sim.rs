@@ -1,7 +1,7 @@
 //! `cargo xtask sim`: runs systems in the simulator with many seeds, in one process per core by default.
 //!
-//! `farside sim --json` does the work and prints each seed's verdict on a line. It is built with all assertions
-//! enabled, since a failed assertion is a finding too.
+//! For this, xtask starts processes of `farside sim --json`, which prints each seed's verdict on a line. They are built
+//! with all assertions enabled, since a failed assertion is a finding too.
 //!
 //! Invariant: if a process exits or hangs within a seed, that is a finding of this seed, and the other seeds still run.
 
@@ -18,9 +18,9 @@ use serde_json::Value;
 use crate::cargo::{cargo, succeeds};
 use crate::mutants;
 
-/// Default seeds.
+/// Seeds to run by default.
 const SEEDS: RangeInclusive<u64> = 1..=1000;
-/// From this many seeds on, a fault that has never struck is a failure.
+/// Number of seeds from which on it is a failure if a fault has never struck.
 const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
 /// Maximum time that a process may take for one seed. The longest known seed takes a few seconds.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -35,7 +35,7 @@ pub(crate) struct Options {
     mode: Mode,
     seeds: RangeInclusive<u64>,
     jobs: usize,
-    /// Whether the seeds that expose broken variants are saved.
+    /// Whether to save the seeds that expose mutants (broken variants).
     writes_kills: bool,
     /// Flags passed on to `farside sim`, unchanged.
     rest: Vec<String>,
@@ -173,7 +173,7 @@ fn try_seeds(binary: &Path, options: &Options) -> bool {
     totals.print(is_whole)
 }
 
-/// Sums over all seeds, and the findings.
+/// Sums over all seeds, and the bad seeds.
 struct Totals {
     of: u64,
     done: u64,
@@ -236,7 +236,8 @@ impl Totals {
         self.count_seed();
     }
 
-    /// Prints the progress: in place on a terminal, else on a new line every 10 s.
+    /// Adds one to the number of finished seeds, and prints the progress: in place on a terminal, else on a new line
+    /// every 10 s.
     fn count_seed(&mut self) {
         self.done += 1;
         let is_terminal = std::io::stderr().is_terminal();
@@ -249,7 +250,7 @@ impl Totals {
         eprint!("   {} of {} seeds, {} not good{end}", self.done, self.of, self.bad.len());
     }
 
-    /// Prints the outcome of all seeds. Returns whether it is good.
+    /// Prints the outcome of all seeds. Returns whether the run has passed.
     fn print(&self, all_faults_must_strike: bool) -> bool {
         let Totals { done, operations, events, struck, bad, since, .. } = self;
         println!(
@@ -316,7 +317,7 @@ impl PhaseCounts {
         }
     }
 
-    /// The pairs of fault and phase where the fault can strike and never did.
+    /// Returns the pairs of a fault and a phase where the fault can strike and never did.
     fn empty(&self) -> Vec<String> {
         let cells = self.struck.iter().flat_map(|(fault, times)| {
             self.phases.iter().zip(times).map(move |(phase, times)| (fault, phase, times))
@@ -429,7 +430,7 @@ fn find_mutants(root: &Path, binary: &Path, options: &Options) -> bool {
     alive.is_empty()
 }
 
-/// Returns the broken variants, each with its system: those of one system, or all.
+/// Returns the broken variants of `system`, or of all systems if `None`. Each comes with the name of its system.
 fn mutants_of(binary: &Path, system: Option<&str>) -> Result<Vec<(String, String)>, String> {
     let output = Command::new(binary).args(["sim", "--list-mutants"]).output();
     let output = output.map_err(|error| format!("cannot run {}: {error}", binary.display()))?;
@@ -514,7 +515,7 @@ pub(crate) fn replay_kills(root: &Path, binary: &Path, jobs: usize, system: Opti
     false
 }
 
-/// Runs the correct code with the seed. Returns what is wrong with it, if anything.
+/// Runs the correct code with the seed. Returns the reasons for a bad verdict, or `None` if the verdict is good.
 fn wrong_without_mutant(
     binary: &Path,
     system: &str,
@@ -534,7 +535,7 @@ fn wrong_without_mutant(
     }
 }
 
-/// Recomputes the digests that the tests compare with, and writes each as the last word of its line.
+/// Recomputes the digests that the tests compare with, and writes each of them as the last word of its line.
 fn refresh_digests(root: &Path, binary: &Path, options: &Options) -> bool {
     if !options.rest.is_empty() {
         println!("sim: unsupported flags: {}; the runs are listed in {DIGESTS}", options.rest.join(" "));
@@ -554,7 +555,7 @@ fn refresh_digests(root: &Path, binary: &Path, options: &Options) -> bool {
     fresh.is_ok()
 }
 
-/// Returns a line `system carrier seed digest` with the run's present digest.
+/// Takes a line `system carrier seed digest` and repeats its run. Returns the line with the run's present digest.
 fn with_digest(binary: &Path, line: &str) -> Result<String, String> {
     if line.starts_with('#') || line.is_empty() {
         return Ok(line.to_owned());
@@ -604,18 +605,18 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Outcome of a process.
 #[derive(Debug, PartialEq)]
 enum End {
-    /// It has reported all its seeds, or the caller wants no more of them.
+    /// The process has reported all its seeds, or the caller has stopped it.
     Done,
-    /// It did not finish this seed.
+    /// The process exited or hung before it had finished this seed.
     Died { seed: u64, why: String },
-    /// It rejected its command line.
+    /// The process rejected its command line, or could not be started.
     Refused(String),
 }
 
 /// Exit code with which `farside` rejects its command line.
 const REFUSED: i32 = 2;
 
-/// Runs a process over the seeds and passes each line to `each`, until that returns false.
+/// Runs a process over the seeds and passes each line of its output to `each`, until `each` returns false.
 fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMut(&Value) -> bool) -> End {
     command.args(["--json", "--seeds", &format!("{}..{}", seeds.start(), seeds.end())]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -644,7 +645,8 @@ fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMu
     End::Done
 }
 
-/// Returns the lines of a process's standard output and all of its standard error. Both threads exit with the process.
+/// Returns the lines of a process's standard output, and a handle that returns all of its standard error. The two
+/// threads that read them exit with the process.
 fn read_output(child: &mut Child) -> (mpsc::Receiver<String>, std::thread::JoinHandle<String>) {
     let output = BufReader::new(child.stdout.take().expect("the stream is piped"));
     let mut errors = child.stderr.take().expect("the stream is piped");

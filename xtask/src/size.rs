@@ -57,7 +57,7 @@ impl Size {
     }
 }
 
-/// The folder of the crate that `file` belongs to: `crates/remote`, `bench`.
+/// Returns the folder of the crate that `file` belongs to, such as `crates/remote` or `bench`.
 fn crate_of(file: &str) -> String {
     let depth = if file.starts_with("crates/") { 2 } else { 1 };
     file.split('/').take(depth).collect::<Vec<_>>().join("/")

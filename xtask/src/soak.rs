@@ -28,7 +28,7 @@ pub(crate) fn run(root: &Path) -> bool {
         println!("   {test}");
     }
     let started = Instant::now();
-    // One at a time: they measure, and some need most of the machine's memory.
+    // Run the tests one at a time: they measure, and some need most of the machine's memory.
     let passed = succeeds(cargo(
         root,
         &[&test[..], &["--", "--ignored", "--nocapture", "--test-threads=1", "soak_"]].concat(),
@@ -38,14 +38,14 @@ pub(crate) fn run(root: &Path) -> bool {
     passed
 }
 
-/// The packages that have long tests. The other packages are not built.
+/// Returns the packages that have long tests. Other packages need not be built.
 fn packages(root: &Path) -> BTreeSet<String> {
     let has_long_ones =
         |file: &&String| std::fs::read_to_string(root.join(file)).is_ok_and(|text| text.contains("fn soak_"));
     tidy::files(root).iter().filter(has_long_ones).filter_map(|file| package_of(file)).collect()
 }
 
-/// The package of an integration test's file.
+/// Returns the package of an integration test's file.
 fn package_of(file: &str) -> Option<String> {
     let (folder, _) = file.split_once("/tests/all/")?;
     match folder.strip_prefix("crates/").unwrap_or(folder) {

@@ -1,6 +1,7 @@
-//! House rules that no other tool checks: the walls between crates, and conventions of text.
+//! House rules that no other tool checks: which crates may depend on which, and conventions of text.
 //!
-//! A rule is a function from a file's path and text to findings, so that its test is a few lines of sample text.
+//! A rule is a function that takes a file's path and text and returns findings. So its test needs only a few lines of
+//! sample text.
 //! [`rust`] checks Rust files, [`manifest`] the dependencies between crates, and [`markdown`] the links of documents.
 //! Paths are relative to the workspace's root, with `/` as separator.
 
@@ -64,7 +65,7 @@ pub(crate) fn findings(root: &Path) -> Vec<Finding> {
     findings
 }
 
-/// Sorted paths of the tree's text files. Hidden folders and build output are skipped.
+/// Returns the sorted paths of the tree's text files. Skips hidden folders and build output.
 pub(crate) fn files(root: &Path) -> Vec<String> {
     let mut files = Vec::new();
     let mut folders = vec![String::new()];
@@ -96,7 +97,7 @@ pub(crate) fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.split('/').any(|folder| folder == "tests" || folder == "benches")
 }
 
-/// Marks of unfinished work. They are split here, so that this file does not contain them.
+/// Words that mark unfinished work. Each is split in two, so that this file does not contain it.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
 
 fn unfinished(path: &str, text: &str) -> Vec<Finding> {
@@ -106,11 +107,11 @@ fn unfinished(path: &str, text: &str) -> Vec<Finding> {
     })
 }
 
-/// Folders whose paths differ between machines. They are split here, so that this file does not contain them.
+/// Folders whose paths differ between machines. Each is split in two, so that this file does not contain it.
 const FOLDERS_OF_ONE_MACHINE: [&str; 4] =
     [concat!("/", "home/"), concat!("/", "root/"), concat!("/", "work/"), concat!("/", "Users/")];
 
-/// Finds absolute paths into home or work folders: they exist on one machine only.
+/// Finds absolute paths into home or work folders, which exist on one machine only.
 fn folders_of_one_machine(path: &str, text: &str) -> Vec<Finding> {
     found(path, text, "use a path relative to the repository", |line| {
         let is_absolute = |at: usize| {

@@ -37,18 +37,18 @@ impl<A: Ask> Default for Checked<A> {
     }
 }
 
-/// A few operations that the specification does not allow.
+/// A few operations whose outcomes the specification does not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation<A: Ask> {
     /// The violation, in brief: `key 7 is not linearizable`.
     pub what: String,
-    /// The operations, in the order of their calls. Those without a return here returned after the last one that has a
-    /// return, if ever.
+    /// The operations, in the order of their calls. An operation that has no return here returned, if ever, after the
+    /// last of the returns shown here.
     pub operations: Vec<Operation<A>>,
     /// Index of the operation whose outcome is not allowed.
     pub offender: usize,
     /// Outcomes that would have been allowed instead, if the checker knows them.
     pub instead: Vec<A::Outcome>,
-    /// Number of operations of the whole history from which these were taken.
+    /// Number of operations of the whole history, from which the shown operations are taken.
     pub of: usize,
 }

@@ -1,4 +1,4 @@
-//! Clock of one process: it may run slow or fast, and jump ahead. It never goes back.
+//! Clock of one process. The clock may run slow or fast and may jump ahead, but never goes back.
 
 use crate::fault::{Fault, Struck, Target};
 use crate::world::{Nanos, World, nanos};
@@ -15,14 +15,14 @@ struct Inner {
     world: World,
     struck: Rc<Struck>,
     target: Target,
-    /// Skew in ppm: by how much the clock is faster than the world's.
+    /// Skew in ppm. A positive skew means that the clock runs faster than the world's.
     fast_ppm: i64,
     ahead: Cell<Nanos>,
 }
 
 impl ProcessClock {
-    /// Creates a clock that runs `fast_ppm` parts per million faster than the world's, or slower if negative. Its
-    /// faults count as striking `target`.
+    /// Creates a clock that runs `fast_ppm` parts per million faster than the world's, or slower if `fast_ppm` is
+    /// negative. The clock's faults are counted as faults that strike `target`.
     ///
     /// # Panics
     /// If the clock would stand still or run backwards.
@@ -43,13 +43,13 @@ impl ProcessClock {
         self.0.ahead.set(self.0.ahead.get() + ns);
     }
 
-    /// Converts a duration on this clock to the world's time.
+    /// Converts a duration on this clock to a duration of the world.
     fn stretched(&self, ns: Nanos) -> Nanos {
         if self.0.fast_ppm == 0 {
             return ns;
         }
         self.0.struck.count(Fault::ClockSkew, self.0.target);
-        // Rounded up: otherwise a task that sleeps until an instant would wake just before it, forever.
+        // Round up: otherwise a task that sleeps until an instant would wake just before this instant, again and again.
         (u128::from(ns) * 1_000_000).div_ceil((1_000_000 + self.0.fast_ppm).unsigned_abs().into()) as Nanos
     }
 }

@@ -1,13 +1,13 @@
 //! History of a run: the clients' operations, their times and their outcomes, generic over a family of systems.
 //!
-//! [`register`] has the operations of a key-value store, and [`queue`] those of a queue. Another family implements
-//! [`Ask`] and [`Outcome`] for its own.
+//! [`register`] has the operations of a key-value store, and [`queue`] those of a queue. To add a family, implement
+//! [`Ask`] and [`Outcome`].
 //!
 //! Invariant: events are in the order in which they happened. One thread runs the world, so even events of the same
 //! nanosecond are ordered.
 //!
-//! Invariant: an operation without a return may have been carried out at any moment since its call, or never. A client
-//! that dies leaves such operations, until it is certain that nothing acts on its behalf any more.
+//! Invariant: an operation without a return may have been carried out at any moment since its call, or never. If a
+//! client dies, its operations have no return until it is certain that nothing acts on the client's behalf any more.
 //!
 //! Invariant: [`History::digest`] depends only on what was recorded, in every build.
 
@@ -23,13 +23,13 @@ pub trait Ask: Clone + Eq + fmt::Debug + fmt::Display {
     /// Outcome of the operation.
     type Outcome: Outcome;
 
-    /// Whether this operation can have that outcome.
+    /// Whether this operation can have the given outcome.
     fn can_have(&self, outcome: &Self::Outcome) -> bool;
 
     /// Whether the operation only reads.
     fn is_read(&self) -> bool;
 
-    /// Appends all distinguishing fields, for a digest.
+    /// Appends to `out` all fields that distinguish this operation from others. Used for digests.
     fn record(&self, out: &mut Vec<u8>);
 }
 
@@ -40,7 +40,7 @@ pub trait Outcome: Clone + Eq + fmt::Debug + fmt::Display {
     /// The operation was not carried out, and never will be.
     const FAILED: Self;
 
-    /// Appends all distinguishing fields, for a digest.
+    /// Appends to `out` all fields that distinguish this outcome from others. Used for digests.
     fn record(&self, out: &mut Vec<u8>);
 }
 
@@ -58,14 +58,14 @@ pub struct Moment {
 pub struct Operation<A: Ask> {
     /// The client.
     pub client: u32,
-    /// Object of the operation: a key, a queue. Each family defines its objects.
+    /// Object of the operation, such as a key or a queue. Each family defines its objects.
     pub key: u64,
     /// The operation's kind and arguments.
     pub ask: A,
     /// Time of the call.
     pub called: Moment,
-    /// Time of the return, or the time from which it was certain that the operation has no later effect. `None` if
-    /// neither has happened.
+    /// Time of the return. If the client has died: time from which it was certain that the operation has no later
+    /// effect. `None` if neither has happened.
     pub returned: Option<Moment>,
     /// Outcome; [`Outcome::UNKNOWN`] until the return.
     pub outcome: A::Outcome,

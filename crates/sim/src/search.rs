@@ -3,21 +3,21 @@
 //!
 //! Invariant: an operation precedes another in the order if it returned before the other was called.
 //!
-//! Invariant: each pair of a set of ordered operations and a resulting state is explored once.
+//! Invariant: each pair of a set of ordered operations and a state that results from them is explored once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::FixedState;
 
-/// The call and return between which an operation took effect.
+/// Indices of the call and the return of an operation, which took effect between them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) called: u64,
     pub(crate) returned: u64,
 }
 
-/// Returns whether some order explains all operations.
+/// Returns whether some order of the operations explains all outcomes.
 ///
 /// `step` returns the state after an operation, or `None` if the operation cannot have had its outcome in that state.
 pub(crate) fn is_explained<S: Clone + Eq + Hash>(
@@ -44,7 +44,8 @@ pub(crate) fn is_explained<S: Clone + Eq + Hash>(
     let mut place = left.first();
     while let Some(&Event { is_return, operation, .. }) = events.get(place) {
         if is_return {
-            // Every operation called before this return has been tried as the next one.
+            // Every operation that was called before this return has been tried as the next one, so the search steps
+            // back.
             let Some((last, before)) = stack.pop() else { return false };
             state = before;
             flip(&mut ordered, last);
@@ -120,7 +121,7 @@ impl Left {
     }
 }
 
-/// Visited pairs of a set of ordered operations and its resulting state, by the hash of both.
+/// The visited pairs of a set of ordered operations and a resulting state, by the hash of the pair.
 struct Visited<S>(HashMap<u64, Alike<S>, FixedState>);
 
 /// Pairs with the same hash.

@@ -2,8 +2,7 @@
 //! the correct code passes.
 //!
 //! Each line is `MUTANT SEED`; lines that begin with `#` are comments. A change that alters the order of a trial's
-//! draws can make seeds useless:
-//! `cargo xtask sim --mutants --write-kills` searches for new ones.
+//! draws can make seeds useless: `cargo xtask sim --mutants --write-kills` searches for new ones.
 
 /// Parses the lines of a file.
 ///

@@ -2,17 +2,18 @@
 
 use super::Finding;
 
-/// Packages of this workspace that a package may depend on. Every package may depend on itself: tests do for features.
+/// A package, and the packages of this workspace that it may depend on. Every package may depend on itself, since tests
+/// do so to enable features.
 struct Arrows {
     package: &'static str,
     uses: &'static [&'static str],
-    /// Additional packages that its tests may use.
+    /// Packages that only the package's tests may use.
     tests_use: &'static [&'static str],
 }
 
 const ARROWS: [Arrows; 9] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
-    // The conformance suite runs fabrics against a real node.
+    // Its conformance suite runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
     Arrows { package: "farside-node", uses: &["farside-remote", "farside-fabrics"], tests_use: &[] },
     Arrows {
@@ -83,7 +84,7 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns the dependencies on packages of this workspace, and for each whether it is a dev-dependency.
+/// Returns the dependencies on packages of this workspace, each with whether it is a dev-dependency.
 fn ours(manifest: &toml::Table) -> Vec<(String, bool)> {
     let targets = manifest.get("target").and_then(|targets| targets.as_table());
     let tables = targets.into_iter().flatten().filter_map(|(_, target)| target.as_table());

@@ -30,9 +30,9 @@ pub(super) fn findings(path: &str, text: &str, exists: impl Fn(&str) -> bool) ->
 /// Destination of a link.
 #[derive(Debug, PartialEq)]
 enum Target {
-    /// Another host, or a heading of the same document.
+    /// The link leads to another host, or to a heading of the same document.
     Elsewhere,
-    /// A path relative to the repository's root.
+    /// The link leads to this path, which is relative to the repository's root.
     Local(String),
     Outside,
 }
@@ -82,7 +82,7 @@ fn links(line: &str) -> Vec<&str> {
     if line.starts_with('[') && !line.starts_with("[^") {
         links.extend(line.split_once("]: ").map(|(_, target)| target));
     }
-    // A title may follow the target; brackets may hold it.
+    // A title may follow the target, and angle brackets may enclose the target.
     links.iter().filter_map(|link| Some(link.split_whitespace().next()?.trim_matches(['<', '>']))).collect()
 }
 

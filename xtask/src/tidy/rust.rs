@@ -10,7 +10,7 @@ const UNSAFE: [&str; 2] = ["crates/fabrics/", "bench/src/lib.rs"];
 /// Paths where the lint against reading the environment may be lifted, besides tests.
 const ENVIRONMENT: [&str; 2] = ["crates/farside/", "xtask/"];
 
-/// Maximum line width in characters. rustfmt does not wrap long comments and literals.
+/// Maximum line width in characters. This rule is needed because rustfmt does not wrap long comments and literals.
 const LINE_WIDTH_MAX: usize = 120;
 
 /// Returns every finding in one file.

@@ -4,7 +4,7 @@
 //!
 //! Invariant: a written history is read back as the same history.
 //!
-//! Invariant: the event of a line follows from this line and the line of its call alone.
+//! Invariant: to decode a line, a reader needs only this line and the line of the same operation's call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::{Ask, History, Operation, OperationId, Outcome};
 /// Maximum length of a line that is read. Written lines have less than 300 bytes.
 const LINE_BYTES_MAX: usize = 1 << 16;
 
-/// Writing a family's operations as lines.
+/// Operations of a family that can be written as lines.
 pub trait Written: Ask {
     /// Kinds of operations, as named on a line.
     type Function: Serialize;
@@ -35,7 +35,7 @@ pub trait Written: Ask {
     fn answered(&self, outcome: &Self::Outcome) -> (Kind, Self::Fields);
 }
 
-/// Reading a family's operations from lines.
+/// Operations of a family that can be read from lines.
 pub trait Readable:
     Written<Function: PartialEq + fmt::Debug + DeserializeOwned, Fields: DeserializeOwned>
 {
@@ -52,7 +52,7 @@ pub trait Readable:
     fn read_answer(&self, kind: Kind, fields: &Self::Fields) -> Result<Self::Outcome, Fault>;
 }
 
-/// Fault of a line, and the remedy.
+/// Description of a fault of a line, and the remedy.
 pub type Fault = (String, &'static str);
 
 /// Kinds of lines.
@@ -94,8 +94,8 @@ type LineOf<A> = Line<<A as Written>::Function, <A as Written>::Fields>;
 pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     let operations = history.operations();
     let clients = operations.iter().map(|operation| u64::from(operation.client) + 1).max().unwrap_or(0);
-    // A process has one operation in flight at a time, and none after an operation of unknown outcome. So a client
-    // takes as many processes as it needs.
+    // On the lines, a process has one operation in flight at a time, and none after an operation of unknown outcome. So
+    // a client with several operations in flight takes several processes.
     let mut busy: BTreeMap<u32, Vec<bool>> = BTreeMap::new();
     let mut open: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
     let process = |client: u32, lane: usize| u64::from(client) + lane as u64 * clients;
@@ -251,7 +251,7 @@ fn event<A: Readable>(
         let what = format!("'{}' cannot have the outcome '{outcome}'", operation.ask);
         return Err((what, "see docs/sim-histories.md for the outcomes of each f"));
     }
-    // A process makes no call after an operation of unknown outcome.
+    // After an unknown outcome the process stays in `open`, since it makes no further call.
     if outcome != A::Outcome::UNKNOWN {
         open.remove(&line.process);
     }

@@ -1,4 +1,4 @@
-//! Operations and outcomes of a queue: values are put, and taken in the order in which they were put.
+//! Operations and outcomes of a queue. Values are put into the queue, and taken in the order in which they were put.
 
 use super::lines::{Kind, Written};
 use super::record_word;
@@ -23,13 +23,13 @@ pub enum Ask {
 /// Outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The value was appended. Of a `Put`.
+    /// Outcome of a `Put`: the value was appended.
     Done,
-    /// The queue was full, and nothing was appended. Of a `Put`.
+    /// Outcome of a `Put`: the queue was full, and nothing was appended.
     Full,
-    /// This value was taken. Of a `Take`.
+    /// Outcome of a `Take`: this value was taken.
     Taken(Value),
-    /// The queue was empty. Of a `Take`.
+    /// Outcome of a `Take`: the queue was empty.
     Empty,
     /// The operation was not carried out, and never will be.
     Failed,

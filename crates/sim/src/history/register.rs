@@ -10,7 +10,7 @@ pub type History = super::History<Ask>;
 /// Operation on a register.
 pub type Operation = super::Operation<Ask>;
 
-/// A value of a test. Its bytes follow from its tag and prove it.
+/// A value of a test. Its bytes follow from its tag and length, so a torn or foreign value is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Value {
     /// Tag that identifies the value.
@@ -19,7 +19,8 @@ pub struct Value {
     pub len: u32,
 }
 
-/// Version of a key: identifies an install of a value. Opaque: equal versions of one key mean the same install.
+/// Version of a key, which identifies an install of a value. Opaque: only equality of two versions of one key has a
+/// meaning, the same install.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
@@ -46,14 +47,16 @@ pub enum Ask {
 /// Outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
-    /// The key had this value, and this version if the system returns it. Of a `Get`.
+    /// Outcome of a `Get`: the key had this value, and this version if the system returns versions.
     Found(Value, Option<Version>),
-    /// The key had no value: nothing was found, deleted or compared. Of `Get`, `Delete` and `CompareAndPut`.
+    /// Outcome of a `Get`, `Delete` or `CompareAndPut`: the key had no value.
     Absent,
-    /// The value was stored or deleted, with the key's new version if the system returns it. Of all but `Get`.
+    /// Outcome of all operations but `Get`: the value was stored or deleted. Has the key's new version if the system
+    /// returns versions.
     Done(Option<Version>),
-    /// Nothing was stored. Of `PutIfAbsent`: the key had a value, with this version if the system returns it. Of
-    /// `CompareAndPut`: the key had this other version; without a version, it had another version or no value.
+    /// Nothing was stored. After a `PutIfAbsent`: the key had a value, with this version if the system returns
+    /// versions. After a `CompareAndPut`: the key had this version, which is not the expected one; without a version,
+    /// it had another version or no value.
     Conflict(Option<Version>),
     /// The operation was not carried out, and never will be.
     Failed,
@@ -120,7 +123,7 @@ impl super::Outcome for Outcome {
     }
 }
 
-/// Appends an optional value. Absent fields take the same space.
+/// Appends an optional value. An absent value takes the same number of bytes as a present one.
 fn record_value(value: Option<Value>, out: &mut Vec<u8>) {
     let Value { tag, len } = value.unwrap_or(Value { tag: 0, len: 0 });
     record_word(value.map(|_| tag), out);
@@ -197,7 +200,7 @@ pub struct Fields {
     error: Option<Refusal>,
 }
 
-/// A value's tag, whether a delete found a value, or null.
+/// Value on a line: a value's tag, or whether a delete found a value, or null.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Content {
