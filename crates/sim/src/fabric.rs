@@ -1,8 +1,9 @@
 //! Fabrics in virtual time.
 //!
 //! - [`direct`]: the client's CPU runs the chain on the node's memory, as `shm` does.
-//! - [`session`]: the node's engine runs the chain, requested over the datagram sessions that `udp`, `tcp` and `ring`
-//!   use.
+//! - [`direct`]: the client's CPU runs the chain on the node's memory, as over `shm`.
+//! - [`session`]: the node's engine runs the chain. The request uses a datagram session, as over `udp`, `tcp` and
+//!   `ring`.
 //! - [`hardware`]: a NIC or CPU of the papers' testbeds runs the chain, with the papers' latencies.
 
 pub mod direct;
@@ -26,7 +27,7 @@ pub enum AnyFabric {
 }
 
 impl AnyFabric {
-    /// Clock of its process.
+    /// Clock of the endpoint's process.
     pub fn clock(&self) -> &ProcessClock {
         match self {
             AnyFabric::Direct(direct) => direct.clock(),
@@ -34,7 +35,7 @@ impl AnyFabric {
         }
     }
 
-    /// Closes the session. First waits until all retired buffers have reached the node.
+    /// Waits until all retired buffers have reached the node, then closes the session.
     pub async fn close(&self) {
         match self {
             AnyFabric::Direct(direct) => direct.close().await,

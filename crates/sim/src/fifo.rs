@@ -1,11 +1,12 @@
-//! Checker of queues. Each value is taken at most once, after it was put, in the order of the puts. A queue is found
-//! empty or full only when it may have been so, and never holds more values than its capacity.
+//! Checker of queues. Each value is taken at most once, after it was put, and in the order of the puts. A queue is
+//! reported empty or full only at a time when it may have been so. It never holds more values than its capacity.
 //!
 //! Values are unique, so the history of an unbounded queue is correct if and only if it contains none of a few patterns
-//! (Henzinger, Sezgin and Vafeiadis, "Aspect-oriented linearizability proofs", CONCUR 2013). That takes no search.
+//! (Henzinger, Sezgin and Vafeiadis, "Aspect-oriented linearizability proofs", CONCUR 2013). Finding these patterns
+//! takes no search.
 //!
-//! Invariant: a reported violation is one in every order of the operations. A take of unknown fate gets the benefit of
-//! the doubt: it may have taken any one value that was present.
+//! Invariant: a reported violation is a violation in every order of the operations. A take of unknown fate is never
+//! blamed: it may have taken any one value that was present.
 
 use crate::checker::{Checked, Checker, Violation};
 use crate::history::queue::{Ask, History, Operation, Outcome};
@@ -51,7 +52,7 @@ impl Checker for Fifo {
     }
 }
 
-/// A violation, and the operations that show it, the one with the wrong outcome first.
+/// A violation, and the operations that show it. The first operation is the one with the wrong outcome.
 type Finding = (&'static str, Vec<Operation>);
 
 /// Operations of one queue.
@@ -111,12 +112,12 @@ impl<'a> Queue<'a> {
         })
     }
 
-    /// Values that were, or may have been, put, and their takes, if known.
+    /// Returns each put that was, or may have been, carried out, with the take of its value if that take is known.
     fn whole(&self) -> impl Iterator<Item = (&'a Operation, Option<&'a Operation>)> {
         self.values.values().filter_map(|(put, takes)| Some(((*put)?, takes.first().copied())))
     }
 
-    /// Finds values that were taken before others that were put earlier.
+    /// Finds a value that was taken before another value that was put earlier.
     fn order_violation(&self) -> Option<Finding> {
         for (put, take) in self.whole() {
             let Some((later, taken)) = self.overtaker(put) else { continue };
@@ -130,17 +131,19 @@ impl<'a> Queue<'a> {
         Some(("a value was taken, and one that was put earlier is still there", vec![*taken, *unexplained]))
     }
 
-    /// Among the values that were put after this one and are known to be taken, returns the one taken first.
+    /// Returns the put and the take of a value that was put after this put. Of several such values, returns the one
+    /// taken first.
     fn overtaker(&self, put: &Operation) -> Option<(&'a Operation, &'a Operation)> {
         let overtaken = self.whole().filter_map(|(later, taken)| Some((later, taken?)));
         let overtaken = overtaken.filter(|(later, _)| end_of(put) < later.called.index);
         overtaken.min_by_key(|(_, taken)| end_of(taken))
     }
 
-    /// Returns the values that only takes of unknown fate can have taken, and the events before which these takes must
-    /// have happened. If the queue was empty at the event `empty`, these include all values put before it.
+    /// Returns the puts of values that only takes of unknown fate can have taken. Returns with each the index of the
+    /// event before which such a take must have happened. If the queue was empty at the event `empty`, the result
+    /// includes all values put before this event.
     fn missing(&self, empty: u64) -> Vec<(&'a Operation, u64)> {
-        // A put of unknown fate may never have been carried out.
+        // Only puts known to be done count: a put of unknown fate may never have been carried out.
         let lost = self.whole().filter(|(put, take)| take.is_none() && put.outcome == Outcome::Done);
         let by = lost.filter_map(|(put, _)| {
             let overtaken = self.overtaker(put).map(|(_, taken)| end_of(taken));
@@ -159,7 +162,7 @@ impl<'a> Queue<'a> {
         Some(missing[unexplained].0)
     }
 
-    /// Assigns a take of unknown fate to a missing value, reassigning the takes of other values if necessary.
+    /// Assigns a take of unknown fate to a missing value. If necessary, reassigns the takes assigned to other values.
     fn explains(
         &self,
         missing: &[(&Operation, u64)],
@@ -181,11 +184,11 @@ impl<'a> Queue<'a> {
         false
     }
 
-    /// Finds takes that found the queue empty although it had a value throughout.
+    /// Finds a take that found the queue empty although the queue had a value throughout.
     fn empty_violation(&self) -> Option<Finding> {
         self.empties.iter().find_map(|empty| {
             let mut shown = vec![**empty];
-            // A different value may have been present between each two successive events.
+            // Between each two successive events, a different value may have been present.
             for at in empty.called.index + 1..=end_of(empty) {
                 let present = self
                     .whole()
@@ -198,7 +201,7 @@ impl<'a> Queue<'a> {
         })
     }
 
-    /// Finds puts that found the queue full although it had space throughout, and values beyond the queue's capacity.
+    /// Finds a put that found the queue full although it had space throughout, or values beyond the queue's capacity.
     fn capacity_violation(&self) -> Option<Finding> {
         let too_few = self.fulls.iter().find(|full| {
             let mut ats = full.called.index + 1..=end_of(full);

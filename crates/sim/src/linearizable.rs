@@ -3,8 +3,8 @@
 //!
 //! Linearizability is local (Herlihy and Wing 1990, theorem 1), so each key is checked separately.
 //!
-//! Invariant: an undecided history is never called good. The bound is a number of steps, not of seconds, so that a
-//! verdict is the same on every machine.
+//! Invariant: an undecided history is never called good. A search is limited by a number of steps, not of seconds, so
+//! that a verdict is the same on every machine.
 //!
 //! Invariant: operations are ordered by the order of their events, not by their nanoseconds, which are often equal.
 
@@ -21,7 +21,8 @@ use crate::search::{Span, is_explained};
 pub struct Limits {
     /// Maximum number of operations of one key. A state of the search takes one bit per operation.
     pub operations_max: usize,
-    /// Maximum number of steps: attempts to apply an operation to a state. The search caches at most as many states.
+    /// Maximum number of steps. A step is an attempt to apply an operation to a state. The search caches at most this
+    /// many states.
     pub steps_max: u64,
 }
 
@@ -34,9 +35,9 @@ impl Default for Limits {
 /// Verdict on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some order of its operations explains all outcomes.
+    /// Some order of the key's operations explains all outcomes.
     Linearizable,
-    /// No order does.
+    /// No order of the key's operations explains all outcomes.
     Violated,
     /// The key is undecided.
     Undecided(Undecided),
@@ -117,7 +118,7 @@ pub fn check(history: &History, limits: Limits) -> Report {
     report
 }
 
-/// Checks the operations of one key. Also returns the number of steps.
+/// Checks the operations of one key. Returns the verdict and the number of steps.
 pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
     let entries = entries(operations);
     if entries.len() > limits.operations_max {
@@ -135,14 +136,14 @@ pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
     });
     let verdict = match (is_linearizable, left) {
         (true, _) => Verdict::Linearizable,
-        // After the last step every operation was rejected, so the search ended early.
+        // After its last step the search rejected every operation, so its result means nothing.
         (false, 0) => Verdict::Undecided(Undecided::TooHard(limits.steps_max)),
         (false, _) => Verdict::Violated,
     };
     (verdict, limits.steps_max - left)
 }
 
-/// Converts the relevant operations to the form of the search.
+/// Converts the operations that matter for the verdict to entries of the search.
 fn entries(operations: &[Operation]) -> Vec<Entry> {
     let seen = Dependencies::by(operations);
     let mut named: BTreeMap<Version, u32> = BTreeMap::new();
@@ -165,7 +166,7 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
     let matters = |operation: &&Operation| match operation.outcome {
         // An operation that was not carried out had no effect and returned nothing: it cannot make an order wrong.
         Outcome::Failed => false,
-        // At the end of an order it changes nothing, and placing it earlier explains no further outcome.
+        // Ordered last, such an operation changes nothing. Ordered earlier, it explains no further outcome.
         Outcome::Unknown => !seen.nothing_of(operation),
         _ => true,
     };
@@ -188,11 +189,12 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
     operations.iter().filter(matters).map(entry).collect()
 }
 
-/// An operation with its outcome, and counts over all outcomes: how many name each of its two versions, and how many
-/// read the value that it writes, if no other operation writes that value.
+/// An operation with its outcome, and three numbers. `expected` and `reported` are the numbers of outcomes that name
+/// the operation's expected version and its reported version. `reads` is the number of reads that return the value
+/// which the operation writes; it is 0 if another operation writes this value, too.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// Index of its call, and index after which it has no more effect.
+    /// Index of the operation's call. `end` is the index of the event after which the operation has no more effect.
     called: u64,
     end: u64,
     ask: Ask,
@@ -205,8 +207,8 @@ struct Entry {
 impl Entry {
     fn span(&self) -> Span {
         let returned = match self.outcome {
-            // An operation without effect comes last. One with an effect must have it in time; see
-            // `State::with_unknown_outcome`.
+            // An operation that has no effect is ordered last. One that has an effect must have it before its end;
+            // `State::with_unknown_outcome` checks this.
             Outcome::Unknown => u64::MAX,
             _ => self.end,
         };
@@ -230,7 +232,8 @@ fn version_of(outcome: &Outcome) -> Option<Version> {
     }
 }
 
-/// Returns the versions that, by its outcome, a key had at the instant of an operation or just after it.
+/// Returns the versions that a key had at the instant of an operation or just after it, according to the operation's
+/// outcome.
 fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
     let expected = match (ask, outcome) {
         (Ask::CompareAndPut { expected, .. }, Outcome::Done(_)) => Some(*expected),
@@ -239,7 +242,7 @@ fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
     [expected, version_of(outcome)]
 }
 
-/// Facts that the outcomes of a set of operations depend on.
+/// What the outcomes of a set of operations say about a key.
 #[derive(Default)]
 struct Dependencies {
     values: BTreeSet<Value>,
@@ -270,8 +273,8 @@ impl Dependencies {
             seen.absence.extend(absence.then_some(operation));
             seen.changes.extend(matches!(outcome, Outcome::Done(_)).then_some(operation));
         }
-        // An observed effect may itself depend on a present or an absent value. One such dependency may reveal another;
-        // two rounds find all.
+        // An operation of unknown outcome whose effect was observed may itself depend on a present or an absent value.
+        // Such a dependency may reveal another one; two rounds find all.
         for _ in 0..2 {
             let unknown = operations.iter().filter(|operation| operation.outcome == Outcome::Unknown);
             let (mut presence, mut absence) = (Vec::new(), Vec::new());
@@ -288,10 +291,10 @@ impl Dependencies {
         seen
     }
 
-    /// Whether all outcomes remain explained if this operation is removed: then the operations between it and the next
-    /// change observe the state before it.
+    /// Whether all outcomes stay explained if this operation is removed. Then the operations between this one and the
+    /// next change observe the state before this one.
     fn nothing_of(&self, operation: &Operation) -> bool {
-        // An operation that was called after the end of a later change observes that change instead.
+        // An operation that was called after a later change has ended observes that change, not this operation.
         let until = self.changes.first_end_after(end_of(operation));
         let is_seen = |spans: &Spans| spans.any(operation.called.index, until);
         match operation.ask {
@@ -312,7 +315,7 @@ fn end_of(operation: &Operation) -> u64 {
 /// Spans of operations, in the order of their calls.
 #[derive(Default)]
 struct Spans {
-    /// The end of each, by its call.
+    /// For the index of each operation's call, the index of its end.
     spans: BTreeMap<u64, u64>,
 }
 
@@ -334,29 +337,32 @@ impl Spans {
     }
 }
 
-/// State of the key, and the versions of past installs that no outcome names.
+/// State of the key. `over` has versions that past installs may have had although no outcome names them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct State {
     install: Option<Install>,
     over: BTreeSet<Version>,
-    /// Latest call of the ordered operations: an operation that ended before it can have no more effect.
+    /// Index of the latest call among the ordered operations. An operation that ended before this call can have no more
+    /// effect.
     latest_call: u64,
 }
 
-/// An installed value. Its version is known once an outcome names it.
+/// An installed value. Its version is known once an outcome names the version.
 ///
-/// An install ends only after all outcomes that name its version are ordered. So no version occurs twice, and a state
-/// need not remember past versions. The same holds for a value that is written once; there it only prunes hopeless
-/// orders early.
+/// An install may end only after all outcomes that name its version are ordered. So no version occurs twice, and a
+/// state need not remember past versions.
+///
+/// Likewise, the install of a value that only one operation writes ends only after all reads of this value are ordered.
+/// This rule is not needed for correctness: it ends hopeless searches early.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Install {
     value: Value,
     version: Option<Version>,
-    /// Number of outcomes that name its version and are not ordered yet.
+    /// Number of outcomes that name the install's version and are not ordered yet.
     named_later: u32,
-    /// Number of reads of its value that are not ordered yet, if no other install can have this value.
+    /// Number of reads of the value that are not ordered yet; 0 if another install can have this value.
     read_later: u32,
-    /// Versions that it is known not to have.
+    /// Versions that the install is known not to have.
     not: BTreeSet<Version>,
 }
 
@@ -371,7 +377,7 @@ impl Install {
         self
     }
 
-    /// Applies an outcome that names its version; `times` outcomes name it in total.
+    /// Applies an outcome that names the install's version. In total, `times` outcomes name this version.
     fn named(mut self, version: Version, times: u32) -> Option<Install> {
         match self.version {
             Some(known) if known == version => self.named_later = self.named_later.checked_sub(1)?,
@@ -389,7 +395,7 @@ impl Install {
         }
     }
 
-    /// Applies an outcome which says that its version is not `version`.
+    /// Applies an outcome which says that the install's version is not `version`.
     fn not_named(mut self, version: Version) -> Option<Install> {
         match self.version {
             Some(known) if known == version => return None,
@@ -406,7 +412,8 @@ impl State {
         self.install.as_ref().is_none_or(|install| install.named_later == 0 && install.read_later == 0)
     }
 
-    /// Returns the state after an operation with a known outcome, or `None` if it cannot have this outcome here.
+    /// Returns the state after an operation with a known outcome, or `None` if the operation cannot have this outcome
+    /// in this state.
     fn with_outcome(mut self, entry: &Entry) -> Option<State> {
         let Entry { ask, outcome, expected: expected_times, reported: told_times, reads, .. } = *entry;
         self.latest_call = self.latest_call.max(entry.called);
@@ -446,9 +453,10 @@ impl State {
         Some(self)
     }
 
-    /// Returns the state after an operation of unknown outcome: it takes effect if it can. An operation that never took
-    /// effect is ordered last, where its effect does not matter. So this fails only if a read returned a value that
-    /// this operation alone wrote.
+    /// Returns the state after an operation of unknown outcome. The operation takes effect if it can.
+    ///
+    /// An operation that never took effect is ordered last, where its effect does not matter. So this returns `None`
+    /// only if the operation cannot take effect here, but a read returned a value that this operation alone wrote.
     fn with_unknown_outcome(mut self, entry: &Entry) -> Option<State> {
         if self.latest_call > entry.end {
             return (entry.reads == 0).then_some(self);
@@ -461,7 +469,8 @@ impl State {
             Ask::PutIfAbsent(value) if self.install.is_none() => self.install = install(value),
             Ask::CompareAndPut { expected, value } if self.may_end() => match &self.install {
                 Some(now) if now.version == Some(expected) => self.install = install(value),
-                // The install may have the version, if no outcome says when the key had it and no past install had it.
+                // The install may have the expected version if no outcome says when the key had this version, and no
+                // past install had it.
                 Some(now)
                     if now.version.is_none()
                         && entry.expected == 0
@@ -483,14 +492,15 @@ impl State {
 /// Violation: a few operations of one key that no order explains.
 pub type Violation = crate::checker::Violation<Ask>;
 
-/// Maximum number of searches for shrinking a violation.
+/// Maximum number of searches to shrink a violation.
 const SEARCHES_MAX: u32 = 5_000;
 
-/// Returns the violation of a key, in as few operations as are found, or `None` if no violation is known.
+/// Returns the violation of a key, or `None` if no violation is known. The violation has as few operations as could be
+/// found.
 ///
-/// The history is cut after the first impossible outcome. Then operations are removed while the history stays wrong:
-/// those without an effect, and those whose effect no remaining outcome depends on. Removing them keeps a correct
-/// history correct, so the rest is wrong for the same reason as the whole history.
+/// First, the history is cut after the first impossible outcome. Then operations are removed while the history stays
+/// wrong: operations without an effect, and operations whose effect no remaining outcome depends on. If the history
+/// were correct, it would stay correct without them. So the rest is wrong for the same reason as the whole history.
 pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation> {
     let all: Vec<Operation> =
         history.operations().iter().filter(|operation| operation.key == key).copied().collect();
@@ -530,8 +540,8 @@ fn until(operations: &[Operation], index: u64) -> Vec<Operation> {
     known.map(cut).collect()
 }
 
-/// Cuts the history after the first outcome that makes it wrong. A wrong prefix stays wrong when extended, so bisection
-/// finds it.
+/// Cuts the history after the first outcome that makes it wrong. This outcome is found by bisection, since a wrong
+/// history stays wrong when events are appended.
 fn shortest_prefix(operations: Vec<Operation>, is_wrong: impl Fn(&[Operation]) -> bool) -> Vec<Operation> {
     let mut returns: Vec<u64> =
         operations.iter().filter_map(|operation| Some(operation.returned?.index)).collect();
@@ -542,7 +552,7 @@ fn shortest_prefix(operations: Vec<Operation>, is_wrong: impl Fn(&[Operation]) -
     cut.filter(|cut| is_wrong(cut)).unwrap_or(operations)
 }
 
-/// Removes operations while the history stays wrong, in large blocks first, then smaller ones.
+/// Removes operations while the history stays wrong: first in large blocks, then in smaller ones.
 fn shrunk(
     mut operations: Vec<Operation>,
     is_wrong: impl Fn(&[Operation]) -> bool,
@@ -570,7 +580,7 @@ fn shrunk(
     operations
 }
 
-/// Removes the operations from `start` to `end` whose removal keeps a correct history correct.
+/// Removes those of the operations from `start` to `end` without which a correct history stays correct.
 fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation> {
     let is_among = |at: usize| (start..end).contains(&at);
     let changes = |operation: &Operation| match operation.outcome {
@@ -584,7 +594,7 @@ fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation>
     places.into_iter().zip(rest).filter(stays).map(|(_, operation)| operation).collect()
 }
 
-/// Returns the outcomes that the offender could have had.
+/// Returns the outcomes that would be correct for the offender in place of its own.
 fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Outcome> {
     let Operation { ask, outcome, .. } = operations[offender];
     let values: BTreeSet<Value> =
@@ -644,8 +654,8 @@ mod tests {
     use super::*;
     use crate::history::Moment;
 
-    /// A correct history: operations take effect one after the other, and begin earlier and end later. Some are then
-    /// made unknown to their clients.
+    /// Returns a correct history. Its operations take effect one after the other; each is called before its effect and
+    /// returns after it. Then the outcomes of some operations are made unknown.
     fn right(draw: &mut impl FnMut(u64) -> u64) -> Vec<Operation> {
         let (mut now, mut version): (Option<(Value, u64)>, u64) = (None, 0);
         let moment = |index| Moment { index, ns: index };

@@ -2,8 +2,8 @@
 //!
 //! A process may be stopped or die between any two accesses of a chain.
 //!
-//! Invariant: the session's turn is odd from before a chain's first access until all buffers that the chain made
-//! unreachable are on the session's list.
+//! Invariant: the session's turn counter is odd (a turn is in progress) from before a chain's first access until all
+//! buffers that the chain made unreachable are on the session's list.
 
 use crate::clock::ProcessClock;
 use crate::memory::{Pace, Replay};
@@ -31,11 +31,11 @@ pub struct Direct {
     session: SessionId,
     memory: Replay,
     clock: ProcessClock,
-    /// A process has one CPU, which runs one chain at a time.
+    /// Lock for the CPU of the process, which runs one chain at a time.
     cpu: Turnstile,
     turn: Cell<u64>,
     retired: RefCell<VecDeque<(u32, Addr)>>,
-    /// Rung when a turn needs to end.
+    /// Rung when a turn is to be ended.
     ends: Bell,
     /// Set after the node's process has died.
     has_died: Rc<Cell<bool>>,
@@ -94,12 +94,12 @@ impl Direct {
         Ok(direct)
     }
 
-    /// Clock of its process.
+    /// Clock of the client's process.
     pub fn clock(&self) -> &ProcessClock {
         &self.clock
     }
 
-    /// Closes the session, after all retired buffers are on its list.
+    /// Closes the session after all retired buffers are on the session's list.
     pub async fn close(&self) {
         while self.turn.get() % 2 == 1 && !self.has_died.get() {
             self.world.sleep(LETTER).await;
@@ -119,7 +119,7 @@ impl Direct {
         Ok(())
     }
 
-    /// Starts a turn, if none is in progress: from now on the client may hold pointers.
+    /// Starts a turn, if none is in progress: from this time the client may hold pointers.
     fn enter(&self) {
         if self.turn.get().is_multiple_of(2) {
             self.publish();
@@ -132,7 +132,7 @@ impl Direct {
         self.serving.bytes().poke(turn_at(self.session.slot), &self.turn.get().to_le_bytes());
     }
 
-    /// Ends turns, when the task that ran a chain has reached its next await.
+    /// Ends each turn once the task that ran a chain has reached its next await.
     async fn keep_turns(&self) {
         loop {
             let rung = self.ends.rung();

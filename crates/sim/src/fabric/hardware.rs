@@ -1,9 +1,9 @@
-//! The machines of a node and its clients, modelled with [`crate::hardware`]: messages take as long as on the papers'
-//! testbeds, and run on the real bytes of a real node.
+//! The machines of a node and its clients, modelled with [`crate::hardware`]. Messages take as long as on the papers'
+//! testbeds; the chains run on the real bytes of a real node.
 //!
-//! A request passes the client's NIC, the network, the node's link and the node's NIC. There the NIC itself, a core of
-//! the CPU or one of a BlueField runs the chain. The response passes the node's link and the network. Each of these
-//! serves one request after the other, so requests queue under load.
+//! A request passes the client's NIC, the network, the node's link and the node's NIC. At the node, one of these runs
+//! the chain: the NIC itself, a core of the CPU, or a core of a BlueField. The response passes the node's link and the
+//! network. Each of these parts but the network serves one request after the other, so requests queue under load.
 //!
 //! Invariant: a chain takes effect at one instant, between request and response, when it reaches the hardware that runs
 //! it.
@@ -31,12 +31,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Cost of a call to a store's service, besides receiving it and responding. Code that knows the system provides it.
+/// Cost of a call to a store's service, without the cost of receiving the request and sending the response. Code that
+/// knows the system provides it.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceWork {
     /// Number of accesses to uncached memory.
     pub accesses: u64,
-    /// Number of bytes that it checksums, from the length of the request.
+    /// Returns the number of bytes that the call checksums, given the length of the request.
     pub checksummed: fn(usize) -> u64,
 }
 
@@ -48,7 +49,8 @@ impl ServiceWork {
 /// How clients return unreachable buffers to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferReturn {
-    /// The chain retires them itself: each takes one posted write to the region's retire ring, after the response.
+    /// The chain retires the buffers itself. Each buffer takes one posted write to the region's retire ring, after the
+    /// response.
     ByChain,
     /// As in PRISM (section 6.1): a chain that installs a buffer reads the buffer's address in a trailing READ, and the
     /// client reports garbage in batches. Batches are so large that only the addresses cost bytes.
@@ -66,7 +68,7 @@ pub struct Setup {
     pub inputs: Inputs,
     /// Cost of calls.
     pub service: ServiceWork,
-    /// How buffers are returned.
+    /// How clients return unreachable buffers.
     pub buffer_return: BufferReturn,
 }
 
@@ -82,7 +84,7 @@ impl Setup {
         }
     }
 
-    /// Number of READs that a chain needs in addition to its own ops.
+    /// Number of trailing READs that a chain needs in addition to its own ops.
     fn trailing_reads(&self, chain: ChainView<'_>) -> u64 {
         match self.buffer_return {
             BufferReturn::ByChain => 0,
@@ -98,7 +100,7 @@ pub struct Traffic {
     pub round_trips: u64,
     /// Bytes to the node, including packet overhead.
     pub bytes_in: u64,
-    /// Bytes from it.
+    /// Bytes from the node, including packet overhead.
     pub bytes_out: u64,
 }
 
@@ -146,7 +148,7 @@ impl Machine {
         let world = node.world().clone();
         let Some(serving) = node.serving() else { return Err(FabricError::NodeDied(node.id())) };
         let waiting = Rc::new(OneShot::default());
-        // One session for all chains. It needs no turns, since each chain ends at the instant at which it starts.
+        // One session runs all chains. It needs no turns, since each chain ends at the instant at which it starts.
         serving.post(Letter::Open(world.start_process(), Rc::clone(&waiting)));
         let session = waiting.received().await;
         let session = session.ok_or_else(|| {
@@ -172,7 +174,8 @@ impl Machine {
         }))
     }
 
-    /// Connects another client, with a connection of its own, on the machines in turn.
+    /// Connects another client with a connection of its own. Successive clients are on successive machines, round
+    /// robin.
     pub fn connect(self: &Rc<Machine>) -> Rc<Client> {
         let number = self.clients.get();
         self.clients.set(number + 1);
@@ -186,7 +189,7 @@ impl Machine {
         })
     }
 
-    /// Traffic on its link so far.
+    /// Traffic on the node's link so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic.get()
     }
@@ -216,7 +219,7 @@ impl Machine {
         done
     }
 
-    /// Number of writes to the retire ring that follow a chain. Nothing waits for them, but they occupy the hardware.
+    /// Number of writes to the retire ring that follow a chain. No client waits for them, but they occupy the hardware.
     fn posted(&self, reply: &Reply) -> u64 {
         match self.setup.buffer_return {
             BufferReturn::ByChain => u64::from(reply.retired()),
@@ -304,8 +307,8 @@ pub struct Client {
 const RETIRED: u64 = 8;
 
 impl Client {
-    /// Models a request of `bytes_in` bytes on the wire that takes `extra_ns` longer than a verb. `serve` runs at its
-    /// arrival and returns when the response leaves, and its size in bytes.
+    /// Models a request of `bytes_in` bytes on the wire, whose latency exceeds a verb's by `extra_ns`. Calls `serve`
+    /// when the request arrives. `serve` returns the time when the response leaves, and the response's size in bytes.
     async fn exchange(&self, bytes_in: u64, extra_ns: Nanos, serve: impl FnOnce() -> (Nanos, u64)) {
         let Machine { world, setup, incoming, outgoing, .. } = &*self.machine;
         let way = setup.inputs.verb_ns + setup.testbed.distance.round_trip_ns();
@@ -328,7 +331,7 @@ impl Client {
         }
     }
 
-    /// Takes the buffers to return with a request, and returns their size in bytes.
+    /// Returns the size in bytes of the addresses of the buffers to return with a request, and counts them as reported.
     fn reported(&self) -> u64 {
         RETIRED * (self.retired.borrow().len() as u64 + self.unreported.take())
     }
@@ -337,7 +340,7 @@ impl Client {
         if node == self.machine.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
     }
 
-    /// Sends a request to the node itself, for its catalog. It takes no time in the model.
+    /// Sends a request to the node itself, for its catalog. In the model, this request takes no time.
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
         let waiting = Rc::new(OneShot::default());

@@ -1,7 +1,7 @@
-//! Client side of a datagram session in virtual time, as over `udp`, `tcp` and `ring`: over a network that loses,
-//! duplicates, delays and reorders, or over a connection that may break.
+//! Client side of a datagram session in virtual time, as over `udp`, `tcp` and `ring`. The session uses either a
+//! network that loses, duplicates, delays and reorders datagrams, or a connection that may break.
 //!
-//! Requests that tasks make before their next wait leave together.
+//! Requests that a client's tasks make at the same instant are sent together.
 //!
 //! Invariant: a request is cancelled when no task waits for it any more.
 //!
@@ -30,15 +30,15 @@ const RETIRED_MAX: usize = 64;
 /// Identity of a client that opens a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Identifier of the client, the same for all its incarnations.
+    /// Identifier of the client, the same for all incarnations of the client.
     pub identity: u128,
-    /// Number of this incarnation, higher than all earlier ones.
+    /// Number of this incarnation, higher than those of all earlier incarnations.
     pub incarnation: u64,
     /// Timeout after which a silent node is considered dead.
     pub silence: Nanos,
 }
 
-/// Endpoint connected to one engine.
+/// Client's endpoint of a session with one engine.
 pub struct Endpoint {
     world: World,
     network: Network,
@@ -129,7 +129,7 @@ impl Endpoint {
         }
     }
 
-    /// Clock of its process.
+    /// Clock of the client's process.
     pub fn clock(&self) -> &ProcessClock {
         &self.clock
     }
@@ -204,7 +204,7 @@ impl Endpoint {
         }
         if has_news {
             self.handle_events();
-            // A message may end a wait without an event.
+            // A message can complete a wait without an event of the session.
             self.changed.ring();
         }
     }
@@ -343,7 +343,7 @@ impl State {
         (self.is_open || self.over.is_some()).then_some(self.over.is_none())
     }
 
-    /// Returns the outcome of a request, if it is known. The record of a failed request is removed.
+    /// Returns the outcome of a request, or `None` if it is not known yet. Removes the record of a failed request.
     fn news_of(&mut self, request: SlotRef) -> Option<Result<(), Fate>> {
         if self.client.is_answered(request) {
             return Some(Ok(()));
@@ -356,7 +356,7 @@ impl State {
         Some(self.failed.swap_remove(place).1)
     }
 
-    /// Retires buffers held by dropped futures, in batches, when a slot is free.
+    /// Retires buffers that dropped futures held. Sends them in batches, each when a slot is free.
     fn retire_buffers(&mut self, now: Duration) {
         self.client.take_unpublished(&mut self.retired);
         while !self.retired.is_empty() && self.over.is_none() {

@@ -45,8 +45,8 @@ fn said(capacity: u64, rows: &[Row]) -> Option<String> {
     checked.violated.first().cloned()
 }
 
-/// A correct history: operations take effect one after the other, and begin earlier and end later. Some get an unknown
-/// fate, and some of these still have a return.
+/// Returns a correct history. Its operations take effect one after the other; each is called before its effect and
+/// returns after it. Some operations get an unknown fate, and some of these still have a return.
 fn right(random: &Random, capacity: u64, operations: u64) -> Vec<Row> {
     let mut queue = VecDeque::new();
     (0..operations)
@@ -69,7 +69,7 @@ fn right(random: &Random, capacity: u64, operations: u64) -> Vec<Row> {
         .collect()
 }
 
-/// Whether some order explains all outcomes, for some choice of which operations of unknown fate took effect.
+/// Whether, for some choice of which operations of unknown fate took effect, some order explains all outcomes.
 fn is_queue(capacity: u64, rows: &[Row]) -> bool {
     let of_unknown: Vec<usize> = (0..rows.len()).filter(|at| rows[*at].3 == Outcome::Unknown).collect();
     (0..1_u32 << of_unknown.len()).any(|without| {
