@@ -1,6 +1,8 @@
-//! The papers' micro-benchmarks: one op at a time on a platform (PRISM, figures 1 and 2), and many workers whose
-//! atomics one NIC executes (*Synchronization*, section 4). [`crate::hardware`] is calibrated on PRISM's figure 1 and
-//! *Synchronization*'s section 4.
+//! The papers' micro-benchmarks, on which [`crate::hardware`] is calibrated (figure 1, section 4) or which it predicts
+//! (figure 2):
+//!
+//! - PRISM, figures 1 and 2: one op at a time on a platform.
+//! - *Synchronization*, section 4: many workers whose atomics one NIC executes.
 
 use crate::fabric::hardware::{Client, Machine, Setup, start_node};
 use crate::hardware::{Distance, INPUTS, Platform, Testbed};
@@ -32,7 +34,7 @@ pub enum MicroOp {
     Allocate,
     /// CAS with PRISM's arithmetic, on 16 bytes.
     EnhancedCas,
-    /// Replacement for an indirect READ without PRISM: a READ of the pointer, then one of 512 bytes.
+    /// Replacement for an indirect READ on a platform without PRISM: a READ of the pointer, then a READ of 512 bytes.
     TwoReads,
 }
 
@@ -64,8 +66,8 @@ pub const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
     (MicroOp::EnhancedCas, [None, Some(5.0), Some(2.5), Some(14.6)]),
 ];
 
-/// PRISM, figure 2, read off the plot: microseconds of an indirect READ, or of two READs where the platform has none,
-/// in a rack, a cluster and a data centre. Nothing is calibrated on it.
+/// PRISM, figure 2, read off the plot: microseconds of an indirect READ in a rack, a cluster and a data centre. For a
+/// platform without indirect READs, those of two READs. Not used for calibration.
 pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::Rdma, MicroOp::TwoReads, [6.1, 10.9, 52.9]),
     (Platform::PrismSw, MicroOp::IndirectRead, [5.8, 8.1, 29.2]),
@@ -73,7 +75,7 @@ pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::BlueField, MicroOp::IndirectRead, [12.4, 14.6, 35.7]),
 ];
 
-/// Number of bytes that ops move (PRISM, figure 1).
+/// Number of bytes that an op moves (PRISM, figure 1).
 const LEN: usize = 512;
 
 /// Returns the latency of an op on an idle machine of PRISM's micro-benchmarks at `distance`, or `None` if the platform
@@ -109,7 +111,7 @@ pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Na
     took.flatten()
 }
 
-/// Store whose table starts with a bounded pointer to bytes behind it.
+/// Store whose table starts with a bounded pointer; the bytes that it points to follow the pointer.
 struct Prepared {
     extent: Extent,
 }
@@ -151,7 +153,7 @@ impl Prepared {
     }
 }
 
-/// Store that consists of a table of bytes, and buffers.
+/// Store that has a table of bytes, and buffers.
 struct Plain;
 
 impl<M: Memory> Kind<M> for Plain {
@@ -174,14 +176,15 @@ impl<M: Memory> Service<M> for Plain {
     }
 }
 
-/// Workers that repeatedly execute one verb on a word of 8 bytes each, one at a time.
+/// Workers that repeatedly execute one verb. Each worker has its own word of 8 bytes, or all share one, and has one
+/// verb in flight at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
     /// Number of workers, on [`MACHINES`] machines.
     pub workers: u32,
     /// Distance in bytes between the words of successive workers; 0 if they share one word.
     pub stride: u64,
-    /// Whether they execute CAS; otherwise READ.
+    /// Whether the workers execute CAS; otherwise they execute READ.
     pub is_atomic: bool,
 }
 
@@ -208,7 +211,7 @@ pub const SECTION_4: [(&str, Workers, f64); 7] = [
     ("CAS, 4 KiB and 8 bytes apart, 128 workers", Workers::cas(128, 4_096 + 8), 51.2),
 ];
 
-/// Number of machines with workers in that experiment.
+/// Number of machines with workers in the experiment of section 4.
 pub const MACHINES: u32 = 4;
 
 /// Returns the throughput of one NIC in million verbs per second. Each worker has its own connection.

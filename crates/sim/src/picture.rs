@@ -1,9 +1,10 @@
-//! Drawing of a violation: a bar for each operation, from its call to its return, in rows of its client.
+//! Drawing of a violation. Each operation is a bar from its call to its return; the bars of a client are in adjacent
+//! rows.
 //!
 //! Virtual time runs to the right, but not to scale: events are drawn in order, as far apart as the labels of the bars
-//! require. An open bar has no return.
+//! require. A bar that is open on the right is an operation without a return.
 //!
-//! Invariant: the same violation gives the same bytes.
+//! Invariant: the same violation gives the same drawing, byte by byte.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -18,7 +19,7 @@ struct Bar {
     row: usize,
 }
 
-/// Bars of all operations, and the rows' clients.
+/// Bars of all operations, clients of all rows, and positions of all events.
 struct Layout {
     bars: Vec<Bar>,
     /// The client of each row.
@@ -66,7 +67,7 @@ fn layout<A: Ask>(violation: &Violation<A>, gap: usize, room: impl Fn(&str) -> u
 
     let mut rows: Vec<(u32, usize)> = Vec::new();
     let mut order: Vec<usize> = (0..bars.len()).collect();
-    // The rows of a client are adjacent. Overlapping bars get separate rows.
+    // The rows of a client are adjacent. Bars that overlap get separate rows.
     order.sort_by_key(|&at| (operations[at].client, operations[at].called.index));
     for at in order {
         let client = operations[at].client;

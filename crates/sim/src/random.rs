@@ -1,4 +1,4 @@
-//! Randomness, all of it from one seed.
+//! Source of random draws. All draws of a run derive from one seed.
 //!
 //! Invariant: the same seed and the same sequence of calls give the same draws, in every build and on every machine.
 
@@ -52,9 +52,12 @@ impl Random {
         self.draw(Draws::share)
     }
 
-    /// Draws a duration with a heavy tail. Mostly, it is uniform between 0 and twice `usual_ns`. In 1 of 64 draws it is
-    /// at least 16 times as long, doubled further with half the chance each time, up to 16,384 times. Uniform delays
-    /// would hide bugs that show only if one party pauses while the others continue.
+    /// Draws a duration with a heavy tail. In 63 of 64 draws, the duration is uniform between 0 and twice `usual_ns`.
+    /// In the others, a duration of at least `usual_ns` is multiplied by 16 and then doubled repeatedly, each time with
+    /// probability 1/2, up to a factor of 16,384.
+    ///
+    /// The tail is needed because uniform delays would hide bugs that show only if one party pauses while the others
+    /// continue.
     #[inline]
     pub fn heavy(&self, usual_ns: u64) -> u64 {
         let even = self.below(2 * usual_ns + 1);

@@ -1,6 +1,6 @@
 //! A resource that serves requests one after the other: a link, a NIC, the cores of a CPU.
 //!
-//! A request learns on arrival when it will have been served: first come, first served.
+//! The completion time of a request is known when the request arrives: first come, first served.
 //!
 //! Invariant: a later request is not served earlier, so callers make each request only at its arrival time.
 
@@ -9,14 +9,14 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// Virtual time in picoseconds: one byte takes 80 ps on a link of 100 Gb/s.
+/// Virtual time in picoseconds. For scale: on a link of 100 Gb/s, one byte takes 80 ps.
 pub type Picos = u64;
 
 const PICOS: Picos = 1_000;
 
 /// A queue with one or more identical servers.
 pub struct Station {
-    /// Time from which each server is free.
+    /// For each server, the time from which it is free.
     free: RefCell<BinaryHeap<Reverse<Picos>>>,
 }
 
@@ -30,7 +30,7 @@ impl Station {
         Station { free: RefCell::new((0..servers).map(|_| Reverse(0)).collect()) }
     }
 
-    /// Serves a request that arrives at `now` and takes `takes`. Returns its completion time.
+    /// Serves a request that arrives at `now` and occupies a server for `takes`. Returns the request's completion time.
     pub fn pass(&self, now: Nanos, takes: Picos) -> Nanos {
         let mut free = self.free.borrow_mut();
         let Reverse(first) = free.pop().expect("a station has servers");
@@ -40,8 +40,8 @@ impl Station {
     }
 }
 
-/// NIC of a client's machine. It caches the state of `known_max` connections. To send on another connection it first
-/// fetches that state, and sends nothing meanwhile.
+/// NIC of a client's machine. It caches the state of `known_max` connections. Before it sends on another connection, it
+/// fetches that connection's state; during the fetch it sends nothing.
 pub struct Sender {
     station: Station,
     /// Cached connections, the most recently used last.
@@ -52,13 +52,13 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Creates a NIC that takes `op` to send a message, and `miss` more if the connection's state is not cached. It
-    /// caches `known_max` connections.
+    /// Creates a NIC that takes `op` to send a message, and `miss` in addition if the connection's state is not cached.
+    /// The NIC caches the state of `known_max` connections.
     pub fn new(op: Picos, miss: Picos, known_max: usize) -> Sender {
         Sender { station: Station::new(1), known: RefCell::default(), known_max, op, miss }
     }
 
-    /// Returns when a message posted now on the connection leaves the NIC.
+    /// Returns the time when a message that is posted now on the connection leaves the NIC.
     pub fn leaves(&self, now: Nanos, connection: u32) -> Nanos {
         let mut known = self.known.borrow_mut();
         let place = known.iter().position(|&other| other == connection);

@@ -1,9 +1,12 @@
-//! The contract of one-sided memory, as data. Anything not listed is not promised.
+//! The contract of one-sided memory, as data. The contract promises only the listed axioms.
 //!
 //! Every access to memory is an *event* on words of one cache line. Events are indivisible: a line is fetched and
-//! written as a whole. A READ or a WRITE is one event per line; an atomic is a fetch and a later write-back. An axiom
-//! orders some events before others. Every total order of all events that agrees with the axioms is a run. Events of
-//! atomics have a further rule ([`Axiom::Exclusive`]), as they hold a slot of the NIC.
+//! written as a whole. A READ or a WRITE is one event per line. An atomic is two events: a fetch and a later
+//! write-back.
+//!
+//! An axiom orders some events before others. Each total order of all events that agrees with the axioms is a possible
+//! run. One further rule restricts the events of atomics, since an atomic holds a slot of the NIC
+//! ([`Axiom::Exclusive`]).
 //!
 //! Not promised, though often observed:
 //!
@@ -14,14 +17,14 @@
 //! - that an atomic is atomic with respect to a WRITE: a WRITE that lands between an atomic's fetch and write-back is
 //!   lost in that word.
 //!
-//! In this model, the completion of a WRITE means that it has landed, so that later accesses through the NIC find it. A
-//! real completion means only that the responder has received it. The difference is not observable: on the same
-//! connection a WRITE is ordered before all later verbs, and between connections the axioms promise nothing. A CPU that
-//! reads its own memory could observe it, but these programs have none.
+//! In this model, the completion of a WRITE means that the WRITE has landed: later accesses through the NIC find its
+//! bytes. A real completion means only that the responder has received the WRITE. No program here can observe the
+//! difference. On the same connection a WRITE is ordered before all later verbs, and between connections the axioms
+//! promise nothing. A CPU that reads its own memory could observe it, but no program here has such a read.
 
 use super::program::{Op, Start};
 
-/// Kind of a verb, as far as order depends on it.
+/// Kind of a verb. The axioms distinguish only these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// READ.
@@ -48,15 +51,15 @@ impl Verb {
 pub enum Axiom {
     /// On one connection, all events of the first verb precede all events of the second, if it is posted later.
     Before(Verb, Verb),
-    /// The lines of one such verb are accessed in increasing order of their addresses.
+    /// The lines of one verb of this kind are accessed in increasing order of their addresses.
     Ascending(Verb),
     /// An atomic fetches, then writes back. A CAS whose comparison fails never writes back.
     FetchThenWriteBack,
-    /// No event of another atomic on the same word occurs between the fetch and the write-back of an atomic.
+    /// Between the fetch and the write-back of an atomic, no event of another atomic on the same word occurs.
     Exclusive,
     /// A verb that starts this way, and all verbs posted after it on its connection, come after all events of earlier
-    /// verbs of the listed kinds. A send queue starts its requests in order, so a held request holds the ones behind
-    /// it, and completes them in order.
+    /// verbs of the listed kinds. The reason is that a send queue starts its requests in order and completes them in
+    /// order, so a held request also holds all later ones.
     HeldUntilDone(Start, &'static [Verb]),
 }
 

@@ -1,4 +1,4 @@
-//! Checks a machine that runs litmus programs against the allowed outcomes.
+//! Runs litmus programs on a machine and checks that it reaches only allowed outcomes.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,9 +8,9 @@ use super::program::{Outcome, Program};
 /// Number of seeds per program.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeds {
-    /// Minimum: a forbidden outcome may be rarer than all allowed ones.
+    /// Minimum number. It is needed because a forbidden outcome may be rarer than all allowed ones.
     pub at_least: u64,
-    /// Maximum, if an allowed outcome has not been reached yet.
+    /// Maximum number, for a program with an allowed outcome that no seed has reached yet.
     pub at_most: u64,
 }
 
@@ -91,7 +91,7 @@ pub struct Summary {
     pub seeds: u64,
     /// Number of allowed outcomes in total.
     pub allowed: usize,
-    /// For each allowed outcome that was never reached: the program's text and the outcome's.
+    /// Each allowed outcome that no seed reached: the text of its program and the text of the outcome.
     pub unreached: Vec<(String, String)>,
 }
 

@@ -1,11 +1,12 @@
-//! Enumerates all outcomes that the axioms allow: every total order of a program's events that agrees with their
-//! partial order.
+//! Enumerates all outcomes that the axioms allow. It tries every total order of a program's events that agrees with
+//! their partial order, except for two reductions:
 //!
-//! Orders of the same events that led to the same memory and the same results continue alike, so the search continues
-//! from each such point once. An event that no later event can conflict with is not tried against others: all orders
-//! that differ only in its place end alike.
+//! - Two orders of the same events that led to the same memory and the same results have the same continuations. So the
+//!   search continues from such a point only once.
+//! - If no remaining event can conflict with an event, the search puts this event next and tries no other. All orders
+//!   that differ only in the place of this event have the same outcome.
 //!
-//! Invariant: the result is exact: every outcome in it has an order, and the outcome of every order is in it.
+//! Invariant: the result is exact. Each outcome in it has an order, and the outcome of each order is in it.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -29,7 +30,7 @@ impl Program {
     }
 }
 
-/// Adjacent words of a line that no verb distinguishes.
+/// Adjacent words of a line, all of which each verb treats alike.
 struct Cell {
     at: usize,
     words: usize,
@@ -49,11 +50,11 @@ enum Effect {
 
 struct Event {
     effect: Effect,
-    /// Index of its verb among all verbs.
+    /// Index of the event's verb among all verbs.
     step: usize,
-    /// Bitmask of events that precede it.
+    /// Bitmask of the events that precede this event.
     after: u64,
-    /// Bitmask of events that it does not commute with.
+    /// Bitmask of the events with which this event does not commute.
     conflicts: u64,
 }
 
@@ -119,7 +120,8 @@ impl<'a> Events<'a> {
         self.all.push(Event { effect, step, after: 0, conflicts: 0 });
     }
 
-    /// Adds each axiom's pairs to the partial order, then their transitive closure.
+    /// Adds the pairs of each axiom to the partial order, then adds all pairs that follow from these (transitive
+    /// closure).
     fn order(&mut self, relaxed: bool) {
         for promise in PROMISES.iter().filter(|promise| promise.also_relaxed || !relaxed) {
             for second in 0..self.all.len() {
@@ -148,7 +150,7 @@ impl<'a> Events<'a> {
                 let is_held = (a + 1..=b).any(|between| self.steps[between].1.start == start);
                 is_posted_before && is_held && verbs.contains(&verb(a))
             }
-            // Not an order of two events, but a rule for all orders: see `Search::may_be_next`.
+            // This axiom is no order of two events, but a rule for total orders: see `Search::may_be_next`.
             Axiom::Exclusive => false,
         }
     }
@@ -168,7 +170,7 @@ impl<'a> Events<'a> {
                 Effect::AtomicFetch { cell, .. } | Effect::WriteBack { cell, .. } => vec![*cell],
             }
         };
-        // An atomic's fetch takes its slot, so it does not commute with other atomics of the word.
+        // An atomic's fetch also takes a slot, so it does not commute with other atomics of the same word.
         let only_reads = |event: usize| matches!(self.all[event].effect, Effect::Fetch(_));
         !(only_reads(one) && only_reads(other)) && cells(one).iter().any(|cell| cells(other).contains(cell))
     }
@@ -189,8 +191,8 @@ impl<'a> Events<'a> {
     }
 }
 
-/// Splits lines into cells: at the ends of verbs, of written pieces and of initial values. Words that no verb touches
-/// are omitted.
+/// Splits lines into cells. The boundaries are the ends of verbs, of written pieces and of initial values. Words that
+/// no verb touches are omitted.
 fn cells(program: &Program, steps: &[(usize, &Step)]) -> Vec<Cell> {
     let memory = program.memory();
     let mut cuts: BTreeSet<usize> = (0..=memory.len()).step_by(LINE_WORDS).collect();
@@ -225,14 +227,14 @@ struct Point {
 
 struct Search<'a> {
     events: &'a Events<'a>,
-    /// Used for lookups only, so that its order has no influence.
+    /// Points that have been explored. The set is used for lookups only, so its order has no influence on the result.
     points: HashSet<Point>,
     points_max: usize,
     ends: BTreeSet<Point>,
 }
 
 impl Search<'_> {
-    /// Continues from a point in every way. Returns `None` if there are too many points.
+    /// Continues from a point with each event that may be next. Returns `None` if there are too many points.
     fn explore(&mut self, point: Point) -> Option<()> {
         let next: Vec<usize> =
             (0..self.events.all.len()).filter(|&event| self.may_be_next(&point, event)).collect();
@@ -260,7 +262,7 @@ impl Search<'_> {
             return false;
         }
         let Effect::AtomicFetch { cell, .. } = effect else { return true };
-        // `Axiom::Exclusive`: no other atomic has fetched this word without having written it back.
+        // `Axiom::Exclusive`: no other atomic may have fetched this word and not written it back yet.
         let mut pairs = self.events.all.iter().enumerate();
         !pairs.any(|(other, atomic)| match &atomic.effect {
             Effect::AtomicFetch { cell: word, .. } => {

@@ -1,11 +1,11 @@
-//! Litmus tests of one-sided memory: small programs, and exactly the outcomes that the memory contract allows.
+//! Litmus tests of one-sided memory: small programs, each with exactly those outcomes that the memory contract allows.
 //!
-//! A [`Program`] is two or three connections with a few verbs each. [`axioms`] is the contract as data,
-//! [`Program::allowed`] computes all outcomes under it, [`programs`] returns over a thousand programs, and
-//! [`compare()`] checks a simulator against them.
+//! A [`Program`] has one to three connections with a few verbs each. [`axioms`] is the contract as data.
+//! [`Program::allowed`] computes all outcomes that it allows. [`programs`] returns over a thousand programs, and
+//! [`compare()`] checks a simulator against their outcomes.
 //!
-//! Invariant: nothing here depends on how a NIC is built or simulated. The allowed outcomes follow from a partial order
-//! on accesses to cache lines alone.
+//! Invariant: this module does not depend on how a NIC is built or simulated. The allowed outcomes follow only from a
+//! partial order on accesses to cache lines, and the rule for atomics.
 
 pub mod axioms;
 mod compare;

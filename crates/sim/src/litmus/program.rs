@@ -1,6 +1,7 @@
 //! A litmus program, its text form, and its outcomes.
 //!
-//! Failures print the text form, and the shapes are written in it. It is parsed back to the same program:
+//! Failures print a program's text form, and the shapes are written in this form. A printed program is parsed back to
+//! the same program:
 //!
 //! ```text
 //! {x[0]=1} A: WRITE y-z=1; fence FAA x[0]-1 | B: CAS x[0] 0->1; READ y-z; wait READ x[6-7]
@@ -9,7 +10,7 @@
 //! `x`, `y`, `z` and `w` are adjacent cache lines of 8 words each. All words are 0 except those in braces. `-` precedes
 //! the last line or word of a range. A WRITE of several values lists adjacent places in order: `WRITE x=2,y[0]=0`.
 //!
-//! Invariant: every program can be run: its places lie in its lines, and its size is bounded.
+//! Invariant: every program can be run: the places that it names are within its lines, and its size is bounded.
 
 use std::fmt;
 use std::str::FromStr;
@@ -72,14 +73,14 @@ pub enum Op {
 }
 
 impl Op {
-    /// Index of its first word.
+    /// Index of the verb's first word.
     pub fn at(&self) -> usize {
         match self {
             Op::Read { at, .. } | Op::Write { at, .. } | Op::Cas { at, .. } | Op::Faa { at, .. } => *at,
         }
     }
 
-    /// Number of words that it touches.
+    /// Number of words that the verb touches.
     pub fn words(&self) -> usize {
         match self {
             Op::Read { words, .. } => *words,
@@ -94,7 +95,7 @@ impl Op {
         pieces.iter().flat_map(|piece| std::iter::repeat_n(piece.value, piece.words)).collect()
     }
 
-    /// Number of words of its result: all words of a READ, the old word of an atomic, 0 for a WRITE.
+    /// Number of words of the verb's result: all words of a READ, the old word of an atomic, 0 for a WRITE.
     pub fn answer_words(&self) -> usize {
         if matches!(self, Op::Write { .. }) { 0 } else { self.words() }
     }
@@ -115,7 +116,7 @@ pub enum Start {
 /// Verb of an actor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Step {
-    /// When it starts.
+    /// When the verb is posted and may start.
     pub start: Start,
     /// The verb.
     pub op: Op,
@@ -197,7 +198,7 @@ impl Program {
         format!("{}memory {}", actors.collect::<String>(), places(0, &outcome.memory))
     }
 
-    /// Checks the bounds that the parser does not.
+    /// Checks those bounds that the parser does not check.
     fn checked(self) -> Result<Program, ProgramError> {
         let fail = |what: String| Err(ProgramError(what));
         if !(1..=ACTORS_MAX).contains(&self.actors.len()) {
@@ -384,7 +385,7 @@ fn places(at: usize, words: &[u64]) -> String {
     texts.join(" ")
 }
 
-/// Formats numbers; those that wrapped below 0 as negative numbers.
+/// Formats numbers. A number that has wrapped below 0 is formatted as a negative number.
 fn numbers(words: &[u64]) -> String {
     let text = |&word: &u64| if word > u64::MAX - 16 { (word as i64).to_string() } else { word.to_string() };
     words.iter().map(text).collect::<Vec<_>>().join(" ")

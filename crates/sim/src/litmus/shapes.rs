@@ -1,4 +1,4 @@
-//! The litmus programs: well-known shapes, then each family of them in all its variants, then random ones.
+//! The litmus programs: first well-known shapes, then all variants of each family of shapes, then random programs.
 //!
 //! Invariant: the programs and their order never vary. A variant is dropped only if it equals an earlier one, has a
 //! single outcome, or has more than [`OUTCOMES_MAX`] outcomes.
@@ -17,7 +17,8 @@ const DRAWN: usize = 400;
 /// Seed of the random programs.
 const SEED: u64 = 0x6c69_746d_7573;
 
-/// Returns over a thousand programs, named shapes first. Takes about a second, since it enumerates their outcomes.
+/// Returns over a thousand programs, the named shapes first. Takes about a second, since it enumerates the outcomes of
+/// each program.
 pub fn programs() -> Vec<Program> {
     let mut programs = Programs::default();
     for (name, text) in NAMED {
@@ -100,7 +101,7 @@ const NAMED: [(&str, &str); 48] = [
 
 const STARTS: [&str; 3] = ["", "fence ", "wait "];
 
-/// A writer of data, then of a flag; a reader of the flag, then of the data.
+/// An actor that writes data and then a flag, and one that reads the flag and then the data.
 fn message_passing(programs: &mut Programs) {
     for (data, flag) in [("x", "y"), ("x-y", "z")] {
         let sets = [format!("WRITE {flag}=1"), format!("CAS {flag}[0] 0->1"), format!("FAA {flag}[0]+1")];

@@ -1,4 +1,4 @@
-//! An engine: serves the sessions of one port, and runs their chains one at a time, access by access.
+//! An engine: a task that serves the sessions of one port and runs their chains one at a time, access by access.
 //!
 //! Invariant: a session is registered with the node from before its first chain until after its last.
 //!
@@ -64,14 +64,15 @@ pub(super) struct Engine {
     turn: u64,
 }
 
-/// Server side of its sessions. It queues the requests of a datagram and executes them after it has decoded all of it.
+/// Server side of the engine's sessions. It queues the requests of a datagram, and executes them after it has decoded
+/// the whole datagram.
 struct SessionHost {
     serving: Rc<Serving>,
     index: usize,
     at_once_one_in: u64,
     /// Memory for chains that run at one instant.
     memory: Replay,
-    /// The engine's own session, whose list takes retired buffers. Opened before any message arrives.
+    /// The engine's own session, whose list takes retired buffers. The session is opened before any message arrives.
     session: Option<SessionId>,
     /// Queued requests, in order.
     work: VecDeque<Work>,
@@ -86,7 +87,7 @@ enum Work {
     Retire { at: RequestRef, number: u32, buffers: Vec<(u32, Addr)> },
 }
 
-/// Engine's state of a session.
+/// State that the engine keeps of a client's session.
 struct Client {
     number: u32,
     keys: Rc<RefCell<Keys>>,
@@ -162,7 +163,8 @@ impl Engine {
         self.serving.clock.now()
     }
 
-    /// Handles all arrived messages: runs requests and sends responses. Returns false if there was nothing to do.
+    /// Handles all messages that have arrived: runs requests and sends responses. Returns false if there was nothing to
+    /// do.
     async fn turn(&mut self, session: SessionId) -> bool {
         let mut is_busy = false;
         while let Some(arrival) = self.inbox.take() {
@@ -200,7 +202,7 @@ impl Engine {
         is_busy
     }
 
-    /// Executes the queued requests, in a turn of this engine's slot.
+    /// Executes the queued requests within one turn of the engine's own session.
     async fn work(&mut self, session: SessionId) {
         if !self.host.work.is_empty() {
             self.publish(session, self.turn + 1);
@@ -311,7 +313,8 @@ impl Engine {
 }
 
 impl Client {
-    /// Encodes a response for this session, with the session's own key of a store.
+    /// Encodes a response for this session. If the response has a store's key, replaces it by the session's own key for
+    /// this store.
     fn read(&mut self, answer: Answer, secret: u64) -> Vec<u8> {
         let answer = match answer {
             Answer::Store(store) => {
@@ -348,7 +351,7 @@ impl Host for SessionHost {
         match request {
             Request::Chain(bytes) => {
                 let is_at_once = self.serving.world.random().one_in(self.at_once_one_in);
-                // It must not overtake queued requests.
+                // A chain that runs at once must not overtake queued requests.
                 if is_at_once && self.work.is_empty() {
                     self.run_at_once(client, bytes, reply);
                     return Outcome::Done;
@@ -387,7 +390,7 @@ impl Host for SessionHost {
 }
 
 impl SessionHost {
-    /// Runs a chain without interruption. It needs no turn, since it ends at the same instant.
+    /// Runs a chain without interruption. The chain needs no turn, since it ends at the instant at which it starts.
     fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
         match ChainView::decode(bytes) {
             Ok((chain, [])) if !client.keys.borrow().is_wide(chain.key()) => {

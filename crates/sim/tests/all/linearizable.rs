@@ -177,8 +177,8 @@ fn keys_are_checked_separately() {
 
 #[test]
 fn an_undecided_history_does_not_pass() {
-    // Puts of unknown fate, each of a value that another one puts too, and a read of a value that none has put: every
-    // order must be tried.
+    // Puts of unknown fate, each of a value that another put has, too, and a read of a value that no operation puts.
+    // The search must try every order.
     let put_of = |at: u32| (at, u64::from(at), NEVER, put(u64::from(at) % 12), Outcome::Unknown);
     let mut rows: Vec<Row> = (0..24).map(put_of).collect();
     rows.extend((0..24).map(|at| (30, 100 + at * 2, 101 + at * 2, Ask::Get, found(at * 5 % 12))));
@@ -202,8 +202,8 @@ fn drawn(seed: u64) -> Vec<Row> {
     let (clients, count) = (2 + random.below(2), 3 + random.below(5));
     let (mut state, mut version): (Option<(u64, u64)>, u64) = (None, 0);
     let mut rows: Vec<Row> = Vec::new();
-    // In the order of their effects. Each begins a little earlier and ends a little later, but begins after its
-    // client's previous operation.
+    // The operations, in the order of their effects. Each one begins a little before its effect and ends a little after
+    // it, but begins after its client's previous operation.
     let mut free = vec![0; clients as usize];
     for at in 0..count {
         let client = random.below(clients);
@@ -345,8 +345,8 @@ fn a_long_history_is_shrunk_to_the_relevant_operations() {
     assert_eq!(violation.instead, [found(69)]);
 }
 
-/// Brute-force search through all orders. Versions are compared when an order is complete, as equations between
-/// installs.
+/// Brute-force search through all orders. It collects what the outcomes say about versions as equations between
+/// installs, and checks these equations when an order is complete.
 mod brute {
     use super::*;
 
@@ -526,7 +526,7 @@ fn soak_histories_of_four_clients_are_all_decided() {
         let mut stores = [(0, 0); 5];
         let mut running = Vec::new();
         for at in 0..200 {
-            // Four clients. Each operation takes effect at its call and returns three calls later.
+            // There are four clients. Each operation takes effect at its call and returns three calls later.
             if running.len() == 4 {
                 let (id, outcome) = running.remove(random.below(4) as usize);
                 history.returned(id, outcome, at * 10);

@@ -110,7 +110,7 @@ fn allowed_outcomes_match_the_literature() {
     );
 }
 
-/// Seeds for a correct machine. The rarest outcome takes about 100,000 seeds.
+/// Numbers of seeds for a correct machine. It reaches the rarest outcome after about 100,000 seeds.
 const MANY: Seeds = Seeds { at_least: 100, at_most: 1_000_000 };
 
 fn reaches_exactly(relaxed: bool, flaw: Flaw) -> Summary {
@@ -188,7 +188,7 @@ fn every_too_strong_flaw_misses_an_allowed_outcome() {
         Flaw::AtomicsExcludeWordsBeside,
         Flaw::OneVerbAtATime,
     ] {
-        // It must miss an outcome that the correct machine reaches with the same number of seeds.
+        // The flawed machine must miss an outcome that the correct machine reaches with the same number of seeds.
         let mut missed = 0;
         for program in programs.iter().filter(|program| program.allowed(false).len() <= 12) {
             let run = |flaw| {

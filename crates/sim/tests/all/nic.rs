@@ -1,5 +1,5 @@
-//! Tests of the simulated NIC against the memory contract: its outcomes of generated programs are exactly those that
-//! the axioms allow, by an enumerator that shares no code with it.
+//! Tests of the simulated NIC against the memory contract. For generated programs, the NIC's outcomes are exactly those
+//! that the axioms allow, according to an enumerator that shares no code with the NIC.
 
 use farside_sim::litmus::{self, Outcome, Program, Seeds, Start, Summary, WORD_SIZE};
 use farside_sim::memory::Bytes;
@@ -17,8 +17,8 @@ fn timing(world: &World, relaxed: bool) -> (Timing, [u64; 3]) {
     let ([flight, fetch, land], late) = match world.random().below(4) {
         // A READ takes about as long as a WRITE of several lines takes.
         0 => ([100, 250, 100], [4, 400, 3_000]),
-        // Only landing and fetching take time, and all actors start together. So a line may land after two successive
-        // READs, although all other lines of its WRITE landed during the first.
+        // Only landing and fetching take time, and all actors start together. So one line may land after two successive
+        // READs, although all other lines of its WRITE have landed during the first READ.
         1 => ([4, 250, 250], [4, 60, 100]),
         _ => ([any(), any(), any()], [4, 400, 3_000]),
     };

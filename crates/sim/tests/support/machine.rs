@@ -1,7 +1,7 @@
 //! A machine that runs litmus programs: send queues, and a scheduler that draws the next event.
 //!
-//! It implements the contract as a hand-written list of verbs that must be done before each event, and shares no code
-//! with the enumerator. Each flaw is one that a NIC, or a model of one, may have.
+//! It implements the contract as a hand-written list: for each event, the verbs that must be done before it. It shares
+//! no code with the enumerator. Each of its flaws is one that a NIC, or a model of a NIC, may have.
 
 use farside_sim::litmus::{LINE_WORDS, Op, Outcome, Program, Start, Step};
 use farside_sim::random::Random;
@@ -11,7 +11,7 @@ pub(crate) enum Flaw {
     None,
     /// Lines of one WRITE land in any order, as relaxed ordering allows.
     WriteLinesInAnyOrder,
-    // Too weak: each produces a forbidden outcome.
+    // The following flaws are too weak: each produces a forbidden outcome.
     WritesPassWrites,
     ReadsPassWrites,
     AtomicsPassWrites,
@@ -22,7 +22,7 @@ pub(crate) enum Flaw {
     WaitsAreIgnored,
     FailedCasWritesBack,
     LinesAreTorn,
-    // Too strong: each misses an allowed outcome.
+    // The following flaws are too strong: each misses an allowed outcome.
     ReadLinesAscend,
     ReadsAreWhole,
     WritesAreWhole,
@@ -38,7 +38,7 @@ pub(crate) enum Flaw {
 struct Running<'a> {
     actor: usize,
     step: &'a Step,
-    /// Ranges of words not done yet, one per line, in ascending order.
+    /// Ranges of words that have not been accessed yet, one per line, in ascending order.
     left: Vec<(usize, usize)>,
     answer: Vec<u64>,
     /// Whether the verb is an atomic that has fetched its word but not written it back. Until then it locks the NIC's
@@ -129,7 +129,7 @@ fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
         return true;
     }
     let before = || all[..verb].iter().filter(|other| other.actor == this.actor && !other.is_done());
-    // The sender's queue: whether the verb has been sent.
+    // In the sender's queue: has the verb been sent?
     for posted in (0..=verb).filter(|&posted| all[posted].actor == this.actor) {
         let mut earlier = all[..posted].iter().filter(|other| other.actor == this.actor && !other.is_done());
         let is_held = match all[posted].step.start {
@@ -143,7 +143,7 @@ fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
             return false;
         }
     }
-    // The responder: earlier verbs that it must not overtake.
+    // At the responder: has each earlier verb that this verb must not overtake been done?
     let passes_writes = match this.step.op {
         Op::Read { .. } => flaw == Flaw::ReadsPassWrites,
         Op::Write { .. } => flaw == Flaw::WritesPassWrites,
@@ -165,7 +165,7 @@ fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
     if is_held {
         return false;
     }
-    // The verb's own lines, and the slots of words.
+    // Within the verb: the order of its lines, and the slots of words.
     let ascends = match this.step.op {
         Op::Read { .. } => flaw == Flaw::ReadLinesAscend,
         Op::Write { .. } => flaw != Flaw::WriteLinesInAnyOrder,
