@@ -70,7 +70,7 @@ impl Default for Options {
     }
 }
 
-/// Memory node. No process may be serving it, for example after [`Node::kill`].
+/// Memory node. At times no process serves it, such as after [`Node::kill`].
 #[derive(Clone)]
 pub struct Node(Rc<Inner>);
 

@@ -364,8 +364,8 @@ impl World {
         }
     }
 
-    /// Runs a future in a process of its own until the future completes, and returns its output. Returns `None` if no
-    /// events are left before, or after `within` nanoseconds. Then kills the process.
+    /// Runs a future in a process of its own until the future completes, and returns its output. Returns `None` if the
+    /// world runs out of events before, or if the future takes longer than `within` nanoseconds. Kills the process.
     pub fn complete<T: 'static>(
         &self,
         within: Nanos,

@@ -196,8 +196,8 @@ struct Lane {
 pub(crate) struct Plan {
     /// Number of the operation's requests that complete before this await.
     pub(crate) requests: u32,
-    /// Number of times that the request after these is polled before the drop. It is 0 for a chain that the client's
-    /// own CPU would run.
+    /// Number of times that the next request is polled before the drop. Ignored for a chain that the client's own CPU
+    /// would run: such a chain is not polled.
     pub(crate) polls: u32,
 }
 

@@ -72,7 +72,7 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteSta
             next.iter().for_each(|site_state| site_state.settle(&theirs)); // Chains ran on the dead client's own CPU.
         }
         scene.clients.borrow_mut()[client as usize] = None;
-        // Half of the clients restart so soon that messages of their last process are still in flight.
+        // Half of the clients restart so soon that messages of their last process may be in flight.
         let random = scene.world.random();
         let usual = if random.one_in(2) { 20 * MICROS } else { MILLIS };
         let after = scene.world.now() + random.heavy(usual);
@@ -235,8 +235,8 @@ impl<F: Family> Worker<'_, F> {
             Some(Err(failure)) => return self.failed(id, &failure, ask.is_read()),
             None => {
                 scene.count(|counts| counts.given_up += 1);
-                // With its own CPU running its chains, the client has ended a dropped operation. Over a session, the
-                // chains of a dropped operation may run until the session ends.
+                // If the client's own CPU runs its chains, a dropped operation has ended. Over a session, the chains of a
+                // dropped operation may run until the session ends.
                 if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
                     self.returned(id, OutcomeOf::<F>::UNKNOWN);
                 }
