@@ -242,7 +242,7 @@ fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
     [expected, version_of(outcome)]
 }
 
-/// What the outcomes of a set of operations say about a key.
+/// Facts about a key on which the outcomes of a set of operations depend.
 #[derive(Default)]
 struct Dependencies {
     values: BTreeSet<Value>,

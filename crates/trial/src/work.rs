@@ -235,8 +235,8 @@ impl<F: Family> Worker<'_, F> {
             Some(Err(failure)) => return self.failed(id, &failure, ask.is_read()),
             None => {
                 scene.count(|counts| counts.given_up += 1);
-                // If the client's own CPU runs its chains, a dropped operation has ended. Over a session, the chains of a
-                // dropped operation may run until the session ends.
+                // If the client's own CPU runs its chains, a dropped operation has ended. Over a session, the chains of
+                // a dropped operation may run until the session ends.
                 if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
                     self.returned(id, OutcomeOf::<F>::UNKNOWN);
                 }
