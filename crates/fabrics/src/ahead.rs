@@ -1,13 +1,17 @@
-//! Prefetching: loads the memory that the chains of one client core will touch before they run.
+//! Prefetching for one client core: loads the memory that chains will touch, before they run.
 //!
-//! A chain that shares its core with other tasks posts the memory it will touch, then lets the other tasks take their
-//! turn. When the turn ends, the pointers posted in it are prefetched in one tight pass. A second pass prefetches the
-//! first line of each pointee. Page walks overlap only if few instructions separate them. The remaining lines of each
-//! stretch are prefetched while a chain slightly earlier in the queue runs, so that memory accesses overlap with
-//! execution.
+//! Below, a *round* polls each ready task of the core once (see [`crate::executor`], whose names call a round a turn).
 //!
-//! Slower variants, all measured with 16 tasks: prefetching for each task at the start of its own turn (1.6 times),
-//! every line in the second pass (1.1 times), and every further line in a third pass (1.2 times).
+//! 1. A chain whose core has other tasks posts hints of the memory that it will touch, then yields to those tasks.
+//! 2. When the round ends, one tight pass prefetches the pointers that were posted during it. Only page walks that few
+//!    instructions separate overlap.
+//! 3. A second pass prefetches the first line of each pointee.
+//! 4. In the next round the chains run. While one runs, the remaining lines of a slightly later one's memory are
+//!    prefetched, so that memory accesses overlap with execution.
+//!
+//! Three slower variants were measured with 16 tasks. Prefetching for each task when that task runs took 1.6 times as
+//! long, prefetching every line in the second pass 1.1 times, and prefetching all further lines in a third pass 1.2
+//! times.
 //!
 //! Invariant: a hint is an address and nothing more. It stays valid even if its chain no longer exists.
 
@@ -16,18 +20,18 @@ use farside_remote::ChainView;
 use farside_remote::run::Hint;
 use std::cell::RefCell;
 
-/// Maximum number of hints kept until the turn ends. When it is reached, the kept hints are prefetched at once.
+/// Maximum number of hints kept until the round ends. When there are more, the kept hints are prefetched at once.
 const HINTS_MAX: usize = 256;
-/// Prefetch distance: when a chain starts to run, the remaining lines of the stretches `LEAD` places after its own are
-/// prefetched.
+/// Prefetch distance: when a chain starts to run, the remaining lines of the stretches `LEAD` places after the chain's
+/// own are prefetched.
 const LEAD: usize = 2;
 
 /// The memory that the chains of one endpoint are about to touch.
 pub(crate) struct Ahead {
-    /// Hints of the chains that run in the next turn, each with the region of its chain's key.
+    /// Hints of the chains that run in the next round, each with the region of its chain's key.
     posted: RefCell<Vec<(Hint, u32)>>,
-    /// Stretches of the chains that run in this turn. They are being loaded, except the lines after the first from
-    /// stretch `rest_from` on.
+    /// Stretches of memory that the chains of this round will touch. The first line of each was prefetched; the other
+    /// lines only of stretches before `rest_from`.
     coming: RefCell<Coming>,
 }
 
@@ -44,8 +48,8 @@ impl Ahead {
         }
     }
 
-    /// Queues the memory that the chain will touch for prefetching at the end of the turn. Returns the number of hints.
-    /// The caller then lets the other tasks run and continues with [`Ahead::proceed`].
+    /// Queues the memory that the chain will touch, to be prefetched at the end of the round. Returns the number of
+    /// hints. The caller then yields to the other tasks, and passes that number to [`Ahead::proceed`].
     #[inline(always)]
     pub(crate) fn post(&self, mapping: &Mapping, chain: ChainView<'_>) -> usize {
         let mut posted = self.posted.borrow_mut();
@@ -60,13 +64,13 @@ impl Ahead {
         hints
     }
 
-    /// Called when a chain that posted `hints` hints starts to run.
+    /// Called when a chain that posted `hints` hints starts to run: prefetches for later chains.
     #[inline(always)]
     pub(crate) fn proceed(&self, mapping: &Mapping, hints: usize) {
         self.coming.borrow_mut().fetch_rest(mapping, hints);
     }
 
-    /// Called when all chains of this turn have posted their hints.
+    /// Called at the end of a round, when all its chains have posted their hints: prefetches for them.
     #[inline]
     pub(crate) fn end_turn(&self, mapping: &Mapping) {
         let mut posted = self.posted.borrow_mut();
@@ -91,7 +95,8 @@ impl Coming {
                 Hint::Buffer { class, len } => mapping.guess_buffer(region, class, len),
                 Hint::Bytes { at, len } => Some(Stretch { at, len }).filter(|stretch| mapping.has(stretch)),
             };
-            // One stretch per hint, even if empty: stretches are counted off as chains run.
+            // Each hint gets a stretch, even an empty one, because a chain that starts to run counts stretches by its
+            // hints.
             let stretch = stretch.unwrap_or_default();
             mapping.prefetch_line(stretch.at);
             self.stretches.push(stretch);

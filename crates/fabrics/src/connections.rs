@@ -1,15 +1,17 @@
 //! The connections of one engine's port: which ones exist, which ones are polled, which ones have data to send, and
 //! which ones have closed.
 //!
-//! Recently active connections are polled without a system call. A connection that has been quiet for a while rests: it
-//! costs nothing until epoll reports it. The port calls `epoll_wait` at intervals while the engine is busy, and at once
-//! before it sleeps. Admitting a connection may take a while (a TLS handshake, for instance). So connections are
-//! admitted one at a time, and while others are active, only for a share of the time: a crowd of newcomers leaves the
-//! rest to the others. If too many connections wait for admission, the oldest of them is closed.
+//! A connection is in one of three states:
+//! - *Active*: it has received data recently. The port polls it without a system call.
+//! - *Resting*: it has been quiet for a while, and costs nothing until epoll reports it. The port calls `epoll_wait` at
+//!   intervals while the engine is busy, and at once before the port sleeps.
+//! - *Newcomer*: it is not yet admitted. Admission may take long (a TLS handshake, for instance), so newcomers are read
+//!   one at a time. While other connections are active, newcomers get only a share of the time, so that a crowd of them
+//!   does not delay the others. If too many newcomers wait, the oldest is closed.
 //!
 //! Invariant: a connection that is not active is armed in epoll.
-//! Invariant: an address names one connection for ever; the next connection in the same place has another address.
-//! Invariant: a connection that has no session [`HELLO_WAIT`] after it was accepted is closed, whatever it has sent.
+//! Invariant: an address never names a second connection: the next connection in the same place has another address.
+//! Invariant: a connection without a session [`HELLO_WAIT`] after it was accepted is closed, whatever it has sent.
 
 use crate::session::carrier::{Arrival, Broken, Dropped, Port};
 use rustix::event::{Timespec, epoll};
@@ -22,14 +24,14 @@ use std::time::{Duration, Instant};
 
 /// How long a connection may exist without a session.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// Weight of a poll that received something, in polls that received nothing.
+/// What a poll that received something counts towards [`Connection::POLLS_PER_EPOLL`]; others count 1.
 const BUSY_POLL: u32 = 8;
 /// Number of polls without a frame after which a connection is no longer active.
 const QUIET_POLLS_MAX: u32 = 1024;
 /// Number of unadmitted connections that are read between two calls of `epoll_wait`.
 pub(crate) const NEWCOMERS_PER_POLL: u32 = 1;
-/// While others are active, the pause before newcomers are read again, as a multiple of the time that the last one
-/// took.
+/// Pause before the next newcomer is read while other connections are active, as a multiple of the time that reading
+/// the last newcomer took.
 const NEWCOMERS_PAUSE: u32 = 3;
 /// The listener's event data in epoll.
 const LISTENER: u64 = u64::MAX;
@@ -43,26 +45,28 @@ pub struct Connected {
     pub(crate) peer: Option<IpAddr>,
 }
 
-/// The connection is closed and carries nothing more.
+/// Error: the connection is closed and carries nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended;
 
 /// One client's connection.
 pub(crate) trait Connection: AsFd {
-    /// State that all connections of a port share, one at a time.
+    /// State that the connections of a port share, such as buffers. One connection uses it at a time.
     type Common;
 
-    /// Number of connections that stay active even if quiet: polling these costs less than `epoll_wait`.
+    /// Number of connections that stay active even if they are quiet, since polling so few costs less than
+    /// `epoll_wait`.
     const ACTIVE_MIN: usize;
-    /// Maximum number of active connections: beyond it, `epoll_wait` costs less than polling.
+    /// Maximum number of active connections. Above it, quiet ones rest at once, since `epoll_wait` costs less than
+    /// polling.
     const ACTIVE_MAX: usize;
     /// Number of polls between two calls of `epoll_wait`, while nothing is received.
     const POLLS_PER_EPOLL: u32;
     /// Maximum number of connections that wait for admission.
     const NEWCOMERS_MAX: usize = 1024;
 
-    /// Whether the connection may carry frames. Until then it is read a few times at most, and only when epoll reports
-    /// it.
+    /// Whether the connection may carry frames. Until this is true, the connection is read a few times at most, and
+    /// only when epoll reports it.
     fn is_admitted(&self) -> bool {
         true
     }
@@ -70,7 +74,7 @@ pub(crate) trait Connection: AsFd {
     /// Passes received data to `take`: the next frame, or the next few. Returns false if nothing was received.
     fn read(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended>;
 
-    /// Like [`Connection::read`], after epoll has reported an event.
+    /// Like [`Connection::read`], but called after epoll has reported an event of this connection.
     fn handle_event(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         self.read(common, take)
     }
@@ -89,7 +93,7 @@ pub(crate) trait Connection: AsFd {
         false
     }
 
-    /// Arms the notification of the next arrival. Returns false if something has already arrived.
+    /// Makes epoll report the next arrival on this connection. Returns false if something has already arrived.
     fn may_rest(&mut self) -> bool {
         true
     }
@@ -103,7 +107,7 @@ pub(crate) struct Polled {
     pub(crate) has_waiting_client: bool,
 }
 
-/// A port whose clients have a connection each: the part that differs beside the table of connections.
+/// A port that has one connection per client. Implemented per carrier; [`Connections`] holds the common part.
 pub(crate) trait Connecting: Send {
     /// One client's connection.
     type Client: Connection<Common: Send> + Send;
@@ -114,13 +118,13 @@ pub(crate) trait Connecting: Send {
     /// Returns the table of connections.
     fn connections(&self) -> &Connections<Self::Client>;
 
-    /// Returns the table of connections, and the state that they share.
+    /// Returns the table of connections, and the state that the connections share.
     fn parts(&mut self) -> (&mut Connections<Self::Client>, &mut <Self::Client as Connection>::Common);
 
-    /// Accepts clients that wait at the listener, but not necessarily all.
+    /// Accepts clients that wait at the listener, or some of them.
     fn accept(&mut self);
 
-    /// Listens again if accepting was paused for lack of descriptors and the pause is over.
+    /// Resumes accepting clients if it was paused for lack of descriptors and the pause is over.
     fn resume(&mut self) {}
 
     /// Time until [`Connecting::resume`] has something to do.
@@ -196,7 +200,7 @@ pub(crate) struct Connections<C> {
     vacant: Vec<u32>,
     /// Connections that were not admitted when they were accepted, oldest first.
     newcomers: VecDeque<Connected>,
-    /// Until then only active connections are served.
+    /// Time before which no newcomer is read, if other connections are active.
     newcomers_at: Option<Instant>,
     /// Active connections, each with the number of polls since its last frame.
     active: Vec<(u32, u32)>,
@@ -289,7 +293,7 @@ impl<C: Connection> Connections<C> {
         Ok(())
     }
 
-    /// If too many newcomers wait, closes the oldest, unless it was admitted or has closed in the meantime.
+    /// If too many newcomers wait, removes the oldest from the queue, and closes it unless it was admitted meanwhile.
     fn make_room(&mut self) {
         if self.newcomers.len() > C::NEWCOMERS_MAX
             && let Some(oldest) = self.newcomers.pop_front()
@@ -377,10 +381,10 @@ impl<C: Connection> Connections<C> {
         self.poll.as_fd()
     }
 
-    /// Arms notifications through the descriptor. Returns false if there is work to do already.
+    /// Makes the descriptor readable on the next arrival. Returns false if there is work to do already.
     pub(crate) fn may_sleep(&mut self) -> bool {
         self.polls_since_epoll = C::POLLS_PER_EPOLL; // So that the next poll asks epoll.
-        // Connections that could rest before another could not simply stay active.
+        // If one connection cannot rest, those already asked stay in the list of active ones, which is harmless.
         let rests = |&(place, _): &(u32, u32)| match &mut self.places[place as usize].tenant {
             Some(tenant) => tenant.connection.may_rest(),
             None => true,
@@ -500,7 +504,8 @@ impl<C: Connection> Connections<C> {
         if flushed.is_err() || tenant.is_leaving && tenant.connection.has_sent_all() {
             return self.end(place);
         }
-        // If the transport is full and epoll does not report its space, the next poll tries again.
+        // If the socket is full and epoll does not report when it has space, the connection stays active: the next poll
+        // writes again.
         let is_held_back = !tenant.connection.has_sent_all() && !tenant.connection.wants_out();
         self.watch(place);
         if is_held_back {
@@ -508,7 +513,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Updates the events that epoll reports for a connection.
+    /// Updates the set of events that epoll reports for a connection.
     fn watch(&mut self, place: u32) {
         let Some(tenant) = &mut self.places[place as usize].tenant else { return };
         let wants_out = tenant.connection.wants_out();
@@ -519,7 +524,8 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Makes a connection active if few are. Always does so if it holds received data, which epoll would not report.
+    /// Makes a connection active if few others are, and in any case if it holds received data, which epoll would not
+    /// report.
     fn activate(&mut self, place: u32) {
         if let Some(tenant) = &mut self.places[place as usize].tenant
             && !tenant.is_active

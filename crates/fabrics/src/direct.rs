@@ -1,10 +1,10 @@
 //! The common part of `local` and `shm`: the caller's own CPU runs the chain on the node's memory.
 //!
-//! A session announces in its slot when it may hold pointers: its *turn* is odd from the first chain of a turn until
-//! every task has reached its next await.
+//! The session's slot in the node's memory says whether the session may hold pointers: its *turn* number is odd from
+//! the first chain of a turn until every task that ran a chain has reached its next await.
 //!
-//! Invariant: the turn is odd, and visibly so to all processes, before a chain's first access. It stays odd until the
-//! buffers that the chain made unreachable are on the session's list.
+//! Invariant: the turn number is odd before a chain's first access, and all processes can see that. It stays odd until
+//! the buffers that the chain made unreachable are on the session's list of retired buffers.
 
 use crate::executor::{self, Idle, Turns};
 use crate::memory::Mapping;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-/// The two-sided channel to the node, and the liveness of the node. One per session.
+/// A session's two-sided channel to the node, for calls and wake-ups.
 pub trait Control {
     /// Calls a service; the response replaces the content of `answer`.
     fn call<'a>(
@@ -89,9 +89,9 @@ impl<M: Runs> Direct<M> {
         self.runner.counters()
     }
 
-    /// Ends the session's turns under another executor than [`executor::Core`]: spawn this future on the same thread
-    /// and keep it running while the endpoint is used. Without it the session appears busy after its last chain, which
-    /// delays the reuse of buffers that others retire. Never completes.
+    /// Ends the session's turns if the tasks run under another executor than [`executor::Core`]: spawn this future on
+    /// the same thread and keep it running while the endpoint is used. Without this future, the session still appears
+    /// to run chains after its last one, which delays the reuse of buffers that others retire. Never completes.
     pub async fn drive(&self) {
         std::future::poll_fn(|cx| {
             self.end_turn();
@@ -112,7 +112,7 @@ impl<M: Runs> Direct<M> {
         Ok(())
     }
 
-    /// Announces that this session may hold pointers from now on.
+    /// Announces, before a chain runs, that this session may hold pointers from now on.
     #[inline]
     fn enter(&self) {
         if !self.runner.enter() {
@@ -167,8 +167,9 @@ impl<M: Runs> Fabric for Direct<M> {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
-        // The tasks that ran chains before have used the results up to their next await. A node of this process
-        // responds before this task continues, and may wait for all turns to end.
+        // Before a call, the turn must end: a node in this process runs the call before this task continues, and may
+        // wait for the end of all turns. The turn may end: tasks that ran chains have used the results before their
+        // next await.
         self.runner.end_turn();
         if service != ServiceId::NODE {
             self.enter(); // On `local` this thread runs the store's service, which follows pointers.
@@ -181,8 +182,8 @@ impl<M: Runs> Fabric for Direct<M> {
         if self.check(node).is_err() {
             return; // The memory is unmapped, or belongs to another node.
         }
-        // Without a turn the store could be dropped, and its segments reused by another store, before the buffer is on
-        // the list.
+        // The turn protects the buffer until it is on the list of retired buffers. Without a turn, the store could be
+        // dropped before, and its segments be reused by another store.
         self.enter();
         self.runner.retire(self.session().number, key.region(), buffer);
         if self.runner.is_much_retired() {

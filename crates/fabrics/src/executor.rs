@@ -1,10 +1,12 @@
-//! The client core: one thread with at most 64 tasks that hide each other's latency.
+//! The client core: one thread with at most 64 tasks. While one task waits for memory or the network, others run.
 //!
-//! Ready tasks are bits of a word. A *turn* polls every task that was ready when it began. Wakers are standard ones and
-//! may be sent to other threads; a wake on the core's own thread is a plain store. If no task is ready, the endpoint
-//! waits, since it knows which events can arrive and from where.
+//! Each bit of a word says whether a task is ready. A *round* polls every task that was ready when it began. The names
+//! here call a round a turn, because a session whose chains run on this CPU ends its turn (see the glossary) with the
+//! round. Wakers are standard ones and may be sent to other threads; a wake on the core's own thread is a plain store.
+//! If no task is ready, the core lets the endpoint wait, since the endpoint knows which events can arrive and from
+//! where.
 //!
-//! Invariant: between turns no task is running. At that moment an endpoint publishes that it holds no pointers.
+//! Invariant: between rounds no task is running. At that moment an endpoint publishes that it holds no pointers.
 
 use crate::timer::timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -21,12 +23,12 @@ use std::time::Duration;
 /// Maximum number of tasks per core.
 pub const TASKS_MAX: usize = 64;
 
-/// Called by a core when a turn ends, and to wait when no task is ready. An endpoint implements it.
+/// What a core calls when a round ends, and when no task is ready. Each endpoint implements it.
 pub trait Turns {
-    /// Called after every ready task was polled.
+    /// Called at the end of a round: every task that was ready at its beginning was polled.
     fn end_turn(&self);
 
-    /// Called when no task is ready. Returns when one may be ready, or earlier.
+    /// Waits. Called when no task is ready; returns when one may be ready, or earlier.
     fn wait(&self, core: &Idle<'_>) {
         core.sleep();
     }
@@ -60,7 +62,7 @@ impl<T: Turns + ?Sized> Turns for std::rc::Rc<T> {
 pub struct Idle<'a>(&'a Ready);
 
 impl Idle<'_> {
-    /// Whether a task has been woken in the meantime.
+    /// Whether a task has been woken since the core became idle.
     #[inline]
     pub fn is_woken(&self) -> bool {
         self.0.here.load(Ordering::Relaxed) != 0 || self.0.elsewhere.load(Ordering::Relaxed) != 0
@@ -86,7 +88,7 @@ impl Idle<'_> {
     }
 }
 
-/// The ready tasks of a core. Aligned so that a pointer to it has spare bits for a task's index.
+/// The set of a core's ready tasks. Aligned so that a pointer to it has spare low bits for a task's index.
 #[repr(align(64))]
 struct Ready {
     /// Tasks woken on the core's own thread: loads and stores only.
@@ -107,13 +109,13 @@ const POLLING: u8 = 2;
 thread_local! {
     /// The core that runs on this thread.
     static CURRENT: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
-    /// Number of that core's tasks.
+    /// Number of tasks of the core that runs on this thread.
     static TASKS: Cell<usize> = const { Cell::new(0) };
-    /// Number of turns of all cores on this thread so far.
+    /// Number of rounds of all cores on this thread so far.
     static TURNS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether the core on this thread has other tasks to run while the current one waits for memory.
+/// Whether the core on this thread has tasks besides the current one, which can run while it waits for memory.
 #[inline]
 pub fn in_company() -> bool {
     TASKS.get() > 1
@@ -125,7 +127,7 @@ pub fn is_alone() -> bool {
     TASKS.get() == 1
 }
 
-/// Number of the current turn, if a core runs on this thread. Unique within the thread.
+/// Returns the number of the current round, if a core runs on this thread. Unique within the thread.
 #[inline]
 pub fn turn() -> Option<u64> {
     (!CURRENT.get().is_null()).then(|| TURNS.get())
@@ -174,7 +176,7 @@ struct Task<'a> {
 }
 
 impl<'a, T: Turns> Core<'a, T> {
-    /// Creates a core without tasks. It reports the end of each turn to `turns`.
+    /// Creates a core without tasks, which calls `turns` at the end of each round and to wait.
     pub fn new(turns: T) -> Core<'a, T> {
         let ready = Arc::new(Ready {
             here: AtomicU64::new(0),
@@ -220,7 +222,7 @@ impl<'a, T: Turns> Core<'a, T> {
         while ready != 0 {
             let index = ready.trailing_zeros() as usize;
             ready &= ready - 1;
-            // A late waker may name a completed task.
+            // A waker that outlives its task may name a completed task.
             let Some(Some(task)) = self.tasks.get_mut(index) else { continue };
             if task.future.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
                 self.tasks[index] = None;
@@ -264,7 +266,7 @@ impl Ready {
         here | self.elsewhere.swap(0, Ordering::Acquire)
     }
 
-    /// Calls `sleep` after announcing it, unless a task has been woken by then.
+    /// Announces the sleep in `asleep`, then calls `sleep`, unless a task has been woken before.
     fn announced(&self, how: u8, sleep: impl FnOnce()) {
         // SeqCst, as in `wake`: either the waker sees us asleep, or we see its bit.
         self.asleep.store(how, Ordering::SeqCst);

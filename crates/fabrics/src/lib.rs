@@ -2,11 +2,11 @@
 //!
 //! [`memory::Mapping`] is a node's memory as mapped into a process. On [`local`] and [`shm`] the caller's own CPU runs
 //! the chain on that memory ([`direct`]); neither wakes the node. [`executor`] is the client core: one thread with at
-//! most 64 tasks that hide each other's memory latency. [`layer`] wraps any fabric. [`session`] implements both ends of
-//! a datagram session, without the sockets. [`ring`] carries sessions through shared memory between processes that do
-//! not trust each other.
+//! most 64 tasks, which run while others wait for memory or the network. [`layer`] wraps any fabric. [`session`]
+//! implements the client's and the engine's end of a session, without the sockets; [`ring`], [`udp`] and [`tcp`] are
+//! the carriers of its datagrams. [`ring`] uses shared memory between processes that do not trust each other.
 //!
-//! Invariant: fabrics know no system.
+//! Invariant: no fabric depends on any system built on it (a key-value store, for example).
 //!
 //! Almost all `unsafe` code of the project is in this crate. Each block names who keeps its promise.
 

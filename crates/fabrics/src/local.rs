@@ -1,6 +1,6 @@
 //! The in-process fabric: the caller runs the chain on the process's own memory.
 //!
-//! For tests and for embedding a node. A call runs in the caller's thread, under the node's own lock.
+//! It serves tests and programs that embed a node. A call runs in the caller's thread, under the node's own lock.
 
 use crate::direct::{Control, Direct};
 use crate::memory::Mapping;

@@ -35,7 +35,7 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Registers `fd`. Nothing is woken before [`Watch::arm`].
+    /// Registers `fd`. No task is woken before [`Watch::arm`] is called.
     ///
     /// # Errors
     /// The system cannot watch another descriptor.

@@ -1,9 +1,9 @@
 //! Runs chains on a node's memory on behalf of one session slot: its turns, its prefetch hints, its counters.
 //!
-//! A slot announces when its session may hold pointers into the memory: its *turn* is odd from the first chain of a
-//! turn until the turn is ended.
+//! The slot says whether the session may hold pointers into the memory: its *turn* number is odd from the first chain
+//! of a turn until the turn ends.
 //!
-//! Invariant: the turn is odd, and visibly so to all processes, before a chain's first access.
+//! Invariant: the turn number is odd before a chain's first access, and all processes can see that.
 
 use crate::ahead::Ahead;
 use crate::memory::Mapping;
@@ -14,8 +14,8 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// Maximum number of chains per turn before the turn number advances: a task that never yields would otherwise have a
-/// turn without end.
+/// Number of chains after which a new turn begins even if the old one was not ended. A task that never yields would
+/// otherwise have a turn without end.
 const CHAINS_PER_TURN: u32 = 64;
 
 /// Number of retired buffers after which the node is woken if it sleeps.
@@ -42,7 +42,7 @@ pub struct Runner<M: Runs = Arc<Mapping>> {
     chains_in_turn: Cell<u32>,
     ahead: Ahead,
     counters: RefCell<Counters>,
-    /// Value of the `retired` counter when the node was last woken because of it.
+    /// Value of the `retired` counter when the node was last woken because of retired buffers.
     retired_rung: Cell<u64>,
 }
 
@@ -66,7 +66,7 @@ impl<M: Runs> Runner<M> {
         &self.memory
     }
 
-    /// Returns the session on whose behalf it runs chains.
+    /// Returns the session on whose behalf this runner runs chains.
     #[inline]
     pub fn session(&self) -> SessionId {
         self.session
@@ -77,20 +77,20 @@ impl<M: Runs> Runner<M> {
         *self.counters.borrow()
     }
 
-    /// Queues the memory that the chain will touch for [`Runner::fetch_ahead`]. Returns the number of hints, to be
-    /// passed to [`Runner::proceed`] before the chain runs.
+    /// Queues the memory that the chain will touch, for [`Runner::fetch_ahead`]. Returns the number of hints, which the
+    /// caller passes to [`Runner::proceed`] before the chain runs.
     #[inline(always)]
     pub fn expect(&self, chain: ChainView<'_>) -> usize {
         self.ahead.post(self.memory.mapping(), chain)
     }
 
-    /// Prefetches for all chains posted by [`Runner::expect`]: no more are posted in this turn.
+    /// Prefetches for all chains posted by [`Runner::expect`]. Called once no more will be posted before they run.
     #[inline]
     pub fn fetch_ahead(&self) {
         self.ahead.end_turn(self.memory.mapping());
     }
 
-    /// Called when a chain that posted `hints` hints starts to run.
+    /// Called when a chain that posted `hints` hints starts to run: prefetches for later chains.
     #[inline(always)]
     pub fn proceed(&self, hints: usize) {
         self.ahead.proceed(self.memory.mapping(), hints);
@@ -106,7 +106,7 @@ impl<M: Runs> Runner<M> {
             self.chains_in_turn.set(chains);
             return false;
         }
-        // Every earlier chain's results were used up to its task's next await, so this is a new turn.
+        // A new turn may begin here: each earlier chain's task has used the chain's result before its next await.
         let next = if open { turn + 2 } else { turn + 1 };
         self.turn.set(next);
         self.chains_in_turn.set(0);
@@ -120,7 +120,7 @@ impl<M: Runs> Runner<M> {
         self.run_on(&self.memory, owner, chain, reply);
     }
 
-    /// Like [`Runner::run`], but through `seen`, the chain's view of the same memory.
+    /// Like [`Runner::run`], but accesses the same memory through the view `seen`.
     #[inline(always)]
     pub fn run_on(
         &self,
@@ -155,14 +155,15 @@ impl<M: Runs> Runner<M> {
         self.counters.borrow_mut().retired += u64::from(retired);
     }
 
-    /// Whether to wake the node if it sleeps: the chain that `reply` belongs to needs memory, or enough buffers were
-    /// retired since this last returned true.
+    /// Whether the caller must wake the node if it sleeps. True if the chain with this `reply` needs memory, or if
+    /// enough buffers were retired since this function last returned true.
     #[inline]
     pub fn should_ring(&self, reply: &Reply) -> bool {
         reply.last_status() == Status::NotReady || (reply.retired() > 0 && self.is_much_retired())
     }
 
-    /// Whether enough buffers were retired to wake the node, since this or [`Runner::should_ring`] last returned true.
+    /// Whether enough buffers were retired to wake the node since this function or [`Runner::should_ring`] last
+    /// returned true.
     pub fn is_much_retired(&self) -> bool {
         let retired = self.counters.borrow().retired;
         let is_much = retired - self.retired_rung.get() >= RETIRED_PER_RING;
@@ -182,7 +183,7 @@ impl<M: Runs> Runner<M> {
         let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.borrow().to_bytes());
         self.turn.set(turn + 1);
         self.chains_in_turn.set(0);
-        // Release: all reads and retires of this turn happen before its end is visible.
+        // Release: all reads and retires of this turn happen before its end becomes visible to the node.
         self.memory.mapping().publish(turn_at(self.session.slot), turn + 1);
     }
 }

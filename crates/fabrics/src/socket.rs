@@ -1,7 +1,8 @@
 //! The Unix socket of a node: how it is created, and which errors can prevent that.
 //!
 //! Invariant: the socket of a live node is never removed.
-//! Invariant: the next node removes a dead node's socket, under a lock, so that no two nodes do it concurrently.
+//! Invariant: a dead node's socket is removed by the next node, under a lock, so that no two nodes remove it
+//! concurrently.
 
 use crate::shm::NAME_MAX;
 use crate::shm::peer::peer;
@@ -14,10 +15,10 @@ use std::time::Duration;
 /// Maximum number of clients waiting to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Why no node can listen at the path. No file is left behind.
+/// Why no node can listen at the path. The failed attempt leaves no file.
 #[derive(Debug)]
 pub enum ListenError {
-    /// Another node already listens there; with its process id, if known.
+    /// Another node already listens at this path; its process id, if known.
     Served(PathBuf, Option<u32>),
     /// A file that is not a node's socket has this path.
     InTheWay(PathBuf),
@@ -111,10 +112,10 @@ fn file_of(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// Locks the folder, until the result is dropped, against other nodes that create a socket in it. Without the lock, two
-/// nodes that find the same stale socket could each remove the other's new one. Continues without the lock if another
-/// process holds it for more than 1 s. If the folder cannot be opened, creating the socket in it fails and reports the
-/// reason.
+/// Locks the socket's folder until the result is dropped, so that no other node creates a socket in it. Without the
+/// lock, two nodes that find the same stale socket could each remove the other's new one. Returns `None`, and the
+/// caller continues without the lock, in two cases: another process holds the lock for more than 1 s, or the folder
+/// cannot be opened. In the second case the caller's attempt to create the socket fails and reports the reason.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -130,7 +131,8 @@ fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
 }
 
 fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
-    // If the file cannot be inspected, it is absent, or else creating the socket fails and reports the reason.
+    // If the file cannot be inspected, it is absent, or the later attempt to create the socket fails and reports the
+    // reason.
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
         return Err(ListenError::InTheWay(path.to_owned()));
@@ -142,7 +144,7 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError>
     use rustix::io::Errno;
     match rustix::net::connect(&probe, address) {
         Ok(()) => {
-            // The pid only helps the user to find the process.
+            // The pid only helps the user to find the node's process, so it may be missing.
             let pid = peer(&probe).ok().and_then(|peer| peer.pid);
             let pid = pid.map(|pid| pid.as_raw_nonzero().get() as u32);
             Err(ListenError::Served(path.to_owned(), pid))

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub const SPIN: Duration = Duration::from_micros(60);
 /// How long a thread polls before it yields to other threads.
 pub const YIELD_INTERVAL: Duration = Duration::from_micros(5);
-/// How a thread waits for responses.
+/// What a thread does until a response arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
     /// Polls for [`SPIN`], then sleeps.
@@ -24,7 +24,7 @@ pub enum Waiting {
 /// Number of polls between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 16;
 
-/// Polls until `poll` finds something, or for [`SPIN`].
+/// Calls `poll` until it returns a value, and returns that; `None` if there is none within [`SPIN`].
 #[inline]
 pub fn spin<T>(mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     let mut since = None;

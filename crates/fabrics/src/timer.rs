@@ -1,7 +1,7 @@
 //! A timer under any executor: one thread of the process wakes the tasks whose deadline has passed.
 //!
-//! Protocols sleep only in their slow paths (no free buffer, a deadline). So one thread, itself mostly asleep, serves
-//! all of them. It starts with the first sleep.
+//! Protocols sleep only in their slow paths (no free buffer, a deadline), so one thread, which mostly sleeps itself, is
+//! enough for the whole process. The thread starts at the first call of [`sleep`].
 
 use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
@@ -27,8 +27,8 @@ pub fn now() -> Duration {
     read_clock(ClockId::Monotonic)
 }
 
-/// Like [`now`], but as of the system's last clock tick: at most a few milliseconds late, and faster than reading the
-/// CPU's clock.
+/// Like [`now`], but reads the system's last clock tick: the result is at most a few milliseconds old, and the call is
+/// faster than reading the CPU's clock.
 #[inline]
 pub fn coarse_now() -> Duration {
     read_clock(ClockId::MonotonicCoarse)
@@ -40,7 +40,7 @@ fn read_clock(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// Converts a duration to the type that system calls take. Saturates.
+/// Converts a duration to the type that system calls take. A duration beyond its range becomes the maximum.
 pub fn timespec(duration: Duration) -> Timespec {
     let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
@@ -122,7 +122,7 @@ impl Timer {
         let is_first = entries.peek().is_none_or(|Reverse(first)| at < first.at);
         entries.push(Reverse(Entry { at, waker }));
         drop(entries);
-        // For a later entry the thread wakes in time anyway.
+        // For an entry behind another one, the thread already wakes earlier.
         if is_first {
             self.changed.notify_one();
         }
@@ -135,7 +135,7 @@ impl Timer {
             match entries.peek() {
                 Some(Reverse(entry)) if entry.at <= now => {
                     if let Some(Reverse(entry)) = entries.pop() {
-                        // Released first: a waker may run any code, including another sleep.
+                        // The lock is released first, because a waker may run any code, including another sleep.
                         drop(entries);
                         entry.waker.wake();
                         entries = self.entries();

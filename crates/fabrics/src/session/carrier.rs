@@ -1,17 +1,17 @@
 //! Carriers of datagrams between a client and an engine: sockets, or rings in shared memory.
 //!
-//! A [`Line`] is the client's end. A [`Port`] is an engine's end, with all its clients. Neither blocks: its user polls
-//! for a while, then sleeps on its descriptor.
+//! A [`Line`] is the client's end. A [`Port`] is an engine's end of its connections to all clients. No function of
+//! either blocks: the caller polls for a while, then sleeps until the descriptor is readable.
 //!
-//! Invariant: a datagram passed to `send` leaves by the next flush at the latest, or is lost. A reliable carrier loses
-//! datagrams only by breaking.
+//! Invariant: a datagram passed to `send` leaves at the next flush, or earlier, or is lost. A reliable carrier loses
+//! datagrams only when it breaks.
 
 use super::server::Address;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The carrier carries nothing more, for the reason that this contains.
+/// Error: the carrier carries nothing more. Contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -27,15 +27,15 @@ impl From<rustix::io::Errno> for Broken {
     }
 }
 
-/// The client's end. Belongs to one thread.
+/// The client's end of a carrier. Belongs to one thread.
 pub trait Line {
     /// Whether every datagram arrives exactly once and in order.
     const IS_RELIABLE: bool;
 
-    /// Maximum size of a datagram in bytes that is carried efficiently.
+    /// Maximum size of a datagram in bytes. Larger ones might be carried, but less efficiently.
     fn datagram_max(&self) -> usize;
 
-    /// Number of received bytes that it can buffer.
+    /// Number of received bytes that the carrier can buffer.
     fn inbound_bytes(&self) -> usize;
 
     /// Queues a datagram for sending.
@@ -56,15 +56,15 @@ pub trait Line {
     /// The carrier is broken. Datagrams that had arrived before were passed on.
     fn receive(&self, take: impl FnMut(&[u8])) -> Result<bool, Broken>;
 
-    /// A descriptor that is readable when datagrams may have arrived, if [`Line::may_sleep`] was called before.
+    /// Returns a descriptor. After [`Line::may_sleep`] it becomes readable when datagrams may have arrived.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Arms notifications through the descriptor. Returns false if something has already arrived.
+    /// Makes the descriptor readable on the next arrival. Returns false if something has already arrived.
     fn may_sleep(&self) -> bool {
         true
     }
 
-    /// Maximum time to sleep even if nothing arrives, if the carrier has work to do at a certain time.
+    /// Maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain time.
     fn sleep_max(&self) -> Option<Duration> {
         None
     }
@@ -76,23 +76,23 @@ pub enum Arrival<'a> {
     Datagram(&'a [u8]),
     /// The client's carrier is closed.
     HungUp,
-    /// A greeting that the carrier rejects. The server should refuse it with this nonce.
+    /// A greeting that the carrier rejects: its nonce, and why. The server should send a refusal with this nonce.
     Outsider(u64, Outsider),
 }
 
 /// Why a carrier rejects a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outsider {
-    /// It is sealed with an unknown secret, or was changed in transit.
+    /// The greeting is sealed with an unknown secret, or was changed in transit.
     WrongSeal,
-    /// It is unsealed, but the port requires seals.
+    /// The greeting is unsealed, but the port requires seals.
     Unsealed {
-        /// Whether it contains a token, which was not checked.
+        /// Whether the greeting contains a token. The token was not checked.
         shows_token: bool,
     },
-    /// It is sealed, but the port accepts no seals.
+    /// The greeting is sealed, but the port accepts no seals.
     Sealed,
-    /// It is sealed in another version.
+    /// The greeting is sealed in another version of the format.
     Version {
         /// The client's version.
         theirs: u8,
@@ -101,16 +101,16 @@ pub enum Outsider {
     },
 }
 
-/// Counts of datagrams dropped by a port because no known client has sent them.
+/// Counts of datagrams that a port dropped because they did not provably come from a known client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// Datagrams that were not sealed with the right key, or were changed in transit.
     pub forged: u64,
-    /// Datagrams received before.
+    /// Datagrams that had been received before.
     pub replayed: u64,
 }
 
-/// An engine's end, with all its clients. Belongs to one thread at a time.
+/// An engine's end of a carrier, for all its clients. Belongs to one thread at a time.
 pub trait Port: Send {
     /// Address of a client's carrier.
     type Address: Address;
@@ -118,7 +118,7 @@ pub trait Port: Send {
     /// Whether every datagram arrives exactly once and in order.
     const IS_RELIABLE: bool;
 
-    /// Maximum size of a datagram in bytes that is carried efficiently.
+    /// Maximum size of a datagram in bytes. Larger ones might be carried, but less efficiently.
     fn datagram_max(&self) -> usize;
 
     /// IP address of the client's machine. `None` if all clients are on this machine.
@@ -132,35 +132,35 @@ pub trait Port: Send {
     /// The port is broken for all clients.
     fn receive(&mut self, take: impl FnMut(Self::Address, Arrival<'_>)) -> Result<bool, Broken>;
 
-    /// Queues a datagram for sending. If it cannot be sent it is lost; a reliable carrier ends then, and
-    /// [`Port::receive`] reports that.
+    /// Queues a datagram for sending. If the datagram cannot be sent, it is lost. On a reliable carrier, the loss
+    /// closes the client's carrier, and [`Port::receive`] reports that.
     fn send(&mut self, to: Self::Address, datagram: &[u8]);
 
     /// Sends the queued datagrams.
     fn flush(&mut self);
 
-    /// Number of client carriers, including those without a session. While it is not 0, the engine must wake now and
-    /// then to close silent ones; it is 0 if the port keeps no carriers.
+    /// Number of client carriers, including those without a session; 0 if the port keeps no carriers. While it is not
+    /// 0, the engine must wake now and then to call [`Port::close_without_session`].
     fn connections(&self) -> usize;
 
     /// Closes a client's carrier after its queued datagrams are sent.
     fn hang_up(&mut self, address: Self::Address);
 
-    /// Closes carriers that have existed for a while and are not in `known`.
+    /// Closes client carriers that have existed for a while and are not in `known`, the set of those with a session.
     fn close_without_session(&mut self, known: impl Iterator<Item = Self::Address>);
 
     /// Counts of datagrams dropped so far.
     fn dropped(&self) -> Dropped;
 
-    /// A descriptor that is readable when datagrams may have arrived, if [`Port::may_sleep`] was called before.
+    /// Returns a descriptor. After [`Port::may_sleep`] it becomes readable when datagrams may have arrived.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Arms notifications through the descriptor. Returns false if something has already arrived.
+    /// Makes the descriptor readable on the next arrival. Returns false if something has already arrived.
     fn may_sleep(&mut self) -> bool {
         true
     }
 
-    /// Maximum time to sleep even if nothing arrives, if the carrier has work to do at a certain time.
+    /// Maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain time.
     fn sleep_max(&self) -> Option<Duration> {
         None
     }

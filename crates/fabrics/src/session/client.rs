@@ -1,11 +1,13 @@
-//! A client's end of its only session: slots, credit, and all timers.
+//! A client's end of its only session: the slots, the credit, and all timers.
 //!
 //! Invariant: unacknowledged request fragments take at most the granted credit. Half-sent requests of several fragments
 //! take at most the granted assembly space.
-//! Invariant: a slot takes a new request only after the server has responded to the previous one, or has confirmed that
-//! it will never run, and after the owner has released the reply.
+//! Invariant: a slot takes a new request only after both of these:
+//! - the server has responded to the previous request, or has confirmed that it will never run;
+//! - the owner has released the reply.
 //! Invariant: each request is reported exactly once.
-//! Invariant: buffers of an abandoned chain are retired once its outcome is known, and never before.
+//! Invariant: buffers that an abandoned chain allocated or held are retired after its outcome is known, and never
+//! before.
 
 use super::packet::{
     self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
@@ -30,7 +32,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub struct Config {
     /// Identifies the client through all its incarnations.
     pub identity: u128,
-    /// Number of this incarnation: higher than all earlier ones. Has one session.
+    /// Number of this incarnation, higher than all earlier ones. An incarnation has one session.
     pub incarnation: u64,
     /// 64 random bits that distinguish responses to the HELLO from forgeries.
     pub nonce: u64,
@@ -40,13 +42,13 @@ pub struct Config {
     pub datagram: usize,
     /// Whether the carrier never loses, duplicates, reorders or damages datagrams.
     pub is_reliable: bool,
-    /// Maximum number of reply bytes in flight to this client.
+    /// Maximum number of reply bytes that may be in flight to this client.
     pub inbound_bytes: usize,
     /// Token shown to the node.
     pub token: Vec<u8>,
     /// Time limit of a request.
     pub deadline: Duration,
-    /// The session is lost if the node does not respond for this long.
+    /// Silence period: the session is lost if the node does not respond for this long.
     pub silence: Duration,
 }
 
@@ -67,10 +69,10 @@ impl Default for Config {
     }
 }
 
-/// The server's grants.
+/// What the server granted to the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Identifies this start of the node.
+    /// Identifies this run of the node's process; different after a restart.
     pub node: u64,
     /// Features of the node.
     pub features: u64,
@@ -80,9 +82,9 @@ pub struct Granted {
     pub datagram: usize,
     /// Maximum number of request bytes in flight.
     pub credit: usize,
-    /// Maximum number of bytes of half-sent requests of several fragments.
+    /// Maximum number of bytes of requests that have several fragments and are only partly sent.
     pub assembly: usize,
-    /// Number of fragments of a reply that the server sends without a HAVE.
+    /// Number of fragments of a reply that the server sends before the client asks for more by a HAVE.
     pub eager: usize,
 }
 
@@ -114,14 +116,14 @@ impl SlotRef {
     }
 }
 
-/// Outcome of a request without a response, as far as known.
+/// What is known of the outcome of a request that has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It did not run, and never will.
+    /// The request did not run, and never will.
     DidNotRun,
-    /// It ran; its result is lost.
+    /// The request ran; its result is lost.
     DidRun,
-    /// It may have run, or may still run.
+    /// The request may have run, or may still run.
     Unknown,
 }
 
@@ -136,17 +138,17 @@ pub enum Event {
     Answered {
         /// The request.
         request: SlotRef,
-        /// Execution sequence number within the session.
+        /// Position of the request in the order in which the session's requests ran, from 1.
         execution: u64,
     },
     /// A request will get no response.
     Failed {
         /// The request.
         request: SlotRef,
-        /// Its outcome, as far as known.
+        /// What is known of its outcome.
         fate: Fate,
     },
-    /// The session is over. Every request was reported before.
+    /// The session has ended. Every request was reported in an earlier event.
     Lost(Lost),
 }
 
@@ -172,11 +174,11 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Free,
-    /// Waits for a response.
+    /// The slot's request waits for a response.
     Pending,
-    /// Has a response, until the owner releases it.
+    /// The request has a response, which the owner has not released.
     Answered,
-    /// Was abandoned; the server has not yet confirmed that.
+    /// The request was abandoned, and the server has not confirmed that.
     Draining,
 }
 
@@ -188,7 +190,7 @@ struct Slot {
     request: Option<SlotRef>,
     kind: EntryKind,
     message: Buffer,
-    /// Buffers that the chain publishes if its op `published_by` succeeds.
+    /// Buffers that the chain publishes if the op with the index `published_by` succeeds.
     held: Vec<Addr>,
     published_by: usize,
     /// Number of fragments of the request.
@@ -197,23 +199,23 @@ struct Slot {
     acked: u64,
     /// Fragments to retransmit.
     resend: u64,
-    /// Whether it is half sent and counted in `Client::assembling`.
+    /// Whether the request has several fragments, is partly sent, and is counted in `Client::assembling`.
     assembling: bool,
-    /// Fragments of the reply to request.
+    /// Fragments of the reply that this end will request from the server.
     want: u64,
     /// Whether to send a CANCEL.
     cancel: bool,
-    /// When a fragment was last sent for the first time, which fragment that was, and the fragments that were
-    /// retransmitted.
+    /// For round-trip samples: the time at which a fragment was last sent for the first time (`sent_at`), the index of
+    /// that fragment (`latest`), and the set of fragments that were retransmitted (`resent`).
     sent_at: Duration,
     latest: usize,
     resent: u64,
     /// Sequence number of the datagram in which each fragment was last sent.
     sent_in: [u32; FRAGMENTS_MAX],
-    /// When anything was last sent, if there was a retransmission: for this number, and for the previous one.
+    /// Time of the last transmission, if there was a retransmission: for the current number, and for the previous one.
     again_at: Duration,
     before_again_at: Duration,
-    /// Timeout for a sign from the server: its length, and when it ends.
+    /// Timeout for any response from the server: its length (`wait`), and the time at which it ends (`due`).
     wait: Duration,
     due: Duration,
     deadline: Duration,
@@ -225,20 +227,21 @@ struct Slot {
     reply_got: u64,
     /// Fragments of the reply that are presumably in flight.
     asked: u64,
-    /// All fragments ever requested, and those that the last HAVE, sent at `asked_at`, requested for the first time.
+    /// All fragments of the reply that were ever requested (`asked_ever`), and those that the last HAVE, sent at
+    /// `asked_at`, was the first to request (`asked_first`).
     asked_ever: u64,
     asked_first: u64,
     asked_at: Duration,
-    /// Fragments that have arrived since the last request for all missing ones, and those requested since because they
-    /// were overtaken.
+    /// Fragments of the reply that have arrived since all missing ones were last requested (`came`), and the fragments
+    /// requested since then because later ones had overtaken them (`asked_overtaken`).
     came: u64,
     asked_overtaken: u64,
 }
 
-/// Minimum number of requests that share a datagram, however few are in flight.
+/// Minimum limit on the requests in one datagram. The limit is half of the requests in flight, but not less than this.
 const SHARE_MIN: usize = 8;
 const NEVER: Duration = Duration::MAX;
-/// A fragment counts as lost if one sent this many datagrams later is acknowledged (RFC 9002, 6.1.1).
+/// A fragment counts as lost if a datagram sent this many datagrams later is acknowledged (RFC 9002, 6.1.1).
 const OVERTAKEN: i32 = 3;
 
 /// One incarnation of a client, with its session.
@@ -251,15 +254,15 @@ pub struct Client {
     chunk: usize,
     slots: Box<[Slot]>,
     free: u64,
-    /// Slots with an outstanding request.
+    /// Bitmap of the slots with an outstanding request.
     pending: u64,
-    /// Slots with something to send, credit permitting.
+    /// Slots with something to send, once the credit suffices.
     send: u64,
-    /// Slots whose reply of several fragments is complete, so that the server may free it.
+    /// Slots for which to acknowledge a complete reply of several fragments, so that the server may free that reply.
     ack: u64,
     /// Slots whose response has arrived and was not yet reported.
     answered: u64,
-    /// The first slot to send from: the first one that lacked credit.
+    /// Slot at which the next datagram starts: the first one that lacked credit for the previous one.
     cursor: usize,
     /// Bytes of fragments that were sent and not acknowledged.
     outstanding: usize,
@@ -268,18 +271,19 @@ pub struct Client {
     requests: u64,
     /// Regions and addresses of buffers that abandoned chains allocated and did not publish.
     unpublished: Vec<(u32, Addr)>,
-    /// Whether buffers may be allocated that this end does not know: the node must scan for them.
+    /// Whether chains may have allocated buffers whose addresses this end does not know: the node must scan for them.
     owes: bool,
     events: VecDeque<Event>,
     rtt: Rtt,
-    /// Sequence number of the next datagram; of the latest one known to have arrived; and a lower bound for all
-    /// fragments in flight.
+    /// Sequence number of the next datagram (`sequence`), that of the latest datagram known to have arrived
+    /// (`arrived`), and a lower bound for the datagrams of all fragments in flight (`oldest`).
     sequence: u32,
     arrived: u32,
     oldest: u32,
-    /// Lower bound of all slots' timers.
+    /// Lower bound of the times at which the slots' timers expire.
     earliest: Duration,
-    /// When it last received the time, and the time from which on a pause means that the process was stopped.
+    /// The latest time passed in (`last_now`). If the next one is after `pause_from`, this process must have been
+    /// stopped.
     last_now: Duration,
     pause_from: Duration,
     hello_wait: Duration,
@@ -358,7 +362,7 @@ impl Client {
         self.outstanding
     }
 
-    /// Number of bytes kept for requests and replies, which must be bounded.
+    /// Number of bytes kept for requests and replies. Lets tests check that this memory is bounded.
     pub fn kept_bytes(&self) -> usize {
         let slots: usize =
             self.slots.iter().map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
@@ -366,8 +370,8 @@ impl Client {
     }
 
     /// Submits a request, whose bytes are the concatenated parts. Returns `None` if no slot is free: retry after the
-    /// next event or release. The request is reported by exactly one event, or by [`Client::take_answered`], unless it
-    /// is cancelled.
+    /// next event or release. Unless the request is cancelled, exactly one event or [`Client::take_answered`] reports
+    /// it.
     ///
     /// # Panics
     /// If it is longer than [`BODY_BYTES_MAX`].
@@ -375,7 +379,7 @@ impl Client {
         self.submit_within(now, self.config.deadline, ask, parts)
     }
 
-    /// Like [`Client::submit`], with a separate time limit.
+    /// Like [`Client::submit`], with a time limit for this request in place of the configured one.
     ///
     /// # Panics
     /// Those of [`Client::submit`].
@@ -410,8 +414,8 @@ impl Client {
 
     /// Submits a request to retire these buffers (with their regions), which chains of this session have allocated and
     /// never published. Returns false if no slot is free or no session is open: retry after the next event or release.
-    /// No event reports the request; it has no time limit. If the session ends before, a scan of the node finds the
-    /// buffers.
+    /// No event reports the request; it has no time limit. If the session ends before the node has retired the buffers,
+    /// a scan of the node finds them.
     ///
     /// # Panics
     /// If the buffers do not fit in a request.
@@ -435,8 +439,8 @@ impl Client {
         true
     }
 
-    /// Records the buffers that a chain publishes if its op `published_by` succeeds. If the chain is abandoned and the op
-    /// does not succeed, they must be retired: see [`Client::take_unpublished`].
+    /// Records the buffers that a chain publishes if the op with the index `published_by` succeeds. If the chain is
+    /// abandoned and that op does not succeed, the buffers must be retired: see [`Client::take_unpublished`].
     pub fn hold(&mut self, request: SlotRef, buffers: &[Addr], published_by: usize) {
         if let Some(slot) = self.slots.get_mut(request.slot()).filter(|slot| slot.request == Some(request)) {
             slot.held.extend_from_slice(buffers);
@@ -444,14 +448,14 @@ impl Client {
         }
     }
 
-    /// Whether the session may have buffers that this end does not know. Such a session must not end with a BYE, since
-    /// the node would not scan for them.
+    /// Whether the session may have allocated buffers that this end does not know. Such a session must not end with a
+    /// BYE: after a BYE the node does not scan for the session's buffers.
     pub fn owes(&self) -> bool {
         self.owes
     }
 
-    /// Moves to `to` the buffers of abandoned chains that were allocated and not published, once the outcome is known.
-    /// The caller retires them with [`Client::retire`].
+    /// Appends to `to` the buffers that abandoned chains allocated and did not publish, once their outcome is known.
+    /// The caller retires these buffers with [`Client::retire`].
     #[inline]
     pub fn take_unpublished(&mut self, to: &mut Vec<(u32, Addr)>) {
         if !self.unpublished.is_empty() {
@@ -459,8 +463,8 @@ impl Client {
         }
     }
 
-    /// Cancels a request: no event reports it, and its reply is dropped. Returns what is known about it, or `None` if
-    /// it was already reported as failed, released or cancelled.
+    /// Cancels a request: no event reports it, and its reply is dropped. Returns what is known of its outcome, or
+    /// `None` if the request was already reported as failed, released or cancelled.
     pub fn cancel(&mut self, request: SlotRef) -> Option<Fate> {
         let slot = self.slots.get(request.slot()).filter(|slot| slot.request == Some(request))?;
         match slot.phase {
@@ -479,7 +483,7 @@ impl Client {
         }
     }
 
-    /// Ends the session: reports every request, and tells the node once.
+    /// Ends the session: reports every outstanding request as failed, and tells the node by one BYE.
     pub fn close(&mut self) {
         if self.stage == Stage::Open {
             self.end(|_| Fate::Unknown);
@@ -489,7 +493,7 @@ impl Client {
         }
     }
 
-    /// Takes the bitmap of slots with unreported responses. No event reports them any more.
+    /// Returns the bitmap of slots with responses that were not yet reported. No event will report these responses.
     #[inline]
     pub fn take_answered(&mut self) -> u64 {
         std::mem::take(&mut self.answered)
@@ -518,7 +522,8 @@ impl Client {
         &self.slots[request.slot()].reply
     }
 
-    /// Moves the response to a request into `bytes`: by a swap if the slot may keep the old buffer. Call it once.
+    /// Moves the response to a request into `bytes`, without a copy if the slot may keep the old buffer of `bytes`.
+    /// Must be called at most once per request.
     ///
     /// # Panics
     /// If there is no response, or it was released.
@@ -551,7 +556,7 @@ impl Client {
         slot.is_some_and(|slot| slot.request == Some(request) && slot.phase == Phase::Answered)
     }
 
-    /// When to call [`Client::transmit`] even if nothing arrives and nothing is submitted.
+    /// Returns the time at which to call [`Client::transmit`] even if nothing arrives and nothing is submitted.
     pub fn next_timeout(&self) -> Option<Duration> {
         match self.stage {
             Stage::Greeting => Some(self.hello_due.min(self.hello_deadline)),
@@ -586,7 +591,7 @@ impl Client {
     /// Handles a received datagram.
     ///
     /// # Errors
-    /// The datagram had no effect, for a reason that may be logged. It is counted.
+    /// The datagram had no effect, for the returned reason, which may be logged. The counters include it.
     pub fn receive(&mut self, now: Duration, bytes: &[u8]) -> Result<(), PacketError> {
         self.counters.datagrams_in += 1;
         self.notice_pause(now);
@@ -649,7 +654,8 @@ impl Client {
         Some(request)
     }
 
-    /// After a pause of this process, gives outstanding requests time to receive their responses.
+    /// Notices by a gap between two calls that this process was stopped. Then extends the deadlines of outstanding
+    /// requests, so that their responses can still be received.
     #[inline]
     fn notice_pause(&mut self, now: Duration) {
         if now <= self.last_now {
@@ -724,9 +730,10 @@ impl Client {
         }
     }
 
-    /// Records the buffers of an abandoned chain that must be retired. If it did not run: all that it holds. If it ran:
-    /// those that, according to the reply in the slot, it has allocated or held, and not published. A reply of several
-    /// fragments is not awaited: a scan finds its buffers after this session has ended.
+    /// Records the buffers of an abandoned chain that must be retired. If the chain did not run, these are all that it
+    /// holds. If it ran, they are those that it has allocated or held and not published, according to the reply in the
+    /// slot. For a reply of several fragments this is not called: a scan finds the buffers after this session has
+    /// ended.
     #[cold]
     fn settle(&mut self, index: usize, has_run: bool) {
         let slot = &mut self.slots[index];
@@ -755,7 +762,7 @@ impl Client {
     fn drop_request(&mut self, index: usize) -> Fate {
         let slot = &mut self.slots[index];
         if slot.sent == 0 {
-            // The server does not know the number, so the next request reuses it.
+            // No fragment was sent, so the server does not know the number, and the next request reuses it.
             slot.number = slot.number.wrapping_sub(1);
             self.owes |= !slot.held.is_empty();
             self.set_free(index);
@@ -770,7 +777,8 @@ impl Client {
         Fate::Unknown
     }
 
-    /// Frees a slot for another request. Its data in flight no longer counts.
+    /// Frees a slot for another request. The bytes that the old request has in flight no longer count against the
+    /// credit.
     #[inline]
     fn set_free(&mut self, index: usize) {
         self.acknowledge(index, u64::MAX);
@@ -794,7 +802,7 @@ impl Client {
         self.answered &= !bit;
     }
 
-    /// Records that the server has these fragments. Returns those not acknowledged before.
+    /// Records that the server has these fragments of a request. Returns those that were not acknowledged before.
     #[inline]
     fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
         let slot = &mut self.slots[index];
@@ -802,7 +810,7 @@ impl Client {
         slot.acked |= news;
         slot.resend &= !slot.acked;
         if slot.count == 1 {
-            // The only fragment is the whole message, and takes no assembly space.
+            // A request of one fragment takes no assembly space, so only the credit is updated.
             self.outstanding -= news as usize * footprint(slot.message.len());
             return news;
         }
@@ -856,11 +864,12 @@ impl Client {
             self.counters.entries_out += 1;
             self.ack &= !(1 << index);
         }
-        // Starts with the slot that has waited longest for credit. No later slot may use the credit that it lacks.
+        // Transmission starts with the slot that has waited longest for credit. Later slots may not use the credit that
+        // it lacks.
         let cursor = self.cursor;
         let turned = self.send.rotate_right(cursor as u32);
         let mut is_blocked = false;
-        // At most half of the outstanding requests, so that each side has work while the other one works.
+        // A datagram carries at most half of the outstanding requests, so that client and node work at the same time.
         let share = (self.pending.count_ones() as usize).div_ceil(2).max(SHARE_MIN);
         let mut sharing = 0;
         for turn in ones(turned) {
@@ -1108,7 +1117,7 @@ impl Client {
             match slots[index].state.get() {
                 last::RAN if known == numbers[index] => Fate::DidRun,
                 last::NO if known == numbers[index] => Fate::DidNotRun,
-                // The server has not seen it, and will accept nothing more of this session.
+                // The server has not seen this request, and will accept no further datagram of this session.
                 last::NO | last::RAN if known.wrapping_add(1) == numbers[index] => Fate::DidNotRun,
                 _ => Fate::Unknown,
             }
@@ -1122,7 +1131,7 @@ impl Client {
         self.events.push_back(Event::Lost(why));
     }
 
-    /// Reports every pending request.
+    /// Reports every pending request as failed, each with its `fate`.
     fn end(&mut self, fate: impl Fn(usize) -> Fate) {
         self.counters.ended += 1;
         for index in ones(self.pending) {
@@ -1164,7 +1173,7 @@ impl Client {
         match (entry.kind, slot.phase) {
             (EntryKind::Reply, Phase::Draining) => self.drained(entry),
             (EntryKind::Reply, _) => self.fragment(now, entry),
-            // It is about to run, or is running: still wait for the response.
+            // The server says that the cancelled request is about to run or is running: still wait for the response.
             (_, Phase::Draining) => {}
             _ => {
                 let have = entry.have().have.get();
@@ -1177,7 +1186,7 @@ impl Client {
         }
     }
 
-    /// The outcome of an abandoned request has arrived.
+    /// Handles the response to an abandoned request, which tells its outcome.
     #[cold]
     fn drained(&mut self, entry: &Entry<'_>) {
         let slot = &mut self.slots[entry.slot];
@@ -1193,13 +1202,15 @@ impl Client {
         self.set_free(entry.slot);
     }
 
-    /// The server has repeated itself, in response to one of several transmissions, at the latest the last.
+    /// Handles a message that the server has sent before. It responds to one of several transmissions. Even if it
+    /// responds to the last of them, the round trip took at least the time since then.
     fn note_repeat(&mut self, now: Duration, index: usize) {
         self.counters.duplicates += 1;
         self.rtt.took_at_least(now.saturating_sub(self.slots[index].again_at));
     }
 
-    /// Retransmits at once the fragments that later ones have overtaken by so much that they must be lost.
+    /// Retransmits at once the fragments that count as lost, because at least [`OVERTAKEN`] later datagrams arrived
+    /// first.
     fn resend_overtaken(&mut self) {
         let is_overtaken = |sent_in, arrived| super::newer(arrived, sent_in) >= OVERTAKEN;
         if self.config.is_reliable || !is_overtaken(self.oldest, self.arrived) {
@@ -1223,7 +1234,8 @@ impl Client {
         }
     }
 
-    /// Records the fragments that the server has, and samples the round trip. Returns whether any of them is new.
+    /// Records the fragments that the server has, and measures the round trip. Returns whether any of them was not
+    /// acknowledged before.
     #[inline]
     fn acknowledged(&mut self, now: Duration, index: usize, have: u64) -> bool {
         let news = self.acknowledge(index, have);
@@ -1234,7 +1246,7 @@ impl Client {
         if news & !slot.resent & 1 << slot.latest != 0 {
             self.rtt.sample(now.saturating_sub(slot.sent_at));
         }
-        // For a retransmitted fragment it is unknown which transmission arrived.
+        // Retransmitted fragments are skipped, since it is unknown which of their transmissions arrived.
         for fragment in ones(news & !slot.resent) {
             if super::newer(slot.sent_in[fragment], self.arrived) > 0 {
                 self.arrived = slot.sent_in[fragment];
@@ -1243,7 +1255,7 @@ impl Client {
         news != 0
     }
 
-    /// The server has responded for this slot: restarts its timeout.
+    /// Restarts the timeout of a slot after a response from the server.
     fn progress(&mut self, now: Duration, index: usize) {
         let slot = &mut self.slots[index];
         slot.wait = self.rtt.rto();
@@ -1254,8 +1266,8 @@ impl Client {
     #[inline]
     fn fragment(&mut self, now: Duration, entry: &Entry<'_>) {
         let index = entry.slot;
-        // A reply implies that the server has the whole request. If parts were never sent, it belongs to something
-        // else.
+        // A server replies only when it has the whole request. If parts of the request were never sent, this reply is
+        // not the response to it.
         let slot = &mut self.slots[index];
         if slot.sent != all(slot.count) {
             self.counters.refused += 1;
@@ -1321,7 +1333,7 @@ impl Client {
         self.replied(index);
     }
 
-    /// A reply is complete.
+    /// Handles a request whose reply is complete.
     #[inline]
     fn replied(&mut self, index: usize) {
         let slot = &mut self.slots[index];
@@ -1331,12 +1343,12 @@ impl Client {
             self.ack |= 1 << index;
         }
         if kind == EntryKind::Retire {
-            // Whatever the outcome, no owner waits for it.
+            // No owner waits for the outcome.
             self.set_free(index);
             return;
         }
         if execution == 0 {
-            // A correct server reports that only for cancelled requests; in any case it did not run.
+            // Execution number 0: the request did not run. A correct server reports that only for cancelled requests.
             self.owes |= !slot.held.is_empty();
             self.set_free(index);
             self.events.push_back(Event::Failed { request, fate: Fate::DidNotRun });
@@ -1399,7 +1411,7 @@ impl Slot {
         }
     }
 
-    /// Records the execution number from the first fragment of its reply.
+    /// Records the execution number, which is at the beginning of the reply's first fragment.
     #[inline]
     fn put_execution(&mut self, payload: &[u8]) {
         let execution = payload[..PREFIX].try_into().expect("the prefix has 8 bytes");
@@ -1413,8 +1425,8 @@ impl Slot {
         (self.came, self.asked_overtaken) = (0, 0);
     }
 
-    /// Requests, once, the fragments that [`OVERTAKEN`] later ones have overtaken, since the server sends them in
-    /// order.
+    /// Requests the fragments of the reply that are presumably lost: the server sends in order, and [`OVERTAKEN`] later
+    /// ones have arrived. Requests each of them once.
     fn ask_for_overtaken(&mut self) {
         let later = (1..OVERTAKEN).fold(self.came, |came, _| came & !highest(came));
         let lost = self.asked & highest(later).saturating_sub(1) & !self.asked_overtaken;
@@ -1423,7 +1435,7 @@ impl Slot {
     }
 }
 
-/// Returns the highest one of a bitmap, if there is any.
+/// Returns the highest one of a bitmap as a bitmap; 0 if there is none.
 fn highest(bits: u64) -> u64 {
     if bits == 0 { 0 } else { 1 << bits.ilog2() }
 }
