@@ -1,11 +1,12 @@
-//! The client's end of a session as a fabric: tasks send requests, a line carries them, and the node's engine runs
-//! them.
+//! The client's end of a session as a fabric: tasks send requests, a carrier's line moves them, and the node's engine
+//! runs them.
 //!
-//! All requests that tasks make in one turn leave together when the turn ends. If no task is ready, the endpoint polls
-//! for responses for a short while, then sleeps.
+//! All requests that tasks make in one round of the core ([`crate::executor`]) leave together when the round ends. If
+//! no task is ready, the endpoint polls for responses for a short while, then sleeps.
 //!
-//! Invariant: a request is cancelled when its future is dropped. Its slot is reused after the node has confirmed that.
-//! Invariant: after the session has ended nothing is sent, and every caller learns what it may assume.
+//! Invariant: a request is cancelled when its future is dropped. Its slot takes another request only after the node has
+//! confirmed the cancellation or responded.
+//! Invariant: after the session has ended nothing is sent, and every caller gets an error that says what it may assume.
 
 use super::carrier::{Broken, Line};
 use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
@@ -25,13 +26,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Number of polls for datagrams that had arrived when the line broke.
+/// After the line broke: maximum number of polls for datagrams that had arrived before.
 const LAST_POLLS: u32 = 16;
 /// Time limit for the hello and its response.
 const GREETING_WAIT: Duration = Duration::from_millis(900);
 /// Time that a dropped endpoint waits for the node's last responses, including those to retires.
 const FAREWELL_WAIT: Duration = Duration::from_millis(100);
-/// An endpoint that was not driven for this long polls before it sends new requests.
+/// If an endpoint was not driven for this long, it polls for datagrams before it sends new requests.
 const AWAY: Duration = Duration::from_secs(1);
 /// Maximum number of buffers retired by one request.
 const RETIRED_MAX: usize = 256;
@@ -72,11 +73,11 @@ pub struct Endpoint<L: Line> {
     state: RefCell<State>,
     patience: Cell<Duration>,
     waiting_as: Cell<Waiting>,
-    /// Whether the core has waited since the last turn; waiting includes polling for responses.
+    /// Whether the core has waited since its last round ended. Waiting includes polling for responses.
     has_waited: Cell<bool>,
-    /// Waker of the task that waits, or last waited, for each slot's response. A task that sends again finds its waker
-    /// here. So a waker may outlive its task until the slot is reused. Not in `state`, so that a woken task may use the
-    /// endpoint at once.
+    /// For each slot, the waker of the task that waits for the response, or waited last. Kept, so that a task that
+    /// sends again need not clone its waker; so a waker may outlive its task until the slot is reused. Not in `state`,
+    /// so that a woken task may use the endpoint at once.
     waiting: [Cell<Option<Waker>>; WINDOW_MAX],
     driver: RefCell<Option<Waker>>,
 }
@@ -84,7 +85,7 @@ pub struct Endpoint<L: Line> {
 struct State {
     client: Client,
     granted: Granted,
-    /// Failed requests that were not yet reported to their tasks. Their slots may hold other requests by now.
+    /// Failed requests that were not yet reported to their tasks. Other requests may be in the same slots already.
     failed: Vec<(SlotRef, Fate)>,
     /// Wakers of tasks that wait for a slot.
     slot_waiters: Vec<Waker>,
@@ -95,11 +96,11 @@ struct State {
     counters: Counters,
     out: Vec<u8>,
     now: Duration,
-    /// Set when something has arrived since the last turn ended, so that `now` is current.
+    /// Set when something has arrived since the last round ended, so that `now` is current.
     has_time: bool,
 }
 
-/// The tasks to wake: those of slots, and those that wait for a slot.
+/// Tasks to wake: slots whose tasks wait for a response, and tasks that wait for a free slot.
 #[derive(Default)]
 #[must_use]
 struct Woken {
@@ -108,7 +109,7 @@ struct Woken {
 }
 
 impl<L: Line> Endpoint<L> {
-    /// Opens a session over `line`, which overrides the corresponding fields of `config`. Waits at most about 1 s.
+    /// Opens a session over `line`. The properties of `line` replace those in `config`. Waits at most about 1 s.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
@@ -173,8 +174,8 @@ impl<L: Line> Endpoint<L> {
         *self.state.borrow().client.counters()
     }
 
-    /// Sends, receives and handles timers under another executor than [`crate::executor::Core`]: spawn this future on
-    /// the same thread and keep it running while the endpoint is used. Never completes.
+    /// Sends, receives and handles timers if the tasks run under another executor than [`crate::executor::Core`]: spawn
+    /// this future on the same thread and keep it running while the endpoint is used. Never completes.
     ///
     /// # Panics
     /// If the system has no descriptor or thread for it.
@@ -191,7 +192,7 @@ impl<L: Line> Endpoint<L> {
             if self.poll_line() {
                 quiet_since = now;
             }
-            // Tasks may send requests long after this.
+            // Tasks may send requests much later, when `now` is outdated.
             self.state.borrow_mut().has_time = false;
             // Responses to the latest requests may arrive soon.
             if self.state.borrow().client.is_waiting() && now.saturating_sub(quiet_since) < SPIN {
@@ -237,7 +238,7 @@ impl<L: Line> Endpoint<L> {
         InFlight { endpoint: self, request: Some(request) }
     }
 
-    /// Handles a response with `look`, then releases its slot. `look` must not panic, whatever the peer has sent.
+    /// Passes a response to `look`, then releases its slot. `look` must not panic, whatever the peer has sent.
     #[inline]
     fn take<O>(&self, request: SlotRef, look: impl FnOnce(&mut Client, &mut Counters) -> O) -> O {
         let mut state = self.state.borrow_mut();
@@ -268,10 +269,11 @@ impl<L: Line> Endpoint<L> {
     fn submit_now(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Option<SlotRef> {
         let mut state = self.state.borrow_mut();
         if !state.client.is_waiting() && !state.has_time {
-            // The time was not updated since the endpoint was last idle.
+            // `now` was not updated since the endpoint was last idle.
             let last = std::mem::replace(&mut state.now, timer::now());
             if state.now.saturating_sub(last) > AWAY {
-                // The node may have ended the session and reported it; then the request must not run.
+                // The node may have ended the session in the meantime, and reported that; then the request must not
+                // run.
                 drop(state);
                 self.poll_line();
                 state = self.state.borrow_mut();
@@ -374,7 +376,7 @@ impl<L: Line> Endpoint<L> {
             sent = sent.and_then(|()| self.line.flush());
         }
         if let Err(Broken(reason)) = sent {
-            // Datagrams that arrived before may report which requests ran.
+            // Datagrams that arrived before the line broke may report which requests ran.
             for _ in 0..LAST_POLLS {
                 let received = self.line.receive(|bytes| {
                     let _refused_is_counted = client.receive(*now, bytes);
@@ -400,7 +402,7 @@ impl<L: Line> Endpoint<L> {
         self.wake(Woken { slots: 0, slot_waiters });
     }
 
-    /// Registers `waker` for the outcome of a request.
+    /// Registers `waker` to be woken when the outcome of a request is known.
     #[inline]
     fn wait_for(&self, request: SlotRef, waker: &Waker) {
         let waiting = &self.waiting[request.slot()];
@@ -414,7 +416,7 @@ impl<L: Line> Endpoint<L> {
             let waiting = &self.waiting[index];
             if let Some(waker) = waiting.take() {
                 waker.wake_by_ref();
-                // A task polled at once may have stored another waker.
+                // A task that a wake-up polled at once may have stored another waker, which then stays.
                 waiting.set(waiting.take().or(Some(waker)));
             }
         }
@@ -501,14 +503,14 @@ impl State {
         Some(self.failed.swap_remove(place).1)
     }
 
-    /// Returns the tasks that wait for a slot, if one is free: it may become free long after its request was dropped.
-    /// Wakes all of them, since the first may have been cancelled.
+    /// Returns the tasks that wait for a slot, if one is free; a slot may become free long after its request was
+    /// dropped. The caller wakes all of these tasks, since the first may have been cancelled.
     #[inline]
     fn slot_waiters(&mut self) -> Vec<Waker> {
         if self.slot_waiters.is_empty() {
             return Vec::new();
         }
-        self.send_retired(); // First, or else it might never find a slot.
+        self.send_retired(); // Comes first: the tasks could otherwise take every free slot.
         let has_slot = self.over.is_some() || self.client.has_room();
         if has_slot { std::mem::take(&mut self.slot_waiters) } else { Vec::new() }
     }
@@ -535,7 +537,7 @@ struct InFlight<'a, L: Line> {
 impl<L: Line> Future for InFlight<'_, L> {
     type Output = Result<SlotRef, Fate>;
 
-    /// Completes when the outcome is known. A failed request is already forgotten then.
+    /// Completes when the outcome is known. If the request failed, the client has already forgotten it then.
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<SlotRef, Fate>> {
         let Some(request) = self.request else { unreachable!("polled after completion") };
@@ -653,7 +655,7 @@ impl<L: Line> Fabric for Endpoint<L> {
 
 impl<L: Line> Turns for Endpoint<L> {
     fn end_turn(&self) {
-        // If tasks are always ready, the core never waits, and responses are polled here.
+        // If some task is always ready, the core never waits, so responses must be polled for here.
         if !self.has_waited.replace(false) {
             self.state.borrow_mut().now = timer::now();
             self.poll_line();
@@ -700,8 +702,8 @@ impl<L: Line> Clock for Endpoint<L> {
 
 impl<L: Line> Drop for Endpoint<L> {
     fn drop(&mut self) {
-        // The node does not scan for lost buffers of a session that says BYE, so the node must have received all
-        // retires.
+        // After a BYE the node does not scan for lost buffers of the session. So before the BYE, wait until the node
+        // has received all retires.
         let until = timer::now() + FAREWELL_WAIT;
         loop {
             let now = timer::now();

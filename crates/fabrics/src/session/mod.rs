@@ -3,22 +3,24 @@
 //!
 //! [`client`] is one incarnation of a client and its only session with one engine. [`server`] is an engine with all its
 //! sessions. [`packet`] defines the bytes between them, and [`rtt`] estimates the retransmission timeout. The owner of
-//! the socket passes in received datagrams and the time, and sends the datagrams that come out: [`carrier`] is the
-//! interface of a socket, and [`endpoint`] combines a client and its line into a fabric.
+//! The owner of the socket passes in received datagrams and the time, and sends the datagrams that it gets back.
+//! [`carrier`] is the interface of such a socket, and [`endpoint`] combines a client and its line into a fabric.
 //!
-//! A session has up to 64 slots. A slot carries one request at a time, with a number that grows by one. This is how a
-//! request runs at most once. Requests and replies are split into fragments, and everything sent to one peer shares
-//! datagrams. Only the client has retransmission timers. Over a carrier that does not lose, duplicate or reorder (a
-//! ring in shared memory, a stream with length-prefixed frames) it has none.
+//! A session has up to 64 slots. A slot carries one request at a time. Each request of a slot gets the next higher
+//! number, and the server never runs a number twice, so a request runs at most once. Requests and replies are split
+//! into fragments, and everything sent to one peer shares datagrams. Only the client has retransmission timers. Over a
+//! carrier that does not lose, duplicate or reorder (a ring in shared memory, a stream with length-prefixed frames), it
+//! has none.
 //!
-//! A chain retires the buffers that it makes unreachable. A client itself retires only buffers that it has allocated
-//! and never published: those of a dropped future, and those of a chain whose response was abandoned.
+//! A chain retires the buffers that it makes unreachable. A client retires only buffers that chains of its session have
+//! allocated and never published. These are buffers of a dropped future, or of a chain that was abandoned before its
+//! response came.
 //!
 //! Invariants:
-//! - A slot's number runs at most once, and never after its session has ended or it was cancelled.
+//! - A slot's number runs at most once, and never after its session has ended or the request was cancelled.
 //! - Received bytes never cause a panic, and a session's memory is bounded, whatever its peer sends.
 //! - A datagram has an effect only if all of it is well-formed and it contains the session's secret.
-//! - A request of a size that occurred before needs no allocation.
+//! - A request needs no allocation if a request of its size occurred before.
 
 pub mod answer;
 pub mod carrier;
@@ -30,15 +32,16 @@ pub mod server;
 
 use farside_remote::wire::CHAIN_BYTES_MAX;
 
-/// Maximum number of slots per session, limited by a bitmap.
+/// Maximum number of slots per session: one per bit of a word.
 pub const WINDOW_MAX: usize = 64;
-/// Maximum number of fragments per message, limited by a bitmap.
+/// Maximum number of fragments per message: one per bit of a word.
 pub const FRAGMENTS_MAX: usize = 64;
 /// Maximum size of a request or a reply in bytes, including the session's prefix.
 pub const MESSAGE_BYTES_MAX: usize = CHAIN_BYTES_MAX + 64;
 /// Maximum size of the body of a request or a reply in bytes.
 pub const BODY_BYTES_MAX: usize = MESSAGE_BYTES_MAX - packet::PREFIX;
-/// Minimum datagram limit. A HELLO has this size, so that a forged source address gains no amplification.
+/// Minimum datagram limit. A HELLO has this size, and no response to it is longer, so that a forged source address
+/// gains no amplification.
 pub const DATAGRAM_MIN: usize = 1200;
 /// Maximum datagram limit: the capacity of UDP over IPv4.
 pub const DATAGRAM_MAX: usize = 65507;
@@ -46,12 +49,12 @@ pub const DATAGRAM_MAX: usize = 65507;
 pub const TOKEN_BYTES_MAX: usize = 512;
 /// Maximum size of the reason in a REFUSED.
 const REASON_BYTES_MAX: usize = 512;
-/// Maximum size of a slot's own buffer. Larger ones come from the pool shared by all slots.
+/// Maximum size of the buffer that a slot owns. Larger buffers come from a pool that all slots share.
 const KEPT_BYTES_MAX: usize = 4096;
 /// Number of PINGs that a client sends during the silence period.
 const PINGS: u32 = 5;
 
-/// A slot's buffer: its own if that is large enough, else one lent from the pool.
+/// A slot's buffer: the slot's own if that is large enough, else one lent from the pool.
 #[derive(Default)]
 struct Buffer {
     own: Vec<u8>,
@@ -59,7 +62,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Number of bytes that it occupies.
+    /// Number of bytes that the slot's own buffer and the lent one occupy.
     fn capacity(&self) -> usize {
         self.own.capacity() + self.lent.as_ref().map_or(0, Vec::capacity)
     }
@@ -81,8 +84,8 @@ impl std::ops::DerefMut for Buffer {
     }
 }
 
-/// Pool of buffers for large messages: 8, 16 and 32 KiB, and the maximum message. Fixed sizes, so that a buffer can be
-/// reused for every message of its class.
+/// Pool of buffers for large messages, in four sizes: 8, 16 and 32 KiB, and the maximum message. The sizes are fixed,
+/// so that a buffer can be reused for every message that needs its size.
 #[derive(Default)]
 struct Pool {
     buffers: [Vec<Vec<u8>>; 4],
@@ -95,12 +98,12 @@ impl Pool {
     const BUFFERS_MAX: usize = 64;
     const SIZES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, MESSAGE_BYTES_MAX];
 
-    /// Gives an empty `buffer` without a lent one space for `len` bytes.
+    /// Empties `buffer` and makes space in it for `len` bytes.
     #[inline]
     fn fill(&mut self, buffer: &mut Buffer, len: usize) {
         self.free(buffer);
         if len <= KEPT_BYTES_MAX {
-            // Growth by doubling could exceed what a slot may keep.
+            // Reserves exactly this size: growth by doubling could exceed what a slot may keep.
             if len > buffer.own.capacity() {
                 buffer.own.reserve_exact(len.next_power_of_two());
             }
@@ -148,7 +151,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the lowest `count` ones of a bitmap.
+/// Returns the lowest `count` ones of a bitmap, as a bitmap.
 #[inline]
 fn first(bits: u64, count: usize) -> u64 {
     if bits.count_ones() as usize <= count {
@@ -157,7 +160,7 @@ fn first(bits: u64, count: usize) -> u64 {
     ones(bits).take(count).fold(0, |first, bit| first | 1 << bit)
 }
 
-/// Distance from `known` to `number`: 0 if equal, positive if newer. Numbers may wrap around.
+/// Distance from `known` to `number`: 0 if they are equal, positive if `number` is newer. Numbers may wrap around.
 #[inline]
 fn newer(number: u32, known: u32) -> i32 {
     number.wrapping_sub(known).cast_signed()

@@ -18,16 +18,18 @@
 //!   A RETIRE has { region u32 | 0 u32 | address u64 } per buffer
 //! ```
 //!
-//! All numbers are little-endian. In HELLO, WELCOME and REFUSED the header's secret is a nonce chosen by the client,
-//! known only to those who have seen its HELLO. `check` is a hash of all other bytes: the 16 bits of UDP would accept
-//! one damaged datagram in 65536, and a damaged slot or number is another request. Over a reliable carrier it is 0, and
-//! ignored.
+//! All numbers are little-endian. `check` is a hash of all other bytes. UDP's own 16-bit checksum would miss one
+//! damaged datagram in 65536, and with a damaged slot or number an entry would mean another request. Over a reliable
+//! carrier `check` is 0, and ignored.
+//!
+//! In HELLO, WELCOME and REFUSED the header's secret is a nonce that the client has chosen. Only those who have seen
+//! the HELLO know it.
 //!
 //! Invariant: every fragment but the last has [`chunk`] bytes. So `size` alone determines the number of fragments, and
 //! the position and length of each.
 //! Invariant: whatever `Datagram::decode` and `Entries::validate` accept is well-formed to its last byte.
-//! Invariant: magic, version, kind and secret, HELLO and REFUSED have the same place in all versions, so that two
-//! versions can report the mismatch to each other.
+//! Invariant: the header's magic, version, kind and secret, and the whole HELLO and REFUSED, have the same layout in
+//! all versions, so that two versions can report the mismatch to each other.
 
 use super::{DATAGRAM_MIN, FRAGMENTS_MAX, MESSAGE_BYTES_MAX, WINDOW_MAX};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
@@ -84,11 +86,11 @@ pub enum EntryKind {
     Call = 2,
     /// Part of a list of buffers to retire.
     Retire = 3,
-    /// Part of the response to one of these.
+    /// Part of the response to a CHAIN, CALL or RETIRE.
     Reply = 4,
-    /// The fragments that have arrived, and those requested.
+    /// Which fragments have arrived, and which are requested.
     Have = 5,
-    /// The client no longer wants the request.
+    /// The client no longer wants the request: do not run it.
     Cancel = 6,
 }
 
@@ -193,7 +195,7 @@ pub const fn chunk(datagram: usize) -> usize {
 /// Number of fragments of a message.
 #[inline]
 pub const fn fragments(size: usize, chunk: usize) -> usize {
-    // Most messages have one fragment, and a division is slow.
+    // Most messages have one fragment, so a comparison replaces the slower division.
     if size <= chunk { 1 } else { size.div_ceil(chunk) }
 }
 
@@ -219,21 +221,21 @@ pub(super) const fn footprint(len: usize) -> usize {
 /// Why a datagram was rejected. A rejected datagram has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketError {
-    /// It does not begin with [`MAGIC`].
+    /// The datagram does not begin with [`MAGIC`].
     Magic(u16),
-    /// It has another version.
+    /// The datagram has another version.
     Version(u8),
-    /// Its kind is unknown, or not valid in this direction.
+    /// The datagram's kind is unknown, or not valid in this direction.
     Kind(u8),
-    /// It is too short or too long.
+    /// The datagram is too short or too long.
     Length,
-    /// It is damaged.
+    /// The datagram is damaged: its checksum is wrong.
     Check,
     /// A field has an invalid value.
     Field(&'static str),
-    /// It does not contain the session's secret.
+    /// The datagram does not contain the session's secret.
     Secret,
-    /// Its session does not exist.
+    /// The datagram names a session that does not exist.
     Session(u32),
 }
 
@@ -309,7 +311,7 @@ pub(crate) struct Greeting {
     pub(crate) shows_token: bool,
 }
 
-/// Decodes a HELLO that is long enough to be answered.
+/// Decodes a HELLO of at least the size that a response requires; else `None`.
 pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
     let (header, body) = Header::ref_from_prefix(bytes).ok()?;
     let (hello, _) = HelloBytes::ref_from_prefix(body).ok()?;
@@ -317,7 +319,7 @@ pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
     is_hello.then_some(Greeting { nonce: header.secret.get(), shows_token: hello.token.get() != 0 })
 }
 
-/// Whether a datagram is marked as this kind.
+/// Whether the header of a datagram claims this kind.
 pub fn is(bytes: &[u8], kind: Kind) -> bool {
     Header::ref_from_prefix(bytes)
         .is_ok_and(|(header, _)| header.magic.get() == MAGIC && header.kind == kind as u8)
@@ -408,8 +410,8 @@ pub(super) struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Validates all entries before any of them has an effect. Calls `see` with each entry and its payload's offset in
-    /// the body, even if a later entry makes the datagram invalid.
+    /// Validates all entries before any of them has an effect. Calls `see` with each valid entry and the offset of its
+    /// payload in the body, even if a later entry makes the datagram invalid.
     #[inline]
     pub(super) fn validate(
         body: &'a [u8],
@@ -441,7 +443,7 @@ impl<'a> Iterator for Entries<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Entry<'a>> {
-        // The entries were validated, so an error here can only be the end.
+        // The entries were validated, so an error here only means that there are no more.
         let (header, rest) = EntryHeader::ref_from_prefix(self.rest).ok()?;
         let len = header.len.get() as usize;
         let payload = rest.get(..len)?;
@@ -465,7 +467,7 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Whether it is the only fragment of its message.
+    /// Whether this fragment is the only one of its message.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.count == 1
@@ -496,7 +498,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A message to be split into fragments: an optional prefix of the session, and a body.
+/// A message to be split into fragments: the prefix that the session adds, if any, and the body.
 #[derive(Clone, Copy)]
 pub(super) struct Message<'a> {
     pub(super) kind: EntryKind,

@@ -1,8 +1,8 @@
 //! Retransmission timeout (RFC 6298, with bounds for a data centre).
 //!
 //! Invariant: only responses to data sent exactly once are measured (Karn's rule).
-//! Invariant: a loss lengthens only the timeout of its own request. Only a path that has measurably become slow
-//! lengthens all.
+//! Invariant: a loss lengthens only the timeout of the lost request. The timeouts of all requests become longer only if
+//! measurements show that the path has become slow.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const RTO_INITIAL: Duration = Duration::from_millis(50);
 pub struct Rtt {
     /// Smoothed round trip and its variation in nanoseconds, after the first sample.
     estimate: Option<(u64, u64)>,
-    /// Lower bound learnt from late responses since the last sample.
+    /// Minimum timeout until the next sample, from responses that came after their timeout.
     held: Duration,
     is_reliable: bool,
 }
@@ -42,13 +42,14 @@ impl Rtt {
         self.held = Duration::ZERO;
     }
 
-    /// Records that a response, to an unknown one of several transmissions, took at least this long. Without it a path
-    /// that has become slow would never be measured again, since everything on it would be sent twice.
+    /// Records a minimum of the round trip, from a response to one of several transmissions, of which it is unknown
+    /// which. Without this minimum, the timeout of a path that has become slow would always expire before the response.
+    /// Everything would be sent twice, and data sent twice is never measured.
     pub fn took_at_least(&mut self, round_trip: Duration) {
         self.held = self.held.max(round_trip.saturating_mul(2).min(RTO_MAX));
     }
 
-    /// Returns the timeout for a first transmission. Infinite on a reliable path.
+    /// Returns the timeout of a first transmission. [`Duration::MAX`] on a reliable path.
     #[inline]
     pub fn rto(&self) -> Duration {
         if self.is_reliable {

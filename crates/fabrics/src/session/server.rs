@@ -1,9 +1,11 @@
-//! The engine's end of all its sessions: runs or reassembles requests, and keeps their replies.
+//! The engine's end of all its sessions: reassembles requests, runs them, and keeps the replies.
 //!
-//! A server has only one timer, which ends silent sessions. A client asks for data that it is missing.
+//! A server has only one timer, which ends silent sessions. It does not retransmit: a client asks for data that it
+//! misses.
 //!
-//! Invariant: a slot's number only grows, by one. Its request runs once it is complete, and never again.
-//! Invariant: a slot begins a number only after it has answered the previous one.
+//! Invariant: a slot's number only grows, by one. The request with this number runs once it is complete, and never
+//! again.
+//! Invariant: a slot begins the next number only after the server has answered the current one.
 //! Invariant: half-received requests of a session take at most [`Config::assembly_bytes`]; a session keeps one reply
 //! per slot.
 
@@ -30,26 +32,27 @@ impl<T: Copy + Eq + Debug> Address for T {}
 
 /// Runs requests, and decides which clients may open a session.
 pub trait Host {
-    /// The host's data of a session.
+    /// Data that the host keeps for each session.
     type Session;
 
     /// Returns 64 unpredictable bits.
     fn secret(&mut self) -> u64;
 
-    /// Admits a client. A client's earlier session ends after this returns and before the client receives the response.
+    /// Decides whether a client may open a session. If the client has an earlier session, that one ends after this
+    /// returns and before the client receives the response.
     ///
     /// # Errors
-    /// The client is refused. It receives the reason, truncated to 512 bytes.
+    /// The client is refused. It receives the returned reason, truncated to 512 bytes.
     fn open(&mut self, hello: &Hello<'_>) -> Result<Self::Session, String>;
 
-    /// Announces a request that will likely run soon, so that its memory can be prefetched. Called for several chains
-    /// of one validated datagram, before the first of them runs. Its bytes are unvalidated input, like those of
-    /// [`Host::run`].
+    /// Announces a request that will likely run soon, so that the host can prefetch its memory. Called for several
+    /// chains of one validated datagram, before the first of them runs. The request's bytes are unvalidated input, like
+    /// those of [`Host::run`].
     fn expect(&mut self, session: &mut Self::Session, request: Request<'_>) {
         let _ = (session, request);
     }
 
-    /// Called after all requests of a datagram were announced.
+    /// Called after [`Host::expect`] was called for all requests of a datagram.
     fn ready(&mut self) {}
 
     /// Runs a request, and appends the response to `reply`, which is empty. The request's bytes are unvalidated input.
@@ -72,11 +75,11 @@ pub enum End {
     Said,
     /// The client was silent for too long.
     Silent,
-    /// A newer incarnation of the client has replaced it.
+    /// A newer incarnation of the client has replaced this session.
     Replaced,
     /// The client's carrier broke.
     Broken,
-    /// The host has chosen it in [`Server::end_where`].
+    /// The host has chosen this session in [`Server::end_where`].
     Revoked,
 }
 
@@ -85,11 +88,11 @@ pub enum End {
 pub struct Hello<'a> {
     /// Identifies the client through all its incarnations.
     pub identity: u128,
-    /// The incarnation: a higher one ends the session of a lower one.
+    /// The incarnation. It ends the session of any lower incarnation of this client.
     pub incarnation: u64,
-    /// The features that it requires, all of which this node has.
+    /// The features that the client requires, all of which this node has.
     pub features: u64,
-    /// The token that it shows.
+    /// The token that the client shows.
     pub token: &'a [u8],
 }
 
@@ -120,7 +123,7 @@ impl Iterator for Retired<'_> {
     }
 }
 
-/// Identifies a request of a session, for a later response.
+/// Identifies a request of a session whose response follows later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestRef {
     session: u32,
@@ -131,9 +134,9 @@ pub struct RequestRef {
 /// State of a request after [`Host::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done; the reply is written.
+    /// The request has run; the reply is written.
     Done,
-    /// The response follows by [`Server::answer`].
+    /// The response will be passed to [`Server::answer`].
     Later,
 }
 
@@ -152,13 +155,13 @@ pub struct Config {
     pub window: usize,
     /// Maximum number of sessions.
     pub sessions_max: usize,
-    /// Maximum number of bytes in flight to this server over all sessions, including headers. A socket's buffer also
-    /// holds the system's overhead: use half of its size.
+    /// Maximum number of bytes, including headers, that may be in flight to this server over all sessions. For a
+    /// socket, use half the size of its buffer: the rest is the system's overhead.
     pub inbound_bytes: usize,
     /// Maximum number of bytes of half-received requests per session.
     pub assembly_bytes: usize,
-    /// Maximum size of the long requests and replies of all sessions. Above it, a session that keeps a long reply gets
-    /// no more until it has acknowledged that.
+    /// Maximum size of the long requests and replies of all sessions together. Above this, a session that keeps a long
+    /// reply gets no further one until its client has acknowledged the first.
     pub lent_bytes: usize,
     /// A session ends when its client is silent for this long.
     pub silence: Duration,
@@ -215,17 +218,17 @@ pub struct Server<A: Address, H: Host> {
     sessions: Vec<Place<A, H::Session>>,
     /// Index of each client's session, so that a HELLO need not be compared with all of them.
     by_identity: HashMap<u128, usize>,
-    /// Upper half of the next session's number, per index.
+    /// Upper half of the number of the next session at each index.
     generations: Vec<u16>,
     tombstones: VecDeque<Tombstone>,
     /// Sessions with something to send, without duplicates.
     dirty: VecDeque<u16>,
-    /// Responses to peers that have no session.
+    /// Queued responses to peers that have no session.
     outside: VecDeque<(A, Vec<u8>)>,
     pool: Pool,
     /// Buffer for replies that are likely too long for a slot's own buffer.
     reply: Vec<u8>,
-    /// Position of each slot's chain in the datagram's body.
+    /// For each slot, offset and length of its chain in the body of the current datagram.
     chains: Box<[(usize, usize); WINDOW_MAX]>,
     counters: Counters,
 }
@@ -244,7 +247,7 @@ struct Session<A, S> {
     host: S,
     datagram: usize,
     chunk: usize,
-    /// Number of fragments of a reply that are sent without a HAVE.
+    /// Number of fragments of a reply that are sent before the client asks for more by a HAVE.
     eager: usize,
     heard: Duration,
     executions: u64,
@@ -252,7 +255,7 @@ struct Session<A, S> {
     assembling: usize,
     is_dirty: bool,
     pong: bool,
-    /// Whether a chain's reply exceeded a slot's own buffer, so that further ones are likely to.
+    /// Whether a chain's reply exceeded a slot's own buffer; if so, further replies are likely to do the same.
     has_long_replies: bool,
     /// Slots for which to send a HAVE.
     send_have: u64,
@@ -263,13 +266,13 @@ struct Session<A, S> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Some fragments of the number have arrived, but not all.
+    /// Some fragments of the request have arrived, but not all.
     Receiving,
-    /// Running; the response follows later.
+    /// The request is running; the response follows later.
     Executing,
-    /// Answered; or the first number has not begun; or it will never run.
+    /// The request was answered, or will never run; or the slot has had no request.
     Done,
-    /// The client has the whole response, which is freed here.
+    /// The client has the whole response, so the server has freed it.
     Acknowledged,
 }
 
@@ -280,7 +283,7 @@ struct Slot {
     size: usize,
     got: u64,
     message: Buffer,
-    /// The session's execution number; 0 is none.
+    /// Execution number of the slot's request within the session; 0 if it has not run.
     execution: u64,
     reply: Buffer,
     /// Fragments of the reply to send.
@@ -296,13 +299,13 @@ struct Tombstone {
     slots: Box<[LastBytes]>,
 }
 
-/// The state of a slot's last number in a tombstone.
+/// States of a slot's last request in a tombstone.
 pub(super) mod last {
-    /// It did not run, and never will.
+    /// The request did not run, and never will.
     pub(crate) const NO: u32 = 0;
-    /// It ran.
+    /// The request ran.
     pub(crate) const RAN: u32 = 1;
-    /// It was running when the session ended.
+    /// The request was running when the session ended.
     pub(crate) const RUNNING: u32 = 2;
 }
 
@@ -341,7 +344,7 @@ impl<A: Address, H: Host> Server<A, H> {
         self.sessions.iter().flatten().count()
     }
 
-    /// Number of bytes kept for sessions and for reuse, which must be bounded.
+    /// Number of bytes kept for sessions and for reuse. Lets tests check that this memory is bounded.
     pub fn kept_bytes(&self) -> usize {
         let slots = self.sessions.iter().flatten().flat_map(|session| session.slots.iter());
         let slots: usize = slots.map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
@@ -352,7 +355,7 @@ impl<A: Address, H: Host> Server<A, H> {
     /// Handles a received datagram, and runs the requests that it completes.
     ///
     /// # Errors
-    /// The datagram had no effect, for a reason that may be logged. It is counted.
+    /// The datagram had no effect, for the returned reason, which may be logged. The counters include it.
     pub fn receive(&mut self, now: Duration, from: A, bytes: &[u8], host: &mut H) -> Result<(), PacketError> {
         self.counters.datagrams_in += 1;
         let result = self.take_in(now, from, bytes, host);
@@ -461,7 +464,7 @@ impl<A: Address, H: Host> Server<A, H> {
         self.sessions.iter().flatten().map(|session| session.address)
     }
 
-    /// Returns the session of a request to be answered later, if it is open.
+    /// Returns the host's data of the session to which a request belongs, if that session is open.
     pub fn session_mut(&mut self, request: RequestRef) -> Option<&mut H::Session> {
         let index = self.index_of(request.session)?;
         self.sessions[index].as_mut().map(|session| &mut session.host)
@@ -513,8 +516,8 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Ends the sessions for which `is_chosen` returns true, such as those of a revoked token. It may change the
-    /// others.
+    /// Ends the sessions for which `is_chosen` returns true, such as those of a revoked token. `is_chosen` may change
+    /// the host's data of the sessions that stay.
     pub fn end_where(&mut self, host: &mut H, mut is_chosen: impl FnMut(&mut H::Session) -> bool) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].as_mut().is_some_and(|session| is_chosen(&mut session.host)) {
@@ -605,7 +608,8 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Ok(());
             }
         };
-        // Done before the response is sent: no late chain of the old session runs after the client has received it.
+        // The old session ends before the response to the new one is sent, so none of its chains runs after the client
+        // has received that response.
         if let Some(index) = old.filter(|_| !mutants::OLD_SESSION_LIVES.is_on()) {
             self.end(index, End::Replaced, host);
         }
@@ -651,7 +655,7 @@ impl<A: Address, H: Host> Server<A, H> {
             return index;
         }
         self.sessions.push(None);
-        // Random, so that a session of an earlier start is not mistaken for one of this start.
+        // The value is random, so that a session of an earlier run of the node is not mistaken for one of this run.
         self.generations.push(host.secret() as u16);
         self.sessions.len() - 1
     }
@@ -681,13 +685,13 @@ impl<A: Address, H: Host> Server<A, H> {
         self.counters.refused += 1;
         let mut bytes = Vec::new();
         packet::begin(&mut bytes, Kind::Refused, 0, nonce);
-        // May cut a character: the client decodes it leniently.
+        // The limit may cut a character in two; the client decodes the text leniently.
         bytes.extend_from_slice(&reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]);
         self.send_outside(to, bytes);
     }
 
     fn refuse_version(&mut self, to: A, bytes: &[u8]) {
-        // Requires the size of a HELLO, so that the response is never longer than the datagram.
+        // Only a datagram of the size of a HELLO is answered, so that the response is never longer than the datagram.
         if let Some(foreign) = Foreign::decode(bytes)
             && foreign.kind == Kind::Hello as u8
             && bytes.len() >= DATAGRAM_MIN
@@ -701,7 +705,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Tells a peer without a session that it has none, and which requests have run if that is known.
+    /// Sends GONE to a peer that has no session. If the ended session is remembered, says also which requests have run.
     fn gone(&mut self, to: A, datagram: &Datagram<'_>) -> Result<(), PacketError> {
         let tombstone = self.tombstones.iter().find(|tombstone| tombstone.number == datagram.session);
         let slots: &[LastBytes] = match tombstone {
@@ -709,18 +713,19 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Err(PacketError::Secret);
             }
             Some(tombstone) => &tombstone.slots,
-            // A peer that has proved no secret gets no more bytes than it sent.
+            // A peer that has not proved that it knows the secret gets no more bytes than it sent.
             None => &[],
         };
-        // With the sender's own secret, which proves to it that this is no forgery.
+        // The response contains the secret that the sender used, which proves to the sender that the response is no
+        // forgery.
         let bytes = gone_bytes(datagram.session, datagram.secret, slots);
         self.send_outside(to, bytes);
         Err(PacketError::Session(datagram.session))
     }
 
     fn send_outside(&mut self, to: A, mut bytes: Vec<u8>) {
-        // A reliable carrier needs this response, since the client does not retransmit. There is at most one per HELLO
-        // and session.
+        // On a reliable carrier this response is never dropped, since the client does not retransmit. The queue stays
+        // bounded, since there is at most one response per HELLO and session.
         if self.config.is_reliable || self.outside.len() < OUTSIDE_MAX {
             self.seal(&mut bytes);
             self.outside.push_back((to, bytes));
@@ -757,7 +762,8 @@ impl<A: Address, H: Host> Server<A, H> {
             self.pool.free(&mut slot.reply);
         }
         let slots: Box<[LastBytes]> = session.slots.iter().map(Slot::last).collect();
-        // A client that does not expect the end learns it now, or, if this datagram is lost, after its next one.
+        // The client does not expect this end. It learns of it from this GONE or, if the GONE is lost, in response to
+        // its next datagram.
         if matches!(end, End::Silent | End::Replaced | End::Revoked) {
             let bytes = gone_bytes(session.number, session.secret, &slots);
             self.send_outside(session.address, bytes);
@@ -796,7 +802,8 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         match (entry.kind, step) {
             (EntryKind::Chain | EntryKind::Call, 1) if is_greedy => {
-                // The client learns that it did not run, instead of waiting.
+                // The session exceeds its share: the client is told that the request did not run, instead of waiting
+                // for it.
                 self.counters.refused += 1;
                 slot.begin(entry.number, &mut self.pool);
                 slot.void(&mut self.pool);
@@ -882,7 +889,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Begins the slot's next number.
+    /// Begins the slot's next request.
     #[inline]
     fn begin(&mut self, session: &mut Session<A, H::Session>, index: usize) {
         let slot = &mut session.slots[index];
@@ -891,7 +898,7 @@ impl<A: Address, H: Host> Server<A, H> {
         session.send_have &= !(1 << index);
     }
 
-    /// Handles a fragment of a request of several.
+    /// Handles one fragment of a request that has several.
     fn fragment(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
         let slot = &mut session.slots[entry.slot];
         if slot.kind != entry.kind || slot.size != entry.size {
@@ -960,14 +967,15 @@ impl<A: Address, H: Host> Server<A, H> {
             Outcome::Later => {
                 self.pool.free(&mut slot.reply);
                 slot.state = State::Executing;
-                // The client need not retransmit it, however long it takes.
+                // A HAVE tells the client that the request has arrived, so that it need not retransmit however long the
+                // request runs.
                 session.send_have |= 1 << index;
             }
         }
     }
 }
 
-/// Returns a GONE without its checksum.
+/// Returns a GONE datagram whose checksum is still missing.
 fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet::begin(&mut bytes, Kind::Gone, session, secret);
@@ -979,7 +987,7 @@ fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
 }
 
 impl<A: Address, S> Session<A, S> {
-    /// Whether this entry will start a chain, as known before the datagram's first entry runs.
+    /// Whether this entry will start a chain. Only reliable before the first entry of the datagram has run.
     #[inline]
     fn begins_chain(&self, entry: &Entry<'_>) -> bool {
         entry.kind == EntryKind::Chain
@@ -987,13 +995,13 @@ impl<A: Address, S> Session<A, S> {
             && self.slots.get(entry.slot).is_some_and(|slot| slot.begins_next(entry.number))
     }
 
-    /// Whether another slot than this one keeps a reply in a lent buffer.
+    /// Whether a slot other than `besides` keeps a reply in a lent buffer.
     fn keeps_long_reply(&self, besides: usize) -> bool {
         let mut slots = self.slots.iter().enumerate();
         slots.any(|(index, slot)| index != besides && slot.reply.lent.is_some())
     }
 
-    /// Marks the reply as complete. It is kept until the slot's next request.
+    /// Marks a slot's reply as complete. The reply is kept until the slot's next request begins.
     #[inline(always)]
     fn done(&mut self, index: usize) {
         let slot = &mut self.slots[index];
@@ -1007,7 +1015,7 @@ impl<A: Address, S> Session<A, S> {
         self.send_first(index);
     }
 
-    /// Sends the fragments of a reply that need no HAVE.
+    /// Sends those fragments of a reply that are sent before the client asks by a HAVE.
     #[inline(always)]
     fn send_first(&mut self, index: usize) {
         let slot = &mut self.slots[index];
@@ -1032,7 +1040,7 @@ impl<A: Address, S> Session<A, S> {
             packet::begin(out, Kind::Pong, self.number, self.secret);
             return true;
         }
-        // Any datagram proves that the server is alive.
+        // Any datagram proves that the server is alive, so no separate PONG is needed.
         self.pong = false;
         packet::begin(out, Kind::Data, self.number, self.secret);
         for index in ones(self.send_have) {
@@ -1074,8 +1082,9 @@ impl<A: Address, S> Session<A, S> {
         true
     }
 
-    /// Number of reply bytes for a datagram of which `taken` bytes are in use, so that all datagrams carry about the
-    /// same amount. With full ones and a small last one, client and engine would take turns waiting for each other.
+    /// Returns how many bytes of replies to put into a datagram of which `taken` bytes are in use: such that all
+    /// datagrams carry about the same amount. With full datagrams and a small last one, client and engine would
+    /// alternately wait for each other.
     #[inline]
     fn even_share(&self, taken: usize) -> usize {
         if self.send_reply == 0 {
@@ -1108,13 +1117,13 @@ impl Slot {
         newer(number, self.number) == 1 && matches!(self.state, State::Done | State::Acknowledged)
     }
 
-    /// Upper bound of the size in datagrams of the reply fragments to send.
+    /// Upper bound of the bytes that the reply fragments still to be sent take in datagrams.
     #[inline]
     fn unsent_bytes(&self, chunk: usize) -> usize {
         self.send.count_ones() as usize * footprint(chunk.min(PREFIX + self.reply.len()))
     }
 
-    /// Begins a number, and drops the reply to the previous one.
+    /// Begins the request with this number, and drops the reply to the previous one.
     #[inline]
     fn begin(&mut self, number: u32, pool: &mut Pool) {
         self.number = number;
@@ -1123,7 +1132,7 @@ impl Slot {
         pool.free(&mut self.reply);
     }
 
-    /// Marks the number as one that will never run.
+    /// Marks the slot's current request as one that will never run.
     fn void(&mut self, pool: &mut Pool) {
         pool.free(&mut self.message);
         self.state = State::Done;
