@@ -1,16 +1,16 @@
 //! Counts the cost of an operation, so that a test can compare it with the paper.
 //!
 //! Invariant: a round trip begins when a request is sent while none is outstanding. So the number of round trips of one
-//! operation is the length of its longest sequence of dependent requests.
+//! operation is the number of groups of requests that follow one after another.
 
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::Cell;
 
-/// Requests sent to a fabric, and their sizes.
+/// What the requests to a fabric cost: their number and their sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Number of sequential rounds of requests.
+    /// Number of round trips. Requests that are outstanding together share one.
     pub round_trips: u64,
     /// Number of chains.
     pub requests: u64,
@@ -22,8 +22,8 @@ pub struct Costs {
     pub bytes_in: u64,
     /// Number of CAS and FETCH-ADD operations.
     pub atomics: u64,
-    /// Number of retired buffers: those retired by chains that the caller's CPU runs, and those held by a dropped
-    /// future.
+    /// Number of buffers retired by this end: by chains that the caller's CPU runs, and because a future was dropped.
+    /// Excludes those retired by an engine.
     pub retired: u64,
 }
 
@@ -65,7 +65,7 @@ impl<F> Count<F> {
     }
 }
 
-/// An outstanding request. Dropping its future also ends it.
+/// An outstanding request. It ends when this is dropped, also if the request's future is dropped.
 struct Outstanding<'a>(&'a Cell<u64>);
 
 impl Drop for Outstanding<'_> {

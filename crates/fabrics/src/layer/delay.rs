@@ -1,17 +1,18 @@
 //! Adds network latency to any fabric, to show how a protocol performs if the node is far away.
 //!
-//! Invariant: every round trip takes longer by the configured latency. Concurrent round trips share that time.
+//! Invariant: every round trip takes longer by the configured latency. Concurrent round trips wait at the same time.
 //!
-//! - If an engine runs the chains ([`Delay::of_answers`]), a response that has arrived is not read until its time. It
-//!   is then read, and the requests that follow from it are sent, in one turn, as without latency.
+//! - If an engine runs the chains ([`Delay::of_answers`]), a response that has arrived is not read until its delayed
+//!   time. Then it is read, and the requests that follow from it are sent, in one round of the core
+//!   ([`crate::executor`]), as without latency.
 //! - If the caller's CPU runs the chains ([`Delay::of_requests`]), the whole round trip passes before the chain runs.
-//!   Two chains of one task are as far apart as they would be over a network.
+//!   So two successive chains of one task are as far apart in time as they would be over a network.
 //! - A retire is passed on at once, since no caller waits for it.
 //!
 //! Invariant: a request whose future is dropped during the added latency never runs.
-//! Invariant: requests sent, or responses read, in one turn of a core travel together, unless jitter or limited
-//! bandwidth separates them. Otherwise batches would fall apart into datagrams of one request each, which real latency
-//! does not cause.
+//! Invariant: requests sent, or responses read, in one round of the core travel together, unless jitter or limited
+//! bandwidth separates them. If each had its own delay, a batch would fall apart into datagrams of one request each,
+//! which real latency does not cause.
 
 use crate::executor::{in_company, is_alone, turn, yield_now};
 use crate::spin::YIELD_INTERVAL;
@@ -38,10 +39,10 @@ pub struct Distance {
     pub seed: u64,
 }
 
-/// Length of the final part of a wait in which the clock is polled: a wake-up takes longer than many a distance.
+/// Length of the final part of a wait in which the clock is polled. For many distances a wake-up would take too long.
 const SPIN: Duration = Duration::from_micros(100);
-/// Length of the last part of [`SPIN`] in which the core takes no turns between reads of the clock, if it has no other
-/// task. In each turn an endpoint makes a system call to receive datagrams, and that alone takes as long as a round
+/// Length of the last part of [`SPIN`], in which a core without another task begins no new round between reads of the
+/// clock. In each round an endpoint makes a system call to receive datagrams, and that alone takes as long as a round
 /// trip within a rack.
 const SPIN_ALONE: Duration = Duration::from_micros(5);
 
@@ -52,11 +53,11 @@ pub struct Delay<F> {
     held: Held,
     state: RefCell<State>,
     yields_at: Cell<Duration>,
-    /// The core's last turn in which the time was read, and that time.
+    /// Number of the core's last round in which the time was read, and that time.
     turn: Cell<(u64, Duration)>,
 }
 
-/// The half of the exchange that is delayed.
+/// The direction of an exchange that is delayed.
 #[derive(Clone, Copy)]
 enum Held {
     Request,
@@ -65,10 +66,11 @@ enum Held {
 
 struct State {
     draws: Draws,
-    /// Time until which each direction is busy.
+    /// Time until which each direction is busy: requests (`out_free`) and responses (`back_free`).
     out_free: Duration,
     back_free: Duration,
-    /// Bytes of responses. Their size is known only on arrival, so they delay the requests after them.
+    /// Total size of responses not yet charged to the bandwidth. A response's size is known only on arrival, so it
+    /// delays the next request instead.
     response_bytes: usize,
 }
 
@@ -78,8 +80,8 @@ impl<F> Delay<F> {
         Delay::new(inner, distance, Held::Request)
     }
 
-    /// Adds `distance` to `inner`, which wakes a caller once, when the response is there. A task must have at most one
-    /// request outstanding: otherwise a wake-up could not be matched with a response.
+    /// Adds `distance` to `inner`, which must wake a caller only once, when the response is there. A task must have at
+    /// most one request outstanding, since a wake-up does not say which response it is for.
     pub fn of_answers(inner: F, distance: Distance) -> Delay<F> {
         Delay::new(inner, distance, Held::Answer)
     }
@@ -97,7 +99,7 @@ impl<F> Delay<F> {
         &self.inner
     }
 
-    /// The current time. If a core has several tasks: the time at which its turn began, the same for all of them.
+    /// Returns the current time. A core with several tasks gets one time per round, that of the first call.
     fn now(&self) -> Duration {
         match turn() {
             Some(turn) if !is_alone() => {
@@ -110,7 +112,7 @@ impl<F> Delay<F> {
         }
     }
 
-    /// When a request of `bytes` bytes that is sent at `now` may run.
+    /// Returns the time at which a request of `bytes` bytes that is sent at `now` may run.
     fn runs_at(&self, now: Duration, bytes: usize) -> Duration {
         let State { draws, out_free, back_free, response_bytes } = &mut *self.state.borrow_mut();
         let Distance { one_way, jitter, bytes_per_s, .. } = self.distance;
@@ -124,7 +126,7 @@ impl<F> Delay<F> {
         at + jitter.mul_f64(draws.share())
     }
 
-    /// Waits until `at`: with the timer while that is far away, then by polling the clock.
+    /// Waits until `at`: first with the timer, then, in the last part, by polling the clock.
     async fn until(&self, at: Duration) {
         let far = at.saturating_sub(timer::now()).saturating_sub(SPIN);
         if !far.is_zero() {
@@ -161,7 +163,7 @@ impl<F> Delay<F> {
         match self.held {
             Held::Request => {
                 if in_company() {
-                    // The request leaves when the turn ends, as without latency.
+                    // The request leaves when the round ends, as without latency.
                     yield_now().await;
                 }
                 self.until(self.runs_at(self.now(), bytes)).await;
@@ -182,7 +184,7 @@ impl<F> Delay<F> {
     }
 }
 
-/// Completes when its task is polled again, which another future's wake-up causes.
+/// Completes when its task is polled again. Another future of the task causes that poll by its wake-up.
 async fn woken() {
     let mut is_first = true;
     poll_fn(|_| if std::mem::replace(&mut is_first, false) { Poll::Pending } else { Poll::Ready(()) }).await;
@@ -388,7 +390,7 @@ mod tests {
         assert_eq!(fabric.inner.0.borrow().len(), TASKS - dropped.get());
     }
 
-    /// Responds after 2 ms. Records the turns of the core in which requests were sent.
+    /// Responds after 2 ms. Records the core's rounds in which requests were sent.
     #[derive(Default)]
     struct Engine {
         asked_in: RefCell<Vec<u64>>,

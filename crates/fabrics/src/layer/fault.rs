@@ -1,10 +1,10 @@
 //! Faults in a carrier, chosen by a seed: datagrams are lost, duplicated, reordered and delayed, and connections reset.
 //! So properties that must hold under faults are tested over real sockets.
 //!
-//! [`FaultLine`] wraps a client's end, [`FaultPort`] an engine's end. Each applies faults in both directions. A held
-//! datagram leaves when its time has come; `sleep_max` returns the time until then.
+//! [`FaultLine`] wraps a client's end, [`FaultPort`] an engine's end. Each applies faults in both directions. A
+//! datagram that a fault delays is held until its time; `sleep_max` returns how long that is.
 //!
-//! Invariant: the fault that hits a datagram depends only on the seed and on the datagrams before it.
+//! Invariant: which fault hits a datagram depends only on the seed and on the datagrams before.
 //! Invariant: a reliable carrier delivers its datagrams complete and in order until it breaks.
 
 use crate::session::carrier::{Arrival, Broken, Dropped, Line, Port};
@@ -94,14 +94,15 @@ impl Faults {
         Ok(())
     }
 
-    /// The same fault rates with a separate seed, for carrier number `nth`.
+    /// Returns the same fault rates with a seed of its own for carrier number `nth`.
     #[must_use]
     pub fn of_carrier(&self, nth: u64) -> Faults {
         Faults { seed: Draws(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
     }
 }
 
-/// Number of strikes of each fault, in both directions. Ends that share it are counted together.
+/// How often each fault has struck, in both directions. Several ends may share one of these, and are then counted
+/// together.
 #[derive(Debug, Default)]
 pub struct Struck {
     datagrams: AtomicU64,
@@ -159,19 +160,19 @@ fn count(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One direction of a carrier: chooses a fault for each datagram, and holds delayed ones.
+/// One direction of a carrier: chooses a fault for each datagram, and holds those that are delayed.
 struct Direction<A> {
     faults: Faults,
     draws: Draws,
     struck: Arc<Struck>,
     held: BinaryHeap<Reverse<Held<A>>>,
-    /// No datagram leaves before this time, except one that may be overtaken.
+    /// Time before which no further datagram leaves. Datagrams held to be reordered may leave earlier.
     not_before: Duration,
     count: u64,
 }
 
 struct Held<A> {
-    /// When it leaves, and its sequence number: datagrams with equal times keep their order.
+    /// The time at which the datagram leaves, and its sequence number. Datagrams with equal times leave in sequence.
     due: (Duration, u64),
     whose: A,
     datagram: Vec<u8>,
@@ -194,7 +195,7 @@ impl<A> Ord for Held<A> {
     }
 }
 
-/// The carrier must break.
+/// Error: the reset fault has struck, so the carrier must break.
 #[derive(Debug, PartialEq, Eq)]
 struct Reset;
 
@@ -210,7 +211,7 @@ impl<A: Copy + PartialEq> Direction<A> {
         }
     }
 
-    /// Passes the datagram on, now or later, once, twice or never.
+    /// Chooses a fault for the datagram. Passes it on now, or holds it for later, once, twice or never.
     fn judge(
         &mut self,
         now: Duration,
@@ -273,7 +274,7 @@ impl<A: Copy + PartialEq> Direction<A> {
         has_passed
     }
 
-    /// When the next held datagram leaves.
+    /// Returns the time at which the next held datagram leaves.
     fn due(&self) -> Option<Duration> {
         self.held.peek().map(|Reverse(held)| held.due.0)
     }
@@ -289,8 +290,8 @@ fn until(now: Duration, due: [Option<Duration>; 2]) -> Option<Duration> {
     due.into_iter().flatten().min().map(|due| due.saturating_sub(now))
 }
 
-/// A client's end of a carrier, with faults in both directions. After a reset it carries nothing more; the node notices
-/// when it is dropped.
+/// A client's end of a carrier, with faults in both directions. After a reset, this end carries nothing more; the node
+/// notices the reset when this end is dropped.
 pub struct FaultLine<L> {
     inner: L,
     out: RefCell<Direction<()>>,
@@ -505,7 +506,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The fate of 1,000 datagrams, sent one per millisecond: which ones left, in which order, and when.
+    /// What happened to 1,000 datagrams, sent one per millisecond: which ones left, in which order, and when.
     fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
         let struck = Arc::default();
         let mut way = Direction::new(faults, 0, &struck);

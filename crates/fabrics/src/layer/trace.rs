@@ -1,6 +1,6 @@
 //! Prints the requests to a fabric in words, for people who want to see a protocol at work.
 //!
-//! Invariant: each request is printed once, when its outcome is known, with its duration.
+//! Invariant: each request is printed once, with its duration, when its outcome is known.
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;

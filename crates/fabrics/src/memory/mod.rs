@@ -1,7 +1,7 @@
 //! A node's memory as mapped into this process, and the operations that chains perform on it.
 //!
-//! Invariant: every access is bounds-checked against the mapping, wherever its address comes from. Keys are checked
-//! first, so an address outside the mapping is a bug of ours, and panics.
+//! Invariant: every access is bounds-checked against the mapping, whoever supplied its address. Keys are checked before
+//! that, so an address outside the mapping is a bug of ours, and panics.
 //! Invariant: aligned 16-byte units are copied and exchanged atomically, for all processes that map the memory.
 
 mod pages;
@@ -28,22 +28,23 @@ pub struct Mapping {
     base: *mut u8,
     geometry: Geometry,
     page_size: PageSize,
-    /// Present if small pages may become huge pages.
+    /// The huge pages requested so far; `None` if small pages cannot become huge ones.
     transparent: Option<Transparent>,
     fd: OwnedFd,
     backing: Backing,
 }
 
-/// Kind of storage behind a memory.
+/// What stores the bytes of a memory.
 enum Backing {
     /// Anonymous memory: freed with its last user.
     Anonymous,
-    /// A file with all blocks allocated. No other node can serve it while the lock is open. The lock is on a separate
-    /// descriptor, because the main one is shared with clients, which may outlive this node.
+    /// A file with all blocks allocated. While the lock's descriptor is open, no other node can serve this file. The
+    /// lock has a descriptor of its own, because the file's main descriptor is shared with clients, which may outlive
+    /// this node.
     File { _lock: OwnedFd },
 }
 
-/// Content of a memory file when it was opened.
+/// What a memory file contained when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Nothing: the file is new.
@@ -60,7 +61,7 @@ unsafe impl Sync for Mapping {}
 /// Why a memory cannot be created or mapped. The message names a remedy.
 #[derive(Debug)]
 pub enum MappingError {
-    /// The CPU lacks a required instruction.
+    /// The CPU lacks a required instruction, which this names.
     Unsupported(&'static str),
     /// A node cannot have a memory of this size.
     Size(u64),
@@ -203,8 +204,8 @@ impl Mapping {
             .map_err(io("draw random bytes"))?;
         self.put(header::SIZE_AT, self.geometry.size());
         self.put(header::INCARNATION_AT, u64::from_le_bytes(incarnation));
-        // Both in one exchange: a creator that dies earlier leaves no valid memory, and a memory file still has its
-        // mark in this place.
+        // Magic and version are stored in one exchange. If the creator dies before it, the memory is not valid, and a
+        // memory file still has the mark of an unfinished one in this place.
         const { assert!(header::VERSION_AT == header::MAGIC_AT + 8) }
         let made = u128::from(header::MAGIC) | u128::from(header::VERSION) << 64;
         let Ok(mut old) = self.load(header::MAGIC_AT, Width::W16);
@@ -242,7 +243,8 @@ impl Mapping {
         self.get(header::INCARNATION_AT)
     }
 
-    /// Size of the backing pages. 2 MiB if unreserved huge pages are used, even if the kernel runs out of them.
+    /// Size of the pages behind the memory. 2 MiB also if small pages are to become huge ones, even if the kernel then
+    /// has none.
     pub fn page_size(&self) -> PageSize {
         if self.transparent.is_some() { PageSize(HUGE) } else { self.page_size }
     }
@@ -281,7 +283,7 @@ impl Mapping {
         rustix::fs::fallocate(&self.fd, flags, at, len).map_err(io("return memory to the system"))
     }
 
-    /// Address of the `len` mapped bytes at offset `at`.
+    /// Returns the address of the `len` mapped bytes at offset `at`.
     #[inline(always)]
     fn at(&self, at: u64, len: usize) -> *mut u8 {
         let size = self.geometry.size();
@@ -292,13 +294,13 @@ impl Mapping {
         unsafe { self.base.add(at as usize) }
     }
 
-    /// Address of the aligned word of `WIDTH` bytes at offset `at`.
+    /// Returns the address of the aligned word of `WIDTH` bytes at offset `at`.
     #[inline(always)]
     fn aligned<const WIDTH: usize>(&self, at: u64) -> *mut u8 {
         const { assert!(WIDTH as u64 <= Geometry::SIZE_MIN && WIDTH.is_power_of_two()) }
         let size = self.geometry.size();
-        // SAFETY: `Geometry::of` returns none smaller than `SIZE_MIN`. So accesses to words of a fixed record need no
-        // check.
+        // SAFETY: `Geometry::of` returns no geometry smaller than `SIZE_MIN`. Knowing that, the compiler removes the
+        // check below for words of a fixed record.
         unsafe { std::hint::assert_unchecked(size >= Geometry::SIZE_MIN) };
         // The mapping is page-aligned, so a word is aligned if its offset is.
         if at > size - WIDTH as u64 || !at.is_multiple_of(WIDTH as u64) {
@@ -330,7 +332,7 @@ impl Mapping {
         self.word(at).store(value, Ordering::Release);
     }
 
-    /// Like [`Mapping::publish`], and visible to all processes before any later access of this thread.
+    /// Stores like [`Mapping::publish`]; the word is visible to all processes before any later access of this thread.
     #[inline]
     pub(crate) fn publish_and_fence(&self, at: u64, value: u64) {
         self.word(at).swap(value, Ordering::SeqCst);
@@ -349,7 +351,7 @@ impl Mapping {
         self.word(header::NODE_SLEEPS_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Whether the caller must wake the node. Returns true to only one caller per sleep of the node.
+    /// Whether the caller must wake the node. Of several callers, only one gets true each time the node sleeps.
     pub(crate) fn is_to_ring_node(&self) -> bool {
         self.node_sleeps() && self.word(header::NODE_SLEEPS_AT).swap(0, Ordering::SeqCst) != 0
     }
@@ -363,8 +365,8 @@ impl Mapping {
         put_first_bytes(unit >> (8 * (at - base)), out);
     }
 
-    /// Copies in bytes that lie within one unit, in the largest possible aligned words, so that neighbouring bytes are
-    /// never written.
+    /// Copies in bytes that lie within one unit. Writes the largest possible aligned words, but no byte beyond the
+    /// given ones.
     #[inline]
     fn write_within_unit(&self, mut at: u64, mut bytes: &[u8]) {
         while !bytes.is_empty() {
@@ -391,7 +393,8 @@ impl Mapping {
 
     // Prefetching: loads the memory that a chain will touch while other chains run.
 
-    /// Guesses the pointee of the pointer at `at`: at most `len` bytes. Only checks that both lie within the memory.
+    /// Guesses where the pointer at `at` leads: to at most `len` bytes. Only checks that pointer and bytes lie within
+    /// the memory.
     #[inline(always)]
     pub(crate) fn guess_pointee(&self, at: u64, len: u32, bounded: bool) -> Option<Stretch> {
         if !at.is_multiple_of(16) || !self.holds(at, 16) {
@@ -402,7 +405,7 @@ impl Mapping {
         Some(Stretch { at: word as u64, len: len.min(bound) }).filter(|stretch| self.has(stretch))
     }
 
-    /// Guesses the buffer that the region's next ALLOCATE of this class will take.
+    /// Guesses which buffer the region's next ALLOCATE of this class will take.
     #[inline(never)]
     pub(crate) fn guess_buffer(&self, region: u32, class: u8, len: u32) -> Option<Stretch> {
         let class = farside_remote::arena::class::Class::get(class)?;
@@ -437,7 +440,7 @@ impl Mapping {
         let _no_hint_on_this_cpu = place;
     }
 
-    /// Prefetches the lines after the first, up to a useful maximum.
+    /// Prefetches the cache lines of a stretch after the first line, up to a useful maximum.
     #[inline(always)]
     pub(crate) fn prefetch_rest(&self, stretch: &Stretch) {
         const LINE: u64 = 64;
@@ -459,7 +462,7 @@ pub(crate) struct Stretch {
     pub(crate) len: u32,
 }
 
-// Separate functions, so that the checking code does not contain the formatting.
+// These are separate functions, so that the checks that are inlined do not contain the formatting.
 
 #[cold]
 #[inline(never)]

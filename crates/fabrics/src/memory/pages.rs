@@ -67,7 +67,7 @@ pub(crate) fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingErr
     let fd = rustix::fs::memfd_create("farside", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(io("create shared memory"))?;
     rustix::fs::ftruncate(&fd, size).map_err(io("resize the shared memory"))?;
-    // So that no peer can truncate the memory while this process uses it.
+    // With these seals, no peer can truncate the memory while this process uses it.
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(io("seal the shared memory"))?;
     Ok(fd)
@@ -77,9 +77,10 @@ pub(crate) fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingErr
 /// even the node can truncate it while clients use it. A memory file cannot be sealed.
 pub(super) fn sealed_size(fd: &OwnedFd) -> Result<u64, MappingError> {
     let seals = rustix::fs::fcntl_get_seals(fd);
-    // After reading the seals: a size read before them could be outdated by a truncation.
+    // The size is read after the seals: a size read before them could be outdated by a truncation.
     let stat = rustix::fs::fstat(fd).map_err(io("inspect the node's memory"))?;
-    // Files on tmpfs report seals too, but have links; files on disks report no seals.
+    // A file on a disk reports no seals. A file on tmpfs reports seals too, but differs from anonymous memory by its
+    // links.
     let is_file = seals.is_err() || stat.st_nlink > 0;
     if is_file || seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::SEAL)) {
         return Ok(stat.st_size as u64);
@@ -105,8 +106,8 @@ pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
     mark
 }
 
-/// Whether the creator of a file with this beginning and length died before it was complete. Such a file has a mark
-/// with a valid size, and is not longer than that.
+/// Whether the creator of the file with this beginning and length died before the file was complete. Such a file has a
+/// mark with a valid size, and is not longer than that size.
 fn is_unfinished(beginning: &[u8], len: u64) -> bool {
     let Some(&size) = beginning.last_chunk::<8>() else { return false };
     let size = u64::from_le_bytes(size);
@@ -145,10 +146,10 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     let read = std::os::unix::fs::FileExt::read_at(&file, &mut beginning, 0)
         .map_err(|error| named("read", error))?;
     if found.len() == 0 || is_unfinished(&beginning[..read], found.len()) {
-        // An existing empty file may be accessible to other users.
+        // Without this, an existing empty file could stay accessible to other users.
         file.set_permissions(PermissionsExt::from_mode(MODE))
             .map_err(|error| named("set the mode of", error))?;
-        // A creator that dies leaves the mark, which the header replaces in the end.
+        // The header replaces the mark at the end. If the creator dies before that, the mark stays.
         let marked =
             file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, &mark(size), 0));
         marked.map_err(|error| named("write to", error))?;
@@ -177,7 +178,7 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     Ok((file.into(), lock.into(), Found::Memory))
 }
 
-/// Returns the page size of a file's memory.
+/// Returns the page size of a memory file.
 pub(super) fn of_file(fd: &OwnedFd) -> Result<PageSize, MappingError> {
     const HUGETLBFS_MAGIC: i64 = 0x958458f6;
     let stat = rustix::fs::fstatfs(fd).map_err(io("inspect the node's memory"))?;

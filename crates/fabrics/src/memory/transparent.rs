@@ -1,10 +1,11 @@
 //! Huge pages without a reservation: a process that is about to fill memory requests them from the kernel.
 //!
-//! By default Linux backs shared memory with small pages, whatever the advice, unless `shmem_enabled` is set. Since
-//! Linux 6.1, `MADV_COLLAPSE` requests a huge page for one range. It needs no setting, unless one forbids it. A request
-//! before the range is filled takes a tenth of the time of its 512 page faults.
+//! By default Linux backs shared memory with small pages, even if `madvise` requests huge ones, unless the system's
+//! `shmem_enabled` allows them. Since Linux 6.1, `MADV_COLLAPSE` requests a huge page for one range. It needs no
+//! setting, unless one forbids it. A request before the range is filled takes a tenth of the time of the 512 page
+//! faults that it replaces.
 //!
-//! Invariant: each process requests each page only once, so that repeated reuse of memory costs no further requests.
+//! Invariant: each process requests each huge page only once, so that memory used again costs no further requests.
 
 use super::Mapping;
 use rustix::io::Errno;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Size of a huge page in bytes.
 pub(super) const HUGE: u64 = 2 << 20;
 
-/// The huge pages that were requested in one mapping.
+/// Record of the huge pages that were requested in one mapping.
 pub(super) struct Transparent {
     asked: Box<[AtomicU64]>,
     /// Set when the kernel has no huge pages, or none quickly: further requests may take long.
@@ -38,8 +39,8 @@ impl Transparent {
         make_huge(mapping, 0) == Outcome::Made
     }
 
-    /// Requests huge pages for the `len` bytes from `at`, as far as the pages lie within the memory. Stops when the
-    /// kernel has none.
+    /// Requests the huge pages that contain the `len` bytes from `at` and lie within the memory. Stops when the kernel
+    /// has none.
     #[cold]
     pub(super) fn fill(&self, mapping: &Mapping, at: u64, len: u64) {
         let whole = mapping.geometry.size() / HUGE;
@@ -59,8 +60,8 @@ impl Transparent {
     }
 }
 
-/// Maximum time of one request. A slower one delays others: the kernel had to compact memory or reclaim pages. Usual
-/// are 0.1 to 7 ms.
+/// Maximum time of one request, usually 0.1 to 7 ms. After a slower one no more are made: the kernel had to compact
+/// memory or reclaim pages, and that delays other threads.
 const TOO_LONG: Duration = Duration::from_millis(50);
 
 /// Outcome of a request for a huge page.
@@ -69,17 +70,17 @@ enum Outcome {
     Made,
     /// One of the small pages was in use, and stays.
     Busy,
-    /// Further requests are useless.
+    /// Further requests would fail too.
     Over,
 }
 
 /// Replaces the small pages at `at` by a huge page with the same content.
 fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
-    /// `rustix` lacks it, and `libc` has it only for certain C libraries.
+    /// Defined here, because `rustix` lacks it, and `libc` has it only for certain C libraries.
     const MADV_COLLAPSE: libc::c_int = 25;
     let place = mapping.at(at, HUGE as usize);
-    // Only a range with at least one populated page can become a huge page. SAFETY: the first page of the range, which
-    // `mapping` keeps mapped; no byte of it changes.
+    // Only a range with at least one populated page can become a huge page, so this populates the first one. SAFETY:
+    // the page lies in the range, which `mapping` keeps mapped; no byte of it changes.
     let populated = unsafe { madvise(place.cast(), rustix::param::page_size(), Advice::LinuxPopulateWrite) };
     if populated.is_err() {
         return Outcome::Over;
@@ -95,8 +96,8 @@ fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
     }
 }
 
-/// An address where `len` bytes can be mapped, aligned to a huge page. Only a hint, since the space may be taken by the
-/// time it is used. Null if there is none.
+/// Returns an address, aligned to a huge page, at which `len` bytes can be mapped; null if there is none. Only a hint:
+/// the space may be taken before it is used.
 pub(super) fn hint(len: usize) -> *mut u8 {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let Some(len) = len.checked_add(HUGE as usize) else { return std::ptr::null_mut() };

@@ -1,10 +1,12 @@
 //! Atomic copies and exchanges of 16-byte units, for all processes that map the memory.
 //!
 //! On x86-64, an aligned 16-byte load or store by a VEX-encoded instruction is atomic on every CPU that has AVX (Intel
-//! SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2). `cmpxchg16b` is atomic on all. The instructions are written in
-//! assembly, since a compiler may split or cache a plain access. Legacy SSE encodings in a program that also uses AVX
-//! would cost eight times as much. On other CPUs a library's lock-free 128-bit atomics do the same. A CPU without them
-//! is rejected, since a lock would only be valid within one process.
+//! SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2). `cmpxchg16b` is atomic on all CPUs. The instructions are written in
+//! assembly, for two reasons. A compiler may split or cache a plain access. Legacy SSE encodings in a program that also
+//! uses AVX would take eight times as long.
+//!
+//! On other CPUs a library's lock-free 128-bit atomics are used. A CPU without such instructions is rejected, since a
+//! lock would only exclude threads of one process.
 
 /// Size of a unit in bytes.
 pub(crate) const UNIT: usize = 16;
@@ -42,8 +44,8 @@ mod arch {
         unsafe { std::mem::transmute::<__m128i, u128>(unit) }
     }
 
-    /// Copies units by `$load` and `$store`, eight, four and one at a time; the instruction on the shared side requires
-    /// alignment. Advances all three variables.
+    /// Copies units by `$load` and `$store`, eight, four and one at a time. The instruction that accesses shared memory
+    /// requires alignment. Advances `from` and `to`, and counts `units` down.
     macro_rules! copy {
         ($from:ident, $to:ident, $units:ident, $load:literal, $store:literal) => {{
             while $units >= 8 {

@@ -1,11 +1,11 @@
 //! Memory whose words of 24 and 32 bytes can be compared and swapped, for the engines of one process. Every access
 //! takes the lock of each cache line it touches.
 //!
-//! No instruction exchanges more than 16 bytes. All chains of wide regions run on one [`Wide`]. Chains of other regions
-//! run on the memory beneath it, without extra cost.
+//! No instruction exchanges more than 16 bytes, so locks are needed. All chains of wide regions run on one [`Wide`].
+//! Chains of other regions run on the memory beneath, and take no lock.
 //!
-//! Invariant: a lock is held for one non-blocking access to bytes of one line, and its holder takes no other lock. So
-//! there is no long wait and no deadlock.
+//! Invariant: a thread holds a lock during one non-blocking access to bytes of one line, and takes no other lock
+//! meanwhile. So no thread waits long, and there is no deadlock.
 //! Invariant: the locks are in this process. No other process can hold them, and they end with the process.
 
 use crate::mutants;
@@ -15,11 +15,11 @@ use farside_remote::{Key, Memory, Rights, Width};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes under one lock: a cache line, which contains each of its wide words entirely.
+/// Number of bytes under one lock: a cache line. No wide word crosses a line.
 const LINE: u64 = 64;
 const _: () = assert!(LINE.is_multiple_of(WIDE_ALIGN));
 
-/// Number of locks. Lines that are a multiple of this number apart share a lock.
+/// Number of locks. Lines whose numbers differ by a multiple of this share a lock.
 const LOCKS: u64 = SEGMENT_SIZE / LINE;
 
 /// Number of polls of a lock before the thread yields, as the holder may need the core.
@@ -28,8 +28,8 @@ const LOOKS: u32 = 64;
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 
-/// A view of `M` with wide words. All threads that run chains of wide regions must share one view, since two views do
-/// not exclude each other.
+/// A view of the memory `M` with wide words. All threads that run chains of wide regions must share one view: the locks
+/// of two views do not exclude each other.
 ///
 /// Unsuitable for memory whose clients run their own chains on the same regions, because those take no lock. A process
 /// that dies while it stores a wide word may leave 16-byte units of two different values.
@@ -55,8 +55,9 @@ impl<M: Memory<Wait = Infallible>> Wide<M> {
     fn hold(&self, at: u64) -> Held<'_> {
         let lock = &self.locks[(at / LINE % LOCKS) as usize];
         let mut looks = 0;
-        // Pairs with the Release in `Held::drop`, so that the last holder's stores are visible. SeqCst, like exchanges
-        // without locks: earlier stores of this thread to other lines are visible before this.
+        // Acquire part of SeqCst: pairs with the Release in `Held::drop`, so that the last holder's stores are visible.
+        // SeqCst, as for exchanges without locks: earlier stores of this thread to other lines are visible before the
+        // lock is taken.
         while lock.swap(HELD, Ordering::SeqCst) == HELD && !mutants::WIDE_WITHOUT_LOCKS.is_on() {
             while lock.load(Ordering::Relaxed) == HELD {
                 looks += 1;
@@ -78,7 +79,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Number of the `len` bytes from `at` that lie in the line of `at`.
+/// Returns how many of the `len` bytes from `at` lie in the same line as the first.
 #[inline]
 fn in_line(at: u64, len: usize) -> usize {
     len.min((LINE - at % LINE) as usize)
@@ -92,7 +93,7 @@ impl<M: Memory<Wait = Infallible>> Memory for Wide<M> {
         self.memory.geometry()
     }
 
-    // No lock here: rights and extents are records of the node, and never wide words.
+    // These words are read without a lock: rights and extents are records of the node, and never wide words.
 
     #[inline]
     fn admits(&self, key: Key) -> Result<Rights, Infallible> {

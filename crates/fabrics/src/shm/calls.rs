@@ -2,8 +2,8 @@
 //!
 //! The rings are those of [`crate::ring`], with frames large enough for a call.
 //!
-//! Invariant: whatever the other side writes, it can only lose its own calls.
-//! Invariant: no call of this module blocks. Frames that do not fit in the ring wait in the sender, up to a bound.
+//! Invariant: whatever the other side writes, only its own calls can be lost.
+//! Invariant: no function of this module blocks. Frames that do not fit in the ring wait in the sender, up to a bound.
 //! Invariant: once [`Calls::rests`] has returned true, the other side rings for the next frame.
 
 use super::frame::{FRAME_MAX, FrameHeader};
@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const _: () = assert!(FRAME_MAX <= LONGEST);
 
-/// Number of frames passed on before the lock is released to other threads.
+/// Maximum number of frames passed on before the lock is released to other threads.
 const FRAMES_AT_A_TIME: usize = 16;
 
 /// The memory of two rings.
@@ -44,7 +44,7 @@ impl Rings {
     }
 }
 
-/// The private copy from which frames are parsed.
+/// The private copy of a received frame, which is parsed in place of the shared bytes.
 pub struct Inbox(Buffer);
 
 impl Inbox {
@@ -58,19 +58,19 @@ impl Inbox {
 /// The meaning of a message on the socket, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// There are new frames in the rings.
+    /// There may be new frames in the rings.
     Look,
     /// A client needs memory, or has retired many buffers.
     Wanted,
     /// A client's last message: it runs no more chains.
     Bye,
-    /// The other side has closed its socket before it read all messages.
+    /// The other side has closed its socket without reading all messages.
     ClosedPipe,
     /// The other side has hung up.
     HungUp,
 }
 
-/// One side of a session's calls. Threads that share it take turns.
+/// One side of a session's calls. If threads share it, one at a time uses it.
 pub struct Calls {
     shared: Mapped,
     end: Mutex<End>,
@@ -87,7 +87,7 @@ impl Calls {
         Calls { shared: Mapped { memory: rings.0, socket }, end: Mutex::new(End::new(Side::Engine)) }
     }
 
-    /// Sends a frame to the other side, and rings if that sleeps.
+    /// Sends a frame to the other side, and rings the bell if the other side sleeps.
     ///
     /// # Errors
     /// [`Fault`]; the frame was not sent.
@@ -98,8 +98,8 @@ impl Calls {
         end.flush(&self.shared)
     }
 
-    /// Passes on received frames, but only a few, so that other threads get their turn. Returns false if there were
-    /// none.
+    /// Passes on received frames, at most a few, so that other threads can use the rings in between.
+    /// Returns false if there were none.
     ///
     /// # Errors
     /// [`Fault::Foreign`]; the earlier frames were passed on.
@@ -149,7 +149,8 @@ impl AsFd for Calls {
 }
 
 pub(super) fn say(socket: &OwnedFd, said: Said) {
-    // If sending fails, enough messages are queued to wake the other side, or it is gone.
+    // Sending fails if the socket is full or the other side is gone. In both cases no message is needed: enough are
+    // queued to wake the other side, or there is nobody to wake.
     let _awake_already = rustix::net::send(socket, &[said as u8], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 

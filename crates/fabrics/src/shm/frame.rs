@@ -1,7 +1,7 @@
-//! The messages between a node and an shm client: the hello with its descriptors over a Unix socket, then calls and
-//! responses in rings, with the socket as the bell.
+//! The messages between a node and an shm client. First a hello, with descriptors, passes over a Unix socket. Then
+//! calls and responses pass through rings, with the socket as the bell.
 //!
-//! A message of the SEQPACKET socket or a frame of a ring is always complete, never split or joined.
+//! Each message of the SEQPACKET socket, and each frame of a ring, arrives whole, never split or joined.
 //!
 //! ```text
 //! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, rings), or JSON Refusal
@@ -72,7 +72,7 @@ pub const ANSWERED: u32 = 0;
 /// Status: the reason for a refusal follows, as text.
 pub const REFUSED: u32 = 1;
 
-/// Sends one message of two parts. Never waits for a peer that does not read; the error is `AGAIN` then.
+/// Sends one message, given in two parts. Never waits: if the peer does not read, the error is `AGAIN`.
 ///
 /// # Errors
 /// The system's; the message was not sent.
@@ -123,8 +123,9 @@ pub fn parse(frame: &[u8]) -> Option<(&FrameHeader, &[u8])> {
     FrameHeader::ref_from_prefix(frame).ok()
 }
 
-/// Rings a bell: wakes the thread that polls the eventfd for edges. Its count is never read.
+/// Rings a bell: wakes a thread that polls this eventfd edge-triggered. The eventfd's count is never read.
 pub fn ring(bell: &impl AsFd) {
-    // Fails only if the count is at its maximum, which exceeds the lifetime of a session unless the peer is malicious.
+    // Fails only if the count is at its maximum, which no session lives long enough to reach unless the peer is
+    // malicious.
     let _rings_already = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

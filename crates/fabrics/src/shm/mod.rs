@@ -3,14 +3,13 @@
 //!
 //! Trust: all shm clients of a node are one trust domain, of one user. Keys catch mistakes here, not attackers.
 //!
-//! Liveness: a node is dead when its process has ended, as its pidfd or the socket's hang-up shows. Silence never
-//! counts as death. One watcher thread per connection detects the death, sets a flag that every chain checks, and wakes
-//! the callers that wait for responses.
+//! Liveness: a node is dead when its process has ended, as its pidfd or the socket's hang-up shows. A node that does
+//! not respond does not count as dead. One watcher thread per connection detects the death, sets a flag that every
+//! chain checks, and wakes the callers that wait for responses.
 //!
-//! Calls and their responses travel through rings (`calls`). A waiting caller polls for a while itself; the watcher is
-//! rung while no caller polls.
+//! Calls and their responses travel through rings (`calls`). A waiting caller polls for a while itself.
 //!
-//! Invariant: while no caller polls, the watcher is rung for the next response.
+//! Invariant: while no caller polls, the node rings the watcher's bell for the next response.
 
 pub mod calls;
 pub mod frame;
@@ -153,7 +152,7 @@ pub fn connect(path: &Path, node: NodeId) -> Result<Direct, ConnectError> {
     connect_on(path, node, |memory| memory)
 }
 
-/// Like [`connect`], with the memory wrapped by `wrap`.
+/// Like [`connect`], but the endpoint runs chains on the memory as wrapped by `wrap`.
 ///
 /// # Errors
 /// Those of [`connect`].
@@ -178,7 +177,7 @@ pub fn connect_on<M: Runs>(
     let hello = serde_json::to_vec(&hello).expect("plain data");
     match frame::send(socket.as_fd(), &hello, &[], &[]) {
         Ok(()) => {}
-        // A node may refuse before it receives the hello; its reason can be read below.
+        // A node may refuse before it receives the hello. The reason it sent can be read below.
         Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
         Err(errno) => return Err(io("send the hello to the node at")(errno)),
     }
@@ -187,7 +186,7 @@ pub fn connect_on<M: Runs>(
     let mut fds = Vec::new();
     wait_for_greeting(&socket, pid, deadline)?;
     let greeting = match frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::empty()) {
-        // The node refused without reading the hello. The socket reports that once, before the reason.
+        // The node refused without reading the hello, so the socket reports this error once, before the node's reason.
         Err(rustix::io::Errno::CONNRESET) => {
             frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT)
         }
@@ -265,7 +264,7 @@ pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
     while Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        // A failure is most likely an interruption, and the deadline bounds them all.
+        // A failure is most likely an interruption; the deadline ends the retries.
         if poll(&mut fds, Some(&timespec(left))).is_ok_and(|ready| ready > 0) {
             return true;
         }
@@ -276,7 +275,7 @@ pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
 /// Whether a process is stopped by a signal or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     // The format is "pid (name) state ...". The name may contain anything, so the state is searched after the last
-    // parenthesis. A process that has ended has none, and counts as not stopped.
+    // parenthesis. The file of a process that has ended cannot be read; that process counts as not stopped.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')')
         .next()
@@ -290,7 +289,8 @@ type Identity = (u64, u64, u64);
 /// The memories that this process has mapped as a client.
 static MAPPED: Mutex<Vec<(Identity, Weak<Mapping>)>> = Mutex::new(Vec::new());
 
-/// One mapping serves all connections of this process to the same node: each page is faulted in once.
+/// Returns the one mapping that all connections of this process to one node share, so that each page is faulted in
+/// once.
 fn mapped(fd: OwnedFd, incarnation: u64) -> Result<Arc<Mapping>, MappingError> {
     let identity = identity(fd.as_fd(), incarnation)?;
     let mut all = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -314,7 +314,7 @@ fn identity(memory: BorrowedFd<'_>, incarnation: u64) -> Result<Identity, Mappin
     Ok((stat.st_dev, stat.st_ino, incarnation))
 }
 
-/// Whether a client of this process has this memory mapped, and so may be in the middle of a chain on it.
+/// Whether some client in this process has mapped this memory, and so may be running a chain on it.
 pub fn is_mapped(memory: &Mapping) -> bool {
     // If the identity is unknown, assume that a client has it mapped.
     let Ok(identity) = identity(memory.fd(), memory.incarnation()) else { return true };
@@ -322,8 +322,8 @@ pub fn is_mapped(memory: &Mapping) -> bool {
     all.iter().any(|(of, mapping)| *of == identity && mapping.strong_count() > 0)
 }
 
-/// The channel of a session's calls. Dropping it tells the node that the session runs no more chains. Without that
-/// message the node must keep the session until this process ends.
+/// The channel of a session's calls. Its drop sends a message that tells the node that the session runs no more chains.
+/// Without this message the node must keep the session until this process ends.
 struct Line {
     calls: Calls,
     /// The process that opened the session.
@@ -331,7 +331,8 @@ struct Line {
 }
 
 impl Line {
-    /// Opens the rings that came with a welcome. Returns also the node's memory, which came with them.
+    /// Opens the rings that came with a welcome. Also returns the descriptor of the node's memory, which came with the
+    /// same message.
     fn join(socket: OwnedFd, fds: Vec<OwnedFd>) -> Result<(Line, OwnedFd), MappingError> {
         let opened = match <[OwnedFd; 2]>::try_from(fds) {
             Ok([memory, rings]) => Rings::open(&rings).map(|rings| (memory, rings)),
@@ -348,7 +349,7 @@ impl Line {
         }
     }
 
-    /// Whether this is a copy in a forked child: the session and its thread are the parent's.
+    /// Whether this is a copy in a forked child. The session and its thread belong to the parent.
     fn is_forked_copy(&self) -> bool {
         std::process::id() != self.pid
     }
@@ -383,7 +384,7 @@ struct Shared {
     inbox: Mutex<Inbox>,
 }
 
-/// Reason for ending the session.
+/// Reason to end a session.
 const INVALID_RINGS: &str = "its rings hold data that no node of this release writes";
 /// Maximum number of socket messages read at once.
 const MESSAGES_AT_A_TIME: u32 = 16;
@@ -392,7 +393,8 @@ const MESSAGES_AT_A_TIME: u32 = 16;
 #[derive(Default)]
 struct Call {
     answer: Option<Result<Vec<u8>, FabricError>>,
-    /// A waker is foreign code: it is cloned, woken and dropped only without the lock on the calls.
+    /// Waker of the caller. It may run any code, so it is cloned, woken and dropped only while the calls are not
+    /// locked.
     waker: Option<Waker>,
 }
 
@@ -522,8 +524,9 @@ impl Drop for Pending<'_> {
 }
 
 impl Drop for Shared {
-    /// The session's last access to the memory. It precedes the message after which a live node gives the slot to
-    /// another session. A dead node receives no message; the node that takes over its memory inspects the slot.
+    /// The session's last access to the memory. It must come before `Line` sends its last message, after which a live
+    /// node gives the slot to another session. A dead node receives no message; the next node on its memory inspects
+    /// the slot.
     fn drop(&mut self) {
         if !self.line.is_forked_copy() {
             let Ok(()) = self.memory.arena().leave_session(self.session);
@@ -562,7 +565,7 @@ impl Shared {
         }
     }
 
-    /// Reads messages from the socket, and takes responses. Returns false if the node has hung up.
+    /// Reads messages from the socket, and passes responses to their callers. Returns false if the node has hung up.
     fn handle_messages(&self) -> bool {
         let mut is_connected = true;
         for _ in 0..MESSAGES_AT_A_TIME {
@@ -575,7 +578,7 @@ impl Shared {
                 Some(_) => {}
             }
         }
-        // Taken after the check: a peer that hangs up has published all its frames before.
+        // Responses are taken after the check for a hang-up: a peer that hangs up has published all its frames before.
         let has_taken = self.take_responses();
         self.rest();
         is_connected && has_taken.is_ok()
@@ -603,7 +606,7 @@ impl Shared {
         let mut answers = Vec::new();
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         let received = self.line.calls.receive(&mut inbox, |frame| {
-            // A malformed frame is discarded; callers have a deadline.
+            // A malformed frame is discarded. Its caller, if any, fails at its deadline.
             let Some((header, body)) = frame::parse(frame) else { return };
             let answer = match header.status.get() {
                 frame::ANSWERED => Ok(body.to_vec()),
@@ -625,7 +628,8 @@ impl Shared {
     }
 
     fn node_died(&self) {
-        // Release: pairs with the Acquire of a call's poll. Chains must see the flag soon, in no particular order.
+        // Release: pairs with the Acquire when a call is polled. Chains need no order: they must only see the flag
+        // soon.
         self.died.store(true, Ordering::Release);
         let wakers: Vec<Waker> = self.calls().values_mut().filter_map(|call| call.waker.take()).collect();
         wakers.into_iter().for_each(Waker::wake);

@@ -1,13 +1,13 @@
 //! The process at the other end of a Unix socket.
 //!
-//! `rustix` has this too, but its process ids are never 0, and the system reports 0 for a process in a pid namespace
+//! Defined here, because in `rustix` a process id is never 0, but the system reports 0 for a process in a pid namespace
 //! that this process does not see.
 
 use rustix::process::Pid;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Credentials of the process that connected or listens, at the time it did.
+/// Credentials of the process at the other end, as of the time when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// `None` if it is in a pid namespace that this process does not see.
