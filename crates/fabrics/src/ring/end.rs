@@ -1,12 +1,12 @@
-//! One side's end of a connection: writing, reading, and going to sleep.
+//! One side's end of a connection: it writes, reads and goes to sleep.
 //!
-//! Invariant: the other side's tail lies after the bytes already read, and at most a ring ahead. Its head lies between
-//! its previous value and the bytes published to it. Any other value ends the connection.
-//! Invariant: a frame is parsed only from its copy, which is taken once.
+//! Invariant: the tail that the other side stores lies after the bytes already read, and at most a ring ahead. The head
+//! that it stores lies between its previous value and the bytes published to it. Any other value ends the connection.
+//! Invariant: a frame is parsed only from a private copy, which is taken once.
 //!
-//! Going to sleep: a side stores its wish, then polls once more. The other side publishes, then checks for a wish. All
-//! four accesses have one order, in which each side's second follows its first. So the sleeper sees the published
-//! bytes, or the publisher sees the wish and rings.
+//! Why no side sleeps through a frame: before a side sleeps, it stores its wish, then polls once more. The other side
+//! publishes bytes, then checks for a wish. These four accesses have one order, in which each side's second access
+//! follows its first. So either the sleeper sees the published bytes, or the publisher sees the wish and rings.
 
 use super::shared::{Shared, Side, Unit, Word};
 use super::{FRAME_MAX, OUTBOX_MAX, RING};
@@ -17,16 +17,16 @@ use zerocopy::IntoBytes;
 
 /// Size of the length field before each frame.
 const LENGTH: usize = 4;
-/// Number of bytes read before `head` is updated. Rare updates keep the writer's cache line undisturbed.
+/// Number of bytes read before `head` is updated. Frequent updates would take the cache line from the writer.
 const RELEASE: u64 = RING / 4;
 
-/// Wish: wake when there are frames to read.
+/// Wish: ring when there are frames to read.
 const FRAMES: u64 = 1;
-/// Wish: wake when there is space to write.
+/// Wish: ring when there is space to write.
 const ROOM: u64 = 2;
 
-/// Maximum size of any frame. Once everything is read, a frame of this size fits, even if `head` lags by up to
-/// [`RELEASE`]. So the two sides never wait for each other for ever.
+/// Maximum size of any frame. A frame of this size fits once everything is read, even if `head` lags by up to
+/// [`RELEASE`]. So there is no state in which both sides wait for each other.
 pub(crate) const LONGEST: usize = (RING - RELEASE) as usize - LENGTH;
 
 const _: () = assert!(FRAME_MAX <= LONGEST && RELEASE + extent(LONGEST) <= RING);
@@ -49,7 +49,7 @@ impl From<Fault> for Broken {
     }
 }
 
-/// The private copy from which a frame is parsed.
+/// The private copy of a received frame, which is parsed in place of the shared bytes.
 pub(crate) struct Buffer {
     units: Box<[Unit]>,
     frame_max: usize,
@@ -83,7 +83,7 @@ pub(crate) struct End {
     read: u64,
     /// Number of read bytes that were published to the other side.
     released: u64,
-    /// Whether a wish was stored and may still be set.
+    /// Whether this side has stored a wish that may still be set.
     is_asleep: bool,
 }
 
@@ -102,7 +102,7 @@ impl End {
         }
     }
 
-    /// Queues a frame; it leaves on the next [`End::flush`], or when there is space.
+    /// Queues a frame, which leaves on the next [`End::flush`], or once the ring has space.
     ///
     /// # Errors
     /// [`Fault`]; the frame is lost.
@@ -142,7 +142,7 @@ impl End {
     }
 
     /// Passes the next published frame to `take`. Returns false if there is none. Takes one frame at a time, so that
-    /// its response leaves while the other side handles the responses to the previous one.
+    /// the response to it leaves while the other side handles the response to the previous frame.
     ///
     /// # Errors
     /// [`Fault::Foreign`].
@@ -186,7 +186,7 @@ impl End {
         Ok(true)
     }
 
-    /// Passes on all frames published up to now by a peer that has hung up. Frames that it writes later are not read.
+    /// Passes on all frames that a peer has published before it hung up. Frames that it writes later are not read.
     ///
     /// # Errors
     /// [`Fault::Foreign`]. The earlier frames were passed on.
@@ -202,7 +202,7 @@ impl End {
         Ok(())
     }
 
-    /// Sets the wish to be woken. If there is work already, clears it and returns false.
+    /// Stores the wish to be woken. If there is work already, clears the wish again and returns false.
     pub(crate) fn may_sleep(&mut self, shared: &impl Shared) -> bool {
         let waits_for_room = !self.outbox.is_empty();
         self.is_asleep = true;
@@ -216,7 +216,7 @@ impl End {
         true
     }
 
-    /// Clears the wish, if one is set. Returns true if it was: then the bell may have been rung.
+    /// Clears the wish, if one is stored. Returns true if it was; then the bell may have been rung.
     pub(crate) fn awake(&mut self, shared: &impl Shared) -> bool {
         let was_asleep = std::mem::replace(&mut self.is_asleep, false);
         if was_asleep {
@@ -272,7 +272,7 @@ impl End {
     }
 }
 
-/// Number of ring bytes that a frame of `len` bytes takes.
+/// Returns how many bytes of the ring a frame of `len` bytes takes.
 const fn extent(len: usize) -> u64 {
     (LENGTH + len).next_multiple_of(UNIT) as u64
 }

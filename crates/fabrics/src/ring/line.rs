@@ -24,7 +24,7 @@ pub struct RingLine {
 struct State {
     end: End,
     buffer: Buffer,
-    /// The engine has hung up. Frames that it wrote before can still be read.
+    /// Whether the engine has hung up. Frames that it wrote before can still be read.
     has_ended: bool,
 }
 
@@ -47,7 +47,7 @@ impl RingLine {
         }
         let hello = Hello { magic: MAGIC.into(), version: VERSION };
         match frame::send(socket.as_fd(), &serde_json::to_vec(&hello).expect("plain data"), &[], &[]) {
-            // A node may refuse before it receives the hello; its reason can be read below.
+            // A node may refuse before it receives the hello. The reason it sent can be read below.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
             Err(errno) => return Err(io("send the hello to the node at")(errno)),
         }
@@ -60,7 +60,8 @@ impl RingLine {
         }
         let (mut buffer, mut fds) = (Vec::new(), Vec::new());
         let greeting = match frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT) {
-            // The node refused without reading the hello. The socket reports that once, before the reason.
+            // The node refused without reading the hello, so the socket reports this error once, before the node's
+            // reason.
             Err(Errno::CONNRESET) => {
                 frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT)
             }
@@ -109,7 +110,7 @@ impl Line for RingLine {
         if end.awake(&self.shared) {
             *has_ended |= !self.shared.is_connected();
         }
-        // Read after the check: a peer that hangs up has published all its frames before.
+        // Frames are read after the check for a hang-up: a peer that hangs up has published all its frames before.
         let has_received = end.receive(&self.shared, buffer, take)?;
         if *has_ended && !has_received {
             return Err(Broken("the node has ended".into()));

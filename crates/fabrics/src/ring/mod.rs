@@ -1,8 +1,9 @@
-//! Sessions over rings in shared memory with the node's engine on this host, for tenants that do not trust each other.
+//! Sessions over rings in shared memory, between clients and an engine of the node on the same host. The clients need
+//! not trust each other.
 //!
 //! A client connects to the engine's Unix socket and sends a hello. The engine creates a memory of [`SIZE`] bytes for
-//! this connection only and sends its descriptor. The memory holds frames in transit, and no store's data: one ring per
-//! direction, each with one writer and one reader. So a client can harm only its own session.
+//! this connection alone, and sends its descriptor. The memory holds only frames in transit, no store's data. It has
+//! one ring per direction, each with one writer and one reader. So a client can harm only its own session.
 //!
 //! ```text
 //! hello    client: JSON Hello          node: JSON Welcome with the memory's descriptor, or JSON Refusal
@@ -12,16 +13,18 @@
 //! ```
 //!
 //! In each direction, `tail` counts all bytes written and `head` all bytes read. Before a side sleeps, it sets its wish
-//! to be woken. The other side clears the wish and rings the bell: it sends a byte over the socket. An eventfd would be
-//! unsafe as a bell: its flags are shared by all processes that have it, so a client could make it block, and with it
-//! the engine. A hang-up of the socket reports that the other process has ended, even to a side that sleeps.
+//! to be woken. The other side clears the wish and rings the bell, which means that it sends a byte over the socket. A
+//! hang-up of the socket wakes even a side that sleeps, and reports that the other process has ended.
+//!
+//! An eventfd would be unsafe as a bell. All processes that have an eventfd share its flags, so a client could make it
+//! block, and the engine would block with it.
 //!
 //! Invariants:
-//! - Whatever the other side writes, and whenever, it can only lose its own session. Its counters are checked against
-//!   their previous values, and bytes are copied out once before they are parsed.
+//! - Whatever the other side writes, and at any time, only its own session can be lost. The counters that it writes are
+//!   checked against their previous values, and bytes are copied out once before they are parsed.
 //! - The memory's size is sealed, so that reading it never faults.
-//! - No frame is lost: frames that do not fit in the ring wait in the sender, and a peer that frees no space is treated
-//!   as dead.
+//! - No frame is lost: frames that do not fit in the ring wait in the sender. If so many wait that the sender's space
+//!   is full, the connection ends as if the peer were dead.
 
 pub(crate) mod end;
 mod line;
@@ -67,7 +70,7 @@ fn check(hello: &[u8]) -> Result<(), String> {
     let hello: Hello = serde_json::from_slice(hello)
         .map_err(|_| "the greeting is not understood: connect with a farside client".to_owned())?;
     if hello.magic != MAGIC || hello.version != VERSION {
-        // A client may send any length.
+        // The quoted text is cut, since a client may send any length.
         let magic: String = hello.magic.chars().take(32).collect();
         return Err(format!(
             "the client speaks {} version {}, the node {MAGIC} version {VERSION}: use the same release on both sides, \

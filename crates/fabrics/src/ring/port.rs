@@ -1,8 +1,8 @@
 //! An engine's ring connections: admission, and the exchange of frames with each client.
 //!
-//! Invariant: a connection that is not active has the engine's wish set in its memory, or a bell that epoll will
-//! report.
-//! Invariant: no descriptor from a client is used. Of a client's socket, only its bytes and its hang-up are.
+//! Invariant: a connection that is not active wakes the engine: the engine's wish is set in the connection's memory, or
+//! epoll will report a bell.
+//! Invariant: no descriptor that a client sends is used, only the bytes and the hang-up of the client's socket.
 
 use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Side, make};
@@ -21,20 +21,20 @@ use std::time::Duration;
 
 /// Maximum number of connections per engine, since each takes memory.
 const CONNECTIONS_MAX: usize = 1024;
-/// Pause in accepting clients if even closing the spare descriptor does not help.
+/// Pause before clients are accepted again, if even closing the spare descriptor did not make accepting possible.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 /// An engine's end of all its rings.
 pub struct RingPort {
     listener: Arc<Listener>,
     connections: Connections<Client>,
-    /// Closed when no other descriptor is available, so that the next client can still be accepted and refused with a
-    /// reason.
+    /// A descriptor kept in reserve. When no other is available, it is closed, so that the next client can still be
+    /// accepted and refused with a reason.
     spare: Option<OwnedFd>,
     common: Common,
 }
 
-/// Buffers shared by all connections, for frames and for hellos.
+/// Buffers for frames and for hellos, which all connections share.
 pub(crate) struct Common {
     buffer: Buffer,
     greeting: Vec<u8>,
@@ -44,7 +44,7 @@ pub(crate) enum Client {
     /// A client that has not sent a hello.
     New(OwnedFd),
     Admitted(Box<Admitted>),
-    /// A client that was refused; closed at once.
+    /// A client that was refused, and whose connection closes at once.
     Refused,
 }
 
@@ -74,7 +74,7 @@ impl RingPort {
         })
     }
 
-    /// Checks whether a new client may stay.
+    /// Checks whether a new client may stay; if not, returns the reason.
     fn admit(&self, socket: &OwnedFd) -> Result<(), String> {
         let peer = peer(socket).map_err(no_room)?;
         if peer.user != rustix::process::geteuid().as_raw() {
@@ -117,7 +117,7 @@ impl Connecting for RingPort {
                 drop(self.spare.take());
                 match self.listener.accept() {
                     Ok(socket) => refuse(&socket, &no_room(errno)),
-                    // The client stays in the backlog, so that epoll reports it at once again.
+                    // The client stays in the backlog, and epoll would report it again at once, hence the pause.
                     Err(_) => std::thread::sleep(FULL_PAUSE),
                 }
                 self.spare = spare().ok(); // Without one, the next clients wait in the backlog without a reason.
@@ -229,7 +229,7 @@ fn welcome(socket: &OwnedFd) -> Result<Memory, String> {
 
 fn refuse(socket: &OwnedFd, reason: &str) {
     let refusal = serde_json::to_vec(&Greeting::Refusal(reason.to_owned())).expect("plain data");
-    // A client that does not read gets no reason.
+    // If sending fails, the client does not read, and gets no reason.
     let _unheard = frame::send(socket.as_fd(), &refusal, &[], &[]);
 }
 

@@ -29,12 +29,12 @@ impl Side {
     }
 }
 
-/// A shared word, named by the side that writes the ring or sets the wish.
+/// A word of the shared memory. The side in it is the writer of the ring, or the side that sets the wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     /// Number of bytes that this side has written.
     Tail(Side),
-    /// Number of those bytes that the other side has read.
+    /// Number of bytes that the other side has read of those that this side has written.
     Head(Side),
     /// The events for which this side must be woken; 0 unless it sleeps.
     Wish(Side),
@@ -52,7 +52,7 @@ impl Word {
     }
 }
 
-/// Sixteen bytes copied from or to a ring.
+/// A unit of 16 bytes, copied from or to a ring.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
 )]
@@ -61,23 +61,24 @@ pub(crate) struct Unit(pub(super) [u8; UNIT]);
 
 /// The state that both sides share. The other side may change all of it at any time.
 ///
-/// All accesses to words are sequentially consistent, so there is one order for all of them. If one side writes while
-/// the other falls asleep, at least one of them sees the other's access. Bytes copied in before a tail is stored are
-/// visible to a side that loads that tail.
+/// All accesses to words are sequentially consistent, so they all have one order. If one side stores a word while the
+/// other falls asleep, at least one of them sees what the other has stored. Bytes that were copied in before a tail was
+/// stored are visible to a side that loads that tail.
 pub(crate) trait Shared {
     fn load(&self, word: Word) -> u64;
     fn store(&self, word: Word, value: u64);
     /// Stores 0; returns the previous value.
     fn take(&self, word: Word) -> u64;
-    /// Copies into the ring of `writer` from `position` on, a multiple of 16. The last unit is padded with zeros.
+    /// Copies `bytes` into the ring of `writer`, from `position` on, which is a multiple of 16. Pads the last unit with
+    /// zeros.
     fn copy_in(&self, writer: Side, position: u64, bytes: &[u8]);
-    /// Copies out of the ring of `writer` from `position` on, a multiple of 16.
+    /// Copies out of the ring of `writer`, from `position` on, which is a multiple of 16.
     fn copy_out(&self, writer: Side, position: u64, to: &mut [Unit]);
     /// Wakes the other side.
     fn ring(&self);
 }
 
-/// Distance between words in bytes: each is on its own line, and CPUs fetch lines in pairs.
+/// Distance between words in bytes: two cache lines, since CPUs fetch lines in pairs. So no two words share a pair.
 const WORD_STRIDE: usize = 128;
 /// Offset of the rings.
 const RINGS_AT: usize = 4096;
@@ -113,14 +114,14 @@ impl Memory {
     pub(crate) fn map(fd: &OwnedFd) -> Result<Memory, MappingError> {
         let system = |doing| move |errno: Errno| MappingError::Io { doing, source: errno.into() };
         units::supported().map_err(MappingError::Unsupported)?;
-        // A descriptor without seals is not a memory.
+        // A descriptor that cannot report seals is not that of a ring memory.
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL) {
             return Err(MappingError::Foreign(
                 "the rings are not sealed and could be truncated while in use".into(),
             ));
         }
-        // After reading the seals: a size read before them could be outdated by a truncation.
+        // The size is read after the seals: a size read before them could be outdated by a truncation.
         let stat = rustix::fs::fstat(fd).map_err(system("inspect the rings"))?;
         if stat.st_size as u64 != SIZE {
             return Err(MappingError::Foreign(format!("the rings have {} bytes, not {SIZE}", stat.st_size)));
@@ -175,7 +176,7 @@ pub(crate) struct Mapped {
 impl Mapped {
     /// Reads the pending bell bytes. Returns false if the other side has hung up.
     pub(super) fn is_connected(&self) -> bool {
-        // The bell rings once per wish, so an honest peer never leaves more.
+        // The bell rings once per wish, so an honest peer never leaves more bytes than this.
         for _ in 0..BELLS_AT_A_TIME {
             let mut byte = [0; 1];
             match rustix::net::recv(&self.socket, &mut byte, RecvFlags::DONTWAIT) {
@@ -242,7 +243,7 @@ impl Shared for Mapped {
     }
 
     fn ring(&self) {
-        // If sending fails, enough bytes are queued to wake the other side, or it is gone.
+        // Sending fails if the socket is full or the other side is gone. In both cases no byte is needed.
         let _rung_already = rustix::net::send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }

@@ -1,5 +1,5 @@
-//! Tests of two ends over real memory, over memory that changes arbitrarily, and under a scheduler that may switch
-//! threads at each access.
+//! Tests of two ends, over three kinds of memory: real memory, memory that changes arbitrarily, and memory at whose
+//! every access a scheduler may switch threads.
 
 use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Shared, Side, Unit, Word, make};
@@ -113,7 +113,7 @@ struct Scribbled {
     words: [Cell<u64>; 6],
     bytes: RefCell<Vec<u8>>,
     draws: RefCell<Draws>,
-    /// One access in `rarely` finds something changed.
+    /// One access in `rarely` finds that something has changed.
     rarely: u64,
     rings: Cell<u64>,
 }
@@ -208,7 +208,7 @@ fn arbitrary_peer_writes_only_end_the_connection() {
         let mut buffer = Buffer::new();
         let (mut engine, mut client) = (End::new(Side::Engine), End::new(Side::Client));
         for _ in 0..200 {
-            // The client produces frames that can be damaged; its own fate does not matter.
+            // The client only produces frames to be damaged; whether its own end survives does not matter.
             let (end, is_engine) =
                 if draws.below(2) == 0 { (&mut engine, true) } else { (&mut client, false) };
             let done = match draws.below(4) {
@@ -284,7 +284,7 @@ fn a_frame_beyond_the_published_bytes_is_foreign() {
 /// Memory in which each access to a word is a scheduling point, with bells that a thread can wait for.
 struct Stepped {
     words: [shuttle::sync::atomic::AtomicU64; 6],
-    /// Not a scheduling point: frames are read only after they are published.
+    /// Access to the bytes is no scheduling point: frames are read only after they are published.
     bytes: Arc<Mutex<Vec<u8>>>,
     bells: [(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar); 2],
 }
@@ -293,7 +293,7 @@ struct Stepped {
 struct View {
     stepped: Arc<Stepped>,
     side: Side,
-    /// If set, a wish reaches memory only after the next load, as on a CPU that delays stores.
+    /// If true, a wish reaches memory only after the next load, as on a CPU that delays stores.
     is_late: bool,
     late: Cell<Option<(Word, u64)>>,
 }

@@ -802,8 +802,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         match (entry.kind, step) {
             (EntryKind::Chain | EntryKind::Call, 1) if is_greedy => {
-                // The session exceeds its share: the client is told that the request did not run, instead of waiting
-                // for it.
+                // The session keeps too much. The client is told that the request did not run, and need not wait.
                 self.counters.refused += 1;
                 slot.begin(entry.number, &mut self.pool);
                 slot.void(&mut self.pool);

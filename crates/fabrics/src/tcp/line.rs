@@ -17,7 +17,7 @@ pub type TcpLine = StreamLine<Plain>;
 /// A client's end of a stream.
 pub struct StreamLine<W> {
     stream: TcpStream,
-    /// Watches the stream for the events needed now.
+    /// An epoll instance that watches the stream for the events needed now.
     poll: OwnedFd,
     state: RefCell<State<W>>,
 }

@@ -1,9 +1,9 @@
 //! Sessions over TCP: a client has one connection, to one of the node's engines.
 //!
-//! Each datagram of a session becomes one frame: `| bytes u32 |` and that number of bytes. A connection delivers each
-//! frame once and in order, or it breaks and ends the session. So nothing is retransmitted, and frames have no
-//! checksum. All frames of one turn are written in one system call. Frames travel through the stream in the clear
-//! ([`Plain`]) or over TLS ([`tls`]).
+//! Each datagram of a session becomes one frame: `| bytes u32 |`, then that number of bytes. A connection delivers each
+//! frame once and in order, until it breaks and the session ends. So nothing is retransmitted, and frames have no
+//! checksum. All frames of one round of the client core are written in one system call. Frames travel through the
+//! stream in the clear ([`Plain`]) or over TLS ([`tls`]).
 
 mod line;
 mod port;
@@ -54,9 +54,9 @@ impl std::fmt::Display for End {
     }
 }
 
-/// Conversion between frames and the bytes of a stream, at one side of a connection.
+/// One side's conversion between frames and the bytes of a stream.
 pub trait Wire: Send {
-    /// Whether frames may be exchanged. False during a handshake.
+    /// Whether the connection may carry frames. False during a handshake.
     fn is_ready(&self) -> bool;
 
     /// Queues a frame for sending.
@@ -71,12 +71,12 @@ pub trait Wire: Send {
     /// Number of queued bytes that the stream has not yet accepted.
     fn unwritten(&self) -> usize;
 
-    /// Whether a received frame waits in memory, which epoll does not report.
+    /// Whether a received frame waits in memory. Epoll does not report such a frame.
     fn has_frame(&self) -> bool {
         false
     }
 
-    /// Called when the connection has been idle for a while. Frees empty buffers.
+    /// Called when the connection has been idle for a while, to free buffers that are empty.
     fn rest(&mut self);
 
     /// Passes the next frame, or the next few, to `take`; reads from the stream at most once. `buffer` has 128 KiB.
@@ -143,8 +143,8 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Appends bytes with `write`, given space for `len` bytes. `write` returns the number of bytes written, or the
-    /// number it needs as an error.
+    /// Appends the bytes that `write` produces into a space of at least `len` bytes. `write` returns the number of
+    /// bytes produced. If the space is too small, `write` returns the required size as an error.
     #[cfg(feature = "tls")]
     fn extend(&mut self, len: usize, mut write: impl FnMut(&mut [u8]) -> Result<usize, usize>) {
         let before = self.bytes.len();
@@ -167,7 +167,7 @@ impl Outbox {
         self.bytes.len() - self.sent
     }
 
-    /// Writes as much as the stream accepts.
+    /// Writes bytes until none are left or the stream accepts no more.
     fn flush(&mut self, mut stream: impl Write) -> Result<(), End> {
         while self.len() > 0 {
             match stream.write(&self.bytes[self.sent..]) {
@@ -180,7 +180,7 @@ impl Outbox {
         }
         self.sent = 0;
         self.bytes.clear();
-        // Frees the memory that one burst needed.
+        // After a burst, frees the memory that only the burst needed.
         self.bytes.shrink_to(READ_MAX);
         Ok(())
     }
@@ -197,13 +197,14 @@ struct Inbox {
     bytes: Vec<u8>,
     /// Number of bytes already passed on.
     consumed: usize,
-    /// Whether the rest contains a complete frame.
+    /// Whether the bytes not yet passed on contain a complete frame.
     has_frame: bool,
 }
 
 impl Inbox {
-    /// Passes on the next frame only, so that its response leaves while the peer handles the responses to the previous
-    /// one. Reads once if no frame is complete. `buffer` has [`READ_MAX`] bytes. Returns false if nothing was received.
+    /// Passes on the next frame only, so that the response to it leaves while the peer handles the response to the
+    /// previous frame. Reads once if no frame is complete. `buffer` has [`READ_MAX`] bytes. Returns false if nothing
+    /// was received.
     fn receive(
         &mut self,
         stream: impl Read,
@@ -217,7 +218,7 @@ impl Inbox {
             self.consumed += bytes.len() - rest.len();
             self.has_frame = next_frame(rest)?.is_some();
             if !self.has_frame {
-                // Only an incomplete frame may stay for long.
+                // Complete frames were passed on, so that only an incomplete one may stay for long.
                 self.bytes.drain(..self.consumed);
                 self.consumed = 0;
                 self.bytes.shrink_to(0);
@@ -235,8 +236,8 @@ impl Inbox {
         Ok(true)
     }
 
-    /// Reads once into `buffer`, after the bytes kept before. Returns the total number of bytes in `buffer`, or `None`
-    /// if nothing was received.
+    /// Copies the bytes kept before to `buffer`, and reads once after them. Returns the total number of bytes in
+    /// `buffer`, or `None` if nothing was received.
     fn read(&self, mut stream: impl Read, buffer: &mut [u8]) -> Result<Option<usize>, End> {
         let held = self.bytes.len() - self.consumed;
         buffer[..held].copy_from_slice(&self.bytes[self.consumed..]);
@@ -248,7 +249,7 @@ impl Inbox {
         }
     }
 
-    /// Passes on all frames that are complete with these bytes.
+    /// Passes on all frames that are complete now that `bytes` have arrived.
     #[cfg(feature = "tls")]
     fn feed(&mut self, bytes: &[u8], take: impl FnMut(&[u8])) -> Result<(), End> {
         if self.bytes.is_empty() {
@@ -300,8 +301,8 @@ fn next_frame(bytes: &[u8]) -> Result<Option<FrameAndRest<'_>>, End> {
     Ok(after.split_at_checked(len))
 }
 
-/// First bytes of a TLS alert, with which a TLS peer responds to other protocols. As a length they exceed that of any
-/// frame.
+/// First bytes of a TLS alert, which a TLS peer sends to a peer of another protocol. Read as a frame's length, they
+/// exceed the maximum.
 const ALERT: [u8; 3] = [21, 3, 3];
 const _: () = assert!(u32::from_le_bytes([21, 3, 3, 0]) as usize > DATAGRAM_MAX);
 

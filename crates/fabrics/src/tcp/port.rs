@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Maximum number of bytes that wait for a peer to read them.
+/// Maximum number of bytes that are kept for a peer until it reads them.
 pub(super) const OUTBOX_MAX: usize = 4 << 20;
 /// Length of the listener's backlog.
 const BACKLOG: i32 = 1024;
@@ -39,7 +39,7 @@ pub(crate) struct Client<W> {
 }
 
 impl TcpPort {
-    /// Creates ports for `engines` engines at one address. The system distributes connections among them.
+    /// Creates a port at one address for each of `engines` engines. The system distributes connections among the ports.
     ///
     /// # Errors
     /// The system's: the address is not of this machine, or is in use.
@@ -49,14 +49,14 @@ impl TcpPort {
 }
 
 impl<W: Wire> StreamPort<W> {
-    /// Like [`TcpPort::bind`], with a wire from `wire` for each connection.
+    /// Like [`TcpPort::bind`], but calls `wire` for the wire of each connection.
     pub(super) fn bind_with(
         address: SocketAddr,
         engines: usize,
         wire: impl Fn() -> W + Clone + Send + 'static,
     ) -> std::io::Result<Vec<StreamPort<W>>> {
-        // Sockets that share a port also share it with any other socket of this user, such as a second node's. So bind
-        // it exclusively first.
+        // With shared use of a port, the system would also admit any other socket of this user, such as a second
+        // node's. So a first, exclusive bind makes sure that nobody uses the port.
         let alone = listen(address, false)?;
         let address = alone.local_addr()?;
         drop(alone);
@@ -104,8 +104,8 @@ impl<W: Wire> Connecting for StreamPort<W> {
         (&mut self.connections, &mut self.buffer)
     }
 
-    /// Accepts waiting connections, but only a few at a time, so that a crowd does not delay the others. If connections
-    /// begin with a handshake, accepts no more than are read at a time. The rest stays in the backlog.
+    /// Accepts waiting connections, but only a few at a time, so that a crowd does not delay the existing ones. If
+    /// connections begin with a handshake, accepts only as many as are read at a time. The others stay in the backlog.
     fn accept(&mut self) {
         let mut newcomers = 0;
         for _ in 0..ACCEPTS_PER_POLL {
@@ -135,7 +135,7 @@ impl<W: Wire> Connecting for StreamPort<W> {
         }
     }
 
-    // After running out of descriptors, only time helps.
+    // After the system ran out of descriptors, nothing reports that one is free: accepting resumes after a pause.
     fn resumes_in(&self) -> Option<Duration> {
         self.full_until.map(|until| until.saturating_duration_since(Instant::now()))
     }

@@ -1,12 +1,13 @@
 //! TLS between the stream and the frames: nobody on the path can read or change the traffic, and the client
 //! authenticates the node.
 //!
-//! Only version 1.3, by `rustls`, which converts bytes to bytes: it has no socket and never blocks. A client completes
-//! the handshake while it connects. At a port the handshake proceeds when epoll reports the connection, for a few
-//! connections at a time. A connection that does not complete it has no session, and is closed like others without one.
+//! Only TLS 1.3 is used, by `rustls`, which converts bytes to bytes: it has no socket and never blocks. A client
+//! completes the handshake while it connects. At a port, a handshake proceeds when epoll reports its connection, for a
+//! few connections at a time. A connection whose handshake does not complete gets no session, and is closed like every
+//! connection without one.
 //!
-//! Invariant: the frames of one turn leave in the smallest number of records, in one write.
-//! Invariant: nothing is kept of a session after its end: each session has its own keys.
+//! Invariant: the frames of one round of the client core leave in the smallest number of records, in one write.
+//! Invariant: when a TLS session has ended, nothing of it is kept: each has its own keys.
 //! Invariant: no frame is passed on or sent before the handshake is complete.
 
 use super::line::{CONNECT_WAIT, dial};
@@ -24,7 +25,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The application protocol, so that a node's certificate is valid for nothing else.
+/// The application protocol (ALPN), which prevents the use of a connection for any other protocol.
 const ALPN: &[u8] = b"farside";
 /// Maximum payload of a record in bytes.
 const RECORD_MAX: usize = 16 * 1024;
@@ -40,7 +41,7 @@ const _: () = assert!(READ_MAX > 2 * HELD_MAX, "an incomplete record leaves spac
 #[derive(Clone)]
 pub struct Identity(Arc<ServerConfig>);
 
-/// An identity that was loaded again differs.
+/// Two identities are equal only if one is a clone of the other, not if both were loaded from one file.
 impl PartialEq for Identity {
     fn eq(&self, other: &Identity) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -153,7 +154,7 @@ impl HostName {
     }
 }
 
-/// Why there is no TLS connection. The message names a remedy. No readable data was sent.
+/// Why there is no TLS connection. The message names a remedy. Nothing was sent that an observer could read.
 #[derive(Debug)]
 pub enum ConnectError {
     /// The connection could not be established.
@@ -264,7 +265,7 @@ impl TlsLine {
 pub type TlsPort = StreamPort<Tls<UnbufferedServerConnection>>;
 
 impl TlsPort {
-    /// Creates ports for `engines` engines at one address, with the certificate of `identity`.
+    /// Creates a port at one address for each of `engines` engines, with the certificate of `identity`.
     ///
     /// # Errors
     /// The system's: the address is not of this machine, or is in use.
@@ -279,7 +280,7 @@ impl TlsPort {
 
 /// One side's half of the TLS protocol.
 pub trait Session: Send {
-    /// The library's data type for that side.
+    /// The library's type parameter for that side.
     type Data;
 
     /// Processes records; returns the next step to take.
@@ -337,8 +338,8 @@ impl<S: Session> Tls<S> {
         }
     }
 
-    /// Processes `records` as far as possible. Returns the number of bytes consumed. Also encrypts queued frames once
-    /// the handshake is complete.
+    /// Processes `records` until more input is needed. Returns the number of bytes consumed. Once the handshake is
+    /// complete, also encrypts queued frames.
     fn advance(&mut self, records: &mut [u8], mut take: impl FnMut(&[u8])) -> (usize, Result<(), End>) {
         let mut consumed = 0;
         loop {
@@ -352,7 +353,7 @@ impl<S: Session> Tls<S> {
         }
     }
 
-    /// Takes one step of the protocol. Returns false if the next one needs more input.
+    /// Takes one step of the protocol. Returns false if the next step needs more input.
     fn step(&mut self, records: &mut [u8], take: &mut impl FnMut(&[u8])) -> (usize, Result<bool, End>) {
         let Tls { session, frames, plain, outbox, .. } = self;
         let UnbufferedStatus { mut discard, state } = session.process(records);
@@ -420,7 +421,7 @@ impl<S: Session> Wire for Tls<S> {
 
     fn flush(&mut self, stream: &TcpStream) -> Result<(), End> {
         if !self.plain.is_empty() || !self.is_ready() {
-            // The kept bytes were processed on arrival, and are incomplete.
+            // The kept bytes were already processed on arrival, and are incomplete without further ones.
             let mut kept = std::mem::take(&mut self.records.bytes);
             let mut is_late = false;
             let (consumed, advanced) = self.advance(&mut kept, |_| is_late = true);
@@ -457,7 +458,7 @@ impl<S: Session> Wire for Tls<S> {
         let rest = &mut records[consumed..];
         if let Err(end) = advanced {
             if let End::Tls(_) = end {
-                // Sends the alert with the reason to the peer.
+                // One more step encodes the alert that tells the peer the reason.
                 let (_, _as_before) = self.step(rest, &mut take);
                 let _unheard = self.outbox.flush(stream);
             }
@@ -467,7 +468,7 @@ impl<S: Session> Wire for Tls<S> {
             return Err(End::Foreign);
         }
         self.records.keep(rest);
-        // Sends handshake responses, and frames that waited for its completion.
+        // This sends handshake responses, and the frames that waited for the end of the handshake.
         self.outbox.flush(stream)?;
         Ok(true)
     }
@@ -529,7 +530,7 @@ mod tests {
         }
     }
 
-    /// The frames that one end receives when the other sends `frames`.
+    /// Returns the frames that one end receives when the other sends `frames`.
     fn carried<A: Session, B: Session>(
         (from, out): &mut (Tls<A>, TcpStream),
         (to, into): &mut (Tls<B>, TcpStream),

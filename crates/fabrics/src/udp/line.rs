@@ -16,7 +16,7 @@ pub struct UdpLine {
     udp: UdpSocket,
     end: RefCell<End>,
     node: SocketAddr,
-    /// Includes the overhead of a seal.
+    /// Maximum size of a datagram, including the overhead of a seal.
     datagram_max: usize,
     overhead: usize,
 }
@@ -30,7 +30,8 @@ struct End {
 }
 
 impl UdpLine {
-    /// Creates a line to the node at `node`, sealed with `shared`, or in the clear. Sends nothing.
+    /// Creates a line to the node at the address `node`, sealed with `shared`, or in the clear if that is absent. Sends
+    /// nothing.
     ///
     /// # Errors
     /// The system's: no route, or no descriptor for another socket.
@@ -61,10 +62,12 @@ impl UdpLine {
         Ok(UdpLine { udp, end: RefCell::new(end), node, datagram_max, overhead })
     }
 
-    /// Decides whether an error ends the line. Most errors concern a lost datagram, which is retransmitted.
+    /// Decides whether an error ends the line. Most errors only mean that a datagram was lost, which is then
+    /// retransmitted.
     fn judge(&self, error: std::io::Error) -> Result<(), Broken> {
         match error.kind() {
-            // Only this machine can report that for a loopback address. For other addresses anyone could forge it.
+            // For a loopback address, only this machine can report the error. For other addresses, anyone could forge
+            // the report.
             ErrorKind::ConnectionRefused if self.node.ip().is_loopback() => {
                 Err(Broken(format!("no node serves at udp://{}", self.node)))
             }
@@ -87,7 +90,7 @@ impl Line for UdpLine {
     }
 
     fn inbound_bytes(&self) -> usize {
-        // The other half is the system's overhead.
+        // Half of the buffer is counted: the system's overhead takes the other half.
         self.end.borrow().socket.inbound_bytes() / 2
     }
 

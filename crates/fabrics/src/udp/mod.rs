@@ -1,10 +1,13 @@
-//! Datagram sessions over UDP: each client has one socket, each engine has one, and the system distributes clients to
-//! engines by their addresses.
+//! Datagram sessions over UDP. Each client and each engine has one socket. The system distributes clients to engines by
+//! the clients' addresses.
 //!
 //! On loopback a datagram is large and holds the requests of many tasks, so one system call sends them all. On a
-//! network a datagram fits in the path's MTU, and the system's segmentation (GSO, GRO) sends and receives many at once.
-//! If node and client share a token, [`seal`] prevents others from reading, changing or forging datagrams
-//! ([0015](../../../../docs/decisions/0015-sealed-datagrams.md)). Without a token, anyone on the path can do so.
+//! network a datagram fits in the path's MTU, and one system call sends or receives many datagrams by the system's
+//! segmentation (GSO, GRO).
+//!
+//! If node and client share a token, [`seal`] prevents others on the path from reading, changing or forging datagrams
+//! ([0015](../../../../docs/decisions/0015-sealed-datagrams.md)). Without a token, anyone on the path can do all of
+//! that.
 
 mod line;
 mod port;
@@ -55,7 +58,7 @@ pub fn segments() -> std::io::Result<(usize, usize)> {
     Ok((state.max_gso_segments(), state.gro_segments()))
 }
 
-/// Size of each receive slot in bytes.
+/// Size in bytes of the buffer for one receive.
 const PLACE: usize = 64 * 1024;
 
 impl Socket {
@@ -80,7 +83,7 @@ impl Socket {
         rustix::net::sockopt::socket_recv_buffer_size(&self.udp).unwrap_or(PLACE)
     }
 
-    /// Sends a datagram to `to`, or to the connected address; at the latest on the next [`Socket::flush`].
+    /// Sends a datagram to `to`, or to the connected address if absent; on the next [`Socket::flush`], or earlier.
     fn send(&mut self, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
         match self.segmentation {
             Some(_) => self.write(to, datagram.len(), |out| out.extend_from_slice(datagram)),
@@ -101,7 +104,7 @@ impl Socket {
             return send_one(&self.udp, to, &self.out);
         };
         let Segmentation { out, segment, to: before, .. } = &mut **segmentation;
-        // A shorter datagram is the last of a segmented send.
+        // In one segmented send all datagrams have the same size, except a shorter last one.
         let goes_along = *before == to
             && len <= *segment
             && out.len().is_multiple_of(*segment)
@@ -151,7 +154,8 @@ impl Socket {
         mut take: impl FnMut(SocketAddr, &mut [u8]),
     ) -> std::io::Result<bool> {
         let Some(segmentation) = &mut self.segmentation else {
-            // One at a time: it holds the requests of many tasks, and the peer waits for the responses.
+            // On loopback one datagram is received per call: it holds the requests of many tasks, and the peer waits
+            // for the responses.
             return match self.udp.recv_from(buffer) {
                 Ok((len, from)) => {
                     take(from, &mut buffer[..len]);
@@ -186,7 +190,7 @@ fn send_one(udp: &UdpSocket, to: Option<SocketAddr>, datagram: &[u8]) -> std::io
     .map(drop)
 }
 
-/// Treats "nothing received" as success.
+/// Returns success if the error means that nothing was received.
 fn nothing_more(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),

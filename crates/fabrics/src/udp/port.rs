@@ -25,13 +25,13 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// Creates ports for `engines` engines at one address. The system distributes clients among them.
+    /// Creates a port at one address for each of `engines` engines. The system distributes clients among the ports.
     ///
     /// # Errors
     /// The system's: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<UdpPort>> {
-        // Sockets that share a port also share it with any other socket of this user, such as a second node's. So bind
-        // it exclusively first.
+        // With shared use of a port, the system would also admit any other socket of this user, such as a second
+        // node's. So a first, exclusive bind makes sure that nobody uses the port.
         let alone = socket(address, false)?;
         let address = alone.local_addr()?;
         drop(alone);
@@ -44,7 +44,7 @@ impl UdpPort {
             .collect()
     }
 
-    /// Returns this port restricted to datagrams that are sealed with a secret. `find` looks up secrets by name.
+    /// Returns this port restricted to datagrams sealed with a secret. `find` returns the secret with a given name.
     #[must_use]
     pub fn sealed_by(self, find: Box<Find>) -> UdpPort {
         UdpPort { seal: Some(Seal::new(find, Box::new(random))), ..self }
@@ -99,7 +99,7 @@ impl Port for UdpPort {
                 Arrived::Nothing => {}
             }),
         };
-        // An error concerns one datagram or one departed client; lost datagrams are retransmitted.
+        // An error is ignored: it concerns one lost datagram, which is retransmitted, or one client that has left.
         Ok(received.unwrap_or(false))
     }
 

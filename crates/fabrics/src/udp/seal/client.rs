@@ -1,9 +1,10 @@
 //! A client's end: sends greetings until one is accepted, then seals and opens datagrams.
 //!
-//! A restarted node does not know the connection, and anyone could forge an unsealed report of that. So if a PING gets
-//! no response, the next PING is also sent in a greeting, whose response is sealed.
+//! After a restart, a node does not know the connection, and the client could not believe a report of that: anyone
+//! could forge an unsealed one. So if a PING gets no response, the next PING is also sent in a greeting. The response
+//! to a greeting is sealed.
 //!
-//! Invariant: an unsealed datagram can refuse a greeting, and has no other effect.
+//! Invariant: the only effect of an unsealed datagram is to refuse a greeting.
 
 use super::{
     ACCEPT_CLEAR, GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD,
@@ -20,7 +21,7 @@ pub struct Client {
     random: Box<dyn FnMut() -> Random>,
     greeting: Greeting,
     connection: Option<Connection>,
-    /// A greeting that asks whether the node has restarted.
+    /// A greeting that was sent to find out whether the node has restarted.
     question: Option<Greeting>,
     /// Number of PINGs since the last datagram from the node.
     pings: u32,
@@ -29,7 +30,8 @@ pub struct Client {
 
 struct Connection {
     number: u32,
-    /// The node's random bytes. After a restart of the node, another connection may have the same number.
+    /// The random bytes of the node. They identify the connection: after a restart of the node, another one may have
+    /// its number.
     node: Random,
     sealer: Sealer,
     opener: Opener,
@@ -65,8 +67,8 @@ impl Client {
         }
     }
 
-    /// Whether a datagram must also be sent by [`Client::seal_in_greeting`], because it repeats a question that got no
-    /// response on the connection. Call it once per datagram.
+    /// Whether a datagram must also be sent by [`Client::seal_in_greeting`]: it is a PING, and an earlier one got no
+    /// response on the connection. Call this once per datagram.
     pub fn needs_greeting(&mut self, datagram: &[u8]) -> bool {
         let is_question = self.connection.is_some() && packet::is(datagram, packet::Kind::Ping);
         self.pings += u32::from(is_question);
@@ -79,7 +81,8 @@ impl Client {
         question.seal(&self.shared, datagram, out);
     }
 
-    /// Opens a received datagram in place. Returns a refusal unchanged.
+    /// Opens a received datagram in place. Returns an unsealed refusal unchanged, and `None` if the datagram was not
+    /// opened.
     pub fn open<'a>(&mut self, bytes: &'a mut [u8]) -> Option<&'a [u8]> {
         if !is_sealed(bytes) {
             let may_be = self.connection.is_none() && packet::is(bytes, packet::Kind::Refused);
@@ -141,7 +144,8 @@ impl Greeting {
         Greeting { random, sealer: Sealer::new(shared.greeting(&random)) }
     }
 
-    /// Appends a greeting with a datagram whose bytes beyond a greeting's space are zeros, like those of a HELLO.
+    /// Appends a greeting that contains a datagram. Any bytes beyond the greeting's space must be zeros, like those of
+    /// a HELLO.
     fn seal(&mut self, shared: &Shared, datagram: &[u8], out: &mut Vec<u8>) {
         let said = datagram.len() - datagram.iter().rev().take_while(|&&byte| byte == 0).count();
         assert!(said + 2 <= GREETING_SEALED, "a greeting holds a HELLO with the longest token");
@@ -159,7 +163,7 @@ impl Greeting {
         });
     }
 
-    /// Derives the connection from an ACCEPT; returns also its datagram.
+    /// Derives the connection's keys from an ACCEPT. Returns the connection, and the datagram that the ACCEPT contains.
     fn accept<'a>(&self, shared: &Shared, bytes: &'a mut [u8]) -> Result<(Connection, &'a [u8]), Unopened> {
         if bytes.len() < ACCEPT_CLEAR + TAG {
             return Err(Unopened::Forged);

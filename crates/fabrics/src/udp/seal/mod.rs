@@ -1,5 +1,5 @@
-//! Sealed datagrams, which nobody on the path can read, change or forge. The seal is below sessions, which are unaware
-//! of it.
+//! Sealed datagrams, which nobody on the path can read, change or forge. Sessions run on top and do not know of the
+//! seal.
 //!
 //! [`client`] is a client's end, and [`node`] an engine's end with all its clients; both work without sockets. A client
 //! and the node share a token. All keys derive from [`Shared`], the secret that both compute from the token.
@@ -11,24 +11,25 @@
 //!   DATA      | sealed: datagram | tag 16 |
 //! ```
 //!
-//! All numbers are little-endian. A client sends its random bytes in a GREETING. The node adds its own random bytes in
-//! ACCEPT, and sends ACCEPTs until it receives DATA, which proves that the client has them.
+//! All numbers are little-endian. A client sends its random bytes in a GREETING. The node adds random bytes of its own
+//! in an ACCEPT. It sends ACCEPTs until it receives a DATA, which proves that the client has the node's random bytes.
 //!
 //! - The greeting is sealed with a key derived from the secret and the client's random bytes. Everything else is sealed
 //!   with keys derived from the secret and both random values, one key per direction.
-//! - The counter is the nonce of the seal. The clear part is authenticated as well.
+//! - The counter is the nonce of the cipher. The clear part is authenticated as well.
 //! - `name` identifies the token and reveals nothing else about it.
 //! - `nonce` is that of the session's HELLO. A refusal is not sealed; it repeats the nonce to prove that its sender has
 //!   seen the greeting.
 //!
-//! Version 1 seals with AES-256-GCM and derives keys with HKDF-SHA-256. Magic, version, kind and nonce have the same
-//! place in all versions, so that two versions can report the mismatch to each other.
+//! Version 1 seals with AES-256-GCM and derives keys with HKDF-SHA-256. The fields `magic`, `version`, `kind` and
+//! `nonce` have the same place in all versions, so that two versions can report the mismatch to each other.
 //!
 //! Invariants:
 //! - No key seals two datagrams with the same counter, and no key seals more than 2^32 datagrams.
-//! - A datagram is accepted only if it is unchanged, and only once. The exception is a greeting that is replayed after
-//!   its connection was forgotten: the response is sealed with keys that the replayer does not have.
-//! - The memory used for strangers is bounded, and is zero until they have proved that they know a token.
+//! - A datagram is accepted only if it is unchanged, and only once. There is one exception: after a connection was
+//!   forgotten, a replay of its greeting is accepted. The response is sealed with keys that the replayer does not have.
+//! - The memory used for senders without a session is bounded. It is zero until they have proved that they know a
+//!   token.
 
 pub mod client;
 pub mod node;
@@ -47,7 +48,7 @@ pub const MAGIC: u16 = u16::from_le_bytes(*b"Fx");
 pub const VERSION: u8 = 1;
 /// Number of bytes that a seal adds to a datagram of a connection.
 pub const OVERHEAD: usize = HEADER + TAG;
-/// Size of a greeting in bytes: the minimum that every path must carry, so that no response is larger.
+/// Size of a greeting in bytes: the size that every path must carry. No response to a greeting is larger.
 pub const GREETING: usize = crate::session::DATAGRAM_MIN;
 
 const HEADER: usize = size_of::<Header>();
@@ -59,8 +60,9 @@ const GREETING_SEALED: usize = GREETING - GREETING_CLEAR - TAG;
 /// Size of the clear part of an ACCEPT.
 const ACCEPT_CLEAR: usize = HEADER + RANDOM;
 const RANDOM: usize = 32;
-/// Number of datagrams sealed per key of a direction, as a power of two. With 24 KiB each, they are fewer than 2^43
-/// blocks. An observer of all of them can distinguish them from random bytes with a probability of less than 2^-43.
+/// Maximum number of datagrams sealed with one key of a direction, as a power of two. With 24 KiB each, these are fewer
+/// than 2^43 blocks. An observer of all of them can distinguish them from random bytes with a probability of less than
+/// 2^-43.
 const EPOCH_BITS: u32 = 32;
 const _: () = assert!(HEADER == 16 && OVERHEAD == 32 && GREETING_CLEAR == 64);
 
@@ -108,7 +110,8 @@ impl Header {
         }
     }
 
-    /// Decodes the header of a datagram that is marked as this version and long enough to be sealed.
+    /// Decodes the header of a datagram. Returns `None` if the datagram has another version, or is too short to be
+    /// sealed.
     fn decode(bytes: &[u8]) -> Option<Header> {
         let (header, rest) = Header::read_from_prefix(bytes).ok()?;
         (header.magic.get() == MAGIC && header.version == VERSION && rest.len() >= TAG).then_some(header)
@@ -119,7 +122,7 @@ impl Header {
     }
 }
 
-/// Whether a datagram is marked as sealed.
+/// Whether the first bytes of a datagram say that it is sealed.
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC.to_le_bytes())
 }
@@ -142,7 +145,7 @@ impl Shared {
         Shared(bytes)
     }
 
-    /// An identifier for use in the clear. It reveals nothing about the secret.
+    /// Returns an identifier of the secret for use in the clear. It reveals nothing else about the secret.
     pub fn name(&self) -> u64 {
         let mut name = [0; 8];
         let prk = self.extract(&[]);
@@ -157,12 +160,12 @@ impl Shared {
         Salt::new(HKDF_SHA256, salt).extract(&self.0)
     }
 
-    /// Key of a greeting with these random bytes.
+    /// Returns the key of a greeting with these random bytes.
     fn greeting(&self, client: &Random) -> Keys {
         Keys::new(self.extract(client), b"farside udp greeting")
     }
 
-    /// Keys of a connection: to the node, and to the client.
+    /// Returns the keys of a connection: first that of the direction to the node, then that to the client.
     fn connection(&self, client: &Random, node: &Random) -> [Keys; 2] {
         let prk = self.extract(&[*client, *node].concat());
         [Keys::new(prk.clone(), b"farside udp to the node"), Keys::new(prk, b"farside udp to the client")]
@@ -175,7 +178,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// An output length of HKDF.
+/// A number of bytes to be derived, as HKDF takes it.
 struct Bytes(usize);
 
 impl KeyType for Bytes {
@@ -265,7 +268,7 @@ enum Unopened {
 /// Opens the datagrams of one direction.
 struct Opener {
     keys: Keys,
-    /// The previous key, for datagrams that were overtaken.
+    /// The previous key, for datagrams that later ones have overtaken.
     before: Option<LessSafeKey>,
     window: Window,
 }
@@ -275,8 +278,8 @@ impl Opener {
         Opener { keys, before: None, window: Window::default() }
     }
 
-    /// Opens a datagram in place, of which the first `clear` bytes are in the clear. Malformed datagrams count as
-    /// forged. The bytes of a datagram that is not opened may be changed.
+    /// Opens a datagram in place. Its first `clear` bytes are in the clear. A malformed datagram counts as forged. If a
+    /// datagram is not opened, its bytes may have been changed.
     fn open<'a>(&mut self, bytes: &'a mut [u8], clear: usize) -> Result<&'a mut [u8], Unopened> {
         let counter = Header::decode(bytes).ok_or(Unopened::Forged)?.counter.get();
         if bytes.len() < clear + TAG {

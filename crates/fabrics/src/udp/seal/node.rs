@@ -1,12 +1,12 @@
 //! An engine's end of all its sealed connections.
 //!
-//! A greeting that opens creates a connection. The same greeting again finds that connection if it comes from the same
-//! address, and is ignored otherwise. A connection without a session is forgotten after [`STRANGER_WAIT`], with its
-//! keys, or earlier if there are too many.
+//! A greeting that can be opened creates a connection. If the same greeting comes again, it belongs to that connection
+//! if it comes from the same address, and is ignored otherwise. A connection without a session is forgotten, with its
+//! keys, after [`STRANGER_WAIT`], or earlier if there are too many.
 //!
 //! Invariant: there are at most [`CONNECTIONS_MAX`] connections, and one with a session is never forgotten.
-//! Invariant: a sender whose greeting does not open gets a response smaller than the greeting, at a cost independent of
-//! what was wrong.
+//! Invariant: a greeting that cannot be opened gets a response smaller than itself. The cost of handling it does not
+//! depend on what is wrong with it.
 
 use super::{
     GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD, Opener, RANDOM,
@@ -33,15 +33,16 @@ type Draw = dyn FnMut() -> Random + Send;
 pub struct Node {
     find: Box<Find>,
     random: Box<Draw>,
-    /// Used for unknown names, so that they take as long as known ones.
+    /// A secret used in place of one with an unknown name, so that an unknown name takes as long as a known one.
     decoy: Shared,
     places: Vec<Option<Box<Connection>>>,
     vacant: Vec<u16>,
-    /// Places of connections, by the random bytes of their greetings.
+    /// Index of each connection in the places, by the random bytes of its greeting.
     greeted: HashMap<Random, u16>,
-    /// Connections without a session, oldest first. May contain entries that are forgotten or have a session by now.
+    /// Connections without a session, oldest first. May also contain some that were forgotten or have got a session
+    /// since.
     strangers: VecDeque<(u32, Duration)>,
-    /// The datagram of the last greeting.
+    /// The datagram that the last greeting contained.
     said: Vec<u8>,
     dropped: Dropped,
 }
@@ -55,7 +56,7 @@ struct Connection {
     greetings: u64,
     /// Whether the client has proved that it has the keys.
     is_confirmed: bool,
-    /// Since when it has had no session, as of the last check.
+    /// Time of the check that first found the connection without a session; `None` if the last check found one.
     stranger_since: Option<Duration>,
     sealer: Sealer,
     opener: Opener,
@@ -66,7 +67,7 @@ struct Connection {
 pub enum Arrived<'a> {
     /// A datagram on this connection.
     Datagram(u32, &'a [u8]),
-    /// A greeting to be refused, sealed or not, with this nonce.
+    /// A greeting with this nonce that must be refused, sealed or not.
     Outsider(u64, Outsider),
     /// A datagram without any effect.
     Nothing,
@@ -141,7 +142,8 @@ impl Node {
         }
     }
 
-    /// Forgets connections that have had no session for [`STRANGER_WAIT`]. `known` are those with a session.
+    /// Forgets connections that have had no session for [`STRANGER_WAIT`]. `known` names the connections that have a
+    /// session.
     pub fn forget_strangers(&mut self, now: Duration, known: impl Iterator<Item = u32>) {
         let known: HashSet<u32> = known.collect();
         for connection in self.places.iter_mut().flatten() {
@@ -188,7 +190,7 @@ impl Node {
         if let Some(place) = again {
             let connection =
                 self.places[usize::from(place)].as_ref().expect("a connection in the map exists");
-            // A client that has proved its keys greets no more.
+            // A client that has proved that it has the keys sends no more greetings, so this one is a replay.
             if connection.peer != from || connection.is_confirmed || counter < connection.greetings {
                 return self.drop(Unopened::Replayed);
             }
@@ -220,7 +222,7 @@ impl Node {
         Arrived::Datagram(connection.number, &self.said)
     }
 
-    /// Creates a connection. Returns `None` if there are too many that may still be needed.
+    /// Creates a connection. Returns `None` if there are too many, and none of them may be forgotten.
     fn connect(&mut self, peer: SocketAddr, shared: &Shared, client: Random) -> Option<u16> {
         while self.connections() >= CONNECTIONS_MAX {
             if !self.forget_oldest() {
@@ -232,7 +234,8 @@ impl Node {
         if usize::from(place) == self.places.len() {
             self.places.push(None);
         }
-        // Differs, most likely, from the number of the previous connection here. 0 means no connection.
+        // The generation differs, most likely, from that of the previous connection in this place. It is not 0, since
+        // connection number 0 means none.
         let generation = u32::from(u16::from_le_bytes([node[0], node[1]]).max(1));
         let [to_node, to_client] = shared.connection(&client, &node);
         self.places[usize::from(place)] = Some(Box::new(Connection {

@@ -1,13 +1,14 @@
 //! Replay window: the set of counters received so far. Counters far below the highest one count as received.
 //!
-//! A ring of bitmap words, as in RFC 6479: advancing clears whole words, and shifts no bits.
+//! The set is a ring of bitmap words, as in RFC 6479: a higher counter clears whole words, and no bits are shifted.
+//!
 //! Invariant: a counter is new at most once.
 
 /// Number of counters per word.
 const WORD: u64 = u64::BITS as u64;
 /// Number of words, one of which is being filled.
 const WORDS: usize = 32;
-/// Maximum distance of a new counter below the highest one: how many datagrams can overtake another.
+/// Maximum distance of an acceptable counter below the highest one: by so many datagrams may another be overtaken.
 pub(super) const REACH: u64 = (WORDS as u64 - 1) * WORD;
 
 #[derive(Default)]
@@ -19,7 +20,7 @@ pub(super) struct Window {
 
 impl Window {
     pub(super) fn is_new(&self, counter: u64) -> bool {
-        // The maximum is never used, so that `next` cannot overflow.
+        // The maximum counter is never accepted, so that `next` cannot overflow.
         if counter >= self.next {
             return counter != u64::MAX;
         }
@@ -29,7 +30,7 @@ impl Window {
     /// Records a counter for which [`Window::is_new`] returned true.
     pub(super) fn note(&mut self, counter: u64) {
         if counter >= self.next {
-            // Words that the ring has passed now stand for newer counters.
+            // From here on, the words that the ring has passed stand for newer counters, so they are cleared.
             let words = (counter / WORD).saturating_sub(self.last() / WORD).min(WORDS as u64);
             for word in 0..words {
                 self.came[(counter / WORD - word) as usize % WORDS] = 0;
