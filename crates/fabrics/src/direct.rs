@@ -118,7 +118,7 @@ impl<M: Runs> Direct<M> {
         if !self.runner.enter() {
             return;
         }
-        let driver = self.driver.borrow().clone(); // An executor may poll it at once, which borrows it.
+        let driver = self.driver.borrow().clone(); // Cloned: `wake` may run code that borrows it.
         if let Some(driver) = driver {
             driver.wake();
         }
@@ -172,7 +172,7 @@ impl<M: Runs> Fabric for Direct<M> {
         // next await.
         self.runner.end_turn();
         if service != ServiceId::NODE {
-            self.enter(); // On `local` this thread runs the store's service, which follows pointers.
+            self.enter(); // On `local`, this thread runs the service, which follows pointers.
         }
         let called = timer::within(self.patience.get(), self.control.call(service, request, answer)).await;
         called.unwrap_or(Err(FabricError::Deadline { node, waited: self.patience.get() }))

@@ -2,9 +2,8 @@
 //!
 //! Invariant: unacknowledged request fragments take at most the granted credit. Half-sent requests of several fragments
 //! take at most the granted assembly space.
-//! Invariant: a slot takes a new request only after both of these:
-//! - the server has responded to the previous request, or has confirmed that it will never run;
-//! - the owner has released the reply.
+//! Invariant: a slot takes a new request only after two events: the owner has released the previous reply, and the
+//! server has responded to the previous request or has confirmed that it will never run.
 //! Invariant: each request is reported exactly once.
 //! Invariant: buffers that an abandoned chain allocated or held are retired after its outcome is known, and never
 //! before.

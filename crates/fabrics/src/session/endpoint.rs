@@ -231,7 +231,7 @@ impl<L: Line> Endpoint<L> {
     /// Returns a future that waits for the response to a request.
     #[inline]
     fn answer(&self, request: SlotRef) -> InFlight<'_, L> {
-        let driver = self.driver.borrow().clone(); // An executor may poll it at once, which borrows it.
+        let driver = self.driver.borrow().clone(); // Cloned: `wake` may run code that borrows it.
         if let Some(driver) = driver {
             driver.wake();
         }

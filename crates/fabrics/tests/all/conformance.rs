@@ -1,5 +1,5 @@
-//! Conformance tests: what every fabric must do, whichever side runs the chains and under any executor. A new fabric is
-//! one line here.
+//! Conformance tests: what every fabric must do, whichever side runs its chains, and under any executor. A new fabric
+//! is added here by one line.
 
 #[macro_use]
 mod suite;

@@ -1,5 +1,5 @@
-//! An endpoint whose node is silent for longer than the callers' time limit: each caller gets the outcome of its own
-//! request and of no other, whichever request has its slot by then.
+//! An endpoint whose node is silent for longer than the callers' time limit. Each caller must get the outcome of its
+//! own request and of no other, even if its slot has been given to another request since.
 
 use farside_fabrics::executor::Core;
 use farside_fabrics::session::answer;
@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_millis(40);
 const SILENCE: Duration = Duration::from_millis(100);
 const TASKS: u8 = 16;
 const CALLS: u8 = 8;
-/// Not all tasks can send at once, so that some requests fail unsent and their slots become free.
+/// Size of a request: so large that not all tasks can send at once. Some requests then fail unsent, and their slots
+/// become free.
 const REQUEST: usize = 8000;
 const CREDIT: usize = 5 * REQUEST;
 

@@ -1,5 +1,5 @@
-//! Faults on real carriers, at a client's end and at an engine's end: sockets on both sides, and a server that records
-//! the requests it runs.
+//! Tests of faults on real carriers, at the client's end and at the engine's. Both ends are sockets, and a server
+//! records the requests that it runs.
 //!
 //! Invariant: each configured fault has struck.
 //! Invariant: each answered request has run once.
@@ -63,7 +63,7 @@ impl Host for Book {
     }
 }
 
-/// Time limit, so that a failing test ends.
+/// Time limit of a server, so that a failing test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Serves until `stop` is set; sleeps on the port, as engines do.
@@ -98,8 +98,8 @@ fn serve<P: Port>(mut port: P, stop: &AtomicBool) -> Book {
     book
 }
 
-/// Outcome of the calls of many tasks: the requests that ran, were answered and failed, and the faults at the client's
-/// end and at the engine's.
+/// Outcome of the calls of many tasks: which requests ran, which were answered, which failed, and the faults that
+/// struck at the client's end and at the engine's.
 struct Story {
     book: Book,
     answered: Vec<u64>,
@@ -160,7 +160,7 @@ fn ask<L: Line>(line: L) -> (Vec<u64>, Vec<(u64, Ran)>) {
                     break;
                 }
                 let number = task * CALLS + call;
-                // Some requests take several datagrams in each direction.
+                // One request in fifty takes several datagrams in each direction.
                 let size = if call % 50 == 0 { 40_000 } else { 8 };
                 let mut request = number.to_le_bytes().to_vec();
                 request.resize(size, task as u8);
@@ -200,7 +200,7 @@ fn over_udp_every_call_is_answered_despite_faults_at_either_end() {
     }
 }
 
-/// The secret of both ends if datagrams are sealed.
+/// Returns the secret that both ends use if datagrams are sealed.
 fn shared() -> Shared {
     Shared::new([7; 32])
 }
@@ -229,7 +229,7 @@ fn a_restarted_node_reports_it_to_clients_with_old_seals() {
         call().expect("the first node responds");
         stops[0].store(true, Ordering::Relaxed);
         serving.join().expect("the server does not panic");
-        // Nothing is sent while no node listens, so the client gets no report of an unreachable port.
+        // The client sends nothing while no node listens, so it gets no report of an unreachable port.
         let (port, _) = port_at(at, Some(shared()));
         scope.spawn(|| serve(port, &stops[1]));
         let mut errors = Vec::new();

@@ -1,10 +1,11 @@
 //! Fuzz targets for received bytes: datagrams of sessions at both ends, sealed datagrams, and frames of the Unix
 //! socket.
 //!
-//! Sessions are fuzzed with their state: a real client talks to a real server. Their datagrams are changed, duplicated,
-//! lost or replayed in transit, with a correct checksum or not.
+//! Sessions are fuzzed with their state: a real client talks to a real server. Datagrams between them are changed,
+//! duplicated, lost or replayed, some with a correct checksum and some without.
 //!
-//! Checked: no panic, no endless loop, bounded memory, and a valid client can open a session afterwards.
+//! The tests check that nothing panics or loops for ever, that memory is bounded, and that a valid client can open a
+//! session afterwards.
 
 #[path = "../../../remote/tests/support/fuzz.rs"]
 mod driver;
@@ -21,7 +22,7 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Runs any request.
+/// A host that runs any request.
 #[derive(Default)]
 struct Runner {
     secrets: u64,
@@ -64,7 +65,7 @@ impl Host for Runner {
 enum Step {
     /// A chain of this size in bytes.
     Chain(u16),
-    /// A call of this size in bytes; answered at once or later.
+    /// A call of this size in bytes; if the flag is true, the response comes later.
     Call(u16, bool),
     Retire(u8),
     Release,
@@ -74,8 +75,8 @@ enum Step {
     Expire,
     AnswerLater(u16),
     HangUp(u8),
-    /// Delivers the client's next datagram to the server: from this address, with these changes, with a correct
-    /// checksum or not.
+    /// Delivers the client's next datagram to the server as if from this address, with these changes. The flag says
+    /// whether its checksum is corrected.
     ToServer(u8, Vec<Change>, bool),
     ToClient(Vec<Change>, bool),
     /// Exchanges all pending datagrams unchanged.
@@ -322,24 +323,24 @@ fn fuzz_sessions_by_a_reliable_carrier() {
 /// Actions of an attacker on the path of sealed datagrams.
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Action {
-    /// The client or the node sends this number of bytes; they arrive now or can be replayed later.
+    /// The client or the node seals this number of bytes. The datagram arrives now, or is kept for a replay.
     Says(bool, u16, bool),
-    /// An earlier datagram arrives, changed or not, from the same or another address.
+    /// An earlier datagram arrives again, changed or unchanged, from its own address or another one.
     Again(bool, u16, Vec<Change>, bool),
     /// An earlier datagram is returned to its sender.
     Back(bool, u16, Vec<Change>),
     /// Arbitrary bytes.
     Bytes(bool, Vec<u8>),
-    /// The client repeats an unanswered PING in a greeting.
+    /// The client repeats, in a greeting, a PING that got no response.
     Asks,
-    /// Time passes, with the connection in use or not.
+    /// Time passes. The flag says whether a session uses the connection meanwhile.
     Wait(u16, bool),
     /// The node restarts.
     Anew,
 }
 
-/// A client and a node, and all datagrams they have sealed. An accepted datagram must be one of these, and be accepted
-/// once.
+/// A client, a node, and all datagrams that they have sealed. Each datagram that one end accepts must be one that the
+/// other has sealed, and is accepted once.
 struct Sealed {
     client: seal::client::Client,
     node: seal::node::Node,
@@ -386,7 +387,7 @@ impl Sealed {
         }
     }
 
-    /// A unique session datagram that fits in a greeting.
+    /// Returns a datagram of a session that differs from all others and fits in a greeting.
     fn datagram(&mut self, len: u16) -> Vec<u8> {
         self.number += 1;
         let mut bytes = vec![0; 24];
@@ -487,7 +488,8 @@ impl Sealed {
         }
     }
 
-    /// A node that has forgotten a greeting accepts it again. Its response can only be read by the original client.
+    /// Removes greetings from the datagrams to replay, since a node that has forgotten a greeting accepts it again.
+    /// Only the original client can read its response.
     fn forget_greetings(&mut self) {
         self.sealed[0].retain(|bytes| bytes[3] != 1);
     }

@@ -1,4 +1,4 @@
-//! Rings between real sides: threads, killed processes, and malicious peers.
+//! Tests of rings between two real sides: threads, processes that are killed, and malicious peers.
 
 mod peer;
 #[path = "../../../farside/tests/support/raw_ring.rs"]
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 /// Time limit of every wait, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Record of an echoing engine.
+/// What an echoing engine has seen.
 #[derive(Debug, Default)]
 struct Seen {
     frames: BTreeMap<u32, u64>,
@@ -33,7 +33,7 @@ struct Seen {
 struct Echo {
     folder: TempDir,
     stop: Arc<AtomicBool>,
-    /// Number of clients whose hang-up it has noticed.
+    /// Number of clients whose hang-up the engine has noticed.
     ended: Arc<AtomicUsize>,
     thread: Option<JoinHandle<Seen>>,
 }
@@ -58,7 +58,7 @@ impl Echo {
         RingLine::connect(&self.path()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Waits until the engine has noticed the hang-up of `count` clients, and no more.
+    /// Waits until the engine has noticed the hang-up of `count` clients. Fails if it notices more.
     fn hears_of_ends(&self, count: usize) {
         let since = Instant::now();
         while self.ended.load(Ordering::SeqCst) < count && since.elapsed() < PATIENCE {
@@ -150,7 +150,7 @@ fn a_million_frames_arrive_intact_and_in_order() {
     let (mut sent, mut heard) = (0, 0);
     let (mut next, mut expected) = (Vec::new(), Vec::new());
     while heard < FRAMES {
-        // More frames in flight than the rings hold.
+        // This keeps more frames in flight than the rings hold.
         while sent < FRAMES && sent - heard < 10_000 {
             frame(sent, &mut next);
             line.send(&next).expect("a working line");
@@ -179,7 +179,7 @@ fn no_wake_up_is_lost_however_sleeps_coincide() {
             std::thread::spawn(move || {
                 let line = RingLine::connect(&path).expect("a connection");
                 for round in 0..3000u64 {
-                    // Sometimes long enough that the engine sleeps or is about to.
+                    // Some pauses are so long that the engine sleeps, or is about to.
                     for _ in 0..(round * 7919 + client) % 4096 {
                         std::hint::spin_loop();
                     }
@@ -247,12 +247,12 @@ fn frames_sent_before_a_hang_up_are_received() {
 fn a_client_that_never_reads_delays_nobody_and_is_closed() {
     let engine = Echo::start();
     let (deaf, line) = (engine.connect(), engine.connect());
-    // Its responses fill the ring, then the engine's outbox, until the engine closes it.
+    // The responses fill the ring, then the engine's outbox, until the engine closes the connection.
     let since = Instant::now();
     let mut sent = 0u64;
     while !wait(deaf.fd(), Duration::ZERO) {
         assert!(since.elapsed() < PATIENCE, "{sent} bytes were accepted");
-        // The line keeps frames that do not fit, so this loop sends no faster than the engine reads.
+        // Frames that do not fit wait in the line, so this loop sends no faster than the engine reads.
         if deaf.send(&[5; 16_000]).and_then(|()| deaf.flush()).is_err() {
             break;
         }
@@ -307,7 +307,7 @@ fn a_client_that_corrupts_its_rings_harms_nobody_else() {
         let ring = peer::join(&engine.path(), &[]);
         peer::scribble(&ring, seed, 1 + seed % 3, || ask(&line, &seed.to_le_bytes()));
         before += usize::from(ring.hangs_up_within(Duration::ZERO));
-        // The final counter is impossible, whatever was read before.
+        // The last counter written is an impossible one, whatever the engine has read before.
         peer::claim_the_impossible(&ring);
         assert!(ring.hangs_up_within(PATIENCE), "seed {seed}");
     }

@@ -1,7 +1,7 @@
-//! Datagram sessions over a network that loses, duplicates, delays and damages, and against malicious peers.
+//! Sessions over a network that loses, duplicates, delays and damages datagrams, and against malicious peers.
 //!
-//! Checked: a request runs at most once, and is reported exactly once with its true outcome. Received bytes never cause
-//! a panic, run no request that was not made, and use bounded memory.
+//! The tests check that a request runs at most once, and is reported exactly once with its true outcome. Received bytes
+//! never cause a panic, use bounded memory, and run no request that no client made.
 
 mod hostile;
 mod world;
@@ -18,7 +18,7 @@ fn client(identity: u128, incarnation: u64) -> client::Config {
         identity,
         incarnation,
         nonce: Draws(identity as u64 * 1000 + incarnation).next(),
-        // Sufficient even if nearly a third of all datagrams is lost (seed 11900).
+        // This deadline suffices even if nearly a third of all datagrams is lost (seed 11900).
         deadline: Duration::from_secs(60),
         silence: Duration::from_secs(20),
         ..client::Config::default()
@@ -152,7 +152,7 @@ fn messages_of_all_edge_sizes_arrive_complete() {
         sizes.retain(|&size| size <= 64 * 1024);
         for (at, &size) in sizes.iter().enumerate() {
             for reply_size in [size, sizes[sizes.len() - 1 - at]] {
-                // The shortest cannot contain a reply size: their replies have the same size.
+                // A request shorter than 16 bytes cannot contain a reply size: its reply has the request's size.
                 let reply_size = if size < 16 { size } else { reply_size };
                 let tag = 2 * world.host.runs.values().sum::<u64>();
                 let order = Order { tag, size, reply_size, later_ms: 0 };
@@ -194,8 +194,8 @@ fn a_reliable_carrier_needs_no_retransmissions_and_no_hashes() {
             assert_eq!(peer.ends.len(), 12);
             assert!(peer.ends.keys().all(|&tag| world.runs(tag) == 1));
         }
-        // The client waits for a slow request without sending anything. When it cancels, the slot becomes free with the
-        // reply.
+        // The client waits for a slow request without sending anything. After the client cancels it, the slot becomes
+        // free when the reply arrives.
         let before = world.sent;
         let tag = 1000;
         assert!(world.peers[0].ask(world.now, Order { later_ms: 3000, ..order(tag) }).is_some());
@@ -232,7 +232,7 @@ fn overtaken_datagrams_are_resent_before_their_timers_expire() {
     let mut world = World::new(1, server::Config { inbound_bytes: 64 << 20, datagram: 1200, ..server() });
     let peer = open(&mut world, client::Config { datagram: 1200, ..client(1, 1) });
     let mut out = Vec::new();
-    // A path on which no timer expires within a round trip.
+    // On this path no timer expires within a round trip.
     let mut exchange = |world: &mut World, orders: &[Order], to_server: &[usize], to_client: &[usize]| {
         for &order in orders {
             assert!(world.peers[peer].ask(world.now, order).is_some());
@@ -259,11 +259,12 @@ fn overtaken_datagrams_are_resent_before_their_timers_expire() {
         (sent, answers)
     };
     let order = |tag| Order { size: 1000, ..order(tag) };
-    // Warm-up: the round trip is measured.
+    // In this warm-up, the client measures the round trip.
     for tag in 1..9 {
         assert_eq!(exchange(&mut world, &[order(tag)], &[], &[]), (1, 1));
     }
-    // Of six requests, one per datagram, the second is lost, and the responses to the third and the fifth.
+    // Six requests are sent, one per datagram. Lost are the second request and the responses to the third and the
+    // fifth.
     assert_eq!(exchange(&mut world, &[11, 12, 13, 14, 15, 16].map(order), &[1], &[1, 3]), (6, 5));
     assert_eq!(world.peers[peer].asked.len(), 3);
     assert_eq!(world.peers[peer].client.counters().retransmissions, 0);
@@ -336,7 +337,7 @@ fn a_reply_stays_until_it_is_released() {
     let orders = [Order { tag: 2, ..order(2) }, Order { tag: 4, reply_size: 3000, ..order(4) }];
     let asked =
         orders.map(|order| client.submit(MS, client::Ask::Chain, &[&order.encode()]).expect("a slot"));
-    // Without a peer of the world, which would release them.
+    // Datagrams are exchanged here: a peer of the world would release the responses.
     let mut out = Vec::new();
     let mut exchange = |client: &mut client::Client| {
         while client.transmit(world.now, &mut out) {
@@ -383,7 +384,7 @@ fn every_retired_buffer_arrives() {
     assert!(world.peers[peer].client.retire(world.now, &buffers));
     world.run_for(Duration::from_secs(5));
     assert_eq!(world.host.retired, 2000);
-    // No event reports it, and the slot is free again.
+    // No event reports the cancelled request, and its slot is free again.
     assert_eq!(world.peers[peer].events.len(), 1);
     for tag in 0..64 {
         assert!(world.peers[peer].ask(world.now, order(tag)).is_some());
@@ -623,7 +624,7 @@ fn a_client_learns_at_once_of_a_session_ended_by_the_node() {
     let [chosen, other] = [1, 2].map(|identity| open(&mut world, client(identity, 1)));
     assert!(world.peers[chosen].ask(world.now, Order { later_ms: 2000, ..order(1) }).is_some());
     assert!(world.peers[chosen].ask(world.now, order(2)).is_some());
-    // The requests arrive, and the response does not.
+    // The requests arrive, and their response is lost.
     world.flush();
     world.faults.partition = true;
     world.step(world.now + MS);
@@ -755,7 +756,7 @@ fn nothing_is_allocated_once_warm() {
     assert_eq!(answered, 6 * (64 + 64 + 20 + 8));
 }
 
-/// Responds with the request, and reserves `room` additional bytes.
+/// A host that responds with the request's own bytes, and reserves `room` additional bytes.
 struct Echo {
     room: usize,
 }

@@ -1,4 +1,4 @@
-//! The peer's side of a ring, written independently: it shares no code with the crate under test.
+//! The peer's side of a ring. It is written independently, and shares no code with the crate under test.
 
 use crate::ring::raw_ring::{self, HELLO, RING, Ring, Side, Word};
 use farside_remote::draws::Draws;
@@ -42,7 +42,7 @@ pub(crate) fn scribble(ring: &Ring, seed: u64, threads: u64, mut others: impl Fn
                 let mut draws = Draws(seed << 8 | thread);
                 while !stop.load(Ordering::Relaxed) {
                     let random = draws.next();
-                    // The counters and the wishes.
+                    // This picks one of the six words: the counters and the wishes.
                     let word = memory.at(128 * ((random >> 20) % 6));
                     match random % 8 {
                         0 => word.store(random, Ordering::SeqCst),

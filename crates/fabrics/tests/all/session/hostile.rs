@@ -1,7 +1,7 @@
-//! Malicious datagrams, to both ends. They are encoded here independently, from the format in the documentation, and
-//! share no code with the crate under test.
+//! Malicious datagrams to both ends. They are encoded here from the documented format, by code that is independent of
+//! the crate under test.
 //!
-//! Checked: no panic, no request runs that was not made, and memory stays bounded.
+//! The tests check that nothing panics, that no request runs that no client made, and that memory is bounded.
 
 use crate::session::world::{MS, Order, Runner, World, seeds};
 use crate::session::{client, open, order, server};
@@ -78,7 +78,7 @@ fn whole(kind: u8, slot: u8, number: u32, payload: &[u8]) -> Entry<'_> {
     Entry { kind, slot, index: 0, count: 1, number, len, size: len, payload }
 }
 
-/// A server with one session, whose client is simulated by the test.
+/// A server with one session, whose client is this test.
 struct Victim {
     server: Server<usize, Runner>,
     host: Runner,
@@ -109,7 +109,7 @@ impl Victim {
     fn new() -> Victim {
         Victim::of(DATAGRAM, 65600)
     }
-    /// A victim whose client has requested this datagram limit.
+    /// Creates a victim whose client has requested the datagram limit `limit`.
     fn of(limit: usize, assembly_bytes: usize) -> Victim {
         let config = session::server::Config { sessions_max: 4, assembly_bytes, ..server() };
         let mut victim = Victim {
@@ -193,7 +193,7 @@ fn a_truncated_or_damaged_datagram_has_no_effect() {
         assert!(victim.receive(&sealed(bad)).is_err());
     }
     assert_eq!(victim.runs(), ran);
-    // Only the damage made them invalid.
+    // The unchanged datagram is valid, so only the damage made the others invalid.
     victim.receive(&good).expect("the original is valid");
     assert_eq!((victim.runs(), victim.host.runs.len()), (2, 2));
 }
@@ -259,18 +259,18 @@ fn an_invalid_entry_runs_nothing() {
         whole(CALL, 0, 1, &bytes[..7]),
         whole(HAVE, 0, 1, &bytes[..8]),
         whole(6, 0, 1, &bytes[..8]),
-        // Kinds of an earlier version.
+        // These kinds existed in an earlier version.
         whole(7, 0, 1, &[]),
         whole(8, 0, 1, &[]),
     ];
     for (at, entry) in bad.iter().enumerate() {
         assert!(victim.data(&[*entry]).is_err(), "entry {at}");
-        // Not even the valid entry before it has an effect.
+        // The valid entry before the invalid one has no effect either.
         assert!(victim.data(&[good, *entry]).is_err(), "entry {at} after a valid one");
     }
     assert!(victim.host.expected.is_empty(), "no invalid entry is prefetched");
     assert_eq!(victim.server.counters().malformed, 2 * bad.len() as u64);
-    // Well-formed, but not allowed.
+    // These entries are well-formed, but not allowed.
     let not_allowed = [
         Entry { number: 2, ..good },
         Entry { number: 1 << 30, ..good },

@@ -22,10 +22,10 @@ pub(crate) struct Faults {
     /// Percentage of datagrams lost.
     pub(crate) loss: u64,
     pub(crate) doubled: u64,
-    /// Percentage that take a hundred times as long.
+    /// Percentage of datagrams that take a hundred times as long as usual.
     pub(crate) late: u64,
     pub(crate) damaged: u64,
-    /// Percentage of datagrams with which a partition begins, for up to 100 ms; half of these in one direction only.
+    /// Percentage of datagrams at which a partition begins. It lasts up to 100 ms; half of them cut one direction only.
     pub(crate) cut: u64,
     pub(crate) partition: bool,
     /// Additional delay of all datagrams.
@@ -54,7 +54,7 @@ impl Struck {
         self.overtaken += other.overtaken;
     }
 
-    /// Whether each fault has struck; one that never did was not tested.
+    /// Whether every fault has struck. One that has not was not tested.
     pub(crate) fn all_did(&self) -> bool {
         let Struck { lost, doubled, late, damaged, cut, overtaken } = *self;
         [lost, doubled, late, damaged, cut, overtaken].iter().all(|&times| times > 0)
@@ -76,11 +76,11 @@ impl To {
     }
 }
 
-/// Runs every request and counts the runs.
+/// A host that runs every request, and counts how often each ran.
 #[derive(Default)]
 pub(crate) struct Runner {
     pub(crate) runs: HashMap<u64, u64>,
-    /// Pending responses: time, request, bytes.
+    /// Responses that are still to be sent: their time, request and bytes.
     pub(crate) later: Vec<(Duration, RequestRef, Vec<u8>)>,
     pub(crate) now: Duration,
     pub(crate) secrets: u64,
@@ -94,9 +94,9 @@ pub(crate) struct Runner {
     /// The expected chains of the datagram whose requests run now.
     pub(crate) expected: Vec<Vec<u8>>,
     pub(crate) is_ready: bool,
-    /// Number of chains run, and of those that were expected.
+    /// Number of chains that ran, and how many of them were expected.
     pub(crate) chains: [u64; 2],
-    /// Responds to any request with about as many bytes.
+    /// Whether to accept and answer any request, even an invalid one.
     pub(crate) is_lenient: bool,
 }
 
@@ -175,8 +175,8 @@ impl Host for Runner {
     }
 }
 
-/// A request of these tests: `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern. Shorter ones are
-/// truncated.
+/// A request of these tests: `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern. Requests shorter than that
+/// contain only the first bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) tag: u64,
@@ -236,15 +236,15 @@ pub(crate) struct Peer {
     pub(crate) asked: HashMap<SlotRef, Order>,
     pub(crate) ends: BTreeMap<u64, End>,
     pub(crate) events: Vec<Event>,
-    /// Answered, but not released.
+    /// Requests that were answered, and whose responses this owner has not released.
     pub(crate) held: Vec<(SlotRef, Order)>,
     /// Whether to retire the buffer named by a request's tag after the request is released; and the buffers to retire.
     pub(crate) is_retiring: bool,
     pub(crate) unreachable: Vec<(u32, Addr)>,
-    /// Percentage of turns in which this owner does not act.
+    /// Probability in percent that this owner delays a step, or the release of a response.
     pub(crate) slow: u64,
     rng: Draws,
-    /// Stopped: receives nothing and does nothing.
+    /// Whether this owner is stopped: it receives nothing and does nothing.
     pub(crate) is_paused: bool,
     pub(crate) executions: Vec<u64>,
     pub(crate) outstanding_max: usize,
@@ -280,7 +280,7 @@ impl Peer {
         Some(request)
     }
 
-    /// Releases the responses reported before, which must still be intact, then reads new events.
+    /// Checks that the responses reported before are intact, releases them (some only later), then reads new events.
     pub(crate) fn turn(&mut self, now: Duration) {
         for (request, order) in std::mem::take(&mut self.held) {
             order.check(self.client.reply(request));
@@ -339,9 +339,9 @@ pub(crate) struct World {
     pub(crate) peers: Vec<Peer>,
     pub(crate) flights: BinaryHeap<Reverse<Flight>>,
     pub(crate) sent: u64,
-    /// Latest arrival of a datagram to each end that is not late.
+    /// For each end, the latest arrival of a datagram that is not late.
     arrives: BTreeMap<To, Duration>,
-    /// End of the partition towards each end.
+    /// For each end, the end of the partition that cuts it off.
     cut: BTreeMap<To, Duration>,
     pub(crate) steps: u64,
     out: Vec<u8>,
@@ -518,7 +518,8 @@ impl World {
     }
 }
 
-/// Runs `story` for every seed, or for the one in the environment. Prints the replay command of a failure.
+/// Runs `story` for every seed, or for the one seed that the environment names. After a failure, prints the command
+/// that replays it.
 pub(crate) fn seeds(test: &str, count: u64, story: impl Fn(u64)) {
     let only = std::env::var("SESSION_SEED").ok().map(|seed| seed.parse().expect("a seed is a number"));
     let range = only.map_or(0..count, |seed: u64| seed..seed + 1);

@@ -1,10 +1,12 @@
 //! Threads that run chains on the same few wide words, and check that none was torn or overwritten.
 //!
+//! Each word has four parts of 8 bytes. Threads change them as follows:
+//!
 //! ```text
 //! COUNTED   | n | n | n | n |        CAS of 32 bytes, from n to n + 1; read in every way
-//! MIXED     | n | n | n | added |    CAS of 24 bytes, or of 32 that leave the last 8 alone, beside FETCH-ADDs
-//! WRITTEN   | n | n | n | n |        WRITEs of 32 bytes
-//! PAIRED    | n | n | m | m |        CASes of 16 bytes on its halves, and of 32 that add one to all
+//! MIXED     | n | n | n | added |    CAS of 24 bytes, or of 32 that keeps the last 8; FETCH-ADD on the last 8
+//! WRITTEN   | n | n | n | n |        WRITE of 32 bytes
+//! PAIRED    | n | n | m | m |        CAS of 16 bytes on one half, or of 32 that adds one to all parts
 //! ```
 
 use farside_fabrics::memory::{Mapping, Pages, Wide};
@@ -34,7 +36,7 @@ const OWN: u64 = 4096;
 pub(crate) struct Outcome {
     /// Words whose parts had different values.
     pub(crate) torn: AtomicU64,
-    /// Exchanges undone by other exchanges or additions.
+    /// Exchanges that another exchange or addition has overwritten.
     pub(crate) lost: AtomicU64,
     /// Exchanges whose comparison failed.
     pub(crate) failed: AtomicU64,
@@ -59,7 +61,7 @@ pub(crate) fn memory() -> Wide<Mapping> {
     Wide::of(memory)
 }
 
-/// Runs `threads` threads with `turns` turns each; each thread calls `begin` first.
+/// Starts `threads` threads. Each calls `begin`, then runs `turns` rounds of chains.
 pub(crate) fn hammer(threads: u64, turns: u64, begin: fn()) -> Outcome {
     let (memory, outcome) = (memory(), Outcome::default());
     let (mut counted, mut mixed, mut added) = (0, 0, 0);
@@ -127,7 +129,8 @@ impl<'a> Worker<'a> {
         self.pair(way);
     }
 
-    /// Reads with different lengths and offsets, through a pointer, and through a copy within the node.
+    /// Reads `COUNTED` in one of several ways: with various lengths and offsets, through a pointer, or by a copy within
+    /// the node.
     fn read_counted(&mut self, way: u64) -> Words {
         let at = self.table.plus(COUNTED);
         match way {
@@ -152,7 +155,7 @@ impl<'a> Worker<'a> {
         first_words(self.reply.output(0))
     }
 
-    /// Adds one to the value read, with an immediate operand or one in memory.
+    /// Adds one to the value read. The operand is in the op, or in memory.
     fn count(&mut self, seen: Words, from_memory: bool) {
         let (at, next) = (self.table.plus(COUNTED), next(seen));
         let swapped = if from_memory {
@@ -200,7 +203,7 @@ impl<'a> Worker<'a> {
         first_words(self.reply.output(0))
     }
 
-    /// Records whether all parts are equal.
+    /// Counts the word as torn if its parts differ.
     fn see(&mut self, words: Words) {
         let torn = words.iter().any(|word| *word != words[0]);
         self.outcome.torn.fetch_add(u64::from(torn), Ordering::Relaxed);

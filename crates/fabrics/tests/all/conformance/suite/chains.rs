@@ -1,6 +1,6 @@
-//! Random chains of every op with every modifier, over a table of words, pointers and noise. The table never contains
-//! the address of a buffer, and no chain both allocates and reclaims. The node decides when a retired buffer is reused,
-//! so the model could not predict which buffer the next ALLOCATE takes.
+//! Random chains of every op with every modifier, over a table of words, pointers and noise. The node decides when a
+//! retired buffer is used again, so the model cannot predict which buffer an ALLOCATE after a retirement takes.
+//! Therefore the table never contains the address of a buffer, and no chain both allocates and reclaims.
 //!
 //! ```text
 //! table   | 64 pointers, 16 bytes each | noise |

@@ -85,7 +85,8 @@ pub(crate) fn every_op_does_what_run_says<R: Rig>(rig: &R, executor: Executor) {
     let mut bytes = vec![0; 2 * WORKED as usize];
     let Ok(()) = rig.memory().read(store.table_at, &mut bytes);
     assert!(bytes == twin.bytes(store.table_at, 2 * WORKED), "the table has different bytes");
-    // Every op succeeded, was skipped, was aborted and was denied; every status but NOT READY occurred.
+    // The chains together were thorough: every op succeeded, was skipped, was aborted and was denied, and every status
+    // but NOT READY occurred.
     let seen = seen.borrow();
     for code in 1..=6 {
         for status in [Status::Ok, Status::Skipped, Status::Aborted, Status::Access] {
@@ -108,7 +109,7 @@ pub(crate) fn the_rest_of_a_chain_depends_on_the_previous_op<R: Rig>(rig: &R, ex
     executor.run(&endpoint, async move {
         let word = table(&store, 64);
         let (zero, one) = (U64::new(0), U64::new(1));
-        // Statuses of an op, of two that follow by `then`, of one by `also`, and of another by `then`.
+        // Each row has the statuses of an op, of two that follow by `then`, of one by `also`, and of another by `then`.
         let table_of_truth = [
             (read(word, 8), [Done, Done, Done, Done, Done]),
             (read(word, 70_000), [TooLong, Skipped, Skipped, Done, Done]),
@@ -131,7 +132,7 @@ pub(crate) fn the_rest_of_a_chain_depends_on_the_previous_op<R: Rig>(rig: &R, ex
             carry(&*client, &chain, &mut reply).await;
             assert_eq!(statuses(&reply), expected);
         }
-        // The first op has no predecessor.
+        // The first op of a chain has no op before it on which to depend.
         let mut chain = buffer.begin(key(&store));
         let _ = chain.then(read(word, 8));
         carry(&*client, &chain, &mut reply).await;
@@ -242,7 +243,7 @@ pub(crate) fn a_wrong_key_gives_no_access<R: Rig>(rig: &R, executor: Executor) {
         |chain, at| _ = chain.also(cas(Mode::Eq, at, &U64::ZERO, &U64::MAX_VALUE).reclaiming(0)),
         |chain, _| _ = chain.also(retire(&[Addr::NULL])),
     ];
-    // Another client for each op, since a node may end a session after several denied chains.
+    // Each op gets a client of its own, since a node may end a session after several denied chains.
     for op in ops {
         let (endpoint, store) = rig.client();
         let client = Rc::clone(&endpoint);
@@ -363,9 +364,12 @@ async fn polled<O>(times: u32, future: impl Future<Output = O>) -> Option<O> {
     .await
 }
 
-/// Tests the contract of [`Chain::holds`] and [`Chain::note_posted`] for the buffers of a dropped chain. If the chain
-/// was posted and did not publish them, the fabric retires them. If it was not posted, the caller does. If it has
-/// published them, they stay. Memory suffices for a third of the rounds.
+/// Tests the contract of [`Chain::holds`] and [`Chain::note_posted`] for the buffers of a dropped chain:
+/// - If the chain was posted and did not publish the buffers, the fabric retires them.
+/// - If the chain was not posted, the caller retires them.
+/// - If the chain has published the buffers, they stay.
+///
+/// Memory suffices for a third of the rounds, so a leak would exhaust it.
 pub(crate) fn unpublished_buffers_of_a_dropped_chain_are_freed<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
@@ -393,7 +397,8 @@ pub(crate) fn unpublished_buffers_of_a_dropped_chain_are_freed<R: Rig>(rig: &R, 
             let mut chain = buffer.begin(key(&store));
             let swung = chain.also(cas(Mode::Eq, slot, &expected, &fresh).reclaiming(0));
             chain.holds(&held, swung, &is_posted);
-            // One in five completes; how often the others must be polled depends on the fabric.
+            // One chain in five completes. How often the others must be polled until they are sent depends on the
+            // fabric.
             let polls = if round % 5 == 0 { u32::MAX } else { (round % 5) as u32 };
             let ended = polled(polls, client.run(NODE, &chain, &mut reply)).await;
             let mut is_shown = false;
@@ -408,7 +413,7 @@ pub(crate) fn unpublished_buffers_of_a_dropped_chain_are_freed<R: Rig>(rig: &R, 
                 client.retire(NODE, key(&store), fresh);
             }
         }
-        // A client that runs its chains itself, alone in its thread, has run them by the first poll.
+        // A client that runs its chains itself and has no other task has run each chain by the first poll.
         assert_eq!(dropped == 0, R::Endpoint::RUNS_HERE, "{dropped} futures were dropped early");
         assert!(shown.len() > 2, "no chain has published its buffers");
     });
@@ -423,7 +428,7 @@ async fn sum_at<E: Endpoint>(endpoint: &E, store: &Store, offset: u64) -> u64 {
 }
 
 pub(crate) fn only_live_buffers_are_retired<R: Rig>(rig: &R, executor: Executor) {
-    // A buffer of another live session: a session retires only buffers that it has allocated itself.
+    // This buffer belongs to another live session. A session may retire only buffers that it has allocated itself.
     let (other, others) = rig.client();
     let kept = block_on(&*other, take(&*other, &others, b"kept"));
     let (endpoint, store) = rig.client();
@@ -452,7 +457,8 @@ pub(crate) fn only_live_buffers_are_retired<R: Rig>(rig: &R, executor: Executor)
         let _ = chain.also(retire(&garbage));
         carry(&*client, &chain, &mut reply).await;
         assert_eq!(statuses(&reply), [Status::Ok; 2]);
-        // If a buffer were on a list twice, or the kept one on any, these would not all be different.
+        // These buffers would not all differ if one were twice on a list of free buffers, or if the kept one were on
+        // any.
         let mut taken = BTreeSet::from([kept.raw()]);
         for _ in 0..3000 {
             let fresh = take(&*client, &store, b"new").await;
@@ -466,8 +472,8 @@ pub(crate) fn only_live_buffers_are_retired<R: Rig>(rig: &R, executor: Executor)
     });
 }
 
-/// A chain that wins its CAS, loses it, or names the old buffer in a RETIRE leaks nothing: the rounds allocate three
-/// times the quota.
+/// Nothing leaks if a chain wins its CAS, loses it, or names the old buffer in a RETIRE. The rounds allocate three
+/// times the quota, so a leak would exhaust it.
 pub(crate) fn unreachable_buffers_are_freed<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
@@ -483,7 +489,7 @@ pub(crate) fn unreachable_buffers_are_freed<R: Rig>(rig: &R, executor: Executor)
                 let mut chain = buffer.begin(key(&store));
                 let _ = chain.also(allocate(LARGE, [b"item", b"", b""]).redirect(tmp));
                 let swung = chain.then(cas_from(slot, &expected, tmp).reclaiming(0));
-                // A buffer just retired is not retired again.
+                // This RETIRE must not retire again what the CAS has just retired.
                 let _ = chain.then(retire(&garbage));
                 let fresh = chain.also(read_as::<Addr>(slot));
                 carry(&*client, &chain, &mut reply).await;
@@ -574,7 +580,8 @@ pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
     });
 }
 
-/// Increments both halves of a word together, `swaps` times. Neither a READ nor a failed CAS may see them differ.
+/// Increments both halves of a word together, `swaps` times. The halves must be equal in every READ and every failed
+/// CAS.
 async fn swap<E: Endpoint>(client: Rc<E>, store: Store, swaps: u64) {
     let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
     let (mut seen, mut done) = ([U64::ZERO; 2], 0);
@@ -720,7 +727,7 @@ pub(crate) fn an_unanswered_call_ends_at_its_deadline<R: Rig>(rig: &R, executor:
             assert!(matches!(error, FabricError::Deadline { node: NODE, .. }), "{error:?}");
             assert_eq!(error.ran(), Ran::Unknown);
             assert!((DEADLINE..DEADLINE * 5 / 2).contains(&waited), "{waited:?}");
-            // Chains do not need the node, and the late response must not reach another call.
+            // Chains run without the node's thread. The late response must not be taken for that of another call.
             assert_eq!(sum_at(&*client, &store, 8).await, 0);
             client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a valid call");
             assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));

@@ -1,4 +1,4 @@
-//! The executors that drive the tasks: our client core, or a foreign runtime.
+//! The executors that run the tasks: our client core, or another runtime (tokio).
 
 use super::rig::Endpoint;
 use farside_fabrics::executor::{Core, TASKS_MAX};

@@ -36,7 +36,7 @@ const TABLE: u64 = 1 << 20;
 
 /// Kind of a store whose creation blocks the node for longer than the time limit of a call.
 pub(crate) const SLOW: &str = "slow";
-/// Time that it blocks the node.
+/// Time for which the creation of such a store blocks the node.
 const BUSY: Duration = Duration::from_millis(1800);
 pub(crate) const PLAIN: &str = "plain";
 
@@ -45,7 +45,7 @@ pub(crate) trait Endpoint: Fabric + Turns + 'static {
     /// Whether the caller's CPU runs the chains.
     const RUNS_HERE: bool = false;
 
-    /// Must run under an executor other than ours.
+    /// Drives the endpoint under an executor other than ours, where a task must run this.
     async fn drive(&self);
 
     /// Owner of the buffers that its chains allocate.
@@ -88,8 +88,8 @@ impl<E: Endpoint> Endpoint for Delay<Rc<E>> {
 pub(crate) trait Rig: Sync {
     type Endpoint: Endpoint;
 
-    /// Number of swaps per client of a word that must not tear. Many if clients access the memory themselves. If one
-    /// engine runs all chains, they never run concurrently, and only the transfer of bytes is tested.
+    /// Number of swaps, per client, of a word that must not tear. It is high if clients access the memory themselves.
+    /// If one engine runs all chains, they never run concurrently, so only the transfer of bytes is tested.
     const SWAPS: u64 = 2_000;
 
     fn start() -> Self;
@@ -103,8 +103,8 @@ pub(crate) trait Rig: Sync {
     /// Set once the node has begun to create a [`SLOW`] store.
     fn busy(&self) -> &AtomicBool;
 
-    /// Opens another endpoint and the store, which is created if absent. A key that belongs to one session is that
-    /// endpoint's.
+    /// Opens another endpoint, and the store, which is created if absent. If the store's key belongs to one session, it
+    /// is that of this endpoint.
     fn client(&self) -> (Rc<Self::Endpoint>, Store) {
         let endpoint = self.connect();
         let ask = |ask: Ask| {
@@ -153,7 +153,7 @@ impl Rig for Local {
     }
 }
 
-/// The shared-memory fabric: by the node's socket and a mapping of the client's own.
+/// The shared-memory fabric: the client connects to the node's socket, and has its own mapping of the memory.
 pub(crate) struct Shm {
     host: Host,
     busy: Arc<AtomicBool>,
@@ -345,7 +345,7 @@ pub(crate) struct Far<R>(R);
 impl<R: Rig> Rig for Far<R> {
     type Endpoint = Delay<Rc<R::Endpoint>>;
 
-    // Fewer than without latency, since each swap waits for it.
+    // There are fewer swaps than without latency, since each one waits for a round trip.
     const SWAPS: u64 = if R::Endpoint::RUNS_HERE { 20_000 } else { R::SWAPS };
 
     fn start() -> Far<R> {
@@ -422,7 +422,7 @@ impl<M: Memory> Service<M> for Adder {
         let (at, mut sum) = (self.table.at + self.table.len - 8, [0; 8]);
         memory.read(at, &mut sum)?;
         let sum = u64::from_le_bytes(sum) + call.request.len() as u64;
-        // In two steps, so that two concurrent calls would lose an addition.
+        // The addition takes two steps, so that concurrent calls would lose one.
         memory.write(at, &sum.to_le_bytes())?;
         answer.extend_from_slice(&sum.to_le_bytes());
         answer.extend_from_slice(&call.request[8.min(call.request.len())..]);
