@@ -413,7 +413,7 @@ impl<C: Connection> Connections<C> {
                     self.active[index].1 = quiet_polls + 1;
                     index += 1;
                 }
-                Err(Ended) => has_received = true, // The last connection has moved to this `index`.
+                Err(Ended) => has_received = true, // The next connection now has this `index`.
             }
         }
         has_received
