@@ -1,4 +1,4 @@
-//! Hash tables with a power of two of slots: their description in the catalog, and the first slot of a key.
+//! Hash tables whose number of slots is a power of two: their description in the catalog, and the first slot of a key.
 //!
 //! Invariant: the function from keys to first slots never changes for a stored table.
 
@@ -91,7 +91,8 @@ impl<S: Spec> Table<S> {
         let (slots, _, placement) = self.spec.slots();
         let mask = slots - 1;
         match (placement, <[u8; 8]>::try_from(key)) {
-            // Multiplication by an odd number permutes the residues of a power of two. It also spreads neighbours.
+            // Multiplication by an odd number permutes the numbers below a power of two, so no keys collide. It also
+            // places neighbouring keys far apart.
             (Placement::Permuted, Ok(number)) => {
                 u64::from_be_bytes(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask
             }

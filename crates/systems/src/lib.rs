@@ -1,4 +1,5 @@
-//! The field's one-sided data structures: one module a system, written to be read beside its paper.
+//! Data structures that clients access with one-sided operations: one module for each system. A module follows its
+//! paper, so that the two can be read together.
 //!
 //! Invariant: a system builds chains with `remote` and depends on no fabric, on no other system, and on no clock except
 //! the one it is given.
@@ -7,7 +8,7 @@
 
 #![forbid(unsafe_code)]
 
-// First: it defines the macros that match a family's clients.
+// This module comes first, because the modules after it use its macros, which dispatch on the clients of a family.
 #[macro_use]
 pub mod registry;
 

@@ -1,15 +1,15 @@
 //! Plain memory under a key, for micro-benchmarks and tests that measure one op, one chain or one call.
 //!
-//! It is not the system of a paper. Its operations are those that papers time one by one (PRISM, figure 1). Each is one
-//! chain, or one call that the node's CPU answers with the bytes of the request. There is no access control inside the
-//! memory: every client with the key may write everywhere.
+//! No paper describes this system. Its operations are the ones that papers time separately (PRISM, figure 1). Each
+//! operation is one chain or one call. The node's CPU answers a call with the bytes of the request. There is no access
+//! control inside the memory: every client with the region's key may write everywhere.
 //!
 //! ```text
 //! table | slot 16 bytes | x 64 | plain memory, to the end |
 //! slot  | a bounded pointer: address u64, bound u32, tag u32 |    all zero while it has no buffer
 //! ```
 //!
-//! Invariant: at most one slot points to a buffer of the store.
+//! Invariant: no two slots point to the same buffer.
 //! Invariant: a slot has one writer at a time, which knows the slot's content. If another client has changed the slot,
 //! the writer's put fails and changes nothing.
 
@@ -56,7 +56,8 @@ pub const PUT_MAX: usize = CHAIN_BYTES_MAX - CHAIN - (OP + 8) - (OP + ADDR) - (O
 /// Largest number of bytes that one [`Raw::echo`] sends and returns.
 pub const ECHO_MAX: usize = CALL_BYTES_MAX - ADDRESS_SIZE;
 
-/// Client of one store. It runs one operation at a time. Offset 0 is the first byte of plain memory, after the slots.
+/// Client of one store. It runs one operation at a time. An offset counts from the first byte of plain memory, which
+/// follows the slots.
 pub struct Raw<F> {
     fabric: F,
     node: NodeId,
@@ -74,7 +75,7 @@ pub enum RawError {
     Refused(Status),
     /// No buffer was free for 100 ms. Nothing was put.
     OutOfMemory,
-    /// Memory or a slot differs from what its only writer wrote.
+    /// A slot, or plain memory, holds other bytes than its only writer wrote.
     Conflict(&'static str),
     /// The fabric returned no response.
     Fabric(FabricError),
@@ -166,11 +167,12 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(out).map_err(RawError::Refused)
     }
 
-    /// Writes `bytes` to a new buffer and swings the slot from `old` to it: one chain, which is PRISM-KV's PUT without
-    /// its probe (PRISM, section 6). Returns the slot's new pointer. The chain retires the old buffer.
+    /// Writes `bytes` to a new buffer and swings the slot's pointer from `old` to that buffer, in one chain. The chain
+    /// also retires the old buffer. It is PRISM-KV's PUT without its probe (PRISM, section 6). Returns the slot's new
+    /// pointer.
     ///
     /// # Errors
-    /// [`RawError`]; nothing was put, except perhaps after [`RawError::Fabric`].
+    /// [`RawError`]. After [`RawError::Fabric`], the bytes may have been put. After any other error, nothing was put.
     ///
     /// # Panics
     /// If `bytes` is longer than [`PUT_MAX`].
@@ -237,7 +239,7 @@ impl<F: Fabric + Clock> Raw<F> {
     }
 }
 
-/// Scratch memory: the pointer that a chain follows or creates.
+/// Scratch address of the pointer that a chain follows or creates.
 const POINTER: Addr = Addr::scratch(0);
 const POINTER_BOUND: Addr = Addr::scratch(8);
 
@@ -276,7 +278,7 @@ impl std::error::Error for RawError {}
 /// Node-side half of plain memory.
 pub struct RawKind;
 
-/// Parameters that every kind of store accepts. This one has no use for them.
+/// Parameters that a store of any kind may be given. Plain memory accepts only their default values.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {
@@ -358,7 +360,7 @@ struct Plain {
 }
 
 impl<M: Memory> Service<M> for Plain {
-    /// No right is checked: the caller gets back only its own bytes.
+    /// Checks no rights, because a caller gets back only its own bytes.
     fn call(
         &mut self,
         _memory: &M,

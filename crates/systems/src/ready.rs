@@ -13,10 +13,11 @@ const BACKOFF_FIRST: Duration = Duration::from_micros(50);
 /// Longest pause. Each pause is twice the one before.
 const BACKOFF_MAX: Duration = Duration::from_millis(5);
 
-/// Pauses between retries, until the store counts as out of memory.
+/// Returns the pauses between retries. The store counts as out of memory once their sum reaches
+/// [`OUT_OF_MEMORY_AFTER`].
 ///
-/// The sum of the pauses decides, not a clock: if the machine was suspended, the node did not run either. The retries
-/// themselves add 26 round trips.
+/// The sum of the pauses decides, not a clock: a clock runs on while the machine is suspended, but the node then frees
+/// no buffer. The retries between the pauses take 26 further round trips.
 pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     let doubling = successors(Some(BACKOFF_FIRST), |&pause| Some((pause * 2).min(BACKOFF_MAX)));
     let mut waited = Duration::ZERO;
@@ -27,7 +28,8 @@ pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     })
 }
 
-/// Runs a chain until it finds its buffers. Returns false if it never did; then no op has run.
+/// Runs a chain, and retries it while the node has no free buffer for it. Returns false if the last retry found no
+/// buffer either; no op has run in that case.
 #[inline]
 pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     fabric: &F,
@@ -41,7 +43,7 @@ pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     retry(fabric, node, chain, reply).await
 }
 
-/// Runs a chain once. Returns false if it found no buffer; then no op has run.
+/// Runs a chain once. Returns false if the node has no free buffer for it; no op has run in that case.
 #[inline]
 pub(crate) async fn once<F: Fabric>(
     fabric: &F,

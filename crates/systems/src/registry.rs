@@ -1,4 +1,4 @@
-//! The list of systems, one line each, and the items generated from that list.
+//! The list of systems, one line for each, and the tables, enums and macros that are generated from the list.
 //!
 //! A new system needs its folder, its line here, and its page in `docs/papers`.
 //!
@@ -18,7 +18,8 @@ use farside_remote::{Capabilities, Fabric, Memory, NodeId};
 
 /// Generates the tables of systems, and for each family the enum of its clients and the macro that dispatches on it.
 ///
-/// Takes one block a family with one line a system, and a block of systems that are alone in their family.
+/// The input has one block for each family, with one line for each system of the family. The last block lists the
+/// systems that are alone in their family.
 macro_rules! registry {
     (
         $($(#[$doc:meta])* family $family:ident: $any:ident by $with:ident $dollar:tt {
@@ -26,7 +27,7 @@ macro_rules! registry {
         })*
         alone { $($alone:ident;)* }
     ) => {
-        /// Every system, by family.
+        /// All systems, grouped by family.
         pub const ALL: &[Registered] =
             &[$($(Registered::of::<$system>(),)*)* $(Registered::of::<$alone>(),)*];
 
@@ -49,7 +50,7 @@ macro_rules! registry {
             }
 
             impl<F: Fabric + Clock> $any<F> {
-                /// Opens the store called `name` at `node` with the client of its kind. One call.
+                /// Opens the store called `name` at `node`, of any kind in this family. Makes one call to the node.
                 ///
                 /// # Errors
                 /// [`StoreError`]; nothing was changed.
@@ -81,8 +82,8 @@ macro_rules! registry {
                 }
             }
 
-            /// Evaluates an expression with the client inside the enum. The dispatch is static, so the operation costs
-            /// no more than the system's own.
+            /// Evaluates the expression `then`, with `client` bound to the client inside the enum `any`. The dispatch
+            /// is static, so the operation costs no more than the system's own.
             #[macro_export]
             macro_rules! $with {
                 ($dollar any:expr, $dollar client:ident => $dollar then:expr) => {
@@ -116,7 +117,7 @@ pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
     all_kinds().into_iter().filter(|kind| !is_for_tests(&**kind)).collect()
 }
 
-/// A system's constants and functions, as data.
+/// Constants and functions of a [`System`] as a value, for tables such as [`ALL`].
 #[derive(Clone, Copy, Debug)]
 pub struct Registered {
     /// [`System::KIND`].
@@ -148,7 +149,7 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// The constants and functions of `S`.
+    /// Returns the constants and functions of `S`.
     pub const fn of<S: System>() -> Registered {
         Registered {
             kind: S::KIND,
@@ -173,22 +174,22 @@ pub fn family(family: Family) -> impl Iterator<Item = &'static Registered> {
     ALL.iter().filter(move |system| system.family == family)
 }
 
-/// The default key-value store: the first of its family.
+/// Returns the default key-value system: the first system of its family.
 pub fn default_kv() -> &'static Registered {
     family(Family::Kv).next().expect("there is a key-value store")
 }
 
-/// Returns the system with this kind in the catalog.
+/// Returns the system whose [`System::KIND`] is `kind`; `None` if there is no such system.
 pub fn named(kind: &str) -> Option<&'static Registered> {
     ALL.iter().find(|system| system.kind == kind)
 }
 
-/// Shape of a store's table; `None` if its system cannot rebuild tables.
+/// Returns the shape of a store's table; `None` if the store's system cannot rebuild tables.
 pub fn shape_of(store: &Store) -> Option<Shape> {
     named(&store.kind).and_then(|system| (system.shape)(&store.parameters))
 }
 
-/// Kinds of a family's systems, joined for a sentence: `prism-kv or pilaf`.
+/// Returns the kinds of a family's systems, joined for a sentence: `prism-kv or pilaf`.
 pub fn names(of: Family) -> String {
     let names: Vec<&str> = family(of).filter(|system| !system.for_tests).map(|system| system.kind).collect();
     match names.split_last() {

@@ -31,7 +31,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The error of a client whose store was replaced by `store`, a newer one of the same name.
+    /// Returns the error for a client whose store was replaced by `store`, a newer store of the same name.
     pub fn another(store: &Store) -> StoreError {
         StoreError::Gone(format!(
             "store '{}' was replaced by a new store of the same name: what this client stored is lost; open it again",
@@ -58,7 +58,7 @@ impl std::fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// Fetches the description of a store of any kind from the catalog of `node`. One call.
+/// Fetches the description of a store of any kind from the catalog of `node`, with one call.
 ///
 /// # Errors
 /// The store does not exist, or the node does not respond.
@@ -92,8 +92,8 @@ pub async fn fetch_of<F: Fabric>(
     Ok(store)
 }
 
-/// Opens the store called `name` at `node`, which must be of system `S`. One call, or none if the fabric lacks a
-/// capability that `S` needs.
+/// Opens the store called `name` at `node`, which must be a store of system `S`. Makes one call to the node, or none if
+/// the fabric lacks a capability that `S` needs.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -146,8 +146,8 @@ impl Members {
         &self.store
     }
 
-    /// Returns the only member of a store that `S` keeps on one node. Checks that the store is of that kind and that
-    /// `fabric` has every capability that `S` needs.
+    /// Returns the only member of a store that `S` keeps on one node. Checks that the store's kind is that of `S`, and
+    /// that `fabric` has every capability that `S` needs.
     ///
     /// # Errors
     /// One of the two checks failed.

@@ -1,7 +1,7 @@
 //! The [`System`] trait: everything that the registry knows about a system.
 //!
-//! Invariant: code that lists, names or selects systems uses this trait. No code names a system, except its own folder
-//! and its line in [`crate::registry`].
+//! Invariant: code that lists, names or selects systems uses this trait. A single system is named only in its own
+//! folder and in its line of [`crate::registry`].
 
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
@@ -30,7 +30,7 @@ impl Family {
         }
     }
 
-    /// Name of the things that its stores hold.
+    /// Plural noun for the contents of a store of this family, for messages.
     pub const fn contents(self) -> &'static str {
         match self {
             Family::Kv => "keys",
@@ -62,7 +62,7 @@ pub struct Sizing {
     pub key_len: usize,
     /// Bytes of a value.
     pub value_len: usize,
-    /// Whether keys of 8 bytes are numbers with one slot each.
+    /// Whether a key of 8 bytes is a number that has its own slot, so that no keys collide.
     pub collision_free: bool,
 }
 
@@ -94,7 +94,7 @@ pub struct Shape {
     pub slots: u64,
     /// Number of items that the table can hold.
     pub items: u64,
-    /// Whether keys of 8 bytes are numbers with one slot each.
+    /// Whether a key of 8 bytes is a number that has its own slot, so that no keys collide.
     pub is_collision_free: bool,
 }
 
@@ -103,20 +103,22 @@ pub struct Shape {
 pub enum SizingError {
     /// No table can hold that number of items.
     Items,
-    /// The value is too long. Beside a key of this length, a value has at most this number of bytes.
+    /// The value is too long for a key of the given length. The longest possible value has this number of bytes.
     Value(usize),
 }
 
-/// Work of clients and of the service that no fabric counts. Used by cost models.
+/// CPU work of a system's clients and service, for cost models. Fabrics do not count this work.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Chains of a GET for each slot that it probes.
+    /// Number of chains that a GET runs for each slot that it probes.
     pub chains_per_probe: u32,
-    /// Memory accesses of the service that miss its caches, for a PUT.
+    /// Number of memory accesses of the service that miss its caches during one PUT.
     pub call_accesses: u64,
-    /// Bytes that the service checksums. The argument is the length of the request in bytes.
+    /// Returns the number of bytes that the service checksums for one call. The argument is the length of the request
+    /// in bytes.
     pub call_checksummed: fn(usize) -> u64,
-    /// Bytes that a client checksums for a GET. The arguments are the lengths of the key and of the value in bytes.
+    /// Returns the number of bytes that a client checksums for a GET. The arguments are the lengths of the key and of
+    /// the value in bytes.
     pub get_checksummed: fn(usize, usize) -> u64,
 }
 
@@ -146,14 +148,14 @@ pub trait System: 'static {
     const FAMILY: Family;
     /// Distribution of a store over nodes.
     const NODES: Nodes = Nodes::One;
-    /// Whether the system exists for tests only. Then no node of `farside` serves it.
+    /// Whether the system exists for tests only. If so, no node of `farside` serves it.
     const FOR_TESTS: bool = false;
-    /// Capabilities that the operations need from a fabric. [`Capabilities::CALLS`] means calls to the system's own
-    /// service: the call to the node that opens a store does not count.
+    /// Capabilities that the operations need from a fabric. [`Capabilities::CALLS`] is listed only if operations call
+    /// the system's own service. The call to the node that opens a store does not count.
     const NEEDS: Capabilities;
-    /// Broken variants, each of which the tests must find.
+    /// Mutants: variants with one deliberate bug each, which the tests must detect.
     const MUTANTS: &'static [Mutant] = &[];
-    /// The mutants that trials find too seldom. Tests of single steps find them.
+    /// Mutants that trials expose too seldom. Tests of single steps detect these mutants.
     const RARE_MUTANTS: &'static [Mutant] = &[];
     /// Work for cost models.
     const WORK: Work = Work::CHAINS;

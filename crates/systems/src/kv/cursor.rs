@@ -6,7 +6,7 @@
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     pub(super) next_slot: u64,
-    /// Slots of the last read that are occupied and not yet visited, in descending order.
+    /// Occupied slots that the last READ found and that are not yet visited, in descending order.
     pub(super) occupied: Vec<u64>,
     pub(super) table_epoch: Option<u64>,
 }

@@ -1,7 +1,8 @@
 //! Key-value stores: maps from byte strings to byte strings.
 //!
-//! [`prism_kv`] is PRISM-KV. [`pilaf`] is its rival, whose writes run on the node's CPU. Every key-value system
-//! implements [`Kv`], so one benchmark, one checker and one command line serve all of them.
+//! [`prism_kv`] is PRISM-KV. [`pilaf`] is the baseline that its paper compares it with: Pilaf's writes run on the
+//! node's CPU. Every key-value system implements [`Kv`], so one benchmark, one checker and one command line serve all
+//! of them.
 
 mod cursor;
 pub mod pilaf;
@@ -37,7 +38,7 @@ pub struct Item<'a> {
 /// Location of the value that a client read last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// Offset of its first byte in the reply's output; `None` if the client keeps the value elsewhere.
+    /// Offset of the value's first byte in the reply's output; `None` if the client keeps the value elsewhere.
     pub at: Option<usize>,
     /// Version of the value.
     pub version: Version,
@@ -50,8 +51,8 @@ pub struct Conflict {
     pub version: Option<Version>,
 }
 
-/// Operations of a key-value store. Each is linearizable: it takes effect at one instant between call and return. After
-/// an error for which [`KvError::ran`] is unknown, it may take effect at one later instant, or never.
+/// Operations of a key-value store. Each is linearizable: it takes effect at one instant between call and return. If an
+/// operation fails and [`KvError::ran`] returns [`Ran::Unknown`], it may take effect at one later instant, or never.
 ///
 /// A system that lacks an operation returns [`KvError::Unsupported`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
@@ -86,13 +87,13 @@ pub trait Kv {
     /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError>;
 
-    /// Deletes `key`. Returns whether it had a value.
+    /// Deletes `key`. Returns whether the key had a value.
     ///
     /// # Errors
     /// [`KvError`]; [`KvError::ran`] states whether the key may have been deleted.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError>;
 
-    /// Stores a value for `key` if it has none. Returns whether the value was stored.
+    /// Stores a value for `key` if the key has none. Returns whether the value was stored.
     ///
     /// # Errors
     /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored.
@@ -103,7 +104,8 @@ pub trait Kv {
     /// Replaces the value of `key` if the key still has the version that a `get` returned. Returns the new version.
     ///
     /// # Errors
-    /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored. A [`Conflict`] stored nothing.
+    /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored. If the result is a [`Conflict`],
+    /// nothing was stored.
     async fn compare_and_put(
         &mut self,
         _key: &[u8],
@@ -117,7 +119,7 @@ pub trait Kv {
     /// order.
     ///
     /// # Errors
-    /// [`KvError`]; nothing was changed, and `visit` may have been called for a part of the keys.
+    /// [`KvError`]; nothing was changed, and `visit` may have been called for some of the keys.
     async fn get_many(
         &mut self,
         _keys: &[&[u8]],
@@ -129,7 +131,8 @@ pub trait Kv {
     /// Stores values for several keys. Each put takes effect on its own. If a key occurs twice, the later value wins.
     ///
     /// # Errors
-    /// [`KvError`]. With [`Ran::No`] none of the keys was stored; otherwise any of them may have been.
+    /// [`KvError`]. If [`KvError::ran`] returns [`Ran::No`], none of the values was stored. Otherwise any of them may
+    /// have been stored.
     async fn put_many(&mut self, _items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         Err(self.not_offered("puts of several keys"))
     }
@@ -240,7 +243,7 @@ impl<F: Fabric + Clock> Kv for AnyKv<F> {
 /// Error of a key-value operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvError {
-    /// The key does not have 1 to [`KEY_MAX`] bytes, but this number. No request was sent.
+    /// The key has this number of bytes; it must have 1 to [`KEY_MAX`]. No request was sent.
     KeyLength(usize),
     /// The value has this number of bytes, more than [`VALUE_MAX`]. No request was sent.
     ValueLength(usize),
@@ -285,22 +288,25 @@ impl KvError {
         match self {
             KvError::Fabric(error) => error.ran(),
             KvError::Several(_) => Ran::Unknown,
-            // A refused chain may have run its first ops. But the chains of a store install with their last op.
+            // A refused chain may have run its first ops. But a store's chains install last, so a refused one installed
+            // nothing.
             _ => Ran::No,
         }
     }
 
-    /// Error of a chain that only reads or prepares. Whether it ran or not, the operation was not carried out.
+    /// Returns the error of an operation whose failed chain only reads or prepares. Whether or not the chain ran, the
+    /// operation was not carried out.
     pub(crate) fn of_read(error: FabricError) -> KvError {
         KvError::Fabric(error.map_ran(|_| Ran::No))
     }
 
-    /// Error of a chain that installs. Even if the chain ran, its CAS may have failed, so the outcome is unknown.
+    /// Returns the error of an operation whose failed chain installs. Even if the chain ran, its CAS may have failed,
+    /// so the outcome is unknown.
     pub(crate) fn of_install(error: FabricError) -> KvError {
         KvError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
     }
 
-    /// Error of one operation of several. The others may have been carried out.
+    /// Converts the error of one operation in a group of several. The other operations may have been carried out.
     pub(crate) fn of_several(self) -> KvError {
         match self {
             KvError::Fabric(lost @ FabricError::Lost { .. }) => {

@@ -11,15 +11,17 @@
 //!
 //! Differs from the papers (`docs/papers/pilaf.md` has the reasons):
 //! * Collisions are resolved by linear probing. A delete marks its entry and never empties it.
-//! * A GET that reads torn bytes [`ATTEMPTS_MAX`] times calls the service. So it ends, however often its key is put.
+//! * A GET that reads torn bytes [`ATTEMPTS_MAX`] times calls the service. So every GET ends, however often its key is
+//!   put.
 //! * An item carries the number of its install, so that `get` can return a [`Version`].
 //!
 //! A GET is linearizable:
-//! * It finds a value: an entry with a valid CRC was written by the service and was in the slot at some instant during
-//!   the READ. If the item's CRC is valid, too, it is the item of that entry. So the key had this value at that
-//!   instant, even if the buffer has been reused since.
-//! * It finds no value: a key that is present during the whole GET stays in its slot, and no slot before it is one that
-//!   never had a key. So the key was absent at some instant during the GET.
+//! * If it finds a value: an entry with a valid CRC was written by the service and was in the slot at some instant
+//!   during the READ. If the item's CRC is valid, too, the item is the one of that entry. So the key had this value at
+//!   that instant, even if the buffer has been reused since.
+//! * If it finds no value: a key that is present during the whole GET stays in its slot, and every slot before that one
+//!   on the path has or had a key. The GET would have found such a key. So the key was absent at some instant during
+//!   the GET.
 
 pub mod layout;
 pub mod mutants;
@@ -189,8 +191,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
             let bytes = match self.reply.get(item) {
                 Ok(bytes) => bytes,
-                // The item's segment may now hold buffers of another size. But not while the entry is unchanged: if the
-                // READ of the same entry is refused twice, the refusal is final.
+                // The item's segment may hold buffers of another size now, but only if the entry has changed. So if the
+                // READ for an unchanged entry is refused twice, the refusal is final.
                 Err(_) if refused.replace(entry) != Some(entry) && !mutants::SIZE_TRUSTED.is_on() => {
                     continue;
                 }
@@ -219,7 +221,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         self.reply.get(entry).copied().map_err(KvError::Refused)
     }
 
-    /// Calls the service to read the value. It runs one call at a time, so no put interferes.
+    /// Calls the service to read the value. The service runs one call at a time, so no put interferes.
     #[cold]
     async fn get_by_call(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_read)? {

@@ -11,20 +11,23 @@
 //! Differs from the paper ([`layout`] describes the bytes):
 //! * The slot's tag is a generation that grows with every install. So a CAS never succeeds on a slot that changed and
 //!   changed back, and `get` can return a [`Version`] for conditional puts.
-//! * In the paper, a PUT whose CAS fails counts as done just before the PUT that won. Here this holds only if the
-//!   winner directly followed the install that this PUT had found *and* did not depend on the old value. A conditional
-//!   put or a delete depends on it: it has seen the old value, so no PUT can have come between.
-//! * DELETE leaves a tombstone, so a slot keeps its key. This rules out the races of open addressing.
+//! * In the paper, a PUT whose CAS fails counts as done just before the PUT that won. Here it does only under two
+//!   conditions. The winner's install directly followed the install that the losing PUT had found. And the winner did
+//!   not depend on the old value. A conditional put or a delete depends on the old value: it has read that value, so no
+//!   other PUT can have taken effect in between.
+//! * DELETE leaves a tombstone, so a slot keeps its key and no other key can take the slot. This rules out the races of
+//!   open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
-//! * A crowded table is rebuilt while it is in use (`rebuild`, decision 0017). During a rebuild, a client looks for a
-//!   key in the former table first. If the key's path there was left, it continues in the next table. The same rule
-//!   applies if several tables are being left.
-//! * Clients do not report buffers for reclamation. The chain that installs retires the item that it replaced, or its
-//!   own buffer if its CAS fails (decision 0023). So PUT needs no trailing READ of its buffer's address, and a
-//!   cancelled operation leaks nothing.
+//! * A crowded table is rebuilt while it is in use (`rebuild`, decision 0017). The rebuild *leaves* the former table
+//!   slot by slot: it marks a slot as MOVED or CLOSED. During a rebuild, a client looks for a key in the former table
+//!   first. If the key's path there was left, the client continues in the next table. The same rule applies if several
+//!   tables are being left.
+//! * Clients do not report buffers for reclamation. The chain that installs retires the replaced item, or the new item
+//!   if its CAS fails (decision 0023). So PUT needs no trailing READ of the new item's address, and a cancelled
+//!   operation leaks nothing.
 //!
 //! Invariant: only the chain that installs retires the buffers that its install made unreachable. If it is unknown
-//! whether that chain ran, the client does not retire them.
+//! whether that chain ran, the client does not retire those buffers.
 //! Invariant: no client writes a key into the next table before the key's place in the former table was left.
 
 mod large;
@@ -56,7 +59,7 @@ use zerocopy::IntoBytes;
 /// Kind of the store in the catalog.
 pub const KIND: &str = "prism-kv";
 
-/// Scratch memory: the slot's new word, address first.
+/// Scratch address of the slot's new word. The item's address comes first in the word.
 const TMP: Addr = Addr::scratch(0);
 const TMP_BOUND_AND_TAG: Addr = Addr::scratch(8);
 
@@ -66,7 +69,7 @@ pub struct PrismKv<F> {
     node: NodeId,
     store: Store,
     table: Table,
-    /// Tables that are being left, oldest first. Empty unless the store is being rebuilt.
+    /// Former tables, which the rebuild is leaving, oldest first. Empty unless the store is being rebuilt.
     formers: Vec<Table>,
     slots: Option<Cache<Box<[u8]>, Cached>>,
     chain: ChainBuf,
@@ -244,8 +247,8 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         self.waits = Waits::default();
-        // A delete that loses always probes again. It returns whether the key had a value, so it cannot count as done
-        // just before the winner, as a PUT may.
+        // A delete whose CAS fails always probes again. Unlike a PUT, it cannot count as done just before the winner,
+        // because it returns whether the key had a value.
         loop {
             // `None` means that the key has no slot, so it has no value to delete.
             let found = self.find_if_any(key).await?;
@@ -359,8 +362,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Reads the item of `key` in one table into the reply, probing from the key's first slot. The table is the current
-    /// one, or the former one with index `former`. The current table has a single caller, so the compiler inlines a
-    /// whole GET there.
+    /// one, or the former one with index `former`. For the current table this function has one caller, so the compiler
+    /// inlines the whole GET into that caller.
     #[inline]
     async fn look_up_in<const IS_CURRENT: bool>(
         &mut self,
@@ -380,8 +383,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let item = ItemView::decode(bytes)?;
             match item.kind {
                 Kind::Closed => return Ok(Lookup::Left),
-                // A moved slot does not show which key it had. In a table that is being left, the key may lie further
-                // on.
+                // A moved slot does not show which key it had. If it was another key's, `key` may lie further along the
+                // path of this former table.
                 Kind::Moved if !IS_CURRENT => continue,
                 Kind::Moved => return Ok(Lookup::Left),
                 _ if !item.is_of(key) => continue,
@@ -389,7 +392,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
             if let Some(slots) = &mut self.slots {
                 match item.kind {
-                    // Not cached: a PUT that replaces a large value must read the list of its parts.
+                    // The slot is not cached: a PUT that replaces a large value must read the list of its parts.
                     Kind::Large => drop(slots.remove(key)),
                     _ => remember_slot(slots, key, Cached { at, generation: item.header.generation.get() }),
                 }
@@ -406,9 +409,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Lookup::Absent)
     }
 
-    /// Number of slots on its path that a new key may take in a table. The keys that are being moved need slots there,
-    /// too. If two tables are being left, the second had no place for all keys of the first; then no later table takes
-    /// new keys.
+    /// Number of slots at the start of its path that a new key may take in a table. During a rebuild, the keys that are
+    /// being moved need slots in the next table, too. If two tables are being left, the second had no place for all
+    /// keys of the first; in that case, no table after the second takes new keys.
     fn new_key_probes(&self, epoch: Epoch) -> u64 {
         match (self.formers.len(), epoch) {
             (0, _) | (1 | 2, Epoch::Former(_)) => PROBES_MAX,
@@ -424,8 +427,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Finds the slot that `key` has, or the empty slot that it would get. If there is neither, has the table grow and
-    /// waits for that.
+    /// Finds the slot that `key` has, or the empty slot that the key would get. If there is neither, requests a larger
+    /// table, waits, and probes again.
     async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
         loop {
             if let Some(found) = self.find_if_any(key).await? {
@@ -489,8 +492,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     // Writing.
 
-    /// Installs an item, whatever value its key has. Returns false if the put counts as done just before another put,
-    /// whose item is in the slot.
+    /// Installs an item, whatever value its key has. Returns false if the item was not installed, because the put
+    /// counts as done just before another put, whose item is in the slot.
     #[inline]
     async fn install_blindly(&mut self, item: &NewItem<'_>) -> Result<bool, KvError> {
         let mut lost_to: Option<Found> = None;
@@ -506,7 +509,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Installs an item in the slot that was found. Returns false if the slot has changed since.
+    /// Installs an item in the slot that a probe has found. Returns false if the slot has changed since the probe.
     async fn install(&mut self, found: &Found, item: &NewItem<'_>, buffer: Buffer) -> Result<bool, KvError> {
         let old_parts = match found.kind {
             Some(Kind::Large) => self.parts_of(found.slot).await?,
@@ -534,7 +537,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// The second round trip of PUT: allocate, write and CAS. The only round trip if the slot is cached.
+    /// Runs the second round trip of PUT: allocate, write and CAS. It is the only round trip if the slot is cached.
     async fn swing(
         &mut self,
         swing: &Swing<'_>,
@@ -571,7 +574,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Puts to a cached slot, in one round trip. Returns false if the slot's generation has changed. The change may be
-    /// older than this put, so the put cannot count as done: it must probe.
+    /// older than this put, so the put cannot count as done, and the caller must probe.
     async fn put_cached(&mut self, key: &[u8], value: &[u8], cached: Cached) -> Result<bool, KvError> {
         let item = NewItem::small(Kind::Value, UNCONDITIONAL, key, value);
         let swing = Swing {
@@ -647,7 +650,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Fetches the store's new key after the node refused the old one. Every rebuild changes the key.
     ///
     /// # Errors
-    /// The key is still the same.
+    /// The catalog still has the refused key.
     #[cold]
     async fn fetch_key(&mut self) -> Result<(), KvError> {
         let refused = self.table.extent.key;
@@ -675,7 +678,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
             Err(other) => return Err(KvError::of_read(other)),
         }
-        // A rebuild takes time. And after one rebuild, the node waits for this session's turn to end.
+        // Pause: a rebuild takes time, and after a rebuild the node waits for this session's turn to end.
         self.pause().await?;
         self.fetch_catalog().await
     }
@@ -699,8 +702,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
 }
 
 /// Adds the ops of an install: allocate, write and CAS (PRISM, section 6.1).
-///
-/// Differs from the paper: the CAS reclaims the replaced item, or the new one if it fails. So no READ of the new
+/// Differs from the paper: the CAS op reclaims the replaced item, or the new item if the CAS fails. So the chain has no
+/// READ of the new buffer's address.
 /// buffer's address follows.
 fn add_swing<'a>(
     chain: &mut Chain<'a>,
@@ -826,7 +829,8 @@ fn decode_probe(
     })
 }
 
-/// Largest number of bytes of an item that one READ returns; with the reply's other fields, they fit into 64 KiB.
+/// Largest number of bytes of an item that one READ returns. A reply with these bytes and its other fields fits into 64
+/// KiB.
 const READ_MAX: u32 = 64 * 1024 - 64;
 const _: () = assert!(READ_MAX as usize >= ITEM_MAX);
 
@@ -868,7 +872,7 @@ impl<'a> NewItem<'a> {
         }
     }
 
-    /// Second half of the slot's new word.
+    /// Encodes the second half of the slot's new word: the item's length and the tag.
     fn bound_and_tag(&self, generation: u32) -> [[u8; 4]; 2] {
         [(self.len() as u32).to_le_bytes(), generation.to_le_bytes()]
     }
@@ -878,12 +882,12 @@ impl<'a> NewItem<'a> {
     }
 }
 
-/// Source of an item's buffer.
+/// Lists from which an item's buffer is allocated.
 struct Buffer {
     list: ListId,
     reserve: bool,
-    /// List to use if `list` is empty. For a tombstone: the list of the size class of the item that it replaces. The
-    /// delete then frees at least as large a buffer as it takes.
+    /// List to use if `list` is empty. Only a tombstone has one: the list for the size of the item that the delete
+    /// replaces. The delete then frees at least as large a buffer as it takes.
     fallback: Option<ListId>,
 }
 
@@ -902,7 +906,7 @@ impl Buffer {
 
 /// Whether a put that probed `before` and lost its CAS counts as done just before the install in `now`.
 ///
-/// It does if that install directly followed `before` and did not depend on the old value.
+/// The put does if that install directly followed `before` and did not depend on the old value.
 fn counts_as_done_before(before: &Found, now: &Found) -> bool {
     mutants::YIELDS_TO_ANYONE.is_on()
         || before.kind.is_some()

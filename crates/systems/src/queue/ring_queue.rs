@@ -16,17 +16,18 @@
 //! 2. Read the slot and its value.
 //! 3. Swing the slot from that value to empty in the next round, and advance the head.
 //!
-//! A TAKE from an empty queue ends after the second.
+//! A TAKE from an empty queue ends after the second round trip.
 //!
-//! Head and tail may lag behind the slots, because a client may fail between the two writes. The next client that finds
-//! a counter behind advances it (helping). So no client waits for another.
+//! Head and tail may lag behind the slots, because a client may fail after it has swung a slot and before it advances
+//! the counter. The next client that finds a counter behind advances it (helping). So no client waits for another.
 //!
 //! Invariant: a slot's word never returns to an earlier value. Its round grows by one with every value that leaves the
 //! slot (32 bits, wrapping).
 //! Invariant: no counter is ahead of the slots. Therefore:
 //! * Values are put and taken in the order of their tickets.
-//! * The queue was empty when the slot of the next ticket to take had no value.
-//! * The queue was full when the slot of the next ticket to put still had the value of the round before.
+//! * If the slot of the next ticket to take has no value at an instant, the queue is empty at that instant.
+//! * If the slot of the next ticket to put still has the value of the round before at an instant, the queue is full at
+//!   that instant.
 
 use super::{Queue, QueueError};
 use crate::ready::run_until_ready;
@@ -57,7 +58,7 @@ const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
 /// Slots of the largest ring.
 const SLOTS_MAX: u64 = 1 << 32;
 
-/// Scratch memory: the slot's new word.
+/// Scratch address of the slot's new word.
 const WORD: Addr = Addr::scratch(0);
 const BOUND_AND_ROUND: Addr = Addr::scratch(8);
 

@@ -11,8 +11,8 @@
 //!
 //! All numbers are little-endian. CRCs are CRC-64/NVME. The entry of a slot that never had a key is all zero.
 //!
-//! Invariant: a reader uses no byte of an entry or item before it has checked the CRC. This holds for the size above
-//! all. An entry of zeros is the only exception.
+//! Invariant: a reader uses no byte of an entry or item, above all no size, before it has checked the CRC. The only
+//! exception is an entry of zeros.
 
 use crate::hash_slots;
 pub use crate::hash_slots::Placement;
@@ -46,7 +46,7 @@ pub const PAIR_MAX: usize = ITEM_MAX - HEADER_SIZE;
 const _: () = assert!(ADDRESS_SIZE + REQUEST_SIZE + PAIR_MAX <= CALL_BYTES_MAX);
 const _: () = assert!(ANSWER_SIZE + PAIR_MAX <= CALL_BYTES_MAX);
 
-/// Checksum of entries and items.
+/// Returns the checksum of an entry's or item's bytes.
 pub fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
@@ -69,7 +69,8 @@ pub struct Entry {
 
 /// The slot has an item.
 pub const IN_USE: u32 = 1;
-/// The slot's item was deleted. Keys that collided with it lie behind it. Any key may take the slot.
+/// The slot's item was deleted. Keys that collided with the deleted key may lie in the slots behind this one. Any key
+/// may take this slot.
 pub const DELETED: u32 = 2;
 
 /// Decoded meaning of an entry.

@@ -6,14 +6,15 @@
 //! 2. writes the entry, with the entry's CRC last,
 //! 3. frees the replaced buffer *immediately*, without a grace period.
 //!
-//! A client that still reads the freed buffer finds that the CRC differs from its entry's, and starts again from the
-//! entry (Pilaf, section 3.3).
+//! A client that still reads the freed buffer finds that the item's CRC is not the one in its entry, and starts again
+//! from the entry (Pilaf, section 3.3).
 //!
 //! Collisions are resolved by linear probing (the PRISM paper, section 6.1, leaves the choice):
 //! * A key that is present stays in its slot, and a put replaces the item there. So a probing client finds the key,
 //!   whatever else is put and deleted meanwhile. With cuckoo hashing, a client can miss a moving key in both places.
-//! * A deleted entry is marked and never becomes zeros, so no key behind it is lost. Any key may take its slot. If a
-//!   client probes past such a slot and misses a key that is put there afterwards, the key was absent during its GET.
+//! * A deleted entry is marked and never becomes zeros, so clients still find the keys behind it. Any key may take its
+//!   slot. If a client probes past such a slot and misses a key that is put there afterwards, that key was absent at an
+//!   instant during the client's GET.
 //!
 //! A node that fails while it writes an entry leaves the entry torn. The table's head holds the entry that was being
 //! written. The first call to the next node's service writes that entry again, before it changes the head.
@@ -265,7 +266,7 @@ impl PilafService {
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
     }
 
-    /// Writes the entry again that an earlier node left torn.
+    /// Writes again the entry that an earlier node left torn, if there is one.
     fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
         let head = self.head(memory)?;
         let slot = head.slot.get();

@@ -24,9 +24,9 @@ impl System for PilafKind {
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     const WORK: Work = Work {
         chains_per_probe: 2,
-        // The slot's entry, its item, and the new item's buffer. The table's head is in a cache.
+        // Accesses to the slot's entry, the entry's item and the new item's buffer. The table's head is in a cache.
         call_accesses: 3,
-        // The item, the old entry and the new one, and the head.
+        // The service checksums the item, the old and the new entry, and the head.
         call_checksummed: |request_len| {
             let item = HEADER_SIZE + request_len.saturating_sub(ADDRESS_SIZE + REQUEST_SIZE);
             (item + 2 * CHECKED_ENTRY + HEAD_SIZE as usize - CRC_SIZE) as u64

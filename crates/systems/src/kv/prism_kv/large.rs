@@ -125,7 +125,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Reads the part addresses of the large item that an install is about to replace. The installing chain must retire
-    /// the parts: later, their buffers may already hold other items.
+    /// the parts. A later chain could not do it, because the buffers may then already hold other items.
     ///
     /// The result is empty if the slot has changed. Then the install fails, too.
     pub(super) async fn parts_of(&mut self, slot: Slot) -> Result<Vec<Addr>, KvError> {
@@ -145,7 +145,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
 pub(super) struct Parts {
     pub(super) list: Vec<Part>,
     pub(super) at: Vec<Addr>,
-    /// The chain that makes the parts reachable was sent. It may run; if it does not, the fabric frees the parts.
+    /// Whether the chain that makes the parts reachable was sent. That chain may run; if it does not, the fabric frees
+    /// the parts.
     pub(super) is_posted: Cell<bool>,
 }
 

@@ -130,7 +130,8 @@ impl Kind {
     }
 }
 
-/// Flag of an item whose put did not depend on the old value. A put that lost its CAS may count as done just before it.
+/// Flag of an item whose put did not depend on the old value. Another put that lost its CAS to this put may count as
+/// done just before it.
 pub const UNCONDITIONAL: u8 = 1;
 
 /// Header of an item.
@@ -159,7 +160,7 @@ const _: () = assert!(HEADER_SIZE == 16);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Part {
-    /// Address of its buffer.
+    /// Address of the part's buffer.
     pub at: U64,
     /// Bytes of the part.
     pub len: U32,
@@ -263,8 +264,8 @@ pub fn slots_for(items: u64) -> Option<u64> {
     (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
 }
 
-/// Bytes of a table with this number of slots. Behind the slots are the end slot and the items MOVED and CLOSED, to
-/// which the slots of the table before it point.
+/// Bytes of a table with this number of slots; `None` if the length overflows. Behind the slots are the end slot and
+/// the items MOVED and CLOSED. The slots that were left in the preceding table point to these two items.
 pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_add(1)?.checked_mul(SLOT_SIZE)?.checked_add(2 * HEADER_SIZE as u64)
 }
@@ -281,7 +282,7 @@ pub struct TableSpec {
     pub placement: Placement,
     /// Number of the table; grows with every rebuild.
     pub epoch: u64,
-    /// Generation before that of a key's first install in this table.
+    /// Floor of the table: a new key's first install in this table has the generation after the floor.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub floor: u32,
 }

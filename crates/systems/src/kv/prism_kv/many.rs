@@ -144,8 +144,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
             };
             ran?;
             if self.reply.last_status() == Status::NotReady {
-                // No op ran. When memory is short, two clients that need many buffers at once could starve each other
-                // again and again. A put of one key needs one buffer.
+                // No op ran. The keys are put one by one instead, because a put of one key needs only one buffer. When
+                // memory is short, two clients that need many buffers at once could starve each other again and again.
                 outs.fill(None);
             }
         }
@@ -157,7 +157,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             match self.reply.status(swung) {
                 Status::Ok => {}
                 Status::CasFailed => behind.push(index),
-                // No op ran. The store's key may have changed; the put of the single key finds out.
+                // No op ran. The store's key may have changed; if so, the put of the single key fetches the new one.
                 Status::Aborted if self.reply.verdict() == Status::Access => behind.push(index),
                 _ => return Err(KvError::Refused(self.reply.verdict())),
             }

@@ -6,12 +6,13 @@
 //!    2. Write its word into the next table.
 //!    3. Mark the slot as MOVED.
 //!
-//! A tombstone that is not above the next table's floor is dropped instead of moved.
+//! A tombstone whose generation is not above the next table's floor is dropped instead of moved.
 //!
 //! If the next table has no place for all keys, it gets a successor, too. Then both tables are being left. The slots of
 //! both are closed before any slot of either is moved.
 //!
-//! Invariant: the slots alone hold the progress of a rebuild. So a node may restart it at the first slot at any time.
+//! Invariant: the slots alone hold the progress of a rebuild. So a node may restart the rebuild at the first slot at
+//! any time.
 //! Invariant: a slot is frozen only while its word is being written into the next table.
 
 use super::layout::{HEADER_SIZE, ItemHeader, Kind, Slot, Table, above};
@@ -42,8 +43,8 @@ enum Stage {
     Begin,
     /// Close the slot at this place, if it is empty.
     Close(Place),
-    /// Move the slot at this place. The number counts the first slots on its key's path in the next table that are
-    /// known to belong to other keys.
+    /// Move the slot at this place. The number counts slots at the start of the key's path in the next table: the ones
+    /// that are known to belong to other keys.
     Move(Place, usize),
     Done,
 }
@@ -111,8 +112,8 @@ impl Moving {
         let mut slots = [Slot::default(); SLOTS_PER_STEP];
         let count = read_slots(memory, &self.tables[first.table], first.slot, &mut slots)?;
         let successor = &self.tables[first.table + 1];
-        // Then only a further table helps, as soon as possible. But first, the slots that a failed node froze must be
-        // moved.
+        // If many keys have no place, only a further table helps, and it is needed soon. So this pass moves no more
+        // slots, except those that a failed node has frozen.
         let is_hopeless = self.round == 0 && self.without_place >= WITHOUT_PLACE_MAX;
         let is_there = |word: &Slot| {
             !word.is_empty() && successor.is_left(*word).is_none() && (!is_hopeless || word.is_frozen())
@@ -158,7 +159,7 @@ impl Moving {
         (table + 2 < self.tables.len()).then_some(Place { table: table + 1, slot: 0 })
     }
 
-    /// Returns the word that marks a slot as left. It points behind the table that follows the slot's own table.
+    /// Returns the word that marks a slot as left: a pointer to an item behind the table that follows the slot's table.
     fn left(&self, place: Place, word: Slot) -> Slot {
         self.tables[place.table + 1].left(word)
     }
@@ -188,10 +189,11 @@ impl Moving {
         let mut others = others;
         for place in next.probe(&key).skip(others).take(PROBES_PER_STEP) {
             let at = Slot::of(memory.load(next.slot_at(place).raw(), Width::W16)?);
-            // A node that failed afterwards may already have written the word.
+            // True if a node has written the word here before and then failed.
             let is_done = at.0.ptr == slot.0.ptr && !mutants::MOVED_TWICE.is_on();
             if place == next.end() {
-                // Without a place, the key stays where it is: thaw the slot, so that clients can write it.
+                // No slot on the path is free, so the key stays where it is: thaw its slot, so that clients can write
+                // it.
                 self.exchange(memory, from, slot, slot.thawed())?;
                 return Ok(Moved::NoPlace);
             }
@@ -248,8 +250,8 @@ fn exchange<M: Memory>(memory: &M, table: &Table, index: u64, old: Slot, new: Sl
 /// Outcome of one step for one slot.
 enum Moved {
     Yes,
-    /// The slot changed meanwhile, or its path in the next table is longer than one step. The first `others` slots of
-    /// that path belong to other keys.
+    /// The slot changed during the step, or the step ended before the key's path in the next table did. The first
+    /// `others` slots of that path belong to other keys.
     NotYet {
         others: usize,
     },

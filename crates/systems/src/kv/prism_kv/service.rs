@@ -31,8 +31,8 @@ impl<M: Memory> Kind<M> for PrismKvKind {
         let request = Request::parse(parameters, KIND)?;
         let items = request.items(quota);
         let mut slots = slots_for(items).ok_or_else(|| too_many(items))?;
-        // The end slot would take one more segment. The number of items is only a default and the table can grow, so
-        // the table is halved instead.
+        // With its end slot, this table would take one more segment. The number of items is only a default and the
+        // table can grow, so the table is halved instead.
         if request.items.is_none() && (slots * SLOT_SIZE).is_multiple_of(SEGMENT_SIZE) {
             slots /= 2;
         }
@@ -83,13 +83,13 @@ pub(super) struct Survey {
     /// Smallest number of items that the next table must hold. If absent, the table must not shrink.
     items: Option<u64>,
     seed: u64,
-    /// Largest number of items in the store, whatever its slots contain: each item has a buffer in the quota.
+    /// Upper bound of the number of items, whatever the slots contain: each item has a buffer within the quota.
     most: u64,
-    /// Index of the next table, and of the next slot in it.
+    /// Next slot to count: index of its table, and of the slot in that table.
     next: (usize, u64),
     /// Slots of the last table that have a key.
     taken: u64,
-    /// Slots of the last table that may still get a key before they are closed.
+    /// Empty slots of the last table, which may still get a key before the rebuild closes them.
     empty: u64,
     /// Items that need slots in the next table: they have a value, or a tombstone far above the floor.
     staying: u64,
@@ -97,10 +97,10 @@ pub(super) struct Survey {
     rise: u32,
 }
 
-/// Largest rise of the floor in one rebuild. The bound keeps generations from repeating for many rebuilds.
+/// Largest rise of the floor in one rebuild. Because of this bound, generations repeat only after many rebuilds.
 const RISE_MAX: u32 = 1 << 16;
-/// Rise of the floor above the largest generation seen. So a key that is deleted during the rebuild needs no slot in
-/// the next table either.
+/// Rise of the floor above the largest generation seen. Because of it, the tombstone of a key that is deleted during
+/// the rebuild is not above the floor either, and needs no slot in the next table.
 const RISE_BEYOND: u32 = 1 << 8;
 
 /// Slots in one step of a scan or a survey.
@@ -223,12 +223,13 @@ impl Survey {
     fn next_table(&self, tables: &[Table]) -> Step {
         let TableSpec { slots, placement, epoch, floor, .. } = tables[tables.len() - 1].spec;
         let is_stuck = tables.len() > 1;
-        // Without a requested size, the reason for the survey is a crowded table or a full path.
+        // Without a requested size, a crowded table or a full path has caused the survey. If fewer than a quarter of
+        // the slots are taken, the table stays.
         if self.items.is_none() && !is_stuck && self.taken * 4 < slots {
             return Step::Content;
         }
-        // If a key found no place once, the next table must also hold every key that can still come before all slots
-        // are closed.
+        // If a rebuild has found no place for a key, the next table must also hold every key that clients can still add
+        // before all slots are closed.
         let coming = if is_stuck { self.empty } else { 0 };
         let least = if self.items.is_none() || is_stuck { slots } else { 0 };
         let items = (self.staying + coming).min(self.most).max(self.items.unwrap_or(0));

@@ -21,8 +21,8 @@ impl System for PrismKvKind {
     /// A PUT to a cached slot compares the tag alone, which needs a masked CAS.
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// The first needs a probe path without a free slot. The second needs a node that fails between two exchanges, and
-    /// then a put of the same key.
+    /// The first mutant shows only on a probe path without a free slot. The second shows only if a node fails between
+    /// two exchanges and the same key is put afterwards.
     const RARE_MUTANTS: &'static [Mutant] = &[mutants::END_SLOT_STAYS, mutants::MOVED_TWICE];
 
     type Client<F: Fabric + Clock> = PrismKv<F>;
