@@ -75,7 +75,7 @@ struct Compared {
     floor_ns: f64,
 }
 
-/// Medians over alternating slices.
+/// Measures store and floor in alternating slices. Returns the medians.
 fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
     let (mut ns, mut floor_ns) = (Vec::new(), Vec::new());
     for _ in 0..SLICES {

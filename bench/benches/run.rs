@@ -30,7 +30,7 @@ const VALUE_SIZE: usize = 512;
 /// Length of PRISM-KV's READ of an item.
 const READ_MAX: u32 = 64 * 1024 - 64;
 
-/// Measurements of each kind.
+/// Number of measurements of each way to read.
 const ROUNDS: usize = 301;
 /// GETs in one measurement.
 const GETS: u64 = 64 * 400;

@@ -1,8 +1,8 @@
 //! Cost of a remote GET beyond the carrier: PRISM-KV over a session with both ends in one thread.
 //!
 //! The line copies datagrams between the client's end and an engine's end within one process: no system call, no other
-//! thread, no wait. So the CPU time is that of the protocol at both ends, of the chain and of the client. The same GETs
-//! on `local` alternate with it. The difference is the session's share.
+//! thread, no wait. So the CPU time is that of the protocol at both ends, of the chain and of the client. GETs over the
+//! session alternate with the same GETs on `local`. The difference between the two CPU times is the session's share.
 
 mod support;
 
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use support::{NAME, Store, median};
 
 const VALUE_SIZE: usize = 512;
-/// The same value as for rings.
+/// Size of a datagram in bytes, the same as for rings.
 const DATAGRAM: usize = 24 << 10;
 const ROUNDS: usize = 5;
 const SLICE: Duration = Duration::from_millis(200);

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// Number of events of a world that does not end by itself.
 const EVENTS: u64 = 100_000;
-/// Number of operations in flight in such a world, and of events in the bare heap.
+/// Number of tasks in such a world, each with one operation in flight. The bare heap holds the same number of events.
 const TASKS: u64 = 16;
 /// Number of clients in a trial. The seeds determine all other random draws.
 const CLIENTS: u32 = 2;
@@ -105,7 +105,7 @@ fn sleeps(world: &World) {
     }
 }
 
-/// Pairs of hosts. One host sends each message of the other back.
+/// Starts pairs of hosts. One host of a pair sends back each message of the other.
 fn datagrams(world: &World) {
     let wire = Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS };
     let network = Network::new(world, wire, &Rc::new(Struck::default()));
@@ -129,7 +129,7 @@ async fn send_back(network: Network, inbox: Rc<Inbox>) {
     }
 }
 
-/// Connections with several verbs in flight on each.
+/// Starts connections, each with several verbs in flight.
 fn verbs(world: &World) {
     let bytes = Rc::new(Bytes::new(8 << 20));
     let timing = Timing {

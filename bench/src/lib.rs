@@ -8,7 +8,7 @@
 //! * [`floor`]: the physical floor, the same fetch written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
-//! Invariant: this crate depends on no fabric, and on no system beyond the traits of its family.
+//! Invariant: this crate depends on no fabric, and uses a system only through the trait of its family.
 //! Invariant: only [`floor`] has `unsafe` code.
 
 pub mod compare;

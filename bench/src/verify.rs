@@ -1,7 +1,7 @@
 //! Verifiable values with a checksum and a stamp, and a [`Ledger`] that checks that each key behaves as one register.
 //!
-//! Invariant: two values of one key differ in every word of their filler. So a mixture of them fails the checksum,
-//! wherever it is cut.
+//! Invariant: two values of one key differ in every word of their filler. So a value with bytes of both fails the
+//! checksum, wherever the bytes of one end and those of the other begin.
 //! Invariant: a writer's sequence numbers start at 1 and are never used twice. 0 means that no value was written.
 
 mod ledger;

@@ -6,7 +6,7 @@
 use super::words::{block, line, number, shown};
 use super::{Answer, Dialect};
 
-/// A `get` for all reads of a batch.
+/// Dialect that sends one `get` for all reads of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Memcached;
 
@@ -52,8 +52,8 @@ impl Dialect for Memcached {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// The server omits absent records from its answer. So a read of an absent record finds the next record, or the
-    /// end.
+    /// Parses the answer to one read. The server omits absent records from its answer. So at the place of an absent
+    /// record, the parser finds the next record or the end of the answer.
     #[inline]
     fn read(bytes: &[u8], asked: u64) -> Result<Option<Answer<'_>>, String> {
         let Some(first) = line(bytes)? else { return Ok(None) };

@@ -9,7 +9,7 @@
 //! * [`benchmark`]: results of a rival's own benchmark.
 //!
 //! Invariant: the same code draws and checks operations, keys and values for rivals and for our systems.
-//! Invariant: a server's answer is untrusted input. It is parsed, or results in an error that shows it. At most
+//! Invariant: a server's answer is untrusted input. An answer is either parsed or quoted in an error. At most
 //! [`ANSWER_BYTES_MAX`] bytes of one answer are kept.
 
 pub mod benchmark;
@@ -46,7 +46,7 @@ const LOADING: Shape = Shape { depth: 256, batches: 2 };
 
 /// Protocol of a rival.
 ///
-/// In a batch, all reads are sent before all writes, and answered in this order.
+/// A client sends all reads of a batch before all its writes, and the server answers in the same order.
 pub trait Dialect {
     /// Request for the server's process id.
     const HELLO: &'static [u8];
@@ -392,7 +392,7 @@ impl std::fmt::Display for Shape {
 /// Operations that are sent together.
 struct Batch {
     size: usize,
-    /// Reads first.
+    /// Operations of the batch, reads before writes.
     slots: Vec<Slot>,
     reads: usize,
 }
@@ -400,9 +400,9 @@ struct Batch {
 /// An operation in flight.
 struct Slot {
     drawn: Drawn,
-    /// Whether it is a write, or a read-modify-write whose read is done.
+    /// Whether the operation is a write, or a read-modify-write whose read is done.
     writes: bool,
-    /// Whether it read a wrong value.
+    /// Whether the operation read a wrong value.
     wrong: bool,
     since: Option<Instant>,
 }
@@ -412,8 +412,8 @@ impl Batch {
         Batch { size, slots: Vec::with_capacity(size), reads: 0 }
     }
 
-    /// Renews the batch after all its answers have arrived. A read-modify-write that was read is written next. All
-    /// other operations are done, and new ones take their place.
+    /// Renews the batch after all its answers have arrived. A read-modify-write whose read was answered stays in the
+    /// batch and is written next. All other operations are done, and new ones take their place.
     fn renew(
         &mut self,
         next: &mut impl FnMut() -> Option<Drawn>,
@@ -453,7 +453,8 @@ struct Inbox {
 
 impl Inbox {
     const SIZE: usize = 128 << 10;
-    /// More than all answers to a batch, even if the server stops reading until they are read.
+    /// Largest size of the buffer, in bytes: more than all answers to a batch, even if the server stops reading until
+    /// its answers are read.
     const SIZE_MAX: usize = 16 << 20;
     /// Smallest free space for a read, in bytes.
     const ROOM: usize = 32 << 10;

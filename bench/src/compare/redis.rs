@@ -6,11 +6,11 @@ use super::words::{block, line, number, shown};
 use super::{Answer, Dialect};
 use crate::workload::key;
 
-/// A GET for each read.
+/// Dialect that sends a GET for each read.
 #[derive(Clone, Copy, Debug)]
 pub struct Get;
 
-/// An MGET for all reads of a batch.
+/// Dialect that sends one MGET for all reads of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct MGet;
 

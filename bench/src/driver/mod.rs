@@ -81,7 +81,7 @@ pub trait Perform<C>: Work {
 
 /// Error or violation of an operation. Its text is for the user.
 pub trait Trouble: Display {
-    /// Its consequence for the run.
+    /// Returns the consequence of this trouble for the run.
     fn fault(&self) -> Fault;
 }
 
@@ -118,9 +118,9 @@ pub struct Thread<W: Work> {
 }
 
 enum Draws<W: Work> {
-    /// Drawn in advance, and repeated in a cycle.
+    /// Operations are drawn in advance and repeated in a cycle.
     Ahead { drawn: Vec<W::Drawn>, next: Cell<usize> },
-    /// Drawn one by one, because they depend on earlier operations.
+    /// Operations are drawn one by one, because they depend on earlier operations.
     Live(RefCell<W::Source>),
 }
 
@@ -223,8 +223,8 @@ impl<W: Work> Run<W> {
         Ok(())
     }
 
-    /// Performs operations until [`Run::stop`], or `limit` operations, or until the thread reaches its own limit.
-    /// Returns false if the connection was lost before that.
+    /// Performs operations until [`Run::stop`] is called, `limit` operations are done, or the thread reaches its own
+    /// limit. Returns false if the connection was lost before that.
     pub async fn task<C>(&self, client: &mut C, thread: &Thread<W>, number: u32, limit: u64) -> bool
     where
         W: Perform<C>,
@@ -247,8 +247,8 @@ impl<W: Work> Run<W> {
         true
     }
 
-    /// Like [`task`](Run::task), but starts each operation when it is due. `wait` returns at that time. It returns
-    /// false to end the task.
+    /// Like [`task`](Run::task), but starts each operation when it is due. `wait` takes that time and returns when it
+    /// has come; if `wait` returns false, the task ends.
     pub async fn scheduled<C>(
         &self,
         client: &mut C,
@@ -270,7 +270,7 @@ impl<W: Work> Run<W> {
             let begun = Instant::now();
             let result = self.work.perform(client, drawn, &mut task).await;
             let fault = thread.judge(result);
-            // A failed operation counts, too: its caller has waited for it.
+            // A failed operation counts, too: its caller has waited for the outcome.
             thread.count(drawn, Some(due));
             thread.tally.borrow_mut().service.record(W::kind(drawn), begun.elapsed());
             if fault == Some(Fault::Disconnected) {
@@ -343,7 +343,7 @@ impl<W: Work> Thread<W> {
         self.in_flight.set(self.in_flight.get() - 1);
         let left = self.left.get();
         if left == 0 {
-            return; // It started before the limit was set.
+            return; // The operation started before the limit was set.
         }
         self.left.set(left - 1);
         let kind = W::kind(drawn);

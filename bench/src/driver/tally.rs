@@ -60,7 +60,7 @@ impl Tally {
     }
 }
 
-/// Largest number of texts that a tally keeps. A session that ends yields one for each of its tasks.
+/// Largest number of texts that a tally keeps. A lost session yields one text for each of its tasks.
 const FAILURES_MAX: usize = 64;
 
 /// Latencies by kind of operation. The histogram of a kind is allocated with its first latency.

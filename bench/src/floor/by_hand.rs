@@ -1,7 +1,7 @@
-//! PRISM-KV's GET on a node's memory, written by hand. A chain with the same effect is compared with it.
+//! PRISM-KV's GET on a node's memory, written by hand. A benchmark compares it with a chain of the same effect.
 //!
 //! The layout of slots and items is defined here again, so that a mistake in the system's layout is not repeated here.
-//! Invariant: it makes only the checks that are needed to be safe on bytes that other processes write.
+//! Invariant: the GET makes only the checks that are needed to be safe on bytes that other processes write.
 
 use std::io;
 use std::os::fd::BorrowedFd;

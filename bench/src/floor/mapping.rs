@@ -55,7 +55,7 @@ impl Mapping {
 
     fn on_small_pages(len: usize) -> io::Result<Self> {
         let mapping = Self::map(len, page_size(), MemfdFlags::CLOEXEC)?;
-        // Otherwise a system with automatic huge pages could change the page size.
+        // Without this advice, a system with automatic huge pages could change the page size.
         mapping.advise(Advice::LinuxNoHugepage)?;
         mapping.populate()
     }
@@ -67,7 +67,7 @@ impl Mapping {
 
     /// Maps unreserved huge pages. Since Linux 6.1 the kernel collapses small pages to huge ones on request.
     fn on_collapsed_pages(len: usize) -> io::Result<Self> {
-        /// Missing in `rustix`, and in `libc` for some C libraries.
+        /// Linux's advice to collapse pages. The constant is missing in `rustix`, and in `libc` for some C libraries.
         const MADV_COLLAPSE: libc::c_int = 25;
         let len = len.checked_next_multiple_of(HUGE_PAGE_SIZE).ok_or(Errno::NOMEM)?;
         let mut mapping = Self::map(len, page_size(), MemfdFlags::CLOEXEC)?;

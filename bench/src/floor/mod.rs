@@ -1,8 +1,8 @@
 //! Physical floor of a key-value GET: the same fetch written by hand.
 //!
 //! The floor is a hash table of slots that point to items, in one shared mapping. A GET hashes the key, loads the slot,
-//! compares the key in the item and copies the item out. There is no chain, no check of rights and no protocol. So the
-//! floor costs only the memory accesses, and every fabric on the same host is compared with it.
+//! compares the key in the item and copies the item out. There is no chain, no check of rights and no protocol, so the
+//! floor costs only the memory accesses. Every fabric on the same host is compared with the floor.
 //!
 //! Invariant: this module shares no code with the systems that it measures, so that one mistake cannot hide on both
 //! sides.
@@ -32,7 +32,7 @@ pub const TASKS_MAX: usize = 64;
 /// Content and memory layout of a floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Number of items, 1 to 2^32. Their keys are the numbers below it.
+    /// Number of items, 1 to 2^32. Their keys are the numbers below this number.
     pub records: u64,
     /// Bytes of each value, at most 16 MiB.
     pub value_size: u32,

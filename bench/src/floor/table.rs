@@ -190,7 +190,7 @@ impl Table {
     }
 }
 
-/// Key of a number.
+/// Returns the key with this number.
 #[inline(always)]
 pub(super) fn key(number: u64) -> Key {
     number.to_be_bytes()

@@ -1,7 +1,7 @@
 //! YCSB on a key-value store: draws operations, performs them and verifies their results.
 //!
-//! Invariant: every value that is read is checked. With verification, all its bytes and its order among the key's
-//! values are checked. Without, its length and its first and last bytes.
+//! Invariant: every value that is read is checked. With verification, the check covers all bytes of the value and its
+//! order among the key's values. Without verification, it covers the length and the first and last bytes.
 
 mod records;
 
@@ -19,7 +19,7 @@ use records::Records;
 
 /// A run of YCSB.
 pub type Run = driver::Run<Ycsb>;
-/// One of its threads.
+/// One thread of a run of YCSB.
 pub type Thread = driver::Thread<Ycsb>;
 
 /// A workload on a store with values of one size.

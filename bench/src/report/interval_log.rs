@@ -1,7 +1,7 @@
 //! Interval logs of latencies, in HdrHistogram's format 2, which its own tools can read and plot.
 //!
-//! A line holds the latencies, in nanoseconds, of the operations of one kind that ended in one interval. The tag is the
-//! kind. As the format requires, the maximum in the line is in milliseconds.
+//! A line holds the latencies, in nanoseconds, of the operations of one kind that ended in one interval. The line's tag
+//! is the name of that kind. As the format requires, the maximum in the line is in milliseconds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,8 @@ pub struct IntervalLog<'a, W: io::Write> {
     open: BTreeMap<u32, ByKind>,
 }
 
-/// Largest distance between two threads, in intervals. A later contribution gets its own line.
+/// Largest number of intervals by which one thread may lag behind another. If a thread lags further behind, its
+/// contribution to an interval gets a separate line.
 const APART_MAX: u32 = 2;
 
 impl<'a, W: io::Write> IntervalLog<'a, W> {

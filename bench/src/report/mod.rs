@@ -127,7 +127,7 @@ impl From<&Latencies> for LatencyUs {
     }
 }
 
-/// Averages over operations.
+/// Averages for one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOp {
     /// Length of the longest sequence of requests in which each depends on the reply to the one before.

@@ -8,13 +8,14 @@
 //! * no read returns a value whose write had not started, and
 //! * no two values are in conflict.
 //!
-//! See Gibbons and Korach, "Testing shared memories", SIAM J. Comput. 1997, section 4.1. There, the two forms of
-//! conflict are overlapping forward zones, and a backward zone within a forward zone.
+//! See Gibbons and Korach, "Testing shared memories", SIAM J. Comput. 1997, section 4.1. In the paper, a conflict has
+//! one of two forms: two forward zones overlap, or a backward zone lies within a forward zone.
 //!
 //! Invariant: a key's time counts the starts and ends of its own operations, under a lock, so the check depends on no
 //! clock. An operation with an earlier end time has ended before an operation with a later start time started.
-//! Invariant: a value is forgotten only when no read in flight may return it, and another value replaces it in every
-//! future conflict. So the ledger is small and misses no violation.
+//! Invariant: a value is forgotten only under two conditions: no read in flight may return it, and every value that
+//! comes into conflict with it later is also in conflict with another value that is kept. So the ledger is small and
+//! misses no violation.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,11 +42,11 @@ pub struct Begun {
 /// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It took effect between its start and now.
+    /// The write took effect between its start and now.
     Yes,
-    /// It did not take effect and never will.
+    /// The write did not take effect and never will.
     No,
-    /// It may have taken effect, or may still do so.
+    /// The write may have taken effect, or may still do so.
     Unknown,
 }
 
@@ -82,7 +83,7 @@ struct Value {
 
 /// Stamp of a key without a value, which is the initial state.
 const ABSENT: Stamp = Stamp { writer: 0, sequence: 0 };
-/// Later than every time.
+/// A time later than all others.
 const NEVER: u64 = u64::MAX;
 
 impl Ledger {
@@ -168,7 +169,8 @@ impl Ledger {
                     Ok(())
                 }
                 (Written::No, _) => Err(Violation::NotRun { key: begun.key, read: stamp }),
-                // `Yes`: the value was read and replaced before the write ended. `Unknown`: it stays until it is read.
+                // `Yes`: the value was read and replaced before the write ended. `Unknown`: the value stays until it is
+                // read.
                 (Written::Yes, None) | (Written::Unknown, _) => Ok(()),
             };
             known.forget();
@@ -279,7 +281,7 @@ impl Key {
 }
 
 impl Value {
-    /// Whether each of the two values must come before the other.
+    /// Whether the two values are in conflict: each must come before the other.
     fn conflicts_with(&self, other: &Value) -> bool {
         self.first_end < other.last_begin && other.first_end < self.last_begin
     }

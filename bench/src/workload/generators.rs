@@ -8,13 +8,13 @@ use rand_core::Rng;
 /// Skew of the zipfian generators, theta in Gray et al.: YCSB's `ZIPFIAN_CONSTANT`.
 pub const ZIPFIAN_THETA: f64 = 0.99;
 
-/// A number from 0 to below 1, in steps of 2^-53, as Java's `nextDouble`.
+/// Draws a number from 0 to below 1, in steps of 2^-53, like Java's `nextDouble`.
 #[inline]
 pub(super) fn unit(random: &mut impl Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A number below `count`, or 0; as YCSB's `Math.abs(nextLong()) % count`.
+/// Draws a number below `count`, like YCSB's `Math.abs(nextLong()) % count`. Returns 0 if `count` is 0.
 #[inline]
 fn below(count: u64, random: &mut impl Rng) -> u64 {
     random.next_u64().cast_signed().unsigned_abs().checked_rem(count).unwrap_or(0)
@@ -28,7 +28,7 @@ pub struct UniformLong {
 }
 
 impl UniformLong {
-    /// Numbers from `first` to `last`, both included.
+    /// Creates a generator of numbers from `first` to `last`, both included.
     pub fn new(first: u64, last: u64) -> Self {
         Self { first, count: last.saturating_sub(first).saturating_add(1) }
     }
@@ -55,7 +55,7 @@ pub struct Zipfian {
 }
 
 impl Zipfian {
-    /// Numbers below `items`. Sums over all of them: about 0.2 s for 8 million.
+    /// Creates a generator of numbers below `items`. The sum over all items takes about 0.2 s for 8 million.
     pub fn new(items: u64, theta: f64) -> Self {
         Self::with_zeta(items, theta, zeta(0, items, theta, 0.0))
     }
@@ -75,7 +75,8 @@ impl Zipfian {
         self.next_of(self.items, random)
     }
 
-    /// Draws the next number below `items`. `items` may grow from call to call: zeta grows with it, and never shrinks.
+    /// Draws the next number below `items`. `items` may grow from call to call. The sum zeta grows with it and never
+    /// shrinks.
     #[inline]
     pub fn next_of(&mut self, items: u64, random: &mut impl Rng) -> u64 {
         if items > self.summed {
@@ -120,7 +121,7 @@ impl ScrambledZipfian {
     const ITEM_COUNT: u64 = 10_000_000_000;
     const ZETAN: f64 = 26.46902820178302;
 
-    /// Numbers below `count`.
+    /// Creates a generator of numbers below `count`.
     pub fn new(count: u64) -> Self {
         // YCSB's range includes both ends, so it has one item more than `ITEM_COUNT`.
         let zipfian = Zipfian::with_zeta(Self::ITEM_COUNT + 1, ZIPFIAN_THETA, Self::ZETAN);
@@ -201,7 +202,7 @@ pub struct Exponential {
 }
 
 impl Exponential {
-    /// Creates a generator with `percentile` percent of the numbers below `range`.
+    /// Creates a generator that draws `percentile` percent of its numbers below `range`.
     pub fn new(percentile: f64, range: f64) -> Self {
         Self { gamma: -(1.0 - percentile / 100.0).ln() / range }
     }

@@ -17,7 +17,7 @@ pub enum Operation {
     Update,
     /// Add a new record.
     Insert,
-    /// Read a record and those after it.
+    /// Read a record and the records after it.
     Scan,
     /// Read a record, then overwrite it.
     ReadModifyWrite,

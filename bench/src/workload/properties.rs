@@ -9,7 +9,7 @@ use std::str::Chars;
 /// One `key=value` of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Property {
-    /// Number of its first line, from 1.
+    /// Number of the property's first line, from 1.
     pub line: usize,
     /// Text before the separator, with escapes resolved.
     pub key: String,

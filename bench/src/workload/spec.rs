@@ -66,8 +66,8 @@ impl Workload {
         Self::resolve_with(name_or_path, &[])
     }
 
-    /// Like [`resolve`](Self::resolve), with `properties` such as `readproportion=0.9`, which override those of the
-    /// same name.
+    /// Like [`resolve`](Self::resolve), with `properties` such as `readproportion=0.9`, which override the file's
+    /// properties of the same name.
     ///
     /// # Errors
     /// As for [`resolve`](Self::resolve); or one of `properties` is invalid or has no effect.
@@ -87,7 +87,7 @@ impl Workload {
         let properties = properties::parse(&text).map_err(WorkloadError::Syntax).map_err(there)?;
         let count = properties.len();
         let workload = Self::from_properties(name_or_path, properties, beside, |_| true).map_err(there)?;
-        // Probably not a property file. It would run with YCSB's defaults.
+        // A file without any effective property is probably not a property file. It would run with YCSB's defaults.
         match workload.unused.len() == count {
             true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
             false => Ok(workload),
@@ -145,8 +145,8 @@ impl Workload {
         Chooser::new(self.mix)
     }
 
-    /// Creates a chooser of records. For `latest`, that takes time proportional to the records: clone it for more
-    /// threads.
+    /// Creates a chooser of records. For `latest`, the creation takes time proportional to the records: clone the
+    /// chooser for more threads.
     pub fn keys(&self) -> KeyChooser {
         // 2 is YCSB's own "fudge factor".
         let inserts_expected = (self.operations as f64 * self.mix.share(Operation::Insert) * 2.0) as u64;

@@ -101,7 +101,8 @@ fn either_of_two_concurrent_writes_may_be_last_but_not_both() {
     assert_eq!(story.read(Some(one)), Ok(()), "a violation does not change the ledger");
 }
 
-/// `third` came before the read of `first`, while the order of `second` is still open. So the ledger must keep `first`.
+/// The write of `third` ended before the read of `first` started, while the order of `second` is still open. So the
+/// ledger must keep `first`.
 #[test]
 fn a_value_is_kept_while_only_it_determines_the_order_of_others() {
     let story = Story::new();

@@ -100,6 +100,6 @@ fn trial() -> Result<(), String> {
 
     let before = huge();
     home.ask(Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 800000}"#.into() });
-    // Eight times the first table, whose pages may have been freed by now.
+    // The larger table has eight times the size of the first one, whose pages may have been freed by now.
     check("a larger table", before, 6 * store.table_len)
 }

@@ -22,7 +22,8 @@ pub(super) trait ClientEnd {
     /// Sends requests for the keys `numbers` in one message. Their ids count up from `first`.
     fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
 
-    /// Takes the replies that have arrived, of which the first should have id `next`. Returns their number.
+    /// Takes the replies that have arrived, and passes each to `each`. The first should have id `next`. Returns the
+    /// number of replies.
     fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
 }
 
@@ -63,7 +64,8 @@ impl<A> Requester<A> {
 }
 
 impl<A: ClientEnd> Measures for Requester<A> {
-    /// Times one message after each reading of the clock, from before it is sent to its last reply.
+    /// Keeps requests in flight for about `duration`. After each reading of the clock, times one message, from before
+    /// its requests are sent to their last reply.
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
         let mut latencies = Latencies::new();
         let (began, mismatches) = (self.in_flight.awaited, self.in_flight.mismatches);

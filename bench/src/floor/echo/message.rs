@@ -78,7 +78,7 @@ impl Requests {
     }
 }
 
-/// Writes requests for `numbers` to the start of `out`, with ids from `first` on. Returns their bytes.
+/// Writes requests for `numbers` to the start of `out`, with ids from `first` on. Returns the bytes written.
 #[inline(always)]
 pub(super) fn write_requests<'out>(out: &'out mut [u8], first: u64, numbers: &[u64], op: u32) -> &'out [u8] {
     let len = numbers.len() * REQUEST_SIZE;

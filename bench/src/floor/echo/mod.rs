@@ -56,7 +56,7 @@ pub struct Echo {
     pub layout: Layout,
     /// Number of requests in flight, 1 to [`TASKS_MAX`].
     pub tasks: usize,
-    /// Without the fetch: the same messages, with one item that stays in the server's cache.
+    /// Whether the server omits the fetch. The messages are the same, with one item that stays in the server's cache.
     pub bare: bool,
     /// Whether both sides sleep until a message arrives. Otherwise they poll without a pause.
     pub blocking: bool,
@@ -180,8 +180,8 @@ impl EchoClient {
         self.0.measure(duration)
     }
 
-    /// Sleeps for `pause` before each of `rounds` rounds. In a round, every task sends one request. The median is of
-    /// rounds.
+    /// Sleeps for `pause` before each of `rounds` rounds. In a round, every task sends one request. The median in the
+    /// result is that of the rounds.
     ///
     /// # Errors
     /// As for [`measure`](EchoClient::measure).
@@ -196,8 +196,8 @@ impl fmt::Debug for EchoClient {
     }
 }
 
-/// Polling for the next message. After every `polls_per_yield` polls, it yields the CPU, because the other side may
-/// need it.
+/// State of polling for the next message. After every `polls_per_yield` polls, the poller yields the CPU, because the
+/// other side may need it.
 struct Poller {
     polls: u32,
     polls_per_yield: u32,
@@ -441,7 +441,7 @@ mod tests {
             let refusal = reported.serve(far.into(), |_| Ok(())).unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidData, "{refusal}");
         }
-        // A client with other flags.
+        // The client has other flags than the server.
         let (mut client, server) = started(Echo { bare: true, ..echo(Medium::Tcp, 4) }, echo(Medium::Tcp, 4));
         assert!(client.measure(A_WHILE).is_err());
         assert_eq!(server.join().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
@@ -457,7 +457,7 @@ mod tests {
                 assert_ne!(kind, io::ErrorKind::TimedOut, "{medium:?} reports it immediately");
             }
         }
-        // A ring cannot report it, so the client times out.
+        // A ring cannot report that its server has exited, so the client times out.
         let mut poller = Poller::new(1, Some(Duration::ZERO));
         assert_eq!(poller.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
@@ -466,7 +466,7 @@ mod tests {
     fn a_stream_may_break_anywhere() {
         let echo = echo(Medium::Tcp, 8);
         let (mut client, far) = echo.open().unwrap();
-        // Between the two, a relay that forwards a few bytes at a time.
+        // A relay between client and server, which forwards a few bytes at a time.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let to_server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let server_end = listener.accept().unwrap().0;

@@ -1,7 +1,8 @@
 //! Two rings in shared memory: one for requests, one for replies.
 //!
-//! The reader polls the slot of the next message until its id appears. The writer publishes a message of several
-//! requests by writing the id of the first request last. So the reader does not poll the lines of the others.
+//! The reader polls the slot of the next message until the message's id appears there. The writer publishes a message
+//! of several requests by writing the id of the first request last. So the reader does not poll the cache lines of the
+//! other requests.
 //!
 //! Invariant: the slot of id i is reused for id i + slots. At most `slots` requests are in flight, so the reader has
 //! finished with id i by then, and needs no acknowledgement.
@@ -50,7 +51,7 @@ const _: () = assert!(REQUEST_STRIDE >= REQUEST_SIZE && REQUESTS.is_multiple_of(
 pub(super) struct Near {
     rings: Rings,
     op: u32,
-    /// One item for each task. The server may reuse a slot as soon as its reply was taken.
+    /// Copies of the items, one for each task, because the server may reuse a slot as soon as its reply was taken.
     fetched: Vec<u8>,
 }
 
@@ -299,7 +300,8 @@ impl Rings {
 
     /// Wakes the reader of `ring` if it sleeps.
     fn ring(&self, ring: &Ring) {
-        // SeqCst: pairs with the fence in `sleep`. Either the reader sees the message, or this thread sees it asleep.
+        // SeqCst: pairs with the fence in `sleep`. Either the reader sees the message, or this thread sees that the
+        // reader sleeps.
         fence(Ordering::SeqCst);
         if self.bell(ring).load(Ordering::Relaxed) == ASLEEP {
             self.bell(ring).store(AWAKE, Ordering::Relaxed);

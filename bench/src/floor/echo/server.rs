@@ -19,7 +19,7 @@ pub(super) trait ServerEnd {
     fn turn(&mut self, source: &ItemSource) -> io::Result<Turn>;
 }
 
-/// Outcome of a turn.
+/// Outcome of [`ServerEnd::turn`].
 pub(super) enum Turn {
     Nothing,
     Answered,

@@ -11,7 +11,7 @@
 //! Differs from the paper ([`layout`] describes the bytes):
 //! * The slot's tag is a generation that grows with every install. So a CAS never succeeds on a slot that changed and
 //!   changed back, and `get` can return a [`Version`] for conditional puts.
-//! * In the paper, a PUT whose CAS fails counts as done just before the PUT that won. Here it does only under two
+//! * In the paper, a PUT whose CAS fails counts as done just before the PUT that won. Here it does so only under two
 //!   conditions. The winner's install directly followed the install that the losing PUT had found. And the winner did
 //!   not depend on the old value. A conditional put or a delete depends on the old value: it has read that value, so no
 //!   other PUT can have taken effect in between.
@@ -605,7 +605,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         self.slots.as_ref()?.get(key).copied()
     }
 
-    /// Caches the slot of a small value. To replace a large value, a PUT must read the list of its parts.
+    /// Caches the slot of a new small value. The slot of any other item is not cached: for example, a PUT that replaces
+    /// a large value must read the list of its parts.
     fn remember(&mut self, item: &NewItem<'_>, at: Addr, generation: u32) {
         if let Some(slots) = &mut self.slots {
             match item.kind {

@@ -247,7 +247,7 @@ fn killed_at_accesses(strikes: usize) {
             status.success() || status.signal() == Some(Signal::KILL.as_raw()),
             "the client ended with {status}"
         );
-        // `None` if other clients helped it, so that it made fewer accesses of this kind.
+        // `None` if other clients helped the victim, so that it made fewer accesses of this kind.
         let access: Option<Access> = victim.heard_last("struck");
         stopped += u32::from(is_stopped);
         let done = victim.heard_last("done").unwrap_or(0);
@@ -311,7 +311,7 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
                 usize::from(pool.node.try_ask(&Ask::RebuildStore { name: name.clone(), parameters }).is_ok());
         }
         std::thread::sleep(moment.saturating_duration_since(Instant::now()));
-        // So that the node does not clean up before the audit.
+        // The node is stopped, so that it does not clean up before the audit.
         pool.node.stop();
         victim.signal(Signal::KILL);
         victim.wait();
@@ -403,7 +403,7 @@ impl Pool {
         (victim, client)
     }
 
-    /// Number of accesses of each kind in an undisturbed tour.
+    /// Returns the number of accesses of each kind in an undisturbed tour.
     fn accesses(&self, name: &str, slot_cache: bool) -> BTreeMap<Access, u64> {
         let mut scout = self.victim(name, SEED, true, slot_cache, None);
         let seen = scout.hear("seen");
@@ -411,7 +411,7 @@ impl Pool {
         seen
     }
 
-    /// Plans strikes, each with or without a slot cache, about the same number for each kind of access.
+    /// Plans strikes, about the same number for each kind of access. A victim runs with or without a slot cache.
     fn plan(&mut self, strikes: usize) -> Vec<(Strike, bool)> {
         let mut kinds = Vec::new();
         for slot_cache in [false, true] {

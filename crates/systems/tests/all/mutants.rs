@@ -11,7 +11,7 @@ use std::time::Duration;
 fn a_buffer_reused_without_grace_period_is_read_as_poison() {
     let sound = poison::play(Duration::from_secs(1), || ());
     assert!(sound.is_ok(), "{sound:?}");
-    // The run ends as soon as a client reads poison. On an idle machine, that takes seconds.
+    // The run ends as soon as a client reads poison, on an idle machine after a few seconds.
     let broken = poison::play(Duration::from_secs(180), || Mutant::switch(Some(REPOST_AT_ONCE)));
     let found = broken.expect_err("RepostAtOnce lives");
     println!("RepostAtOnce: killed, for {found}");

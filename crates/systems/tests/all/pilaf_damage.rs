@@ -31,7 +31,8 @@ fn value_of(client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>, KvError>
 
 // Node failures.
 
-/// Maps the memory file. A process that another test has just forked shares the file's lock until it runs its program.
+/// Maps the memory file. Retries, because a process that another test has just forked shares the file's lock until that
+/// process runs its program.
 fn mapped(path: &Path) -> Mapping {
     for _ in 0..500 {
         match Mapping::open(path, 8 << 20) {
@@ -85,7 +86,7 @@ fn a_node_failure_at_any_access_loses_no_item_and_no_buffer() {
             if made < accesses {
                 break;
             }
-            // The call took effect or not. Restore the state before it.
+            // The call took effect or it did not. If it did, restore the state before it.
             if last == done {
                 match (call.0, &last) {
                     (Op::Put, _) if call.2 == b"old" => assert!(go!(kv, delete(b"k")).expect("deleted")),
@@ -130,7 +131,7 @@ fn entry_of(home: &Home, table: &Table, slot: u64) -> Entry {
 
 // Malicious clients with the store's key.
 
-/// A store with two keys, and another store beside it.
+/// A store with two keys, and another store on the same node.
 struct Rig {
     home: Home,
     table: Table,

@@ -28,8 +28,8 @@ fn a_get_is_right_at_every_point_of_a_concurrent_put_or_delete() {
     assert_eq!(paced::play(|| ()), Ok(()));
 }
 
-/// Before each chain of the reader, another client puts twice, so that the second item reuses the buffer of the item
-/// before the first.
+/// Before each chain of the reader, another client puts twice. The second item then reuses the buffer of the item that
+/// the first put replaced.
 #[test]
 fn a_get_of_a_key_that_is_put_without_pause_ends() {
     const KEY: &[u8] = b"hot";
@@ -52,7 +52,7 @@ fn a_get_of_a_key_that_is_put_without_pause_ends() {
     assert_eq!(got, puts.get().to_le_bytes(), "the service returned the last value");
 }
 
-/// A value that can be checked: its number, repeated.
+/// Value that can be checked: the value's number, repeated.
 fn value_of(number: u64, len: usize) -> Vec<u8> {
     number.to_le_bytes().into_iter().cycle().take(len).collect()
 }

@@ -276,8 +276,8 @@ fn a_full_store_returns_an_error_and_can_be_emptied_and_refilled() {
         assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
     }
     let again = fill(&mut client, 512, 0);
-    // One segment of small buffers is reserved for tombstones. If none of them is free, a tombstone takes a buffer as
-    // large as that of the replaced item, until an empty segment is cut into small buffers.
+    // One segment of small buffers is reserved for tombstones. If none of these buffers is free, a tombstone takes a
+    // buffer as large as that of the replaced item, until an empty segment is cut into small buffers.
     assert!(again * 2 > first / 2, "{again} of {} fit again", first / 2);
     for n in 0..first {
         go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied");

@@ -21,7 +21,7 @@ fn scene(home: &Home, mib: u64) -> (Intercepted, Rc<Intercept<'static, Rc<Count<
     (client, fabric)
 }
 
-/// Polls an operation once, which must not be ready, and drops it.
+/// Polls an operation once, checks that it is not ready, and drops it.
 fn begin<O>(fabric: &Intercept<Rc<Count<Direct>>>, operation: impl Future<Output = O>) {
     {
         let mut operation = pin!(operation);

@@ -24,7 +24,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
-/// Cancelled puts per kind of put and fabric. Five kinds and two fabrics make 10,000 in total.
+/// Number of cancelled puts for each kind of put and each fabric. Five kinds and two fabrics make 10,000 in total.
 const DROPS: u64 = 1000;
 const KEYS: u64 = 16;
 /// Parts of a large value.
@@ -58,7 +58,7 @@ async fn dropped_after(polls: u64, future: impl Future) -> bool {
     .await
 }
 
-/// Runs a future to its end beside a task that only yields. Without another task in the thread, a session that runs its
+/// Runs a future to its end while another task of the thread only yields. Without another task, a session that runs its
 /// own chains never waits, so its futures could not be dropped before they are ready.
 fn beside_another<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
     let mut output = None;

@@ -14,7 +14,7 @@ fn scene(home: &Home) -> (Intercepted, Client) {
     (intercepted, home.client("s"))
 }
 
-/// Runs an operation of the delayed client, and `act` between its first and its second chain.
+/// Runs an operation of the delayed client, with `act` between the operation's first and second chain.
 macro_rules! between {
     ($client:expr, $op:ident($($arg:expr),*), $act:expr) => {{
         let fabric = Rc::clone($client.fabric());
@@ -73,8 +73,8 @@ fn a_delete_that_loses_to_a_put_deletes_the_new_value() {
     let (mut mine, mut theirs) = scene(&home);
     let deleted = between!(mine, delete(b"k"), move || other!(theirs.put(b"k", b"theirs")));
     assert_eq!(deleted, Ok(true));
-    // If the delete counted as done before the put, a second delete that lost likewise could count so, too. Then both
-    // would have deleted the same value.
+    // The delete must not count as done before the put. Otherwise a second delete that lost its CAS, too, could count
+    // as done in the same way, and both would have deleted the same value.
     assert_eq!(get(&mut mine), None);
 }
 

@@ -113,7 +113,8 @@ fn slots_that_no_client_writes_reach_nothing() {
     let store = Store::new();
     let (mine, other) = (store.take(1), store.take(2));
     let header = HEADER_SIZE as u32;
-    // A slot that points into the table, to a large item with many parts. A scan that followed it would read all of it.
+    // A slot that points into the table, to a large item with many parts. A scan that followed the slot would read the
+    // whole item.
     let len = store.write_large(store.table + SEGMENT_SIZE, &[(mine, 0); 100]);
     store.point(0, store.table + SEGMENT_SIZE, 2 * SEGMENT_SIZE as u32);
     store.point(1, store.table + SEGMENT_SIZE, len);

@@ -230,7 +230,7 @@ fn a_table_grows_no_further_than_the_buffers_of_its_store() {
     assert!(table_len <= (2 * (QUOTA_MIB + 1) + 1) << 20, "a table of {table_len} bytes");
 }
 
-/// Time for which a table in use is rebuilt again and again.
+/// Duration of the test that rebuilds a table in use again and again.
 const IN_USE: Duration = Duration::from_secs(3);
 
 /// Keys that only one client uses, with their expected values.
@@ -352,7 +352,7 @@ fn concurrent_clients_lose_no_value_while_tables_are_rebuilt() {
                 let home = &home;
                 scope.spawn(move || {
                     let mut client = home.client("s").with_slot_cache(if name == 1 { 40 } else { 0 });
-                    // A client that is used seldom, so that it misses rebuilds.
+                    // This client is used seldom, so that it misses rebuilds.
                     let mut idle = home.client("s");
                     let (mut owner, mut counted) = (Owner::new(name), 0);
                     while std::time::Instant::now() < until {

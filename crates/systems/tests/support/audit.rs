@@ -142,7 +142,8 @@ impl Audit {
         assert_eq!(self.states.len() as u64, self.used);
     }
 
-    /// Returns what a dead session, with this number and slot, held. No other session uses the keys of `seed`.
+    /// Returns the state of the buffer that the dead session with this number and slot held. No other session uses the
+    /// keys of `seed`.
     pub(crate) fn held_by(&self, memory: &Mapping, seed: u64, number: u32, slot: u32) -> Held {
         let listed = self.retired_by(memory, slot);
         let mine = || self.states.iter().filter(|(_, state)| state.owner == number);

@@ -45,7 +45,8 @@ pub(crate) enum Access {
     SwingSlot,
     /// A buffer becomes RETIRED.
     RetireMark,
-    /// Made only if the node has taken the list since the session read its head.
+    /// Links a retired buffer to the session's list. Made only if the node has taken the list since the session read
+    /// its head.
     RetireLink,
     RetireListHead,
     WriteCounters,
@@ -90,7 +91,7 @@ pub(crate) struct Strike {
     pub(crate) stop: bool,
 }
 
-/// Observer that strikes its own process.
+/// Observer that kills or stops its own process.
 pub(crate) struct Deadly {
     strike: Option<Strike>,
     /// Number of accesses by purpose.
@@ -98,7 +99,7 @@ pub(crate) struct Deadly {
 }
 
 impl Deadly {
-    /// Wraps a memory, with no access counted yet.
+    /// Wraps a memory. No access is counted yet.
     pub(crate) fn over(mapping: Arc<Mapping>, strike: Option<Strike>) -> Observed<Deadly> {
         Observed { mapping, observer: Deadly { strike, seen: RefCell::default() } }
     }

@@ -1,5 +1,5 @@
-//! A Pilaf service that makes its memory accesses one at a time, with a reader in between: every point at which a
-//! reader can see a put or a delete half done.
+//! A Pilaf service that makes its memory accesses one at a time, so that a reader can run between any two accesses. So
+//! the tests cover every point at which a reader can see a put or a delete half done.
 //!
 //! Invariant: the test runs in a single thread, so a failure is reproducible.
 
@@ -173,7 +173,7 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
         };
         tell(b"first");
         let accesses = service.borrow_mut().step(ALL);
-        // The service continues between the two READs, or pauses for three of them.
+        // The service continues between the two READs (`goes_on`), or pauses for three READs in a row (`rests`).
         let goes_on = (0..=accesses).flat_map(|one| (0..=accesses - one).map(move |two| vec![one, two]));
         let rests = (0..=accesses).map(|one| vec![one, 0, 0, 0]);
         for schedule in goes_on.chain(rests) {

@@ -38,7 +38,7 @@ pub(crate) enum Role {
     Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
 }
 
-/// Plays the role that the environment names. Does nothing if there is none.
+/// Plays the role that the environment names. Does nothing if the environment names no role.
 pub(crate) fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("the system supports it");
@@ -140,7 +140,7 @@ impl Child {
         self.process.id()
     }
 
-    /// Waits for the next line with this word and returns its value. Keeps the lines before it.
+    /// Waits for the next line with this word and returns the line's value. Keeps the lines before that line.
     pub(crate) fn hear<T: for<'a> Deserialize<'a>>(&mut self, word: &str) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -186,7 +186,7 @@ impl Child {
         self.hear("answer")
     }
 
-    /// Processes that a node reports as stopped in the middle of a turn.
+    /// Returns the processes that a node reports as stopped in the middle of a turn.
     pub(crate) fn stopped_pids(&mut self) -> Vec<u32> {
         self.tell("stopped");
         self.hear("answer")

@@ -1,8 +1,8 @@
 //! Operations of a client that is going to be killed. The same seed yields the same operations, so the test can tell
-//! which of them took effect.
+//! which operations took effect.
 //!
-//! Invariant: no other client uses its keys, and it runs one operation after another. So its keys hold the result of a
-//! prefix of the script.
+//! Invariant: no other client uses this client's keys, and the client runs one operation after another. So the keys
+//! hold the result of a prefix of the script.
 
 use farside_remote::draws::Draws;
 use std::collections::BTreeMap;
@@ -71,7 +71,8 @@ pub(crate) fn value(seed: u64, index: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns, for each key with a value after the first `count` operations, the operation that put it and its length.
+/// Returns, for each key with a value after the first `count` operations, the number of the operation that put the
+/// value and the value's length.
 pub(crate) fn after(count: u64, op: impl Fn(u64) -> Op) -> BTreeMap<u8, (u64, usize)> {
     let mut values = BTreeMap::new();
     for index in 0..count {

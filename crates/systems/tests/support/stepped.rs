@@ -38,7 +38,7 @@ pub(crate) struct Stepped {
 
 /// Number of slots on its path that a new key may take in the next table during a rebuild.
 const PROBES_OF_NEW_KEYS: usize = 64;
-/// More steps than any scenario takes.
+/// Bound of steps, more than any scenario takes.
 const STEPS_MAX: u32 = 200_000;
 
 impl Stepped {
@@ -92,7 +92,7 @@ impl Stepped {
         }
     }
 
-    /// Requests a rebuild, without any step.
+    /// Requests a rebuild without running a step.
     fn begin_rebuild(&self, items: u64) {
         let parameters = format!(r#"{{"items": {items}}}"#);
         let entropy = self.entropy();
@@ -101,7 +101,7 @@ impl Stepped {
         node.cancel(&[ticket].into());
     }
 
-    /// Steps until the catalog has both tables, and no further.
+    /// Steps until the catalog has both tables, and stops there.
     fn publish(&self) {
         for _ in 0..STEPS_MAX {
             if self.node().catalog().get("s").expect("the store exists").store.former.is_some() {
@@ -165,7 +165,7 @@ impl Stepped {
         Slot::of(word)
     }
 
-    /// Steps until no new key can enter the former table, and no further.
+    /// Steps until no new key can enter the former table, and stops there.
     fn close(&self) {
         let former = self.former();
         for _ in 0..STEPS_MAX {
@@ -424,7 +424,7 @@ pub(crate) fn a_table_stays() {
     go!(client, put(b"k", b"v")).expect("stored");
     let former = node.store();
     let segment = node.memory.geometry().segment_of(former.table_at).expect("a segment");
-    // A turn that does not end: the node must assume that a chain is still accessing memory.
+    // The turn does not end: the node must assume that a chain is still accessing memory.
     let endpoint = Rc::clone(client.fabric());
     let polled = Cell::new(false);
     let mut get = std::pin::pin!(client.get(b"k"));
@@ -499,7 +499,8 @@ pub(crate) fn no_place() {
     }
 }
 
-/// The test chooses keys so that one key has no place in the next table, and others have none in the table after it.
+/// The test chooses the keys: one key has no place in the next table, and other keys have no place in the table after
+/// it.
 pub(crate) fn chosen_keys() {
     const COLLIDING: usize = 300;
     let node = Stepped::new();
@@ -542,7 +543,8 @@ pub(crate) fn chosen_keys() {
     node.audit();
 }
 
-/// New keys take all places in the next table, and no memory is left for a further table. Deletes need neither.
+/// New keys take all places in the next table, and no memory is left for a further table. Deletes need neither a place
+/// nor memory.
 pub(crate) fn no_place_nor_memory() {
     let node = Stepped::new();
     let mut client = node.client();
@@ -581,7 +583,7 @@ fn fill(node: &Arc<Stepped>, first: u64) {
     let next = node.next();
     let mut client = node.client();
     for key in first.. {
-        // Only keys that find a place: a put without one would wait for the node.
+        // Only keys that find a place are put: a put of another key would wait for the node.
         let mut path = next.probe(&name(key)).take(PROBES_OF_NEW_KEYS);
         if path.any(|index| node.load(&next, index).is_empty()) {
             go!(client, put(&name(key), b"x")).expect("stored");
@@ -592,7 +594,7 @@ fn fill(node: &Arc<Stepped>, first: u64) {
     }
 }
 
-/// A client finds a full path. Before its request for a larger table arrives, the node has built one.
+/// A client finds a full path. Before the client's request for a larger table arrives, the node has built such a table.
 pub(crate) fn a_full_path() {
     let node = Stepped::new();
     let mut client = node.client();

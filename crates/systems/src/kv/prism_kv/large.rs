@@ -31,7 +31,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let head = chain.then(read(TMP, READ_MAX).indirect().bounded());
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         if self.reply.verdict() == Status::Access {
-            return Ok(Read::Changed); // If the store's key has changed, the next look-up fetches it.
+            return Ok(Read::Changed); // If the store's key has changed, the next look-up fetches the new one.
         }
         let slot = *self.reply.get(slot).map_err(KvError::Refused)?;
         let item = ItemView::decode(self.reply.get(head).map_err(KvError::Refused)?)?;
