@@ -703,9 +703,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
 }
 
 /// Adds the ops of an install: allocate, write and CAS (PRISM, section 6.1).
+///
 /// Differs from the paper: the CAS op reclaims the replaced item, or the new item if the CAS fails. So the chain has no
 /// READ of the new buffer's address.
-/// buffer's address follows.
 fn add_swing<'a>(
     chain: &mut Chain<'a>,
     swing: &Swing<'a>,

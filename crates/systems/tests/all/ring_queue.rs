@@ -107,7 +107,7 @@ fn counters_that_a_failed_client_left_behind_are_advanced() {
             assert_eq!(client.take(), Ok(Some(vec![value])));
         }
     }
-    // The counters look as if clients had failed between slot and counter since the second value.
+    // As if clients had failed before they advanced a counter: head and tail have not advanced since the second value.
     for (offset, ticket) in [(0, 1u64), (64, 2)] {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(store.extent().key);
@@ -133,7 +133,7 @@ fn a_take_that_loses_to_another_takes_the_next_value() {
     let mut queue = block_on((), RingQueue::open(&intercept, NODE, "s")).expect("the store exists");
     let taken = Rc::new(std::cell::RefCell::new(Vec::new()));
     let theirs = Rc::clone(&taken);
-    // `act` runs after this client has read head and slot, and before it swings the slot.
+    // The other client acts after this client has read head and slot, and before this client swings the slot.
     intercept.before_chain(2, move || {
         for _ in 0..2 {
             theirs.borrow_mut().push(other.take().expect("taken").expect("a value"));
