@@ -168,8 +168,8 @@ impl<F: Fabric + Clock> Raw<F> {
     }
 
     /// Writes `bytes` to a new buffer and swings the slot's pointer from `old` to that buffer, in one chain. The chain
-    /// also retires the old buffer. It is PRISM-KV's PUT without its probe (PRISM, section 6). Returns the slot's new
-    /// pointer.
+    /// also retires the old buffer. This chain is PRISM-KV's PUT without the probe (PRISM, section 6). Returns the
+    /// slot's new pointer.
     ///
     /// # Errors
     /// [`RawError`]. After [`RawError::Fabric`], the bytes may have been put. After any other error, nothing was put.

@@ -311,7 +311,7 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
                 usize::from(pool.node.try_ask(&Ask::RebuildStore { name: name.clone(), parameters }).is_ok());
         }
         std::thread::sleep(moment.saturating_duration_since(Instant::now()));
-        // The node is stopped, so that it does not clean up before the audit.
+        // Stop the node, so that it does not clean up before the audit.
         pool.node.stop();
         victim.signal(Signal::KILL);
         victim.wait();
