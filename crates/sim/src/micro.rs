@@ -32,7 +32,7 @@ pub enum MicroOp {
     IndirectRead,
     /// ALLOCATE of 512 bytes.
     Allocate,
-    /// CAS with PRISM's arithmetic, on 16 bytes.
+    /// CAS of 16 bytes with an arithmetic comparison (`<=`), which PRISM adds.
     EnhancedCas,
     /// Replacement for an indirect READ on a platform without PRISM: a READ of the pointer, then a READ of 512 bytes.
     TwoReads,
@@ -200,7 +200,7 @@ impl Workers {
     }
 }
 
-/// *Synchronization* (SIGMOD 2023), section 4, from its text: million verbs per second.
+/// *Synchronization* (SIGMOD 2023), section 4: the throughputs that its text states, in million verbs per second.
 pub const SECTION_4: [(&str, Workers, f64); 7] = [
     ("CAS, 64 bytes apart, 128 workers", Workers::cas(128, 64), 51.2),
     ("READ of 8 bytes, 128 workers", Workers::read(128, 64), 51.2),

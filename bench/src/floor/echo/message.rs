@@ -88,7 +88,7 @@ pub(super) fn write_requests<'out>(out: &'out mut [u8], first: u64, numbers: &[u
     &out[..len]
 }
 
-/// Encodes one request, published alone.
+/// Encodes one request. Its field `together` is 0; a ring sets it when it publishes the request.
 #[inline(always)]
 pub(super) fn request(id: u64, number: u64, op: u32) -> [u8; REQUEST_SIZE] {
     let mut bytes = [0; REQUEST_SIZE];

@@ -12,7 +12,8 @@ const EXAMPLE: &str = include_str!("../../examples/hello.rs");
 const LINES_MAX: usize = 150;
 const COLUMNS_MAX: usize = 120;
 
-/// Commands that take minutes, and the test file that runs each with fewer records, by these words.
+/// README commands that take minutes. For each: the command, the source file that runs it with fewer records, and the
+/// text by which that file is recognized as running it.
 const RUN_ELSEWHERE: [(&str, &str, &str); 3] = [
     ("cargo run --release -- demo", include_str!("cli/demo.rs"), r#"args(["demo", "#),
     ("cargo test --workspace", include_str!("../../../../xtask/src/check.rs"), r#"["test", "--workspace", "#),

@@ -22,7 +22,7 @@ enum Access {
     Discard(u32),
 }
 
-/// The result of a new access.
+/// The memory's wait error: returned for an access that this attempt is the first to make.
 #[derive(Debug)]
 struct Wait;
 

@@ -176,7 +176,7 @@ fn data(memory: &Mapping, index: u32, at: u64, made: &Made<'_>) -> Access {
     }
 }
 
-/// See the layout in `arena::lists`.
+/// Classifies an access to a region's record, whose layout is in `arena::lists`.
 fn region_record(offset: u64, made: &Made<'_>) -> Access {
     let phase = |new: &u128| new & 0xf;
     match (offset, made) {
@@ -194,7 +194,7 @@ fn region_record(offset: u64, made: &Made<'_>) -> Access {
     }
 }
 
-/// See the layout in `arena::segment`.
+/// Classifies an access to an entry of the segment table, whose layout is in `arena::segment`.
 fn segment_entry(made: &Made<'_>) -> Access {
     const GRANTED: u8 = 0xfe;
     match made {

@@ -28,7 +28,7 @@ const WRITTEN: u64 = 128;
 const PAIRED: u64 = 160;
 /// A pointer to `COUNTED`.
 const POINTER: u64 = 256;
-/// A private area of 64 bytes per thread.
+/// Start of the threads' private areas, 64 bytes each.
 const OWN: u64 = 4096;
 
 /// Outcome of a run.
