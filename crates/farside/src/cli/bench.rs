@@ -489,7 +489,7 @@ fn faults(text: &str) -> Result<Faults, String> {
             }
             _ => {
                 return Err(format!(
-                    "unknown fault '{name}': name loss, duplicate, reorder, delay or reset, or wait or seed"
+                    "unknown fault '{name}': the faults are loss, duplicate, reorder, delay and reset; the settings are wait and seed"
                 ));
             }
         };
