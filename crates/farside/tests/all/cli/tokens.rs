@@ -374,7 +374,7 @@ fn udp_packets_are_sealed_unless_both_sides_give_the_flag() {
     sealed.run_as("wrong", &["info"]).refused("does not know this token");
     sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("only sealed packets");
     farside(["info", "--pool", &sealed.url]).refused("asks for a token").refused("--token-file");
-    clear.run_as("root", &["info"]).refused("not sealed").refused("--insecure-udp");
+    clear.run_as("root", &["info"]).refused("no sealed packets").refused("--insecure-udp");
     farside(["info", "--pool", &clear.url]).refused("asks for a token");
     for (url, more, is_served) in [(&open.1, None, false), (&open.1, Some("--insecure-udp"), true)] {
         let mut command = command();
@@ -397,7 +397,7 @@ fn udp_packets_are_sealed_unless_both_sides_give_the_flag() {
     };
     with(&sealed, &root, &[]).refused("needs a store");
     with(&clear, &other, &["--insecure-udp"]).refused("needs a store");
-    with(&clear, &other, &[]).refused("not sealed");
+    with(&clear, &other, &[]).refused("no sealed packets");
     for node in [&sealed, &clear] {
         assert!(!node.node.log().contains("farside_"), "a secret is in the log: {}", node.node.log());
     }
