@@ -22,8 +22,8 @@ pub struct Fifo {
 impl Checker for Fifo {
     type Ask = Ask;
 
-    const PROPERTY: &'static str = "every queue returned each value once, in the order of the puts, and was empty or full \
-                                    when reported so";
+    const PROPERTY: &'static str = "every queue returned each value once, in the order of the puts, and was \
+                                    empty or full when reported so";
 
     fn check(&self, history: &History) -> Checked<Ask> {
         let mut queues: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();

@@ -489,7 +489,8 @@ fn faults(text: &str) -> Result<Faults, String> {
             }
             _ => {
                 return Err(format!(
-                    "unknown fault '{name}': the faults are loss, duplicate, reorder, delay and reset; the settings are wait and seed"
+                    "unknown fault '{name}': the faults are loss, duplicate, reorder, delay and reset; \
+                     the settings are wait and seed"
                 ));
             }
         };

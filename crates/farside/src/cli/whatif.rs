@@ -10,7 +10,8 @@ use farside_systems::system::Family;
 /// Predict a system's latency and throughput on each platform, over each network
 #[derive(clap::Args)]
 pub(super) struct WhatIf {
-    #[arg(long, value_name = "NAME", default_value = default_kv().kind, value_parser = system, help = names(Family::Kv))]
+    #[arg(long, value_name = "NAME", default_value = default_kv().kind, value_parser = system)]
+    #[arg(help = names(Family::Kv))]
     system: &'static str,
     /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
     /// The distribution of keys in a file has no effect

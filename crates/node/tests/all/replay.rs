@@ -87,7 +87,9 @@ impl Memory for Replayed {
         Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Wait> {
-        let matches = |recorded: &Access| matches!(recorded, Access::Read(of, bytes) if (*of, bytes.len()) == (at, out.len()));
+        let len = out.len();
+        let matches =
+            |recorded: &Access| matches!(recorded, Access::Read(a, bytes) if (*a, bytes.len()) == (at, len));
         let recorded = self.ask(matches, || {
             let mut bytes = vec![0; out.len()];
             let Ok(()) = self.mapping.read(at, &mut bytes);

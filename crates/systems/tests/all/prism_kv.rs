@@ -157,7 +157,7 @@ fn a_table_that_cannot_grow_is_filled_to_its_last_slot() {
         panic!("no slot is free")
     };
     let full = full.to_string();
-    assert!(full.contains("takes 1 MiB") && full.contains("more --memory"), "{full}");
+    assert!(full.contains("needs 1 MiB of adjacent segments") && full.contains("more --memory"), "{full}");
     go!(client, put(b"7", b"y")).expect("the key has a slot");
     assert_eq!(value_of(&mut client, b"one too many"), None);
 }

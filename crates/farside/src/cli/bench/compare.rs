@@ -362,7 +362,7 @@ impl Compare {
         let memcached = server(Rival::Memcached, "memcached", "memcached")?;
         let is_built_in = cfg!(feature = "lmdb");
         if is_wanted(Rival::Lmdb) && !is_built_in {
-            let reported = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
+            let reported = "this farside was built without LMDB: build it with the feature 'lmdb', a default";
             match is_named(Rival::Lmdb) {
                 true => return Err(Failure::Error(format!("{reported}, or omit it from --rivals"))),
                 false => skipped.push(reported.into()),

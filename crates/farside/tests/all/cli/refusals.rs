@@ -133,7 +133,10 @@ fn invalid_requests_are_refused_with_a_remedy() {
             ],
             "inserts of the run: give at least ",
         ),
-        (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "give --value-size 28 or more"),
+        (
+            &["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"],
+            "give --value-size 28 or more",
+        ),
         (&["bench", "ycsb", "--fabric", "udp", "--delay", "2s"], "give at most 1 s"),
         (&["bench", "ycsb", "--fabric", "udp", "--pool", &url], "is of fabric shm, not udp: omit --fabric"),
         (&["bench", "floor", "--bare"], "--bare has no meaning for shm"),
