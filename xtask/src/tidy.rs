@@ -38,6 +38,9 @@ impl fmt::Display for Finding {
 /// Returns every violation of a house rule in the tree.
 pub(crate) fn findings(root: &Path) -> Vec<Finding> {
     let exists = |path: &str| root.join(path).exists();
+    let has_heading = |path: &str, anchor: &str| {
+        std::fs::read_to_string(root.join(path)).is_ok_and(|text| markdown::has_heading(&text, anchor))
+    };
     let mut findings = Vec::new();
     for path in files(root) {
         let text = match std::fs::read_to_string(root.join(&path)) {
@@ -57,7 +60,7 @@ pub(crate) fn findings(root: &Path) -> Vec<Finding> {
         if path.ends_with(".rs") {
             findings.extend(rust::findings(&path, &text));
         } else if path.ends_with(".md") {
-            findings.extend(markdown::findings(&path, &text, exists));
+            findings.extend(markdown::findings(&path, &text, exists, has_heading));
         } else if path.ends_with("Cargo.toml") {
             findings.extend(manifest::findings(&path, &text));
         }

@@ -1,36 +1,61 @@
-//! Checks a document's links: each link to a local file must resolve, within the repository.
+//! Checks a document's links: each link to a local file must resolve, within the repository, and each anchor must be
+//! that of a heading.
 
 use super::Finding;
 
-/// Returns every link to a missing file.
-pub(super) fn findings(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
+/// Returns every link to a missing file or heading. `has_heading` takes a document's path and an anchor.
+pub(super) fn findings(
+    path: &str,
+    text: &str,
+    exists: impl Fn(&str) -> bool,
+    has_heading: impl Fn(&str, &str) -> bool,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut in_fence = false;
-    for (index, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") || line.trim_start().starts_with("~~~") {
-            in_fence = !in_fence;
-            continue;
-        }
-        if in_fence {
-            continue;
-        }
+    for (index, line) in prose(text) {
         for link in links(&without_code(line)) {
-            let what = match local_target(path, link) {
+            let (what, remedy) = match local_target(path, link) {
                 Target::Elsewhere => continue,
-                Target::Local(target) if exists(&target) => continue,
-                Target::Local(_) => format!("`{link}` links to a missing file"),
-                Target::Outside => format!("`{link}` leaves the repository"),
+                Target::Outside => ("leaves the repository", "link to a file of this repository"),
+                Target::Local(target) if !exists(&target) => {
+                    ("links to a missing file", "link to a file of this repository")
+                }
+                Target::Local(target) => match link.split_once('#') {
+                    Some((_, anchor)) if target.ends_with(".md") && !has_heading(&target, anchor) => {
+                        ("links to a missing heading", "link to a heading of that document")
+                    }
+                    _ => continue,
+                },
             };
-            findings.push(Finding::new(path, index + 1, what, "link to a file of this repository"));
+            findings.push(Finding::new(path, index + 1, format!("`{link}` {what}"), remedy));
         }
     }
     findings
 }
 
+/// Whether a document has a heading with this anchor, as GitHub makes anchors.
+pub(super) fn has_heading(text: &str, anchor: &str) -> bool {
+    let anchor_of = |heading: &str| -> String {
+        let title = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = title.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+        kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+    };
+    prose(text).any(|(_, line)| line.starts_with('#') && anchor_of(line) == anchor)
+}
+
+/// Returns the lines outside fenced blocks, with their indices.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_fence = false;
+    text.lines().enumerate().filter(move |(_, line)| {
+        let is_fence = line.trim_start().starts_with("```") || line.trim_start().starts_with("~~~");
+        in_fence ^= is_fence;
+        !is_fence && !in_fence
+    })
+}
+
 /// Destination of a link.
 #[derive(Debug, PartialEq)]
 enum Target {
-    /// The link leads to another host, or to a heading of the same document.
+    /// The link leads to another host.
     Elsewhere,
     /// The link leads to this path, which is relative to the repository's root.
     Local(String),
@@ -38,6 +63,9 @@ enum Target {
 }
 
 fn local_target(path: &str, link: &str) -> Target {
+    if link.starts_with('#') {
+        return Target::Local(path.to_owned());
+    }
     let file = link.split(['#', '?']).next().unwrap_or_default();
     let has_scheme =
         file.split_once(':').is_some_and(|(scheme, _)| scheme.chars().all(char::is_alphanumeric));
@@ -93,7 +121,8 @@ mod tests {
 
     fn seen_in(path: &str, text: &str) -> Vec<String> {
         let existing = ["README.md", "docs/a.md", "docs/papers", "docs/picture.svg"];
-        seen(&findings(path, text, |path| existing.contains(&path)))
+        let has_heading = |path: &str, anchor: &str| path == "docs/a.md" && anchor == "h";
+        seen(&findings(path, text, |path| existing.contains(&path), has_heading))
     }
 
     const NOTHING: [&str; 0] = [];
@@ -128,9 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn code_other_hosts_and_headings_are_ignored() {
-        let text =
-            "`[a](b.md)` [c](https://d.e/f.md) [g](#h) [i](mailto:j@k)\n```\n[l](m.md)\n```\n[^n]: o.md\n";
+    fn code_and_other_hosts_are_ignored() {
+        let text = "`[a](b.md)` [c](https://d.e/f.md) [i](mailto:j@k)\n```\n[l](m.md)\n```\n[^n]: o.md\n";
         assert_eq!(seen_in("README.md", text), NOTHING);
+    }
+
+    #[test]
+    fn an_anchor_is_that_of_a_heading() {
+        assert_eq!(seen_in("README.md", "[a](docs/a.md#h)"), NOTHING);
+        assert_eq!(seen_in("docs/a.md", "[a](#h)"), NOTHING);
+        let missing = ["1: `docs/a.md#g` links to a missing heading"];
+        assert_eq!(seen_in("README.md", "[a](docs/a.md#g)"), missing);
+        assert_eq!(seen_in("README.md", "[a](#h)"), ["1: `#h` links to a missing heading"]);
+        let text = "# One\n## Reads, and `kv get`\n```\n# no heading\n```\n";
+        assert!(has_heading(text, "one") && has_heading(text, "reads-and-kv-get"));
+        assert!(!has_heading(text, "no-heading"));
     }
 }
