@@ -205,19 +205,19 @@ fn an_invalid_answer_is_reported_with_its_start() {
         (b"\n", "does not end in CRLF"),
         (&endless, "does not end in CRLF"),
     ];
-    for (answer, reported) in answers {
+    for (answer, expected) in answers {
         let (done, tally) = worked::<Get>(READS, ONE, 1, answering(answer.to_vec()));
         let error = done.expect_err("the answer is invalid");
-        assert!(error.contains(reported), "{}: {error}", answer[..answer.len().min(40)].escape_ascii());
+        assert!(error.contains(expected), "{}: {error}", answer[..answer.len().min(40)].escape_ascii());
         assert_eq!(tally.operations(), 0, "a failed operation is not counted");
     }
-    for (answer, reported) in
+    for (answer, expected) in
         [(&b"*2\r\n"[..], "an MGET of 1 keys: '*2'"), (b"*-1\r\n", ": '*-1'"), (b"-ERR\r\n", ": '-ERR'")]
     {
         let error = worked::<MGet>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
-        assert!(error.contains(reported), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
-    for (answer, reported) in [
+    for (answer, expected) in [
         (&b"VALUE 0000"[..], "closed the connection"),
         (b"ERROR\r\n", "'ERROR'"),
         (b"SERVER_ERROR out of memory\r\n", "'SERVER_ERROR out of memory'"),
@@ -226,14 +226,14 @@ fn an_invalid_answer_is_reported_with_its_start() {
         (b"VALUE zzzzzzzz 0 16\r\n0123456789abcdef\r\nEND\r\n", "after all items of a get"),
     ] {
         let error = worked::<Memcached>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
-        assert!(error.contains(reported), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
     let updates = "readproportion=0\nupdateproportion=1";
-    for (answer, reported) in
+    for (answer, expected) in
         [(&b"+QUEUED\r\n"[..], "answer to a write: '+QUEUED'"), (b"-OOM command\r\n", "'-OOM command'")]
     {
         let error = worked::<Get>(updates, ONE, 1, answering(answer.to_vec())).0.expect_err("not stored");
-        assert!(error.contains(reported), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
     for answer in [&b"SERVER_ERROR out of memory storing object\r\n"[..], b"NOT_STORED\r\n"] {
         let error =
@@ -285,12 +285,12 @@ fn requests_have_the_format_of_their_protocol() {
 
 #[test]
 fn workloads_that_insert_or_scan_are_refused() {
-    for (text, reported) in [
+    for (text, expected) in [
         ("readproportion=0.5\ninsertproportion=0.5", "'insert'"),
         ("readproportion=0.5\nscanproportion=0.5", "'scan'"),
     ] {
         let error = check(&Workload::parse("w", text).unwrap()).unwrap_err();
-        assert!(error.contains(reported) && error.contains("choose a, b, c or f"), "{error}");
+        assert!(error.contains(expected) && error.contains("choose a, b, c or f"), "{error}");
     }
     assert_eq!(check(&Workload::parse("w", READS).unwrap()), Ok(()));
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// How long a connection may exist without a session.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// What a poll that received something counts towards [`Connection::POLLS_PER_EPOLL`]; others count 1.
+/// Weight of a poll that received something, towards [`Connection::POLLS_PER_EPOLL`]. Other polls have weight 1.
 const BUSY_POLL: u32 = 8;
 /// Number of polls without a frame after which a connection is no longer active.
 const QUIET_POLLS_MAX: u32 = 1024;

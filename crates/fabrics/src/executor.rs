@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Maximum number of tasks per core.
 pub const TASKS_MAX: usize = 64;
 
-/// What a core calls when a round ends, and when no task is ready. Each endpoint implements it.
+/// Hooks that a core calls when a round ends, and when no task is ready. Each endpoint implements them.
 pub trait Turns {
     /// Called at the end of a round: every task that was ready at its beginning was polled.
     fn end_turn(&self);

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub const SPIN: Duration = Duration::from_micros(60);
 /// How long a thread polls before it yields to other threads.
 pub const YIELD_INTERVAL: Duration = Duration::from_micros(5);
-/// What a thread does until a response arrives.
+/// Way in which a thread waits for a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
     /// Polls for [`SPIN`], then sleeps.

@@ -25,7 +25,7 @@ pub trait Checker {
 pub struct Checked<A: Ask> {
     /// The violations, a sentence each.
     pub violated: Vec<String>,
-    /// What could not be decided, and why, a sentence each.
+    /// One sentence for each part of the history that could not be decided, with the reason.
     pub undecided: Vec<String>,
     /// A few operations that show a violation.
     pub window: Option<Violation<A>>,

@@ -232,11 +232,11 @@ mod tests {
     #[test]
     fn a_fabric_without_a_needed_capability_is_refused_with_its_name() {
         let lacks = |kind, has| opened(kind, has).expect_err("a capability is missing").to_string();
-        let reported = lacks("pilaf", Capabilities::NONE);
-        assert!(reported.contains("a pilaf store needs a fabric with calls"), "{reported}");
-        assert!(reported.contains("the one to node 3 lacks calls (it has: none)"), "{reported}");
-        let reported = lacks("prism-kv", Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS));
-        assert!(reported.contains("lacks masked CAS (it has: calls, conditional ops)"), "{reported}");
+        let message = lacks("pilaf", Capabilities::NONE);
+        assert!(message.contains("a pilaf store needs a fabric with calls"), "{message}");
+        assert!(message.contains("the one to node 3 lacks calls (it has: none)"), "{message}");
+        let message = lacks("prism-kv", Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS));
+        assert!(message.contains("lacks masked CAS (it has: calls, conditional ops)"), "{message}");
         assert_eq!(opened("prism-kv", Capabilities::SOFTWARE), Ok(()));
         assert!(ALL.iter().all(|system| Capabilities::SOFTWARE.contains(system.needs)));
     }
@@ -244,18 +244,18 @@ mod tests {
     #[test]
     fn a_missing_capability_is_refused_before_the_node_is_called() {
         let opening = open::<PilafKind, Bare>(Bare(Capabilities::NONE), NodeId(3), "s");
-        let reported = at_once(opening).err().expect("calls are missing").to_string();
-        assert!(reported.contains("a pilaf store needs a fabric with calls"), "{reported}");
+        let message = at_once(opening).err().expect("calls are missing").to_string();
+        assert!(message.contains("a pilaf store needs a fabric with calls"), "{message}");
     }
 
     #[test]
     fn a_store_of_another_family_or_release_is_refused_with_its_kind() {
-        let reported = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
-        assert_eq!(reported, "store 's' is plain memory and holds no keys: name another store");
-        let reported = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
+        let message = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
+        assert_eq!(message, "store 's' is plain memory and holds no keys: name another store");
+        let message = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
         assert!(
-            reported.starts_with("store 's' is of kind 'cuckoo', which this release does not support"),
-            "{reported}"
+            message.starts_with("store 's' is of kind 'cuckoo', which this release does not support"),
+            "{message}"
         );
     }
 }

@@ -274,7 +274,7 @@ pub trait Recorded {
 pub struct Judgement {
     /// The violations, a sentence each.
     pub violated: Vec<String>,
-    /// What could not be decided, a sentence each.
+    /// One sentence for each part of the history that could not be decided, with the reason.
     pub undecided: Vec<String>,
     /// The operations that show the violation.
     pub window: Option<Window>,

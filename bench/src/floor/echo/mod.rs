@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn parameters_out_of_range_are_refused() {
         let legal = echo(Medium::Udp, 4);
-        for (wrong, reported) in [
+        for (wrong, expected) in [
             (Echo { tasks: 0, ..legal }, "0 tasks: the valid range is 1 to 64"),
             (Echo { tasks: 65, ..legal }, "65 tasks: the valid range is 1 to 64"),
             (Echo { layout: Layout { value_size: 61_441, ..legal.layout }, ..legal }, "0 to 61440"),
@@ -404,7 +404,7 @@ mod tests {
         ] {
             let refusal = wrong.open().unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput);
-            assert!(refusal.to_string().contains(reported), "{refusal}");
+            assert!(refusal.to_string().contains(expected), "{refusal}");
         }
     }
 
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn an_invalid_request_ends_the_server_with_an_error() {
-        let reported = echo(Medium::Udp, 4);
+        let requested = echo(Medium::Udp, 4);
         for wrong in [
             vec![7; 5],
             message::request(1, 0, 9).to_vec(),
@@ -438,7 +438,7 @@ mod tests {
             near.connect(far.local_addr().unwrap()).unwrap();
             far.connect(near.local_addr().unwrap()).unwrap();
             near.send(&wrong).unwrap();
-            let refusal = reported.serve(far.into(), |_| Ok(())).unwrap_err();
+            let refusal = requested.serve(far.into(), |_| Ok(())).unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidData, "{refusal}");
         }
         // The client has other flags than the server.

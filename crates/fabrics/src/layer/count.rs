@@ -7,7 +7,7 @@ use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::Cell;
 
-/// What the requests to a fabric cost: their number and their sizes.
+/// Costs of the requests to a fabric: their number and their sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// Number of round trips. Requests that are outstanding together share one.

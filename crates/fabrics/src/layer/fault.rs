@@ -506,7 +506,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// What happened to 1,000 datagrams, sent one per millisecond: which ones left, in which order, and when.
+    /// Sends 1,000 datagrams, one per millisecond. Returns those that left, in order, with times, and the strikes.
     fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
         let struck = Arc::default();
         let mut way = Direction::new(faults, 0, &struck);

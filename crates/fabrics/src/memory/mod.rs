@@ -1,6 +1,6 @@
 //! A node's memory as mapped into this process, and the operations that chains perform on it.
 //!
-//! Invariant: every access is bounds-checked against the mapping, whoever supplied its address. Keys are checked before
+//! Invariant: every access is bounds-checked against the mapping, for any address. Keys are checked before
 //! that, so an address outside the mapping is a bug of ours, and panics.
 //! Invariant: aligned 16-byte units are copied and exchanged atomically, for all processes that map the memory.
 
@@ -34,7 +34,7 @@ pub struct Mapping {
     backing: Backing,
 }
 
-/// What stores the bytes of a memory.
+/// Storage behind a memory.
 enum Backing {
     /// Anonymous memory: freed with its last user.
     Anonymous,
@@ -44,7 +44,7 @@ enum Backing {
     File { _lock: OwnedFd },
 }
 
-/// What a memory file contained when it was opened.
+/// Content of a memory file at the time when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Nothing: the file is new.

@@ -68,7 +68,7 @@ impl Default for Config {
     }
 }
 
-/// What the server granted to the session.
+/// Grant of the server to the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// Identifies this run of the node's process; different after a restart.
@@ -115,7 +115,7 @@ impl SlotRef {
     }
 }
 
-/// What is known of the outcome of a request that has no response.
+/// Knowledge about a request that got no response: whether it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The request did not run, and never will.
@@ -144,7 +144,7 @@ pub enum Event {
     Failed {
         /// The request.
         request: SlotRef,
-        /// What is known of its outcome.
+        /// Whether the request ran, if that is known.
         fate: Fate,
     },
     /// The session has ended. Every request was reported in an earlier event.

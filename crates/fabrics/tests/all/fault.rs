@@ -154,7 +154,7 @@ fn ask<L: Line>(line: L) -> (Vec<u64>, Vec<(u64, Ran)>) {
     for task in 0..TASKS {
         let (endpoint, answered, failed, is_over) = (&endpoint, &answered, &failed, &is_over);
         core.spawn(async move {
-            let mut reported = Vec::new();
+            let mut answer = Vec::new();
             for call in 0..CALLS {
                 if is_over.get() {
                     break;
@@ -164,9 +164,9 @@ fn ask<L: Line>(line: L) -> (Vec<u64>, Vec<(u64, Ran)>) {
                 let size = if call % 50 == 0 { 40_000 } else { 8 };
                 let mut request = number.to_le_bytes().to_vec();
                 request.resize(size, task as u8);
-                match endpoint.call(NODE, ServiceId(1), &request, &mut reported).await {
+                match endpoint.call(NODE, ServiceId(1), &request, &mut answer).await {
                     Ok(()) => {
-                        assert!(reported == request, "the response repeats the request");
+                        assert!(answer == request, "the response repeats the request");
                         answered.borrow_mut().push(number);
                     }
                     Err(error) => {
@@ -191,9 +191,9 @@ fn over_udp_every_call_is_answered_despite_faults_at_either_end() {
     let lossy = |seed| Faults { loss: 0.02, duplicate: 0.02, reorder: 0.02, delay: 0.01, ..faults(seed) };
     for shared in [None, Some(shared())] {
         let (port, at) = port_at(LOOPBACK, shared.clone());
-        let reported = story(port, || UdpLine::connect(at, shared).expect("a socket"), &lossy(1), &lossy(2));
-        assert_eq!((reported.answered.len() as u64, reported.failed.len()), (TASKS * CALLS, 0));
-        for strikes in reported.strikes {
+        let outcome = story(port, || UdpLine::connect(at, shared).expect("a socket"), &lossy(1), &lossy(2));
+        assert_eq!((outcome.answered.len() as u64, outcome.failed.len()), (TASKS * CALLS, 0));
+        for strikes in outcome.strikes {
             let Strikes { lost, duplicated, reordered, delayed, .. } = strikes;
             assert!([lost, duplicated, reordered, delayed].iter().all(|&count| count > 0), "{strikes}");
         }
@@ -224,8 +224,8 @@ fn a_restarted_node_reports_it_to_clients_with_old_seals() {
         let line = UdpLine::connect(at, Some(shared())).expect("a socket");
         let config = client::Config { identity: 1, incarnation: 1, nonce: 7, ..client::Config::default() };
         let endpoint = Endpoint::open(line, NODE, config).expect("a session");
-        let mut reported = Vec::new();
-        let mut call = || block_on(&endpoint, endpoint.call(NODE, ServiceId(1), &[1; 8], &mut reported));
+        let mut answer = Vec::new();
+        let mut call = || block_on(&endpoint, endpoint.call(NODE, ServiceId(1), &[1; 8], &mut answer));
         call().expect("the first node responds");
         stops[0].store(true, Ordering::Relaxed);
         serving.join().expect("the server does not panic");
@@ -247,9 +247,9 @@ fn over_tcp_every_call_is_answered_despite_delays() {
     let late = |seed| Faults { delay: 0.02, ..faults(seed) };
     let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one port");
     let at = port.address().expect("a bound address");
-    let reported = story(port, || TcpLine::connect(at).expect("a connection"), &late(1), &late(2));
-    assert_eq!((reported.answered.len() as u64, reported.failed.len()), (TASKS * CALLS, 0));
-    assert!(reported.strikes.iter().all(|strikes| strikes.delayed > 0));
+    let outcome = story(port, || TcpLine::connect(at).expect("a connection"), &late(1), &late(2));
+    assert_eq!((outcome.answered.len() as u64, outcome.failed.len()), (TASKS * CALLS, 0));
+    assert!(outcome.strikes.iter().all(|strikes| strikes.delayed > 0));
 }
 
 #[test]
@@ -262,10 +262,10 @@ fn a_client_learns_what_it_may_assume_after_a_reset() {
         let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one port");
         let at = port.address().expect("a bound address");
         let tcp = story(port, || TcpLine::connect(at).expect("a connection"), &at_client, &at_engine);
-        for reported in [udp, tcp] {
-            assert!(!reported.failed.is_empty() && !reported.answered.is_empty());
-            assert!(reported.strikes.iter().any(|strikes| strikes.resets > 0));
-            assert!(at_engine.reset == 0.0 || reported.book.broken > 0, "the engine notices the reset");
+        for outcome in [udp, tcp] {
+            assert!(!outcome.failed.is_empty() && !outcome.answered.is_empty());
+            assert!(outcome.strikes.iter().any(|strikes| strikes.resets > 0));
+            assert!(at_engine.reset == 0.0 || outcome.book.broken > 0, "the engine notices the reset");
         }
     }
 }

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 /// Time limit of every wait, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What an echoing engine has seen.
+/// Record of an echoing engine.
 #[derive(Debug, Default)]
 struct Seen {
     frames: BTreeMap<u32, u64>,
