@@ -25,7 +25,7 @@ const ROUNDS: usize = 3;
 /// Slices of a round. Store and floor alternate by slice, so that a noisy neighbour affects both.
 const SLICES: usize = 8;
 const SLICE: Duration = Duration::from_millis(120);
-/// GETs between two readings of the clock.
+/// Number of GETs between two readings of the clock.
 const GETS_PER_LOOK: u64 = 64;
 
 fn main() {
@@ -92,7 +92,7 @@ struct Clients<'a> {
     endpoint: Rc<Direct>,
     clients: Vec<Client>,
     keys: &'a [u32],
-    /// Index of the next key.
+    /// Index of the next key to read.
     next: Cell<usize>,
     mismatches: Cell<u64>,
 }

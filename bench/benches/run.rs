@@ -32,7 +32,7 @@ const READ_MAX: u32 = 64 * 1024 - 64;
 
 /// Number of measurements of each way to read.
 const ROUNDS: usize = 301;
-/// GETs in one measurement.
+/// Number of GETs in one measurement.
 const GETS: u64 = 64 * 400;
 
 fn main() {
@@ -110,7 +110,7 @@ fn ns_per_get<T>(each: &[T], mut get: impl FnMut(&T) -> bool) -> f64 {
     started.elapsed().as_nanos() as f64 / GETS as f64
 }
 
-/// PRISM-KV's GET, without its asynchronous parts.
+/// PRISM-KV's GET as plain chains, without its asynchronous code.
 struct Chains<'a> {
     memory: &'a Mapping,
     key: Key,
@@ -139,7 +139,7 @@ impl<'a> Chains<'a> {
     }
 }
 
-/// A chain that is built in advance.
+/// A chain that is built before the measurement.
 struct Built<'a> {
     chain: Chain<'a>,
     item: Out<[u8]>,

@@ -34,7 +34,7 @@ const VALUE_SIZE: usize = 512;
 const DATAGRAM: usize = 24 << 10;
 const ROUNDS: usize = 5;
 const SLICE: Duration = Duration::from_millis(200);
-/// GETs between two readings of the clock.
+/// Number of GETs between two readings of the clock.
 const GETS_PER_LOOK: u64 = 64;
 
 fn main() {

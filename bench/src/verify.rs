@@ -84,44 +84,44 @@ impl std::error::Error for TooSmall {}
 pub enum Violation {
     /// The bytes are not one whole value: they are mixed, truncated, or were never written.
     Torn {
-        /// Key of the read.
+        /// Key that was read.
         key: u64,
     },
     /// The value is whole, but belongs to another key.
     OtherKey {
-        /// Key of the read.
+        /// Key that was read.
         key: u64,
-        /// Key of the value.
+        /// Key that the returned value was written for.
         found: u64,
     },
     /// The read returned an older value: one that was replaced before the read started, or before another read.
     WentBack {
-        /// Key of the read.
+        /// Key that was read.
         key: u64,
-        /// Stamp of the value.
+        /// Stamp of the value that was read.
         read: Stamp,
         /// A newer value that was present before this read started; `None` if the value's own write did not run.
         newer: Option<Stamp>,
     },
     /// The read returned no value, although a value was present before it started.
     Missing {
-        /// Key of the read.
+        /// Key that was read.
         key: u64,
     },
     /// The value has a sequence number that its writer has not used in this run: it is left from an earlier run.
     NeverWritten {
-        /// Key of the read.
+        /// Key that was read.
         key: u64,
-        /// Stamp of the value.
+        /// Stamp of the value that was read.
         read: Stamp,
-        /// The writer's last sequence number.
+        /// Last sequence number that the writer has used.
         issued: u64,
     },
     /// The value was read, but the error of its put stated that the put did not run.
     NotRun {
-        /// Key of the read.
+        /// Key that was read.
         key: u64,
-        /// Stamp of the value.
+        /// Stamp of the value that was read.
         read: Stamp,
     },
 }

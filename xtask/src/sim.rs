@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::cargo::{cargo, succeeds};
 use crate::mutants;
 
-/// Seeds to run by default.
+/// Seeds that run by default.
 const SEEDS: RangeInclusive<u64> = 1..=1000;
 /// Number of seeds from which on it is a failure if a fault has never struck.
 const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
@@ -602,7 +602,7 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Outcome of a process.
+/// Outcome of a process that ran seeds.
 #[derive(Debug, PartialEq)]
 enum End {
     /// The process has reported all its seeds, or the caller has stopped it.

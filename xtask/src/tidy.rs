@@ -16,7 +16,7 @@ use std::path::Path;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Finding {
     path: String,
-    /// Counted from 1.
+    /// Number of the line, counted from 1.
     line: usize,
     what: String,
     remedy: String,

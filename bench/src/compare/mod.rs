@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 /// Length of the longest accepted answer to one request, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Longest wait for an answer.
+/// Maximum time to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Polls of a socket between two readings of the clock.
 const LOOKS: u32 = 4096;
@@ -57,7 +57,7 @@ pub trait Dialect {
     /// The bytes are another answer.
     fn pid(bytes: &[u8]) -> Result<Option<u32>, String>;
 
-    /// Appends requests for these records.
+    /// Appends one read request for each of these records.
     fn encode_reads(keys: &[u64], out: &mut Vec<u8>);
 
     /// Appends a request that stores a record, with an acknowledgement.

@@ -95,8 +95,8 @@ impl Dialect for MGet {
     }
 }
 
-/// Records for `redis-benchmark -r`, in a separate database, so that they do not enlarge the table of the other
-/// records.
+/// Records that `redis-benchmark -r` reads. They are in a separate database, so that they do not enlarge the table of
+/// the other records.
 #[derive(Clone, Copy, Debug)]
 pub struct OfBenchmark;
 

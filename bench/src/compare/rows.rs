@@ -51,7 +51,7 @@ pub struct Measured {
     pub operations: u64,
     /// CPU time of the client's process for these operations.
     pub client_cpu: Duration,
-    /// CPU time of the server's process, if there is one.
+    /// CPU time of the server's process; `None` if the contender has no server.
     pub server_cpu: Option<Duration>,
 }
 
@@ -82,7 +82,7 @@ pub struct CompareReport {
     pub client: Option<Client>,
     /// Number of rounds.
     pub rounds: u64,
-    /// Operations per second of all clients.
+    /// Operations per second of all clients together.
     pub ops_per_s: Spread,
     /// Latency of an operation in microseconds, sampled from about 1 in 64; null if not reported.
     pub latency_us: Option<LatencyUs>,
@@ -112,7 +112,7 @@ impl Measured {
     }
 }
 
-/// Table of the reports of one group.
+/// Formats the reports of one group as a table.
 pub fn table(reports: &[CompareReport]) -> Table {
     let mut table = Table::new([
         "contender",

@@ -28,9 +28,9 @@ pub use tally::{ByKind, Interval, Kinds, Tally};
 pub trait Work {
     /// Names of the kinds of operations, as reports print them.
     const KINDS: Kinds;
-    /// An operation, drawn and not performed yet.
+    /// An operation that is drawn but not yet performed.
     type Drawn: Copy;
-    /// Source of one thread's operations.
+    /// Source from which one thread draws its operations.
     type Source;
     /// State of one task, such as its buffers.
     type Task;
@@ -85,7 +85,7 @@ pub trait Trouble: Display {
     fn fault(&self) -> Fault;
 }
 
-/// Consequence of trouble for a run.
+/// Consequence that an operation's trouble has for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The operation failed; the next one may succeed.
@@ -129,7 +129,7 @@ enum Draws<W: Work> {
 pub struct Schedule {
     /// Time at which the first operation is due.
     pub first: Instant,
-    /// Interval between two operations.
+    /// Interval between the due times of two operations.
     pub every: Duration,
 }
 
@@ -165,7 +165,7 @@ impl<W: Work> Run<W> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Allows tasks to run again after [`Run::stop`].
+    /// Lets tasks run again after [`Run::stop`].
     pub fn resume(&self) {
         self.stop.store(false, Ordering::Relaxed);
     }

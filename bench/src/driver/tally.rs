@@ -11,7 +11,7 @@ pub type Kinds = &'static [&'static str];
 /// Counts, latencies and errors of operations.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Kinds of operations.
+    /// Counts and latencies by kind of operation.
     pub kinds: Kinds,
     /// Number of operations done, by kind.
     pub done: Vec<u64>,
@@ -96,7 +96,7 @@ impl ByKind {
         self.0.get(kind)?.as_ref()
     }
 
-    /// Latencies of all kinds.
+    /// Returns the latencies of operations of all kinds.
     pub fn all(&self) -> Latencies {
         self.0.iter().flatten().fold(Latencies::new(), |mut all, some| {
             all.merge(some);

@@ -51,7 +51,7 @@ impl Work for Log {
         }
     }
 
-    /// Last entry that the task appended.
+    /// Returns the last entry that the task has appended.
     fn task(&self, _: u32) -> u64 {
         0
     }

@@ -18,7 +18,7 @@ use super::HugePages;
 /// Bytes in the huge page that `MFD_HUGE_2MB` asks for.
 const HUGE_PAGE_SIZE: usize = 2 << 20;
 
-/// Zeroed shared memory of whole pages.
+/// A mapping of zeroed shared memory, in whole pages.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -37,7 +37,7 @@ impl Mapping {
         }
     }
 
-    /// Bytes in one page.
+    /// Returns the size of a page in bytes.
     pub(super) fn page_size(&self) -> usize {
         self.page_size
     }

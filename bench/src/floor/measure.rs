@@ -19,7 +19,7 @@ pub(super) const DRAWS: usize = 1 << 22;
 
 const _: () = assert!(DRAWS.is_power_of_two() && DRAWS >= TASKS_MAX);
 
-/// Fetches between two readings of the clock.
+/// Number of fetches between two readings of the clock.
 pub(super) const FETCHES_PER_LOOK: usize = 256;
 
 /// Result of one measurement of a floor.
@@ -27,13 +27,13 @@ pub(super) const FETCHES_PER_LOOK: usize = 256;
 pub struct Measured {
     /// Number of fetches.
     pub ops: u64,
-    /// Duration in seconds.
+    /// Duration of the measurement in seconds.
     pub seconds: f64,
     /// Fetches per second.
     pub ops_per_s: f64,
     /// Median time of one fetch, or of one batch if several are fetched together, in microseconds; sampled.
     pub rtt_us_p50: f64,
-    /// Bytes in one page of the mapping.
+    /// Size in bytes of the mapping's pages.
     pub page_size: u64,
     /// Number of slots probed to find a key, averaged over all keys.
     pub mean_probes: f64,
@@ -65,7 +65,7 @@ struct Fetcher<'floor> {
     keys: &'floor [u32],
     next: usize,
     tasks: usize,
-    /// One item for each task.
+    /// Buffer for the item that each task has fetched.
     fetched: Vec<Vec<u8>>,
     mismatches: u64,
 }
@@ -196,7 +196,7 @@ mod tests {
         Floor::build(layout).unwrap()
     }
 
-    /// Keys in the items that `steps` steps of `tasks` fetches returned, in order.
+    /// Returns, in order, the keys in the items that `steps` steps of `tasks` fetches have returned.
     fn visited(floor: &Floor, tasks: usize, steps: usize) -> Vec<u64> {
         let mut fetcher = Fetcher::new(floor, tasks);
         let mut visited = Vec::new();

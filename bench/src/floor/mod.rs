@@ -29,7 +29,7 @@ use table::Table;
 /// Largest number of keys that [`Floor::measure`] fetches together.
 pub const TASKS_MAX: usize = 64;
 
-/// Content and memory layout of a floor.
+/// Contents of a floor's table, and their layout in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Number of items, 1 to 2^32. Their keys are the numbers below this number.
@@ -38,7 +38,7 @@ pub struct Layout {
     pub value_size: u32,
     /// Whether every key has its own slot, by a bijection. Otherwise keys are hashed, with linear probing.
     pub collision_free: bool,
-    /// Page size of the mapping.
+    /// Size of the pages that the mapping requests.
     pub huge_pages: HugePages,
     /// Seed of the hash, of the items' places and of the drawn keys.
     pub seed: u64,

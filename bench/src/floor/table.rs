@@ -41,7 +41,7 @@ const SIZE_CLASS_MIN: usize = 64;
 
 const _: () = assert!(SLOT_SIZE.is_power_of_two() && TAG + size_of::<u32>() == SLOT_SIZE);
 
-/// Content of a slot.
+/// A slot: the address of its item, and the item's length in bytes.
 #[derive(Clone, Copy)]
 struct Slot {
     address: u64,
@@ -225,7 +225,7 @@ fn holds(item: &[u8], key: &Key) -> bool {
 
 /// Function from keys to slots: one for each of the two layouts.
 enum Hash {
-    /// rapidhash v3, for any key.
+    /// Keys spread by a hash: rapidhash v3.
     Spread(RapidSecrets),
     /// A separate slot for each of the first 2^bits key numbers.
     Bijection(Bijection),

@@ -33,7 +33,7 @@ pub struct Ycsb {
 /// Parameters of a run of YCSB.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Workload of the clients.
+    /// Workload that the clients run.
     pub workload: Workload,
     /// Bytes of a value.
     pub value_size: usize,
@@ -73,14 +73,14 @@ impl Plan {
     }
 }
 
-/// An operation on a record.
+/// An operation on a record, as drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawn {
     pub(crate) key: u64,
     pub(crate) operation: Operation,
 }
 
-/// Source of one thread's operations.
+/// Source from which one thread draws its operations.
 pub struct Source {
     chooser: Chooser,
     keys: KeyChooser,
@@ -205,9 +205,9 @@ impl Ycsb {
 /// Error or violation of an operation on a record.
 #[derive(Debug)]
 pub enum KvTrouble {
-    /// The operation failed.
+    /// The operation failed with this error.
     Failed(KvError),
-    /// The value contradicts the ledger.
+    /// The value that was read contradicts the ledger.
     Violated(verify::Violation),
     /// The key has a wrong value, or none.
     Wrong(u64),

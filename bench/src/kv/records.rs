@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of records.
+/// Numbers of the records that exist or are being inserted.
 pub(super) struct Records {
     next: AtomicU64,
     newest: AtomicU64,

@@ -49,7 +49,7 @@ pub struct YcsbReport {
     pub verified: bool,
     /// Report of the load phase; null if the records existed before.
     pub load: Option<LoadReport>,
-    /// Measured seconds, of all repeats.
+    /// Measured time of all repeats, in seconds.
     pub seconds: f64,
     /// Fraction of slots in use; null if the system has no table.
     pub load_factor: Option<f64>,
@@ -80,11 +80,11 @@ pub struct YcsbReport {
 pub struct LoadReport {
     /// Number of records loaded.
     pub records: u64,
-    /// Duration in seconds.
+    /// Duration of the load phase in seconds.
     pub seconds: f64,
-    /// Records per second.
+    /// Number of records loaded per second.
     pub ops_per_s: f64,
-    /// Latency of a put.
+    /// Latency of one put.
     pub latency_us: LatencyUs,
 }
 
@@ -100,20 +100,20 @@ pub struct OperationReport {
     pub service_us: Option<LatencyUs>,
 }
 
-/// Latency, in microseconds.
+/// Latencies in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyUs {
-    /// Average.
+    /// Average latency.
     pub mean: f64,
     /// Shortest latency.
     pub min: f64,
-    /// Median.
+    /// Median latency.
     pub p50: f64,
-    /// 95th percentile.
+    /// 95th percentile of the latencies.
     pub p95: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latencies.
     pub p99: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latencies.
     pub p999: f64,
     /// Longest latency.
     pub max: f64,
@@ -127,18 +127,18 @@ impl From<&Latencies> for LatencyUs {
     }
 }
 
-/// Averages for one operation.
+/// Averages over all operations, for one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOp {
     /// Length of the longest sequence of requests in which each depends on the reply to the one before.
     pub round_trips: f64,
-    /// Chains sent.
+    /// Number of chains sent.
     pub requests: f64,
     /// Bytes of requests.
     pub bytes_out: f64,
     /// Bytes of replies.
     pub bytes_in: f64,
-    /// CAS and FETCH-ADD ops sent.
+    /// Number of CAS and FETCH-ADD ops sent.
     pub atomics: f64,
 }
 
@@ -164,7 +164,8 @@ pub struct FloorReport {
     pub rtt_us_p50: f64,
     /// Fetches per second, without the pauses between them.
     pub ops_per_s: f64,
-    /// CPU time of client and server, the server's with a resolution of 10 ms in total. Absent if there is one process.
+    /// CPU time of the client's and of the server's process. The server's has a resolution of 10 ms for the whole
+    /// measurement. Absent if there is only one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s_per_mop: Option<EchoCpuSeconds>,
 }
@@ -210,7 +211,7 @@ impl FloorReport {
     }
 }
 
-/// Table of reports, one a row.
+/// Formats the reports as a table, one report per row.
 pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
     let mut table = Table::new([
         "system",
@@ -278,7 +279,7 @@ pub fn operations_table(report: &YcsbReport) -> Table {
     table
 }
 
-/// Table of reports, one a row.
+/// Formats the reports as a table, one report per row.
 pub fn floor_table(reports: &[FloorReport]) -> Table {
     let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
     let sides = ["client s/Mop", "server s/Mop"];

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Median and range of several numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Median.
+    /// Median of the numbers.
     pub median: f64,
     /// Smallest number.
     pub min: f64,

@@ -64,7 +64,7 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Key {
     time: u64,
-    /// Start of each read in flight.
+    /// Start times of the reads in flight.
     reads: Vec<u64>,
     /// Number of writes in flight.
     writes: u32,
@@ -83,7 +83,7 @@ struct Value {
 
 /// Stamp of a key without a value, which is the initial state.
 const ABSENT: Stamp = Stamp { writer: 0, sequence: 0 };
-/// A time later than all others.
+/// A time later than every other time.
 const NEVER: u64 = u64::MAX;
 
 impl Ledger {
@@ -281,7 +281,7 @@ impl Key {
 }
 
 impl Value {
-    /// Whether the two values are in conflict: each must come before the other.
+    /// Whether the two values contradict each other: each must have been written before the other.
     fn conflicts_with(&self, other: &Value) -> bool {
         self.first_end < other.last_begin && other.first_end < self.last_begin
     }

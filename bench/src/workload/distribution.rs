@@ -63,7 +63,7 @@ impl Distribution {
     }
 }
 
-/// Name and parameters.
+/// Prints the name and the parameters.
 impl fmt::Display for Distribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;

@@ -20,7 +20,7 @@ fn below(count: u64, random: &mut impl Rng) -> u64 {
     random.next_u64().cast_signed().unsigned_abs().checked_rem(count).unwrap_or(0)
 }
 
-/// Uniform distribution over a range: YCSB's `UniformLongGenerator`.
+/// Uniform distribution over a range, like YCSB's `UniformLongGenerator`.
 #[derive(Clone, Debug)]
 pub struct UniformLong {
     first: u64,
@@ -195,7 +195,7 @@ impl Hotspot {
     }
 }
 
-/// Exponential distribution: YCSB's `ExponentialGenerator`.
+/// Exponential distribution, like YCSB's `ExponentialGenerator`.
 #[derive(Clone, Debug)]
 pub struct Exponential {
     gamma: f64,

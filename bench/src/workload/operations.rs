@@ -30,7 +30,7 @@ impl Operation {
     /// Names in reports, in the order of [`Operation::ALL`].
     pub const NAMES: [&'static str; 5] = ["read", "update", "insert", "scan", "read-modify-write"];
 
-    /// Name in reports.
+    /// Name of the operation in reports.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -42,7 +42,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Share of each kind of operation.
+/// Shares of the kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mix {
     /// Shares in the order of [`Operation::ALL`].
@@ -58,7 +58,7 @@ impl Mix {
         legal.then(|| Self { shares: weights.map(|weight| weight / sum) })
     }
 
-    /// Share of `operation`, 0 to 1.
+    /// Returns the share of `operation`, from 0 to 1.
     pub fn share(&self, operation: Operation) -> f64 {
         self.shares[operation as usize]
     }
@@ -77,7 +77,7 @@ impl fmt::Display for Mix {
     }
 }
 
-/// Draws operations by their shares: YCSB's `DiscreteGenerator`.
+/// Draws operations by their shares, like YCSB's `DiscreteGenerator`.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     mix: Mix,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// One `key=value` of a file.
+/// One `key=value` pair of a property file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Property {
     /// Number of the property's first line, from 1.

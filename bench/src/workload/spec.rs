@@ -24,7 +24,7 @@ const BUILT_IN: [(&str, &str); 5] = [
 /// Default number of records: the number in all of YCSB's own files. (YCSB's default is 2^31 - 1.)
 const RECORDS_DEFAULT: u64 = 1000;
 
-/// A workload: operations, records and amounts.
+/// A workload: its operations, its records, and how many of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Name or path of the workload.
@@ -37,21 +37,21 @@ pub struct Workload {
     pub mix: Mix,
     /// Distribution of requests over the records: `requestdistribution`.
     pub distribution: Distribution,
-    /// Amounts that the user chose.
+    /// Numbers of operations and records that the user chose.
     pub chosen: Chosen,
     /// Properties of the file without effect, to be reported as a warning.
     pub unused: Vec<Property>,
 }
 
-/// Amounts that the user chose, in a file or by a property on the command line. The built-in files choose none: their
-/// counts suit every machine, but are too small for a measurement.
+/// Numbers of operations and records that the user chose, in a file or by a property on the command line. The built-in
+/// files choose none: their counts suit every machine, but are too small for a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Chosen {
     /// Number of records: `recordcount`.
     pub records: Option<u64>,
     /// Number of operations: `operationcount`.
     pub operations: Option<u64>,
-    /// Longest time in seconds: `maxexecutiontime`.
+    /// Maximum duration in seconds: `maxexecutiontime`.
     pub seconds: Option<u64>,
     /// Bytes of a value: `fieldcount` times `fieldlength`, because a record has a single field here.
     pub value_size: Option<u64>,
@@ -107,7 +107,7 @@ impl Workload {
         )
     }
 
-    /// Creates the workload of `properties`, overridden by the properties in `beside`.
+    /// Creates the workload that `properties` describe. The properties in `beside` override them.
     fn from_properties(
         name: &str,
         mut properties: Vec<Property>,
@@ -165,7 +165,7 @@ fn beside(text: &str) -> Result<Property, WorkloadError> {
     if parsed.is_empty() { Ok(Property { line: COMMAND_LINE, ..property }) } else { Err(wrong()) }
 }
 
-/// Effective settings in one line.
+/// Prints the effective settings in one line.
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, records, mix, distribution, .. } = self;
@@ -173,12 +173,12 @@ impl fmt::Display for Workload {
     }
 }
 
-/// Error of a workload.
+/// Reason why a workload is invalid.
 #[derive(Debug)]
 pub enum WorkloadError {
     /// Neither a built-in name nor a readable file.
     Unreadable {
-        /// Name or path.
+        /// Name or path of the workload that cannot be read.
         path: PathBuf,
         /// Error of the operating system.
         cause: io::Error,
@@ -187,9 +187,9 @@ pub enum WorkloadError {
     Syntax(SyntaxError),
     /// A property has an invalid value.
     Value {
-        /// The property.
+        /// Property with the invalid value.
         property: Property,
-        /// Valid values.
+        /// Description of the valid values.
         legal: &'static str,
     },
     /// No property in the file has an effect.
@@ -201,16 +201,16 @@ pub enum WorkloadError {
     InFile {
         /// Path of the file.
         path: PathBuf,
-        /// The error.
+        /// Error in that file.
         error: Box<WorkloadError>,
     },
     /// All proportions are 0.
     NoOperations,
-    /// Workload E, which has scans.
+    /// The workload has scans, like workload E, and they are not supported.
     Scans,
     /// An argument on the command line is no property.
     NotAProperty {
-        /// The argument.
+        /// Argument that is not a property.
         text: String,
     },
     /// A property on the command line has no effect.
@@ -297,9 +297,9 @@ impl std::error::Error for WorkloadError {
 /// Properties of a file. The parser takes them out one by one.
 #[derive(Default)]
 struct File {
-    /// Properties that were not yet taken.
+    /// Properties that no setting has taken yet.
     left: Vec<Property>,
-    /// Properties whose key occurs again further down.
+    /// Properties that a later property with the same key overrides.
     overruled: Vec<Property>,
 }
 
@@ -322,7 +322,8 @@ impl File {
         }
     }
 
-    /// Takes the amounts. If only one of `fieldcount` and `fieldlength` is given, the other has YCSB's default.
+    /// Takes the numbers that the user chose. If only one of `fieldcount` and `fieldlength` is given, the other has
+    /// YCSB's default.
     fn chosen(&mut self) -> Result<Chosen, WorkloadError> {
         let records = self.number("recordcount", 1)?;
         let operations = self.number("operationcount", 0)?.filter(|&operations| operations > 0);

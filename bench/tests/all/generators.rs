@@ -20,7 +20,7 @@ fn ycsbs(class: &str, parameters: &str) -> Vec<u64> {
     counts
 }
 
-/// Histogram of our generator, with `cells` cells.
+/// Draws numbers with our generator, and returns their histogram of `cells` cells.
 fn ours(cells: usize, seed: u64, mut next: impl FnMut(&mut Random) -> u64) -> Vec<u64> {
     let mut random = random(seed);
     let mut seen = vec![0; cells];

@@ -183,7 +183,7 @@ fn a_failed_read_constrains_no_later_read() {
     assert_eq!(story.read(Some(stamp)), Ok(()));
 }
 
-/// An operation in flight in both checkers.
+/// An operation that is in flight in both checkers.
 enum InFlight {
     Read(Begun),
     Write(Begun, Stamp),

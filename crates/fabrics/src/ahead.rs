@@ -30,8 +30,8 @@ const LEAD: usize = 2;
 pub(crate) struct Ahead {
     /// Hints of the chains that run in the next round, each with the region of its chain's key.
     posted: RefCell<Vec<(Hint, u32)>>,
-    /// Stretches of memory that the chains of this round will touch. The first line of each was prefetched; the other
-    /// lines only of stretches before `rest_from`.
+    /// Memory areas that the chains of this round will touch. The first cache line of each area was prefetched. The
+    /// other lines were prefetched only for the areas before `rest_from`.
     coming: RefCell<Coming>,
 }
 

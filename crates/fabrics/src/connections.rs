@@ -33,7 +33,7 @@ pub(crate) const NEWCOMERS_PER_POLL: u32 = 1;
 /// Pause before the next newcomer is read while other connections are active, as a multiple of the time that reading
 /// the last newcomer took.
 const NEWCOMERS_PAUSE: u32 = 3;
-/// The listener's event data in epoll.
+/// Value that epoll reports for the listener.
 const LISTENER: u64 = u64::MAX;
 
 /// The address of a connection: its place, the number of earlier connections in that place, and the peer's IP address
@@ -49,7 +49,7 @@ pub struct Connected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended;
 
-/// One client's connection.
+/// Connection of one client.
 pub(crate) trait Connection: AsFd {
     /// State that the connections of a port share, such as buffers. One connection uses it at a time.
     type Common;
@@ -82,7 +82,7 @@ pub(crate) trait Connection: AsFd {
     /// Queues a frame for sending.
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended>;
 
-    /// Writes queued frames as far as the socket accepts them.
+    /// Writes queued frames until the socket accepts no more.
     fn flush(&mut self) -> Result<(), Ended>;
 
     /// Whether all queued frames are written.
@@ -103,13 +103,13 @@ pub(crate) trait Connection: AsFd {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Polled {
     pub(crate) has_received: bool,
-    /// A client waits at the listener.
+    /// Whether a client waits at the listener.
     pub(crate) has_waiting_client: bool,
 }
 
 /// A port that has one connection per client. Implemented per carrier; [`Connections`] holds the common part.
 pub(crate) trait Connecting: Send {
-    /// One client's connection.
+    /// Connection of one client of this port.
     type Client: Connection<Common: Send> + Send;
 
     /// Maximum size of a frame in bytes.
@@ -293,7 +293,7 @@ impl<C: Connection> Connections<C> {
         Ok(())
     }
 
-    /// If too many newcomers wait, removes the oldest from the queue, and closes it unless it was admitted meanwhile.
+    /// Removes the oldest newcomer from the queue if too many wait, and closes it unless it was admitted meanwhile.
     fn make_room(&mut self) {
         if self.newcomers.len() > C::NEWCOMERS_MAX
             && let Some(oldest) = self.newcomers.pop_front()
@@ -580,7 +580,7 @@ mod tests {
     }
 
     impl Connection for Bytes {
-        /// Number of reads so far.
+        /// Number of reads that all connections have made.
         type Common = u32;
 
         const ACTIVE_MIN: usize = 1;
@@ -637,7 +637,7 @@ mod tests {
 
     struct Rig {
         connections: Connections<Bytes>,
-        /// Kept open, since epoll watches its descriptor.
+        /// Listener of the connections. Kept open, because epoll watches its descriptor.
         _listener: UnixListener,
         _folder: tempfile::TempDir,
         reads: u32,

@@ -95,7 +95,7 @@ struct Ready {
     here: AtomicU64,
     /// Tasks woken on other threads.
     elsewhere: AtomicU64,
-    /// [`AWAKE`], [`PARKED`] or [`POLLING`].
+    /// State of the core's thread: [`AWAKE`], [`PARKED`] or [`POLLING`].
     asleep: AtomicU8,
     thread: Thread,
     /// Wakes a core that waits for a descriptor. Created on the first such wait.

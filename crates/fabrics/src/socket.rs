@@ -24,7 +24,7 @@ pub enum ListenError {
     InTheWay(PathBuf),
     /// The path is not a valid socket name.
     Name(PathBuf),
-    /// A system call failed.
+    /// A system call failed. Holds the attempted operation, the path, and the system's error.
     System(&'static str, PathBuf, std::io::Error),
 }
 

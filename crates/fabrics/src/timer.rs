@@ -46,7 +46,7 @@ pub fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
 }
 
-/// Completes no earlier than `duration` from now.
+/// Returns a future that completes no earlier than `duration` from now.
 pub fn sleep(duration: Duration) -> Sleep {
     Sleep { at: Instant::now() + duration, set_for: None }
 }

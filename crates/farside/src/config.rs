@@ -11,7 +11,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Settings given by flags, or by the settings file. Absent ones come from the next source.
+/// Settings given by flags, or by the settings file. A setting that is absent here comes from the next source.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -25,8 +25,8 @@ pub struct File {
     pub tls_ca: Option<String>,
 }
 
-/// Environment variables that hold settings. A node's own options are flags only: a script or a unit starts it, and
-/// readers see the flags there.
+/// Environment variables that hold settings. There are none for a node's own options, which are flags only: a script or
+/// a service unit starts the node, and its readers see the flags there.
 pub const VARIABLES: [&str; 5] =
     ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_TLS_CA", "FARSIDE_CONFIG"];
 

@@ -153,8 +153,8 @@ impl Client {
         self.carry_out(|endpoint, kv| run_now(endpoint, kv.next(cursor, &mut visit)))
     }
 
-    /// The operations as futures, for programs that drive the session themselves. Not stable. A session that is over is
-    /// not replaced.
+    /// Returns the client of the store, whose operations are futures, for programs that drive the session themselves.
+    /// Not stable. A session that is over is not replaced.
     #[doc(hidden)]
     pub fn kv(&mut self) -> &mut LocalKv {
         &mut self.kv

@@ -1,4 +1,4 @@
-//! Connections to a memory node: its url, how it is reached, and the control operations on its stores.
+//! Connections to a memory node: its URL, its fabric, and the control operations on its stores.
 
 use crate::client::Client;
 use crate::config::DATA_PORT as PORT;
@@ -50,7 +50,7 @@ pub struct Pool {
     faults: Option<Arc<Injected>>,
 }
 
-/// Faults injected into all carriers of a pool.
+/// Faults injected into the datagrams of all the pool's sessions.
 struct Injected {
     faults: Faults,
     struck: Arc<Struck>,
@@ -312,7 +312,7 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     Ok(addresses_of(url, rest)?[0])
 }
 
-/// Never returns an empty list.
+/// Returns all addresses of the host that `rest`, the part of `url` after its scheme, names. The list is never empty.
 fn addresses_of(url: &str, rest: &str) -> Result<Vec<SocketAddr>, Error> {
     let wrong = |why: String| Error::Url(format!("'{url}': {why}: write it like tcp://127.0.0.1:{PORT}"));
     let host = rest.strip_prefix("//").ok_or_else(|| wrong("no // follows the scheme".into()))?;
@@ -478,7 +478,7 @@ impl Pool {
         Ok(Pool { faults: Some(Arc::new(injected)), ..self })
     }
 
-    /// Counts of the faults that have struck so far; nothing if the pool has no faults.
+    /// Number of times that each fault has struck so far; `None` if no faults are injected.
     #[doc(hidden)]
     pub fn strikes(&self) -> Option<Strikes> {
         self.faults.as_ref().map(|injected| injected.struck.so_far())

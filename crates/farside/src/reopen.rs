@@ -1,4 +1,4 @@
-//! Opening a store, and opening it again when the session is over. Shared by this crate's clients.
+//! Opens a store, and opens it again when the session is over. This crate's clients share it.
 //!
 //! Invariant: an operation is retried at most once, and only if it is known that it was not carried out.
 //! Invariant: a client stays with the store that it opened; it never switches to another store of the same name.

@@ -27,7 +27,7 @@ pub const EVERY_STORE: &str = "*";
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of `secret`.
+    /// Computes the fingerprint of `secret`.
     pub fn of(secret: &[u8]) -> Fingerprint {
         Fingerprint(Sha256::digest(secret).into())
     }
@@ -133,9 +133,9 @@ impl<'de> Deserialize<'de> for Grant {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
-    /// Name, for people and logs.
+    /// Name of the token, for people and logs.
     pub name: String,
-    /// Hash of its secret.
+    /// Hash of the token's secret.
     pub sha256: Fingerprint,
     /// Whether the token permits to create, drop, scan and list all stores.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -146,7 +146,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// The token's rights to a store.
+    /// Returns the token's rights to a store.
     pub fn rights(&self, store: &str) -> Rights {
         let grant = self.stores.get(store).or_else(|| self.stores.get(EVERY_STORE));
         grant.map_or(Rights::NONE, |grant| grant.0)
@@ -421,7 +421,7 @@ impl SessionLimit {
         may
     }
 
-    /// Counts one session less.
+    /// Counts that a session of `source` has ended.
     pub fn leave(&mut self, source: Source) {
         let count = self.sources.get_mut(&source).expect("a session leaves after it entered");
         *count -= 1;

@@ -19,7 +19,7 @@ pub const NAME_MAX: usize = 64;
 pub struct Entry<M: Memory> {
     /// The description of the store that clients receive.
     pub store: Store,
-    /// The store's service.
+    /// Service of the store.
     pub served: Arc<Served<M>>,
     /// All segments granted to it, for its tables, its buffers and its reserve.
     pub segments: Vec<u32>,
@@ -32,7 +32,7 @@ pub struct Entry<M: Memory> {
 }
 
 impl<M: Memory> Entry<M> {
-    /// A store without a rebuild.
+    /// Creates the entry of a store that is not being rebuilt.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
         Entry { store, served, segments, rebuild: None, is_crowded: false, segments_needed: 0 }
@@ -104,22 +104,22 @@ impl Division {
         (buffers / 64).clamp(1, 16)
     }
 
-    /// Total number of segments.
+    /// Returns the total number of segments.
     pub fn segments(&self) -> u32 {
         self.table + self.buffers + self.reserve
     }
 }
 
 impl<M: Memory> Catalog<M> {
-    /// An empty catalog that supports these kinds.
+    /// Creates an empty catalog that supports these kinds of stores.
     pub fn new(kinds: Vec<Box<dyn Kind<M>>>) -> Catalog<M> {
         Catalog { kinds, stores: BTreeMap::new(), busy: Vec::new() }
     }
 
-    /// The kind with this name.
+    /// Returns the kind with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// No kind has this name.
     pub fn kind(&self, name: &str) -> Result<&dyn Kind<M>, String> {
         self.kinds.iter().find(|kind| kind.name() == name).map(Box::as_ref).ok_or_else(|| {
             let known: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
@@ -139,10 +139,10 @@ impl<M: Memory> Catalog<M> {
         }
     }
 
-    /// The store with this name.
+    /// Returns the store with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// No store has this name.
     pub fn get(&self, name: &str) -> Result<&Entry<M>, String> {
         self.stores.get(name).ok_or_else(|| match self.stores.is_empty() {
             true => {
@@ -157,22 +157,22 @@ impl<M: Memory> Catalog<M> {
         })
     }
 
-    /// All stores, sorted by name.
+    /// Iterates over all stores, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Entry<M>> {
         self.stores.values()
     }
 
-    /// All stores, sorted by name, mutable.
+    /// Iterates over all stores, sorted by name, for changes.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry<M>> {
         self.stores.values_mut()
     }
 
-    /// The store of this region, mutable.
+    /// Returns the store of this region, for changes.
     pub(crate) fn by_region_mut(&mut self, region: u32) -> Option<&mut Entry<M>> {
         self.stores.values_mut().find(|entry| entry.store.region == region)
     }
 
-    /// The store of this region.
+    /// Returns the store of this region.
     pub fn by_region(&self, region: u32) -> Option<&Entry<M>> {
         self.stores.values().find(|entry| entry.store.region == region)
     }
@@ -218,10 +218,10 @@ impl<M: Memory> Catalog<M> {
         assert!(before.is_none(), "two stores have the same name");
     }
 
-    /// Removes a store; its region stays reserved.
+    /// Removes a store from the catalog. Its region's number stays reserved.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No store has this name.
     pub fn remove(&mut self, name: &str) -> Result<Entry<M>, String> {
         self.get(name)?;
         let entry = self.stores.remove(name).ok_or_else(|| format!("there is no store '{name}'"))?;

@@ -93,9 +93,9 @@ impl Keys {
 
 /// A node's memory as a session's chains access it.
 pub struct Guarded<'a, M> {
-    /// The memory.
+    /// Memory of the node.
     pub memory: &'a M,
-    /// The session's keys.
+    /// Keys through which the session sees that memory.
     pub keys: &'a Keys,
 }
 

@@ -11,7 +11,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// All of `segments` free.
+    /// Creates the set of `segments` segments, all of them free.
     pub fn new(segments: u32) -> Extents {
         Extents { free: (0..segments).collect() }
     }

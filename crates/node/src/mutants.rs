@@ -1,4 +1,4 @@
-//! Mutants of reclamation, scans, and rebuilt tables.
+//! Mutants of reclamation, scans and rebuilds.
 
 farside_remote::mutants! {
     /// The node frees a retired buffer without a grace period.

@@ -32,7 +32,7 @@ pub trait NodeMemory: Memory {
     fn discard(&self, index: u32) -> Result<(), Self::Wait>;
 }
 
-/// Identifies a request and its response.
+/// Number that identifies a request, and with it the response.
 pub type Ticket = u64;
 
 /// Outcome of a step.
@@ -103,14 +103,14 @@ const WAITING_MAX: usize = 4096;
 
 /// Progress of a dropped store's memory towards being unreferenced.
 enum Leaving {
-    /// The store's key is still valid.
+    /// The key of the store is still valid: leaving has not begun.
     Not,
     /// The key is revoked, but chains that it admitted may still run.
     Chains(Grace),
     /// No more buffers of the store will be retired. Earlier retired ones are on sessions' lists, among buffers of
     /// other stores.
     Retired { is_round_begun: bool },
-    /// Nothing refers to the memory.
+    /// No key and no pointer refers to the store's memory any more.
     Left,
 }
 
@@ -166,12 +166,12 @@ impl<M: NodeMemory> Node<M> {
         Ok(Ok(node))
     }
 
-    /// The sessions that are open.
+    /// Returns the open sessions.
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
     }
 
-    /// The catalog of stores.
+    /// Returns the catalog of stores.
     pub fn catalog(&self) -> &Catalog<M> {
         &self.catalog
     }
@@ -182,7 +182,7 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.by_region(region).map(|entry| Arc::clone(&entry.served))
     }
 
-    /// The node's current state.
+    /// Describes the node's current state.
     pub fn info(&self) -> NodeInfo {
         NodeInfo {
             unassigned_bytes: u64::from(self.extents.free()) * SEGMENT_SIZE,
@@ -321,7 +321,7 @@ impl<M: NodeMemory> Node<M> {
         scans.chain(rebuilds).for_each(|asked| asked.retain(is_wanted));
     }
 
-    /// The next available response.
+    /// Takes the next response that is ready.
     pub fn answer(&mut self) -> Option<(Ticket, Result<Answer, String>)> {
         self.answers.pop_front()
     }

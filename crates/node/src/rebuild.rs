@@ -128,7 +128,7 @@ pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
     Store { former, ..entry.store.clone() }
 }
 
-/// The segments of a table.
+/// Returns the segments of a table.
 pub(crate) fn segments_of(geometry: Geometry, table_at: u64, table_len: u64) -> Vec<u32> {
     let first = geometry.segment_of(table_at);
     first.map_or(Vec::new(), |first| (first..first + (table_len / SEGMENT_SIZE) as u32).collect())

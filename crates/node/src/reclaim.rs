@@ -35,7 +35,7 @@ pub struct Reclaim {
     unparked: Vec<u64>,
     /// Segments whose buffers are all parked, with their regions. They wait to be granted again.
     emptied: Delayed<(u32, u32)>,
-    /// Regions without a granted segment.
+    /// Regions to which no segment could be granted.
     short: BTreeSet<u32>,
     /// Total number of reclaimed buffers.
     pub reclaimed: u64,
@@ -217,7 +217,7 @@ impl Reclaim {
         arena.give(region, &buffer)
     }
 
-    /// Parks a buffer that the node holds.
+    /// Parks a buffer that the node holds, so that its segment can be emptied.
     fn park<M: Memory>(
         &mut self,
         memory: &M,

@@ -58,7 +58,7 @@ enum Phase {
     Done,
 }
 
-/// Position of a buffer: segment and ordinal.
+/// Position of a buffer: its segment, and its ordinal in the segment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     segment: u32,

@@ -20,12 +20,12 @@ pub struct Served<M: Memory> {
 }
 
 impl<M: Memory> Served<M> {
-    /// The service of `store`.
+    /// Creates the shared service of `store`.
     pub fn new(store: &Store, service: Box<dyn Service<M>>) -> Arc<Served<M>> {
         Arc::new(Served { key: store.extent().key, is_wide: store.wide, service: Mutex::new(service) })
     }
 
-    /// The store's key.
+    /// Returns the store's key.
     pub fn key(&self) -> Key {
         self.key
     }
@@ -82,7 +82,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
         Ok(answered)
     }
 
-    /// The service itself.
+    /// Returns the service, for a call or a step.
     pub fn service(&mut self) -> &mut dyn Service<M> {
         &mut **self.service
     }

@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Its slot and number.
+    /// Slot and number of the session.
     pub id: SessionId,
-    /// Process id.
+    /// Id of the process that opened the session.
     pub pid: u32,
     /// Whether the session's process has declared that it runs no more chains, or is dead.
     pub ended: bool,
@@ -65,7 +65,7 @@ impl Sessions {
         Sessions { open, remote, next_number: first_number.max(1) }
     }
 
-    /// The open sessions that have slots.
+    /// Iterates over the open sessions that have slots.
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.open.values()
     }
@@ -145,7 +145,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// The set of sessions that have ended by now.
+    /// Returns the set of sessions that have ended.
     pub fn gone(&self) -> Gone {
         let open = self.open.values().map(|session| session.id.number);
         let mut alive: Vec<u32> = open.chain(self.remote.iter().copied()).collect();

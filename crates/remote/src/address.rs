@@ -25,7 +25,7 @@ impl Addr {
     /// The null address. An indirect access through it fails with [`crate::Status::NullPointer`].
     pub const NULL: Addr = Addr::new(0);
 
-    /// The byte `offset` of the node's memory.
+    /// Returns the address of the byte at `offset` in the node's memory.
     pub const fn new(offset: u64) -> Addr {
         Addr(U64::from_bytes(offset.to_le_bytes()))
     }

@@ -37,12 +37,12 @@ impl Capabilities {
         self.0 & others.0 == others.0
     }
 
-    /// The union of this set and `others`.
+    /// Returns the union of this set and `others`.
     pub const fn and(self, others: Capabilities) -> Capabilities {
         Capabilities(self.0 | others.0)
     }
 
-    /// This set without `others`.
+    /// Returns this set without `others`.
     pub const fn without(self, others: Capabilities) -> Capabilities {
         Capabilities(self.0 & !others.0)
     }

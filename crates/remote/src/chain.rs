@@ -56,7 +56,7 @@ struct Part<'a> {
 /// Buffers that earlier chains have allocated and that no pointer reaches until an op of this chain publishes them.
 #[derive(Clone, Copy)]
 pub struct Held<'a> {
-    /// Addresses of the buffers.
+    /// Addresses of the held buffers.
     pub buffers: &'a [Addr],
     /// Index in the chain of the op that publishes the buffers if its status is [`Status::Ok`].
     pub published_by: usize,
@@ -73,7 +73,7 @@ pub struct Chain<'a> {
 }
 
 impl ChainBuf {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub const fn new() -> ChainBuf {
         ChainBuf { bytes: Vec::new() }
     }
@@ -260,7 +260,7 @@ impl<'a> ChainView<'a> {
         Ok((ChainView { header, bytes: body, parts: &[] }, rest))
     }
 
-    /// The key under which every op runs.
+    /// Returns the key under which every op runs.
     #[inline]
     pub fn key(&self) -> Key {
         self.header.key
@@ -295,7 +295,7 @@ impl<'a> ChainView<'a> {
         CHAIN_HEADER + self.header.bytes.get() as usize
     }
 
-    /// Appends the wire form.
+    /// Appends the chain's wire form to `out`.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         self.pieces().for_each(|piece| out.extend_from_slice(piece));
     }
@@ -335,7 +335,7 @@ impl<'a> ChainView<'a> {
         })
     }
 
-    /// The ops in order.
+    /// Iterates over the ops in order.
     #[inline]
     pub fn ops(&self) -> Ops<'a> {
         Ops { bytes: self.bytes, at: 0, parts: self.parts }
@@ -448,13 +448,13 @@ pub struct OpView<'a> {
 }
 
 impl<'a> OpView<'a> {
-    /// The op's code.
+    /// Returns the op's code.
     #[inline]
     pub fn code(&self) -> Code {
         self.header.code()
     }
 
-    /// The op's header.
+    /// Returns the op's header.
     #[inline]
     pub fn header(&self) -> &'a OpHeader {
         self.header

@@ -9,7 +9,7 @@ pub trait Clock {
     /// The current time. It never decreases.
     fn now(&self) -> Duration;
 
-    /// Completes no earlier than `duration` from now.
+    /// Returns a future that completes no earlier than `duration` from now.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()>;
 }
 

@@ -27,19 +27,19 @@ pub enum Ask {
     },
     /// Drops a store and all its data.
     DropStore {
-        /// Its name.
+        /// Name of the store.
         name: String,
     },
     /// Returns a store's location and its key.
     OpenStore {
-        /// Its name.
+        /// Name of the store.
         name: String,
     },
     /// Lists all stores.
     ListStores,
     /// Reports how a store's memory is used. Slow: the node reads every buffer's state.
     StoreStat {
-        /// Its name.
+        /// Name of the store.
         name: String,
     },
     /// Reports the node's state.
@@ -47,7 +47,7 @@ pub enum Ask {
     /// Gives a store another table. The node responds when the catalog shows both tables. Entries of the former table
     /// are moved while the store is in use.
     RebuildStore {
-        /// Its name.
+        /// Name of the store.
         name: String,
         /// The kind's parameters for the table, as JSON.
         parameters: String,
@@ -55,7 +55,7 @@ pub enum Ask {
     /// Gives a store a larger table; a client sends this if it found no free slot. Starts no second rebuild if one is
     /// in progress. The node responds when the catalog shows both tables.
     GrowStore {
-        /// Its name.
+        /// Name of the store.
         name: String,
     },
     /// Scans a store for buffers that no client holds and no pointer reaches. The node responds when the scan has
@@ -88,11 +88,11 @@ impl Ask {
 pub enum Answer {
     /// The request was carried out.
     Done,
-    /// One store.
+    /// The catalog's entry of one store.
     Store(Store),
     /// All stores, sorted by name, without their keys.
     Stores(Vec<Store>),
-    /// How a store's memory is used.
+    /// Statistics of a store's memory.
     StoreStat(StoreStat),
     /// The node's state.
     NodeInfo(NodeInfo),
@@ -101,9 +101,9 @@ pub enum Answer {
 /// A store's entry in the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Store {
-    /// Its name.
+    /// Name of the store.
     pub name: String,
-    /// Its kind.
+    /// Kind of the store, such as `prism-kv`.
     pub kind: String,
     /// The store's parameters, as completed by [`crate::service::Kind::plan`], as JSON.
     pub parameters: String,
@@ -181,7 +181,7 @@ impl Store {
     }
 }
 
-/// How a store's memory is used.
+/// Statistics of a store's memory, by state of its buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStat {
     /// Maximum size of the store, in bytes.
@@ -192,11 +192,11 @@ pub struct StoreStat {
     pub granted_bytes: u64,
     /// Bytes of segments that hold buffers.
     pub buffer_segment_bytes: u64,
-    /// Buffers allocated and not retired.
+    /// Number of buffers that were allocated and not retired.
     pub live_buffers: u64,
     /// Bytes of those.
     pub live_bytes: u64,
-    /// Buffers on free lists.
+    /// Number of buffers on free lists.
     pub free_buffers: u64,
     /// Bytes of those.
     pub free_bytes: u64,
@@ -226,7 +226,7 @@ pub struct NodeInfo {
     pub unassigned_bytes: u64,
     /// Size of the pages that back the memory, in bytes.
     pub page_size: u64,
-    /// Urls at which its engines listen.
+    /// Urls at which the node's engines listen.
     #[serde(default)]
     pub listening: Vec<String>,
     /// Number of connected clients.
@@ -235,7 +235,7 @@ pub struct NodeInfo {
     pub reclaimed_buffers: u64,
     /// Total number of leaked buffers that scans found.
     pub scanned_buffers: u64,
-    /// Requests that its engines refused.
+    /// Counts of the requests that the node's engines refused.
     #[serde(default)]
     pub refusals: Refusals,
     /// Traffic of the node's clients; `None` if the caller may not see it.
@@ -250,9 +250,9 @@ pub struct NodeInfo {
 pub struct Traffic {
     /// Number of chains.
     pub chains: u64,
-    /// Ops in those chains.
+    /// Number of ops in those chains.
     pub ops: u64,
-    /// CAS and FETCH-ADD ops among those.
+    /// Number of CAS and FETCH-ADD ops among them.
     pub atomics: u64,
     /// Bytes of the chains in wire form.
     pub request_bytes: u64,
@@ -260,9 +260,9 @@ pub struct Traffic {
     pub reply_bytes: u64,
     /// Chains that failed because no buffer was free ([`crate::Status::NotReady`]).
     pub not_ready: u64,
-    /// Chains refused for access or as invalid.
+    /// Number of chains refused for lack of rights, or as invalid.
     pub refused: u64,
-    /// Buffers retired by clients.
+    /// Number of buffers that clients have retired.
     pub retired_buffers: u64,
 }
 
@@ -285,11 +285,12 @@ impl From<Counters> for Traffic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Refusals {
-    /// Greetings without a known token.
+    /// Number of greetings without a known token.
     pub bad_tokens: u64,
-    /// Greetings rejected without reading the token, from a source that sent too many wrong tokens.
+    /// Number of greetings that were rejected before the token was read, because their source had sent too many wrong
+    /// tokens.
     pub locked_out: u64,
-    /// Datagrams with a wrong session secret.
+    /// Number of datagrams with a wrong session secret.
     pub bad_secrets: u64,
     /// Chains with a key that was never issued to their session.
     pub wrong_keys: u64,
@@ -299,7 +300,7 @@ pub struct Refusals {
     pub asks: u64,
     /// Sealed packets that no known token's key has sealed, or that were modified in transit.
     pub forged: u64,
-    /// Sealed packets that were received before.
+    /// Number of sealed packets that had been received before.
     pub replayed: u64,
 }
 

@@ -7,7 +7,7 @@ pub struct Draws(pub u64);
 
 #[allow(clippy::should_implement_trait, reason = "the sequence is infinite")]
 impl Draws {
-    /// 64 random bits.
+    /// Draws 64 random bits.
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -21,7 +21,7 @@ impl Draws {
         self.next() % end
     }
 
-    /// True with probability 1 / `times`.
+    /// Draws true with probability 1 / `times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -31,7 +31,7 @@ impl Draws {
         self.below(100) < percent
     }
 
-    /// A number in `0.0..1.0`.
+    /// Draws a number in `0.0..1.0`.
     pub fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -41,7 +41,7 @@ impl Draws {
         probability > 0.0 && self.share() < probability
     }
 
-    /// One item of `from`.
+    /// Draws one item of `from`.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
@@ -53,7 +53,7 @@ impl Draws {
         }
     }
 
-    /// `len` random bytes.
+    /// Draws `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.next() as u8).collect()
     }

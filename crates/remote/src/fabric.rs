@@ -124,7 +124,7 @@ pub enum FabricError {
     Broken {
         /// The node at the other end.
         node: NodeId,
-        /// The system's error.
+        /// Error of the operating system.
         reason: String,
     },
     /// The session with the node is closed: no further request can be sent over it.

@@ -22,7 +22,7 @@ impl Key {
         Key { secret: U64::from_bytes(secret.to_le_bytes()), region: U32::from_bytes(region.to_le_bytes()) }
     }
 
-    /// The region's index at its node.
+    /// Returns the region's index at its node.
     #[inline]
     pub const fn region(self) -> u32 {
         u32::from_le_bytes(self.region.to_bytes())

@@ -15,9 +15,9 @@ pub const WIDE_ALIGN: u64 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Width {
-    /// 8 bytes.
+    /// A width of 8 bytes.
     W8 = 8,
-    /// 16 bytes.
+    /// A width of 16 bytes.
     W16 = 16,
 }
 
@@ -48,10 +48,10 @@ pub trait Memory {
     /// buffer that contains `at`, or at the end of the table if `at` is in a table. 0 if `at` is not in the region.
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Self::Wait>;
 
-    /// Copies `out.len()` bytes from `at`.
+    /// Copies `out.len()` bytes of memory, from `at` on, to `out`.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Self::Wait>;
 
-    /// Copies `bytes` to `at`.
+    /// Copies `bytes` to memory at `at`.
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Wait>;
 
     /// Loads the aligned word at `at` atomically; its lowest byte is the one at `at`.

@@ -14,7 +14,7 @@ impl Mutant {
         Mutant(name)
     }
 
-    /// The name used in flags and reports.
+    /// Returns the mutant's name in flags and reports.
     pub const fn name(self) -> &'static str {
         self.0
     }
@@ -53,7 +53,7 @@ macro_rules! mutants {
     ($($(#[$doc:meta])* $constant:ident = $name:literal;)*) => {
         $($(#[$doc])* pub const $constant: $crate::mutant::Mutant = $crate::mutant::Mutant::new($name);)*
 
-        /// All of them.
+        /// All mutants of this list.
         pub const ALL: &[$crate::mutant::Mutant] = &[$($constant),*];
     };
 }

@@ -17,17 +17,17 @@ use zerocopy::{Immutable, IntoBytes};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// Equal.
+    /// The target is equal to the operand.
     Eq = 0,
-    /// Not equal.
+    /// The target is not equal to the operand.
     Ne = 1,
-    /// The target is less: "install if newer".
+    /// The target is less than the operand: "install if newer".
     Lt = 2,
-    /// The target is less or equal.
+    /// The target is less than or equal to the operand.
     Le = 3,
-    /// The target is greater.
+    /// The target is greater than the operand.
     Gt = 4,
-    /// The target is greater or equal.
+    /// The target is greater than or equal to the operand.
     Ge = 5,
 }
 

@@ -165,7 +165,7 @@ impl Reply {
         (index < self.ops).then(|| self.entry(index).0)
     }
 
-    /// The statuses in order.
+    /// Iterates over the statuses in the order of the ops.
     pub fn statuses(&self) -> impl Iterator<Item = Status> + '_ {
         (0..self.ops).map(|index| self.entry(index).0)
     }
@@ -180,7 +180,7 @@ impl Reply {
         &self.bytes[start..end]
     }
 
-    /// The wire form.
+    /// Returns the wire form of the reply.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.used]
     }

@@ -11,7 +11,7 @@ use std::ops::BitOr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Rights(u8);
 
-/// The word for one right.
+/// Name of one right in token files and flags.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
@@ -54,7 +54,7 @@ impl Rights {
         self.0 & others.0 == others.0
     }
 
-    /// The intersection of both sets.
+    /// Returns the intersection of both sets.
     #[inline(always)]
     pub const fn and(self, others: Rights) -> Rights {
         Rights(self.0 & others.0)
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use serde::de::value::{Error, SeqDeserializer};
 
-    /// All sixteen sets.
+    /// Returns all sixteen sets of rights.
     fn sets() -> impl Iterator<Item = Rights> {
         (0..=Rights::ALL.0).map(Rights)
     }

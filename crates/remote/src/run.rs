@@ -412,7 +412,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// The target of a CAS.
+    /// Returns the place of the word that a CAS compares, after checking that the chain may access it.
     #[inline(always)]
     fn word_target<W: Word>(&self, op: &OpView<'_>, len: u64) -> Result<Place, Stop<M::Wait>> {
         let asked = if op.has(flag::RECLAIMING) { Rights::ATOMIC | Rights::ALLOCATE } else { Rights::ATOMIC };
@@ -477,7 +477,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// The aligned word at `at`.
+    /// Returns the place of the word at `at`, after checking its alignment and that the chain may access it.
     #[inline(always)]
     fn word<W: Word>(&self, at: Addr, len: u64, asked: Rights) -> Result<Place, Stop<M::Wait>> {
         if !at.raw().is_multiple_of(W::align(len)) {
@@ -717,7 +717,7 @@ fn pointer_in<W: Word>(word: W, offset: u32) -> u64 {
 /// A memory access that a chain will make, for prefetching. A wrong hint is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// `len` bytes at `at`.
+    /// Data of `len` bytes at `at`.
     Bytes {
         /// Address of the first byte.
         at: u64,

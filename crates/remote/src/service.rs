@@ -22,7 +22,7 @@ use crate::rights::Rights;
 pub struct Extent {
     /// Key of the store's region.
     pub key: Key,
-    /// The address of the table's first byte.
+    /// Address of the table's first byte.
     pub at: u64,
     /// Size of the table in bytes. All its bytes are zero when the store is created.
     pub len: u64,
@@ -164,7 +164,7 @@ pub enum Step {
 
 /// A kind of store that a node can create.
 pub trait Kind<M: Memory>: Send + Sync {
-    /// The kind's name in requests.
+    /// Returns the name of this kind in requests.
     fn name(&self) -> &'static str;
 
     /// Plans a store: its table's size and its final parameters. `entropy` is random, for example for a hash seed; the

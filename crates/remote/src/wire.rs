@@ -43,12 +43,12 @@ pub struct ChainHeader {
     pub allocates: U16,
     /// Number of CAS and FETCH-ADD ops.
     pub atomics: U16,
-    /// Zero.
+    /// Reserved; must be zero.
     pub reserved: U16,
 }
 
 impl ChainHeader {
-    /// The header of an empty chain.
+    /// Returns the header of an empty chain.
     #[inline(always)]
     pub(crate) const fn empty(key: Key) -> ChainHeader {
         ChainHeader {
@@ -66,9 +66,9 @@ impl ChainHeader {
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OpHeader {
-    /// A [`Code`].
+    /// Code of the op: a [`Code`].
     pub code: u8,
-    /// Bits of [`flag`].
+    /// Flags of the op: bits of [`flag`].
     pub flags: u8,
     /// A [`crate::Mode`] for CAS, 1 for an ALLOCATE that may use the reserve, else 0.
     pub mode: u8,
@@ -89,17 +89,17 @@ const _: () = assert!(CHAIN_HEADER == 24 && OP_HEADER == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Code {
-    /// Copies bytes out.
+    /// READ: copies bytes out of memory.
     Read = 1,
-    /// Copies bytes in.
+    /// WRITE: copies bytes into memory.
     Write = 2,
     /// Takes a buffer from a free list and fills it.
     Allocate = 3,
-    /// Compares and swaps one word.
+    /// CAS: compares and swaps one word.
     Cas = 4,
     /// Adds to an 8-byte word.
     FetchAdd = 5,
-    /// Retires buffers.
+    /// RETIRE: retires buffers.
     Retire = 6,
 }
 
@@ -160,7 +160,7 @@ impl Code {
 }
 
 impl OpHeader {
-    /// The op's code.
+    /// Returns the op's code.
     #[inline(always)]
     pub(crate) fn code(&self) -> Code {
         Code::from_u8(self.code).expect("a chain was run without validation")
@@ -187,7 +187,7 @@ impl OpHeader {
         }
     }
 
-    /// Validates the header alone.
+    /// Checks the fields of the header by themselves.
     #[inline]
     pub(crate) fn validate(&self) -> Result<Code, WireError> {
         let code = Code::from_u8(self.code).ok_or(WireError::UnknownOp(self.code))?;
@@ -235,7 +235,7 @@ impl OpHeader {
 /// Reason why bytes are not a chain or a reply. No op of a malformed chain ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
-    /// The bytes end before the chain does.
+    /// The bytes end before the end of the chain.
     Truncated,
     /// The header announces more bytes than a chain may have, or than its ops use.
     TooLong {
@@ -252,16 +252,16 @@ pub enum WireError {
     UnknownOp(u8),
     /// A flag that is invalid for this op.
     Flags {
-        /// The op.
+        /// Code of the op.
         code: Code,
-        /// Its flags.
+        /// Flags of the op.
         flags: u8,
     },
-    /// BOUNDED without an indirect target.
+    /// The op is BOUNDED, but its target is not indirect.
     BoundedButDirect,
-    /// Invalid compare mode.
+    /// The op has this invalid compare mode.
     Mode(u8),
-    /// Invalid word width.
+    /// The op has this invalid word width.
     Width(u8),
     /// The pointer of a reclaiming CAS does not fit into its word.
     PointerOffset(usize),

@@ -12,15 +12,15 @@ use crate::op::{Mode, big_endian};
 pub(crate) trait Word: Copy {
     /// Whether the word requires wide memory.
     const IS_WIDE: bool;
-    /// All bits.
+    /// The word in which all bits are set.
     const ONES: Self;
 
-    /// Alignment of the word's address.
+    /// Returns the alignment, in bytes, that the word's address must have.
     fn align(len: u64) -> u64;
 
     fn from_bytes(bytes: &[u8]) -> Self;
 
-    /// The word's bytes, followed by zeros.
+    /// Returns the word's bytes, followed by zeros.
     fn to_bytes(self) -> impl AsRef<[u8]>;
 
     /// The bits of `self` where `mask` has ones, else zeros.

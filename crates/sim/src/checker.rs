@@ -10,7 +10,7 @@ use crate::history::{Ask, History, Operation};
 
 /// Checker of one family's histories.
 pub trait Checker {
-    /// The family's operations.
+    /// Operation of the family.
     type Ask: Ask;
 
     /// Property of a good history, as a sentence: `every key was linearizable`.
@@ -23,7 +23,7 @@ pub trait Checker {
 /// Result of checking a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<A: Ask> {
-    /// The violations, a sentence each.
+    /// The violations, each described in one sentence.
     pub violated: Vec<String>,
     /// One sentence for each part of the history that could not be decided, with the reason.
     pub undecided: Vec<String>,

@@ -38,7 +38,7 @@ pub enum Fault {
     /// The node's process dies with its memory, and a new one starts at the same address. All data is lost. A client
     /// must not mistake the new, empty store for the old one: a client that opens the new store knows that it is new.
     NodeLoss,
-    /// A client's clock runs slow or fast. May make timeouts too long or too short.
+    /// A client's clock runs slow or fast, so that its timeouts may be too long or too short.
     ClockSkew,
     /// A client's clock jumps ahead. May let its timeouts expire.
     ClockJump,
@@ -74,7 +74,7 @@ impl Fault {
         matches!(self, Fault::Loss | Fault::Duplicate | Fault::Reorder | Fault::Delay | Fault::Reset)
     }
 
-    /// Name in flags and reports.
+    /// Returns the fault's name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Fault::Loss => "loss",
@@ -102,10 +102,10 @@ impl Fault {
     }
 }
 
-/// Target of a fault.
+/// Target that a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A message between these hosts.
+    /// A message between these two hosts.
     Session(HostId, HostId),
     /// The client with this number.
     Client(u32),
@@ -164,7 +164,7 @@ pub struct FaultRates {
 }
 
 impl FaultRates {
-    /// No faults.
+    /// Rates of 0: no fault occurs.
     pub const NONE: FaultRates = FaultRates {
         loss_one_in: 0,
         duplicate_one_in: 0,
@@ -173,7 +173,7 @@ impl FaultRates {
         reset_one_in: 0,
         late_ns: 0,
     };
-    /// Every fault, at a low rate.
+    /// Low rates of every fault.
     pub const TYPICAL: FaultRates = FaultRates {
         loss_one_in: 40,
         duplicate_one_in: 30,

@@ -13,7 +13,7 @@ use crate::history::queue::{Ask, History, Operation, Outcome};
 use crate::history::register::Value;
 use std::collections::BTreeMap;
 
-/// Checker of queues: each key separately.
+/// Checker of queues. Each key is a queue of its own.
 pub struct Fifo {
     /// Capacity of each queue, in values.
     pub capacity: u64,
@@ -55,14 +55,14 @@ impl Checker for Fifo {
 /// A violation, and the operations that show it. The first operation is the one with the wrong outcome.
 type Finding = (&'static str, Vec<Operation>);
 
-/// Operations of one queue.
+/// Operations on one queue.
 struct Queue<'a> {
     capacity: u64,
     /// For each value: its put, if it may have been carried out, and its takes.
     values: BTreeMap<Value, (Option<&'a Operation>, Vec<&'a Operation>)>,
     empties: Vec<&'a Operation>,
     fulls: Vec<&'a Operation>,
-    /// Takes of unknown fate.
+    /// Takes whose outcome is unknown.
     unknown: Vec<&'a Operation>,
 }
 

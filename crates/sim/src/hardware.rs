@@ -137,11 +137,11 @@ pub enum Platform {
 }
 
 impl Platform {
-    /// All values.
+    /// All platforms.
     pub const ALL: [Platform; 4] =
         [Platform::Rdma, Platform::PrismSw, Platform::PrismHw, Platform::BlueField];
 
-    /// Name in flags and reports.
+    /// Returns the platform's name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Platform::Rdma => "rdma",
@@ -156,7 +156,7 @@ impl Platform {
         matches!(self, Platform::Rdma | Platform::PrismHw)
     }
 
-    /// Capabilities of a node with this hardware.
+    /// Returns the capabilities of a node with this hardware.
     pub const fn capabilities(self) -> Capabilities {
         match self {
             Platform::Rdma => Capabilities::CALLS,
@@ -168,22 +168,22 @@ impl Platform {
 /// Distance between clients and a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
-    /// One cable.
+    /// Connected by one cable.
     Direct,
-    /// One switch.
+    /// Connected by one switch.
     Rack,
-    /// Three tiers of switches.
+    /// Connected by three tiers of switches.
     Cluster,
-    /// Across a data centre.
+    /// Connected across a data centre.
     DataCentre,
 }
 
 impl Distance {
-    /// All values.
+    /// All distances.
     pub const ALL: [Distance; 4] =
         [Distance::Direct, Distance::Rack, Distance::Cluster, Distance::DataCentre];
 
-    /// Name in flags and reports.
+    /// Returns the distance's name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Distance::Direct => "direct",
@@ -222,7 +222,7 @@ impl Testbed {
     /// PRISM's micro-benchmarks: two machines, one cable (section 5).
     pub const PRISM_MICRO: Testbed =
         Testbed { link_gbit: 25, distance: Distance::Direct, cores: 16, machines: 1 };
-    /// PRISM's applications (section 5).
+    /// Testbed of PRISM's applications (section 5).
     pub const PRISM_APPLICATIONS: Testbed =
         Testbed { link_gbit: 40, distance: Distance::Rack, cores: 16, machines: 11 };
 
@@ -244,7 +244,7 @@ pub const PACKET_MAX: u64 = 1_024;
 const OP: u64 = 16;
 /// Second address of a redirected or data-indirect op.
 const ADDRESS: u64 = 8;
-/// Header of an acknowledgement (InfiniBand's AETH).
+/// Size of an acknowledgement's header in bytes (InfiniBand's AETH).
 const ACKNOWLEDGEMENT: u64 = 4;
 
 /// Returns the number of bytes on the wire of a message of `bytes` bytes.
@@ -309,13 +309,13 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
 /// Access of a chain that takes time. Accesses that depend on earlier ones follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read of the node's memory.
+    /// A read of the node's memory.
     Read,
-    /// Write of the node's memory.
+    /// A write of the node's memory.
     Write,
-    /// Atomic on the word at this address.
+    /// An atomic on the word at this address.
     Atomic(u64),
-    /// Access to scratch or a free list's head, which a NIC has in its own memory and a CPU in its cache.
+    /// An access to scratch or to a free list's head. A NIC has them in its own memory, a CPU in its cache.
     OnChip,
 }
 

@@ -56,7 +56,7 @@ pub struct Moment {
 /// Operation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation<A: Ask> {
-    /// The client.
+    /// Number of the client.
     pub client: u32,
     /// Object of the operation, such as a key or a queue. Each family defines its objects.
     pub key: u64,
@@ -67,7 +67,7 @@ pub struct Operation<A: Ask> {
     /// Time of the return. If the client has died: time from which it was certain that the operation has no later
     /// effect. `None` if neither has happened.
     pub returned: Option<Moment>,
-    /// Outcome; [`Outcome::UNKNOWN`] until the return.
+    /// Outcome of the operation; [`Outcome::UNKNOWN`] until it returns.
     pub outcome: A::Outcome,
 }
 
@@ -181,7 +181,7 @@ fn record_moment(moment: Option<Moment>, out: &mut Vec<u8>) {
     out.extend_from_slice(&ns.to_le_bytes());
 }
 
-/// Appends an optional word, for a digest.
+/// Appends an optional word to the bytes of a digest.
 pub fn record_word(word: Option<u64>, out: &mut Vec<u8>) {
     out.push(u8::from(word.is_some()));
     out.extend_from_slice(&word.unwrap_or(0).to_le_bytes());

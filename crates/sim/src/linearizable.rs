@@ -16,7 +16,7 @@ use crate::history::Ask as _;
 use crate::history::register::{Ask, History, Operation, Outcome, Value, Version};
 use crate::search::{Span, is_explained};
 
-/// Limits of the work for one key.
+/// Limits of the work that the checker spends on one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of operations of one key. A state of the search takes one bit per operation.
@@ -39,7 +39,7 @@ pub enum Verdict {
     Linearizable,
     /// No order of the key's operations explains all outcomes.
     Violated,
-    /// The key is undecided.
+    /// The key is undecided, for this reason.
     Undecided(Undecided),
 }
 
@@ -63,7 +63,7 @@ pub struct Report {
     pub steps: u64,
     /// Keys that are not linearizable.
     pub violated: Vec<u64>,
-    /// Undecided keys, and why.
+    /// Keys that are undecided, each with the reason.
     pub undecided: Vec<(u64, Undecided)>,
 }
 
@@ -74,7 +74,7 @@ impl Report {
     }
 }
 
-/// Checker of registers: each key separately.
+/// Checker of registers. Each key is a register of its own.
 pub struct Registers(pub Limits);
 
 impl Checker for Registers {
@@ -594,7 +594,7 @@ fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation>
     places.into_iter().zip(rest).filter(stays).map(|(_, operation)| operation).collect()
 }
 
-/// Returns the outcomes that would be correct for the offender in place of its own.
+/// Returns the outcomes that, in place of its own, would make the offending operation correct.
 fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Outcome> {
     let Operation { ask, outcome, .. } = operations[offender];
     let values: BTreeSet<Value> =

@@ -46,7 +46,7 @@ impl Bytes {
         Bytes { geometry, bytes: RefCell::new(bytes) }
     }
 
-    /// Layout of the memory.
+    /// Returns the layout of the memory.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -110,10 +110,10 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// All accesses at one instant.
+    /// Pace at which all accesses of a run happen at one instant.
     pub const AT_ONCE: Pace =
         Pace { usual_ns: 0, late_one_in: 0, stalled_one_in: 0, relaxed: false, by_cpu: true };
-    /// A CPU that makes one access after the other and sometimes stalls.
+    /// Pace of a CPU that makes one access after the other and sometimes stalls.
     pub const CPU: Pace =
         Pace { usual_ns: 60, late_one_in: 3, stalled_one_in: 400, relaxed: false, by_cpu: true };
 
@@ -126,7 +126,7 @@ impl Pace {
     }
 }
 
-/// Access that is still to be made.
+/// An access that has not been made yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads bytes.
@@ -138,16 +138,16 @@ pub enum Access {
     },
     /// Writes bytes.
     Write {
-        /// Address.
+        /// Address of the first byte.
         at: u64,
-        /// The bytes.
+        /// Bytes to store.
         bytes: Vec<u8>,
     },
-    /// Loads a word.
+    /// Loads the word at this address, of this width.
     Load(u64, Width),
     /// Compares and exchanges a word.
     Exchange {
-        /// Address.
+        /// Address of the word.
         at: u64,
         /// Width of the word.
         width: Width,
@@ -158,14 +158,14 @@ pub enum Access {
     },
     /// Compares and exchanges a word of 24 or 32 bytes.
     ExchangeWide {
-        /// Address.
+        /// Address of the word.
         at: u64,
         /// Expected value.
         old: Vec<u8>,
         /// New value.
         new: Vec<u8>,
     },
-    /// Fills a segment with zeros.
+    /// Fills the segment with this index with zeros.
     Discard(u32),
 }
 
@@ -188,7 +188,7 @@ enum AccessResult {
     ExchangedWide(bool, usize),
 }
 
-/// Accesses of one run, and their results.
+/// The accesses of one run so far, and their results.
 #[derive(Default)]
 struct Record {
     answers: Vec<(AccessId, AccessResult)>,
@@ -198,7 +198,7 @@ struct Record {
 /// Counters of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Accesses made.
+    /// Number of accesses made.
     pub accesses: u64,
     /// Torn reads: reads of which a byte changed after the read had begun and before this byte was copied.
     pub torn_reads: u64,
@@ -245,7 +245,7 @@ impl Replay {
         Replay { seen: Rc::clone(seen), ..self }
     }
 
-    /// The underlying bytes.
+    /// Returns the underlying bytes.
     pub fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
     }

@@ -24,13 +24,13 @@ use zerocopy::IntoBytes;
 /// Operation that PRISM's figure 1 measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroOp {
-    /// READ of 512 bytes.
+    /// READ of 512 bytes at a known address.
     Read,
     /// WRITE of 512 bytes.
     Write,
     /// READ of 512 bytes through a pointer.
     IndirectRead,
-    /// ALLOCATE of 512 bytes.
+    /// ALLOCATE of a buffer of 512 bytes.
     Allocate,
     /// CAS of 16 bytes with an arithmetic comparison (`<=`), which PRISM adds.
     EnhancedCas,
@@ -43,7 +43,7 @@ impl MicroOp {
     pub const FIGURE_1: [MicroOp; 5] =
         [MicroOp::Read, MicroOp::Write, MicroOp::IndirectRead, MicroOp::Allocate, MicroOp::EnhancedCas];
 
-    /// Name in reports.
+    /// Returns the op's name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             MicroOp::Read => "READ",
@@ -189,12 +189,12 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Workers that execute CAS.
+    /// Creates workers that execute CAS.
     pub const fn cas(workers: u32, stride: u64) -> Workers {
         Workers { workers, stride, is_atomic: true }
     }
 
-    /// Workers that execute READ.
+    /// Creates workers that execute READ.
     pub const fn read(workers: u32, stride: u64) -> Workers {
         Workers { workers, stride, is_atomic: false }
     }

@@ -21,7 +21,7 @@ pub struct HostId(pub u32);
 /// Address to which messages are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// The machine.
+    /// Machine on which the address is.
     pub host: HostId,
     /// Port of the address's owner at that machine.
     pub port: u32,
@@ -32,14 +32,14 @@ pub struct Address {
 pub struct Wire {
     /// Minimum one-way latency of a message.
     pub delay_ns: Nanos,
-    /// Usual additional latency, with a heavy tail.
+    /// Additional latency of a usual message. Its distribution has a heavy tail.
     pub jitter_ns: Nanos,
 }
 
 /// Item that has arrived in an inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// A message and its sender.
+    /// A message arrived; holds its sender and its bytes.
     Message(Address, Vec<u8>),
     /// The connection with this address has ended.
     HungUp(Address),
@@ -52,22 +52,22 @@ pub struct Event<'a> {
     pub at: Nanos,
     /// Number of the packet, shared by all its events, including those of its duplicate.
     pub packet: u64,
-    /// Sender and destination.
+    /// Sender and destination of the packet.
     pub from: Address,
     /// See [`Event::from`].
     pub to: Address,
-    /// The event.
+    /// What happened to the packet.
     pub what: What,
     /// Payload; empty if the packet is not a message.
     pub bytes: &'a [u8],
 }
 
-/// Kind of event of a packet.
+/// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The packet was sent.
     Send,
-    /// The packet is lost.
+    /// The packet is lost by this fault.
     Drop(Fault),
     /// The packet will arrive twice.
     Duplicate,
@@ -102,7 +102,7 @@ impl Inbox {
         self.arrived.borrow_mut().pop_front()
     }
 
-    /// Bell that rings at each arrival.
+    /// Returns the bell that rings at each arrival.
     pub fn bell(&self) -> &Bell {
         &self.bell
     }
@@ -181,7 +181,7 @@ impl Network {
         Packet { number, from, to }
     }
 
-    /// Counters of faults.
+    /// Returns the counters of faults that have struck.
     pub fn struck(&self) -> &Rc<Struck> {
         &self.0.struck
     }

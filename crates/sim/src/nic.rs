@@ -34,7 +34,7 @@ pub enum Verb {
     Write {
         /// Address of the first byte.
         at: u64,
-        /// The bytes to write.
+        /// Bytes to write.
         bytes: Vec<u8>,
     },
     /// Replaces the aligned word at `at` by `swap` if it equals `compare`.
@@ -50,7 +50,7 @@ pub enum Verb {
     FetchAdd {
         /// Address of the word.
         at: u64,
-        /// Addend.
+        /// Number to add.
         add: u64,
     },
 }
@@ -82,7 +82,7 @@ pub struct Timing {
     pub service_ns: Nanos,
     /// Time to fetch a line from memory.
     pub fetch_ns: Nanos,
-    /// Spread of `fetch_ns`, drawn for each line.
+    /// Spread of `fetch_ns`, drawn separately for each line.
     pub fetch_spread_ns: Nanos,
     /// Spread of the time from the landing of a WRITE's line until the next line lands.
     pub land_spread_ns: Nanos,
@@ -163,7 +163,7 @@ impl Nic {
     }
 }
 
-/// Reliable connection.
+/// Reliable connection between a client and the NIC.
 #[derive(Clone)]
 pub struct Connection(Rc<Pair>);
 
@@ -171,20 +171,20 @@ struct Pair {
     nic: Nic,
     /// The NIC that sends posted verbs, and the number of this connection at that NIC.
     sender: Option<(Rc<Sender>, u32)>,
-    /// Posted verbs that wait for a fence, in order.
+    /// Verbs that were posted and wait for a fence, in order.
     held: RefCell<VecDeque<(Verb, bool, Completion)>>,
-    /// READs and atomics in flight.
+    /// Completions of the READs and atomics that are in flight.
     outstanding: RefCell<Vec<Completion>>,
-    /// Arrival time of the last sent verb.
+    /// Time at which the last sent verb arrives.
     arrives: Cell<Nanos>,
-    /// Arrival time of the last completion.
+    /// Time at which the last completion arrives.
     completes: Cell<Nanos>,
     /// Time when the last arrived WRITE has landed, and when the last arrived atomic has written back.
     landed: Cell<Nanos>,
     written_back: Cell<Nanos>,
 }
 
-/// Completion of a verb.
+/// Future result of a posted verb.
 #[derive(Clone, Default)]
 pub struct Completion(Rc<Completed>);
 

@@ -199,12 +199,12 @@ impl Node {
         node
     }
 
-    /// Identifier of the node.
+    /// Returns the node's identifier.
     pub fn id(&self) -> NodeId {
         self.0.id
     }
 
-    /// Host on which the node runs.
+    /// Returns the host on which the node runs.
     pub fn host(&self) -> HostId {
         self.0.host
     }
@@ -214,12 +214,12 @@ impl Node {
         Address { host: self.0.host, port: number }
     }
 
-    /// Configuration of the node.
+    /// Returns the node's configuration.
     pub fn options(&self) -> &Options {
         &self.0.options
     }
 
-    /// Present memory of the node.
+    /// Returns the node's present memory.
     pub fn memory(&self) -> Rc<Bytes> {
         Rc::clone(&self.0.memory.borrow())
     }
@@ -395,7 +395,7 @@ fn fresh(world: &World, options: &Options) -> Rc<Bytes> {
 }
 
 impl Serving {
-    /// The served memory.
+    /// Returns the memory that is served.
     pub(crate) fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
     }
@@ -415,7 +415,7 @@ impl Serving {
         self.bell.ring();
     }
 
-    /// The node's task.
+    /// Body of the node's task.
     async fn run(&self) {
         let mut pause = self.idle_pause[0];
         let mut looked_at = 0;

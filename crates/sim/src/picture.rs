@@ -22,14 +22,14 @@ struct Bar {
 /// Bars of all operations, clients of all rows, and positions of all events.
 struct Layout {
     bars: Vec<Bar>,
-    /// The client of each row.
+    /// Client that each row shows.
     rows: Vec<u32>,
     width: usize,
     /// Position and time in nanoseconds of each event.
     events: Vec<(usize, u64)>,
 }
 
-/// Label of a bar.
+/// Returns the label of an operation's bar.
 fn label<A: Ask>(operation: &Operation<A>) -> String {
     match operation.returned {
         Some(_) => operation.to_string(),
@@ -132,9 +132,9 @@ const ROW_HEIGHT: usize = 34;
 const BAR_HEIGHT: usize = 24;
 /// Width of the column with the clients' names.
 const LEFT: usize = 90;
-/// Height of the headline.
+/// Height of the headline in pixels.
 const TOP: usize = 64;
-/// Width of a letter, rounded up.
+/// Width of a letter in pixels, rounded up.
 const LETTER: usize = 8;
 /// Minimum distance, in letters, between two events that both show their time.
 const TICK: usize = 9;

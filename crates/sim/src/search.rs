@@ -124,7 +124,7 @@ impl Left {
 /// The visited pairs of a set of ordered operations and a resulting state, by the hash of the pair.
 struct Visited<S>(HashMap<u64, Alike<S>, FixedState>);
 
-/// Pairs with the same hash.
+/// Visited pairs of operations done and state that have the same hash.
 type Alike<S> = Vec<(Box<[u64]>, S)>;
 
 impl<S> Default for Visited<S> {

@@ -44,7 +44,7 @@ impl Station {
 /// fetches that connection's state; during the fetch it sends nothing.
 pub struct Sender {
     station: Station,
-    /// Cached connections, the most recently used last.
+    /// Connections in the cache, the most recently used last.
     known: RefCell<VecDeque<u32>>,
     known_max: usize,
     op: Picos,

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Virtual time since the start of the world, in nanoseconds.
 pub type Nanos = u64;
 
-/// One microsecond, one millisecond, one second.
+/// Nanoseconds in a microsecond.
 pub const MICROS: Nanos = 1_000;
 /// See [`MICROS`].
 pub const MILLIS: Nanos = 1_000_000;
@@ -76,7 +76,7 @@ struct Event {
 const PLACE_BITS: u32 = 24;
 const NUMBER_BITS: u32 = u64::BITS - PLACE_BITS;
 
-/// Action of an event.
+/// What happens at an event.
 enum Plan {
     /// Resumes a task. Nearly all events are of this kind; it needs no waker.
     Resume(TaskName),
@@ -206,13 +206,13 @@ impl World {
         }))
     }
 
-    /// Present time.
+    /// Returns the present time.
     #[inline]
     pub fn now(&self) -> Nanos {
         self.0.now.get()
     }
 
-    /// Source of randomness.
+    /// Returns the source of randomness.
     #[inline]
     pub fn random(&self) -> &Random {
         &self.0.random
@@ -255,7 +255,7 @@ impl World {
         self.0.agenda.borrow_mut().add(at, Plan::Run(Box::new(run)));
     }
 
-    /// Completes in `ns` nanoseconds.
+    /// Returns a future that completes after `ns` nanoseconds.
     #[inline]
     pub fn sleep(&self, ns: Nanos) -> Sleep {
         self.sleep_until(self.now().saturating_add(ns))
@@ -277,7 +277,7 @@ impl World {
         self.state(process) == ProcessState::Stopped
     }
 
-    /// Process of the running task, if any.
+    /// Returns the process of the running task, if a task is running.
     pub fn current(&self) -> Option<ProcessId> {
         self.0.current.get().map(|(_, process)| process)
     }
@@ -486,7 +486,7 @@ pub async fn within<O>(world: &World, ns: Nanos, future: impl Future<Output = O>
     .await
 }
 
-/// Converts to nanoseconds, saturating.
+/// Converts a duration to nanoseconds. A longer duration than fits becomes the maximum.
 pub fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
 }

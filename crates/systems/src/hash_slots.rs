@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// A seeded hash (rapidhash, version 3).
+    /// Keys are placed by a seeded hash (rapidhash, version 3).
     #[default]
     Hashed,
-    /// A permutation: keys of 8 bytes are big-endian numbers below the number of slots, and each has its own slot. This
-    /// is the collision-free layout of the paper's experiments. Other keys are hashed.
+    /// Keys are placed by a permutation. Keys of 8 bytes are big-endian numbers below the number of slots, and each has
+    /// its own slot: the collision-free layout of the paper's experiments. Keys of other lengths are hashed.
     Permuted,
 }
 
-/// Parameters of a new store, as JSON.
+/// Parameters of a new store, parsed from JSON.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Request {
@@ -58,9 +58,9 @@ pub trait Spec: DeserializeOwned {
 /// A table as the catalog describes it.
 #[derive(Clone, Debug)]
 pub struct Table<S> {
-    /// Description in the catalog.
+    /// Description of the table in the catalog.
     pub spec: S,
-    /// Address, length and region key.
+    /// Address and length of the table, and the key of its region.
     pub extent: Extent,
     secrets: RapidSecrets,
 }
@@ -85,7 +85,7 @@ impl<S: Spec> Table<S> {
         Ok(Table { spec, extent, secrets })
     }
 
-    /// Index of the first slot of `key`.
+    /// Returns the index of the first slot of `key`.
     #[inline]
     pub(crate) fn first_slot(&self, key: &[u8]) -> u64 {
         let (slots, _, placement) = self.spec.slots();

@@ -42,7 +42,7 @@ const SLOTS_SIZE: u64 = SLOTS * SLOT_SIZE;
 const CHAIN: usize = size_of::<ChainHeader>();
 const OP: usize = size_of::<OpHeader>();
 const ADDR: usize = size_of::<Addr>();
-/// Bytes of an op in a reply, besides its output.
+/// Bytes that a reply has for an op in addition to the op's output.
 const REPLY_ENTRY: usize = 8;
 
 /// Largest number of bytes that one READ returns.
@@ -68,7 +68,7 @@ pub struct Raw<F> {
     answer: Vec<u8>,
 }
 
-/// Error of an operation.
+/// Error of an operation on plain memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RawError {
     /// The node refused an op.

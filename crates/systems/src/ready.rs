@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Total pause after which a chain that finds no buffer fails with "out of memory".
 const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
 
-/// First pause before a retry.
+/// Length of the pause before the first retry.
 const BACKOFF_FIRST: Duration = Duration::from_micros(50);
 /// Longest pause. Each pause is twice the one before.
 const BACKOFF_MAX: Duration = Duration::from_millis(5);

@@ -31,7 +31,7 @@ macro_rules! registry {
         pub const ALL: &[Registered] =
             &[$($(Registered::of::<$system>(),)*)* $(Registered::of::<$alone>(),)*];
 
-        /// Node-side halves of all systems.
+        /// Returns the node-side halves of all systems.
         pub fn all_kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
             vec![$($(<$system as System>::kind::<M>(),)*)* $(<$alone as System>::kind::<M>(),)*]
         }
@@ -120,31 +120,31 @@ pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
 /// Constants and functions of a [`System`] as a value, for tables such as [`ALL`].
 #[derive(Clone, Copy, Debug)]
 pub struct Registered {
-    /// [`System::KIND`].
+    /// Name of the system: [`System::KIND`].
     pub kind: &'static str,
-    /// [`System::TITLE`].
+    /// Name as the paper writes it: [`System::TITLE`].
     pub title: &'static str,
-    /// [`System::SUMMARY`].
+    /// Cost of the operations in words: [`System::SUMMARY`].
     pub summary: &'static str,
-    /// [`System::FAMILY`].
+    /// Family of the system: [`System::FAMILY`].
     pub family: Family,
-    /// [`System::NODES`].
+    /// Distribution over nodes: [`System::NODES`].
     pub nodes: Nodes,
-    /// [`System::FOR_TESTS`].
+    /// Whether the system exists for tests only: [`System::FOR_TESTS`].
     pub for_tests: bool,
-    /// [`System::NEEDS`].
+    /// Capabilities that the operations need: [`System::NEEDS`].
     pub needs: Capabilities,
-    /// [`System::MUTANTS`].
+    /// Mutants that trials detect: [`System::MUTANTS`].
     pub mutants: &'static [Mutant],
-    /// [`System::RARE_MUTANTS`].
+    /// Mutants that trials expose too seldom: [`System::RARE_MUTANTS`].
     pub rare_mutants: &'static [Mutant],
-    /// [`System::WORK`].
+    /// Work for cost models: [`System::WORK`].
     pub work: Work,
-    /// [`System::parameters`].
+    /// Returns the parameters of a store: [`System::parameters`].
     pub parameters: fn(&Sizing) -> String,
-    /// [`System::footprint`].
+    /// Returns the memory that a store takes: [`System::footprint`].
     pub footprint: fn(&Sizing) -> Result<Footprint, SizingError>,
-    /// [`System::shape`].
+    /// Returns the shape of a store's table: [`System::shape`].
     pub shape: fn(&str) -> Option<Shape>,
 }
 

@@ -12,11 +12,11 @@ use farside_remote::{Capabilities, Fabric, Memory};
 /// Family of systems with the same operations. All systems of a family implement its trait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// Keys and values: [`crate::kv::Kv`].
+    /// Key-value stores, with the trait [`crate::kv::Kv`].
     Kv,
-    /// Values in order: [`crate::queue::Queue`].
+    /// Queues of values, with the trait [`crate::queue::Queue`].
     Queue,
-    /// Plain memory for measurements: [`crate::raw::Raw`].
+    /// Plain memory for measurements, with the type [`crate::raw::Raw`].
     Memory,
 }
 
@@ -43,7 +43,7 @@ impl Family {
 /// Distribution of a store over nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// The store lies on one node.
+    /// The whole store lies on one node.
     One,
     /// Each part of the store lies on one of several nodes.
     Shards,
@@ -77,7 +77,7 @@ impl Sizing {
 /// Memory that a store takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Slots of the table.
+    /// Number of slots of the table.
     pub slots: u64,
     /// Bytes of the table.
     pub table_bytes: u64,
@@ -90,7 +90,7 @@ pub struct Footprint {
 pub struct Shape {
     /// Number of the table; grows with every rebuild.
     pub epoch: u64,
-    /// Slots of the table.
+    /// Number of slots of the table.
     pub slots: u64,
     /// Number of items that the table can hold.
     pub items: u64,
@@ -135,7 +135,7 @@ pub struct Options {
     pub slot_cache: usize,
 }
 
-/// A system as the registry sees it.
+/// A system, as the registry describes it.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait System: 'static {
     /// Name in the catalog, in flags and in reports: `prism-kv`.
@@ -157,7 +157,7 @@ pub trait System: 'static {
     const MUTANTS: &'static [Mutant] = &[];
     /// Mutants that trials expose too seldom. Tests of single steps detect these mutants.
     const RARE_MUTANTS: &'static [Mutant] = &[];
-    /// Work for cost models.
+    /// CPU work of clients and service, for cost models.
     const WORK: Work = Work::CHAINS;
 
     /// Client of a store. Implements the trait of the family.

@@ -24,7 +24,7 @@ pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
 pub(crate) trait Family: Sized + 'static {
     /// An operation. Its outcome is `Ask::Outcome`.
     type Ask: Written;
-    /// A client of one store.
+    /// Client of one store.
     type Client;
     /// Checker of the family's histories.
     type Checker: Checker<Ask = Self::Ask>;
@@ -40,10 +40,10 @@ pub(crate) trait Family: Sized + 'static {
         0
     }
 
-    /// Drawn options, for reports.
+    /// Returns the options that were drawn, for reports.
     fn options(&self) -> Vec<Choice>;
 
-    /// Parameters for creating the store.
+    /// Returns the parameters with which the store is created.
     fn parameters(&self) -> String;
 
     /// Draws parameters for rebuilding the store.
@@ -54,7 +54,7 @@ pub(crate) trait Family: Sized + 'static {
     /// Whether clients use chains only and never call the store's service.
     fn is_one_sided(&self) -> bool;
 
-    /// Phases of a system's protocol.
+    /// Returns the phases of a system's protocol.
     fn phases(system: System) -> &'static Phases;
 
     /// Returns the checker of histories.

@@ -68,7 +68,7 @@ pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
 pub struct Matrix(pub Vec<Vec<u64>>);
 
 impl Matrix {
-    /// A matrix of zeros.
+    /// Creates a matrix of zeros for this number of phases.
     pub fn new(phases: usize) -> Matrix {
         Matrix(vec![vec![0; phases]; Fault::ALL.len()])
     }
@@ -262,7 +262,7 @@ impl Tracked {
         .await
     }
 
-    /// Phase of the last request.
+    /// Returns the phase of the task's last request.
     pub(crate) fn last_phase(&self) -> usize {
         self.lane.last.get()
     }

@@ -27,7 +27,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Name in reports.
+    /// Returns the verdict's name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Verdict::Good => "good",

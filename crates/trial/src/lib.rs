@@ -58,7 +58,7 @@ impl Carrier {
     /// All carriers.
     pub const ALL: [Carrier; 3] = [Carrier::Direct, Carrier::Datagrams, Carrier::Connections];
 
-    /// Name in flags and reports.
+    /// Returns the carrier's name in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Carrier::Direct => "direct",
@@ -116,7 +116,7 @@ impl Setup {
         }
     }
 
-    /// Carriers that a seed may draw.
+    /// Returns the carriers that a seed may draw.
     pub fn carriers(&self) -> Vec<Carrier> {
         self.carrier.map_or(Carrier::ALL.to_vec(), |carrier| vec![carrier])
     }
@@ -272,7 +272,7 @@ pub trait Recorded {
 
 /// Result of checking a history.
 pub struct Judgement {
-    /// The violations, a sentence each.
+    /// The violations, each described in one sentence.
     pub violated: Vec<String>,
     /// One sentence for each part of the history that could not be decided, with the reason.
     pub undecided: Vec<String>,
@@ -320,17 +320,17 @@ impl<F: Family> Recorded for Record<F> {
 /// Counters of notable outcomes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Sessions opened.
+    /// Number of sessions opened.
     pub sessions: u64,
     /// Operations that may or may not have been carried out.
     pub unknown: u64,
-    /// Operations cancelled by dropping their futures.
+    /// Number of operations that were cancelled by dropping their futures.
     pub given_up: u64,
     /// Operations that failed because the store had no memory left.
     pub out_of_memory: u64,
     /// Operations that were refused, or lost before they ran.
     pub failed: u64,
-    /// Conditional puts that conflicted.
+    /// Number of conditional puts that conflicted.
     pub conflicts: u64,
     /// Tables that the last store's rebuilds have replaced.
     pub rebuilds: u64,
@@ -570,7 +570,7 @@ fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     });
 }
 
-/// Fault rates of messages at a node.
+/// Returns the rates of message faults at a node.
 fn rates(site: &Site) -> FaultRates {
     let one_in = |fault: Fault, often: u64| if site.faults.contains(&fault) { often } else { 0 };
     let typical = FaultRates::TYPICAL;

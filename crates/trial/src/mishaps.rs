@@ -102,7 +102,7 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     true
 }
 
-/// Faults that this module does not trigger.
+/// Faults that occur without this module: other modules trigger them.
 const BY_THEMSELVES: [Fault; 2] = [Fault::ClockSkew, Fault::Exhaustion];
 
 fn soon(scene: &Rc<Scene>, site: &Rc<Site>, happen: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static) {

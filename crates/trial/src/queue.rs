@@ -18,7 +18,7 @@ use farside_systems::system::{Options, Sizing};
 pub(crate) struct Queue {
     system: &'static Registered,
     sizes: Sizes,
-    /// Capacity in values.
+    /// Capacity of the queue in values.
     slots: u64,
 }
 

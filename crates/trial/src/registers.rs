@@ -327,7 +327,7 @@ impl<F: Fabric + Clock> Registers<F> {
 
     /// Tries to follow a pointer to memory outside the store. The node must deny this access.
     async fn trespass(&mut self) -> Result<(), KvError> {
-        /// Address within the node's own header.
+        /// Address within the node's own header, which no key covers.
         const ELSEWHERE: Addr = Addr::new(8);
         let mut chain = self.chain.begin(self.key);
         chain.also(write(TMP, ELSEWHERE.as_bytes()));

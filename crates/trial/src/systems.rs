@@ -87,7 +87,7 @@ impl System {
         System::all().find(|system| system.name == name)
     }
 
-    /// Name in flags and reports.
+    /// Returns the system's name in flags and reports.
     pub fn name(self) -> &'static str {
         self.name
     }

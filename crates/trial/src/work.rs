@@ -208,7 +208,7 @@ impl<F: Family> Client<F> {
     }
 }
 
-/// The session is no longer usable.
+/// Error: the session is no longer usable.
 struct SessionOver;
 
 /// Task that carries out one operation after the other.

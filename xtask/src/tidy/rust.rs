@@ -4,10 +4,10 @@
 
 use super::{Finding, found, is_test_file};
 
-/// Paths where the lint against `unsafe` may be lifted, besides shared test code.
+/// Paths in which the lint against `unsafe` may be lifted, in addition to shared test code.
 const UNSAFE: [&str; 2] = ["crates/fabrics/", "bench/src/lib.rs"];
 
-/// Paths where the lint against reading the environment may be lifted, besides tests.
+/// Paths in which the lint against reading the environment may be lifted, in addition to tests.
 const ENVIRONMENT: [&str; 2] = ["crates/farside/", "xtask/"];
 
 /// Maximum line width in characters. This rule is needed because rustfmt does not wrap long comments and literals.

@@ -27,7 +27,7 @@ pub(super) trait ClientEnd {
     fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
 }
 
-/// A client of any medium.
+/// A client whose measurement does not depend on the medium.
 pub(super) trait Measures {
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed>;
     fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed>;
@@ -48,9 +48,9 @@ struct InFlight {
     next: usize,
     /// Key numbers by the id of their request, modulo [`TASKS_MAX`].
     numbers: [u64; TASKS_MAX],
-    /// Id of the next request.
+    /// Id of the next request to send.
     id: u64,
-    /// Id of the next reply.
+    /// Id of the next reply to receive.
     awaited: u64,
     mismatches: u64,
 }

@@ -20,7 +20,7 @@ pub(super) const TRAILER_SIZE: usize = 16;
 /// Largest number of bytes of replies in a message: the limit of a datagram over IPv4.
 pub(super) const REPLY_SIZE_MAX: usize = 65_507;
 
-/// Op of a request for an item.
+/// Code of the op that requests an item.
 pub(super) const FETCH: u32 = 1;
 /// Op of a request in a bare echo.
 pub(super) const ECHO: u32 = 2;

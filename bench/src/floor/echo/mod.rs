@@ -36,7 +36,7 @@ pub const ECHO_VALUE_SIZE_MAX: u32 = 60 << 10;
 
 const _: () = assert!(VALUE + (ECHO_VALUE_SIZE_MAX as usize) < REPLY_SIZE_MAX - 64);
 
-/// Carrier of the messages.
+/// Medium that carries an echo's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Two rings in shared memory.
@@ -50,7 +50,7 @@ pub enum Medium {
 /// Parameters of an echo. Client and server use the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Echo {
-    /// Carrier of the messages.
+    /// Medium that carries the messages.
     pub medium: Medium,
     /// Content of the server, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
     pub layout: Layout,
@@ -69,7 +69,7 @@ pub struct Echoed {
     pub ops: u64,
     /// Duration in seconds, without the pauses between requests.
     pub seconds: f64,
-    /// Requests answered per second.
+    /// Number of requests answered per second.
     pub ops_per_s: f64,
     /// Median time from sending a message of requests to receiving all its replies, in microseconds; sampled.
     pub rtt_us_p50: f64,

@@ -47,7 +47,7 @@ const ASLEEP: u32 = 1;
 
 const _: () = assert!(REQUEST_STRIDE >= REQUEST_SIZE && REQUESTS.is_multiple_of(CACHE_LINE));
 
-/// Client's end.
+/// The client's end of the two rings.
 pub(super) struct Near {
     rings: Rings,
     op: u32,
@@ -55,7 +55,7 @@ pub(super) struct Near {
     fetched: Vec<u8>,
 }
 
-/// Server's end.
+/// The server's end of the two rings.
 pub(super) struct Far {
     rings: Rings,
     next: u64,

@@ -39,11 +39,11 @@ pub(super) fn serve<S: ServerEnd>(mut far: S, source: &ItemSource) -> io::Result
     }
 }
 
-/// Source of items.
+/// Source of the items that the server returns.
 pub(super) enum ItemSource {
-    /// The table.
+    /// The table, in which each key is looked up.
     Fetch(Table),
-    /// One item that stays in the cache.
+    /// A single item, which stays in the cache and is returned for every key.
     Bare(Vec<u8>),
 }
 
@@ -64,7 +64,7 @@ impl ItemSource {
         }
     }
 
-    /// Op of all requests.
+    /// Returns the code of the op that clients request from this source.
     pub(super) fn op(&self) -> u32 {
         match self {
             Self::Fetch(_) => FETCH,

@@ -13,7 +13,7 @@ use super::server::{ItemSource, ServerEnd, Turn};
 use super::udp::{POLLS_PER_YIELD, is_not_yet, no_channel};
 use super::{ANSWER_TIMEOUT, Echo, Poller, REQUEST_SIZE, no_answer};
 
-/// Client's end.
+/// The client's end of the stream.
 pub(super) struct Near {
     stream: Stream,
     blocking: bool,
@@ -23,7 +23,7 @@ pub(super) struct Near {
     requests: Vec<u8>,
 }
 
-/// Server's end.
+/// The server's end of the stream.
 pub(super) struct Far {
     stream: Stream,
     reply_size: usize,

@@ -22,7 +22,7 @@ const BUFFER_SIZE_MAX: usize = 8 << 20;
 /// Upper bound of the kernel's overhead for a datagram, in bytes. In addition, a datagram may take twice its bytes.
 const DATAGRAM_OVERHEAD: usize = 4096;
 
-/// Client's end.
+/// The client's end: a connected datagram socket.
 pub(super) struct Near {
     socket: UdpSocket,
     blocking: bool,
@@ -33,7 +33,7 @@ pub(super) struct Near {
     replies: Vec<u8>,
 }
 
-/// Server's end.
+/// The server's end: a connected datagram socket.
 pub(super) struct Far {
     socket: UdpSocket,
     reply_size: usize,

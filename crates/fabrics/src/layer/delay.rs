@@ -39,7 +39,8 @@ pub struct Distance {
     pub seed: u64,
 }
 
-/// Length of the final part of a wait in which the clock is polled. For many distances a wake-up would take too long.
+/// Length of the final part of a wait, in which the thread polls the clock. It does not sleep then, because a wake-up
+/// takes longer than many simulated distances.
 const SPIN: Duration = Duration::from_micros(100);
 /// Length of the last part of [`SPIN`], in which a core without another task begins no new round between reads of the
 /// clock. In each round an endpoint makes a system call to receive datagrams, and that alone takes as long as a round
@@ -233,7 +234,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Responds at once, and records the times.
+    /// A fabric that responds at once, and records the time of each request.
     #[derive(Default)]
     struct Near(RefCell<Vec<Duration>>);
 
@@ -461,7 +462,7 @@ mod tests {
         assert_eq!(far.inner.answered.get(), 8, "the other requests were dropped");
     }
 
-    /// Without jitter.
+    /// Without jitter, requests arrive in the order in which they were sent.
     #[test]
     fn a_later_request_does_not_arrive_earlier() {
         for bytes_per_s in [None, Some(1_000_000_000)] {

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Fault rates: the probability of each fault per datagram, in either direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Faults {
-    /// The datagram is lost.
+    /// Probability that a datagram is lost.
     pub loss: f64,
     /// The datagram arrives twice, the second time later.
     pub duplicate: f64,
@@ -30,9 +30,9 @@ pub struct Faults {
     pub reorder: f64,
     /// The datagram is delayed, together with all datagrams after it.
     pub delay: f64,
-    /// The carrier breaks.
+    /// Probability that a datagram breaks the carrier.
     pub reset: f64,
-    /// Range of the delay.
+    /// Range from which the delay of a datagram is drawn.
     pub wait: RangeInclusive<Duration>,
     /// Seed of the random choices.
     pub seed: u64,
@@ -94,7 +94,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Returns the same fault rates with a seed of its own for carrier number `nth`.
+    /// Returns the same fault rates for the `nth` carrier, with a seed of the carrier's own.
     #[must_use]
     pub fn of_carrier(&self, nth: u64) -> Faults {
         Faults { seed: Draws(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
@@ -116,17 +116,17 @@ pub struct Struck {
 /// A snapshot of [`Struck`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strikes {
-    /// Datagrams that passed the fault layer.
+    /// Number of datagrams that passed the fault layer.
     pub datagrams: u64,
-    /// Datagrams lost.
+    /// Number of lost datagrams.
     pub lost: u64,
-    /// Datagrams duplicated.
+    /// Number of duplicated datagrams.
     pub duplicated: u64,
-    /// Datagrams that later ones could overtake.
+    /// Number of datagrams that later ones could overtake.
     pub reordered: u64,
-    /// Datagrams delayed together with all later ones.
+    /// Number of datagrams that were delayed together with all later ones.
     pub delayed: u64,
-    /// Carriers reset.
+    /// Number of carriers that were reset.
     pub resets: u64,
 }
 
@@ -506,7 +506,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Sends 1,000 datagrams, one per millisecond. Returns those that left, in order, with times, and the strikes.
+    /// Sends 1,000 datagrams, one per millisecond. Returns the datagrams that left, in order and with their times, and
+    /// the counts of the faults.
     fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
         let struck = Arc::default();
         let mut way = Direction::new(faults, 0, &struck);

@@ -36,7 +36,7 @@ pub struct Mapping {
 
 /// Storage behind a memory.
 enum Backing {
-    /// Anonymous memory: freed with its last user.
+    /// Anonymous memory, which the system frees with its last user.
     Anonymous,
     /// A file with all blocks allocated. While the lock's descriptor is open, no other node can serve this file. The
     /// lock has a descriptor of its own, because the file's main descriptor is shared with clients, which may outlive
@@ -47,9 +47,9 @@ enum Backing {
 /// Content of a memory file at the time when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing: the file is new.
+    /// No memory: the file is new.
     Nothing,
-    /// A node's memory.
+    /// The memory of a node.
     Memory,
 }
 

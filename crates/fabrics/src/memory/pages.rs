@@ -21,7 +21,7 @@ pub enum Pages {
     /// 2 MiB if enough are reserved. Otherwise 4 KiB that become 2 MiB when filled, if the kernel supports it.
     #[default]
     Auto,
-    /// 4 KiB.
+    /// Pages of 4 KiB.
     Small,
     /// 2 MiB, or an error that explains how to reserve them.
     Huge,

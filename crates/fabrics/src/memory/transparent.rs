@@ -70,7 +70,7 @@ enum Outcome {
     Made,
     /// One of the small pages was in use, and stays.
     Busy,
-    /// Further requests would fail too.
+    /// The request failed, and all further requests would fail too.
     Over,
 }
 
@@ -96,8 +96,8 @@ fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
     }
 }
 
-/// Returns an address, aligned to a huge page, at which `len` bytes can be mapped; null if there is none. Only a hint:
-/// the space may be taken before it is used.
+/// Returns an address, aligned to a huge page, at which `len` bytes can be mapped; null if there is none. The address
+/// is only a hint, because another thread may map memory there first.
 pub(super) fn hint(len: usize) -> *mut u8 {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let Some(len) = len.checked_add(HUGE as usize) else { return std::ptr::null_mut() };

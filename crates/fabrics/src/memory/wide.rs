@@ -68,7 +68,7 @@ impl<M: Memory<Wait = Infallible>> Wide<M> {
     }
 }
 
-/// A locked line.
+/// The lock of a line, held until this value is dropped.
 struct Held<'a>(&'a AtomicU8);
 
 impl Drop for Held<'_> {

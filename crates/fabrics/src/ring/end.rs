@@ -20,9 +20,9 @@ const LENGTH: usize = 4;
 /// Number of bytes read before `head` is updated. Frequent updates would take the cache line from the writer.
 const RELEASE: u64 = RING / 4;
 
-/// Wish: ring when there are frames to read.
+/// Bit of a wish: ring the bell when there are frames to read.
 const FRAMES: u64 = 1;
-/// Wish: ring when there is space to write.
+/// Bit of a wish: ring the bell when there is space to write.
 const ROOM: u64 = 2;
 
 /// Maximum size of any frame. A frame of this size fits once everything is read, even if `head` lags by up to
@@ -31,10 +31,10 @@ pub(crate) const LONGEST: usize = (RING - RELEASE) as usize - LENGTH;
 
 const _: () = assert!(FRAME_MAX <= LONGEST && RELEASE + extent(LONGEST) <= RING);
 
-/// Why a connection carries nothing more.
+/// Reason why a connection carries nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The other side has written data that our code never writes.
+    /// The other side has written data that no correct peer writes.
     Foreign,
     /// The other side has not read for so long that the outbox is full.
     ClosedPipe,
@@ -76,7 +76,7 @@ pub(crate) struct End {
     published: u64,
     /// Number of written bytes that the other side had read when its head was last loaded.
     taken: u64,
-    /// Frames that did not fit in the ring, in order.
+    /// Frames that did not fit into the ring, oldest first.
     outbox: VecDeque<Box<[u8]>>,
     outbox_bytes: usize,
     /// Number of bytes read.
@@ -202,7 +202,7 @@ impl End {
         Ok(())
     }
 
-    /// Stores the wish to be woken. If there is work already, clears the wish again and returns false.
+    /// Stores the wish to be woken. If there is work already, withdraws the wish and returns false.
     pub(crate) fn may_sleep(&mut self, shared: &impl Shared) -> bool {
         let waits_for_room = !self.outbox.is_empty();
         self.is_asleep = true;

@@ -48,7 +48,7 @@ const RING: u64 = 256 * 1024;
 /// Maximum number of bytes that wait in the sender for space in the ring.
 const OUTBOX_MAX: usize = 4 << 20;
 
-/// Identifies this protocol.
+/// Name of this protocol, with which every hello starts.
 const MAGIC: &str = "farside-ring";
 /// Version of the protocol. Incremented whenever old and new are incompatible.
 const VERSION: u32 = 1;
@@ -58,7 +58,7 @@ const VERSION: u32 = 1;
 enum Greeting {
     /// Accepted; the memory's descriptor comes with this message.
     Welcome,
-    /// Rejected, with the reason.
+    /// The engine rejects the client, for this reason.
     Refusal(String),
 }
 

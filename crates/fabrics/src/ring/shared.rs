@@ -34,7 +34,7 @@ impl Side {
 pub(crate) enum Word {
     /// Number of bytes that this side has written.
     Tail(Side),
-    /// Number of bytes that the other side has read of those that this side has written.
+    /// Number of bytes that the other side has read, out of those that this side has written.
     Head(Side),
     /// The events for which this side must be woken; 0 unless it sleeps.
     Wish(Side),
@@ -74,7 +74,7 @@ pub(crate) trait Shared {
     fn copy_in(&self, writer: Side, position: u64, bytes: &[u8]);
     /// Copies out of the ring of `writer`, from `position` on, which is a multiple of 16.
     fn copy_out(&self, writer: Side, position: u64, to: &mut [Unit]);
-    /// Wakes the other side.
+    /// Wakes the other side by its bell.
     fn ring(&self);
 }
 

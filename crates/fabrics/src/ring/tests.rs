@@ -289,7 +289,7 @@ struct Stepped {
     bells: [(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar); 2],
 }
 
-/// One side's view of the memory.
+/// The memory as one side sees it.
 struct View {
     stepped: Arc<Stepped>,
     side: Side,

@@ -72,7 +72,7 @@ pub trait Line {
 
 /// An event at an engine's port.
 pub enum Arrival<'a> {
-    /// A datagram.
+    /// A datagram arrived.
     Datagram(&'a [u8]),
     /// The client's carrier is closed.
     HungUp,
@@ -80,7 +80,7 @@ pub enum Arrival<'a> {
     Outsider(u64, Outsider),
 }
 
-/// Why a carrier rejects a greeting.
+/// Reason why a carrier rejects a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outsider {
     /// The greeting is sealed with an unknown secret, or was changed in transit.
@@ -94,9 +94,9 @@ pub enum Outsider {
     Sealed,
     /// The greeting is sealed in another version of the format.
     Version {
-        /// The client's version.
+        /// Version that the client has.
         theirs: u8,
-        /// This node's version.
+        /// Version that this node has.
         ours: u8,
     },
 }
@@ -106,7 +106,7 @@ pub enum Outsider {
 pub struct Dropped {
     /// Datagrams that were not sealed with the right key, or were changed in transit.
     pub forged: u64,
-    /// Datagrams that had been received before.
+    /// Number of datagrams that had been received before.
     pub replayed: u64,
 }
 

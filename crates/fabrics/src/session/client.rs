@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A client's identity, limits and requirements.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Identifies the client through all its incarnations.
+    /// Number that identifies the client in all its incarnations.
     pub identity: u128,
     /// Number of this incarnation, higher than all earlier ones. An incarnation has one session.
     pub incarnation: u64,
@@ -43,7 +43,7 @@ pub struct Config {
     pub is_reliable: bool,
     /// Maximum number of reply bytes that may be in flight to this client.
     pub inbound_bytes: usize,
-    /// Token shown to the node.
+    /// Token that the client presents to the node.
     pub token: Vec<u8>,
     /// Time limit of a request.
     pub deadline: Duration,
@@ -90,13 +90,13 @@ pub struct Granted {
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Run the chain.
+    /// A request to run a chain.
     Chain,
-    /// Call the service.
+    /// A call to this service.
     Call(ServiceId),
 }
 
-/// Identifies a request of this client. Unique.
+/// Identifies one request of this client, and no other request at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef(NonZeroU64);
 
@@ -135,14 +135,14 @@ pub enum Event {
     Refused(String),
     /// A request has a response; [`Client::reply`] returns it until [`Client::release`].
     Answered {
-        /// The request.
+        /// Request that was answered.
         request: SlotRef,
         /// Position of the request in the order in which the session's requests ran, from 1.
         execution: u64,
     },
     /// A request will get no response.
     Failed {
-        /// The request.
+        /// Request that failed.
         request: SlotRef,
         /// Whether the request ran, if that is known.
         fate: Fate,
@@ -151,7 +151,7 @@ pub enum Event {
     Lost(Lost),
 }
 
-/// Why a session is lost.
+/// Reason why a session is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     /// The node did not respond for too long.
@@ -196,7 +196,7 @@ struct Slot {
     count: usize,
     sent: u64,
     acked: u64,
-    /// Fragments to retransmit.
+    /// Bitmap of the fragments to retransmit.
     resend: u64,
     /// Whether the request has several fragments, is partly sent, and is counted in `Client::assembling`.
     assembling: bool,
@@ -224,7 +224,7 @@ struct Slot {
     reply_count: usize,
     reply_size: usize,
     reply_got: u64,
-    /// Fragments of the reply that are presumably in flight.
+    /// Bitmap of the fragments of the reply that were requested and have not arrived.
     asked: u64,
     /// All fragments of the reply that were ever requested (`asked_ever`), and those that the last HAVE, sent at
     /// `asked_at`, was the first to request (`asked_first`).
@@ -288,7 +288,7 @@ pub struct Client {
     hello_wait: Duration,
     hello_due: Duration,
     hello_deadline: Duration,
-    /// A fifth of the silence period.
+    /// Interval of the session's timers: a fifth of the silence period.
     period: Duration,
     ping_at: Duration,
     pings: u32,
@@ -1434,7 +1434,7 @@ impl Slot {
     }
 }
 
-/// Returns the highest one of a bitmap as a bitmap; 0 if there is none.
+/// Returns a bitmap with only the highest set bit of `bits`; 0 if `bits` is 0.
 fn highest(bits: u64) -> u64 {
     if bits == 0 { 0 } else { 1 << bits.ilog2() }
 }

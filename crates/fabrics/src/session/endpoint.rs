@@ -37,12 +37,12 @@ const AWAY: Duration = Duration::from_secs(1);
 /// Maximum number of buffers retired by one request.
 const RETIRED_MAX: usize = 256;
 
-/// Why there is no session. No request was sent to the node.
+/// Reason why a session could not be opened. No request was sent to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// No response came.
+    /// No response arrived.
     Silent,
-    /// The node refused, with the reason.
+    /// The node refused the session, for this reason.
     Refused(String),
     /// The carrier is broken.
     Broken(Broken),
@@ -89,7 +89,7 @@ struct State {
     failed: Vec<(SlotRef, Fate)>,
     /// Wakers of tasks that wait for a slot.
     slot_waiters: Vec<Waker>,
-    /// Buffers to be retired.
+    /// Buffers to retire with the next request: the number of each buffer's region, and its address.
     retired: Vec<(u32, Addr)>,
     /// Why the session has ended, if it has.
     over: Option<String>,

@@ -169,32 +169,32 @@ fn newer(number: u32, known: u32) -> i32 {
 /// Traffic counters of one end of a session, or of all sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Datagrams received.
+    /// Number of datagrams received.
     pub datagrams_in: u64,
-    /// Datagrams sent.
+    /// Number of datagrams sent.
     pub datagrams_out: u64,
-    /// Entries in accepted datagrams.
+    /// Number of entries in accepted datagrams.
     pub entries_in: u64,
-    /// Entries in sent datagrams.
+    /// Number of entries in sent datagrams.
     pub entries_out: u64,
-    /// Retransmitted fragments and repeated queries.
+    /// Number of retransmitted fragments and repeated queries.
     pub retransmissions: u64,
-    /// Entries whose content was already known.
+    /// Number of entries whose content was already known.
     pub duplicates: u64,
     /// Entries for an older request of their slot.
     pub stale: u64,
-    /// Datagrams with a wrong secret.
+    /// Number of datagrams with a wrong secret.
     pub bad_secrets: u64,
-    /// Datagrams that are foreign or damaged.
+    /// Number of foreign or damaged datagrams.
     pub malformed: u64,
     /// Entries and datagrams that are well-formed but not allowed: beyond the window or the grants, with numbers from
     /// the future, or with inconsistent fragments.
     pub refused: u64,
-    /// Requests run (server) or answered (client).
+    /// Number of requests that the server has run, or that the client has received responses to.
     pub executed: u64,
-    /// Sessions opened.
+    /// Number of sessions opened.
     pub opened: u64,
-    /// Sessions ended.
+    /// Number of sessions ended.
     pub ended: u64,
 }
 

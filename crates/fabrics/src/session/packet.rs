@@ -51,11 +51,11 @@ pub enum Kind {
     Welcome = 2,
     /// The server refuses the session, with a reason.
     Refused = 3,
-    /// Entries of a session, in either direction.
+    /// Entries of a session. Both sides send them.
     Data = 4,
-    /// Asks whether the peer is alive.
+    /// Question whether the peer is alive.
     Ping = 5,
-    /// The peer is alive.
+    /// Response to a PING: the sender is alive.
     Pong = 6,
     /// The client ends its session.
     Bye = 7,
@@ -84,7 +84,7 @@ pub enum EntryKind {
     Chain = 1,
     /// Part of a request to a service.
     Call = 2,
-    /// Part of a list of buffers to retire.
+    /// A fragment of a call.
     Retire = 3,
     /// Part of the response to a CHAIN, CALL or RETIRE.
     Reply = 4,
@@ -199,7 +199,7 @@ pub const fn fragments(size: usize, chunk: usize) -> usize {
     if size <= chunk { 1 } else { size.div_ceil(chunk) }
 }
 
-/// Bitmap of all `count` fragments.
+/// Returns the bitmap in which all `count` fragments are set.
 #[inline]
 pub(super) const fn all(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
@@ -221,9 +221,9 @@ pub(super) const fn footprint(len: usize) -> usize {
 /// Why a datagram was rejected. A rejected datagram has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketError {
-    /// The datagram does not begin with [`MAGIC`].
+    /// The datagram starts with this value in place of [`MAGIC`].
     Magic(u16),
-    /// The datagram has another version.
+    /// The datagram has this version, which is not ours.
     Version(u8),
     /// The datagram's kind is unknown, or not valid in this direction.
     Kind(u8),
@@ -231,7 +231,7 @@ pub enum PacketError {
     Length,
     /// The datagram is damaged: its checksum is wrong.
     Check,
-    /// A field has an invalid value.
+    /// This field has an invalid value.
     Field(&'static str),
     /// The datagram does not contain the session's secret.
     Secret,

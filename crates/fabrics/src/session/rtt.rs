@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// Minimum timeout.
+/// Minimum timeout of a retransmission.
 pub const RTO_MIN: Duration = Duration::from_millis(1);
 /// Maximum timeout.
 pub const RTO_MAX: Duration = Duration::from_secs(1);

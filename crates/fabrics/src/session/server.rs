@@ -68,10 +68,10 @@ pub trait Host {
     fn close(&mut self, session: Self::Session, end: End);
 }
 
-/// Why a session has ended.
+/// Reason why a session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The client has said BYE.
+    /// The client has ended it with a BYE.
     Said,
     /// The client was silent for too long.
     Silent,
@@ -86,24 +86,24 @@ pub enum End {
 /// A client's request for a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Hello<'a> {
-    /// Identifies the client through all its incarnations.
+    /// Number that identifies the client in all its incarnations.
     pub identity: u128,
     /// The incarnation. It ends the session of any lower incarnation of this client.
     pub incarnation: u64,
     /// The features that the client requires, all of which this node has.
     pub features: u64,
-    /// The token that the client shows.
+    /// Token that the client presents.
     pub token: &'a [u8],
 }
 
 /// A request of a client.
 #[derive(Clone, Copy, Debug)]
 pub enum Request<'a> {
-    /// Run this chain.
+    /// Runs this chain.
     Chain(&'a [u8]),
-    /// Call this service.
+    /// Calls this service, with these bytes as the request.
     Call(ServiceId, &'a [u8]),
-    /// Retire these buffers.
+    /// Retires these buffers.
     Retire(Retired<'a>),
 }
 
@@ -136,14 +136,14 @@ pub struct RequestRef {
 pub enum Outcome {
     /// The request has run; the reply is written.
     Done,
-    /// The response will be passed to [`Server::answer`].
+    /// The host will pass the response to [`Server::answer`] later.
     Later,
 }
 
 /// A server's limits and grants.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Random number, different after every start.
+    /// Random number of the node, different after every start.
     pub node: u64,
     /// Features of this node.
     pub features: u64,
@@ -156,7 +156,7 @@ pub struct Config {
     /// Maximum number of sessions.
     pub sessions_max: usize,
     /// Maximum number of bytes, including headers, that may be in flight to this server over all sessions. For a
-    /// socket, use half the size of its buffer: the rest is the system's overhead.
+    /// socket, use half the size of its buffer, because the system's overhead takes the other half.
     pub inbound_bytes: usize,
     /// Maximum number of bytes of half-received requests per session.
     pub assembly_bytes: usize,
@@ -226,14 +226,14 @@ pub struct Server<A: Address, H: Host> {
     /// Queued responses to peers that have no session.
     outside: VecDeque<(A, Vec<u8>)>,
     pool: Pool,
-    /// Buffer for replies that are likely too long for a slot's own buffer.
+    /// Buffer for replies that are probably too long for a slot's own buffer.
     reply: Vec<u8>,
     /// For each slot, offset and length of its chain in the body of the current datagram.
     chains: Box<[(usize, usize); WINDOW_MAX]>,
     counters: Counters,
 }
 
-/// A place for a session.
+/// A place in the table of sessions.
 type Place<A, S> = Option<Box<Session<A, S>>>;
 
 struct Session<A, S> {
@@ -257,9 +257,9 @@ struct Session<A, S> {
     pong: bool,
     /// Whether a chain's reply exceeded a slot's own buffer; if so, further replies are likely to do the same.
     has_long_replies: bool,
-    /// Slots for which to send a HAVE.
+    /// Bitmap of the slots for which a HAVE must be sent.
     send_have: u64,
-    /// Slots with reply fragments to send.
+    /// Bitmap of the slots with fragments of a reply to send.
     send_reply: u64,
     slots: Box<[Slot]>,
 }
@@ -286,7 +286,7 @@ struct Slot {
     /// Execution number of the slot's request within the session; 0 if it has not run.
     execution: u64,
     reply: Buffer,
-    /// Fragments of the reply to send.
+    /// Bitmap of the reply's fragments that must be sent.
     send: u64,
 }
 
@@ -303,7 +303,7 @@ struct Tombstone {
 pub(super) mod last {
     /// The request did not run, and never will.
     pub(crate) const NO: u32 = 0;
-    /// The request ran.
+    /// Flag: the request ran.
     pub(crate) const RAN: u32 = 1;
     /// The request was running when the session ended.
     pub(crate) const RUNNING: u32 = 2;

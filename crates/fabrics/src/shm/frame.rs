@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Identifies this protocol.
+/// Name of this protocol, with which every hello starts.
 pub const MAGIC: &str = "farside-shm";
 /// Version of the protocol. Incremented whenever old and new are incompatible.
 pub const VERSION: u32 = 2;
@@ -33,9 +33,9 @@ pub const FRAME_MAX: usize = CALL_BYTES_MAX + size_of::<FrameHeader>();
 /// The first message of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`MAGIC`].
+    /// Name of the protocol: [`MAGIC`].
     pub magic: String,
-    /// [`VERSION`].
+    /// Version of the protocol: [`VERSION`].
     pub version: u32,
 }
 
@@ -44,14 +44,14 @@ pub struct Hello {
 pub enum Greeting {
     /// The session is open; the descriptors of memory and rings come with this message.
     Welcome {
-        /// Slot of the session.
+        /// Slot of the client's session.
         slot: u32,
         /// Number of the session.
         number: u32,
-        /// Incarnation of the memory.
+        /// Incarnation of the node's memory.
         incarnation: u64,
     },
-    /// Rejected, with the reason.
+    /// The node rejects the client, for this reason.
     Refusal(String),
 }
 
@@ -59,15 +59,15 @@ pub enum Greeting {
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
-    /// Matches a response to its call.
+    /// Number of the call. Its response has the same number.
     pub id: U64,
-    /// The service called.
+    /// Number of the called service.
     pub service: U32,
-    /// [`ANSWERED`] or [`REFUSED`]; 0 in a call.
+    /// Status of a response: [`ANSWERED`] or [`REFUSED`]; 0 in a call.
     pub status: U32,
 }
 
-/// Status: the response follows.
+/// Status of a response whose body is the service's answer.
 pub const ANSWERED: u32 = 0;
 /// Status: the reason for a refusal follows, as text.
 pub const REFUSED: u32 = 1;

@@ -45,7 +45,7 @@ pub const NAME_MAX: usize = 107;
 /// Time limit for the node's greeting.
 pub(crate) const GREETING_WAIT: Duration = Duration::from_millis(800);
 
-/// Why there is no connection. No request was sent to the node.
+/// Reason why there is no connection. No request was sent to the node.
 #[derive(Debug)]
 pub enum ConnectError {
     /// No node listens at the path.
@@ -60,15 +60,15 @@ pub enum ConnectError {
     Unseen(PathBuf),
     /// The node's backlog of new connections is full.
     Crowded(PathBuf),
-    /// The node's process is stopped.
+    /// The node's process, with this pid, is stopped.
     Stopped(u32),
     /// The node's process runs but does not respond.
     Silent(u32),
-    /// The node refused, with the reason.
+    /// The node refused the client, for this reason.
     Refused(String),
-    /// The peer speaks another protocol.
+    /// The peer at this path speaks another protocol. Holds a description of what it sent.
     Foreign(PathBuf, String),
-    /// A system call failed.
+    /// A system call failed. Holds the attempted operation, the path, and the system's error.
     Io(&'static str, PathBuf, std::io::Error),
     /// The node's memory cannot be mapped.
     Memory(MappingError),
@@ -326,7 +326,7 @@ pub fn is_mapped(memory: &Mapping) -> bool {
 /// Without this message the node must keep the session until this process ends.
 struct Line {
     calls: Calls,
-    /// The process that opened the session.
+    /// Process that opened the session. A forked copy of it has another pid.
     pid: u32,
 }
 
@@ -373,7 +373,7 @@ struct Shared {
     line: Line,
     session: SessionId,
     pidfd: OwnedFd,
-    /// Readable once the endpoint is dropped.
+    /// Eventfd that becomes readable once the endpoint is dropped.
     closed: OwnedFd,
     node: NodeId,
     memory: Arc<Mapping>,

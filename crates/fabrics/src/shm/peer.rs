@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 pub struct Peer {
     /// `None` if it is in a pid namespace that this process does not see.
     pub pid: Option<Pid>,
-    /// Its effective user.
+    /// Effective user id of the process.
     pub user: u32,
 }
 

@@ -25,7 +25,7 @@ const LENGTH: usize = 4;
 /// Maximum number of bytes per read.
 const READ_MAX: usize = 128 * 1024;
 
-/// Why a connection carries nothing more.
+/// Reason why a connection carries nothing more.
 #[derive(Debug)]
 pub enum End {
     /// The peer has hung up.
@@ -62,7 +62,7 @@ pub trait Wire: Send {
     /// Queues a frame for sending.
     fn push(&mut self, frame: &[u8]);
 
-    /// Writes queued frames as far as the stream accepts them.
+    /// Writes queued frames until the stream accepts no more.
     ///
     /// # Errors
     /// The connection carries nothing more.
@@ -277,7 +277,7 @@ impl Inbox {
     }
 }
 
-/// Passes on the complete frames in `bytes`; returns the rest.
+/// Passes on the complete frames in `bytes`; returns the bytes after them.
 #[cfg(feature = "tls")]
 fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
     while let Some((frame, after)) = next_frame(bytes)? {

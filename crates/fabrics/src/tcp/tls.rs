@@ -154,7 +154,7 @@ impl HostName {
     }
 }
 
-/// Why there is no TLS connection. The message names a remedy. Nothing was sent that an observer could read.
+/// Reason why there is no TLS connection. The message names a remedy. Nothing was sent that an observer could read.
 #[derive(Debug)]
 pub enum ConnectError {
     /// The connection could not be established.
@@ -280,7 +280,7 @@ impl TlsPort {
 
 /// One side's half of the TLS protocol.
 pub trait Session: Send {
-    /// The library's type parameter for that side.
+    /// Data type that the TLS library uses for that side.
     type Data;
 
     /// Processes records; returns the next step to take.
@@ -314,16 +314,16 @@ impl Session for UnbufferedServerConnection {
     }
 }
 
-/// Frames over TLS.
+/// Frames that travel over the stream in TLS records.
 pub struct Tls<S> {
     session: Box<S>,
     /// An incomplete record, or an incomplete message of several records.
     records: Inbox,
-    /// An incomplete frame.
+    /// Received bytes of a frame that is not yet complete.
     frames: Inbox,
-    /// Frames to be encrypted.
+    /// Frames that are not yet encrypted.
     plain: Vec<u8>,
-    /// Records to be written.
+    /// Encrypted records that are not yet written.
     outbox: Outbox,
 }
 

@@ -1,4 +1,4 @@
-//! A client's socket, connected to one node.
+//! The client's end of UDP: a socket that is connected to one node.
 
 use super::seal::client::Client as Seal;
 use super::seal::{GREETING, OVERHEAD, Shared};

@@ -1,4 +1,4 @@
-//! An engine's UDP socket.
+//! The engine's end of UDP: one socket for all clients.
 
 use super::seal::node::{Arrived, Find, Node as Seal};
 use super::seal::{self, OVERHEAD};

@@ -1,5 +1,5 @@
-//! Conformance tests: what every fabric must do, whichever side runs its chains, and under any executor. A new fabric
-//! is added here by one line.
+//! Conformance tests: the claims that every fabric must satisfy, whichever side runs its chains, and under any
+//! executor. A new fabric adds one line to this file.
 
 #[macro_use]
 mod suite;

@@ -63,7 +63,7 @@ impl Host for Runner {
 
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Step {
-    /// A chain of this size in bytes.
+    /// A request to run a chain of this size in bytes.
     Chain(u16),
     /// A call of this size in bytes; if the flag is true, the response comes later.
     Call(u16, bool),
@@ -79,12 +79,12 @@ enum Step {
     /// whether its checksum is corrected.
     ToServer(u8, Vec<Change>, bool),
     ToClient(Vec<Change>, bool),
-    /// Exchanges all pending datagrams unchanged.
+    /// Both ends exchange all pending datagrams unchanged.
     Talk,
-    /// Replays an earlier datagram, to either end.
+    /// The server receives an earlier datagram again.
     AgainToServer(u8, u8, Vec<Change>, bool),
     AgainToClient(u8, Vec<Change>, bool),
-    /// Arbitrary bytes.
+    /// Arbitrary bytes arrive at both ends, with a valid checksum if the flag is true.
     Bytes(Vec<u8>, bool),
     /// Another client's hello: its identity and its incarnation.
     Another(u8, u8),
@@ -329,7 +329,7 @@ enum Action {
     Again(bool, u16, Vec<Change>, bool),
     /// An earlier datagram is returned to its sender.
     Back(bool, u16, Vec<Change>),
-    /// Arbitrary bytes.
+    /// Arbitrary bytes arrive at the node (true) or at the client (false).
     Bytes(bool, Vec<u8>),
     /// The client repeats, in a greeting, a PING that got no response.
     Asks,

@@ -133,7 +133,7 @@ fn ask(line: &RingLine, frame: &[u8]) {
     }
 }
 
-/// The frame with this number.
+/// Writes the frame with this number to `out`.
 fn frame(number: u64, out: &mut Vec<u8>) {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let len = if number.is_multiple_of(1000) { mixed >> 51 } else { mixed >> 57 };

@@ -48,7 +48,7 @@ enum What {
 /// A system that can be measured.
 pub(super) type System = &'static Registered;
 
-/// clap parser: a system by its name.
+/// Parses, for clap, the name of a system.
 fn systems() -> impl TypedValueParser<Value = System> {
     let names =
         registry::family(Family::Kv).map(|system| PossibleValue::new(system.kind).help(system.summary));
@@ -220,13 +220,13 @@ const RECORDS_MAX: u64 = 1 << 30;
 /// Maximum of `--items`.
 const ITEMS_MAX: u64 = 1 << 32;
 
-/// clap parser: operations a second.
+/// Parses, for clap, a target rate in operations per second.
 fn target(text: &str) -> Result<f64, String> {
     let target = text.parse().ok().filter(|target| (0.01..=1e9).contains(target));
     target.ok_or_else(|| format!("'{text}' is not a number of operations a second: give 0.01 to 1000000000"))
 }
 
-/// clap parser: length of a warm-up.
+/// Parses, for clap, the length of a warm-up.
 fn warm_up(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(3600);
     let warm_up = duration(text)?;
@@ -236,7 +236,7 @@ fn warm_up(text: &str) -> Result<Duration, String> {
     Ok(warm_up)
 }
 
-/// clap parser: length of an interval of a log.
+/// Parses, for clap, the length of an interval of the latency log.
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;
     if interval < Duration::from_millis(1) {
@@ -245,7 +245,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
-/// clap parser: one-way delay to the node.
+/// Parses, for clap, the one-way delay that is added to the node's.
 fn one_way(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(1);
     let one_way = duration(text)?;
@@ -258,7 +258,7 @@ fn one_way(text: &str) -> Result<Duration, String> {
     Ok(one_way)
 }
 
-/// Remedy if there is not enough memory.
+/// Remedy for an error message: how to need less memory.
 const FEWER_RECORDS: &str = "give fewer --records or a smaller --value-size";
 
 /// Remedy if there is not enough memory; mentions `--items` if the user gave it.
@@ -446,7 +446,7 @@ impl Ycsb {
     }
 }
 
-/// The effective settings besides the workload, for people.
+/// Describes, for people, the effective settings other than the workload.
 fn how(config: &SessionConfig) -> String {
     let SessionConfig { value_size, threads, tasks, sampled, .. } = config;
     let plural = |count: u32| if count == 1 { "" } else { "s" };
@@ -464,7 +464,7 @@ fn how(config: &SessionConfig) -> String {
     )
 }
 
-/// clap parser: faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
+/// Parses, for clap, injected faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
 fn faults(text: &str) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for part in text.split(',') {

@@ -186,8 +186,8 @@ fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Asserts the verdict, a part of the finding, and a part of the remedy. An empty `remedy` asserts that there is
-    /// none.
+    /// Asserts the verdict of a check, a part of its finding, and a part of its remedy. An empty `remedy` asserts that
+    /// the check has none.
     #[track_caller]
     pub(super) fn is(check: &Check, verdict: Verdict, found: &str, remedy: &str) {
         assert_eq!(check.verdict, verdict, "{check:?}");

@@ -52,15 +52,15 @@ pub(super) struct Figure {
 /// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// The simulator.
+    /// The simulator's prediction.
     Sim,
-    /// A measured node.
+    /// A measurement on a node over this fabric.
     Fabric(FabricArg),
 }
 
 const SIM: &str = "sim";
 
-/// clap parser: a figure by its name.
+/// Parses, for clap, the name of a figure.
 fn named(name: &str) -> Result<&'static PaperFigure, String> {
     PaperFigure::named(name).ok_or_else(|| {
         let names: Vec<&str> = FIGURES.into_iter().map(|which| which.name).collect();
@@ -78,7 +78,7 @@ fn listed(is_meant: impl Fn(&OnFabrics) -> bool, last: &str) -> String {
     }
 }
 
-/// clap parser: the source of a figure.
+/// Parses, for clap, the source of a figure.
 fn fabric(name: &str) -> Result<Source, String> {
     if name == SIM {
         return Ok(Source::Sim);
@@ -89,7 +89,7 @@ fn fabric(name: &str) -> Result<Source, String> {
     })
 }
 
-/// clap parser: a distance by its name.
+/// Parses, for clap, the name of a distance.
 fn distance(name: &str) -> Result<Distance, String> {
     Distance::ALL.into_iter().find(|distance| distance.name() == name).ok_or_else(|| {
         let names: Vec<&str> = Distance::ALL.into_iter().map(Distance::name).collect();

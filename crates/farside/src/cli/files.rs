@@ -65,10 +65,10 @@ fn watch_for_the_end() -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that a file can be written, without changing it.
+/// Checks that a file can be written, without changing the file.
 ///
 /// # Errors
-/// It cannot be opened for writing.
+/// The file cannot be opened for writing.
 pub(super) fn check_writable(path: &Path) -> Done {
     // Not opened if it is a pipe: closing it again would look like the end of the data to the reader.
     if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {

@@ -1,4 +1,4 @@
-//! `info`: a node, or the settings of this program and their origins.
+//! `info`: shows a node, or the settings of this program and their origins.
 
 use super::store::store_json;
 use super::{Done, StoreTarget, human_bytes, written};

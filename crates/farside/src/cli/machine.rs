@@ -32,7 +32,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Describes this machine, now.
+    /// Describes this machine as it is now.
     pub(super) fn current() -> Machine {
         // An unreadable file counts as empty, so its values are omitted.
         let [cpuinfo, meminfo] =
@@ -99,7 +99,7 @@ fn load() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// The first value of `name` in a list of `name : value` lines that is not empty.
+/// Returns the first non-empty value of `name` in a list of `name : value` lines.
 fn field<'a>(list: &'a str, name: &str) -> Option<&'a str> {
     let fields = list.lines().filter_map(|line| line.split_once(':'));
     let mut values = fields.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim());
@@ -114,12 +114,13 @@ fn is_virtual(cpuinfo: &str) -> bool {
     field(cpuinfo, "flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Number in a line of /proc/meminfo such as `HugePages_Total:       7`.
+/// Returns the number in a line of /proc/meminfo such as `HugePages_Total:       7`.
 fn number(meminfo: &str, name: &str) -> Option<u64> {
     field(meminfo, name)?.split_whitespace().next()?.parse().ok()
 }
 
-/// Bytes of a line of /proc/meminfo in units of 1024 bytes, such as `MemAvailable:    1024 kB`.
+/// Returns the number of bytes that a line of /proc/meminfo states in units of 1024 bytes, such as `MemAvailable:
+/// 1024 kB`.
 pub(super) fn bytes(meminfo: &str, name: &str) -> Option<u64> {
     number(meminfo, name)?.checked_mul(1 << 10)
 }

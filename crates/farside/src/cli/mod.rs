@@ -192,7 +192,8 @@ impl StoreTarget {
 enum Failure {
     /// The store has no such key.
     Absent,
-    /// The condition of a conditional put is not met, or a simulated run is not known to be good. Holds the reason.
+    /// The condition of a conditional put is not met, or a simulated run is not known to be good. Holds the reason, for
+    /// the error message.
     NotGood(String),
     /// The reader of standard output has closed the pipe.
     ClosedPipe,

@@ -155,9 +155,9 @@ impl Up {
     }
 }
 
-/// Commands to try next.
+/// Returns commands that the user may try next.
 ///
-/// Invariant: they work unchanged in any shell and any folder, and in spite of other settings.
+/// Invariant: they work unchanged in any shell and any folder, whatever other settings say.
 fn hints(socket: &Path) -> Result<String, Failure> {
     let socket = std::path::absolute(socket)?;
     let url = format!("shm:{}", socket.display());
@@ -197,7 +197,8 @@ impl Serve {
 
     /// Path of the shm socket, or `None` if shm is not served.
     ///
-    /// Its clients access all of the memory whatever their tokens grant, so `--tokens` turns it off.
+    /// Clients of shm can access all of the node's memory, whatever their tokens grant. `--tokens` therefore turns shm
+    /// off.
     fn socket(&self) -> Result<Option<PathBuf>, Failure> {
         if self.tokens.is_some() && !self.shm_trusts_all {
             return match &self.socket {
@@ -424,7 +425,7 @@ impl Serve {
 /// Signal on which a node reloads its tokens.
 const RELOAD: c_int = signal_hook::consts::SIGHUP;
 
-/// Reloads the tokens. If the file cannot be read, the tokens read before stay in force.
+/// Reloads the tokens. If the file cannot be read, the node keeps the tokens that it has.
 fn reload(host: &Host, path: &Path) {
     match token::read(path) {
         Ok(tokens) => {
@@ -452,7 +453,7 @@ fn engines(count: u32) -> String {
     if count == 1 { "an engine serves".into() } else { format!("{count} engines serve") }
 }
 
-/// An address of `--listen`. A TLS address does not have its certificate yet.
+/// An address of `--listen`. A TLS address gets its certificate later.
 #[derive(Clone, Debug)]
 enum At {
     Plain(Listen),

@@ -312,7 +312,7 @@ impl Perf {
         }
     }
 
-    /// Requests in flight of a bandwidth test; none for a latency test.
+    /// Number of requests in flight of a bandwidth test; `None` for a latency test.
     fn depth(&self) -> Result<Option<u32>, Failure> {
         match (self.test.is_latency(), self.tx_depth) {
             (true, None) => Ok(None),
@@ -371,7 +371,7 @@ fn refuse<T>(reason: &str) -> Result<T, Failure> {
     Err(Failure::Error(reason.to_owned()))
 }
 
-/// clap parser: bytes of a request.
+/// Parses, for clap, the number of bytes of a request.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     match farside::config::parse_bytes(text)? {
         0 => Err("a request of 0 bytes cannot be measured: give 1 or more".into()),
@@ -379,7 +379,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// clap parser: time to measure.
+/// Parses, for clap, the duration of a measurement.
 pub(super) fn lasting(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
     let possible = Duration::from_millis(10)..=Duration::from_secs(1_000_000);

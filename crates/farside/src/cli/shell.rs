@@ -206,7 +206,7 @@ impl Open {
         outcome
     }
 
-    /// Runs a command. `is_alone` if it is the only one, so that the exit code reports its result.
+    /// Runs a command. If it is the only one (`is_alone`), the exit code reports its result.
     fn carry_out(&mut self, command: Command, is_alone: bool) -> Result<Outcome, Failure> {
         let json = self.printer.format == Format::Json;
         match command {
@@ -297,8 +297,8 @@ impl Open {
         }
     }
 
-    /// Reports that a condition was not met. `has` is the key's present version, if known. `Some(None)` means that the
-    /// key is absent.
+    /// Reports that a condition was not met. `has` is the key's current version, if it is known. `Some(None)` means
+    /// that the key is absent.
     fn unmet(&self, has: Option<Option<u32>>, reason: &str) -> Result<Outcome, Failure> {
         match self.printer.format {
             Format::Json => {

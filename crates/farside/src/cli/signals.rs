@@ -1,4 +1,4 @@
-//! The signals on which a command ends in good order.
+//! Signals on which a command ends in an orderly way.
 
 use rustix::process::Signal;
 use std::ffi::c_int;

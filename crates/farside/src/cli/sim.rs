@@ -93,19 +93,19 @@ pub(super) struct Seeds(RangeInclusive<u64>);
 #[derive(Clone)]
 pub(super) struct Faults(Vec<Fault>);
 
-/// clap parser: a system by its name.
+/// Parses, for clap, the name of a system.
 fn systems() -> impl TypedValueParser<Value = System> {
     PossibleValuesParser::new(System::all().map(System::name))
         .map(|name| System::named(&name).expect("clap accepts only the listed names"))
 }
 
-/// clap parser: a carrier by its name.
+/// Parses, for clap, the name of a carrier.
 fn carriers() -> impl TypedValueParser<Value = Carrier> {
     PossibleValuesParser::new(Carrier::ALL.map(Carrier::name))
         .map(|name| Carrier::named(&name).expect("clap accepts only the listed names"))
 }
 
-/// clap parser: a mutant by its name in the code.
+/// Parses, for clap, the name that a mutant has in the code.
 #[cfg(farside_mutants)]
 fn mutant(name: &str) -> Result<Mutant, String> {
     let mut all = System::all().flat_map(System::mutants);
@@ -113,7 +113,7 @@ fn mutant(name: &str) -> Result<Mutant, String> {
     named.ok_or_else(|| format!("unknown mutant '{name}': --list-mutants lists all"))
 }
 
-/// clap parser: a range of seeds.
+/// Parses, for clap, a range of seeds.
 pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     let number = |text: &str| text.parse::<u64>().ok();
     let ends = text.split_once("..").and_then(|(first, last)| number(first).zip(number(last)));
@@ -126,7 +126,8 @@ pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     }
 }
 
-/// clap parser: kinds of faults, sorted in the order of [`Fault::ALL`], since the random draws depend on the order.
+/// Parses, for clap, kinds of faults. Sorts them in the order of [`Fault::ALL`], since the random draws depend on the
+/// order.
 pub(super) fn faults(text: &str) -> Result<Faults, String> {
     let chosen = match text {
         "all" => Fault::ALL.to_vec(),
@@ -348,12 +349,12 @@ fn verdict_on_many(bad: usize, is_unchecked: bool, property: Option<&str>) -> St
     }
 }
 
-/// The verdict on good runs. `property` is the checked property, if at least one run completed.
+/// Returns the verdict on good runs. `property` names the property that was checked, if at least one run completed.
 fn good_because(property: Option<&str>) -> String {
     format!("verdict  good: {}", property.unwrap_or("nothing was wrong"))
 }
 
-/// Report of one run, for people.
+/// Formats the report of one run for people.
 fn report_text(judged: &Judged) -> String {
     let mut out = Vec::new();
     if let Some(report) = &judged.report {
@@ -475,7 +476,7 @@ fn listed(words: impl Iterator<Item = String>) -> String {
     if words.is_empty() { "none".into() } else { words.join(", ") }
 }
 
-/// Report of one run, for scripts.
+/// Formats the report of one run as JSON, for scripts.
 fn json(judged: &Judged) -> serde_json::Value {
     let Judged { setup, seed, report, verdict, reasons, window } = judged;
     let strikes = |fault: Fault| report.as_ref().map_or(0, |report| report.struck.of(fault));

@@ -1,4 +1,4 @@
-//! `store`: create, list, rebuild and drop stores.
+//! `store`: creates, lists, rebuilds and drops stores.
 
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;

@@ -30,7 +30,7 @@ pub(super) struct Screen {
     found: Termios,
 }
 
-/// Switches to the alternate screen and hides the cursor; `LEAVE` reverts both.
+/// Escape sequence that switches to the alternate screen and hides the cursor; `LEAVE` reverts both.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
@@ -74,7 +74,7 @@ impl Screen {
         write(&(text + "\x1b[J"))
     }
 
-    /// Waits until `end` for a key that ends the view. Returns whether one came.
+    /// Waits until `end` for a key that ends the view. Returns whether the user pressed one.
     pub(super) fn is_ended_before(end: Instant) -> io::Result<bool> {
         loop {
             let left = end.saturating_duration_since(Instant::now());

@@ -1,4 +1,4 @@
-//! `tls`: certificates, with which clients verify that they reach the right node.
+//! `tls`: creates certificates, with which clients verify that they reach the right node.
 //!
 //! The certificates are self-signed, so a client needs a copy of the node's certificate to trust it.
 

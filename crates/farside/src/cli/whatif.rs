@@ -29,7 +29,7 @@ pub(super) struct WhatIf {
     json: bool,
 }
 
-/// clap parser: a system by its name.
+/// Parses, for clap, the name of a system.
 fn system(kind: &str) -> Result<&'static str, String> {
     load::system(kind).map(|system| system.kind)
 }

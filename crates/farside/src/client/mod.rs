@@ -269,7 +269,7 @@ impl Queue {
         std::mem::take(&mut self.inner().requests)
     }
 
-    /// Wakes all tasks that wait in [`Queue::pop`], so that they check `ends`.
+    /// Wakes all tasks that wait in [`Queue::pop`], so that they notice that `ends` is set.
     fn wake_idle(&self) {
         let idle = std::mem::take(&mut self.inner().idle);
         idle.into_iter().for_each(Waker::wake);
@@ -305,7 +305,8 @@ impl Drop for CloseAtEnd<'_> {
     }
 }
 
-/// The client's thread. Its tasks take requests from the queue while the session lasts; then it opens another session.
+/// Body of the client's thread. Its tasks take requests from the queue while the session lasts. After that, the thread
+/// opens another session.
 fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), Error>>) {
     let _closes = CloseAtEnd(queue);
     let mut opened = match Opened::new(pool, name, TASKS, &Options::default()) {

@@ -43,7 +43,8 @@ pub fn svg(picture: &Picture) -> String {
     render_to_svg(plots, layout)
 }
 
-/// Coordinates of points. Kuva numbers the places of an axis from 1; ours start at 0.
+/// Returns the coordinates of points. The plotting library numbers the places of an axis from 1; our indexes start at
+/// 0.
 fn data(points: &[Point], has_places: bool) -> Vec<(f64, f64)> {
     points.iter().map(|point| (point.x + f64::from(u8::from(has_places)), point.y)).collect()
 }

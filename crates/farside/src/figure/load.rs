@@ -30,7 +30,7 @@ pub fn system(kind: &str) -> Result<&'static Registered, String> {
     found.ok_or_else(|| format!("no model of '{kind}': name {}", registry::names(Family::Kv)))
 }
 
-/// A variant of a system that differs in the model's setup.
+/// A variant of a system, which changes the setup of the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     /// Name in figures; empty for this project's variant.
@@ -42,7 +42,8 @@ pub struct Variant {
 impl Variant {
     /// The system as this project implements it.
     pub const OURS: Variant = Variant { name: "", setup: |_| {} };
-    /// Buffers are freed as in PRISM (section 6.1): clients learn the addresses of new buffers and report garbage.
+    /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
+    /// that they no longer use.
     pub const PAPER: Variant =
         Variant { name: "paper", setup: |setup| setup.buffer_return = BufferReturn::ByReport };
 }
@@ -58,7 +59,7 @@ pub struct Load {
     pub platform: Platform,
     /// Network between the machines.
     pub testbed: Testbed,
-    /// Parameters of the machines' parts.
+    /// Hardware numbers of the machines' parts.
     pub inputs: Inputs,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs.
     pub reads: f64,
@@ -77,9 +78,9 @@ pub struct Measured {
     pub mean_us: f64,
     /// Mean number of round trips of an operation.
     pub round_trips: f64,
-    /// Mean number of bytes that an operation sends to the node, with packet headers.
+    /// Mean number of bytes that an operation sends to the node, including packet headers.
     pub bytes_in: f64,
-    /// Mean number of bytes that an operation receives from the node, with packet headers.
+    /// Mean number of bytes that an operation receives from the node, including packet headers.
     pub bytes_out: f64,
 }
 
@@ -95,7 +96,8 @@ impl Load {
     }
 }
 
-/// Longest mean time per operation. A measurement times out after this time per operation, plus one second.
+/// Limit of the mean time per operation. A measurement fails if it takes longer than this time for each operation, plus
+/// one second.
 const SLOWEST: Nanos = MILLIS;
 
 /// Name of the store.
@@ -251,9 +253,9 @@ struct Work {
     left: Cell<u64>,
     /// Clients that have not stopped.
     clients: Cell<u32>,
-    /// Number of timed operations.
+    /// Number of operations whose latency was measured.
     taken: Cell<u64>,
-    /// Sum of their latencies.
+    /// Sum of the measured latencies.
     took: Cell<Nanos>,
     /// The first error.
     failed: RefCell<Option<String>>,

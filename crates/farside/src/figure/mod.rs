@@ -30,7 +30,7 @@ pub struct Figure {
     pub name: &'static str,
     /// Title of the figure.
     pub title: &'static str,
-    /// The paper, and the place in it.
+    /// The paper, and the figure or section in it.
     pub source: &'static str,
     /// Labels of the horizontal and the vertical axis.
     axes: [&'static str; 2],
@@ -74,12 +74,12 @@ struct Published {
 enum At {
     /// Index of a place on the horizontal axis.
     Place(usize),
-    /// Latency with one client. Holds the throughput there in the paper, in million operations per second, if the
-    /// figure shows it.
+    /// The latency with one client. Holds the throughput of that point in the paper, in million operations per second,
+    /// if the figure shows it.
     Low(Option<f64>),
-    /// Latency at this throughput, in million operations per second.
+    /// The latency at this throughput, in million operations per second.
     Throughput(f64),
-    /// Highest throughput, in million operations per second.
+    /// The highest throughput, in million operations per second.
     Peak,
 }
 
@@ -94,7 +94,7 @@ pub enum Shape {
     Above(f64),
     /// The ratio is this or greater.
     AtLeast(f64),
-    /// No condition, for this reason. The ratio is only reported.
+    /// There is no condition: the ratio is only reported. Holds the reason.
     Reported(&'static str),
 }
 
@@ -123,7 +123,7 @@ pub struct Claim {
 enum Value {
     /// A value on the curve of this name.
     On(&'static str, At),
-    /// A value that is on no curve.
+    /// A value that is on no curve: the result of this function.
     Of(fn() -> f64),
 }
 
@@ -133,7 +133,7 @@ pub enum OnFabrics {
     Ops(Ops),
     /// Stores under load, relative to one of them.
     Stores(Stores),
-    /// Nothing: no fabric here has the figure's subject, which is this.
+    /// No part, because no fabric here has the subject of the figure. Holds that subject.
     Nothing(&'static str),
 }
 
@@ -244,7 +244,7 @@ impl Predict {
 }
 
 const MILLION: f64 = 1e6;
-/// Condition for the points of a curve of our own, which the paper does not have.
+/// Condition for the points of one of our own curves, which the paper does not have.
 const UNPUBLISHED: Shape = Shape::Reported("not in the paper");
 
 impl At {
@@ -338,7 +338,7 @@ pub struct Drawn {
     pub here: Vec<Point>,
 }
 
-/// Origins of the points of a picture that were not published.
+/// Origin of a picture's points that were computed by the simulator.
 const PREDICTED: &str = "predicted";
 const MEASURED: &str = "measured";
 
@@ -386,7 +386,7 @@ fn json_lines<T: Serialize>(values: impl Iterator<Item = T>) -> String {
     values.map(|value| serde_json::to_string(&value).expect("plain data") + "\n").collect()
 }
 
-/// A number of a curve: the published one beside the predicted one.
+/// A number of a curve: the published value and the predicted one.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Name of the curve.

@@ -19,7 +19,7 @@ fn micros(op: MicroOp, platform: Platform, distance: Distance) -> Option<f64> {
     latency(op, platform, distance).map(|ns| ns as f64 / 1e3)
 }
 
-/// Figure 1: latency of each op. The model is calibrated on it.
+/// Figure 1: the latency of each op. The model is calibrated on these numbers.
 pub(super) static FIGURE_1: Figure = Figure {
     name: "prism-1",
     title: "PRISM, figure 1: latency of an op, 512 bytes, one cable",
@@ -68,7 +68,7 @@ fn published((place, value): (usize, f64), judged: Shape) -> Published {
     Published { at: At::Place(place), value, judged }
 }
 
-/// Figure 2: an indirect READ over networks.
+/// Figure 2: the latency of an indirect READ over different networks.
 pub(super) static FIGURE_2: Figure = Figure {
     name: "prism-2",
     title: "PRISM, figure 2: latency of an indirect READ, 512 bytes",
@@ -103,8 +103,9 @@ pub(super) static FIGURE_2: Figure = Figure {
     }),
 };
 
-/// Published latency of an indirect READ divided by that of two READs. The paper has two READs for plain RDMA only. For
-/// software, each READ is figure 1's plus the round trip of the network.
+/// Returns the published latency of an indirect READ divided by that of two READs. The paper measures two READs for
+/// plain RDMA only. For software, each of the two READs is computed as that of figure 1 plus the round trip of the
+/// network.
 fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
     let place = FAR.into_iter().position(|far| far == distance)?;
     let of = |platform: Platform| {
@@ -120,7 +121,7 @@ fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
     Some(of(runner.platform())? / two_reads)
 }
 
-/// A system on a platform, as in the paper's figures.
+/// A system on a platform, as the paper's figures compare them.
 struct Contender {
     name: &'static str,
     system: &'static str,
@@ -144,9 +145,9 @@ const PILAF_SW: Contender = Contender { name: "Pilaf (SW)", platform: Platform::
 
 /// Published numbers of a contender.
 struct Numbers {
-    /// At low load: throughput in million operations per second, if the figure shows it, and latency in microseconds.
+    /// Throughput and latency at low load: million operations per second, if the figure shows it, and microseconds.
     low: (Option<f64>, f64),
-    /// Points in between: throughput in million operations per second, and latency in microseconds.
+    /// Points between low load and peak: throughput in million operations per second, and latency in microseconds.
     points: &'static [(f64, f64)],
     /// Highest throughput, in million operations per second.
     peak: f64,
@@ -154,7 +155,7 @@ struct Numbers {
 
 /// Condition for the low-load latency and the peak of a curve.
 const WITHIN: Shape = Shape::Within(0.15);
-/// Condition for the points in between.
+/// Condition for the points between low load and peak.
 const BETWEEN: Shape = Shape::Reported("the model's times do not vary, so little queues below the peak");
 
 impl Contender {
@@ -204,7 +205,7 @@ const fn peak(of: Contender) -> Value {
     Value::On(of.name, At::Peak)
 }
 
-/// Figure 3: key-value stores under reads.
+/// Figure 3: latency and throughput of key-value stores that only read.
 pub(super) static FIGURE_3: Figure = Figure {
     name: "prism-3",
     title: "PRISM, figure 3: 100 % reads, 512 bytes, uniform",
@@ -243,7 +244,7 @@ pub(super) static FIGURE_3: Figure = Figure {
     fabrics: stores("c"),
 };
 
-/// Figure 4: key-value stores under reads and writes.
+/// Figure 4: latency and throughput of key-value stores that read and write.
 pub(super) static FIGURE_4: Figure = Figure {
     name: "prism-4",
     title: "PRISM, figure 4: 50 % reads, 512 bytes, uniform",

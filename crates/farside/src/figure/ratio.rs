@@ -25,11 +25,11 @@ pub enum Runner {
 /// Quartiles over rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// First quartile: a quarter of all rounds is lower.
+    /// First quartile: a quarter of all rounds has a lower value.
     pub lower: f64,
     /// Median.
     pub median: f64,
-    /// Third quartile: a quarter of all rounds is higher.
+    /// Third quartile: a quarter of all rounds has a higher value.
     pub upper: f64,
 }
 
@@ -52,15 +52,15 @@ impl Spread {
 pub struct Ratio {
     /// Name of the position in the figure.
     pub point: String,
-    /// Distance of the node that was added to the fabric's own latency.
+    /// Distance between client and node that was added to the fabric's own latency.
     pub distance: Distance,
-    /// Names of the two: numerator and denominator.
+    /// Names of the two compared systems or ops: numerator and denominator.
     pub things: [&'static str; 2],
     /// The quantity that is compared.
     pub quantity: Quantity,
-    /// Median of each of the two over all rounds, in the quantity's unit.
+    /// Median over all rounds for each of the two, in the quantity's unit.
     pub medians: [f64; 2],
-    /// Quartiles of their ratio over all rounds.
+    /// Quartiles, over all rounds, of the ratio of the two.
     pub ratio: Spread,
     /// Number of rounds.
     pub rounds: usize,
@@ -105,7 +105,7 @@ pub struct Measurement {
     pub picture: Picture,
 }
 
-/// Throughput of all systems under a closed loop of `clients` clients.
+/// Throughput of all systems with `clients` clients in a closed loop.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     /// Number of clients. Each runs one operation at a time, in a closed loop.
@@ -130,7 +130,7 @@ fn median(rounds: &[Vec<f64>], of: usize) -> f64 {
     Spread::of(rounds.iter().map(|round| round[of])).median
 }
 
-/// Quartiles of the ratio of two columns over all rounds.
+/// Returns the quartiles, over all rounds, of column `of` divided by column `to`.
 fn by_round(rounds: &[Vec<f64>], of: usize, to: usize) -> Spread {
     Spread::of(rounds.iter().map(|round| round[of] / round[to]))
 }
@@ -356,8 +356,8 @@ impl Curve {
     }
 }
 
-/// Published points of `of`, scaled to the peak (x) and the low-load latency (y) of `to`. Points with an unknown
-/// coordinate are skipped.
+/// Returns the published points of curve `of`, divided by the peak (x) and by the low-load latency (y) of curve `to`.
+/// Skips points with an unknown coordinate.
 fn relative(of: &Curve, to: &Curve) -> Vec<Point> {
     let Some((low, peak)) = to.low().zip(to.peak()) else { return Vec::new() };
     let points = of.published.iter().filter_map(Published::point);
@@ -389,7 +389,8 @@ mod tests {
         (figure, ops)
     }
 
-    /// With one client, the first store takes 10 us and the second 20 us. One of three rounds is disturbed, for both.
+    /// Returns loads in which, with one client, the first store takes 10 us and the second 20 us. One of three rounds
+    /// is disturbed, for both stores.
     fn loads() -> [Loaded; 2] {
         let loaded =
             |clients, rounds: [[f64; 2]; 3]| Loaded { clients, rounds: rounds.map(Vec::from).into() };

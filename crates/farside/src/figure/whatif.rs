@@ -1,4 +1,4 @@
-//! Prediction of a system's round trips, bytes, latency and throughput on each platform, over each network.
+//! Predicts a system's round trips, bytes, latency and throughput on each platform, over each network.
 
 use super::load::{Bed, Load, Variant, system};
 use farside_bench::report::Table;

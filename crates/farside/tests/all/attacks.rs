@@ -1,6 +1,6 @@
 //! Attacks on a node's engines over every carrier, and attacks on clients by impostors of a node.
 //!
-//! Invariant: these tests build datagrams by hand, from the protocol's description, so that they can be wrong.
+//! Invariant: these tests build datagrams by hand, from the protocol's description, so that they can send invalid ones.
 //! Invariant: during and after an attack, a well-behaved client finds all its data, a counter records the attack, the
 //! attacker has seen no byte of another tenant, every wait is bounded, and no process panics.
 

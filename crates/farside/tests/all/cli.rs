@@ -24,7 +24,7 @@ mod watch;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Bytes of which any two places differ soon.
+/// Returns pseudo-random bytes. The bytes from any two offsets differ within a short distance.
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {

@@ -36,7 +36,7 @@ fn node_on_all_fabrics() -> (Node, Vec<String>, tempfile::TempDir) {
     (node, urls, rings)
 }
 
-/// Items to put: more than fit into one chain, one of several parts, and one whose key occurs twice.
+/// Items to put: there are more than fit into one chain, one item has several parts, and one key occurs twice.
 fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut items: Vec<_> = (0..150u32).map(|n| (n.to_be_bytes().to_vec(), vec![n as u8; 700])).collect();
     items.push((b"large".to_vec(), vec![7; 150_000]));
@@ -44,7 +44,7 @@ fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
     items
 }
 
-/// Values of those keys afterwards, and one absent key.
+/// Expected value of each of those keys after the puts, and one key that has none.
 fn expected() -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let mut expected: Vec<_> = items().into_iter().map(|(key, value)| (key, Some(value))).collect();
     expected[0].1 = Some(b"later".to_vec());

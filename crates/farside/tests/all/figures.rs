@@ -68,7 +68,7 @@ fn four_times_as_many_operations_measure_the_same() {
     }
 }
 
-/// The operations take seconds with a single client, and over a full link.
+/// With a single client, and over a full link, the operations take seconds: the measurement must wait for all of them.
 #[test]
 fn a_measurement_waits_for_all_of_its_operations() {
     let slow =

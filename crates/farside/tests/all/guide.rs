@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const TROUBLES: &str = include_str!("../../../../docs/guide/troubleshooting.md");
 const OPERATIONS: &str = include_str!("../../../../docs/guide/operations.md");
 
-/// Types with a `Display` that are no errors by themselves, or that users of the product never see.
+/// Types that implement `Display` and are no errors by themselves, or whose errors users of the product never see.
 const NO_ERRORS: [&str; 9] = [
     "Source",      // An address.
     "Listen",      // A url.
@@ -87,7 +87,7 @@ fn literals(code: &str) -> Vec<String> {
     found
 }
 
-/// Splits code after an opening quote into the unescaped literal and the rest.
+/// Splits code after an opening quote. Returns the unescaped string literal, and the code after the closing quote.
 fn unescaped(code: &str) -> (String, &str) {
     let mut text = String::new();
     let mut letters = code.char_indices();
@@ -112,7 +112,7 @@ fn unescaped(code: &str) -> (String, &str) {
     panic!("a literal ends")
 }
 
-/// A format string with `…` for each placeholder.
+/// Returns a format string with `…` in place of each placeholder.
 fn shown(format: &str) -> String {
     let mut text = String::new();
     let mut letters = format.chars().peekable();
@@ -132,7 +132,8 @@ fn shown(format: &str) -> String {
     text
 }
 
-/// Errors that the guide explains: list items that are one span of code, possibly over several lines.
+/// Returns the errors that the guide explains: list items that consist of one span of code, possibly over several
+/// lines.
 fn explained() -> Vec<String> {
     let mut items: Vec<String> = Vec::new();
     let mut is_open = false;
@@ -234,7 +235,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The `farside` commands of a page: after a prompt, or in a unit's `ExecStart`.
+/// Returns the `farside` commands of a page. They stand after a prompt, or in a unit's `ExecStart`.
 fn commands(page: &str) -> Vec<Vec<String>> {
     let page = page.replace("\\\n", " ");
     let lines = page.lines().filter_map(|line| line.strip_prefix("$ ").or(line.strip_prefix("ExecStart=")));

@@ -61,7 +61,7 @@ fn a_violation_is_reported_and_its_replay_reproduces_it() {
     assert!(drawn > 0, "nothing was drawn: {}", many.text());
 }
 
-/// The checks of `bench ycsb --verify`, on real protocols run by two threads in the node's process.
+/// `bench ycsb --verify` finds mutants in real protocols, which two threads of the node's process run.
 #[test]
 fn verification_finds_mutants_without_a_simulator() {
     for (mutant, system, slot_cache, name) in

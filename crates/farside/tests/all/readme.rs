@@ -8,7 +8,7 @@ const README: &str = include_str!("../../../../README.md");
 const CHINESE: &str = include_str!("../../../../README.zh-CN.md");
 const EXAMPLE: &str = include_str!("../../examples/hello.rs");
 
-/// The most lines and columns of a README.
+/// Maximum number of lines, and of columns in a line, of a README.
 const LINES_MAX: usize = 150;
 const COLUMNS_MAX: usize = 120;
 

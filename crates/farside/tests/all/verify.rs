@@ -52,7 +52,7 @@ struct PlantedFlaw {
     values: Mutex<HashMap<Vec<u8>, [Vec<u8>; 2]>>,
 }
 
-/// One of this many operations goes wrong.
+/// A flaw strikes one in this many operations.
 const ONCE_IN: u64 = 501;
 
 impl PlantedFlaw {

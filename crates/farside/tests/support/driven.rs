@@ -35,9 +35,9 @@ pub(crate) type Wrap<'a> = dyn Fn(AnyKv<Rc<Endpoint>>) -> Client<'a> + Sync + 'a
 
 /// A client of the store.
 pub(crate) enum Client<'a> {
-    /// Without a wrapper.
+    /// A client that no wrapper changes.
     Plain(Box<AnyKv<Rc<Endpoint>>>),
-    /// With an interposer between it and the task.
+    /// A client with an interposer between it and its task.
     Interposed(Box<AnyKv<Rc<Endpoint>>>, &'a dyn Interposer),
 }
 
@@ -51,11 +51,11 @@ pub(crate) trait Interposer: Sync {
 
 /// Result of a get, as reported to the task.
 pub(crate) enum GetResult {
-    /// The value that was read.
+    /// The value that was read, unchanged.
     Unchanged,
-    /// This value instead.
+    /// This value in place of the one that was read.
     Other(Vec<u8>),
-    /// No value.
+    /// No value, as if the key were absent.
     Nothing,
 }
 

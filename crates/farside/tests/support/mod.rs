@@ -118,7 +118,7 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// A child that is killed when the test ends.
 pub(crate) struct Process {
     child: Child,
-    /// Lines of its standard output.
+    /// Lines of the child's standard output.
     lines: mpsc::Receiver<String>,
     log: PathBuf,
 }
@@ -211,7 +211,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Starts a node of 96 MiB with a store `default` of 48 MiB, so that there is memory for other stores.
+    /// Starts a node of 96 MiB with a store `default` of 48 MiB, which leaves memory for other stores.
     pub(crate) fn start() -> Node {
         Node::with(&["--memory", "96MiB", "--store", "default", "--quota", "48MiB"])
     }
@@ -275,7 +275,7 @@ impl Node {
         self.run(["info", "--json"]).done().json()["sessions"].as_u64().expect("a number") - 1
     }
 
-    /// Number of file descriptors that the node holds.
+    /// Returns the number of file descriptors that the node holds.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("the process runs").count()
     }

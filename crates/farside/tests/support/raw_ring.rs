@@ -32,7 +32,7 @@ const RINGS_AT: u64 = 4096;
 pub(crate) const SIZE: u64 = RINGS_AT + 2 * RING;
 /// Maximum number of bytes of a frame.
 pub(crate) const FRAME_MAX: u32 = 24 << 10;
-/// Deadline for the other side.
+/// Maximum time to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A word of a connection's memory. The side is the writer of the ring, or the side that wishes for a bell.
@@ -105,7 +105,7 @@ impl Drop for Memory {
     }
 }
 
-/// One side of a connection.
+/// One side of a connection, with its socket.
 pub(crate) struct Ring {
     pub(crate) socket: OwnedFd,
     pub(crate) memory: Arc<Memory>,

@@ -34,17 +34,17 @@ pub enum BindError {
     Served(PathBuf, Option<u32>),
     /// The path exists and is not a node's socket.
     InTheWay(PathBuf),
-    /// The path is too long for a socket.
+    /// The path is too long for a unix socket.
     Name(PathBuf),
-    /// The system refused the socket.
+    /// The system refused the socket. Holds the attempted operation, the path, and the system's error.
     Socket(&'static str, PathBuf, std::io::Error),
-    /// The system refused another resource.
+    /// The system refused another resource. Holds the attempted operation and the system's error.
     System(&'static str, std::io::Error),
-    /// The system refused the admin server's address.
+    /// The system refused this address of the admin server.
     Admin(std::net::SocketAddr, std::io::Error),
     /// The system refused to listen at this address.
     Listen(String, std::io::Error),
-    /// An engine could not be started.
+    /// An engine could not be started, for this reason.
     Engine(String),
     /// The admin server would be open to the network without a token.
     NoToken(std::net::SocketAddr),
@@ -54,7 +54,7 @@ pub enum BindError {
     OldClients(Vec<u32>),
     /// This process itself is a client of the memory's old node.
     OwnClients,
-    /// The memory's contents cannot be served.
+    /// The memory's contents cannot be served, for this reason.
     TakeOver(String),
 }
 
@@ -576,11 +576,11 @@ impl Clients {
 
 /// Reason why a connecting process was not admitted.
 enum NotAdmitted {
-    /// It has hung up.
+    /// The client has hung up.
     Gone,
-    /// The node does not serve it.
+    /// The node does not serve the client, for this reason.
     Refused(String),
-    /// The node is out of resources.
+    /// The node is out of resources. Holds the system's error.
     Full(rustix::io::Errno),
 }
 

@@ -69,7 +69,7 @@ pub(super) struct Counted {
     pub(super) sessions: u64,
     /// Traffic of all its sessions, including closed ones.
     pub(super) session: Counters,
-    /// Refused requests.
+    /// Counts of the requests that the engine refused.
     pub(super) refusals: Refusals,
 }
 
@@ -119,9 +119,9 @@ impl Mail {
 
 /// A message from an engine to the node's thread. The engine does not wait for it to be read.
 pub(super) enum Letter {
-    /// A session's request to the node.
+    /// A session sends a request to the node.
     Asked { engine: usize, at: RequestRef, ask: Ask },
-    /// A session that runs no more chains.
+    /// A session has ended and runs no more chains.
     Ended { number: u32, is_clean: bool },
 }
 
@@ -374,7 +374,7 @@ struct Handler {
     mail: Arc<Mail>,
     runner: Runner,
     reply: Reply,
-    /// Response of a store's service.
+    /// Buffer for the response of a store's service.
     answer: Vec<u8>,
     /// The last called service of each region. Its key shows whether it is still current.
     served: BTreeMap<u32, Arc<Served<Mapping>>>,
@@ -392,7 +392,7 @@ struct Handler {
 
 /// An engine's state of a session.
 struct Client {
-    /// Session number, which owns its buffers.
+    /// Number of the session. It is the owner of the session's buffers.
     number: u32,
     source: Option<Source>,
     token: Arc<Token>,
@@ -518,7 +518,7 @@ impl Handler {
         self.runner.end_turn();
     }
 
-    /// The token with this secret.
+    /// Returns the token with this secret.
     fn admit(&mut self, secret: &[u8]) -> Result<Arc<Token>, String> {
         let access = self.shared.access();
         self.look_for_lock(&access)?;

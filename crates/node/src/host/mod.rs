@@ -128,7 +128,7 @@ struct Shared {
     /// Eventfd that wakes the node's thread; rung only by this process.
     bell: OwnedFd,
     stop: AtomicBool,
-    /// Mailbox of each engine.
+    /// Mailboxes of the engines.
     mails: Vec<Arc<Mail>>,
     /// Letters from engines. The lock is held only to add a letter or to take all.
     letters: Mutex<Vec<Letter>>,
@@ -136,7 +136,7 @@ struct Shared {
     access: Mutex<Arc<Access>>,
     /// Recent wrong tokens and keys at all engines.
     guesses: Mutex<Guesses>,
-    /// Start of the clock for guesses.
+    /// Time at which the node started, from which the ages of guesses are measured.
     began: Instant,
 }
 
@@ -295,7 +295,7 @@ impl Host {
         self.shared.ask(ask, deadline)
     }
 
-    /// The sum of all sessions' counters.
+    /// Returns the sum of all sessions' counters.
     pub fn counters(&self) -> Counters {
         let Ok(counters) = self.shared.state().node.counters(&self.shared.memory);
         counters
@@ -331,7 +331,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The current access rules.
+    /// Returns the current access rules.
     fn access(&self) -> Arc<Access> {
         Arc::clone(&self.access.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -340,7 +340,7 @@ impl Shared {
         self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sum of all engines' refusals.
+    /// Returns the sum of all engines' counts of refusals.
     fn refusals(&self) -> Refusals {
         let mut sum = Refusals::default();
         self.mails.iter().for_each(|mail| sum.add(&mail.counted().refusals));
@@ -379,7 +379,7 @@ impl Shared {
         self.state().node.served(key.region()).ok_or_else(|| no_store(key))
     }
 
-    /// The node's thread.
+    /// Body of the node's own thread.
     fn tend(&self, mut clients: Clients) {
         let mut pause = LOOK_FIRST;
         let mut last_look = Instant::now();
@@ -580,7 +580,7 @@ fn parse(request: &[u8]) -> Result<Ask, String> {
     serde_json::from_slice(request).map_err(|error| format!("the request is not understood: {error}"))
 }
 
-/// A response for a client that runs its own chains, without the key of a wide store.
+/// Returns the response for a client that runs its own chains: without the key, if the store has wide words.
 fn for_runner(answer: Answer) -> Answer {
     match answer {
         Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
@@ -671,7 +671,7 @@ fn too_many_sessions() -> String {
     format!("the node has {SESSIONS_MAX} sessions, the maximum: end another client first")
 }
 
-/// 128 random bits.
+/// Returns 128 random bits from the system.
 fn entropy() -> [u64; 2] {
     let mut bytes = [0; 16];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -51,7 +51,7 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
     poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&END_WAIT)).map(drop)
 }
 
-/// The live processes of old sessions.
+/// Returns the processes of old sessions that are still alive.
 fn alive(memory: &Mapping) -> Vec<u32> {
     let mut boot = [0; 16];
     let Ok(()) = memory.read(header::BOOT_AT, &mut boot);
@@ -76,7 +76,7 @@ fn is_alive(pid: u32, began: u64) -> bool {
     !has_ended(pid) && start_time(pid).is_none_or(|started| began == UNKNOWN || started == began)
 }
 
-/// Value recorded for an unknown start time.
+/// Value that is recorded if the start time of a process is unknown.
 const UNKNOWN: u64 = 0;
 
 /// Whether a process has exited, even if its parent has not waited for it.
@@ -99,7 +99,7 @@ pub(super) fn note_boot(memory: &Mapping) {
 /// The boot id to record if the system reports none.
 const NO_BOOT: [u8; 16] = [0; 16];
 
-/// The machine's current boot id.
+/// Returns the id of the machine's current boot.
 fn this_boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,4 +1,4 @@
-//! Facts about processes, from the system.
+//! Reads from the system which processes are alive, stopped or gone.
 
 /// Start time of a process, in clock ticks since boot. Together with the pid it identifies the process.
 pub(super) fn start_time(pid: u32) -> Option<u64> {

@@ -22,7 +22,7 @@ enum Access {
     Discard(u32),
 }
 
-/// The memory's wait error: returned for an access that this attempt is the first to make.
+/// Wait: memory returns it for an access that is not yet in the record.
 #[derive(Debug)]
 struct Wait;
 
@@ -31,7 +31,7 @@ struct Replayed {
     recorded: RefCell<Vec<Access>>,
     /// Number of accesses that this attempt has repeated.
     again: Cell<usize>,
-    /// Completes accesses at once, and records nothing.
+    /// Whether accesses complete at once and are not recorded.
     at_once: Cell<bool>,
 }
 

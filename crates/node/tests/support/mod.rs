@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The class of all buffers here: 15 per segment, so that a segment is quickly full.
 pub(crate) const LARGE: u8 = 40;
-/// A class with 18 buffers per segment.
+/// Number of a class of which a segment holds 18 buffers.
 pub(crate) const MEDIUM: u8 = 39;
 
 pub(crate) fn class(index: u8) -> &'static Class {
@@ -89,7 +89,7 @@ pub(crate) struct Home {
     next_pid: u32,
 }
 
-/// Limit that no test here reaches.
+/// Maximum number of steps. No correct test reaches it.
 const STEPS_MAX: u32 = 400_000;
 
 impl Home {
@@ -160,7 +160,7 @@ impl Home {
         progress
     }
 
-    /// Steps until there is nothing to do.
+    /// Runs steps until the node has nothing to do.
     pub(crate) fn idle(&mut self) {
         for _ in 0..STEPS_MAX {
             if self.step() == Progress::Idle {

@@ -164,7 +164,7 @@ impl Client {
         self.set_turn(2 * round + 2);
     }
 
-    /// Follows the slot's pointer, each time in a turn of its own; returns how often.
+    /// Follows the slot's pointer repeatedly, each time in a new turn. Returns the number of times.
     fn follow(&self, announces: Announces) -> u64 {
         for round in 0..ROUNDS {
             if announces == Announces::First {

@@ -56,13 +56,13 @@ impl Class {
         Class { index, size, count, data, shift, reciprocal: (1 << RECIPROCAL_BITS) / factor + 1 }
     }
 
-    /// The class numbered `index`, if it exists.
+    /// Returns the class with this index, if it exists.
     #[inline(always)]
     pub fn get(index: u8) -> Option<&'static Class> {
         TABLE.get(index as usize)
     }
 
-    /// All classes, smallest first.
+    /// Returns all classes, the smallest first.
     pub fn all() -> &'static [Class] {
         &TABLE
     }
@@ -83,7 +83,7 @@ impl Class {
         Some(&TABLE[((shift - 4) * 4 + factor - 4) as usize])
     }
 
-    /// Free list of this class.
+    /// Returns the free list of this class.
     pub const fn list(&self) -> ListId {
         ListId(self.index as u32)
     }

@@ -45,7 +45,7 @@ const _: () = assert!(CLASSES_OFFSET + super::class::CLASSES as u64 * CLASS_SIZE
 /// empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supply {
-    /// The segments within the quota.
+    /// Supply of the segments within the quota.
     Quota,
     /// The reserve's segments, which exist so that a full store can be emptied.
     Reserve,
@@ -590,7 +590,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(self.memory.exchange(buffer.state_at, Width::W16, old.pack(), new.pack())?.is_ok())
     }
 
-    /// The state of a buffer.
+    /// Returns the state of a buffer.
     pub fn state(&self, buffer: &Buffer) -> Result<State, M::Wait> {
         Ok(State::unpack(self.memory.load(buffer.state_at, Width::W16)?))
     }

@@ -48,7 +48,7 @@ const CATALOG_AT: u64 = SESSIONS_AT + SESSIONS_MAX as u64 * session::SLOT_SIZE;
 const SEGMENTS_AT: u64 = CATALOG_AT + 2 * CATALOG_SIZE;
 const DATA_ALIGN: u64 = 2 << 20;
 
-/// The words of the header.
+/// Addresses of the words of the header.
 pub mod header {
     /// `u64`: [`MAGIC`].
     pub const MAGIC_AT: u64 = 0;
@@ -112,7 +112,7 @@ impl Geometry {
         self.segments
     }
 
-    /// The address of segment `index`'s first byte.
+    /// Returns the address of the first byte of segment `index`.
     #[inline]
     pub const fn segment_at(&self, index: u32) -> u64 {
         self.data_at + index as u64 * SEGMENT_SIZE
@@ -171,7 +171,7 @@ pub struct Buffer {
     /// Address of the first byte.
     pub at: u64,
     pub(crate) state_at: u64,
-    /// Size class.
+    /// Size class of the segment's buffers.
     pub class: &'static Class,
 }
 
@@ -188,13 +188,13 @@ impl<'m, M> Clone for Arena<'m, M> {
 impl<'m, M> Copy for Arena<'m, M> {}
 
 impl<'m, M: Memory> Arena<'m, M> {
-    /// The arena of `memory`.
+    /// Returns the arena in `memory`.
     #[inline]
     pub fn of(memory: &'m M) -> Arena<'m, M> {
         Arena { memory }
     }
 
-    /// Addresses of the memory's parts.
+    /// Returns the addresses of the memory's parts.
     #[inline(always)]
     pub fn geometry(&self) -> Geometry {
         self.memory.geometry()
@@ -212,7 +212,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(if key.opens(secret as u64) { Rights::ALL } else { Rights::NONE })
     }
 
-    /// Implementation of [`Memory::reach`].
+    /// Implements [`Memory::reach`] on the arena's words.
     #[inline(always)]
     pub fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let geometry = self.geometry();
@@ -255,7 +255,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(Segment::unpack(word))
     }
 
-    /// The buffer that begins exactly at `at`, with its region, if there is one.
+    /// Returns the buffer that begins exactly at `at`, with its region; `None` if no buffer begins there.
     pub fn buffer_at(&self, at: u64) -> Result<Option<(u32, Buffer)>, M::Wait> {
         let Some(index) = self.geometry().segment_of(at) else { return Ok(None) };
         let segment = self.segment_owner(index)?;

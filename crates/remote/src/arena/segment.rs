@@ -12,13 +12,13 @@ const NEXT_OFFSET: u64 = 16;
 /// Use of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Owned by no region.
+    /// The segment belongs to no region.
     Free,
     /// Owned by a region, but not yet assigned to a class.
     Granted,
-    /// Part of a table.
+    /// The segment is part of a table.
     Table,
-    /// Buffers of the class with this number.
+    /// The segment holds buffers of the class with this number.
     Buffers(u8),
 }
 
@@ -26,7 +26,7 @@ const FREE: u8 = 0xfd;
 const GRANTED: u8 = 0xfe;
 const TABLE: u8 = 0xff;
 
-/// The word of an entry.
+/// A segment's entry in the segment table, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Region that owns the segment; 0 if none.
@@ -38,7 +38,7 @@ pub struct Segment {
     /// Number of buffers that have ever been taken.
     pub used: u32,
     pub(crate) taker: u32,
-    /// Grows with every change.
+    /// Number of changes of the entry.
     pub(crate) count: u32,
 }
 
@@ -107,7 +107,7 @@ impl Segment {
 }
 
 impl<M: Memory> Arena<'_, M> {
-    /// The entry of segment `index`.
+    /// Returns the entry of segment `index`.
     pub fn segment(&self, index: u32) -> Result<Segment, M::Wait> {
         let word = self.memory.load(self.geometry().segment_entry_at(index), Width::W16)?;
         Ok(Segment::unpack(word))

@@ -38,21 +38,21 @@ pub struct SessionId {
 /// A session's counters for the node's metrics, in the order of their storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Chains run.
+    /// Number of chains that ran.
     pub chains: u64,
-    /// Ops in those chains.
+    /// Number of ops in those chains.
     pub ops: u64,
     /// Bytes of the chains in wire form.
     pub bytes_in: u64,
     /// Bytes of the replies in wire form.
     pub bytes_out: u64,
-    /// Requested CAS and FETCH-ADD ops.
+    /// Number of CAS and FETCH-ADD ops that were requested.
     pub atomics: u64,
-    /// Chains that failed with NOT READY.
+    /// Number of chains that returned NOT READY.
     pub not_ready: u64,
-    /// Ops refused: ACCESS or INVALID.
+    /// Number of ops that were refused with ACCESS or INVALID.
     pub refused: u64,
-    /// Buffers retired.
+    /// Number of buffers retired.
     pub retired: u64,
 }
 
@@ -184,7 +184,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(self.memory.load(turn_at(slot), Width::W8)? as u64)
     }
 
-    /// A session's counters.
+    /// Returns the counters of the session in this slot.
     pub fn counters(&self, slot: u32) -> Result<Counters, M::Wait> {
         let mut bytes = [0; Counters::SIZE];
         self.memory.read(counters_at(slot), &mut bytes)?;

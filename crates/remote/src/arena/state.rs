@@ -41,7 +41,7 @@ impl Stage {
 pub mod owner {
     /// No owner: a scan saw that the buffer is reachable, so it belongs to the store's structure.
     pub const NONE: u32 = 0;
-    /// The node itself.
+    /// Owner of buffers that the node itself holds.
     pub const NODE: u32 = u32::MAX;
     /// The store's service, which runs on the node's CPU: the buffer is reachable, or is about to be. No scan suspects
     /// it while the node lives. After the node's death, such a buffer that is unreachable was part of an unfinished

@@ -11,7 +11,7 @@ use farside_remote::op::{self, ListId, Mode};
 use farside_remote::wire::{CHAIN_BYTES_MAX, OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{Addr, ChainBuf, ChainView, Key, Reply};
 
-/// Chains such as systems build.
+/// Returns chains of the kinds that systems build.
 fn chains() -> Vec<Vec<u8>> {
     let mut buffer = ChainBuf::new();
     let mut all = Vec::new();

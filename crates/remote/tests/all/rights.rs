@@ -14,14 +14,14 @@ use zerocopy::little_endian::U64;
 
 const OWNER: u32 = 5;
 const BY: By = By::itself(SessionId { slot: 1, number: OWNER });
-/// Buffers of 128 bytes.
+/// Number of the class whose buffers have 128 bytes.
 const CLASS: u8 = 4;
 const BUFFER: u64 = 128;
 
 /// A node with two regions: tables of region 1 in segments 0, 1 and 3, of region 2 in segment 2; buffers of both.
 struct Node {
     memory: Bytes,
-    /// Two adjacent buffers.
+    /// Addresses of two adjacent buffers.
     mine: [u64; 2],
     other: u64,
 }

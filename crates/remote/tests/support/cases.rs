@@ -316,7 +316,7 @@ impl Comparison {
     }
 }
 
-/// First buffer on the retired list.
+/// Returns the first buffer on the retired list.
 fn retired_head(memory: &Bytes) -> u64 {
     let word = memory.peek(counters_at(BY.retires.slot) - 64, 8);
     u64::from_le_bytes(word.try_into().expect("eight bytes")) & ((1 << 48) - 1)
@@ -469,7 +469,7 @@ fn add<'a, T: ?Sized>(spec: &OpSpec, op: Op<'a, T>, chain: &mut Chain<'a>) {
     let _ = if spec.conditional { chain.then(op) } else { chain.also(op) };
 }
 
-/// Place of an op's second address.
+/// Where an op's second address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Second {
     None,
@@ -499,7 +499,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// All legal shapes.
+    /// Returns all legal shapes of ops.
     pub(crate) fn all() -> Vec<Shape> {
         const BOTH: [bool; 2] = [false, true];
         let plain = Shape {
@@ -562,7 +562,7 @@ fn mostly_aligned(random: &mut Draws, at: u64, width: usize) -> u64 {
 const LENGTHS: [u32; 15] = [0, 1, 7, 8, 15, 16, 17, 48, 64, 100, 512, 513, 1000, 1500, 4096];
 
 impl Comparison {
-    /// Draws a key: mostly the correct one.
+    /// Draws a key, which is the correct one in most cases.
     pub(crate) fn draw_key(&self, random: &mut Draws) -> (u32, u64) {
         if !random.once_in(12) {
             return (MINE, secret(MINE));

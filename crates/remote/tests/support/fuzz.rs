@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Run time of one target.
+/// Returns the time for which one target runs.
 pub(crate) fn budget() -> Duration {
     let seconds = std::env::var("FARSIDE_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     seconds.map_or(Duration::from_millis(500), Duration::from_secs)
@@ -46,15 +46,15 @@ impl Drop for Executions {
 pub(crate) enum Change {
     /// Sets a byte.
     Set(u16, u8),
-    /// Flips one bit.
+    /// Flips one bit: the bit's byte and its position in the byte.
     Flip(u16, u8),
     /// Writes one of the [`EDGES`].
     Edge(u16, u8),
-    /// Truncates at the offset.
+    /// Truncates the input at this offset.
     Cut(u16),
-    /// Inserts zeros.
+    /// Inserts zeros: the offset, and the number of zeros.
     Grow(u16, u8),
-    /// Copies bytes within the input.
+    /// Copies bytes within the input: the source offset, the target offset, and the number of bytes.
     Copy(u16, u16, u8),
     /// Removes bytes.
     Remove(u16, u8),

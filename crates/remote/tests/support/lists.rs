@@ -35,7 +35,7 @@ pub(crate) enum Fate {
     Stops(u64),
 }
 
-/// The process is dead.
+/// Error: the process of the client is dead.
 #[derive(Debug)]
 pub(crate) struct Died;
 
@@ -45,7 +45,7 @@ struct Shared {
     /// A scheduling point: the scheduler may switch whenever this is accessed.
     steps: shuttle::sync::atomic::AtomicU64,
     others_are_done: (Mutex<bool>, Condvar),
-    /// Owner of each held buffer.
+    /// Owner of each buffer that a client holds, by address.
     held: std::sync::Mutex<BTreeMap<u64, u32>>,
     /// Number of schedules in which the first client met its fate.
     struck: Arc<AtomicU64>,

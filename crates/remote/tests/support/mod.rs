@@ -33,13 +33,13 @@ struct Inner {
     touched: BTreeSet<u64>,
     /// Number of words that may still be loaded.
     words_left: u64,
-    /// Rights of the regions' keys.
+    /// Rights that the keys of the regions grant.
     rights: Rights,
     wide: bool,
 }
 
 impl Bytes {
-    /// A memory of `size` zeros.
+    /// Creates a memory of `size` zero bytes.
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
@@ -149,12 +149,12 @@ impl Memory for Bytes {
     }
 }
 
-/// The secret of a test's region.
+/// Returns the secret of a test's region.
 pub(crate) const fn secret(region: u32) -> u64 {
     0x5ec2_e700_0000_0000 + region as u64
 }
 
-/// The key of a test's region.
+/// Returns the key of a test's region.
 pub(crate) const fn key(region: u32) -> Key {
     Key::new(region, secret(region))
 }

@@ -41,7 +41,7 @@ pub(crate) enum Right {
 impl Right {
     pub(crate) const ALL: [Right; 4] = [Right::Read, Right::Write, Right::Atomic, Right::Allocate];
 
-    /// All sets of rights.
+    /// Returns all sets of rights.
     pub(crate) fn sets() -> Vec<Vec<Right>> {
         let set =
             |bits: u32| (0..4).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Right::ALL[bit as usize]);
@@ -58,7 +58,7 @@ pub(crate) struct OpSpec {
     pub(crate) bounded: bool,
     /// Address of the target, or of the pointer to it; for ALLOCATE the list.
     pub(crate) at: u64,
-    /// Length of a READ, or of a WRITE with a source; otherwise `data` has its own length.
+    /// Length of a READ, or of a WRITE with a source. Other ops use the length of `data`.
     pub(crate) len: u32,
     /// Data of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend; the addresses of a RETIRE.
     pub(crate) data: Vec<u8>,
@@ -104,7 +104,7 @@ pub(crate) enum Why {
     Unlinked,
     /// A reclaiming CAS did not swap, and the chain had allocated the buffer.
     Unpublished,
-    /// A RETIRE named the buffer.
+    /// A RETIRE op named the buffer.
     Listed,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Model {
 #[derive(Clone, Default)]
 pub(crate) struct Book {
     pub(crate) secrets: BTreeMap<u32, u64>,
-    /// Rights of the keys.
+    /// Rights that the keys grant.
     pub(crate) rights: Vec<Right>,
     /// Whether the regions have words of 24 and 32 bytes.
     pub(crate) wide: bool,

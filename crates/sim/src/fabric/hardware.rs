@@ -42,7 +42,7 @@ pub struct ServiceWork {
 }
 
 impl ServiceWork {
-    /// No cost.
+    /// Work of a service that costs nothing.
     pub const NONE: ServiceWork = ServiceWork { accesses: 0, checksummed: |_| 0 };
 }
 
@@ -66,14 +66,14 @@ pub struct Setup {
     pub testbed: Testbed,
     /// Parameters of the hardware.
     pub inputs: Inputs,
-    /// Cost of calls.
+    /// Work that calls cause at the node.
     pub service: ServiceWork,
-    /// How clients return unreachable buffers.
+    /// Way in which clients return unreachable buffers to the node.
     pub buffer_return: BufferReturn,
 }
 
 impl Setup {
-    /// A setup without services.
+    /// Creates a setup whose services cost nothing.
     pub fn new(platform: Platform, testbed: Testbed) -> Setup {
         Setup {
             platform,
@@ -96,11 +96,11 @@ impl Setup {
 /// Traffic on the node's link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Requests, each with its response.
+    /// Number of requests that were sent and answered.
     pub round_trips: u64,
-    /// Bytes to the node, including packet overhead.
+    /// Bytes sent to the node, including packet overhead.
     pub bytes_in: u64,
-    /// Bytes from the node, including packet overhead.
+    /// Bytes sent by the node, including packet overhead.
     pub bytes_out: u64,
 }
 
@@ -189,12 +189,12 @@ impl Machine {
         })
     }
 
-    /// Traffic on the node's link so far.
+    /// Returns the traffic on the node's link since the machine's start.
     pub fn traffic(&self) -> Traffic {
         self.traffic.get()
     }
 
-    /// Configuration of the model.
+    /// Returns the configuration of the model.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }
@@ -297,7 +297,7 @@ pub struct Client {
     machine: Rc<Machine>,
     sender: Rc<Sender>,
     number: u32,
-    /// Buffers to return with the next request.
+    /// Buffers that the next request returns to the node.
     retired: RefCell<Vec<(Key, Addr)>>,
     /// Number of retired buffers that this client has not reported yet; used with [`BufferReturn::ByReport`].
     unreported: Cell<u64>,

@@ -48,9 +48,9 @@ pub struct Endpoint {
     is_reliable: bool,
     clock: ProcessClock,
     state: RefCell<State>,
-    /// Rung when the session's state has changed.
+    /// Bell that rings when the session's state has changed.
     changed: Bell,
-    /// Rung when there is a request to send.
+    /// Bell that rings when there is a request to send.
     asked: Bell,
 }
 

@@ -108,7 +108,8 @@ fn spoil(random: &Random, rows: &mut [Row]) {
     rows.iter_mut().filter(|row| row.1 == NEVER).for_each(|row| row.3 = Outcome::Unknown);
 }
 
-/// Finds every wrong history of an unbounded queue without unknown fates, most of the others, and no correct one.
+/// The checker finds every wrong history of an unbounded queue without unknown fates, most other wrong histories, and
+/// no correct one.
 #[test]
 fn a_history_is_wrong_only_if_no_order_explains_it() {
     let random = Random::new(7);

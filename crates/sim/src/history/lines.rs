@@ -59,9 +59,9 @@ pub type Fault = (String, &'static str);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Call of an operation.
+    /// An operation is called.
     Invoke,
-    /// Return of an operation.
+    /// An operation returns.
     Ok,
     /// Return of an operation that was not carried out.
     Fail,
@@ -150,7 +150,7 @@ fn return_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> 
 /// Error of a line that is not part of a history.
 #[derive(Debug)]
 pub struct LineError {
-    /// Line number, counted from 1.
+    /// Number of the line, counted from 1.
     pub line: u64,
     what: String,
     remedy: &'static str,

@@ -14,7 +14,7 @@ pub type Operation = super::Operation<Ask>;
 /// Operation on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
-    /// Appends this value.
+    /// Appends this value to the queue.
     Put(Value),
     /// Removes the first value.
     Take,
@@ -84,9 +84,9 @@ fn record((kind, value): (u8, Option<Value>), out: &mut Vec<u8>) {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Function {
-    /// [`Ask::Put`]
+    /// Call or return of an [`Ask::Put`].
     Enqueue,
-    /// [`Ask::Take`]
+    /// Call or return of an [`Ask::Take`].
     Dequeue,
 }
 

@@ -15,7 +15,7 @@ pub type Operation = super::Operation<Ask>;
 pub struct Value {
     /// Tag that identifies the value.
     pub tag: u64,
-    /// Length in bytes.
+    /// Length of the value in bytes.
     pub len: u32,
 }
 
@@ -31,13 +31,13 @@ pub enum Ask {
     Get,
     /// Stores this value, whether or not the key has one.
     Put(Value),
-    /// Deletes the value.
+    /// Deletes the key's value.
     Delete,
     /// Stores this value if the key has none.
     PutIfAbsent(Value),
     /// Stores this value if the key still has the expected version.
     CompareAndPut {
-        /// Version returned by an earlier operation.
+        /// Version that an earlier operation returned.
         expected: Version,
         /// Value to store.
         value: Value,
@@ -174,15 +174,15 @@ impl fmt::Display for Outcome {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Function {
-    /// [`Ask::Get`]
+    /// Call or return of an [`Ask::Get`].
     Read,
-    /// [`Ask::Put`]
+    /// Call or return of an [`Ask::Put`].
     Write,
-    /// [`Ask::Delete`]
+    /// Call or return of an [`Ask::Delete`].
     Delete,
-    /// [`Ask::PutIfAbsent`]
+    /// Call or return of an [`Ask::PutIfAbsent`].
     WriteIfAbsent,
-    /// [`Ask::CompareAndPut`]
+    /// Call or return of an [`Ask::CompareAndPut`].
     Cas,
 }
 

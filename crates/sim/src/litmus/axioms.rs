@@ -27,11 +27,11 @@ use super::program::{Op, Start};
 /// Kind of a verb. The axioms distinguish only these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// READ.
+    /// A READ.
     Read,
-    /// WRITE.
+    /// A WRITE.
     Write,
-    /// CAS or FAA.
+    /// A CAS or an FAA.
     Atomic,
 }
 
@@ -46,7 +46,7 @@ impl Verb {
     }
 }
 
-/// Rule of the contract.
+/// Rule of the memory contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axiom {
     /// On one connection, all events of the first verb precede all events of the second, if it is posted later.
@@ -63,7 +63,7 @@ pub enum Axiom {
     HeldUntilDone(Start, &'static [Verb]),
 }
 
-/// An axiom and its source.
+/// An axiom that the contract promises, with its source.
 #[derive(Clone, Copy, Debug)]
 pub struct Promise {
     /// The axiom.
@@ -81,7 +81,7 @@ const fn always(axiom: Axiom, source: &'static str) -> Promise {
 /// InfiniBand Architecture Specification 1, the table of work request ordering.
 const TABLE: &str = "InfiniBand: ordering of operations on one queue pair";
 
-/// All promises of the contract.
+/// All axioms that the contract promises.
 pub const PROMISES: &[Promise] = &[
     always(Axiom::Before(Verb::Write, Verb::Write), TABLE),
     always(

@@ -38,11 +38,11 @@ struct Cell {
 
 /// Effect of an event. Cells and results are identified by their indices.
 enum Effect {
-    /// Copies cells to results.
+    /// Copies cells to results: pairs of a cell and the result that it goes to.
     Fetch(Vec<(usize, usize)>),
-    /// Stores values in cells.
+    /// Stores values in cells: pairs of a cell and its new value.
     Land(Vec<(usize, u64)>),
-    /// Copies an atomic's word to its result.
+    /// Copies the word of an atomic to the atomic's result.
     AtomicFetch { cell: usize, answer: usize },
     /// Stores an atomic's new value in its word.
     WriteBack { cell: usize, answer: usize },

@@ -42,21 +42,21 @@ pub struct Piece {
 pub enum Op {
     /// READ of words.
     Read {
-        /// The first word.
+        /// Index of the first word.
         at: usize,
         /// Number of words.
         words: usize,
     },
     /// WRITE of adjacent pieces.
     Write {
-        /// The first word.
+        /// Index of the first word.
         at: usize,
         /// The pieces to write.
         pieces: Vec<Piece>,
     },
     /// Compare-and-swap of a word.
     Cas {
-        /// The word.
+        /// Index of the word.
         at: usize,
         /// Expected value.
         compare: u64,
@@ -65,9 +65,9 @@ pub enum Op {
     },
     /// Fetch-and-add to a word.
     Faa {
-        /// The word.
+        /// Index of the word.
         at: usize,
-        /// Addend, wrapping.
+        /// Number to add. The addition wraps.
         add: u64,
     },
 }
@@ -104,16 +104,16 @@ impl Op {
 /// Time at which a verb is posted and may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Start {
-    /// Posted together with the previous verb.
+    /// The verb is posted together with the previous verb.
     #[default]
     AtOnce,
     /// Posted together with the previous verb, with `IBV_SEND_FENCE`.
     Fenced,
-    /// Posted after the previous verb has completed.
+    /// The verb is posted after the previous verb has completed.
     Waits,
 }
 
-/// Verb of an actor.
+/// One verb of an actor, and when it is posted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Step {
     /// When the verb is posted and may start.
@@ -153,12 +153,12 @@ impl fmt::Display for ProgramError {
 impl std::error::Error for ProgramError {}
 
 impl Program {
-    /// Name of the program's shape.
+    /// Returns the name of the program's shape.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The verbs of each actor.
+    /// Returns the verbs of each actor.
     pub fn actors(&self) -> &[Vec<Step>] {
         &self.actors
     }
@@ -229,6 +229,8 @@ fn letter(actor: usize) -> char {
 impl FromStr for Program {
     type Err = ProgramError;
 
+    /// Parses a program.
+    ///
     /// # Errors
     /// The text is not a program, or the program is too large to enumerate. The error shows the place.
     fn from_str(text: &str) -> Result<Program, ProgramError> {

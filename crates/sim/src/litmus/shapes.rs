@@ -35,7 +35,7 @@ pub fn programs() -> Vec<Program> {
     programs.all
 }
 
-/// Well-known shapes.
+/// Well-known programs: the name and the text of each.
 const NAMED: [(&str, &str); 48] = [
     ("message passing", "A: WRITE x=1; WRITE y=1 | B: READ y; wait READ x"),
     ("message passing, overlapped reads", "A: WRITE x=1; WRITE y=1 | B: READ y; READ x"),
@@ -145,7 +145,7 @@ fn two_and_two(programs: &mut Programs) {
     }
 }
 
-/// Two reads of one place.
+/// Adds programs in which an actor reads one place twice.
 fn coherence(programs: &mut Programs) {
     let writes = [
         "WRITE x=1; WRITE x=2",
@@ -194,7 +194,7 @@ fn atomics_and_writes(programs: &mut Programs) {
     }
 }
 
-/// Concurrent WRITEs and READs of several lines.
+/// Adds programs with concurrent WRITEs and READs of several lines.
 fn torn(programs: &mut Programs) {
     let writes = [
         "WRITE x-y=1",
@@ -240,7 +240,7 @@ fn locks(programs: &mut Programs) {
     }
 }
 
-/// Three actors.
+/// Adds programs with three actors.
 fn three(programs: &mut Programs) {
     for one in STARTS {
         for other in STARTS {
@@ -309,7 +309,7 @@ fn drawn(programs: &mut Programs) {
 #[derive(Default)]
 struct Programs {
     all: Vec<Program>,
-    /// Memory and sorted actors of all programs considered so far.
+    /// Programs considered so far: the memory and the sorted actors of each.
     seen: BTreeSet<(Vec<u64>, Vec<String>)>,
 }
 

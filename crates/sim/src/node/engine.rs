@@ -74,7 +74,7 @@ struct SessionHost {
     memory: Replay,
     /// The engine's own session, whose list takes retired buffers. The session is opened before any message arrives.
     session: Option<SessionId>,
-    /// Queued requests, in order.
+    /// Requests that wait to run, in order.
     work: VecDeque<Work>,
     /// Letters to the node, posted after all queued requests are done.
     letters: Vec<Letter>,

@@ -62,7 +62,7 @@ pub struct Pilaf<F> {
 
 /// Outcome of reading a slot.
 enum SlotRead {
-    /// The slot has the key's value.
+    /// The slot has the key, with this value.
     Value(Fetched),
     /// The slot belongs to another key, or its key was deleted.
     Other,
@@ -120,7 +120,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         KIND
     }
 
-    /// Two round trips per probe.
+    /// Takes two round trips for each slot that it probes.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
         for slot in self.table.probe(key) {
@@ -143,7 +143,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         Item { value, version }
     }
 
-    /// One call.
+    /// Takes one call.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         let request = Request { op: Op::Put, key, value };
@@ -159,7 +159,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         }
     }
 
-    /// One call.
+    /// Takes one call.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         let request = Request { op: Op::Delete, key, value: &[] };

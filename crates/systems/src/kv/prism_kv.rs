@@ -127,14 +127,14 @@ enum Installed {
     Yes,
     /// The slot did not hold the expected word, or the store's key has changed. Nothing was changed.
     No,
-    /// No buffer was free. Nothing was changed.
+    /// No buffer was free, and nothing was changed.
     NoBuffer,
 }
 
 /// An install: the slot and the word that the CAS expects in it.
 struct Swing<'a> {
     at: Addr,
-    /// Expected word of the slot. The CAS compares the whole word, or the tag alone.
+    /// Word that the slot is expected to have. The CAS compares the whole word, or only its tag.
     expected: &'a BoundedPtr,
     is_tag_alone: bool,
     /// Generation of the new item.
@@ -199,7 +199,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         KIND
     }
 
-    /// One round trip per probe.
+    /// Takes one round trip for each slot that it probes.
     #[inline]
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
@@ -243,7 +243,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         self.install_blindly(&item).await.map(drop)
     }
 
-    /// Two round trips.
+    /// Takes two round trips.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         self.waits = Waits::default();
@@ -765,7 +765,7 @@ enum Place {
     Found(Found),
     /// The key's path in this table was left. The key must be installed in another table.
     Left,
-    /// The key's slot is being moved.
+    /// The key's slot is frozen: a rebuild is moving it.
     Frozen,
     /// No slot: all slots on the path belong to other keys, or are reserved for keys that are being moved.
     Full,
@@ -775,11 +775,11 @@ enum Place {
 enum Probed {
     /// The slot never had a key.
     Empty(Found),
-    /// The key's own item.
+    /// The slot has an item of this key.
     Own(Found),
     /// The key's own item, which is being moved.
     Frozen,
-    /// Another key's item.
+    /// The slot has an item of another key.
     Other,
     /// The slot's key was moved to the next table.
     Moved,

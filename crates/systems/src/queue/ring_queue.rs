@@ -58,11 +58,11 @@ const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
 /// Slots of the largest ring.
 const SLOTS_MAX: u64 = 1 << 32;
 
-/// Scratch address of the slot's new word.
+/// Address in scratch of the slot's new word.
 const WORD: Addr = Addr::scratch(0);
 const BOUND_AND_ROUND: Addr = Addr::scratch(8);
 
-/// Broken variants.
+/// Broken variants of the queue, for tests.
 pub mod mutants {
     farside_remote::mutants! {
         /// A take ignores that another take removed the value first.
@@ -111,7 +111,7 @@ impl Ring {
         Addr::new(self.extent.at + SLOTS_OFFSET + ticket % self.slots * SLOT_SIZE)
     }
 
-    /// Round of a ticket, modulo 2^32.
+    /// Returns the round of a ticket, modulo 2^32.
     fn round(&self, ticket: u64) -> u32 {
         (ticket / self.slots) as u32
     }
@@ -128,11 +128,11 @@ fn table_len(slots: u64) -> Option<u64> {
 
 /// State of a slot relative to a ticket.
 enum SlotState {
-    /// The ticket's value is not yet put.
+    /// The value of the ticket was not yet put.
     Empty,
-    /// The slot holds the ticket's value.
+    /// The slot holds the value of the ticket.
     Filled,
-    /// The ticket's value has been taken.
+    /// The value of the ticket was taken.
     Passed,
     /// The slot still holds the value of the round before.
     Before,

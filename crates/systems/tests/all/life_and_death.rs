@@ -209,7 +209,7 @@ fn soak_200_clients_killed_at_any_moment_lose_nothing() {
 
 /// `FARSIDE_TEST_STRIKE=PLAN` runs a single strike, to replay a failure.
 const STRIKE: &str = "FARSIDE_TEST_STRIKE";
-/// `FARSIDE_TEST_SEED=N` selects other moments.
+/// Environment variable with a seed. Another seed selects other moments for the kills.
 const SEED_VARIABLE: &str = "FARSIDE_TEST_SEED";
 
 fn killed_at_accesses(strikes: usize) {

@@ -27,7 +27,7 @@ const NODE: NodeId = NodeId(0);
 /// Number of cancelled puts for each kind of put and each fabric. Five kinds and two fabrics make 10,000 in total.
 const DROPS: u64 = 1000;
 const KEYS: u64 = 16;
-/// Parts of a large value.
+/// Number of parts of a large value.
 const PARTS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

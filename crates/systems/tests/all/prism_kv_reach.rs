@@ -79,7 +79,7 @@ impl Store {
         bytes.len() as u32
     }
 
-    /// Addresses that the first four steps of a scan report, in order.
+    /// Returns, in order, the addresses that the first four steps of a scan report.
     fn found(&self) -> Vec<u64> {
         let spec = TableSpec { slots: 1 << 17, seed: 7, placement: Placement::Hashed, epoch: 1, floor: 0 };
         let extent =

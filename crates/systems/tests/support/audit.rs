@@ -19,9 +19,9 @@ pub(crate) struct Audit {
     pub(crate) states: BTreeMap<u64, State>,
     /// Addresses that the table reaches (items, tombstones and parts), with the number of references. It must be 1.
     pub(crate) reachable: BTreeMap<u64, u32>,
-    /// Generation of each key's slot.
+    /// Generation of the slot of each key.
     generations: BTreeMap<Vec<u8>, u32>,
-    /// Addresses on free lists.
+    /// Addresses of the buffers that are on free lists.
     listed: BTreeSet<u64>,
     /// Number of buffers that were ever taken, in all segments.
     used: u64,
@@ -34,11 +34,11 @@ pub(crate) enum Held {
     Nothing,
     /// Allocated, but not written; or a part of a value that no item lists.
     AllocatedOnly,
-    /// Allocated and written, but in no slot.
+    /// The buffer was allocated and written, but is in no slot.
     NotInstalled,
-    /// Replaced by another item, but not retired.
+    /// The buffer was replaced by another item, but not retired.
     NotRetired,
-    /// Retired, but on no list.
+    /// The buffer was retired, but is on no list.
     NotListed,
 }
 

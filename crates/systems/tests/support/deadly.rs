@@ -41,7 +41,7 @@ pub(crate) enum Access {
     RefillCurrent,
     RefillFinish,
     WriteItem,
-    /// The CAS that installs.
+    /// CAS that installs an item in a slot.
     SwingSlot,
     /// A buffer becomes RETIRED.
     RetireMark,
@@ -83,11 +83,11 @@ impl Access {
 /// A kill or stop at one access.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Strike {
-    /// Purpose of the access.
+    /// Purpose of the access at which the strike comes.
     pub(crate) access: Access,
     /// Number of earlier accesses with the same purpose.
     pub(crate) nth: u64,
-    /// Stop the process instead of killing it.
+    /// Whether the process is stopped instead of killed.
     pub(crate) stop: bool,
 }
 

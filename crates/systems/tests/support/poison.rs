@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const POISON: u8 = 0xdd;
 const KEYS: u32 = 8;
 
-/// Numbers of events in a run.
+/// Numbers of the events that a run has counted.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) poisoned: u64,

@@ -7,7 +7,7 @@
 use farside_remote::draws::Draws;
 use std::collections::BTreeMap;
 
-/// One operation.
+/// One operation of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Put {
@@ -45,7 +45,7 @@ pub(crate) const TOUR: [Op; 17] = [
     Op::Delete { key: 1 },
 ];
 
-/// Operation number `index` of an endless script.
+/// Returns operation number `index` of an endless script.
 pub(crate) fn endless(seed: u64, index: u64) -> Op {
     let random = mix(seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let key = (random >> 32) as u8 % KEYS;

@@ -118,7 +118,7 @@ impl Stepped {
         progress == Progress::Made
     }
 
-    /// Steps until there is nothing to do, even after the host's periodic work.
+    /// Runs steps until there is nothing to do, even after the host's periodic work.
     fn idle(&self) {
         for _ in 0..20 {
             self.poll_shared();
@@ -138,7 +138,7 @@ impl Stepped {
         }
     }
 
-    /// Steps until there is nothing to do.
+    /// Runs steps until there is nothing to do.
     fn settle(&self) {
         let mut steps = 0;
         while self.step() {

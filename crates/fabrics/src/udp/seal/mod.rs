@@ -256,12 +256,12 @@ impl Sealer {
     }
 }
 
-/// Why a datagram was not opened.
+/// Reason why a datagram was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unopened {
     /// It was not sealed with the current key, or was changed.
     Forged,
-    /// It was opened before, or is too old to tell.
+    /// The datagram was opened before, or is so old that this is not known.
     Replayed,
 }
 

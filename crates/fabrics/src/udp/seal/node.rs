@@ -50,7 +50,7 @@ pub struct Node {
 struct Connection {
     number: u32,
     peer: SocketAddr,
-    /// The client's random bytes, and the node's.
+    /// Random bytes of the client and of the node, in this order.
     random: [Random; 2],
     /// The lowest counter of a greeting that is not a replay.
     greetings: u64,
@@ -65,7 +65,7 @@ struct Connection {
 /// Outcome of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrived<'a> {
-    /// A datagram on this connection.
+    /// A datagram on the connection with this number, opened.
     Datagram(u32, &'a [u8]),
     /// A greeting with this nonce that must be refused, sealed or not.
     Outsider(u64, Outsider),

@@ -429,7 +429,7 @@ fn the_number_of_connections_is_limited() {
     assert!(node.overhead(all[1]).is_some());
 }
 
-/// CPU time per run, over many runs.
+/// Measures the CPU time of one run, as the mean of many.
 fn cpu(mut run: impl FnMut()) -> Duration {
     const TIMES: u32 = 20_000;
     let spent = || {

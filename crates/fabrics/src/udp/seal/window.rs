@@ -59,7 +59,7 @@ mod tests {
     use farside_remote::draws::Draws;
     use std::collections::BTreeSet;
 
-    /// The simplest possible implementation.
+    /// The simplest possible implementation, for comparison.
     #[derive(Default)]
     struct Plain {
         next: u64,

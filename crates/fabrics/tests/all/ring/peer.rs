@@ -62,7 +62,7 @@ pub(crate) fn scribble(ring: &Ring, seed: u64, threads: u64, mut others: impl Fn
     });
 }
 
-/// Publishes an impossible tail, and rings.
+/// Publishes a tail that no correct peer can reach, and rings the bell.
 pub(crate) fn claim_the_impossible(ring: &Ring) {
     ring.memory.word(Word::Tail(Side::Client)).store(u64::MAX - 15, Ordering::SeqCst);
     ring.bell();
@@ -105,7 +105,7 @@ impl Impostor {
         })
     }
 
-    /// Never responds.
+    /// Starts an impostor that never responds.
     pub(crate) fn silent() -> Impostor {
         Impostor::serving(|client| drop(raw_ring::receive(&client).map(|_| raw_ring::receive(&client))))
     }

@@ -91,7 +91,7 @@ fn hello(identity: u128, incarnation: u64, nonce: u64) -> Vec<u8> {
     hello_of(identity, incarnation, nonce, DATAGRAM)
 }
 
-/// A HELLO with this datagram limit.
+/// Returns a HELLO that announces this datagram limit.
 fn hello_of(identity: u128, incarnation: u64, nonce: u64, limit: usize) -> Vec<u8> {
     let mut body = identity.to_le_bytes().to_vec();
     for word in [incarnation, 0] {
@@ -137,7 +137,7 @@ impl Victim {
     fn runs(&self) -> u64 {
         self.server.counters().executed
     }
-    /// The queued responses, as datagrams.
+    /// Takes the queued responses, as datagrams.
     fn answers(&mut self) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
         while self.server.transmit(&mut self.out).is_some() {
@@ -406,7 +406,7 @@ fn a_peer_that_ignores_its_grants_uses_bounded_memory() {
     assert!(victim.server.sessions() <= 4 && victim.server.kept_bytes() < 600_000);
 }
 
-/// A nearly valid datagram.
+/// Returns a datagram in which few fields are invalid.
 fn nearly(rng: &mut Draws, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for _ in 0..rng.below(4) {

@@ -85,7 +85,7 @@ pub(crate) struct Runner {
     pub(crate) now: Duration,
     pub(crate) secrets: u64,
     pub(crate) opened: u64,
-    /// How sessions ended, in order.
+    /// Endings of sessions, in the order in which they occurred.
     pub(crate) closed: Vec<Ending>,
     pub(crate) refuse: Option<String>,
     pub(crate) features_seen: u64,

@@ -26,7 +26,7 @@ const COUNTED: u64 = 32;
 const MIXED: u64 = 64;
 const WRITTEN: u64 = 128;
 const PAIRED: u64 = 160;
-/// A pointer to `COUNTED`.
+/// Address of a pointer to `COUNTED`.
 const POINTER: u64 = 256;
 /// Start of the threads' private areas, 64 bytes each.
 const OWN: u64 = 4096;
@@ -34,13 +34,13 @@ const OWN: u64 = 4096;
 /// Outcome of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Words whose parts had different values.
+    /// Number of words whose parts had different values.
     pub(crate) torn: AtomicU64,
     /// Exchanges that another exchange or addition has overwritten.
     pub(crate) lost: AtomicU64,
-    /// Exchanges whose comparison failed.
+    /// Number of exchanges whose comparison failed.
     pub(crate) failed: AtomicU64,
-    /// Exchanges done.
+    /// Number of exchanges that swapped.
     pub(crate) swapped: AtomicU64,
 }
 

@@ -95,9 +95,9 @@ pub(in crate::cli) struct Comparison {
     pub(in crate::cli) skipped: Vec<String>,
     /// Cores of servers and clients, and the distance between them.
     pub(in crate::cli) cores: String,
-    /// Time of a cache line from one of these cores to the other, in nanoseconds.
+    /// Time that a cache line takes from one of these cores to the other, in nanoseconds.
     distance_ns: Option<Spread>,
-    /// Number of records that `redis-benchmark` requested.
+    /// Number of records that `redis-benchmark` requested; `None` if it did not run.
     benchmarked: Option<u64>,
 }
 
@@ -115,7 +115,7 @@ enum Rival {
 const VALUE_MAX: u32 = 60_000;
 /// Maximum number of records that `redis-benchmark` requests.
 const BENCHMARKED_MAX: u64 = 100_000;
-/// Maximum bytes of a rival's record besides its value.
+/// Maximum number of bytes that a rival stores for a record in addition to its value.
 const BESIDES_VALUE: u64 = 160;
 /// Maximum bytes of a rival without any record.
 const BESIDES_RECORDS: u64 = 128 << 20;
@@ -267,7 +267,7 @@ impl Compare {
         self.items.unwrap_or(2 * self.records)
     }
 
-    /// The plan of Farside's measurement.
+    /// Returns the plan by which Farside's own systems are measured.
     fn config(&self, workload: &Workload) -> SessionConfig {
         SessionConfig {
             fabric: Some(FabricArg::Shm),
@@ -299,7 +299,7 @@ fn our_table(items: u64) -> u64 {
     footprint.expect("--items is at most what the largest table holds").table_bytes
 }
 
-/// Rivals to measure.
+/// Rivals that were found, and those that are skipped.
 struct Found {
     redis: Option<std::path::PathBuf>,
     memcached: Option<std::path::PathBuf>,
@@ -322,7 +322,7 @@ struct Contenders {
     memcached: Option<Server>,
     #[cfg(feature = "lmdb")]
     lmdb: Option<compare::lmdb::Lmdb>,
-    /// `redis-benchmark`, and the number of records loaded for it.
+    /// Path of `redis-benchmark`, and the number of records loaded for it; `None` if it does not run.
     benchmark: Option<(std::path::PathBuf, u64)>,
 }
 
@@ -371,7 +371,7 @@ impl Compare {
         Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, skipped })
     }
 
-    /// Bytes of memory for a rival's records.
+    /// Returns the number of bytes of memory that a rival needs for the records.
     fn rival_bytes(&self) -> u64 {
         // An allocator with size classes leaves up to a quarter of each value's buffer unused.
         self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE) + BESIDES_RECORDS

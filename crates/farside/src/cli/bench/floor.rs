@@ -85,7 +85,7 @@ enum FloorFabric {
     Tcp,
 }
 
-/// Minimum bytes of a floor's record besides its value: slots, a header and a key.
+/// Minimum number of bytes of a floor's record in addition to its value: slots, a header and a key.
 const BESIDES_VALUE: u64 = 4 * 16 + 24;
 
 impl Floor {
@@ -207,7 +207,7 @@ impl EchoArgs {
         }
     }
 
-    /// The options as command-line arguments.
+    /// Returns the options as command-line arguments for the server.
     fn arguments(&self) -> Vec<String> {
         let numbers = [
             ("--records", self.records),
@@ -234,7 +234,7 @@ impl FloorFabric {
         }
     }
 
-    /// Medium of its messages; none if it sends none.
+    /// Medium that carries this floor's messages; `None` if the floor sends none.
     fn medium(self) -> Option<Medium> {
         match self {
             FloorFabric::Local | FloorFabric::Shm => None,
@@ -263,7 +263,7 @@ impl FloorServer {
     }
 }
 
-/// The server process of an echo.
+/// Server process of an echo, seen from its client.
 struct Server {
     child: Child,
     page_size: u64,

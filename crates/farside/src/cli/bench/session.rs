@@ -50,22 +50,22 @@ pub(in crate::cli) struct Session {
     pool: Pool,
     run: Run,
     load: Option<LoadReport>,
-    /// The store to drop, on a node that outlives this session.
+    /// Store that is dropped at the end, because the node outlives this session.
     temporary: Option<TemporaryStore>,
     /// The node's memory. It stays mapped between clients, so that pages are faulted in once, as in any program that
     /// stays connected.
     _memory: Option<Arc<Mapping>>,
     /// The node that this session started, shared with the sessions that were started together with it.
     node: Option<Arc<NodeProcess>>,
-    /// Counted once: the costs do not depend on the number of operations in flight.
+    /// Costs of single operations. Counted once, because they do not depend on the number of operations in flight.
     sampled: OnceLock<Sampled>,
 }
 
 /// Tasks per thread while the store is loaded.
 const LOADERS: u32 = 64;
-/// Operations whose round trips are counted.
+/// Number of operations whose round trips are counted.
 const COUNTED: u64 = 20_000;
-/// Maximum time of that count.
+/// Maximum time that counting their round trips may take.
 const COUNT_MAX: Duration = Duration::from_millis(500);
 
 impl Session {
@@ -520,7 +520,7 @@ impl Session {
     }
 }
 
-/// How latencies are divided into intervals, and where the intervals go.
+/// Log of latencies: how they are divided into intervals, and where the intervals are sent.
 #[derive(Clone)]
 struct Cut {
     since: Instant,
@@ -569,7 +569,8 @@ fn own_cpu() -> Duration {
     report::own_cpu_time().expect("Linux reports a process's own CPU time")
 }
 
-/// CPU time of the node; none if the node runs in this process or is gone, and then the report omits it.
+/// Returns the CPU time that the node has used. Returns `None`, and the report omits the time, if the node runs in this
+/// process or has exited.
 fn node_cpu(session: &Session) -> Option<Duration> {
     let pid = match (&session.node, session.pool.fabric()) {
         (Some(node), _) => node.pid(),

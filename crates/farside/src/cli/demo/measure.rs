@@ -31,7 +31,7 @@ pub(super) struct Results {
     pub(super) settings: Settings,
     pub(super) machine: Machine,
     pub(super) stopped: Stopped,
-    /// The floors; `shm`'s floor is also `local`'s.
+    /// Reports of the floors. The floor of `shm` is also that of `local`.
     pub(super) floors: Vec<FloorReport>,
     pub(super) runs: Vec<YcsbReport>,
     /// Comparison with rivals; empty if none is installed.
@@ -50,25 +50,26 @@ pub(super) struct Stopped {
     pub(super) fabric: String,
     pub(super) tasks: u32,
     pub(super) pid: i32,
-    /// End of each interval, in seconds since the start, and the values read a second in it.
+    /// For each interval: its end, in seconds since the start, and the number of values read per second in it.
     pub(super) intervals: Vec<(f64, f64)>,
     /// Time at which the node was stopped, in seconds since the start.
     pub(super) stopped_at_s: f64,
-    /// Time at which the node continued, in seconds since the start.
+    /// Time at which the node was continued, in seconds since the start.
     pub(super) continued_at_s: f64,
-    /// Values read a second before, during and after the stop.
+    /// Number of values read per second before, during and after the stop.
     pub(super) before_ops_per_s: f64,
     pub(super) while_ops_per_s: f64,
     pub(super) after_ops_per_s: f64,
 }
 
-/// Measured numbers of operations in flight.
+/// Numbers of operations in flight that are measured.
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
-/// Operations in flight of the mixed workload, and while the node is stopped.
+/// Number of operations in flight of the mixed workload, and of the reads while the node is stopped.
 pub(super) const MIDDLE: u32 = 16;
-/// Operations in flight for the floor of a fabric that sends messages. Only two, since each loads a new server.
+/// Numbers of operations in flight for the floor of a fabric that sends messages. There are only two, because each
+/// measurement loads a new server.
 pub(super) const ENDS: [u32; 2] = [1, 64];
-/// Intervals of each phase: before, during and after the stop.
+/// Number of intervals in each phase: before, during and after the stop.
 const INTERVALS: u32 = 20;
 /// Maximum warm-up of a client.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -190,7 +191,7 @@ impl Settings {
         }
     }
 
-    /// Stops the node's process while a client reads, and continues it.
+    /// Stops the node's process while a client reads, and continues the process later.
     fn stop_the_node(self, session: &Session) -> Result<Stopped, Failure> {
         note!("shm: the node's process is stopped while a client reads ...");
         let pid = session.node_pid().and_then(|pid| Pid::from_raw(pid as i32));

@@ -12,7 +12,7 @@ use farside_bench::report::{LatencyUs, YcsbReport};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Mark of a page of the demo, within its first [`MARKED_WITHIN`] bytes.
+/// Text that marks a page as made by the demo. It stands within the first [`MARKED_WITHIN`] bytes.
 pub(super) const MARK: &str = "<meta name=\"generator\" content=\"farside demo\">";
 pub(super) const MARKED_WITHIN: u64 = 512;
 
@@ -32,7 +32,7 @@ struct Cells {
     rows: Vec<Vec<String>>,
 }
 
-/// The page, as HTML.
+/// Renders the results as one HTML page.
 pub(super) fn page(results: &Results) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n{MARK}\n\
@@ -95,7 +95,7 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
-/// The setup of a group of reports, for people.
+/// Describes the setup that a group of reports has in common.
 pub(super) fn setup_of(group: &[CompareReport]) -> String {
     let first = group.first().expect("a group is not empty");
     let in_flight = match first.depth {
@@ -445,7 +445,7 @@ fn reads_of<'a>(results: &'a Results, fabric: &'a str) -> impl Iterator<Item = &
     results.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
 }
 
-/// A row for each run: its fabric, workload and tasks, then the cells of `reported`.
+/// Returns a table row for each run: its fabric, workload and tasks, then the cells that `reported` returns.
 fn run_rows(results: &Results, reported: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
     let which = |run: &YcsbReport| vec![run.fabric.clone(), run.workload.clone(), run.tasks.to_string()];
     results.runs.iter().map(|run| [which(run), reported(run)].concat()).collect()

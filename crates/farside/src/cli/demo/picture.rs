@@ -23,10 +23,10 @@ pub(super) struct Axis {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scale {
-    /// Linear, from 0.
+    /// Linear scale that starts at 0.
     Linear,
     Log,
-    /// Percentiles, spaced by the number of nines: [`nines`].
+    /// Scale of percentiles, spaced by their number of nines; see [`nines`].
     Percentiles,
 }
 

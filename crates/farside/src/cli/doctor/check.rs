@@ -8,11 +8,11 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
-    /// As it should be.
+    /// The machine needs no change.
     Ok,
-    /// Worth knowing, or unknown on this machine.
+    /// Information only, or the state is unknown on this machine.
     Note,
-    /// It works, but more slowly or less reliably than it could.
+    /// Farside works, but more slowly or less reliably than it could on this machine.
     Warn,
     /// A feature of this release does not work on this machine.
     Fail,
@@ -25,7 +25,7 @@ pub(super) struct Check {
     pub(super) verdict: Verdict,
     /// Subject of the check, for people.
     pub(super) what: &'static str,
-    /// The finding.
+    /// Finding of the check, in words.
     pub(super) found: String,
     /// Why the finding matters, in half a sentence.
     pub(super) why: Option<&'static str>,
@@ -36,7 +36,7 @@ pub(super) struct Check {
     pub(super) p50_us: Option<f64>,
 }
 
-/// Finding of a check for which the system provides no information.
+/// Text for a finding about which the system provides no information.
 const UNKNOWN: &str = "not known here";
 
 impl Check {

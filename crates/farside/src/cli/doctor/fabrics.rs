@@ -49,7 +49,8 @@ impl Fabric {
     }
 }
 
-/// Tries a fabric. `is_named` if the user named it: an unsupported fabric is then a failure instead of a note.
+/// Tries a fabric. If it is unsupported, that is a failure if the user named the fabric (`is_named`), and a note
+/// otherwise.
 pub(super) fn check(fabric: Fabric, is_named: bool) -> Check {
     let (id, what) = fabric.described();
     match fabric {
@@ -84,7 +85,7 @@ fn remedy(fabric: Fabric) -> &'static str {
     }
 }
 
-/// Latency of gets.
+/// Number and latency of the gets of one check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gets {
     pub(super) p50_us: f64,

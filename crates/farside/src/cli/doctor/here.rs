@@ -52,7 +52,7 @@ fn file(settings: &Result<Settings, String>) -> Check {
     }
 }
 
-/// Checks a file that a setting names. `read`: the result of reading it.
+/// Checks a file that a setting names. `read` is the result of reading the file.
 fn named(id: &'static str, what: &'static str, path: Option<String>, read: Result<(), String>) -> Check {
     match (path, read) {
         (_, Err(reason)) => Check::fail(id, what, reason).because("no node can be reached with it"),
@@ -71,7 +71,7 @@ fn variables(unknown: &[String]) -> Check {
     }
 }
 
-/// The file at the path of the default socket's folder.
+/// The folder of the default socket, as found on disk.
 #[derive(Clone, Copy)]
 struct Folder {
     is_dir: bool,

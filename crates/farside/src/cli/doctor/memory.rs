@@ -95,7 +95,7 @@ fn group(groups: &[Group]) -> Check {
         ))
 }
 
-/// Checks the reserved huge pages. `are_made`: whether the system forms huge pages without a reservation.
+/// Checks the reserved huge pages. `are_made` says whether the system forms huge pages without a reservation.
 fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.huge_pages", "huge pages");
     const NEEDED: u64 = GIB / HUGE;
@@ -120,8 +120,8 @@ fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> C
     }
 }
 
-/// Whether this setting gives huge pages to memory that asks for them with `madvise`, as a node does. It does so before
-/// Linux 6.1 too.
+/// Whether this setting gives huge pages to memory for which a process asks by `madvise`, as a node does. Kernels
+/// before Linux 6.1 honour the setting too.
 fn gives_pages(shmem_enabled: Option<&str>) -> bool {
     let chosen =
         shmem_enabled.and_then(|text| text.split_once('[')?.1.split_once(']')).map(|(chosen, _)| chosen);

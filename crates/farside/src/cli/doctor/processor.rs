@@ -37,7 +37,7 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// Returns `QUOTA PERIOD` of a control group of either version.
+/// Returns the CPU quota and its period (`QUOTA PERIOD`) of a control group of either version.
 fn quota_of(folder: &str) -> Option<String> {
     super::text(&format!("{folder}/cpu.max")).or_else(|| {
         let quota = super::text(&format!("{folder}/cpu.cfs_quota_us"))?;

@@ -132,7 +132,8 @@ fn no_address(url: &str) -> Check {
         .remedy("name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
 }
 
-/// Checks the file at a URL's path. `found`: whether it is a socket, and the id of its user. `own_uid`: this user's id.
+/// Checks the file at a URL's path. `found` says whether the file is a socket, and which user owns it. `own_uid` is the
+/// id of this process's user.
 fn socket(url: &str, path: &Path, found: Result<(bool, u32), ErrorKind>, own_uid: u32) -> Check {
     const ID: (&str, &str) = ("reach.socket", "socket");
     let place = path.display();
@@ -206,7 +207,7 @@ fn greeted(took: Duration, options: &Options) -> Check {
     Check::ok("reach.hello", "greeting", format!("a session was opened in {}{shown}", milliseconds(took)))
 }
 
-/// Finds the step at which the greeting failed. The remedy is in the error's own text.
+/// Finds the step at which the greeting failed. Adds no remedy, because the error's text has one.
 fn refused(error: &Error) -> Check {
     let reason = error.to_string();
     let (id, what) = match error {
@@ -232,7 +233,7 @@ fn refused(error: &Error) -> Check {
     }
 }
 
-/// Finds the step that a node's reason for a refusal belongs to, by its words.
+/// Finds, by the words of a node's refusal, the step that the refusal belongs to.
 fn step_of_refusal(reason: &str) -> (&'static str, &'static str) {
     let is_about = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     if is_about(&["of one release", "same release"]) {
@@ -255,8 +256,8 @@ fn release(info: &NodeInfo, ours: &str) -> Check {
     }
 }
 
-/// Checks whether a request arrives that fills several datagrams of the maximum size. The size on the way back is not
-/// checked: the node determines it itself.
+/// Checks whether a request of several full-size datagrams arrives. Responses are not checked, because the node itself
+/// chooses the size of their datagrams.
 fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
     const FULL: usize = 3;
     const REQUEST_MAX: usize = 60 << 10;
@@ -278,7 +279,7 @@ fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
 
 fn judged_datagrams(size: usize, at: SocketAddr, outcome: Result<(), String>) -> Check {
     const ID: (&str, &str) = ("reach.datagrams", "datagrams");
-    /// Size in bytes of the ICMP header, which ping adds to its payload.
+    /// Number of bytes by which ping's payload is smaller than its packet: the ICMP header.
     const PINGS_LESS: usize = 8;
     match outcome {
         Ok(()) => Check::ok(ID.0, ID.1, format!("of {size} bytes arrive")),

@@ -40,7 +40,7 @@ impl Capability {
         Capability::Perfmon,
     ];
 
-    /// Returns the capability's bit, and its name with its use.
+    /// Returns the capability's bit, and a text with its name and its use.
     fn described(self) -> (u32, &'static str) {
         match self {
             Capability::NetAdmin => (12, "CAP_NET_ADMIN (UDP buffers beyond the system's maximum)"),
@@ -105,7 +105,7 @@ fn privileges(status: Option<&str>) -> Check {
     }
 }
 
-/// Returns the soft and the hard value of a line of `/proc/PID/limits`. `u64::MAX` stands for "unlimited".
+/// Returns the soft and the hard limit in a line of `/proc/PID/limits`. An unlimited one is `u64::MAX`.
 fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
     let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut values = rest.split_whitespace().map(|value| match value {

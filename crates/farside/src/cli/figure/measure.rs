@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Measure {
     pub(super) figure: &'static Figure,
     pub(super) fabric: FabricArg,
-    /// Added network distance of the node; by default the figure's.
+    /// Network delay to add between client and node; the figure's default if `None`.
     pub(super) distance: Option<Distance>,
     /// Number of rounds; each system or op is measured once per round.
     pub(super) rounds: u32,
@@ -124,7 +124,7 @@ impl Measure {
     }
 }
 
-/// The delay layer's distance that adds the round trip of `distance`.
+/// Converts a distance of the papers into a setting of the delay layer that adds its round trip.
 fn layer(distance: Distance) -> delay::Distance {
     let one_way = Duration::from_nanos(distance.round_trip_ns()) / 2;
     delay::Distance { one_way, ..delay::Distance::default() }

@@ -47,12 +47,12 @@ pub(super) const RECORD_HEAD_SIZE: usize = size_of::<RecordHead>();
 pub(super) const COUNT_SIZE: usize = 8;
 const _: () = assert!(HEAD_SIZE == 16 && RECORD_HEAD_SIZE == 16);
 
-/// The part that follows a record's header.
+/// The entry that a record's header announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A key and a value, with their lengths in bytes.
+    /// A pair: the lengths of its key and its value in bytes, and their checksum.
     Pair { key_len: usize, value_len: usize, check: u64 },
-    /// The count, of [`COUNT_SIZE`] bytes.
+    /// The end of the file: the number of records follows, in [`COUNT_SIZE`] bytes.
     End { check: u64 },
 }
 

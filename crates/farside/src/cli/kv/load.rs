@@ -48,7 +48,7 @@ pub(super) struct Load {
 
 /// Number of concurrent tasks.
 const TASKS: usize = 16;
-/// Records that a task puts together: the most that one chain can store.
+/// Number of records that a task puts together: the most that one chain can store.
 const GROUP: usize = 16;
 /// Bytes of keys and values after which a window is full. A single record may be larger.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
@@ -193,16 +193,16 @@ fn open(path: &Path) -> Result<(File, Option<u64>), Failure> {
 /// Records that are put together.
 struct Window {
     pairs: Vec<Pair>,
-    /// Position of the record after them.
+    /// Position of the first record after the window.
     end: Position,
-    /// Reason why that record cannot be read.
+    /// Reason why the record after the window cannot be read, if it cannot.
     error: Option<RecordError>,
 }
 
 /// Divides the records of an input into windows.
 struct Windows<R> {
     records: Records<R>,
-    /// A record that ended the window before, because its key was already in it.
+    /// A record that ended the previous window, because that window already had its key.
     held: Option<Pair>,
 }
 
@@ -240,9 +240,9 @@ impl<R: Read> Windows<R> {
 
 /// The first record of a window that is not stored.
 struct Unstored {
-    /// Records of the window before it. They are stored.
+    /// Number of records that precede it in the window. All of them are stored.
     before: u64,
-    /// Records of the window after it. Each may or may not be stored.
+    /// Number of records that follow it in the window. Each of them may or may not be stored.
     unsure: u64,
     reason: String,
 }
@@ -337,7 +337,10 @@ impl Tasks {
         Ok(Tasks { endpoint, kvs })
     }
 
-    /// Stores all of `pairs`. After an error, each may or may not be stored.
+    /// Stores all of `pairs`.
+    ///
+    /// # Errors
+    /// A put failed. Each pair may or may not be stored.
     fn put_all(&mut self, pairs: &[Pair]) -> Result<(), ()> {
         let groups: Vec<_> = pairs.chunks(GROUP).collect();
         let (next, failed) = (Cell::new(0), Cell::new(false));

@@ -22,7 +22,7 @@ pub(super) enum Work {
     Dump,
 }
 
-/// Identity of a store. A new store of the same name has another one.
+/// Identity of a store. A new store of the same name has another identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     name: String,
@@ -43,13 +43,13 @@ pub(super) struct Progress {
     pub(super) work: Work,
     pub(super) format: Format,
     pub(super) store: Identity,
-    /// Bytes of the file that are done.
+    /// Number of bytes of the data file that are done.
     pub(super) offset: u64,
-    /// Records in those bytes.
+    /// Number of records in those bytes.
     pub(super) records: u64,
     /// CRC-64/NVME of those bytes.
     pub(super) crc64: u64,
-    /// For a dump that has started: epoch of the table, and the slot at which the rest begins.
+    /// For a dump that has started: the epoch of the table, and the first slot that is not yet dumped.
     pub(super) place: Option<(u64, u64)>,
 }
 

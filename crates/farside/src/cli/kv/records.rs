@@ -101,7 +101,8 @@ pub(super) struct Records<R> {
 }
 
 impl<R: Read> Records<R> {
-    /// Reads records from `input`, which the caller has read up to `at`; `None` if it has not been read.
+    /// Creates a reader of `input` that starts at position `at`, up to which the caller has read the input; `None` if
+    /// the caller has read nothing.
     pub(super) fn new(input: R, format: Format, at: Option<Position>) -> Records<R> {
         let input = BufReader::with_capacity(1 << 20, input);
         Records { input, format, at: at.unwrap_or_else(Position::start), record: Vec::new() }
@@ -361,8 +362,8 @@ mod tests {
         assert!(read(Format::Tsv, &whole).1.expect_err("it is binary").contains("--format binary"));
     }
 
-    /// The records read from a changed binary file are a prefix of those written. Reading it succeeds only if it is
-    /// unchanged.
+    /// Reading a changed binary file returns a prefix of the records that were written. Reading succeeds only if the
+    /// file is unchanged.
     #[test]
     fn fuzz_binary_files() {
         let executions = Executions::of("binary files of kv load");
@@ -379,7 +380,7 @@ mod tests {
         });
     }
 
-    /// Reading any bytes ends, in every format.
+    /// Reading a file of any bytes in any format comes to an end.
     #[test]
     fn fuzz_files_of_any_bytes() {
         let executions = Executions::of("files of any bytes");

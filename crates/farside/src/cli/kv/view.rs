@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Maximum samples in a sparkline.
 const PAST: usize = 60;
-/// Widths of a line's name and of its figure, in columns.
+/// Widths of the columns for a line's name and for its figure.
 const NAME_WIDTH: usize = 14;
 const FIGURE_WIDTH: usize = 14;
 
@@ -120,7 +120,7 @@ impl View {
         lines
     }
 
-    /// Returns the heading of the columns of [`line`].
+    /// Returns the heading for the lines that [`line`] formats.
     pub(super) fn heading(&self) -> String {
         COLUMNS.iter().map(|name| format!("{name:>11}")).collect::<Vec<_>>().join(" ")
     }
@@ -240,7 +240,7 @@ fn sparkline(past: &[f64]) -> String {
     past.iter().map(sign).collect()
 }
 
-/// Draws the parts of a whole, each with its sign. The remainder is blank.
+/// Draws the parts of a whole as a bar. Each part has its own sign, and the remainder is blank.
 fn bar(parts: &[(char, &str, u64)], whole: u64, width: usize) -> String {
     let (mut text, mut sum) = (String::from("["), 0u64);
     let mut drawn = 0;

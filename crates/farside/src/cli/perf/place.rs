@@ -46,7 +46,7 @@ impl Device {
     }
 }
 
-/// clap parser: a transport.
+/// Parses, for clap, a transport.
 pub(super) fn device(text: &str) -> Result<Device, String> {
     match text {
         "tcp" => Ok(Device::Tcp),
@@ -64,9 +64,9 @@ pub(super) struct Place {
     pub(super) store: String,
     /// Description of the node, for the report.
     pub(super) node: String,
-    /// The store to drop, on an existing node.
+    /// Store that this command created on an existing node, and drops at its end.
     _temporary: Option<TemporaryStore>,
-    /// The node that this command started.
+    /// Node that this command started, and stops at its end.
     _node: Option<NodeProcess>,
 }
 
@@ -158,7 +158,7 @@ pub(super) struct Server {
     pub(super) name: String,
     pub(super) bind: IpAddr,
     pub(super) port: u16,
-    /// The only transport to serve; none to serve both.
+    /// The only transport that is served; `None` if both are.
     pub(super) device: Option<Device>,
     pub(super) tokens: Option<PathBuf>,
     pub(super) insecure_udp: bool,
@@ -202,7 +202,7 @@ impl Server {
         Ok(())
     }
 
-    /// Command line for a client.
+    /// Returns a command line with which a client uses this server.
     fn hint(&self, listening: &[Listen]) -> String {
         let at = listening.iter().find_map(|listen| match listen {
             Listen::Tcp(at) => Some((*at, "")),

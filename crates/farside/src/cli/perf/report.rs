@@ -16,7 +16,7 @@ pub(super) struct Format {
     pub(super) json: bool,
 }
 
-/// Result of one size.
+/// Result of the test for one message size.
 pub(super) enum Row {
     Latency(Latency),
     Bandwidth(Bandwidth),
@@ -35,15 +35,15 @@ struct Info {
     fabric: &'static str,
     node: String,
     page_size: Option<u64>,
-    /// Requests in flight of a bandwidth test.
+    /// Number of requests in flight of a bandwidth test; `None` for a latency test.
     depth: Option<u32>,
     until: Until,
-    /// Time of one reading of the clock, in nanoseconds.
+    /// Time that one reading of the clock takes, in nanoseconds.
     clock_ns: f64,
 }
 
 impl Info {
-    /// The CPU that runs the request.
+    /// Names the CPU that runs the request.
     fn runs_on(&self) -> &'static str {
         match (self.fabric, self.request) {
             ("local", _) => "the client's CPU, in the node's process",
@@ -73,7 +73,7 @@ impl Report {
         Report { format, info, results: Vec::new() }
     }
 
-    /// Prints the result of one size; before the first, also the header.
+    /// Prints the result of one message size. Prints the header first, if this is the first result.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -222,7 +222,7 @@ impl Report {
     }
 }
 
-/// A number with its names.
+/// A number of a result, with its names in the output formats.
 struct Column {
     /// Name in the table.
     name: &'static str,
@@ -249,7 +249,8 @@ impl Column {
         Column::new(name, key, perftest, count.to_string(), count)
     }
 
-    /// Microseconds with three decimals: an op on mapped memory takes a fraction of a microsecond.
+    /// Returns a column of microseconds with three decimals, since an op on mapped memory takes a fraction of a
+    /// microsecond.
     fn us(name: &'static str, key: &'static str, perftest: &'static str, us: f64) -> Column {
         Column::new(name, key, perftest, format!("{us:.3}"), rounded(us, 3))
     }
@@ -271,7 +272,8 @@ fn unit(gbits: bool) -> &'static str {
     if gbits { "Gb/sec" } else { "MiB/sec" }
 }
 
-/// Time of one reading of the clock, in nanoseconds: the minimum of 20 means, to exclude interruptions.
+/// Measures the time that one reading of the clock takes, in nanoseconds: the minimum of 20 means, to exclude
+/// interruptions.
 fn clock_ns() -> f64 {
     const READINGS: u32 = 500;
     let rounds = (0..20).map(|_| {
@@ -282,7 +284,7 @@ fn clock_ns() -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// Checks that the file at `path` can be written; keeps its contents.
+/// Checks that the file at `path` can be written. Keeps the file's contents.
 ///
 /// # Errors
 /// The file cannot be written.

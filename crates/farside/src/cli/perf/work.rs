@@ -59,7 +59,7 @@ impl Request {
     }
 }
 
-/// Length of a measurement.
+/// When a measurement ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
     Iterations(u64),
@@ -121,7 +121,7 @@ pub(super) struct Bandwidth {
     pub(super) stretch: u64,
 }
 
-/// Requests of the warm-up.
+/// Number of requests in the warm-up.
 const WARM_UP: u64 = 1000;
 /// Maximum time of the warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(100);
@@ -183,10 +183,10 @@ impl Worker {
         self.tasks.iter_mut().try_for_each(|task| Ok(block_on(&endpoint, task.prepare(size))?))
     }
 
-    /// Checks that memory holds what the requests should have left.
+    /// Checks that the store's memory holds what the requests should have left there.
     ///
     /// # Errors
-    /// It holds something else.
+    /// The memory holds something else.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         let endpoint = Rc::clone(&self.endpoint);
         self.tasks.iter_mut().try_for_each(|task| Ok(block_on(&endpoint, task.check())?))
@@ -319,13 +319,13 @@ struct Task {
     raw: Raw<Rc<Endpoint>>,
     request: Request,
     number: u64,
-    /// Offset of the bytes that it reads and writes.
+    /// Offset of the bytes that the task reads and writes.
     at: u64,
-    /// Bytes that it writes, and expects to read.
+    /// Bytes that the task writes, and expects to read.
     bytes: Vec<u8>,
-    /// Expected value of its word.
+    /// Value that the task expects in its word.
     word: u128,
-    /// Expected value of its slot.
+    /// Pointer that the task expects in its slot.
     held: BoundedPtr,
 }
 

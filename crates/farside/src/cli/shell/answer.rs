@@ -68,7 +68,8 @@ impl Printer {
         }
     }
 
-    /// Reports an absent key. Scripts get a line for this too, so that there is one for every command.
+    /// Reports an absent key. A script gets a line for this as well, so that every command of the script has one line
+    /// of output.
     pub(super) fn absent(&self, key: &[u8], is_alone: bool) -> Done {
         match self.format {
             Format::Json => {
@@ -103,7 +104,7 @@ impl Printer {
         }
     }
 
-    /// Ends a listing of `count` keys. `more` if the store may hold others.
+    /// Ends a listing of `count` keys. `more` says whether the store may hold further keys.
     pub(super) fn listed(&self, count: u64, more: bool) -> Done {
         match self.format {
             Format::Json => self.result("", &[("count", count.into()), ("more", more.into())]),

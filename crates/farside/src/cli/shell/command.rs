@@ -16,7 +16,8 @@ pub(super) struct Description {
     build: fn(Vec<Vec<u8>>) -> Parsed,
 }
 
-/// Result of parsing a command's arguments. `None` if their number is wrong; an error has the reason and the remedy.
+/// Result of parsing a command's arguments. `None` if the number of arguments is wrong. An error contains the reason
+/// and the remedy.
 type Parsed = Option<Result<Command, String>>;
 
 /// A parsed command.

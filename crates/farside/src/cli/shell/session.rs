@@ -13,7 +13,7 @@ use farside_systems::system::Options;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// The fabric, in a layer that prints each request while tracing is on.
+/// The fabric, wrapped in a layer that prints each request while tracing is on.
 type TracedFabric = Rc<Trace<Rc<Endpoint>, Box<dyn Fn(&str)>>>;
 
 /// A client of a store.
@@ -24,7 +24,7 @@ pub(super) struct Session {
     pub(super) pool: Pool,
     store: String,
     opened: Option<Opened>,
-    /// Identity of the store that was opened last. A new store of the same name has another one.
+    /// Identity of the store that was opened last. A new store of the same name has another identity.
     last_opened: Option<Identity>,
     tracing: Rc<Cell<bool>>,
 }

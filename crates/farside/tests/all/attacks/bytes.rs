@@ -20,9 +20,10 @@ pub(crate) const CANCEL: u8 = 6;
 
 /// Bytes of a datagram's header.
 pub(crate) const HEADER: usize = 24;
-/// Datagram size that these peers request: the minimum, so that messages have many fragments.
+/// Maximum datagram size that these peers request. It is the smallest possible one, so that messages have many
+/// fragments.
 pub(crate) const DATAGRAM: usize = 1200;
-/// Bytes of a fragment in such datagrams.
+/// Bytes of a fragment in a datagram of that size.
 pub(crate) const CHUNK: usize = 1160;
 
 /// Writes the correct checksum into a datagram.
@@ -53,7 +54,7 @@ pub(crate) fn hello(identity: u128, incarnation: u64, nonce: u64, token: &[u8]) 
     datagram(HELLO, 0, nonce, &body)
 }
 
-/// One entry of a DATA datagram. Any field may lie.
+/// One entry of a DATA datagram. Any of its fields may be wrong.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
     pub(crate) kind: u8,
@@ -176,7 +177,8 @@ impl Op {
         self
     }
 
-    /// Adds a flag and its address operand, which precedes the payload: the output's destination or the data's source.
+    /// Adds a flag to the op, and the flag's address operand, which precedes the payload: the output's destination or
+    /// the data's source.
     pub(crate) fn by(mut self, flag: u8, address: u64) -> Op {
         self.flags |= flag;
         self.rest.splice(0..0, address.to_le_bytes());
@@ -184,7 +186,7 @@ impl Op {
     }
 }
 
-/// Fields of a chain's header that describe the chain.
+/// Header fields in which a chain describes itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Claims {
     pub(crate) bytes: u32,

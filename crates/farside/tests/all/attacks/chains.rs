@@ -31,7 +31,8 @@ struct Scene {
     other: Session,
     theirs: Store,
     their_buffer: u64,
-    /// Number of chains so far. Every 64 chains, the other session is kept alive.
+    /// Number of chains so far. After every 64 chains, the scene sends a request over the other session, so that the
+    /// node does not end it.
     beat: u64,
 }
 
@@ -77,7 +78,7 @@ impl Scene {
     }
 }
 
-/// Keys that a session with `key` was not given, in the same order for every session.
+/// Returns keys that no node gave to a session with `key`, in the same order for every session.
 fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
     let mut keys = vec![
         (0, 0),
@@ -100,7 +101,8 @@ fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
 }
 
 fn keys_of_other_sessions_open_nothing(carrier: &'static str) {
-    /// With 4 chains per key, fewer chains than after which the node ends a session that guesses.
+    /// Number of wrong keys that one session tries. With 4 chains per key, the session stays below the number of wrong
+    /// chains at which the node ends it.
     const KEYS_A_SESSION: usize = 3;
     let mut scene = Scene::new(carrier);
     let (own, first_key, theirs) = (scene.own, scene.store.key, scene.theirs.key);

@@ -20,8 +20,8 @@ const CROWD: usize = 10_000;
 /// An engine has at most 1024 rings, because each has memory of its own.
 const CROWD_OF_RINGS: usize = 1_000;
 
-/// Raises the limit of descriptors to the maximum until dropped, for this process and its children. Held by one test at
-/// a time, because two crowds exceed the maximum.
+/// A raised limit of descriptors, for this process and its children. Dropping the value restores the former limit. Only
+/// one test at a time holds it, because two crowds together exceed the maximum.
 pub(crate) struct Descriptors(Rlimit, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Descriptors {

@@ -46,7 +46,7 @@ impl Scene {
         chain(self.store.key, &[fetch_add(self.word, 1)])
     }
 
-    /// Asserts that such a chain ran `times` more times.
+    /// Asserts that chains made by [`Scene::counting`] ran `times` more times.
     #[track_caller]
     fn assert_has_run(&mut self, times: u64) {
         self.runs += times;

@@ -106,7 +106,7 @@ fn engine_by_hand(mut serve: impl FnMut(Ring) + Send + 'static) -> Impostor {
     Impostor { url: format!("ring:{}", path.display()), _folder: Some(folder) }
 }
 
-/// Roughly the maximum length of a datagram, in bytes. A ring's frames are shorter.
+/// Returns about the maximum length of a datagram, in bytes. Frames of a ring are shorter.
 fn longest(carrier: &str) -> usize {
     if carrier == "ring" { 24_000 } else { 60_000 }
 }
@@ -257,7 +257,7 @@ fn arbitrary_writes_to_a_rings_memory_are_an_error_in_time() {
     }
 }
 
-/// Publishes `published` bytes, whose frame claims a length of `len`.
+/// Publishes `published` bytes in the ring, with a frame whose header states the length `len`.
 fn lie(ring: &Ring, len: u32, published: u64) {
     ring.memory.of_ring(Side::Engine, ring.written.get()).store(len.into(), Ordering::SeqCst);
     ring.publish(ring.written.get() + published);

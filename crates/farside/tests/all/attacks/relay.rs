@@ -1,5 +1,5 @@
 //! A man in the middle between a client and its node, who sees every packet and may change, drop or replay it. If
-//! packets are sealed, the only effect is loss.
+//! packets are sealed, these attacks cause only loss.
 
 use crate::attacks::target::{SECRET, contains_secret};
 use crate::support::{Process, command, farside, run, until};
@@ -47,7 +47,7 @@ impl Sealed {
         self.folder.path().join("secret")
     }
 
-    /// The node's info.
+    /// Returns the node's information about itself.
     fn info(&self) -> serde_json::Value {
         let mut command = command();
         command.args(["info", "--json", "--pool", &format!("udp://{}", self.at), "--token-file"]);
@@ -60,7 +60,7 @@ impl Sealed {
     }
 }
 
-/// Directions.
+/// Directions of a packet.
 const TO_NODE: usize = 0;
 const TO_CLIENT: usize = 1;
 /// Offset of a sealed datagram's kind.

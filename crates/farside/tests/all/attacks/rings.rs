@@ -161,7 +161,7 @@ fn lengths_that_lie_end_only_their_session() {
     scene.assert_nothing_left();
 }
 
-/// Calls `run` while another thread writes two alternating values to a position of the client's ring. `run` gets a
+/// Calls `run` while another thread alternately writes two values to a position of the client's ring. `run` receives a
 /// function that sets the position and the values.
 fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2])) -> O) -> O {
     const NOWHERE: u64 = u64::MAX;
@@ -189,7 +189,7 @@ fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2]))
     })
 }
 
-/// Offset in a frame of the length and the address of its chain's only op. The test uses 32 bits of each.
+/// Offset in a frame of the length and the address in its chain's only op. The test uses 32 bits of each.
 const LEN_AND_ADDRESS: u64 = 4 + (HEADER + 16 + 24 + 4) as u64;
 
 #[test]

@@ -96,7 +96,7 @@ impl Target {
         until(&format!("{name} is {least} or more"), || self.count(name) >= least);
     }
 
-    /// Use of a store's memory.
+    /// Returns the store's statistics: how its memory is used.
     #[track_caller]
     pub(crate) fn stat(&self, store: &str) -> serde_json::Value {
         self.node.run(["kv", "stat", "--json", "--store", store]).done().json()
@@ -140,7 +140,7 @@ impl Target {
     }
 }
 
-/// Resources that a node holds at one time.
+/// Numbers of sessions and descriptors that a node holds at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     sessions: u64,
@@ -183,7 +183,7 @@ impl Witness {
     }
 }
 
-/// Whether bytes contain half of [`SECRET`], and so come from another tenant.
+/// Whether bytes contain half of [`SECRET`]. If so, they come from another tenant.
 pub(crate) fn contains_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len() / 2).any(|window| window == &SECRET[..8] || window == &SECRET[8..])
 }

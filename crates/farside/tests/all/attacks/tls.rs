@@ -12,7 +12,7 @@ fn address(url: &str) -> SocketAddr {
     url.split_once("://").expect("a url").1.parse().expect("an address")
 }
 
-/// A connection to the node's TLS port, for bytes made by hand.
+/// Opens a connection to the node's TLS port, for bytes made by hand.
 fn stream(target: &Target) -> TcpStream {
     let stream = TcpStream::connect_timeout(&address(target.url("tls")), PATIENCE).expect("the node listens");
     stream.set_write_timeout(Some(PATIENCE)).expect("a stream");

@@ -228,7 +228,7 @@ fn stop(process: &Process) {
     });
 }
 
-/// Runs `doctor --pool URL`, and asserts that it fails at this step with this finding.
+/// Runs `doctor --pool URL`, and asserts that the command fails at this step with this finding.
 #[track_caller]
 fn ends_at(url: &str, arguments: &[&str], step: &str, containing: &str, remedy: &str) {
     let ran = doctor(&[&["--json", "--pool", url], arguments].concat(), &[]);
@@ -239,7 +239,7 @@ fn ends_at(url: &str, arguments: &[&str], step: &str, containing: &str, remedy: 
     assert!(ran.err.contains(&format!("the node cannot be reached: {step}")), "{}", ran.err);
 }
 
-/// Runs `doctor --pool URL`, and asserts that it consists of these steps and that all succeed.
+/// Runs `doctor --pool URL`, and asserts that the command consists of these steps and that all succeed.
 #[track_caller]
 fn arrives(url: &str, arguments: &[&str], steps: &[&str]) {
     let ran = doctor(&[&["--json", "--pool", url], arguments].concat(), &[]).done();

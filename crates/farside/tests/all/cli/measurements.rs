@@ -70,7 +70,8 @@ fn bench_ycsb_stops_after_operations_and_repeats() {
     assert!(people.text().contains("ops/s is the median of 2 repeats, from "), "{}", people.text());
 }
 
-/// The schedule is kept, and waiting for the store counts: a latency of an open loop starts when its operation is due.
+/// The schedule is kept, and the time spent waiting for the store counts: in an open loop, an operation's latency
+/// starts when the operation is due.
 #[test]
 fn an_open_loop_keeps_its_schedule_and_counts_waiting_time() {
     // The tasks can do four times the target, so they catch up after other programs have delayed them.

@@ -5,7 +5,7 @@ use farside_sim::history::lines;
 use farside_sim::history::register::Ask;
 use std::io::BufReader;
 
-/// Text after `name` on the line that starts with it.
+/// Returns the text after `name` on the output line that starts with that name.
 #[track_caller]
 fn reported<'a>(ran: &'a Ran, name: &str) -> &'a str {
     let line = ran.text().lines().find_map(|line| line.strip_prefix(name));

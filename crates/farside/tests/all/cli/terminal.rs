@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Terminal {
     child: Child,
     keyboard: File,
-    /// The command's end of the terminal, for reading the modes that it leaves.
+    /// The command's end of the terminal. Tests read there the modes that the command leaves.
     end: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
 }

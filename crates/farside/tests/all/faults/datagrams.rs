@@ -102,7 +102,8 @@ fn operate(pool: &Pool, run: &Run, thread: u32, each: u64) -> Tally {
     drawn.take_tally()
 }
 
-/// Each task adds to its own word. An addition that ran twice, or not at all, shows in the next one's old value.
+/// Each task adds to its own word. If an addition ran twice, or not at all, the next one returns an old value that
+/// shows it.
 fn add(pool: &Pool, thread: u32, each: u64) {
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let words = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), WORDS)).expect("a store");

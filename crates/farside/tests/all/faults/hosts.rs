@@ -15,7 +15,7 @@ struct Hosts {
 
 /// Name of each client, and the third number of its link's addresses.
 const CLIENTS: [(&str, u8); 2] = [("a", 1), ("b", 2)];
-/// Bytes of a datagram that fits a frame of 1500 bytes, without IPv6 and UDP headers (48) and the seal (32).
+/// Size of a datagram for a frame of 1500 bytes: without the IPv6 and UDP headers (48 bytes) and the seal (32 bytes).
 const DATAGRAM: usize = 1500 - 48 - 32;
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -56,7 +56,7 @@ impl Hosts {
         inside
     }
 
-    /// Sets a client's link `up` or `down`.
+    /// Sets the state of a client's link: `up` or `down`.
     fn line(&self, client: &str, state: &str) {
         ip(&format!("-n {0}-node link set {0}{client}0 {state}", self.name))
             .unwrap_or_else(|error| panic!("{error}"));

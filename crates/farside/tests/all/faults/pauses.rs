@@ -33,8 +33,8 @@ fn a_stopped_client_learns_which_operations_ran_over_tcp() {
     assert!(no > 0, "{no} did not run, {yes} ran, {unknown} are unknown");
 }
 
-/// Stops a client for at least `least`, and until its session is over. Returns the number of last additions that were
-/// reported as not run, as run, and as unknown.
+/// Stops a client for at least `least`, and until its session is over. Returns how many of the tasks' last additions
+/// were reported as not run, as run, and as unknown.
 fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     let (node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
     let role = Role::Operate { url, base: 0, seconds: 60.0, loss, delay };

@@ -32,7 +32,7 @@ pub(crate) const TASKS: u32 = 24;
 pub(crate) enum Role {
     /// Adds and puts until the session is over, or `seconds` have passed. The worker's words and keys start at `base`.
     Operate { url: String, base: u32, seconds: f64, loss: f64, delay: f64 },
-    /// Opens clients, and uses them again once the file `go` exists.
+    /// Opens clients, leaves them idle, and uses them again once the file `go` exists.
     Idle { url: String, go: PathBuf },
 }
 
@@ -255,8 +255,8 @@ fn word(words: &Store, place: u32) -> Addr {
     Addr::new(words.table_at + 8 + 16 * u64::from(place))
 }
 
-/// Compares a worker's reported outcomes with the contents of the store, read over another session. Returns the number
-/// of last additions that were reported as not run, as run, and as unknown.
+/// Compares a worker's reported outcomes with the contents of the store, read over another session. Returns how many of
+/// the tasks' last additions were reported as not run, as run, and as unknown.
 #[track_caller]
 pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] {
     let endpoint = Rc::new(connect(url).endpoint_here().expect("a session"));
@@ -289,7 +289,7 @@ pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] 
     counts
 }
 
-/// Runs a client of each kind: both are idle for a long time, then both continue.
+/// Opens a client of each kind, leaves both idle for a long time, and then uses both.
 fn idle(url: &str, go: &Path) {
     let pool = connect(url);
     let mut local = farside::local::Client::open(&pool, "default").expect("a store").with_slot_cache(16);

@@ -65,7 +65,7 @@ fn invalid_greetings_are_refused_and_leave_nothing() {
     node.assert_well(before);
 }
 
-/// Runs a part in a process of its own. Everything that it leaves behind then belongs to a dead process.
+/// Runs a part in a process of its own, so that everything that the part leaves behind belongs to a dead process.
 fn played_by_another_process(part: &str, node: &Node) {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this test has a file"));
     child
@@ -144,7 +144,7 @@ fn says_more_than_a_frame(socket: &Path) {
     peer.bye();
 }
 
-/// The requests are many times the rings' capacity, from one thread and in one turn.
+/// The requests, from one thread and in one round, have many times the rings' capacity.
 #[test]
 fn concurrent_calls_of_maximum_length_all_get_a_response() {
     let node = Node::start();
@@ -257,7 +257,7 @@ fn a_thousand_silent_connections_leave_nothing() {
     node.assert_well(before);
 }
 
-/// No other client exists whose messages would wake the engine.
+/// The engine must notice the silence by itself, because no other client sends messages that would wake it.
 #[test]
 fn a_silent_ring_connection_is_closed_even_if_alone() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -73,7 +73,7 @@ fn an_invalid_greeting_is_an_error() {
     hangs_up.run(&["kv", "get", "k"]).refused("");
 }
 
-/// An anonymous file of `len` bytes, like a node's memory, that begins with the words `header`.
+/// Creates an anonymous file of `len` bytes that starts with the words `header`, like a node's memory.
 fn memory(len: u64, header: &[u64]) -> OwnedFd {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -175,7 +175,7 @@ fn a_silent_node_times_out_and_is_named() {
     }
 }
 
-/// Reaction of an impostor with a real node's memory to a request.
+/// What an impostor with a real node's memory does with a request.
 enum Lie {
     Answer(Vec<u8>),
     Silence,

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-shm","version":2}"#;
 /// Number of the node's own service.
 pub(crate) const NODE: u32 = 0;
-/// One-byte messages of the socket.
+/// Messages of one byte that travel over the socket.
 pub(crate) const LOOK: u8 = 0;
 pub(crate) const BYE: u8 = 2;
 pub(crate) const ANSWERED: u32 = 0;

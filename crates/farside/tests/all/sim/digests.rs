@@ -10,7 +10,7 @@ use farside_trial::judge::judge;
 
 const DIGESTS: &str = include_str!("digests.txt");
 
-/// Values that are equal in equal runs: the history's digest, the number of events, the virtual nanoseconds.
+/// Digest of the history, number of events, and virtual nanoseconds. Equal runs have equal traces.
 type Trace = (String, u64, u64);
 
 fn trace_here(run: &Run<'_>) -> Trace {

@@ -51,7 +51,7 @@ pub fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// Entry: the content of a slot.
+/// Content of a slot, called an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Entry {
@@ -67,7 +67,7 @@ pub struct Entry {
     pub crc_entry: U64,
 }
 
-/// The slot has an item.
+/// Flag of an entry: the slot has an item.
 pub const IN_USE: u32 = 1;
 /// The slot's item was deleted. Keys that collided with the deleted key may lie in the slots behind this one. Any key
 /// may take this slot.
@@ -159,7 +159,7 @@ pub struct Head {
     pub slot: U64,
     /// Entry that the last install writes.
     pub entry: Entry,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: U64,
     /// CRC of the preceding bytes.
     pub crc: U64,
@@ -192,11 +192,11 @@ pub struct ItemHeader {
     pub generation: U32,
     /// Bytes of the key.
     pub key_len: U16,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: U16,
     /// Bytes of the value.
     pub value_len: U32,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved_too: U32,
 }
 
@@ -249,9 +249,9 @@ impl<'a> ItemView<'a> {
 pub enum Op {
     /// Read the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`](super::ATTEMPTS_MAX) times.
     Get = 1,
-    /// Store a value for a key.
+    /// Stores a value for a key.
     Put = 2,
-    /// Delete a key.
+    /// Deletes a key.
     Delete = 3,
 }
 
@@ -360,7 +360,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Version of install number `installs`.
+/// Returns the version of the item that install number `installs` wrote.
 pub fn version_of(installs: u64) -> Version {
     Version((installs & GENERATION_MASK) as u32)
 }
@@ -381,7 +381,7 @@ pub fn table_len(slots: u64) -> Option<u64> {
 pub struct TableSpec {
     /// Number of slots: a power of two.
     pub slots: u64,
-    /// Seed of the hash.
+    /// Seed of the hash that places keys.
     pub seed: u64,
     /// Placement of keys.
     pub placement: Placement,

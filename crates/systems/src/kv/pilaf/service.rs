@@ -88,9 +88,9 @@ impl Entries {
 /// Result of a search for a key.
 #[derive(Default)]
 struct Found {
-    /// The key's slot, with its item.
+    /// The slot that has the key, with its item.
     at: Option<(u64, Located)>,
-    /// First slot without a key.
+    /// The first slot on the probe path that has no key.
     vacant: Option<u64>,
     /// A slot on the searched path is damaged. Its content is lost, so it counts as vacant.
     is_damaged: bool,

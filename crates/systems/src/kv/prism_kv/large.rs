@@ -141,7 +141,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 }
 
-/// Parts of a value: the list for the head, and the addresses alone.
+/// The parts of a large value: the list that goes into the head, and the addresses of the parts' buffers.
 pub(super) struct Parts {
     pub(super) list: Vec<Part>,
     pub(super) at: Vec<Addr>,

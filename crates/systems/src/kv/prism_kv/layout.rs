@@ -94,13 +94,13 @@ pub fn above(generation: u32, floor: u32) -> Option<u32> {
     (1..GENERATION_MASK / 2).contains(&by).then_some(by)
 }
 
-/// Kind of an item.
+/// Kind of an item: a value or a tombstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A key with its value.
+    /// The item has a key and its value.
     Value = 1,
-    /// A deleted key.
+    /// The item says that its key was deleted.
     Tombstone = 2,
     /// A key with the list of its value's parts.
     Large = 3,
@@ -142,13 +142,13 @@ pub struct ItemHeader {
     pub generation: U32,
     /// Bytes of the key.
     pub key_len: U16,
-    /// A [`Kind`].
+    /// Kind of the item, as a number: see [`Kind`].
     pub kind: u8,
-    /// [`UNCONDITIONAL`], or 0.
+    /// Flags of the item: [`UNCONDITIONAL`], or 0.
     pub flags: u8,
     /// Bytes of the value. For a LARGE item, bytes of all its parts together.
     pub value_len: U32,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: U32,
 }
 
@@ -164,7 +164,7 @@ pub struct Part {
     pub at: U64,
     /// Bytes of the part.
     pub len: U32,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: U32,
 }
 
@@ -276,7 +276,7 @@ pub fn table_len(slots: u64) -> Option<u64> {
 pub struct TableSpec {
     /// Number of slots: a power of two.
     pub slots: u64,
-    /// Seed of the hash.
+    /// Seed of the hash that places keys.
     pub seed: u64,
     /// Placement of keys.
     pub placement: Placement,

@@ -24,7 +24,7 @@ use farside_remote::service::{Rebuild, Service, Step};
 use farside_remote::{Memory, Width};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A store with more than one table.
+/// A store that has more than one table, because a rebuild moves its items.
 pub(super) struct Moving {
     /// The tables that are being left, oldest first, then the newest table.
     tables: Vec<Table>,
@@ -33,7 +33,7 @@ pub(super) struct Moving {
     round: u32,
     /// Number of keys that found no place in the current pass.
     without_place: u64,
-    /// Survey for a further table.
+    /// Survey that decides whether a further table is needed.
     survey: Option<Survey>,
 }
 

@@ -73,7 +73,7 @@ struct Watch {
     is_crowded: bool,
 }
 
-/// Slots that one step samples.
+/// Number of slots that one step samples.
 const WATCHED_PER_STEP: u64 = 64;
 /// Slots that are sampled before the load is judged.
 const WATCHED: u64 = 1024;

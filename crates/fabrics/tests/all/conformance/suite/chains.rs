@@ -27,7 +27,7 @@ pub(crate) struct Operands {
     bytes: Vec<u8>,
     words: Vec<U64>,
     wide: Vec<[U64; 2]>,
-    /// Addresses that are not of buffers.
+    /// Addresses at which no buffer starts.
     garbage: Vec<Addr>,
 }
 
@@ -53,7 +53,7 @@ impl Operands {
     }
 }
 
-/// The initial pointers of the table.
+/// Draws the initial pointers of the table.
 pub(crate) fn pointers(store: &Store, random: &mut Draws) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..POINTERS {

@@ -1,4 +1,4 @@
-//! The claims: what every fabric must do.
+//! The claims of the conformance suite: one function for each property of a fabric.
 
 use super::chains::{Operands, WORKED, build, pointers};
 use super::executors::{Executor, Task};

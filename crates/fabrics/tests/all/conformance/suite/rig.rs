@@ -123,7 +123,7 @@ pub(crate) trait Rig: Sync {
     }
 }
 
-/// The in-process fabric.
+/// The node of the in-process fabric.
 pub(crate) struct Local {
     host: Arc<Host>,
     busy: Arc<AtomicBool>,
@@ -212,7 +212,7 @@ pub(crate) trait Carrier: Sync + 'static {
 
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// UDP.
+/// Carrier over UDP sockets.
 pub(crate) struct Udp;
 
 impl Carrier for Udp {
@@ -228,7 +228,7 @@ impl Carrier for Udp {
     }
 }
 
-/// UDP with datagrams sealed by a token.
+/// Carrier over UDP, with datagrams sealed by a token.
 pub(crate) struct SealedUdp;
 
 impl Carrier for SealedUdp {
@@ -246,7 +246,7 @@ impl Carrier for SealedUdp {
     }
 }
 
-/// TCP.
+/// Carrier over TCP streams.
 pub(crate) struct Tcp;
 
 impl Carrier for Tcp {
@@ -262,7 +262,7 @@ impl Carrier for Tcp {
     }
 }
 
-/// TLS.
+/// Carrier over TLS streams.
 pub(crate) struct Tls;
 
 /// The certificate that nodes present and clients trust.
@@ -287,7 +287,7 @@ impl Carrier for Tls {
     }
 }
 
-/// Rings in shared memory.
+/// Carrier over rings in shared memory.
 pub(crate) struct Rings;
 
 impl Carrier for Rings {
@@ -339,7 +339,7 @@ impl<C: Carrier> Rig for Engine<C> {
     }
 }
 
-/// Another fabric with added latency.
+/// Another fabric, with latency added by the delay layer.
 pub(crate) struct Far<R>(R);
 
 impl<R: Rig> Rig for Far<R> {

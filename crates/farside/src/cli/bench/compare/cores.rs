@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The cores that this process may run on: the first is the server's, the last the client's.
 pub(super) struct Cores {
     all: Vec<usize>,
-    /// The affinity with which the process started.
+    /// Cores on which this process could run when it started.
     before: CpuSet,
 }
 
@@ -34,8 +34,8 @@ impl Cores {
         *self.all.first().expect("a process may run on at least one core")
     }
 
-    /// Cores of the client threads: the last core for one thread; for several, all but the server's, or all without a
-    /// server.
+    /// Returns the cores of the client threads: the last core for one thread. For several threads: all cores without a
+    /// server, else all but the server's.
     fn clients(&self, cores: Option<rows::Cores>, threads: u32) -> CpuSet {
         let last = &self.all[self.all.len() - 1..];
         let chosen = match cores {
@@ -72,9 +72,9 @@ impl Cores {
         Ok(())
     }
 
-    /// Time of a cache line from the server's core to the last client core, in nanoseconds: the minimum of a few
-    /// samples, which take about a millisecond together. None if there is only one core, or if other programs keep the
-    /// cores too busy to measure it.
+    /// Measures the time that a cache line takes from the server's core to the last client core, in nanoseconds: the
+    /// minimum of a few samples, which take about a millisecond together. Returns `None` if there is only one core, or
+    /// if other programs keep the cores too busy to measure it.
     pub(super) fn distance_ns(&self) -> Result<Option<f64>, Failure> {
         const SAMPLES: u32 = 8;
         const RETURNS: u32 = 200;
@@ -120,7 +120,7 @@ impl Cores {
         })
     }
 
-    /// The cores, for people.
+    /// Describes the cores in words.
     pub(super) fn description(&self) -> String {
         format!("server on CPU {}, client on CPU {}", self.server(), self.all[self.all.len() - 1])
     }
@@ -132,11 +132,11 @@ fn set(cores: &[usize]) -> CpuSet {
     set
 }
 
-/// A number alone in its cache line and in the line that is prefetched with it.
+/// A number that shares neither its cache line nor the line prefetched with it.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// The distances between the cores, for people.
+/// Describes in words the measured distances between the cores.
 pub(super) fn describe_distance(ns: &Spread) -> String {
     let Spread { median, min, max } = *ns;
     format!(

@@ -56,7 +56,8 @@ const WARM_UP: Duration = Duration::from_millis(30);
 const TRIAL: Duration = Duration::from_millis(50);
 /// Trials of each number of batches.
 const TRIALS: u32 = 3;
-/// Maximum number of retries of a turn without any completed operation; each is twice as long as the one before.
+/// Maximum number of times that a turn without a completed operation is repeated. Each repetition is twice as long as
+/// the one before.
 const PROLONGED_MAX: u32 = 10;
 /// Requests of `redis-benchmark` for each second of a turn, within the bounds below.
 const REQUESTS_PER_SECOND: f64 = 800_000.0;
@@ -106,7 +107,7 @@ impl Contender {
         versions
     }
 
-    /// Whether others are compared with this contender.
+    /// Whether other contenders' rates are divided by this contender's.
     fn is_measure(self) -> bool {
         matches!(self, Contender::Redis { .. } | Contender::Memcached)
     }
@@ -126,7 +127,7 @@ impl Lane {
         Lane { contender, way, shape: Shape { depth: way.depth, batches: 1 }, measured: Measured::default() }
     }
 
-    /// Number of batches that its operations are divided into, if this program divides them.
+    /// Number of batches into which this program divides the operations in flight; `None` if it does not divide them.
     pub(super) fn batches(&self) -> Option<u32> {
         self.contender.is_measure().then_some(self.shape.batches)
     }
@@ -201,9 +202,9 @@ impl TurnRunner<'_> {
         Ok(())
     }
 
-    /// Runs a turn, and repeats it with twice the length until at least one operation completes. On a busy machine
-    /// clients may wait for all of a short turn; its rate of 0 would say nothing about them, and no ratio could be
-    /// computed.
+    /// Runs a turn, and repeats it with twice the length until at least one operation completes. On a busy machine,
+    /// clients may wait for the whole of a short turn. Its rate of 0 would not describe the contender, and no ratio
+    /// could be computed.
     fn turn_with_work(&self, lane: &Lane, threads: &mut [Thread]) -> Result<Turn, Failure> {
         let mut length = self.length;
         for _ in 0..=PROLONGED_MAX {
@@ -421,7 +422,7 @@ impl TurnRunner<'_> {
     }
 }
 
-/// Discards the counts of the warm-up, signals its end, and returns the time.
+/// Discards the counts of the warm-up, signals that it has ended, and returns the current time.
 fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
     thread.end_warm_up();
     warm.send(()).unwrap_or(()); // The turn outlives its clients.

@@ -107,7 +107,7 @@ pub(super) fn print_notes(
     Ok(())
 }
 
-/// Sizes of the contenders' hash tables, for people.
+/// Describes the sizes of the contenders' hash tables.
 pub(super) fn table_sizes(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
     let mut text = format!(
@@ -133,7 +133,7 @@ fn is_among(reports: &[CompareReport], contender: &str) -> bool {
     reports.iter().any(|report| report.contender == contender)
 }
 
-/// Setups in which Farside is slower than the better rival, if there are any, for people.
+/// Describes the setups in which Farside is slower than the better rival, if there are any.
 fn slower(reports: &[CompareReport]) -> Option<String> {
     let ours = reports.iter().filter(|report| report.contender.starts_with("farside"));
     let behind = ours.filter_map(|report| {
@@ -157,7 +157,8 @@ fn slower(reports: &[CompareReport]) -> Option<String> {
         .then(|| format!("Farside is slower than the better of Redis and memcached: {}.", behind.join("; ")))
 }
 
-/// Rivals that are faster on their client's core than on another with one operation at a time, if any, for people.
+/// Describes the rivals that are faster on their client's core than on another, with one operation at a time, if there
+/// are any.
 fn better_on_one_core(reports: &[CompareReport]) -> Option<String> {
     let one_at_a_time = |name: &str, cores| {
         let found = reports.iter().filter(|report| report.depth == 1 && report.cores == Some(cores));

@@ -22,7 +22,7 @@ const START_MAX: Duration = Duration::from_secs(10);
 /// Attempts to start a server: another program may take a port that was free a moment ago.
 const TRIES: u32 = 5;
 
-/// Executes another program, which ends with the process that started this one.
+/// Hidden command that executes a rival's server and makes the system end that server when the starting process ends.
 #[derive(clap::Args)]
 pub(in crate::cli::bench) struct RivalServer {
     /// The program and its arguments
@@ -49,7 +49,7 @@ pub(super) fn command(program: &Path) -> Result<Command, Failure> {
 /// A rival's server.
 pub(super) struct Server {
     child: child::Server,
-    /// TCP address.
+    /// TCP address of the server.
     pub(super) address: Address,
     /// Unix socket, if the server has one.
     pub(super) socket: Option<Address>,
@@ -185,7 +185,7 @@ pub(super) fn memcached_table(items: u64) -> u64 {
     memcached_places(items) * PLACE_SIZE
 }
 
-/// Maximum time of `--version`.
+/// Maximum time that a program may take for `--version`.
 const VERSION_MAX: Duration = Duration::from_secs(5);
 
 /// Reads a program's release from the output of `--version`: `Redis server v=7.0.15 sha=...`, `memcached 1.6.18`.

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 /// Default warm-up of each thread.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Maximum number of operations that are counted one by one, to determine their costs.
+/// Maximum number of operations that one measurement of the costs counts.
 const COUNTED_MAX: u64 = COUNTED + Step::MAX;
-/// Default number of operations per timed operation.
+/// Default sampling rate: one in this many operations is timed.
 pub(in crate::cli) const SAMPLED: u64 = 64;
 
 /// Bytes of a key.
@@ -53,7 +53,7 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) target: Option<f64>,
     /// Maximum number of operations of a repeat.
     pub(in crate::cli) operations: Option<u64>,
-    /// Maximum seconds of a repeat; determines the memory for inserts.
+    /// Maximum duration of a repeat in seconds. It determines how much memory inserts may need.
     pub(in crate::cli) seconds: f64,
     pub(in crate::cli) warm_up: Duration,
     pub(in crate::cli) repeats: u32,
@@ -68,7 +68,7 @@ pub(in crate::cli) struct Log {
     pub(in crate::cli) every: Duration,
 }
 
-/// The phases of YCSB to run, and their store.
+/// Phases of YCSB that run, and the store that they use.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::cli) enum Phases {
     /// Both phases, on a store that exists only for the run.
@@ -157,12 +157,12 @@ impl SessionConfig {
         self.workload.records.saturating_add(self.inserts_max())
     }
 
-    /// Maximum number of records that the run inserts, including its sample and its warm-ups. If neither a target nor a
-    /// number of operations limits the run, the speed of the cores does.
+    /// Sampling rate: one in this many operations is timed.
     fn inserts_max(&self) -> u64 {
         /// Operations a second of one core; 1.5 times the rate that was seen with 5 % inserts.
         const OPS_PER_S_MAX: f64 = 6e6;
-        /// Maximum delay between the starts of two threads' measurements, in seconds; earlier threads run meanwhile.
+        /// Maximum delay, in seconds, between the starts of two threads' measurements. Threads that have started run
+        /// meanwhile.
         const LATE_S: f64 = 0.004;
         let share = self.workload.mix.share(Operation::Insert);
         if share == 0.0 {

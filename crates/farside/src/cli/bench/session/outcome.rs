@@ -1,4 +1,4 @@
-//! The outcome of a measurement: of one client, of all clients, of all repeats, and the report.
+//! Outcomes of a measurement: those of one client, of all clients and of all repeats, and the report made from them.
 
 use super::{Phases, Session};
 use farside_bench::driver::{ByKind, Tally};
@@ -63,7 +63,7 @@ impl Session {
     }
 }
 
-/// Report of each kind of operation.
+/// Returns the report of each kind of operation, by its name.
 fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
     let of = |(kind, name): (usize, &&str)| {
         let latencies = |of: &ByKind| of.of(kind).map(LatencyUs::from);
@@ -82,7 +82,7 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
 pub(super) struct Sampled {
     pub(super) costs: Costs,
     pub(super) operations: f64,
-    /// Probes per read.
+    /// Mean number of slots that a read probes.
     pub(super) probes: f64,
 }
 

@@ -1,4 +1,5 @@
-//! When the tasks of a measurement start their operations: in a closed loop, or by a schedule (an open loop).
+//! Starts the operations of a measurement's tasks: each after the previous one (a closed loop), or by a schedule (an
+//! open loop).
 //!
 //! Invariant: a schedule starts an operation when it is due, whether or not the previous one has ended. A slow store
 //! therefore cannot influence which latencies are sampled (coordinated omission).
@@ -14,14 +15,14 @@ pub(super) struct Start {
     pub(super) began: Instant,
     /// Number of tasks that are still warming up.
     pub(super) cold: Cell<u32>,
-    /// When the last of them finished.
+    /// Time at which the last of these tasks finished its warm-up.
     pub(super) warm: Cell<Option<Instant>>,
 }
 
-/// When a task starts its operations.
+/// Pace of a task's operations: a closed loop or a schedule.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// Operations a second of all tasks, which alternate; none for a closed loop.
+    /// Operations per second of all tasks together, which start them in turn; `None` for a closed loop.
     target: Option<f64>,
     /// Pause before each operation of a closed loop.
     idle: Option<Duration>,
@@ -36,8 +37,8 @@ impl Pace {
         Pace { target, idle, warm_up, tasks: threads * tasks }
     }
 
-    /// Body of a task: performs operations until the run is over. One task of each thread has `warmed_up`, times the
-    /// warm-up and calls it at its end.
+    /// Body of a task: performs operations until the run is over. One task of each thread is given `warmed_up`: it
+    /// times the thread's warm-up and calls the function at its end.
     pub(super) async fn task<C, W: Perform<C>>(
         self,
         run: &Run<W>,
@@ -71,8 +72,8 @@ impl Pace {
         }
     }
 
-    /// Like [`Pace::task`], by a schedule. The schedule restarts after the warm-up: operations that were late by then
-    /// are skipped.
+    /// Like [`Pace::task`], but starts operations by a schedule. The schedule restarts after the warm-up. It skips
+    /// operations that were late at that moment.
     #[allow(clippy::too_many_arguments, reason = "the arguments of `task`, and the rate")]
     async fn scheduled<C, W: Perform<C>>(
         self,
@@ -118,7 +119,7 @@ impl Pace {
 
 /// Returns at `due`, or earlier if `is_over`. Sleeps first, then polls the clock, to be exact.
 async fn until(due: Instant, is_over: impl Fn() -> bool) {
-    /// Maximum delay of a timer.
+    /// Maximum delay of the system's timer.
     const LATE: Duration = Duration::from_micros(300);
     /// Interval at which `is_over` is polled.
     const LOOK: Duration = Duration::from_millis(50);

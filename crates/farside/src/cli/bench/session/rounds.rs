@@ -26,7 +26,7 @@ pub(in crate::cli) struct Rounds<'s> {
     lanes: Vec<Lane<'s>>,
 }
 
-/// One session with its clients.
+/// One session with its clients, measured in turn with the others.
 struct Lane<'s> {
     session: &'s Session,
     drawn: Thread,

@@ -15,7 +15,7 @@ pub(in crate::cli) struct TemporaryStore(Arc<Held>);
 struct Held {
     pool: Pool,
     name: String,
-    /// Whether the store exists. Locked while the store is created or dropped.
+    /// Whether the store exists. The lock is held while the store is created or dropped.
     exists: Mutex<bool>,
 }
 
