@@ -3,17 +3,18 @@
 //! Below, a *round* polls each ready task of the core once (see [`crate::executor`], whose names call a round a turn).
 //!
 //! 1. A chain whose core has other tasks posts hints of the memory that it will touch, then yields to those tasks.
-//! 2. When the round ends, one tight pass prefetches the pointers that were posted during it. Only page walks that few
-//!    instructions separate overlap.
+//! 2. When the round ends, one tight pass prefetches the pointers that were posted during it. The pass is tight because
+//!    page walks overlap only if few instructions separate them.
 //! 3. A second pass prefetches the first line of each pointee.
-//! 4. In the next round the chains run. While one runs, the remaining lines of a slightly later one's memory are
-//!    prefetched, so that memory accesses overlap with execution.
+//! 4. In the next round the chains run. While a chain runs, the core prefetches the remaining lines for a chain that
+//!    runs slightly later, so that memory accesses overlap with execution.
 //!
-//! Three slower variants were measured with 16 tasks. Prefetching for each task when that task runs took 1.6 times as
-//! long, prefetching every line in the second pass 1.1 times, and prefetching all further lines in a third pass 1.2
-//! times.
+//! Three variants were measured with 16 tasks, and are slower:
+//! - Prefetching for each task when that task runs took 1.6 times as long.
+//! - Prefetching every line in the second pass took 1.1 times as long.
+//! - Prefetching all further lines in a third pass took 1.2 times as long.
 //!
-//! Invariant: a hint is an address and nothing more. It stays valid even if its chain no longer exists.
+//! Invariant: a hint contains only an address, so it stays valid even if its chain no longer exists.
 
 use crate::memory::{Mapping, Stretch};
 use farside_remote::ChainView;
@@ -22,16 +23,16 @@ use std::cell::RefCell;
 
 /// Maximum number of hints kept until the round ends. When there are more, the kept hints are prefetched at once.
 const HINTS_MAX: usize = 256;
-/// Prefetch distance: when a chain starts to run, the remaining lines of the stretches `LEAD` places after the chain's
-/// own are prefetched.
+/// Prefetch distance in stretches, of which each hint has one. When a chain starts to run, the remaining lines of the
+/// stretches `LEAD` places after the chain's own are prefetched.
 const LEAD: usize = 2;
 
-/// The memory that the chains of one endpoint are about to touch.
+/// Prefetcher of one endpoint: records the memory that the endpoint's chains are about to touch.
 pub(crate) struct Ahead {
     /// Hints of the chains that run in the next round, each with the region of its chain's key.
     posted: RefCell<Vec<(Hint, u32)>>,
-    /// Memory areas that the chains of this round will touch. The first cache line of each area was prefetched. The
-    /// other lines were prefetched only for the areas before `rest_from`.
+    /// Stretches of memory that the chains of this round will touch. The first line of each stretch was prefetched. The
+    /// remaining lines were prefetched only for the stretches before `rest_from`.
     coming: RefCell<Coming>,
 }
 
@@ -48,8 +49,8 @@ impl Ahead {
         }
     }
 
-    /// Queues the memory that the chain will touch, to be prefetched at the end of the round. Returns the number of
-    /// hints. The caller then yields to the other tasks, and passes that number to [`Ahead::proceed`].
+    /// Queues hints of the memory that the chain will touch, to be prefetched at the end of the round. Returns the
+    /// number of hints. The caller then yields to the other tasks, and passes that number to [`Ahead::proceed`].
     #[inline(always)]
     pub(crate) fn post(&self, mapping: &Mapping, chain: ChainView<'_>) -> usize {
         let mut posted = self.posted.borrow_mut();
@@ -64,13 +65,14 @@ impl Ahead {
         hints
     }
 
-    /// Called when a chain that posted `hints` hints starts to run: prefetches for later chains.
+    /// Prefetches memory for later chains. Called when a chain that posted `hints` hints starts to run.
     #[inline(always)]
     pub(crate) fn proceed(&self, mapping: &Mapping, hints: usize) {
         self.coming.borrow_mut().fetch_rest(mapping, hints);
     }
 
-    /// Called at the end of a round, when all its chains have posted their hints: prefetches for them.
+    /// Prefetches the memory of the posted hints. Called at the end of a round, when all its chains have posted their
+    /// hints.
     #[inline]
     pub(crate) fn end_turn(&self, mapping: &Mapping) {
         let mut posted = self.posted.borrow_mut();

@@ -2,15 +2,15 @@
 //! which ones have closed.
 //!
 //! A connection is in one of three states:
-//! - *Active*: it has received data recently. The port polls it without a system call.
-//! - *Resting*: it has been quiet for a while, and costs nothing until epoll reports it. The port calls `epoll_wait` at
-//!   intervals while the engine is busy, and at once before the port sleeps.
-//! - *Newcomer*: it is not yet admitted. Admission may take long (a TLS handshake, for instance), so newcomers are read
-//!   one at a time. While other connections are active, newcomers get only a share of the time, so that a crowd of them
-//!   does not delay the others. If too many newcomers wait, the oldest is closed.
+//! - *Active*: the connection has received data recently. The port polls it without a system call.
+//! - *Resting*: the connection has been quiet for a while, and costs nothing until epoll reports it. The port calls
+//!   `epoll_wait` at intervals while the engine is busy, and at once before the port sleeps.
+//! - *Newcomer*: the connection is not yet admitted. Admission may take long (a TLS handshake, for instance), so
+//!   newcomers are read one at a time. While other connections are active, newcomers get only a share of the time, so
+//!   that a crowd of newcomers does not delay the others. If too many newcomers wait, the oldest is closed.
 //!
 //! Invariant: a connection that is not active is armed in epoll.
-//! Invariant: an address never names a second connection: the next connection in the same place has another address.
+//! Invariant: an address never names two connections: the next connection in the same place gets another address.
 //! Invariant: a connection without a session [`HELLO_WAIT`] after it was accepted is closed, whatever it has sent.
 
 use crate::session::carrier::{Arrival, Broken, Dropped, Port};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// How long a connection may exist without a session.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// Weight of a poll that received something, towards [`Connection::POLLS_PER_EPOLL`]. Other polls have weight 1.
+/// Number that a poll which received data adds towards [`Connection::POLLS_PER_EPOLL`]. Other polls add 1.
 const BUSY_POLL: u32 = 8;
 /// Number of polls without a frame after which a connection is no longer active.
 const QUIET_POLLS_MAX: u32 = 1024;
@@ -33,11 +33,11 @@ pub(crate) const NEWCOMERS_PER_POLL: u32 = 1;
 /// Pause before the next newcomer is read while other connections are active, as a multiple of the time that reading
 /// the last newcomer took.
 const NEWCOMERS_PAUSE: u32 = 3;
-/// Value that epoll reports for the listener.
+/// Event data that identifies the listener in epoll's reports.
 const LISTENER: u64 = u64::MAX;
 
-/// The address of a connection: its place, the number of earlier connections in that place, and the peer's IP address
-/// if it may be on another machine.
+/// The address of a connection: its place in the table, the number of earlier connections in that place, and the peer's
+/// IP address if the peer may be on another machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connected {
     place: u32,
@@ -49,7 +49,7 @@ pub struct Connected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended;
 
-/// Connection of one client.
+/// One client's connection, as a port polls it. Each carrier with connections implements this trait.
 pub(crate) trait Connection: AsFd {
     /// State that the connections of a port share, such as buffers. One connection uses it at a time.
     type Common;
@@ -71,10 +71,10 @@ pub(crate) trait Connection: AsFd {
         true
     }
 
-    /// Passes received data to `take`: the next frame, or the next few. Returns false if nothing was received.
+    /// Reads once, and passes the next frame, or the next few, to `take`. Returns false if nothing was received.
     fn read(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended>;
 
-    /// Like [`Connection::read`], but called after epoll has reported an event of this connection.
+    /// Reads like [`Connection::read`], but is called after epoll has reported an event of this connection.
     fn handle_event(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         self.read(common, take)
     }
@@ -88,7 +88,7 @@ pub(crate) trait Connection: AsFd {
     /// Whether all queued frames are written.
     fn has_sent_all(&self) -> bool;
 
-    /// Whether epoll should report when more can be written.
+    /// Whether epoll should report when the socket accepts more bytes.
     fn wants_out(&self) -> bool {
         false
     }
@@ -103,13 +103,13 @@ pub(crate) trait Connection: AsFd {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Polled {
     pub(crate) has_received: bool,
-    /// Whether a client waits at the listener.
+    /// Whether a client waits at the listener to be accepted.
     pub(crate) has_waiting_client: bool,
 }
 
 /// A port that has one connection per client. Implemented per carrier; [`Connections`] holds the common part.
 pub(crate) trait Connecting: Send {
-    /// Connection of one client of this port.
+    /// Type of one client's connection.
     type Client: Connection<Common: Send> + Send;
 
     /// Maximum size of a frame in bytes.
@@ -121,13 +121,13 @@ pub(crate) trait Connecting: Send {
     /// Returns the table of connections, and the state that the connections share.
     fn parts(&mut self) -> (&mut Connections<Self::Client>, &mut <Self::Client as Connection>::Common);
 
-    /// Accepts clients that wait at the listener, or some of them.
+    /// Accepts all or some of the clients that wait at the listener.
     fn accept(&mut self);
 
-    /// Resumes accepting clients if it was paused for lack of descriptors and the pause is over.
+    /// Resumes accepting clients if accepting was paused for lack of descriptors and the pause is over.
     fn resume(&mut self) {}
 
-    /// Time until [`Connecting::resume`] has something to do.
+    /// Time until the pause in accepting is over; `None` if there is no pause.
     fn resumes_in(&self) -> Option<Duration> {
         None
     }
@@ -209,7 +209,7 @@ pub(crate) struct Connections<C> {
     writing: Vec<u32>,
     /// Closed connections that were not yet reported to the engine.
     ended: VecDeque<Connected>,
-    /// Number of calls of `close_without_session` so far.
+    /// Number of calls of `close_without_session` so far. Each call stores it in the connections with a session.
     sweeps: u32,
 }
 
@@ -226,9 +226,9 @@ struct Tenant<C> {
     known_in: u32,
     is_active: bool,
     is_writing: bool,
-    /// Whether epoll reports when more can be written.
+    /// Whether epoll reports when the socket accepts more bytes.
     wants_out: bool,
-    /// The connection closes when all queued frames are written.
+    /// Whether the connection closes when all queued frames are written.
     is_leaving: bool,
 }
 
@@ -311,7 +311,7 @@ impl<C: Connection> Connections<C> {
             epoll::modify(&self.poll, listener, epoll::EventData::new_u64(LISTENER), events);
     }
 
-    /// Passes received frames and closed connections to `take`.
+    /// Polls the connections, and passes received frames and closed connections to `take`.
     pub(crate) fn receive(
         &mut self,
         common: &mut C::Common,
@@ -376,7 +376,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// A descriptor that is readable when there is work to do.
+    /// Returns a descriptor that is readable when there is work to do.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.poll.as_fd()
     }
@@ -566,7 +566,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    /// A frame is one byte. The first one is the hello.
+    /// A connection for tests: each frame is one byte, and the first frame is the hello.
     struct Bytes {
         stream: UnixStream,
         is_admitted: bool,
@@ -658,7 +658,7 @@ mod tests {
             Rig { connections, _listener: listener, _folder: folder, reads: 0 }
         }
 
-        /// Adds a new connection; returns its other end.
+        /// Adds a new connection; returns the client's end.
         fn come(&mut self) -> UnixStream {
             let (theirs, stream) = UnixStream::pair().expect("sockets");
             stream.set_nonblocking(true).expect("a socket");

@@ -1,4 +1,4 @@
-//! The common part of `local` and `shm`: the caller's own CPU runs the chain on the node's memory.
+//! The common part of the fabrics `local` and `shm`: the caller's own CPU runs the chain on the node's memory.
 //!
 //! The session's slot in the node's memory says whether the session may hold pointers: its *turn* number is odd from
 //! the first chain of a turn until every task that ran a chain has reached its next await.
@@ -31,15 +31,15 @@ pub trait Control {
         answer: &'a mut Vec<u8>,
     ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>>;
 
-    /// Wakes the node if it sleeps: a chain needs memory, or many buffers were retired.
+    /// Wakes the node if it sleeps. Called when a chain needs memory, or when many buffers were retired.
     fn ring(&self);
 
-    /// Polls for the outstanding responses, if any. Returns when one arrives, when `is_enough` is true, or when further
-    /// polling would cost more than a wake-up.
+    /// Polls for responses to outstanding calls, if any. Returns when a response arrives, when `is_enough` is true, or
+    /// when further polling would cost more than a wake-up.
     fn poll_responses(&self, _is_enough: &dyn Fn() -> bool) {}
 }
 
-/// An endpoint whose own CPU runs the chains. Belongs to one thread.
+/// An endpoint whose chains run on the caller's own CPU. Belongs to one thread.
 pub struct Direct<M: Runs = Arc<Mapping>> {
     runner: Runner<M>,
     control: Box<dyn Control>,
@@ -79,7 +79,7 @@ impl<M: Runs> Direct<M> {
         self.runner.session()
     }
 
-    /// Sets the time limit of calls, in place of [`DEADLINE`].
+    /// Sets the time limit of calls to services, in place of [`DEADLINE`].
     pub fn set_call_timeout(&self, patience: Duration) {
         self.patience.set(patience);
     }
@@ -89,9 +89,9 @@ impl<M: Runs> Direct<M> {
         self.runner.counters()
     }
 
-    /// Ends the session's turns if the tasks run under another executor than [`executor::Core`]: spawn this future on
-    /// the same thread and keep it running while the endpoint is used. Without this future, the session still appears
-    /// to run chains after its last one, which delays the reuse of buffers that others retire. Never completes.
+    /// Ends the session's turns under executors other than [`executor::Core`]. Spawn this future on the tasks' thread,
+    /// and keep it running while the endpoint is used. Otherwise the session still appears to run chains after its last
+    /// one, which delays the reuse of buffers that other sessions retire. Never completes.
     pub async fn drive(&self) {
         std::future::poll_fn(|cx| {
             self.end_turn();

@@ -28,7 +28,7 @@ pub trait Turns {
     /// Called at the end of a round: every task that was ready at its beginning was polled.
     fn end_turn(&self);
 
-    /// Waits. Called when no task is ready; returns when one may be ready, or earlier.
+    /// Waits until a task may be ready, or for a shorter time. Called when no task is ready.
     fn wait(&self, core: &Idle<'_>) {
         core.sleep();
     }
@@ -58,7 +58,7 @@ impl<T: Turns + ?Sized> Turns for std::rc::Rc<T> {
     }
 }
 
-/// A core that has no ready task.
+/// A core without a ready task, as [`Turns::wait`] gets it.
 pub struct Idle<'a>(&'a Ready);
 
 impl Idle<'_> {
@@ -91,9 +91,9 @@ impl Idle<'_> {
 /// The set of a core's ready tasks. Aligned so that a pointer to it has spare low bits for a task's index.
 #[repr(align(64))]
 struct Ready {
-    /// Tasks woken on the core's own thread: loads and stores only.
+    /// Bitmap of the tasks woken on the core's own thread, which needs only plain loads and stores.
     here: AtomicU64,
-    /// Tasks woken on other threads.
+    /// Bitmap of the tasks woken on other threads.
     elsewhere: AtomicU64,
     /// State of the core's thread: [`AWAKE`], [`PARKED`] or [`POLLING`].
     asleep: AtomicU8,
@@ -115,7 +115,7 @@ thread_local! {
     static TURNS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether the core on this thread has tasks besides the current one, which can run while it waits for memory.
+/// Whether the core on this thread has other tasks, which can run while the current one waits for memory.
 #[inline]
 pub fn in_company() -> bool {
     TASKS.get() > 1
@@ -127,7 +127,7 @@ pub fn is_alone() -> bool {
     TASKS.get() == 1
 }
 
-/// Returns the number of the current round, if a core runs on this thread. Unique within the thread.
+/// Returns the number of the current round, if a core runs on this thread. The number is unique within the thread.
 #[inline]
 pub fn turn() -> Option<u64> {
     (!CURRENT.get().is_null()).then(|| TURNS.get())
@@ -234,7 +234,7 @@ impl<'a, T: Turns> Core<'a, T> {
     }
 }
 
-/// Makes a core the current one of this thread; restores the previous one on drop.
+/// Guard that makes a core the current one of this thread, and restores the previous one on drop.
 struct Entered {
     outer: *const Ready,
     outer_tasks: usize,
@@ -266,7 +266,7 @@ impl Ready {
         here | self.elsewhere.swap(0, Ordering::Acquire)
     }
 
-    /// Announces the sleep in `asleep`, then calls `sleep`, unless a task has been woken before.
+    /// Stores `how` in `asleep`, then calls `sleep`. Does not sleep if a task has been woken before.
     fn announced(&self, how: u8, sleep: impl FnOnce()) {
         // SeqCst, as in `wake`: either the waker sees us asleep, or we see its bit.
         self.asleep.store(how, Ordering::SeqCst);

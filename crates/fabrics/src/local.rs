@@ -1,6 +1,7 @@
 //! The in-process fabric: the caller runs the chain on the process's own memory.
 //!
-//! It serves tests and programs that embed a node. A call runs in the caller's thread, under the node's own lock.
+//! This fabric serves tests and programs that embed a node. A call runs in the caller's thread, under the node's own
+//! lock.
 
 use crate::direct::{Control, Direct};
 use crate::memory::Mapping;
@@ -11,7 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The node of this process.
+/// A memory node in this process, as the in-process fabric uses it.
 pub trait LocalNode: Send + Sync {
     /// Returns the node's memory.
     fn memory(&self) -> &Arc<Mapping>;
@@ -22,10 +23,10 @@ pub trait LocalNode: Send + Sync {
     /// The node has reached its maximum number of sessions.
     fn open_session(&self) -> Result<SessionId, FabricError>;
 
-    /// Ends a session: its owner will run no more chains.
+    /// Ends a session, after which its owner runs no more chains.
     fn close_session(&self, session: SessionId);
 
-    /// Runs a call to a service; its response goes to `answer`.
+    /// Runs `service` on `request`, and writes the service's response to `answer`.
     ///
     /// # Errors
     /// The service refused the call.

@@ -1,7 +1,7 @@
 //! Waiting for file descriptors under any executor: one thread of the process waits for all of them.
 //!
 //! The client core ([`crate::executor`]) waits for its descriptors itself. This module serves endpoints that run under
-//! another executor. The thread starts with the first watched descriptor.
+//! another executor. The waiting thread starts when the first descriptor is watched.
 
 use rustix::event::epoll;
 use std::collections::BTreeMap;
@@ -27,7 +27,8 @@ struct Watched {
     wakers: BTreeMap<u64, Waker>,
 }
 
-/// A watched descriptor. The descriptor must stay open as long as this exists.
+/// A registration of a descriptor with the waiting thread. The descriptor must stay open as long as the registration
+/// exists.
 pub(crate) struct Watch<'a> {
     reactor: &'static Reactor,
     fd: BorrowedFd<'a>,

@@ -1,7 +1,7 @@
-//! Runs chains on a node's memory on behalf of one session slot: its turns, its prefetch hints, its counters.
+//! Runs chains on a node's memory for one session, and keeps the session's turn, prefetch hints and counters.
 //!
-//! The slot says whether the session may hold pointers into the memory: its *turn* number is odd from the first chain
-//! of a turn until the turn ends.
+//! The session's slot in the node's memory says whether the session may hold pointers into that memory: its *turn*
+//! number is odd from the first chain of a turn until the turn ends.
 //!
 //! Invariant: the turn number is odd before a chain's first access, and all processes can see that.
 
@@ -77,20 +77,21 @@ impl<M: Runs> Runner<M> {
         *self.counters.borrow()
     }
 
-    /// Queues the memory that the chain will touch, for [`Runner::fetch_ahead`]. Returns the number of hints, which the
-    /// caller passes to [`Runner::proceed`] before the chain runs.
+    /// Queues hints of the memory that the chain will touch, for [`Runner::fetch_ahead`]. Returns the number of hints,
+    /// which the caller passes to [`Runner::proceed`] before the chain runs.
     #[inline(always)]
     pub fn expect(&self, chain: ChainView<'_>) -> usize {
         self.ahead.post(self.memory.mapping(), chain)
     }
 
-    /// Prefetches for all chains posted by [`Runner::expect`]. Called once no more will be posted before they run.
+    /// Prefetches the memory of all chains passed to [`Runner::expect`]. Called after the last such call, before the
+    /// chains run.
     #[inline]
     pub fn fetch_ahead(&self) {
         self.ahead.end_turn(self.memory.mapping());
     }
 
-    /// Called when a chain that posted `hints` hints starts to run: prefetches for later chains.
+    /// Prefetches memory for later chains. Called when a chain that posted `hints` hints starts to run.
     #[inline(always)]
     pub fn proceed(&self, hints: usize) {
         self.ahead.proceed(self.memory.mapping(), hints);
@@ -114,13 +115,13 @@ impl<M: Runs> Runner<M> {
         true
     }
 
-    /// Runs a chain within an entered turn. The buffers that it allocates belong to `owner`.
+    /// Runs a chain within an entered turn. The buffers that the chain allocates belong to session number `owner`.
     #[inline(always)]
     pub fn run(&self, owner: u32, chain: ChainView<'_>, reply: &mut Reply) {
         self.run_on(&self.memory, owner, chain, reply);
     }
 
-    /// Like [`Runner::run`], but accesses the same memory through the view `seen`.
+    /// Runs a chain like [`Runner::run`], but accesses the same memory through the view `seen`.
     #[inline(always)]
     pub fn run_on(
         &self,
@@ -173,7 +174,7 @@ impl<M: Runs> Runner<M> {
         is_much
     }
 
-    /// Announces that this session holds no pointers.
+    /// Announces that this session no longer holds pointers into the memory.
     #[inline]
     pub fn end_turn(&self) {
         let turn = self.turn.get();

@@ -18,13 +18,13 @@ const BACKLOG: i32 = 128;
 /// Why no node can listen at the path. The failed attempt leaves no file.
 #[derive(Debug)]
 pub enum ListenError {
-    /// Another node already listens at this path; its process id, if known.
+    /// Another node already listens at this path. The number is that node's process id, if known.
     Served(PathBuf, Option<u32>),
     /// A file that is not a node's socket has this path.
     InTheWay(PathBuf),
     /// The path is not a valid socket name.
     Name(PathBuf),
-    /// A system call failed. Holds the attempted operation, the path, and the system's error.
+    /// A system call failed: the attempted operation, the socket's path, and the system's error.
     System(&'static str, PathBuf, std::io::Error),
 }
 
@@ -48,11 +48,11 @@ impl std::fmt::Display for ListenError {
 
 impl std::error::Error for ListenError {}
 
-/// A SEQPACKET socket that only its own user may connect to. Dropping it removes its file.
+/// A SEQPACKET socket that only the node's own user may connect to. Dropping it removes its file.
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the socket's file, since another node may later bind the same path.
+    /// Device and inode of the socket's file. They show whether another node has bound the path since.
     file: (u64, u64),
 }
 
@@ -60,7 +60,7 @@ impl Listener {
     /// Creates the socket, replacing one that a dead node left behind. Waits at most about 1 s.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// [`ListenError`] says why no node can listen at the path.
     pub fn bind(path: &Path) -> Result<Listener, ListenError> {
         let path = path.to_owned();
         let refused = |doing, path: &Path| {

@@ -1,6 +1,8 @@
-//! Polling for a short while before sleeping: a wake-up takes tens of microseconds, and most responses take less.
+//! Polling for a short while before sleeping, because a wake-up takes tens of microseconds and most responses take
+//! less.
 //!
-//! Invariant: a polling thread regularly yields its core, since the thread that will respond may need it.
+//! Invariant: a polling thread regularly yields its core, because the thread that prepares the response may need that
+//! core.
 
 use crate::timer;
 use std::time::Duration;
@@ -24,7 +26,8 @@ pub enum Waiting {
 /// Number of polls between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 16;
 
-/// Calls `poll` until it returns a value, and returns that; `None` if there is none within [`SPIN`].
+/// Calls `poll` until it returns a value, and returns that value. Returns `None` if no call within [`SPIN`] returns
+/// one.
 #[inline]
 pub fn spin<T>(mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     let mut since = None;

@@ -1,7 +1,7 @@
-//! A timer under any executor: one thread of the process wakes the tasks whose deadline has passed.
+//! A timer that works under any executor: one thread of the process wakes the tasks whose deadline has passed.
 //!
-//! Protocols sleep only in their slow paths (no free buffer, a deadline), so one thread, which mostly sleeps itself, is
-//! enough for the whole process. The thread starts at the first call of [`sleep`].
+//! Protocols sleep only in their slow paths (no free buffer, a deadline), so one thread is enough for the whole
+//! process. The thread starts at the first call of [`sleep`].
 
 use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
@@ -21,14 +21,14 @@ static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
     timer
 });
 
-/// Time since an arbitrary fixed moment in the past.
+/// Returns the time since an arbitrary fixed moment in the past.
 #[inline]
 pub fn now() -> Duration {
     read_clock(ClockId::Monotonic)
 }
 
-/// Like [`now`], but reads the system's last clock tick: the result is at most a few milliseconds old, and the call is
-/// faster than reading the CPU's clock.
+/// Returns the time like [`now`], but reads the system's last clock tick. The result is at most a few milliseconds old,
+/// and the call is faster than reading the CPU's clock.
 #[inline]
 pub fn coarse_now() -> Duration {
     read_clock(ClockId::MonotonicCoarse)
@@ -40,7 +40,7 @@ fn read_clock(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// Converts a duration to the type that system calls take. A duration beyond its range becomes the maximum.
+/// Converts a duration to the type that system calls take. A duration beyond that type's range becomes its maximum.
 pub fn timespec(duration: Duration) -> Timespec {
     let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
@@ -51,7 +51,7 @@ pub fn sleep(duration: Duration) -> Sleep {
     Sleep { at: Instant::now() + duration, set_for: None }
 }
 
-/// The future of [`sleep`].
+/// The future that [`sleep`] returns.
 #[derive(Debug)]
 pub struct Sleep {
     at: Instant,
@@ -73,7 +73,7 @@ impl Future for Sleep {
     }
 }
 
-/// Returns the output of `future`, or `None` if that takes longer than `duration`.
+/// Returns the output of `future`, or `None` if the future takes longer than `duration`.
 pub async fn within<O>(duration: Duration, future: impl Future<Output = O>) -> Option<O> {
     let mut future = std::pin::pin!(future);
     let mut sleep = std::pin::pin!(sleep(duration));

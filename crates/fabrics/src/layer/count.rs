@@ -1,7 +1,7 @@
 //! Counts the cost of an operation, so that a test can compare it with the paper.
 //!
-//! Invariant: a round trip begins when a request is sent while none is outstanding. So the number of round trips of one
-//! operation is the number of groups of requests that follow one after another.
+//! Invariant: a round trip begins when a request is sent while none is outstanding. So an operation has as many round
+//! trips as it sends groups of concurrent requests, one group after the other.
 
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
@@ -65,7 +65,7 @@ impl<F> Count<F> {
     }
 }
 
-/// An outstanding request. It ends when this is dropped, also if the request's future is dropped.
+/// Guard of an outstanding request. Dropping it ends the request, also if the request's future was dropped.
 struct Outstanding<'a>(&'a Cell<u64>);
 
 impl Drop for Outstanding<'_> {

@@ -2,9 +2,9 @@
 //!
 //! Invariant: every round trip takes longer by the configured latency. Concurrent round trips wait at the same time.
 //!
-//! - If an engine runs the chains ([`Delay::of_answers`]), a response that has arrived is not read until its delayed
-//!   time. Then it is read, and the requests that follow from it are sent, in one round of the core
-//!   ([`crate::executor`]), as without latency.
+//! - If an engine runs the chains ([`Delay::of_answers`]), a response that has arrived is read only at its delayed
+//!   time. In the same round of the core ([`crate::executor`]), the requests that follow from this response are sent,
+//!   as they would be without latency.
 //! - If the caller's CPU runs the chains ([`Delay::of_requests`]), the whole round trip passes before the chain runs.
 //!   So two successive chains of one task are as far apart in time as they would be over a network.
 //! - A retire is passed on at once, since no caller waits for it.
@@ -58,7 +58,7 @@ pub struct Delay<F> {
     turn: Cell<(u64, Duration)>,
 }
 
-/// The direction of an exchange that is delayed.
+/// The part of a round trip that is delayed: the request or the response.
 #[derive(Clone, Copy)]
 enum Held {
     Request,
@@ -155,7 +155,7 @@ impl<F> Delay<F> {
         .await
     }
 
-    /// Awaits `asked` with the added time of a round trip of `bytes` bytes.
+    /// Awaits `asked`, and adds the time that a round trip of `bytes` bytes takes.
     async fn travel<O>(&self, bytes: usize, asked: impl Future<Output = O>) -> O {
         if self.distance == (Distance { seed: self.distance.seed, ..Distance::default() }) {
             return asked.await;
@@ -185,7 +185,7 @@ impl<F> Delay<F> {
     }
 }
 
-/// Completes when its task is polled again. Another future of the task causes that poll by its wake-up.
+/// Completes when its task is polled again, which happens when another future of the same task wakes the task.
 async fn woken() {
     let mut is_first = true;
     poll_fn(|_| if std::mem::replace(&mut is_first, false) { Poll::Pending } else { Poll::Ready(()) }).await;
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(fabric.inner.0.borrow().len(), TASKS - dropped.get());
     }
 
-    /// Responds after 2 ms. Records the core's rounds in which requests were sent.
+    /// A fabric that responds after 2 ms, and records the core's rounds in which requests were sent.
     #[derive(Default)]
     struct Engine {
         asked_in: RefCell<Vec<u64>>,
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(far.inner.answered.get(), 8, "the other requests were dropped");
     }
 
-    /// Without jitter, requests arrive in the order in which they were sent.
+    /// Tests requests without jitter, which could change the order.
     #[test]
     fn a_later_request_does_not_arrive_earlier() {
         for bytes_per_s in [None, Some(1_000_000_000)] {

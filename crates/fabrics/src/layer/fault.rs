@@ -1,10 +1,10 @@
 //! Faults in a carrier, chosen by a seed: datagrams are lost, duplicated, reordered and delayed, and connections reset.
-//! So properties that must hold under faults are tested over real sockets.
+//! With these faults, tests check over real sockets the properties that must hold under faults.
 //!
 //! [`FaultLine`] wraps a client's end, [`FaultPort`] an engine's end. Each applies faults in both directions. A
 //! datagram that a fault delays is held until its time; `sleep_max` returns how long that is.
 //!
-//! Invariant: which fault hits a datagram depends only on the seed and on the datagrams before.
+//! Invariant: which fault hits a datagram depends only on the seed and on the earlier datagrams.
 //! Invariant: a reliable carrier delivers its datagrams complete and in order until it breaks.
 
 use crate::session::carrier::{Arrival, Broken, Dropped, Line, Port};
@@ -22,17 +22,17 @@ use std::time::Duration;
 /// Fault rates: the probability of each fault per datagram, in either direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Faults {
-    /// Probability that a datagram is lost.
+    /// Probability that the datagram is lost.
     pub loss: f64,
-    /// The datagram arrives twice, the second time later.
+    /// Probability that the datagram arrives twice, the second time later.
     pub duplicate: f64,
-    /// The datagram is delayed, and later ones overtake it.
+    /// Probability that the datagram is delayed alone, so that later ones overtake it.
     pub reorder: f64,
-    /// The datagram is delayed, together with all datagrams after it.
+    /// Probability that the datagram is delayed together with all datagrams after it.
     pub delay: f64,
-    /// Probability that a datagram breaks the carrier.
+    /// Probability that the carrier breaks.
     pub reset: f64,
-    /// Range from which the delay of a datagram is drawn.
+    /// Range from which each delay is drawn.
     pub wait: RangeInclusive<Duration>,
     /// Seed of the random choices.
     pub seed: u64,
@@ -45,7 +45,7 @@ impl Default for Faults {
     }
 }
 
-/// Fault rates that a carrier cannot have. Contains the reason.
+/// Error: fault rates that the carrier cannot have. Contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidFaults(pub String);
 
@@ -94,14 +94,14 @@ impl Faults {
         Ok(())
     }
 
-    /// Returns the same fault rates for the `nth` carrier, with a seed of the carrier's own.
+    /// Returns the same fault rates with another seed, which depends on the carrier's number `nth`.
     #[must_use]
     pub fn of_carrier(&self, nth: u64) -> Faults {
         Faults { seed: Draws(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
     }
 }
 
-/// How often each fault has struck, in both directions. Several ends may share one of these, and are then counted
+/// Numbers of faults that have struck, in both directions. If several ends share one `Struck`, their faults are counted
 /// together.
 #[derive(Debug, Default)]
 pub struct Struck {
@@ -113,25 +113,25 @@ pub struct Struck {
     resets: AtomicU64,
 }
 
-/// A snapshot of [`Struck`].
+/// Snapshot of the numbers in [`Struck`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strikes {
     /// Number of datagrams that passed the fault layer.
     pub datagrams: u64,
-    /// Number of lost datagrams.
+    /// Number of datagrams lost.
     pub lost: u64,
-    /// Number of duplicated datagrams.
+    /// Number of datagrams duplicated.
     pub duplicated: u64,
-    /// Number of datagrams that later ones could overtake.
+    /// Number of datagrams delayed alone, so that later ones could overtake them.
     pub reordered: u64,
-    /// Number of datagrams that were delayed together with all later ones.
+    /// Number of datagrams delayed together with all later ones.
     pub delayed: u64,
-    /// Number of carriers that were reset.
+    /// Number of carriers reset.
     pub resets: u64,
 }
 
 impl Struck {
-    /// Returns the counts so far.
+    /// Returns the numbers of faults so far.
     pub fn so_far(&self) -> Strikes {
         // Relaxed, as for the increments: the counts order no other accesses.
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -211,7 +211,8 @@ impl<A: Copy + PartialEq> Direction<A> {
         }
     }
 
-    /// Chooses a fault for the datagram. Passes it on now, or holds it for later, once, twice or never.
+    /// Chooses the faults for a datagram. Accordingly passes the datagram on now, holds one or two copies for later, or
+    /// drops it.
     fn judge(
         &mut self,
         now: Duration,
@@ -285,7 +286,7 @@ impl<A: Copy + PartialEq> Direction<A> {
     }
 }
 
-/// Time until the earlier of two moments.
+/// Returns the time from `now` until the earlier of the two moments `due`, or `None` if both are absent.
 fn until(now: Duration, due: [Option<Duration>; 2]) -> Option<Duration> {
     due.into_iter().flatten().min().map(|due| due.saturating_sub(now))
 }
@@ -506,8 +507,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Sends 1,000 datagrams, one per millisecond. Returns the datagrams that left, in order and with their times, and
-    /// the counts of the faults.
+    /// Sends 1,000 datagrams, one per millisecond. Returns the datagrams that left, in order and each with its time,
+    /// and the faults that struck.
     fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
         let struck = Arc::default();
         let mut way = Direction::new(faults, 0, &struck);

@@ -1,5 +1,5 @@
-//! Layers that wrap a fabric. Neither protocols nor fabrics contain their code. [`count`], [`trace`] and [`delay`] wrap
-//! any fabric; [`fault`] wraps the carrier of a fabric's datagrams.
+//! Layers that wrap a fabric, so that neither protocols nor fabrics contain code to count or disturb requests.
+//! [`count`], [`trace`] and [`delay`] wrap any fabric; [`fault`] wraps the carrier of a fabric's datagrams.
 
 /// Implements `Turns` and `Clock` for a layer by forwarding to its field `inner`.
 macro_rules! turns_and_time_of_inner {
