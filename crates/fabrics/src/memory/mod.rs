@@ -1,7 +1,7 @@
 //! A node's memory as mapped into this process, and the operations that chains perform on it.
 //!
-//! Invariant: every access is bounds-checked against the mapping, for any address. Keys are checked before
-//! that, so an address outside the mapping is a bug of ours, and panics.
+//! Invariant: every access is bounds-checked against the mapping, for any address. The keys of chains are checked
+//! earlier. So an address outside the mapping means a bug in this project, and panics.
 //! Invariant: aligned 16-byte units are copied and exchanged atomically, for all processes that map the memory.
 
 mod pages;
@@ -36,7 +36,7 @@ pub struct Mapping {
 
 /// Storage behind a memory.
 enum Backing {
-    /// Anonymous memory, which the system frees with its last user.
+    /// Anonymous memory, which the system frees when its last user unmaps it.
     Anonymous,
     /// A file with all blocks allocated. While the lock's descriptor is open, no other node can serve this file. The
     /// lock has a descriptor of its own, because the file's main descriptor is shared with clients, which may outlive
@@ -61,9 +61,9 @@ unsafe impl Sync for Mapping {}
 /// Why a memory cannot be created or mapped. The message names a remedy.
 #[derive(Debug)]
 pub enum MappingError {
-    /// The CPU lacks a required instruction, which this names.
+    /// The CPU lacks the required instruction that the text names.
     Unsupported(&'static str),
-    /// A node cannot have a memory of this size.
+    /// A node cannot have a memory of this size in bytes.
     Size(u64),
     /// A system call failed.
     Io {
@@ -72,7 +72,7 @@ pub enum MappingError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The file is not a memory that this program can use, for the reason that this contains.
+    /// The file is not a memory that this program can use; the text gives the reason.
     Foreign(String),
 }
 
@@ -116,10 +116,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether the kernel provides huge pages that were not reserved, which [`Pages::Auto`] uses.
+    /// Whether the kernel turns small pages into huge ones without a reservation, as [`Pages::Auto`] requests.
     ///
     /// # Errors
-    /// No memory can be created at all, for the reason given.
+    /// No memory can be created at all, for the reason that the error gives.
     pub fn makes_pages_huge() -> Result<bool, MappingError> {
         let size = Geometry::SIZE_MIN;
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
@@ -254,7 +254,7 @@ impl Mapping {
         self.fd.as_fd()
     }
 
-    /// Returns the arena over this memory.
+    /// Returns the memory as an arena: its records, segments and buffers.
     #[inline]
     pub fn arena(&self) -> Arena<'_, Mapping> {
         Arena::of(self)
@@ -356,7 +356,7 @@ impl Mapping {
         self.node_sleeps() && self.word(header::NODE_SLEEPS_AT).swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Copies out bytes that lie within one unit.
+    /// Copies the bytes at `at` to `out`. All of them must lie within one unit of 16 bytes.
     #[inline(never)]
     fn read_within_unit(&self, at: u64, out: &mut [u8]) {
         let base = at & !(UNIT as u64 - 1);
@@ -365,8 +365,8 @@ impl Mapping {
         put_first_bytes(unit >> (8 * (at - base)), out);
     }
 
-    /// Copies in bytes that lie within one unit. Writes the largest possible aligned words, but no byte beyond the
-    /// given ones.
+    /// Copies `bytes` to `at`, all within one unit of 16 bytes. Writes the largest possible aligned words, but no byte
+    /// beyond the given ones.
     #[inline]
     fn write_within_unit(&self, mut at: u64, mut bytes: &[u8]) {
         while !bytes.is_empty() {
@@ -393,8 +393,8 @@ impl Mapping {
 
     // Prefetching: loads the memory that a chain will touch while other chains run.
 
-    /// Guesses where the pointer at `at` leads: to at most `len` bytes. Only checks that pointer and bytes lie within
-    /// the memory.
+    /// Guesses the bytes, at most `len`, to which the pointer at `at` leads. Checks only that the pointer and these
+    /// bytes lie within the memory.
     #[inline(always)]
     pub(crate) fn guess_pointee(&self, at: u64, len: u32, bounded: bool) -> Option<Stretch> {
         if !at.is_multiple_of(16) || !self.holds(at, 16) {
@@ -478,8 +478,8 @@ fn misplaced(at: u64, width: usize, size: u64) -> ! {
     )
 }
 
-/// Fills `out`, which is shorter than a unit, with the lowest bytes of `word`. Uses at most four stores; a copy of
-/// variable length would be a function call.
+/// Fills `out`, which is shorter than a unit, with the lowest bytes of `word`. Uses at most four stores, because a copy
+/// of variable length would be a slower function call.
 #[inline(always)]
 fn put_first_bytes(mut word: u128, out: &mut [u8]) {
     let (len, mut at) = (out.len(), 0);
@@ -619,7 +619,7 @@ mod tests {
         Mapping::create(Geometry::SIZE_MIN, Pages::Small).expect("a small memory")
     }
 
-    /// KiB of this process's mapping at `base` that are backed by huge pages.
+    /// Returns how many KiB of this process's mapping at `base` are backed by huge pages.
     fn huge_kib(base: *mut u8) -> u64 {
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps is readable");
         let begins = format!("{:x}-", base.addr());

@@ -1,7 +1,7 @@
-//! The pages behind a node's memory: 4 KiB by default, or 2 MiB if enough are reserved.
+//! The pages behind a node's memory: of 4 KiB by default, or of 2 MiB if enough huge pages are reserved.
 //!
 //! Huge pages make random reads 1.3 to 2 times faster. If none are reserved (`vm.nr_hugepages`), small pages may become
-//! huge ones when they are filled: see [`super::transparent`].
+//! huge ones when they are filled, as [`super::transparent`] describes.
 
 use super::transparent::HUGE;
 use super::{Found, MappingError, io};
@@ -15,19 +15,20 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageSize(pub u64);
 
-/// Page size to request.
+/// Page size to request for a new memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pages {
-    /// 2 MiB if enough are reserved. Otherwise 4 KiB that become 2 MiB when filled, if the kernel supports it.
+    /// Pages of 2 MiB if enough are reserved. Otherwise pages of 4 KiB that become pages of 2 MiB when they are filled,
+    /// if the kernel supports it.
     #[default]
     Auto,
     /// Pages of 4 KiB.
     Small,
-    /// 2 MiB, or an error that explains how to reserve them.
+    /// Pages of 2 MiB. If too few are reserved, the result is an error that explains how to reserve them.
     Huge,
 }
 
-/// Returns a descriptor of `size` bytes that no process can resize, and its page size.
+/// Returns a descriptor of `size` bytes of anonymous memory that no process can resize, and the memory's page size.
 pub(super) fn anonymous(size: u64, pages: Pages) -> Result<(OwnedFd, PageSize), MappingError> {
     if pages != Pages::Small {
         match huge(size) {
@@ -41,7 +42,8 @@ pub(super) fn anonymous(size: u64, pages: Pages) -> Result<(OwnedFd, PageSize), 
     Ok((fd, page_size))
 }
 
-/// Returns a descriptor of reserved huge pages. Allocates the whole length, so that no later access can fail.
+/// Returns a descriptor of `size` bytes of reserved huge pages. Allocates all of them now, so that no later access can
+/// fail.
 fn huge(size: u64) -> Result<OwnedFd, MappingError> {
     let needed = size.div_ceil(HUGE);
     let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
@@ -90,15 +92,15 @@ pub(super) fn sealed_size(fd: &OwnedFd) -> Result<u64, MappingError> {
     ))
 }
 
-/// First bytes of a memory file while it is being created, in place of a header's magic and version. Random, so that no
-/// other program writes them. The size follows, at the same offset as in the header.
+/// First bytes of a memory file while the file is being created, in place of a header's magic and version. Random, so
+/// that no other program writes them. The memory's size follows, at the same offset as in the header.
 pub(super) const UNFINISHED: [u8; 16] =
     [0xd3, 0x5a, 0x0f, 0x91, 0xe6, 0x47, 0xbc, 0x28, 0x73, 0xf4, 0x1d, 0xa8, 0x62, 0xcb, 0x99, 0x3e];
 const MARK_SIZE: usize = UNFINISHED.len() + 8;
 const _: () =
     assert!(header::SIZE_AT == UNFINISHED.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
 
-/// The bytes written first into a new memory file of `size` bytes.
+/// Returns the bytes that are written first into a new memory file of `size` bytes.
 pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
     let mut mark = [0; MARK_SIZE];
     mark[..UNFINISHED.len()].copy_from_slice(&UNFINISHED);
@@ -117,7 +119,8 @@ fn is_unfinished(beginning: &[u8], len: u64) -> bool {
 /// Mode of a memory file: only its owner has access.
 const MODE: u32 = 0o600;
 
-/// Opens the file at `path`. Returns two descriptors, of which the second holds the lock, and the file's content.
+/// Opens or creates the memory file at `path`. Returns its descriptor, a second descriptor that holds the lock, and the
+/// content found.
 pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), MappingError> {
     let named = |doing: &str, error: std::io::Error| {
         MappingError::Foreign(format!(

@@ -1,9 +1,9 @@
 //! Huge pages without a reservation: a process that is about to fill memory requests them from the kernel.
 //!
 //! By default Linux backs shared memory with small pages, even if `madvise` requests huge ones, unless the system's
-//! `shmem_enabled` allows them. Since Linux 6.1, `MADV_COLLAPSE` requests a huge page for one range. It needs no
-//! setting, unless one forbids it. A request before the range is filled takes a tenth of the time of the 512 page
-//! faults that it replaces.
+//! `shmem_enabled` allows them. Since Linux 6.1, `MADV_COLLAPSE` requests a huge page for one range. This request works
+//! by default, but a setting may forbid it. A request before the range is filled takes a tenth of the time of the 512
+//! page faults that it replaces.
 //!
 //! Invariant: each process requests each huge page only once, so that memory used again costs no further requests.
 
@@ -19,7 +19,7 @@ pub(super) const HUGE: u64 = 2 << 20;
 /// Record of the huge pages that were requested in one mapping.
 pub(super) struct Transparent {
     asked: Box<[AtomicU64]>,
-    /// Set when the kernel has no huge pages, or none quickly: further requests may take long.
+    /// Set when the kernel has no huge pages, or provides them too slowly. Then no further requests are made.
     is_over: AtomicBool,
 }
 
@@ -60,23 +60,23 @@ impl Transparent {
     }
 }
 
-/// Maximum time of one request, usually 0.1 to 7 ms. After a slower one no more are made: the kernel had to compact
-/// memory or reclaim pages, and that delays other threads.
+/// Maximum time of one request; most requests take 0.1 to 7 ms. After a slower request no more are made, because the
+/// kernel had to compact memory or reclaim pages, which delays other threads.
 const TOO_LONG: Duration = Duration::from_millis(50);
 
 /// Outcome of a request for a huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Made,
-    /// One of the small pages was in use, and stays.
+    /// One of the small pages was in use, so the range keeps its small pages.
     Busy,
-    /// The request failed, and all further requests would fail too.
+    /// The request failed, and further requests would fail too.
     Over,
 }
 
 /// Replaces the small pages at `at` by a huge page with the same content.
 fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
-    /// Defined here, because `rustix` lacks it, and `libc` has it only for certain C libraries.
+    /// Advice number of Linux, defined here because `rustix` lacks it, and `libc` has it only for certain C libraries.
     const MADV_COLLAPSE: libc::c_int = 25;
     let place = mapping.at(at, HUGE as usize);
     // Only a range with at least one populated page can become a huge page, so this populates the first one. SAFETY:
@@ -97,7 +97,7 @@ fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
 }
 
 /// Returns an address, aligned to a huge page, at which `len` bytes can be mapped; null if there is none. The address
-/// is only a hint, because another thread may map memory there first.
+/// is only a hint, because another mapping may take the space before.
 pub(super) fn hint(len: usize) -> *mut u8 {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let Some(len) = len.checked_add(HUGE as usize) else { return std::ptr::null_mut() };

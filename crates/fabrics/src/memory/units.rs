@@ -30,6 +30,8 @@ mod arch {
         Ok(())
     }
 
+    /// Loads the unit at `from` atomically.
+    ///
     /// # Safety
     /// `from` is 16-aligned and valid for reading 16 bytes.
     #[inline(always)]
@@ -44,8 +46,8 @@ mod arch {
         unsafe { std::mem::transmute::<__m128i, u128>(unit) }
     }
 
-    /// Copies units by `$load` and `$store`, eight, four and one at a time. The instruction that accesses shared memory
-    /// requires alignment. Advances `from` and `to`, and counts `units` down.
+    /// Copies units by `$load` and `$store`: eight, four or one at a time. Of these two instructions, the one that
+    /// accesses shared memory requires alignment. Advances `from` and `to`, and decrements `units`.
     macro_rules! copy {
         ($from:ident, $to:ident, $units:ident, $load:literal, $store:literal) => {{
             while $units >= 8 {
@@ -83,7 +85,8 @@ mod arch {
     /// Copies `units` units out of shared memory.
     ///
     /// # Safety
-    /// `from` is 16-aligned and valid for reading, `to` for writing, `16 * units` bytes.
+    /// `from` is 16-aligned and valid for reading `16 * units` bytes. `to` is valid for writing the same number of
+    /// bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_out(mut from: *const u8, mut to: *mut u8, mut units: usize) {
         // SAFETY: by the caller's promise; each step stays within `units`.
@@ -93,13 +96,16 @@ mod arch {
     /// Copies `units` units into shared memory.
     ///
     /// # Safety
-    /// `from` is valid for reading, `to` 16-aligned and valid for writing, `16 * units` bytes.
+    /// `from` is valid for reading `16 * units` bytes. `to` is 16-aligned and valid for writing the same number of
+    /// bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_in(mut from: *const u8, mut to: *mut u8, mut units: usize) {
         // SAFETY: by the caller's promise; each step stays within `units`.
         unsafe { copy!(from, to, units, "vmovups", "vmovdqa") }
     }
 
+    /// Replaces the unit at `at` by `new` if it equals `old`, atomically. Otherwise returns its value as the error.
+    ///
     /// # Safety
     /// `at` is 16-aligned and valid for reading and writing 16 bytes.
     #[inline(always)]
@@ -129,6 +135,8 @@ mod arch {
         }
     }
 
+    /// Returns the unit at `at` as an atomic variable.
+    ///
     /// # Safety
     /// `at` is 16-aligned and valid for reading and writing 16 bytes, as long as the reference is used.
     unsafe fn unit<'a>(at: *const u8) -> &'a AtomicU128 {
@@ -136,15 +144,20 @@ mod arch {
         unsafe { AtomicU128::from_ptr(at.cast_mut().cast()) }
     }
 
+    /// Loads the unit at `from` atomically.
+    ///
     /// # Safety
-    /// As on x86-64.
+    /// `from` is 16-aligned and valid for reading 16 bytes.
     pub(crate) unsafe fn load(from: *const u8) -> u128 {
         // SAFETY: by the caller's promise.
         unsafe { unit(from) }.load(Ordering::SeqCst)
     }
 
+    /// Copies `units` units out of shared memory.
+    ///
     /// # Safety
-    /// As on x86-64.
+    /// `from` is 16-aligned and valid for reading `16 * units` bytes. `to` is valid for writing the same number of
+    /// bytes.
     pub(crate) unsafe fn copy_out(from: *const u8, to: *mut u8, units: usize) {
         for i in 0..units {
             // SAFETY: by the caller's promise.
@@ -156,8 +169,11 @@ mod arch {
         }
     }
 
+    /// Copies `units` units into shared memory.
+    ///
     /// # Safety
-    /// As on x86-64.
+    /// `from` is valid for reading `16 * units` bytes. `to` is 16-aligned and valid for writing the same number of
+    /// bytes.
     pub(crate) unsafe fn copy_in(from: *const u8, to: *mut u8, units: usize) {
         for i in 0..units {
             // SAFETY: by the caller's promise.
@@ -170,8 +186,10 @@ mod arch {
         }
     }
 
+    /// Replaces the unit at `at` by `new` if it equals `old`, atomically. Otherwise returns its value as the error.
+    ///
     /// # Safety
-    /// As on x86-64.
+    /// `at` is 16-aligned and valid for reading and writing 16 bytes.
     pub(crate) unsafe fn exchange(at: *mut u8, old: u128, new: u128) -> Result<(), u128> {
         // SAFETY: by the caller's promise.
         unsafe { unit(at) }.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)

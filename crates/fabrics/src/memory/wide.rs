@@ -22,7 +22,7 @@ const _: () = assert!(LINE.is_multiple_of(WIDE_ALIGN));
 /// Number of locks. Lines whose numbers differ by a multiple of this share a lock.
 const LOCKS: u64 = SEGMENT_SIZE / LINE;
 
-/// Number of polls of a lock before the thread yields, as the holder may need the core.
+/// Number of polls of a lock before the thread yields its core, which the lock's holder may need.
 const LOOKS: u32 = 64;
 
 const FREE: u8 = 0;
@@ -68,7 +68,7 @@ impl<M: Memory<Wait = Infallible>> Wide<M> {
     }
 }
 
-/// The lock of a line, held until this value is dropped.
+/// Guard of a locked line. Dropping it unlocks the line.
 struct Held<'a>(&'a AtomicU8);
 
 impl Drop for Held<'_> {
@@ -79,7 +79,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns how many of the `len` bytes from `at` lie in the same line as the first.
+/// Returns how many of the `len` bytes from `at` lie in the same line as the first of them.
 #[inline]
 fn in_line(at: u64, len: usize) -> usize {
     len.min((LINE - at % LINE) as usize)

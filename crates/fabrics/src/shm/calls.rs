@@ -1,8 +1,8 @@
-//! One side of a session's calls: frames in a pair of rings, with a socket as the bell.
+//! One side of a session's calls, which are frames in a pair of rings, with a socket as the bell.
 //!
 //! The rings are those of [`crate::ring`], with frames large enough for a call.
 //!
-//! Invariant: whatever the other side writes, only its own calls can be lost.
+//! Invariant: whatever the other side writes, it can make only its own calls fail.
 //! Invariant: no function of this module blocks. Frames that do not fit in the ring wait in the sender, up to a bound.
 //! Invariant: once [`Calls::rests`] has returned true, the other side rings for the next frame.
 
@@ -22,7 +22,7 @@ const _: () = assert!(FRAME_MAX <= LONGEST);
 /// Maximum number of frames passed on before the lock is released to other threads.
 const FRAMES_AT_A_TIME: usize = 16;
 
-/// The memory of two rings.
+/// The shared memory of a session's two rings, one per direction.
 pub struct Rings(Memory);
 
 impl Rings {
@@ -35,10 +35,11 @@ impl Rings {
         Ok((Rings(Memory::map(&fd)?), fd))
     }
 
-    /// Maps the rings that the other side has created.
+    /// Maps the rings of `fd`, which the other side has created.
     ///
     /// # Errors
-    /// The descriptor is not one of rings, they could be truncated while in use, or the system has no address space.
+    /// The descriptor is not one of rings, the rings could be truncated while in use, or the system has no address
+    /// space.
     pub(super) fn open(fd: &OwnedFd) -> Result<Rings, MappingError> {
         Memory::map(fd).map(Rings)
     }
@@ -58,7 +59,7 @@ impl Inbox {
 /// The meaning of a message on the socket, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// There may be new frames in the rings.
+    /// There may be new frames in the rings, so the receiver polls them.
     Look,
     /// A client needs memory, or has retired many buffers.
     Wanted,
@@ -70,7 +71,7 @@ pub enum Said {
     HungUp,
 }
 
-/// One side of a session's calls. If threads share it, one at a time uses it.
+/// One side of a session's calls. Threads may share it: a lock lets them use it one at a time.
 pub struct Calls {
     shared: Mapped,
     end: Mutex<End>,
@@ -90,7 +91,7 @@ impl Calls {
     /// Sends a frame to the other side, and rings the bell if the other side sleeps.
     ///
     /// # Errors
-    /// [`Fault`]; the frame was not sent.
+    /// [`Fault`] says why the rings are unusable; the frame was not sent.
     pub fn send(&self, header: FrameHeader, body: &[u8]) -> Result<(), Fault> {
         let frame = [header.as_bytes(), body].concat();
         let mut end = self.end();
@@ -98,8 +99,8 @@ impl Calls {
         end.flush(&self.shared)
     }
 
-    /// Passes on received frames, at most a few, so that other threads can use the rings in between.
-    /// Returns false if there were none.
+    /// Passes received frames to `take`, at most 16 per call, so that other threads can use the rings in between.
+    /// Returns false if there were no frames.
     ///
     /// # Errors
     /// [`Fault::Foreign`]; the earlier frames were passed on.
@@ -114,7 +115,7 @@ impl Calls {
         Ok(true)
     }
 
-    /// Asks the other side to ring for the next frame. Returns false if there is one already.
+    /// Asks the other side to ring for the next frame. Returns false if a frame has already arrived.
     pub fn rests(&self) -> bool {
         self.end().may_sleep(&self.shared)
     }

@@ -7,8 +7,8 @@
 //! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, rings), or JSON Refusal
 //! call    | id u64 | service u32 | 0 u32 | request |                                        in the client's ring
 //! answer  | id u64 | service u32 | status u32 | response, or the reason for a refusal |     in the node's ring
-//! word    one byte over the socket: 0 there are new frames in the rings; of a client also
-//!         1 memory is needed, or many buffers were retired; 2 bye, its session runs no more chains
+//! word    one byte over the socket, from either side: 0 = there are new frames in the rings
+//!         from a client only: 1 = it needs memory, or has retired many buffers; 2 = its session runs no more chains
 //! ```
 
 use farside_remote::fabric::CALL_BYTES_MAX;
@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Name of this protocol, with which every hello starts.
+/// Name that identifies this protocol in a hello.
 pub const MAGIC: &str = "farside-shm";
 /// Version of the protocol. Incremented whenever old and new are incompatible.
 pub const VERSION: u32 = 2;
@@ -44,14 +44,14 @@ pub struct Hello {
 pub enum Greeting {
     /// The session is open; the descriptors of memory and rings come with this message.
     Welcome {
-        /// Slot of the client's session.
+        /// Index of the session's slot in the node's memory.
         slot: u32,
-        /// Number of the session.
+        /// Number of the session, which owns the buffers that its chains allocate.
         number: u32,
         /// Incarnation of the node's memory.
         incarnation: u64,
     },
-    /// The node rejects the client, for this reason.
+    /// The node rejects the session; the text gives the reason.
     Refusal(String),
 }
 
@@ -61,15 +61,15 @@ pub enum Greeting {
 pub struct FrameHeader {
     /// Number of the call. Its response has the same number.
     pub id: U64,
-    /// Number of the called service.
+    /// Identifier of the service called.
     pub service: U32,
-    /// Status of a response: [`ANSWERED`] or [`REFUSED`]; 0 in a call.
+    /// Status of a response: [`ANSWERED`] or [`REFUSED`]. It is 0 in a call.
     pub status: U32,
 }
 
-/// Status of a response whose body is the service's answer.
+/// Status of a response: the service's response follows.
 pub const ANSWERED: u32 = 0;
-/// Status: the reason for a refusal follows, as text.
+/// Status of a response: the call was refused, and the reason follows as text.
 pub const REFUSED: u32 = 1;
 
 /// Sends one message, given in two parts. Never waits: if the peer does not read, the error is `AGAIN`.
@@ -118,7 +118,7 @@ pub fn receive<'b>(
     Ok((received.bytes > 0).then(|| &buffer[..received.bytes]))
 }
 
-/// Splits a call or a response into header and body.
+/// Splits a call or a response into header and body. Returns `None` if the frame is shorter than a header.
 pub fn parse(frame: &[u8]) -> Option<(&FrameHeader, &[u8])> {
     FrameHeader::ref_from_prefix(frame).ok()
 }

@@ -1,5 +1,5 @@
 //! The fabric within one host: the client's CPU runs the chain on the node's memory, mapped by a descriptor that the
-//! node sends over a Unix socket. It is one-sided: chains run even while the node's process is stopped.
+//! node sends over a Unix socket. The fabric is one-sided: chains run even while the node's process is stopped.
 //!
 //! Trust: all shm clients of a node are one trust domain, of one user. Keys catch mistakes here, not attackers.
 //!
@@ -7,7 +7,8 @@
 //! not respond does not count as dead. One watcher thread per connection detects the death, sets a flag that every
 //! chain checks, and wakes the callers that wait for responses.
 //!
-//! Calls and their responses travel through rings (`calls`). A waiting caller polls for a while itself.
+//! Calls and their responses travel through rings (`calls`). A waiting caller polls the rings for a short while, then
+//! sleeps until the watcher wakes it.
 //!
 //! Invariant: while no caller polls, the node rings the watcher's bell for the next response.
 
@@ -54,21 +55,21 @@ pub enum ConnectError {
     NoRing(PathBuf),
     /// The path is not a valid socket name.
     Name(PathBuf),
-    /// A node of another user listens at the path.
+    /// A node of another user listens at the path. The number is that user's id.
     OtherUser(PathBuf, u32),
-    /// The node is in a pid namespace that this process does not see.
+    /// The node at the path is in a pid namespace that this process does not see.
     Unseen(PathBuf),
     /// The node's backlog of new connections is full.
     Crowded(PathBuf),
-    /// The node's process, with this pid, is stopped.
+    /// The node's process is stopped. The number is its process id.
     Stopped(u32),
-    /// The node's process runs but does not respond.
+    /// The node's process runs but does not respond. The number is its process id.
     Silent(u32),
-    /// The node refused the client, for this reason.
+    /// The node refused the session; the text gives the reason.
     Refused(String),
-    /// The peer at this path speaks another protocol. Holds a description of what it sent.
+    /// The peer at the path speaks another protocol; the text says what it did.
     Foreign(PathBuf, String),
-    /// A system call failed. Holds the attempted operation, the path, and the system's error.
+    /// A system call failed: the attempted operation, the path, and the system's error.
     Io(&'static str, PathBuf, std::io::Error),
     /// The node's memory cannot be mapped.
     Memory(MappingError),
@@ -147,7 +148,7 @@ impl std::error::Error for ConnectError {}
 /// Opens a session with the node that listens at `path`. Waits at most about 1 s.
 ///
 /// # Errors
-/// [`ConnectError`]; nothing is left behind.
+/// [`ConnectError`] says why there is no session; no socket stays open.
 pub fn connect(path: &Path, node: NodeId) -> Result<Direct, ConnectError> {
     connect_on(path, node, |memory| memory)
 }
@@ -259,7 +260,7 @@ fn wait_for_greeting(socket: &OwnedFd, pid: Pid, deadline: Instant) -> Result<()
     Err(if is_stopped(pid) { ConnectError::Stopped(pid) } else { ConnectError::Silent(pid) })
 }
 
-/// Waits for a message from the node. Returns false if there is none by the deadline.
+/// Waits for a message from the node. Returns false if none arrives by the deadline.
 pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
     while Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -349,7 +350,8 @@ impl Line {
         }
     }
 
-    /// Whether this is a copy in a forked child. The session and its thread belong to the parent.
+    /// Whether this process is a forked child with a copy of the channel. The session and its thread belong to the
+    /// parent.
     fn is_forked_copy(&self) -> bool {
         std::process::id() != self.pid
     }
@@ -373,18 +375,18 @@ struct Shared {
     line: Line,
     session: SessionId,
     pidfd: OwnedFd,
-    /// Eventfd that becomes readable once the endpoint is dropped.
+    /// Descriptor that becomes readable once the endpoint is dropped.
     closed: OwnedFd,
     node: NodeId,
     memory: Arc<Mapping>,
     died: Arc<AtomicBool>,
     next_id: AtomicU64,
     calls: Mutex<BTreeMap<u64, Call>>,
-    /// Held by the thread that polls for responses.
+    /// Buffer for received frames, locked by the thread that polls for responses.
     inbox: Mutex<Inbox>,
 }
 
-/// Reason to end a session.
+/// Reason that callers get when the session ends because its rings hold invalid data.
 const INVALID_RINGS: &str = "its rings hold data that no node of this release writes";
 /// Maximum number of socket messages read at once.
 const MESSAGES_AT_A_TIME: u32 = 16;
@@ -543,7 +545,7 @@ impl Shared {
         self.calls().values().any(|call| call.answer.is_none())
     }
 
-    /// Waits for responses, for the node's death, and for the endpoint's drop.
+    /// Runs the watcher thread: waits for responses, for the node's death, and for the endpoint's drop.
     fn watch(&self) {
         self.rest();
         loop {
@@ -584,7 +586,7 @@ impl Shared {
         is_connected && has_taken.is_ok()
     }
 
-    /// Polls for responses, for at most [`crate::spin::SPIN`], until there are some or `is_enough` is true.
+    /// Polls for responses, for at most [`crate::spin::SPIN`], until responses arrive or `is_enough` is true.
     fn poll_responses(&self, is_enough: &dyn Fn() -> bool) {
         let looked = spin(|| match self.take_responses() {
             Ok(false) if !is_enough() => None,
@@ -601,7 +603,7 @@ impl Shared {
         while !self.line.calls.rests() && self.take_responses().is_ok() {}
     }
 
-    /// Passes the responses that have arrived to their callers. Returns false if there were none.
+    /// Passes the responses that have arrived to their callers. Returns false if none had arrived.
     fn take_responses(&self) -> Result<bool, Fault> {
         let mut answers = Vec::new();
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,16 +1,16 @@
 //! The process at the other end of a Unix socket.
 //!
-//! Defined here, because in `rustix` a process id is never 0, but the system reports 0 for a process in a pid namespace
-//! that this process does not see.
+//! This module exists because in `rustix` a process id is never 0, but the system reports 0 for a process in a pid
+//! namespace that this process does not see.
 
 use rustix::process::Pid;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Credentials of the process at the other end, as of the time when it connected or began to listen.
+/// Credentials of the process at the other end of a socket, as of the time when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// `None` if it is in a pid namespace that this process does not see.
+    /// Process id, or `None` if the process is in a pid namespace that this process does not see.
     pub pid: Option<Pid>,
     /// Effective user id of the process.
     pub user: u32,
@@ -19,7 +19,7 @@ pub struct Peer {
 /// Returns the process at the other end of a connected socket.
 ///
 /// # Errors
-/// The system's.
+/// The system's error: the credentials cannot be read.
 pub fn peer(socket: &impl AsFd) -> rustix::io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
