@@ -1,7 +1,8 @@
 //! One side's end of a connection: it writes, reads and goes to sleep.
 //!
 //! Invariant: the tail that the other side stores lies after the bytes already read, and at most a ring ahead. The head
-//! that it stores lies between its previous value and the bytes published to it. Any other value ends the connection.
+//! that the other side stores lies between its previous value and the number of bytes published to that side. Any other
+//! value ends the connection.
 //! Invariant: a frame is parsed only from a private copy, which is taken once.
 //!
 //! Why no side sleeps through a frame: before a side sleeps, it stores its wish, then polls once more. The other side
@@ -31,7 +32,7 @@ pub(crate) const LONGEST: usize = (RING - RELEASE) as usize - LENGTH;
 
 const _: () = assert!(FRAME_MAX <= LONGEST && RELEASE + extent(LONGEST) <= RING);
 
-/// Reason why a connection carries nothing more.
+/// Why a connection is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The other side has written data that no correct peer writes.
@@ -105,7 +106,7 @@ impl End {
     /// Queues a frame, which leaves on the next [`End::flush`], or once the ring has space.
     ///
     /// # Errors
-    /// [`Fault`]; the frame is lost.
+    /// [`Fault`] says why the connection is unusable; the frame is lost.
     pub(crate) fn send(&mut self, shared: &impl Shared, frame: &[u8]) -> Result<(), Fault> {
         assert!(frame.len() <= LONGEST, "a frame has at most {LONGEST} bytes, this one {}", frame.len());
         if self.outbox.is_empty() && self.write(shared, frame)? {
@@ -120,10 +121,10 @@ impl End {
         Ok(())
     }
 
-    /// Publishes queued frames to the other side.
+    /// Publishes queued frames to the other side, as far as the ring has space.
     ///
     /// # Errors
-    /// [`Fault::Foreign`].
+    /// [`Fault::Foreign`]: the other side has stored an invalid head.
     pub(crate) fn flush(&mut self, shared: &impl Shared) -> Result<(), Fault> {
         while let Some(frame) = self.outbox.pop_front() {
             if !self.write(shared, &frame)? {
@@ -216,7 +217,7 @@ impl End {
         true
     }
 
-    /// Clears the wish, if one is stored. Returns true if it was; then the bell may have been rung.
+    /// Clears this side's wish to be woken. Returns true if a wish was stored; then the bell may have been rung.
     pub(crate) fn awake(&mut self, shared: &impl Shared) -> bool {
         let was_asleep = std::mem::replace(&mut self.is_asleep, false);
         if was_asleep {
@@ -272,7 +273,7 @@ impl End {
     }
 }
 
-/// Returns how many bytes of the ring a frame of `len` bytes takes.
+/// Returns how many bytes of the ring a frame of `len` bytes takes, including its length field and padding.
 const fn extent(len: usize) -> u64 {
     (LENGTH + len).next_multiple_of(UNIT) as u64
 }

@@ -1,4 +1,4 @@
-//! A client's connection to one engine.
+//! A client's ring connection to one engine of a node.
 
 use super::end::{Buffer, End};
 use super::shared::{Mapped, Memory, Side};
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 
-/// A client's end of a ring.
+/// A client's end of a ring connection.
 pub struct RingLine {
     shared: Mapped,
     state: RefCell<State>,
@@ -32,7 +32,7 @@ impl RingLine {
     /// Connects to an engine of the node that listens at `path`. Waits at most about 1 s.
     ///
     /// # Errors
-    /// [`ConnectError`]; the socket is closed.
+    /// [`ConnectError`] says why there is no connection; the socket is closed.
     pub fn connect(path: &Path) -> Result<RingLine, ConnectError> {
         let io = |doing| move |errno: Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
         let foreign = |what: String| ConnectError::Foreign(path.to_owned(), what);

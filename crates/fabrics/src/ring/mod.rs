@@ -48,7 +48,7 @@ const RING: u64 = 256 * 1024;
 /// Maximum number of bytes that wait in the sender for space in the ring.
 const OUTBOX_MAX: usize = 4 << 20;
 
-/// Name of this protocol, with which every hello starts.
+/// Name that identifies this protocol in a hello.
 const MAGIC: &str = "farside-ring";
 /// Version of the protocol. Incremented whenever old and new are incompatible.
 const VERSION: u32 = 1;
@@ -56,16 +56,16 @@ const VERSION: u32 = 1;
 /// The node's response to a [`Hello`].
 #[derive(Serialize, Deserialize)]
 enum Greeting {
-    /// Accepted; the memory's descriptor comes with this message.
+    /// The engine accepts the client; the memory's descriptor comes with this message.
     Welcome,
-    /// The engine rejects the client, for this reason.
+    /// The engine rejects the client; the text gives the reason.
     Refusal(String),
 }
 
 /// Checks that a hello is valid.
 ///
 /// # Errors
-/// It is not; the error is the message for the client.
+/// The hello is invalid; the error is the message for the client.
 fn check(hello: &[u8]) -> Result<(), String> {
     let hello: Hello = serde_json::from_slice(hello)
         .map_err(|_| "the greeting is not understood: connect with a farside client".to_owned())?;

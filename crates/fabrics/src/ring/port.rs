@@ -21,15 +21,15 @@ use std::time::Duration;
 
 /// Maximum number of connections per engine, since each takes memory.
 const CONNECTIONS_MAX: usize = 1024;
-/// Pause before clients are accepted again, if even closing the spare descriptor did not make accepting possible.
+/// Pause in accepting clients, if closing the spare descriptor did not free one that `accept` can use.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 /// An engine's end of all its rings.
 pub struct RingPort {
     listener: Arc<Listener>,
     connections: Connections<Client>,
-    /// A descriptor kept in reserve. When no other is available, it is closed, so that the next client can still be
-    /// accepted and refused with a reason.
+    /// A descriptor kept in reserve. When the process has no other free descriptor, this one is closed, so that the
+    /// next client can still be accepted and refused with a reason.
     spare: Option<OwnedFd>,
     common: Common,
 }
@@ -41,10 +41,10 @@ pub(crate) struct Common {
 }
 
 pub(crate) enum Client {
-    /// A client that has not sent a hello.
+    /// A client that has not yet sent a hello.
     New(OwnedFd),
     Admitted(Box<Admitted>),
-    /// A client that was refused, and whose connection closes at once.
+    /// A client that the engine has refused; its connection closes at once.
     Refused,
 }
 

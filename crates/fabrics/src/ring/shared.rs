@@ -59,7 +59,7 @@ impl Word {
 #[repr(C, align(16))]
 pub(crate) struct Unit(pub(super) [u8; UNIT]);
 
-/// The state that both sides share. The other side may change all of it at any time.
+/// State that the two sides of a connection share. The other side may change all of it at any time.
 ///
 /// All accesses to words are sequentially consistent, so they all have one order. If one side stores a word while the
 /// other falls asleep, at least one of them sees what the other has stored. Bytes that were copied in before a tail was
@@ -67,7 +67,7 @@ pub(crate) struct Unit(pub(super) [u8; UNIT]);
 pub(crate) trait Shared {
     fn load(&self, word: Word) -> u64;
     fn store(&self, word: Word, value: u64);
-    /// Stores 0; returns the previous value.
+    /// Stores 0 in `word`; returns its previous value.
     fn take(&self, word: Word) -> u64;
     /// Copies `bytes` into the ring of `writer`, from `position` on, which is a multiple of 16. Pads the last unit with
     /// zeros.
@@ -80,7 +80,7 @@ pub(crate) trait Shared {
 
 /// Distance between words in bytes: two cache lines, since CPUs fetch lines in pairs. So no two words share a pair.
 const WORD_STRIDE: usize = 128;
-/// Offset of the rings.
+/// Offset of the first ring in a connection's memory, in bytes.
 const RINGS_AT: usize = 4096;
 /// Size of a connection's memory in bytes.
 pub const SIZE: u64 = RINGS_AT as u64 + 2 * RING;
@@ -146,7 +146,7 @@ impl Memory {
         unsafe { AtomicU64::from_ptr(self.base.add(word.index() * WORD_STRIDE).cast()) }
     }
 
-    /// Returns the address of `position` in a ring, and the number of bytes up to the ring's end.
+    /// Returns the address of byte `position` of a ring, and the number of bytes from there to the ring's end.
     fn place(&self, writer: Side, position: u64) -> (*mut u8, usize) {
         assert!(position.is_multiple_of(UNIT as u64), "frames begin at units");
         let offset = position % RING;

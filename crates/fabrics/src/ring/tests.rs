@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The two sides of one connection, in this process.
+/// Returns the two sides of one connection, both in this process.
 fn pair() -> (Mapped, Mapped) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("two sockets");
     let fd = make().expect("memory");
@@ -23,7 +23,7 @@ fn pair() -> (Mapped, Mapped) {
     (map(ours), map(theirs))
 }
 
-/// A random frame. Sizes at which the behaviour changes are more frequent.
+/// Returns a random frame. Sizes at which the behaviour changes are more frequent.
 fn frame(draws: &mut Draws) -> Vec<u8> {
     const EDGES: [usize; 9] = [0, 1, 11, 12, 13, 27, 28, FRAME_MAX - 1, FRAME_MAX];
     let len = match draws.below(4) {
@@ -108,12 +108,12 @@ fn unread_frames_wait_up_to_a_bound_and_none_is_lost() {
     }
 }
 
-/// Memory in which anything may change before each access.
+/// Shared memory in which anything may change before each access.
 struct Scribbled {
     words: [Cell<u64>; 6],
     bytes: RefCell<Vec<u8>>,
     draws: RefCell<Draws>,
-    /// One access in `rarely` finds that something has changed.
+    /// On average, one access in `rarely` finds that something has changed.
     rarely: u64,
     rings: Cell<u64>,
 }
@@ -289,7 +289,7 @@ struct Stepped {
     bells: [(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar); 2],
 }
 
-/// The memory as one side sees it.
+/// One side's view of memory of the type [`Stepped`].
 struct View {
     stepped: Arc<Stepped>,
     side: Side,
@@ -383,7 +383,7 @@ fn converse(view: &View, count: u8, len: usize, begins: bool) {
     }
 }
 
-/// Runs two sides that sleep whenever possible, under `schedules` schedules.
+/// Runs two sides that sleep whenever possible, under `schedules` different orders of their accesses.
 fn explore(schedules: usize, count: u8, len: usize, is_late: bool) {
     let mut config = shuttle::Config::new();
     config.silence_warnings = true;

@@ -1,4 +1,4 @@
-//! A client's connection to one engine of a node.
+//! A client's TCP or TLS connection to one engine of a node.
 
 use super::{End, FRAME_MAX, Plain, READ_MAX, Wire};
 use crate::session::carrier::{Broken, Line};
@@ -11,10 +11,10 @@ use std::time::Duration;
 /// Time limit for connecting.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(900);
 
-/// A client's end of TCP.
+/// A client's end of a TCP connection.
 pub type TcpLine = StreamLine<Plain>;
 
-/// A client's end of a stream.
+/// A client's end of a stream connection, with frames in the form of the wire `W`.
 pub struct StreamLine<W> {
     stream: TcpStream,
     /// An epoll instance that watches the stream for the events needed now.
@@ -25,7 +25,7 @@ pub struct StreamLine<W> {
 struct State<W> {
     wire: W,
     buffer: Box<[u8]>,
-    /// Whether epoll reports when more can be written.
+    /// Whether epoll reports when the socket accepts more bytes.
     wants_out: bool,
 }
 
@@ -33,7 +33,7 @@ impl TcpLine {
     /// Connects to the node at `node`. Waits at most about 1 s.
     ///
     /// # Errors
-    /// The system's: no listener, no route, or no descriptor for another socket.
+    /// The system's error: no listener, no route, or no free descriptor.
     pub fn connect(node: SocketAddr) -> std::io::Result<TcpLine> {
         StreamLine::over(dial(node)?, Plain::default())
     }

@@ -20,15 +20,15 @@ use std::net::TcpStream;
 /// Maximum size of a frame in bytes. Larger frames are slower, because one side idles while the other handles the whole
 /// frame.
 const FRAME_MAX: usize = 24 * 1024;
-/// Size of the length field before each frame.
+/// Size in bytes of the length field before each frame.
 const LENGTH: usize = 4;
-/// Maximum number of bytes per read.
+/// Maximum number of bytes read by one system call.
 const READ_MAX: usize = 128 * 1024;
 
-/// Reason why a connection carries nothing more.
+/// Why a connection is unusable.
 #[derive(Debug)]
 pub enum End {
-    /// The peer has hung up.
+    /// The peer has closed the connection.
     HungUp,
     /// The peer speaks another protocol.
     Foreign,
@@ -65,7 +65,7 @@ pub trait Wire: Send {
     /// Writes queued frames until the stream accepts no more.
     ///
     /// # Errors
-    /// The connection carries nothing more.
+    /// The connection is unusable.
     fn flush(&mut self, stream: &TcpStream) -> Result<(), End>;
 
     /// Number of queued bytes that the stream has not yet accepted.
@@ -83,7 +83,7 @@ pub trait Wire: Send {
     /// Returns false if nothing was received.
     ///
     /// # Errors
-    /// The connection carries nothing more. Frames received before were passed on.
+    /// The connection is unusable. Frames received before were passed on.
     fn receive(
         &mut self,
         stream: &TcpStream,
@@ -92,7 +92,7 @@ pub trait Wire: Send {
     ) -> Result<bool, End>;
 }
 
-/// Frames in the clear.
+/// A wire without encryption: frames pass through the stream in the clear.
 #[derive(Default)]
 pub struct Plain {
     inbox: Inbox,
@@ -134,7 +134,7 @@ impl Wire for Plain {
     }
 }
 
-/// Bytes to be written to the stream.
+/// Bytes queued to be written to the stream.
 #[derive(Default)]
 struct Outbox {
     bytes: Vec<u8>,
@@ -191,7 +191,7 @@ fn put_frame(bytes: &mut Vec<u8>, frame: &[u8]) {
     bytes.extend_from_slice(frame);
 }
 
-/// Bytes received but not yet passed on.
+/// Bytes received but not yet passed on as frames.
 #[derive(Default)]
 struct Inbox {
     bytes: Vec<u8>,
@@ -249,7 +249,7 @@ impl Inbox {
         }
     }
 
-    /// Passes on all frames that are complete now that `bytes` have arrived.
+    /// Adds received `bytes`, and passes all frames that are now complete to `take`.
     #[cfg(feature = "tls")]
     fn feed(&mut self, bytes: &[u8], take: impl FnMut(&[u8])) -> Result<(), End> {
         if self.bytes.is_empty() {
@@ -265,7 +265,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Keeps bytes for the next read, in place of those kept before.
+    /// Keeps the bytes `rest` for the next read, in place of those kept before.
     fn keep(&mut self, rest: &[u8]) {
         self.bytes.clear();
         self.consumed = 0;
@@ -277,7 +277,7 @@ impl Inbox {
     }
 }
 
-/// Passes on the complete frames in `bytes`; returns the bytes after them.
+/// Passes the complete frames in `bytes` to `take`; returns the remaining bytes.
 #[cfg(feature = "tls")]
 fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
     while let Some((frame, after)) = next_frame(bytes)? {
@@ -287,10 +287,10 @@ fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
     Ok(bytes)
 }
 
-/// A frame, and the bytes after it.
+/// A frame, and the bytes that follow it.
 type FrameAndRest<'a> = (&'a [u8], &'a [u8]);
 
-/// Returns the first frame of `bytes` if it is complete.
+/// Returns the first frame of `bytes` and the bytes after it, or `None` if the frame is incomplete.
 #[inline]
 fn next_frame(bytes: &[u8]) -> Result<Option<FrameAndRest<'_>>, End> {
     let Some((size, after)) = bytes.split_first_chunk::<LENGTH>() else { return Ok(None) };
@@ -365,7 +365,7 @@ mod tests {
         assert!(matches!(received, Err(End::Encrypted)));
     }
 
-    /// Mutated frames, split anywhere: no frame passed on exceeds the limit.
+    /// Passes on mutated frames in pieces of any size, and checks that no frame exceeds the limit.
     #[test]
     fn fuzz_frames() {
         let executions = Executions::of("frames of a stream");

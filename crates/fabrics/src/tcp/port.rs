@@ -19,14 +19,14 @@ const ACCEPTS_PER_POLL: u32 = 16;
 /// Pause in accepting connections after the system ran out of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
-/// An engine's end of TCP.
+/// An engine's port for TCP connections.
 pub type TcpPort = StreamPort<Plain>;
 
-/// An engine's end of stream connections.
+/// An engine's port for stream connections, with frames in the form of the wire `W`.
 pub struct StreamPort<W> {
     listener: TcpListener,
     connections: Connections<Client<W>>,
-    /// Creates the wire of a new connection.
+    /// Function that creates the wire of a new connection.
     wire: Box<dyn Fn() -> W + Send>,
     /// End of the pause in accepting, if the system has run out of descriptors.
     full_until: Option<Instant>,
@@ -39,17 +39,17 @@ pub(crate) struct Client<W> {
 }
 
 impl TcpPort {
-    /// Creates a port at one address for each of `engines` engines. The system distributes connections among the ports.
+    /// Creates `engines` ports at one address, one per engine. The system distributes connections among the ports.
     ///
     /// # Errors
-    /// The system's: the address is not of this machine, or is in use.
+    /// The system's error: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<TcpPort>> {
         StreamPort::bind_with(address, engines, Plain::default)
     }
 }
 
 impl<W: Wire> StreamPort<W> {
-    /// Like [`TcpPort::bind`], but calls `wire` for the wire of each connection.
+    /// Binds ports like [`TcpPort::bind`], but calls `wire` for the wire of each connection.
     pub(super) fn bind_with(
         address: SocketAddr,
         engines: usize,
@@ -75,7 +75,7 @@ impl<W: Wire> StreamPort<W> {
     /// Returns the bound address.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error: the address cannot be queried.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -2,12 +2,12 @@
 //! authenticates the node.
 //!
 //! Only TLS 1.3 is used, by `rustls`, which converts bytes to bytes: it has no socket and never blocks. A client
-//! completes the handshake while it connects. At a port, a handshake proceeds when epoll reports its connection, for a
-//! few connections at a time. A connection whose handshake does not complete gets no session, and is closed like every
+//! completes the handshake while it connects. A port continues a handshake when epoll reports its connection, for a few
+//! connections at a time. A connection whose handshake does not complete gets no session, and is closed like every
 //! connection without one.
 //!
 //! Invariant: the frames of one round of the client core leave in the smallest number of records, in one write.
-//! Invariant: when a TLS session has ended, nothing of it is kept: each has its own keys.
+//! Invariant: each TLS session has its own keys, and nothing of a session is kept after it ends.
 //! Invariant: no frame is passed on or sent before the handshake is complete.
 
 use super::line::{CONNECT_WAIT, dial};
@@ -29,7 +29,7 @@ use std::time::Instant;
 const ALPN: &[u8] = b"farside";
 /// Maximum payload of a record in bytes.
 const RECORD_MAX: usize = 16 * 1024;
-/// Upper bound of the overhead of a record.
+/// Upper bound of the overhead of a record, in bytes.
 const RECORD_EXTRA: usize = 64;
 /// Maximum number of bytes of incomplete records that are kept. Our handshakes need less.
 const HELD_MAX: usize = 2 * RECORD_MAX;
@@ -69,7 +69,7 @@ impl Identity {
     /// Parses an identity in PEM: a certificate, optionally with its chain, and its private key.
     ///
     /// # Errors
-    /// [`IdentityError`].
+    /// [`IdentityError`] says which part is invalid, and why.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Identity, IdentityError> {
         let chain = certificates_of(certificates).map_err(IdentityError::Certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| {
@@ -146,7 +146,7 @@ impl HostName {
     /// Parses a name or an address, without a port.
     ///
     /// # Errors
-    /// The text is neither.
+    /// The text is neither a host name nor an IP address.
     pub fn parse(name: &str) -> Result<HostName, String> {
         let parsed = ServerName::try_from(name.trim_matches(['[', ']']));
         let parsed = parsed.map_err(|_| format!("'{name}' is not a host name or address"))?;
@@ -154,7 +154,7 @@ impl HostName {
     }
 }
 
-/// Reason why there is no TLS connection. The message names a remedy. Nothing was sent that an observer could read.
+/// Why there is no TLS connection. The message names a remedy. Nothing that an observer could read was sent.
 #[derive(Debug)]
 pub enum ConnectError {
     /// The connection could not be established.
@@ -230,14 +230,14 @@ impl From<End> for ConnectError {
     }
 }
 
-/// A client's end of TLS.
+/// A client's end of a TLS connection.
 pub type TlsLine = StreamLine<Tls<UnbufferedClientConnection>>;
 
 impl TlsLine {
-    /// Connects to the node at `node`, which must prove to be `name`. Waits at most about 1 s.
+    /// Connects to the node at `node`, whose certificate must prove that it is `name`. Waits at most about 1 s.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`] says why there is no connection.
     pub fn connect(node: SocketAddr, name: &HostName, trust: &Trust) -> Result<TlsLine, ConnectError> {
         let until = Instant::now() + CONNECT_WAIT;
         let stream = dial(node).map_err(ConnectError::System)?;
@@ -261,14 +261,14 @@ impl TlsLine {
     }
 }
 
-/// An engine's end of TLS.
+/// An engine's port for TLS connections.
 pub type TlsPort = StreamPort<Tls<UnbufferedServerConnection>>;
 
 impl TlsPort {
-    /// Creates a port at one address for each of `engines` engines, with the certificate of `identity`.
+    /// Creates `engines` ports at one address, one per engine, with the certificate of `identity`.
     ///
     /// # Errors
-    /// The system's: the address is not of this machine, or is in use.
+    /// The system's error: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize, identity: &Identity) -> std::io::Result<Vec<TlsPort>> {
         let identity = identity.clone();
         StreamPort::bind_with(address, engines, move || {
@@ -278,9 +278,9 @@ impl TlsPort {
     }
 }
 
-/// One side's half of the TLS protocol.
+/// The TLS protocol of one side, the client or the node.
 pub trait Session: Send {
-    /// Data type that the TLS library uses for that side.
+    /// Type that `rustls` uses for this side's connection data.
     type Data;
 
     /// Processes records; returns the next step to take.
@@ -314,16 +314,16 @@ impl Session for UnbufferedServerConnection {
     }
 }
 
-/// Frames that travel over the stream in TLS records.
+/// A wire with encryption: frames pass through the stream in TLS records.
 pub struct Tls<S> {
     session: Box<S>,
-    /// An incomplete record, or an incomplete message of several records.
+    /// Received bytes of an incomplete record, or of an incomplete message of several records.
     records: Inbox,
-    /// Received bytes of a frame that is not yet complete.
+    /// Decrypted bytes of an incomplete frame.
     frames: Inbox,
-    /// Frames that are not yet encrypted.
+    /// Frames that wait to be encrypted.
     plain: Vec<u8>,
-    /// Encrypted records that are not yet written.
+    /// Records that wait to be written.
     outbox: Outbox,
 }
 
@@ -353,7 +353,8 @@ impl<S: Session> Tls<S> {
         }
     }
 
-    /// Takes one step of the protocol. Returns false if the next step needs more input.
+    /// Takes one step of the protocol. Returns the number of bytes consumed, and false if the next step needs more
+    /// input.
     fn step(&mut self, records: &mut [u8], take: &mut impl FnMut(&[u8])) -> (usize, Result<bool, End>) {
         let Tls { session, frames, plain, outbox, .. } = self;
         let UnbufferedStatus { mut discard, state } = session.process(records);
@@ -508,7 +509,7 @@ mod tests {
         (ours, theirs)
     }
 
-    /// Two ends, each with a stream, after the handshake.
+    /// Two ends after the handshake, each with a stream.
     struct Pair {
         client: (ClientEnd, TcpStream),
         server: (ServerEnd, TcpStream),
@@ -530,7 +531,7 @@ mod tests {
         }
     }
 
-    /// Returns the frames that one end receives when the other sends `frames`.
+    /// Sends `frames` from one end, and returns the frames that the other end receives.
     fn carried<A: Session, B: Session>(
         (from, out): &mut (Tls<A>, TcpStream),
         (to, into): &mut (Tls<B>, TcpStream),
@@ -566,7 +567,7 @@ mod tests {
         }
     }
 
-    /// Parses the outgoing records as an observer would: type, version, length.
+    /// Parses the outgoing records as an observer would, by their type, version and length.
     #[test]
     fn frames_of_one_turn_leave_in_the_fewest_records() {
         let mut pair = Pair::new();
@@ -624,7 +625,7 @@ mod tests {
         assert!(matches!(received, Err(End::Tls(Error::DecryptError))), "{received:?}");
     }
 
-    /// A mutated client hello, split anywhere: the server fails or waits for more.
+    /// Passes a mutated client hello in pieces of any size: the server fails or waits for more.
     #[test]
     fn fuzz_handshakes() {
         let executions = Executions::of("handshakes of TLS");

@@ -1,4 +1,4 @@
-//! The client's end of UDP: a socket that is connected to one node.
+//! A client's UDP socket, connected to one node.
 
 use super::seal::client::Client as Seal;
 use super::seal::{GREETING, OVERHEAD, Shared};
@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// A client's end of UDP.
+/// A client's UDP socket, which carries one session's datagrams, sealed or in the clear.
 pub struct UdpLine {
     /// A duplicate of the descriptor in `socket`, so that it can be lent while `end` is borrowed.
     udp: UdpSocket,
@@ -30,11 +30,11 @@ struct End {
 }
 
 impl UdpLine {
-    /// Creates a line to the node at the address `node`, sealed with `shared`, or in the clear if that is absent. Sends
-    /// nothing.
+    /// Creates a line to the node at the address `node`. Datagrams are sealed with `shared`, or sent in the clear if
+    /// `shared` is absent. Sends nothing.
     ///
     /// # Errors
-    /// The system's: no route, or no descriptor for another socket.
+    /// The system's error: no route, or no free descriptor.
     pub fn connect(node: SocketAddr, shared: Option<Shared>) -> std::io::Result<UdpLine> {
         let any: SocketAddr = match node {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

@@ -40,18 +40,18 @@ struct Socket {
 
 struct Segmentation {
     state: UdpSocketState,
-    /// Queued datagrams to one address, all of one size except the last.
+    /// Queued datagrams to one address, which all have one size except the last.
     out: Vec<u8>,
     segment: usize,
     to: Option<SocketAddr>,
     inbound: Vec<u8>,
 }
 
-/// Maximum number of datagrams that the system sends (GSO) and receives (GRO) per call on a network; 1 if unsupported.
-/// Queries the system; sends nothing.
+/// Returns how many datagrams one system call sends (GSO) and receives (GRO) at most on a network. A number is 1 if the
+/// system does not support it. Sends nothing.
 ///
 /// # Errors
-/// The system's: no such socket can be created.
+/// The system's error: no such socket can be created.
 pub fn segments() -> std::io::Result<(usize, usize)> {
     let udp = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
     let state = UdpSocketState::new((&udp).into())?;
@@ -78,12 +78,13 @@ impl Socket {
         Ok(Socket { udp, segmentation, out: Vec::new() })
     }
 
-    /// Size of the socket's receive buffer, including the system's overhead.
+    /// Returns the size in bytes of the socket's receive buffer, including the system's overhead.
     fn inbound_bytes(&self) -> usize {
         rustix::net::sockopt::socket_recv_buffer_size(&self.udp).unwrap_or(PLACE)
     }
 
-    /// Sends a datagram to `to`, or to the connected address if absent; on the next [`Socket::flush`], or earlier.
+    /// Queues a datagram to `to`, or to the connected address if `to` is absent. The datagram leaves on the next
+    /// [`Socket::flush`], or earlier.
     fn send(&mut self, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
         match self.segmentation {
             Some(_) => self.write(to, datagram.len(), |out| out.extend_from_slice(datagram)),
@@ -91,7 +92,7 @@ impl Socket {
         }
     }
 
-    /// Sends a datagram of `len` bytes that `write` appends.
+    /// Queues a datagram like [`Socket::send`]: `write` appends its `len` bytes to the buffer.
     fn write(
         &mut self,
         to: Option<SocketAddr>,
@@ -147,7 +148,7 @@ impl Socket {
         sent
     }
 
-    /// Passes on received datagrams, at most one batch. `buffer` has [`PLACE`] bytes.
+    /// Passes received datagrams to `take`, at most one batch. `buffer` has [`PLACE`] bytes.
     fn receive(
         &mut self,
         buffer: &mut [u8],
@@ -190,7 +191,7 @@ fn send_one(udp: &UdpSocket, to: Option<SocketAddr>, datagram: &[u8]) -> std::io
     .map(drop)
 }
 
-/// Returns success if the error means that nothing was received.
+/// Returns success if the error only means that nothing was received, and otherwise the error.
 fn nothing_more(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),
@@ -207,7 +208,7 @@ fn grow_inbound(udp: &UdpSocket) {
     }
 }
 
-/// Random bytes from the system, unpredictable to anyone.
+/// Returns random bytes from the system, which nobody can predict.
 fn random() -> [u8; 32] {
     let mut bytes = [0; 32];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

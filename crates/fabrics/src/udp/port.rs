@@ -16,7 +16,7 @@ pub struct UdpAddress {
     connection: u32,
 }
 
-/// An engine's end of UDP.
+/// An engine's UDP socket, which carries the datagrams of all its clients.
 pub struct UdpPort {
     socket: Socket,
     buffer: Box<[u8]>,
@@ -25,10 +25,10 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// Creates a port at one address for each of `engines` engines. The system distributes clients among the ports.
+    /// Creates `engines` ports at one address, one per engine. The system distributes clients among the ports.
     ///
     /// # Errors
-    /// The system's: the address is not of this machine, or is in use.
+    /// The system's error: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<UdpPort>> {
         // With shared use of a port, the system would also admit any other socket of this user, such as a second
         // node's. So a first, exclusive bind makes sure that nobody uses the port.
@@ -53,7 +53,7 @@ impl UdpPort {
     /// Returns the bound address.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error: the address cannot be queried.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.socket.udp.local_addr()
     }
