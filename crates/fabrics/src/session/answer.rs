@@ -1,4 +1,4 @@
-//! First bytes of a response, which say whether the node refused the request.
+//! First bytes of a response, which show whether the node refused the request.
 //!
 //! ```text
 //! chain:  the reply's wire form, whose first byte is a status; or a refusal
@@ -11,13 +11,13 @@ const REFUSED: u8 = 0xff;
 /// Maximum size of a reason, which may quote the request.
 const REASON_MAX: usize = 4096;
 
-/// Returns the node's reason if it refused the request, else `None`. A refused request was not carried out.
+/// Returns the reason if `answer` is a refusal by the node, else `None`. A refused request was not carried out.
 pub fn refusal(answer: &[u8]) -> Option<String> {
     let (&first, reason) = answer.split_first()?;
     (first == REFUSED).then(|| String::from_utf8_lossy(reason).into_owned())
 }
 
-/// Returns the response of a service.
+/// Returns the service's response, which `answer` contains after its first byte.
 pub fn body(answer: &[u8]) -> &[u8] {
     answer.get(1..).unwrap_or_default()
 }

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Error: the carrier carries nothing more. Contains the reason.
+/// Error: the carrier is unusable. Contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -72,11 +72,12 @@ pub trait Line {
 
 /// An event at an engine's port.
 pub enum Arrival<'a> {
-    /// A datagram arrived.
+    /// A datagram has arrived.
     Datagram(&'a [u8]),
-    /// The client's carrier is closed.
+    /// The client's carrier has closed.
     HungUp,
-    /// A greeting that the carrier rejects: its nonce, and why. The server should send a refusal with this nonce.
+    /// A greeting has arrived that the carrier rejects: the greeting's nonce, and the reason. The server should send a
+    /// refusal with this nonce.
     Outsider(u64, Outsider),
 }
 
@@ -94,17 +95,17 @@ pub enum Outsider {
     Sealed,
     /// The greeting is sealed in another version of the format.
     Version {
-        /// Version that the client has.
+        /// The version of the client.
         theirs: u8,
-        /// Version that this node has.
+        /// The version of this node.
         ours: u8,
     },
 }
 
-/// Counts of datagrams that a port dropped because they did not provably come from a known client.
+/// Numbers of datagrams that a port dropped because they did not provably come from a known client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Datagrams that were not sealed with the right key, or were changed in transit.
+    /// Number of datagrams that were not sealed with the right key, or were changed in transit.
     pub forged: u64,
     /// Number of datagrams that had been received before.
     pub replayed: u64,
@@ -121,7 +122,7 @@ pub trait Port: Send {
     /// Maximum size of a datagram in bytes. Larger ones might be carried, but less efficiently.
     fn datagram_max(&self) -> usize;
 
-    /// IP address of the client's machine. `None` if all clients are on this machine.
+    /// Returns the IP address of the client's machine, or `None` if all clients are on this machine.
     fn source(_address: Self::Address) -> Option<IpAddr> {
         None
     }
@@ -139,17 +140,18 @@ pub trait Port: Send {
     /// Sends the queued datagrams.
     fn flush(&mut self);
 
-    /// Number of client carriers, including those without a session; 0 if the port keeps no carriers. While it is not
-    /// 0, the engine must wake now and then to call [`Port::close_without_session`].
+    /// Returns the number of client carriers, including those without a session; 0 if the port keeps no carriers. While
+    /// the number is not 0, the engine must wake now and then to call [`Port::close_without_session`].
     fn connections(&self) -> usize;
 
     /// Closes a client's carrier after its queued datagrams are sent.
     fn hang_up(&mut self, address: Self::Address);
 
-    /// Closes client carriers that have existed for a while and are not in `known`, the set of those with a session.
+    /// Closes client carriers that were accepted a few seconds ago or earlier and are not in `known`, the set of those
+    /// with a session.
     fn close_without_session(&mut self, known: impl Iterator<Item = Self::Address>);
 
-    /// Counts of datagrams dropped so far.
+    /// Returns the numbers of datagrams dropped so far.
     fn dropped(&self) -> Dropped;
 
     /// Returns a descriptor. After [`Port::may_sleep`] it becomes readable when datagrams may have arrived.

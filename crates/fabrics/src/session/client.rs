@@ -68,10 +68,10 @@ impl Default for Config {
     }
 }
 
-/// Grant of the server to the session.
+/// Limits and features that the server grants to the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Identifies this run of the node's process; different after a restart.
+    /// Identifies this run of the node's process; different after a restart of the node.
     pub node: u64,
     /// Features of the node.
     pub features: u64,
@@ -87,7 +87,7 @@ pub struct Granted {
     pub eager: usize,
 }
 
-/// Kind of a request.
+/// Kind of a request: a chain or a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// A request to run a chain.
@@ -96,7 +96,7 @@ pub enum Ask {
     Call(ServiceId),
 }
 
-/// Identifies one request of this client, and no other request at any time.
+/// Identifier of a request, unique within this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef(NonZeroU64);
 
@@ -115,7 +115,7 @@ impl SlotRef {
     }
 }
 
-/// Knowledge about a request that got no response: whether it ran.
+/// Fate of a request that got no response: whether the request ran, as far as the client knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The request did not run, and never will.
@@ -164,7 +164,7 @@ pub enum Lost {
 enum Stage {
     Greeting,
     Open,
-    /// `bye`: whether a BYE must still be sent.
+    /// The session has ended. `bye`: whether a BYE must still be sent.
     Ended {
         bye: bool,
     },
@@ -196,11 +196,11 @@ struct Slot {
     count: usize,
     sent: u64,
     acked: u64,
-    /// Bitmap of the fragments to retransmit.
+    /// Bitmap of the request's fragments to retransmit.
     resend: u64,
     /// Whether the request has several fragments, is partly sent, and is counted in `Client::assembling`.
     assembling: bool,
-    /// Fragments of the reply that this end will request from the server.
+    /// Bitmap of the reply's fragments that this end will request from the server.
     want: u64,
     /// Whether to send a CANCEL.
     cancel: bool,
@@ -211,7 +211,8 @@ struct Slot {
     resent: u64,
     /// Sequence number of the datagram in which each fragment was last sent.
     sent_in: [u32; FRAGMENTS_MAX],
-    /// Time of the last transmission, if there was a retransmission: for the current number, and for the previous one.
+    /// Time of the last transmission, if there was a retransmission: for the current number (`again_at`), and for the
+    /// previous number (`before_again_at`).
     again_at: Duration,
     before_again_at: Duration,
     /// Timeout for any response from the server: its length (`wait`), and the time at which it ends (`due`).
@@ -224,7 +225,7 @@ struct Slot {
     reply_count: usize,
     reply_size: usize,
     reply_got: u64,
-    /// Bitmap of the fragments of the reply that were requested and have not arrived.
+    /// Bitmap of the reply's fragments that should be in flight.
     asked: u64,
     /// All fragments of the reply that were ever requested (`asked_ever`), and those that the last HAVE, sent at
     /// `asked_at`, was the first to request (`asked_first`).
@@ -255,15 +256,16 @@ pub struct Client {
     free: u64,
     /// Bitmap of the slots with an outstanding request.
     pending: u64,
-    /// Slots with something to send, once the credit suffices.
+    /// Bitmap of the slots with something to send, once the credit suffices.
     send: u64,
-    /// Slots for which to acknowledge a complete reply of several fragments, so that the server may free that reply.
+    /// Bitmap of the slots for which to acknowledge a complete reply of several fragments, so that the server may free
+    /// that reply.
     ack: u64,
-    /// Slots whose response has arrived and was not yet reported.
+    /// Bitmap of the slots whose response has arrived and was not yet reported.
     answered: u64,
     /// Slot at which the next datagram starts: the first one that lacked credit for the previous one.
     cursor: usize,
-    /// Bytes of fragments that were sent and not acknowledged.
+    /// Number of bytes of fragments that were sent and not acknowledged.
     outstanding: usize,
     assembling: usize,
     /// Number of the next request.
@@ -281,14 +283,14 @@ pub struct Client {
     oldest: u32,
     /// Lower bound of the times at which the slots' timers expire.
     earliest: Duration,
-    /// The latest time passed in (`last_now`). If the next one is after `pause_from`, this process must have been
-    /// stopped.
+    /// The latest time passed in (`last_now`). If the next time is after `pause_from`, this process must have been
+    /// stopped in between.
     last_now: Duration,
     pause_from: Duration,
     hello_wait: Duration,
     hello_due: Duration,
     hello_deadline: Duration,
-    /// Interval of the session's timers: a fifth of the silence period.
+    /// Interval between PINGs: a fifth of the silence period.
     period: Duration,
     ping_at: Duration,
     pings: u32,
@@ -356,12 +358,12 @@ impl Client {
         &self.counters
     }
 
-    /// Number of unacknowledged request bytes in flight.
+    /// Returns the number of unacknowledged request bytes in flight.
     pub fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Number of bytes kept for requests and replies. Lets tests check that this memory is bounded.
+    /// Returns the number of bytes kept for requests and replies. Lets tests check that this memory is bounded.
     pub fn kept_bytes(&self) -> usize {
         let slots: usize =
             self.slots.iter().map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
@@ -373,7 +375,7 @@ impl Client {
     /// it.
     ///
     /// # Panics
-    /// If it is longer than [`BODY_BYTES_MAX`].
+    /// If the request is longer than [`BODY_BYTES_MAX`].
     pub fn submit(&mut self, now: Duration, ask: Ask, parts: &[&[u8]]) -> Option<SlotRef> {
         self.submit_within(now, self.config.deadline, ask, parts)
     }
@@ -729,10 +731,10 @@ impl Client {
         }
     }
 
-    /// Records the buffers of an abandoned chain that must be retired. If the chain did not run, these are all that it
-    /// holds. If it ran, they are those that it has allocated or held and not published, according to the reply in the
-    /// slot. For a reply of several fragments this is not called: a scan finds the buffers after this session has
-    /// ended.
+    /// Records the buffers of an abandoned chain that must be retired. If the chain did not run, these are all buffers
+    /// that it holds. If the chain ran, these are the buffers that it has allocated or held and not published,
+    /// according to the reply in the slot. Not called for a reply of several fragments: a scan finds the buffers after
+    /// this session has ended.
     #[cold]
     fn settle(&mut self, index: usize, has_run: bool) {
         let slot = &mut self.slots[index];
@@ -757,7 +759,7 @@ impl Client {
         }
     }
 
-    /// Abandons a pending request.
+    /// Abandons a pending request. Returns whether the request ran, as far as this end knows.
     fn drop_request(&mut self, index: usize) -> Fate {
         let slot = &mut self.slots[index];
         if slot.sent == 0 {
@@ -1185,7 +1187,7 @@ impl Client {
         }
     }
 
-    /// Handles the response to an abandoned request, which tells its outcome.
+    /// Handles the response to an abandoned request, which shows whether the request ran.
     #[cold]
     fn drained(&mut self, entry: &Entry<'_>) {
         let slot = &mut self.slots[entry.slot];
@@ -1201,8 +1203,8 @@ impl Client {
         self.set_free(entry.slot);
     }
 
-    /// Handles a message that the server has sent before. It responds to one of several transmissions. Even if it
-    /// responds to the last of them, the round trip took at least the time since then.
+    /// Handles a message that the server has sent before. The message responds to an unknown one of several
+    /// transmissions. The round trip took at least the time since the last of these transmissions.
     fn note_repeat(&mut self, now: Duration, index: usize) {
         self.counters.duplicates += 1;
         self.rtt.took_at_least(now.saturating_sub(self.slots[index].again_at));
@@ -1233,8 +1235,8 @@ impl Client {
         }
     }
 
-    /// Records the fragments that the server has, and measures the round trip. Returns whether any of them was not
-    /// acknowledged before.
+    /// Records the fragments that the server has, and measures the round trip. Returns true if any of these fragments
+    /// was not acknowledged before.
     #[inline]
     fn acknowledged(&mut self, now: Duration, index: usize, have: u64) -> bool {
         let news = self.acknowledge(index, have);
@@ -1424,8 +1426,8 @@ impl Slot {
         (self.came, self.asked_overtaken) = (0, 0);
     }
 
-    /// Requests the fragments of the reply that are presumably lost: the server sends in order, and [`OVERTAKEN`] later
-    /// ones have arrived. Requests each of them once.
+    /// Requests the fragments of the reply that count as lost: the server sends fragments in order, and [`OVERTAKEN`]
+    /// later ones have arrived. Requests each lost fragment once.
     fn ask_for_overtaken(&mut self) {
         let later = (1..OVERTAKEN).fold(self.came, |came, _| came & !highest(came));
         let lost = self.asked & highest(later).saturating_sub(1) & !self.asked_overtaken;
@@ -1434,7 +1436,7 @@ impl Slot {
     }
 }
 
-/// Returns a bitmap with only the highest set bit of `bits`; 0 if `bits` is 0.
+/// Returns a bitmap of the highest set bit of `bits`; 0 if `bits` is 0.
 fn highest(bits: u64) -> u64 {
     if bits == 0 { 0 } else { 1 << bits.ilog2() }
 }

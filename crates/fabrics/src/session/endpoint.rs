@@ -26,9 +26,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// After the line broke: maximum number of polls for datagrams that had arrived before.
+/// Maximum number of polls, after the line broke, for datagrams that had arrived before.
 const LAST_POLLS: u32 = 16;
-/// Time limit for the hello and its response.
+/// Time limit for sending hellos until a response arrives.
 const GREETING_WAIT: Duration = Duration::from_millis(900);
 /// Time that a dropped endpoint waits for the node's last responses, including those to retires.
 const FAREWELL_WAIT: Duration = Duration::from_millis(100);
@@ -40,9 +40,9 @@ const RETIRED_MAX: usize = 256;
 /// Reason why a session could not be opened. No request was sent to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// No response arrived.
+    /// The node did not respond in time.
     Silent,
-    /// The node refused the session, for this reason.
+    /// The node refused the session; the text gives the reason.
     Refused(String),
     /// The carrier is broken.
     Broken(Broken),
@@ -75,9 +75,9 @@ pub struct Endpoint<L: Line> {
     waiting_as: Cell<Waiting>,
     /// Whether the core has waited since its last round ended. Waiting includes polling for responses.
     has_waited: Cell<bool>,
-    /// For each slot, the waker of the task that waits for the response, or waited last. Kept, so that a task that
-    /// sends again need not clone its waker; so a waker may outlive its task until the slot is reused. Not in `state`,
-    /// so that a woken task may use the endpoint at once.
+    /// For each slot, the waker of the task that waits for the response, or waited last. A waker is kept until the slot
+    /// is reused, even if its task has ended, so that a task that sends again need not clone its waker. The wakers are
+    /// not in `state`, so that a woken task may use the endpoint at once.
     waiting: [Cell<Option<Waker>>; WINDOW_MAX],
     driver: RefCell<Option<Waker>>,
 }
@@ -91,7 +91,7 @@ struct State {
     slot_waiters: Vec<Waker>,
     /// Buffers to retire with the next request: the number of each buffer's region, and its address.
     retired: Vec<(u32, Addr)>,
-    /// Why the session has ended, if it has.
+    /// Reason for which the session has ended; `None` while it is open.
     over: Option<String>,
     counters: Counters,
     out: Vec<u8>,
@@ -112,7 +112,7 @@ impl<L: Line> Endpoint<L> {
     /// Opens a session over `line`. The properties of `line` replace those in `config`. Waits at most about 1 s.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing is left behind.
+    /// [`OpenError`] says why there is no session; no session is left behind.
     pub fn open(line: L, node: NodeId, config: Config) -> Result<Endpoint<L>, OpenError> {
         let now = timer::now();
         let mut client = Client::new(
@@ -178,7 +178,7 @@ impl<L: Line> Endpoint<L> {
     /// this future on the same thread and keep it running while the endpoint is used. Never completes.
     ///
     /// # Panics
-    /// If the system has no descriptor or thread for it.
+    /// If the system has no descriptor or thread for this future.
     pub async fn drive(&self) {
         let watch = Watch::new(self.line.fd()).expect("the system watches one more descriptor");
         let mut sleep = None;
@@ -214,7 +214,7 @@ impl<L: Line> Endpoint<L> {
         .await
     }
 
-    /// Maximum time to sleep if nothing arrives.
+    /// Returns the maximum time to sleep if nothing arrives, or `None` if there is no limit.
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
         let timeout = self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now));
         [timeout, self.line.sleep_max()].into_iter().flatten().min()
@@ -537,7 +537,7 @@ struct InFlight<'a, L: Line> {
 impl<L: Line> Future for InFlight<'_, L> {
     type Output = Result<SlotRef, Fate>;
 
-    /// Completes when the outcome is known. If the request failed, the client has already forgotten it then.
+    /// Completes when the outcome is known. The client has forgotten a failed request even before.
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<SlotRef, Fate>> {
         let Some(request) = self.request else { unreachable!("polled after completion") };

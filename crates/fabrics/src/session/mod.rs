@@ -3,8 +3,8 @@
 //!
 //! [`client`] is one incarnation of a client and its only session with one engine. [`server`] is an engine with all its
 //! sessions. [`packet`] defines the bytes between them, and [`rtt`] estimates the retransmission timeout. The owner of
-//! The owner of the socket passes in received datagrams and the time, and sends the datagrams that it gets back.
-//! [`carrier`] is the interface of such a socket, and [`endpoint`] combines a client and its line into a fabric.
+//! the socket passes in received datagrams and the time, and sends the datagrams that it gets back. [`carrier`] is the
+//! interface of such a socket, and [`endpoint`] combines a client and its line into a fabric.
 //!
 //! A session has up to 64 slots. A slot carries one request at a time. Each request of a slot gets the next higher
 //! number, and the server never runs a number twice, so a request runs at most once. Requests and replies are split
@@ -13,7 +13,7 @@
 //! has none.
 //!
 //! A chain retires the buffers that it makes unreachable. A client retires only buffers that chains of its session have
-//! allocated and never published. These are buffers of a dropped future, or of a chain that was abandoned before its
+//! allocated and never published, in two cases: the chain's future was dropped, or the chain was abandoned before its
 //! response came.
 //!
 //! Invariants:
@@ -32,9 +32,9 @@ pub mod server;
 
 use farside_remote::wire::CHAIN_BYTES_MAX;
 
-/// Maximum number of slots per session: one per bit of a word.
+/// Maximum number of slots per session: one per bit of a bitmap word.
 pub const WINDOW_MAX: usize = 64;
-/// Maximum number of fragments per message: one per bit of a word.
+/// Maximum number of fragments per message: one per bit of a bitmap word.
 pub const FRAGMENTS_MAX: usize = 64;
 /// Maximum size of a request or a reply in bytes, including the session's prefix.
 pub const MESSAGE_BYTES_MAX: usize = CHAIN_BYTES_MAX + 64;
@@ -141,7 +141,7 @@ impl Pool {
     }
 }
 
-/// Iterates over the positions of the ones in a bitmap.
+/// Iterates over the positions of the set bits of a bitmap.
 #[inline]
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -151,7 +151,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the lowest `count` ones of a bitmap, as a bitmap.
+/// Returns a bitmap of the lowest `count` set bits of `bits`.
 #[inline]
 fn first(bits: u64, count: usize) -> u64 {
     if bits.count_ones() as usize <= count {
@@ -160,7 +160,8 @@ fn first(bits: u64, count: usize) -> u64 {
     ones(bits).take(count).fold(0, |first, bit| first | 1 << bit)
 }
 
-/// Distance from `known` to `number`: 0 if they are equal, positive if `number` is newer. Numbers may wrap around.
+/// Returns the distance from `known` to `number`: 0 if they are equal, positive if `number` is newer. Numbers may wrap
+/// around.
 #[inline]
 fn newer(number: u32, known: u32) -> i32 {
     number.wrapping_sub(known).cast_signed()

@@ -19,11 +19,11 @@
 //! ```
 //!
 //! All numbers are little-endian. `check` is a hash of all other bytes. UDP's own 16-bit checksum would miss one
-//! damaged datagram in 65536, and with a damaged slot or number an entry would mean another request. Over a reliable
-//! carrier `check` is 0, and ignored.
+//! damaged datagram in 65536, and an entry with a damaged slot or number would belong to another request. Over a
+//! reliable carrier `check` is 0, and ignored.
 //!
-//! In HELLO, WELCOME and REFUSED the header's secret is a nonce that the client has chosen. Only those who have seen
-//! the HELLO know it.
+//! In HELLO, WELCOME and REFUSED the header's secret is a nonce that the client has chosen. Only parties that have seen
+//! the HELLO know this nonce.
 //!
 //! Invariant: every fragment but the last has [`chunk`] bytes. So `size` alone determines the number of fragments, and
 //! the position and length of each.
@@ -36,7 +36,7 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First bytes of every datagram: "Fs".
+/// First two bytes of every datagram: "Fs".
 pub const MAGIC: u16 = u16::from_le_bytes(*b"Fs");
 /// Version of the wire format.
 pub const VERSION: u8 = 2;
@@ -88,9 +88,9 @@ pub enum EntryKind {
     Retire = 3,
     /// Part of the response to a CHAIN, CALL or RETIRE.
     Reply = 4,
-    /// Which fragments have arrived, and which are requested.
+    /// Report of the fragments that have arrived, and request for missing ones.
     Have = 5,
-    /// The client no longer wants the request: do not run it.
+    /// Request not to run a request that the client no longer wants.
     Cancel = 6,
 }
 
@@ -174,9 +174,9 @@ pub(super) struct HaveBytes {
     pub(super) want: U64,
 }
 
-/// Size of a datagram's header.
+/// Size of a datagram's header in bytes.
 pub const HEADER: usize = size_of::<Header>();
-/// Size of an entry's header.
+/// Size of an entry's header in bytes.
 pub const ENTRY: usize = size_of::<EntryHeader>();
 /// Size of the prefix of a call's request, `| service u32 | 0 u32 |`, and of every reply, `| execution u64 |`.
 pub(super) const PREFIX: usize = 8;
@@ -187,32 +187,32 @@ const _: () = assert!(HEADER == 24 && ENTRY == 16);
 const _: () =
     assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "all fragments fit in the bitmap");
 
-/// Size of every fragment but the last, in datagrams of at most `datagram` bytes.
+/// Returns the size of every fragment but the last, in datagrams of at most `datagram` bytes.
 pub const fn chunk(datagram: usize) -> usize {
     (datagram - HEADER - ENTRY) & !7
 }
 
-/// Number of fragments of a message.
+/// Returns the number of fragments of a message of `size` bytes, each with at most `chunk` bytes.
 #[inline]
 pub const fn fragments(size: usize, chunk: usize) -> usize {
     // Most messages have one fragment, so a comparison replaces the slower division.
     if size <= chunk { 1 } else { size.div_ceil(chunk) }
 }
 
-/// Returns the bitmap in which all `count` fragments are set.
+/// Returns the bitmap of all fragments of a message that has `count` of them.
 #[inline]
 pub(super) const fn all(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
-/// Offset and length of fragment `index`.
+/// Returns the offset and the length of fragment `index` in a message of `size` bytes.
 #[inline]
 pub(super) fn extent(size: usize, chunk: usize, index: usize) -> (usize, usize) {
     let at = index * chunk;
     (at, chunk.min(size - at))
 }
 
-/// Number of bytes that a fragment of `len` bytes takes in a datagram.
+/// Returns the number of bytes that a fragment of `len` bytes takes in a datagram.
 #[inline]
 pub(super) const fn footprint(len: usize) -> usize {
     ENTRY + len.next_multiple_of(8)
@@ -305,13 +305,13 @@ impl Foreign {
     }
 }
 
-/// The fields of a HELLO that a carrier needs to refuse it.
+/// The fields of a HELLO that a carrier needs to refuse the HELLO.
 pub(crate) struct Greeting {
     pub(crate) nonce: u64,
     pub(crate) shows_token: bool,
 }
 
-/// Decodes a HELLO of at least the size that a response requires; else `None`.
+/// Decodes a HELLO. Returns `None` for any other datagram, and for one that is too short to get a response.
 pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
     let (header, body) = Header::ref_from_prefix(bytes).ok()?;
     let (hello, _) = HelloBytes::ref_from_prefix(body).ok()?;
@@ -391,7 +391,7 @@ pub(super) struct Entry<'a> {
     pub(super) index: usize,
     pub(super) count: usize,
     pub(super) number: u32,
-    /// Size of the whole message.
+    /// Size of the whole message in bytes.
     pub(super) size: usize,
     pub(super) payload: &'a [u8],
 }
@@ -453,7 +453,7 @@ impl<'a> Iterator for Entries<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Returns `None` for an unknown kind.
+    /// Creates an entry from its header and payload. Returns `None` if the header has an unknown kind.
     #[inline]
     fn new(header: &EntryHeader, payload: &'a [u8]) -> Option<Entry<'a>> {
         Some(Entry {
@@ -514,7 +514,7 @@ impl Message<'_> {
         self.prefix.map_or(0, |prefix| prefix.len()) + self.body.len()
     }
 
-    /// Appends fragment `index`.
+    /// Appends fragment `index` of this message to `out`. Every fragment but the last has `chunk` bytes.
     #[inline]
     pub(super) fn put(&self, out: &mut Vec<u8>, chunk: usize, index: usize) {
         let size = self.size();
@@ -546,14 +546,14 @@ impl Message<'_> {
     }
 }
 
-/// Appends a HAVE entry.
+/// Appends a HAVE entry to `out`.
 pub(super) fn put_have(out: &mut Vec<u8>, slot: usize, number: u32, have: u64, want: u64) {
     let bytes = HaveBytes { have: U64::new(have), want: U64::new(want) };
     let message = Message { kind: EntryKind::Have, slot, number, prefix: None, body: bytes.as_bytes() };
     message.put(out, chunk(DATAGRAM_MIN), 0);
 }
 
-/// Appends an entry without payload.
+/// Appends an entry without payload to `out`.
 pub(super) fn put_empty(out: &mut Vec<u8>, kind: EntryKind, slot: usize, number: u32) {
     let message = Message { kind, slot, number, prefix: None, body: &[] };
     message.put(out, chunk(DATAGRAM_MIN), 0);

@@ -18,7 +18,7 @@ const RTO_INITIAL: Duration = Duration::from_millis(50);
 pub struct Rtt {
     /// Smoothed round trip and its variation in nanoseconds, after the first sample.
     estimate: Option<(u64, u64)>,
-    /// Minimum timeout until the next sample, from responses that came after their timeout.
+    /// Minimum timeout until the next sample. Responses that came after their timeout have set it.
     held: Duration,
     is_reliable: bool,
 }
@@ -42,9 +42,9 @@ impl Rtt {
         self.held = Duration::ZERO;
     }
 
-    /// Records a minimum of the round trip, from a response to one of several transmissions, of which it is unknown
-    /// which. Without this minimum, the timeout of a path that has become slow would always expire before the response.
-    /// Everything would be sent twice, and data sent twice is never measured.
+    /// Records a lower bound of the round trip, from a response to data that was sent several times. Which of these
+    /// transmissions it answers is unknown. Without the bound, the timeout of a path that has become slow would always
+    /// expire before the response. Then everything would be sent twice, and data sent twice is never measured.
     pub fn took_at_least(&mut self, round_trip: Duration) {
         self.held = self.held.max(round_trip.saturating_mul(2).min(RTO_MAX));
     }

@@ -131,7 +131,7 @@ pub struct RequestRef {
     number: u32,
 }
 
-/// State of a request after [`Host::run`].
+/// State of a request after [`Host::run`] has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The request has run; the reply is written.
@@ -143,7 +143,7 @@ pub enum Outcome {
 /// A server's limits and grants.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Random number of the node, different after every start.
+    /// Random number that identifies this run of the node; different after every start.
     pub node: u64,
     /// Features of this node.
     pub features: u64,
@@ -233,7 +233,7 @@ pub struct Server<A: Address, H: Host> {
     counters: Counters,
 }
 
-/// A place in the table of sessions.
+/// A place for a session; `None` if the place is free.
 type Place<A, S> = Option<Box<Session<A, S>>>;
 
 struct Session<A, S> {
@@ -247,19 +247,19 @@ struct Session<A, S> {
     host: S,
     datagram: usize,
     chunk: usize,
-    /// Number of fragments of a reply that are sent before the client asks for more by a HAVE.
+    /// Number of fragments of a reply that are sent before the client asks for more by a HAVE entry.
     eager: usize,
     heard: Duration,
     executions: u64,
-    /// Size of half-received requests in bytes.
+    /// Size in bytes of the requests that are half received.
     assembling: usize,
     is_dirty: bool,
     pong: bool,
     /// Whether a chain's reply exceeded a slot's own buffer; if so, further replies are likely to do the same.
     has_long_replies: bool,
-    /// Bitmap of the slots for which a HAVE must be sent.
+    /// Bitmap of the slots for which to send a HAVE entry.
     send_have: u64,
-    /// Bitmap of the slots with fragments of a reply to send.
+    /// Bitmap of the slots with reply fragments to send.
     send_reply: u64,
     slots: Box<[Slot]>,
 }
@@ -286,7 +286,7 @@ struct Slot {
     /// Execution number of the slot's request within the session; 0 if it has not run.
     execution: u64,
     reply: Buffer,
-    /// Bitmap of the reply's fragments that must be sent.
+    /// Bitmap of the reply's fragments to send.
     send: u64,
 }
 
@@ -339,12 +339,12 @@ impl<A: Address, H: Host> Server<A, H> {
         &self.counters
     }
 
-    /// Number of sessions.
+    /// Returns the number of sessions.
     pub fn sessions(&self) -> usize {
         self.sessions.iter().flatten().count()
     }
 
-    /// Number of bytes kept for sessions and for reuse. Lets tests check that this memory is bounded.
+    /// Returns the number of bytes kept for sessions and for reuse. Lets tests check that this memory is bounded.
     pub fn kept_bytes(&self) -> usize {
         let slots = self.sessions.iter().flatten().flat_map(|session| session.slots.iter());
         let slots: usize = slots.map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
@@ -649,7 +649,7 @@ impl<A: Address, H: Host> Server<A, H> {
         Ok(())
     }
 
-    /// Returns the index of a free place.
+    /// Returns the index of a free place. Adds a place if all are taken.
     fn vacant(&mut self, host: &mut H) -> usize {
         if let Some(index) = self.sessions.iter().position(Option::is_none) {
             return index;
@@ -1081,9 +1081,9 @@ impl<A: Address, S> Session<A, S> {
         true
     }
 
-    /// Returns how many bytes of replies to put into a datagram of which `taken` bytes are in use: such that all
-    /// datagrams carry about the same amount. With full datagrams and a small last one, client and engine would
-    /// alternately wait for each other.
+    /// Returns how many bytes of replies to put into a datagram of which `taken` bytes are in use, so that all
+    /// datagrams carry about the same amount. Otherwise, with full datagrams and a small last one, client and engine
+    /// would alternately wait for each other.
     #[inline]
     fn even_share(&self, taken: usize) -> usize {
         if self.send_reply == 0 {
@@ -1116,13 +1116,13 @@ impl Slot {
         newer(number, self.number) == 1 && matches!(self.state, State::Done | State::Acknowledged)
     }
 
-    /// Upper bound of the bytes that the reply fragments still to be sent take in datagrams.
+    /// Returns an upper bound of the bytes that the reply fragments still to be sent take in datagrams.
     #[inline]
     fn unsent_bytes(&self, chunk: usize) -> usize {
         self.send.count_ones() as usize * footprint(chunk.min(PREFIX + self.reply.len()))
     }
 
-    /// Begins the request with this number, and drops the reply to the previous one.
+    /// Begins the slot's request with this number, and drops the reply to the previous one.
     #[inline]
     fn begin(&mut self, number: u32, pool: &mut Pool) {
         self.number = number;

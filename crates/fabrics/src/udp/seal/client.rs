@@ -1,8 +1,8 @@
 //! A client's end: sends greetings until one is accepted, then seals and opens datagrams.
 //!
-//! After a restart, a node does not know the connection, and the client could not believe a report of that: anyone
-//! could forge an unsealed one. So if a PING gets no response, the next PING is also sent in a greeting. The response
-//! to a greeting is sealed.
+//! After a restart, a node does not know the connection any more. The client could not believe an unsealed report of
+//! that, because anyone could forge it. So if a PING gets no response, the next PING is also sent in a greeting. The
+//! response to a greeting is sealed.
 //!
 //! Invariant: the only effect of an unsealed datagram is to refuse a greeting.
 
@@ -30,8 +30,8 @@ pub struct Client {
 
 struct Connection {
     number: u32,
-    /// The random bytes of the node. They identify the connection: after a restart of the node, another one may have
-    /// its number.
+    /// The node's random bytes, which identify the connection. Its number would not suffice: after a restart of the
+    /// node, another connection may have the same number.
     node: Random,
     sealer: Sealer,
     opener: Opener,
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// Counts of received datagrams that were not opened.
+    /// Returns the numbers of received datagrams that were not opened.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
@@ -144,8 +144,8 @@ impl Greeting {
         Greeting { random, sealer: Sealer::new(shared.greeting(&random)) }
     }
 
-    /// Appends a greeting that contains a datagram. Any bytes beyond the greeting's space must be zeros, like those of
-    /// a HELLO.
+    /// Appends a greeting that contains a datagram. If the datagram is longer than the greeting's space, the bytes
+    /// beyond that space must be zeros, like those of a HELLO.
     fn seal(&mut self, shared: &Shared, datagram: &[u8], out: &mut Vec<u8>) {
         let said = datagram.len() - datagram.iter().rev().take_while(|&&byte| byte == 0).count();
         assert!(said + 2 <= GREETING_SEALED, "a greeting holds a HELLO with the longest token");

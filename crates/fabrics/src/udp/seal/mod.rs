@@ -42,7 +42,7 @@ use window::Window;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First bytes of every sealed datagram: "Fx".
+/// First two bytes of every sealed datagram: "Fx".
 pub const MAGIC: u16 = u16::from_le_bytes(*b"Fx");
 /// Version of the format and of the seal.
 pub const VERSION: u8 = 1;
@@ -60,9 +60,9 @@ const GREETING_SEALED: usize = GREETING - GREETING_CLEAR - TAG;
 /// Size of the clear part of an ACCEPT.
 const ACCEPT_CLEAR: usize = HEADER + RANDOM;
 const RANDOM: usize = 32;
-/// Maximum number of datagrams sealed with one key of a direction, as a power of two. With 24 KiB each, these are fewer
-/// than 2^43 blocks. An observer of all of them can distinguish them from random bytes with a probability of less than
-/// 2^-43.
+/// Maximum number of datagrams sealed with one key of a direction, as a power of two. With 24 KiB each, 2^32 datagrams
+/// have fewer than 2^43 blocks. An observer of all these blocks can distinguish them from random bytes with a
+/// probability of less than 2^-43.
 const EPOCH_BITS: u32 = 32;
 const _: () = assert!(HEADER == 16 && OVERHEAD == 32 && GREETING_CLEAR == 64);
 
@@ -178,7 +178,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// A number of bytes to be derived, as HKDF takes it.
+/// Number of bytes to derive, in the form that the HKDF library takes.
 struct Bytes(usize);
 
 impl KeyType for Bytes {
@@ -259,9 +259,9 @@ impl Sealer {
 /// Reason why a datagram was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unopened {
-    /// It was not sealed with the current key, or was changed.
+    /// The datagram was not sealed with the current key, or was changed.
     Forged,
-    /// The datagram was opened before, or is so old that this is not known.
+    /// The datagram was opened before, or is too old to tell.
     Replayed,
 }
 

@@ -25,7 +25,7 @@ pub const CONNECTIONS_MAX: usize = 20 * 1024;
 /// How long a connection without a session is kept, so that its client may come back and ask about its operations.
 pub const STRANGER_WAIT: Duration = Duration::from_secs(30);
 
-/// Returns the secret with this name.
+/// Function that returns the secret with the given name, if the node knows one.
 pub type Find = dyn Fn(u64) -> Option<Shared> + Send;
 type Draw = dyn FnMut() -> Random + Send;
 
@@ -52,7 +52,7 @@ struct Connection {
     peer: SocketAddr,
     /// Random bytes of the client and of the node, in this order.
     random: [Random; 2],
-    /// The lowest counter of a greeting that is not a replay.
+    /// Lowest counter that the next greeting may have. A lower one shows that the greeting is a replay.
     greetings: u64,
     /// Whether the client has proved that it has the keys.
     is_confirmed: bool,
@@ -163,12 +163,12 @@ impl Node {
         }
     }
 
-    /// Number of connections.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.places.len() - self.vacant.len()
     }
 
-    /// Counts of received datagrams that were not opened.
+    /// Returns the numbers of received datagrams that were not opened.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
@@ -222,7 +222,7 @@ impl Node {
         Arrived::Datagram(connection.number, &self.said)
     }
 
-    /// Creates a connection. Returns `None` if there are too many, and none of them may be forgotten.
+    /// Creates a connection. Returns `None` if there are too many connections, and none of them may be forgotten.
     fn connect(&mut self, peer: SocketAddr, shared: &Shared, client: Random) -> Option<u16> {
         while self.connections() >= CONNECTIONS_MAX {
             if !self.forget_oldest() {

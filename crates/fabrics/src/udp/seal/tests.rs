@@ -17,7 +17,7 @@ fn shared(byte: u8) -> Shared {
     Shared::new([byte; 32])
 }
 
-/// Returns different bytes on each call, the same sequence per seed.
+/// Returns a function that draws different bytes on each call, and the same sequence for the same seed.
 fn draws(seed: u8) -> impl FnMut() -> Random + Send + 'static {
     let mut drawn = 0_u64;
     move || {
@@ -34,7 +34,7 @@ fn at(port: u16) -> SocketAddr {
 
 const HERE: u16 = 1;
 
-/// A node that knows the secrets of bytes 0 to 7.
+/// Returns a node that knows the secrets made of the bytes 0 to 7.
 fn node() -> Node {
     node_of(1)
 }
@@ -44,7 +44,7 @@ fn node_of(seed: u8) -> Node {
     Node::new(Box::new(find), Box::new(draws(seed)))
 }
 
-/// A datagram of a session: carriers only inspect its header's kind and secret.
+/// Returns a datagram of a session: carriers only inspect its header's kind and secret.
 fn datagram(kind: packet::Kind, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len.max(SESSION_HEADER)];
     bytes[..2].copy_from_slice(&packet::MAGIC.to_le_bytes());
@@ -56,7 +56,7 @@ fn datagram(kind: packet::Kind, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A HELLO with a token of `token` bytes.
+/// Returns a HELLO with a token of `token` bytes.
 fn hello(token: usize) -> Vec<u8> {
     let fixed = 48;
     let mut bytes = datagram(packet::Kind::Hello, SESSION_HEADER + fixed + token);
@@ -94,7 +94,7 @@ fn hear(client: &mut Client, bytes: &[u8]) -> Option<Vec<u8>> {
     client.open(&mut bytes.to_vec()).map(<[u8]>::to_vec)
 }
 
-/// Two connected ends, and the number of the connection.
+/// Returns two connected ends, and the number of the connection.
 fn connected() -> (Client, Node, u32) {
     let (mut client, mut node) = (Client::new(shared(7), draws(2)), node());
     let greeting = seal(&mut client, &hello(72));
@@ -429,7 +429,7 @@ fn the_number_of_connections_is_limited() {
     assert!(node.overhead(all[1]).is_some());
 }
 
-/// Measures the CPU time of one run, as the mean of many.
+/// Returns the CPU time of one run: the lowest of 5 averages, each over 4,000 runs.
 fn cpu(mut run: impl FnMut()) -> Duration {
     const TIMES: u32 = 20_000;
     let spent = || {
@@ -445,7 +445,7 @@ fn cpu(mut run: impl FnMut()) -> Duration {
     spells.min().expect("several measurements")
 }
 
-/// Figures for docs/decisions/0015-sealed-datagrams.md:
+/// Prints the figures for docs/decisions/0015-sealed-datagrams.md:
 /// `cargo test --release -p farside-fabrics --lib cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures"]

@@ -8,7 +8,7 @@
 const WORD: u64 = u64::BITS as u64;
 /// Number of words, one of which is being filled.
 const WORDS: usize = 32;
-/// Maximum distance of an acceptable counter below the highest one: by so many datagrams may another be overtaken.
+/// Maximum distance of an acceptable counter below the highest one. A datagram may be overtaken by so many others.
 pub(super) const REACH: u64 = (WORDS as u64 - 1) * WORD;
 
 #[derive(Default)]
@@ -59,7 +59,7 @@ mod tests {
     use farside_remote::draws::Draws;
     use std::collections::BTreeSet;
 
-    /// The simplest possible implementation, for comparison.
+    /// Replay window in the simplest form, as a reference.
     #[derive(Default)]
     struct Plain {
         next: u64,
