@@ -131,7 +131,7 @@ impl Mapping {
     /// Opens and locks the memory file at `path`; creates it with `size` bytes if it is absent.
     ///
     /// # Errors
-    /// Those of [`Mapping::create`]; or the file has other content or another size, or another node serves it. An
+    /// The errors of [`Mapping::create`]; or the file has other content or another size, or another node serves it. An
     /// existing file is left unchanged.
     pub fn open(path: &Path, size: u64) -> Result<(Mapping, Found), MappingError> {
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
@@ -154,7 +154,7 @@ impl Mapping {
     /// Maps the memory of a node by the descriptor that the node sent.
     ///
     /// # Errors
-    /// Those of [`Mapping::create`]; or the descriptor is not a node's memory, has another layout, or is anonymous
+    /// The errors of [`Mapping::create`]; or the descriptor is not a node's memory, has another layout, or is anonymous
     /// memory without seals.
     pub fn attach(fd: OwnedFd) -> Result<Mapping, MappingError> {
         let size = pages::sealed_size(&fd)?;

@@ -146,7 +146,7 @@ impl End {
     /// the response to it leaves while the other side handles the response to the previous frame.
     ///
     /// # Errors
-    /// [`Fault::Foreign`].
+    /// [`Fault::Foreign`]: the other side has written invalid data.
     #[inline]
     pub(crate) fn receive(
         &mut self,

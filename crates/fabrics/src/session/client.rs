@@ -383,7 +383,7 @@ impl Client {
     /// Like [`Client::submit`], with a time limit for this request in place of the configured one.
     ///
     /// # Panics
-    /// Those of [`Client::submit`].
+    /// If the request is longer than [`BODY_BYTES_MAX`].
     #[inline]
     pub fn submit_within(
         &mut self,

@@ -156,7 +156,7 @@ pub fn connect(path: &Path, node: NodeId) -> Result<Direct, ConnectError> {
 /// Like [`connect`], but the endpoint runs chains on the memory as wrapped by `wrap`.
 ///
 /// # Errors
-/// Those of [`connect`].
+/// [`ConnectError`] says why there is no session; no socket stays open.
 pub fn connect_on<M: Runs>(
     path: &Path,
     node: NodeId,

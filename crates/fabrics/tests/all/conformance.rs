@@ -1,5 +1,5 @@
-//! Conformance tests: the claims that every fabric must satisfy, whichever side runs its chains, and under any
-//! executor. A new fabric adds one line to this file.
+//! Conformance tests of all fabrics, whichever side runs the chains, and under any executor. One line of this file adds
+//! a fabric to these tests.
 
 #[macro_use]
 mod suite;

@@ -20,12 +20,12 @@ const PATIENCE: Duration = Duration::from_millis(40);
 const SILENCE: Duration = Duration::from_millis(100);
 const TASKS: u8 = 16;
 const CALLS: u8 = 8;
-/// Size of a request: so large that not all tasks can send at once. Some requests then fail unsent, and their slots
-/// become free.
+/// Size of a request in bytes. It is so large that not all tasks can send at once. Some requests then fail unsent, and
+/// their slots become free.
 const REQUEST: usize = 8000;
 const CREDIT: usize = 5 * REQUEST;
 
-/// Responds to every call with its first two bytes, and records them.
+/// A node's host that responds to every call with the call's first two bytes, and records them.
 #[derive(Default)]
 struct Echo {
     ran: HashSet<[u8; 2]>,
@@ -52,7 +52,7 @@ impl Host for Echo {
     fn close(&mut self, _: (), _end: End) {}
 }
 
-/// A line to a node in this thread, which handles nothing until `silent_until`.
+/// A line to a node in this thread. The node handles nothing until `silent_until`.
 struct Way {
     node: RefCell<(Server<u8, Echo>, Echo)>,
     asked: RefCell<VecDeque<Vec<u8>>>,

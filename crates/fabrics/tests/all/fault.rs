@@ -1,5 +1,5 @@
-//! Tests of faults on real carriers, at the client's end and at the engine's. Both ends are sockets, and a server
-//! records the requests that it runs.
+//! Tests of faults on real carriers, at the client's end and at the engine's. The carriers run over real sockets, and a
+//! server records the requests that it runs.
 //!
 //! Invariant: each configured fault has struck.
 //! Invariant: each answered request has run once.

@@ -63,9 +63,9 @@ impl Host for Runner {
 
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Step {
-    /// A request to run a chain of this size in bytes.
+    /// Submit a chain of this size in bytes.
     Chain(u16),
-    /// A call of this size in bytes; if the flag is true, the response comes later.
+    /// Submit a call of this size in bytes. If the flag is true, the response comes later.
     Call(u16, bool),
     Retire(u8),
     Release,
@@ -75,18 +75,19 @@ enum Step {
     Expire,
     AnswerLater(u16),
     HangUp(u8),
-    /// Delivers the client's next datagram to the server as if from this address, with these changes. The flag says
-    /// whether its checksum is corrected.
+    /// Deliver the client's next datagram to the server: the address it seems to come from, the changes to it, and
+    /// whether its checksum is then corrected.
     ToServer(u8, Vec<Change>, bool),
     ToClient(Vec<Change>, bool),
-    /// Both ends exchange all pending datagrams unchanged.
+    /// Exchange all pending datagrams unchanged.
     Talk,
-    /// The server receives an earlier datagram again.
+    /// Replay an earlier datagram to the server: its index, its address, the changes, and whether its checksum is
+    /// corrected.
     AgainToServer(u8, u8, Vec<Change>, bool),
     AgainToClient(u8, Vec<Change>, bool),
-    /// Arbitrary bytes arrive at both ends, with a valid checksum if the flag is true.
+    /// Deliver these bytes to both ends. The flag says whether their checksum is corrected.
     Bytes(Vec<u8>, bool),
-    /// Another client's hello: its identity and its incarnation.
+    /// Deliver another client's hello, with this identity and this incarnation.
     Another(u8, u8),
 }
 
@@ -323,17 +324,20 @@ fn fuzz_sessions_by_a_reliable_carrier() {
 /// Actions of an attacker on the path of sealed datagrams.
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Action {
-    /// The client or the node seals this number of bytes. The datagram arrives now, or is kept for a replay.
+    /// One end seals a datagram. The fields: whether this end is the node, the datagram's length in bytes, and whether
+    /// the datagram arrives now or is only kept for a replay.
     Says(bool, u16, bool),
-    /// An earlier datagram arrives again, changed or unchanged, from its own address or another one.
+    /// An earlier datagram arrives again. The fields: whether the node has sent it, its index, the changes to it, and
+    /// whether it comes from another address.
     Again(bool, u16, Vec<Change>, bool),
-    /// An earlier datagram is returned to its sender.
+    /// An earlier datagram is returned to its sender. The fields: whether the node has sent it, its index, and the
+    /// changes.
     Back(bool, u16, Vec<Change>),
-    /// Arbitrary bytes arrive at the node (true) or at the client (false).
+    /// Arbitrary bytes arrive at the node, if the flag is true, or at the client.
     Bytes(bool, Vec<u8>),
     /// The client repeats, in a greeting, a PING that got no response.
     Asks,
-    /// Time passes. The flag says whether a session uses the connection meanwhile.
+    /// Milliseconds pass. The flag says whether a session uses the connection meanwhile.
     Wait(u16, bool),
     /// The node restarts.
     Anew,

@@ -1,4 +1,4 @@
-//! Mutants of this crate, each of which one of the checks must kill.
+//! Tests that the checks kill every mutant of this crate.
 
 use crate::wide::hammer;
 use farside_fabrics::mutants::WIDE_WITHOUT_LOCKS;

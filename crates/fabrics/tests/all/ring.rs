@@ -22,7 +22,7 @@ use tempfile::TempDir;
 /// Time limit of every wait, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Record of an echoing engine.
+/// Record of an echoing engine: the number of frames that it received from each client, and of its sleeps.
 #[derive(Debug, Default)]
 struct Seen {
     frames: BTreeMap<u32, u64>,
@@ -281,7 +281,7 @@ fn a_client_killed_at_any_moment_counts_as_hung_up() {
     assert!(seen.frames.len() > 1 && seen.frames.values().sum::<u64>() > 10_000, "{seen:?}");
 }
 
-/// Entry point of the child process; does nothing when run as a test.
+/// Entry point of the child process, which streams frames. Does nothing when run as a test.
 #[test]
 fn child() {
     let Some(path) = Child::part() else { return };

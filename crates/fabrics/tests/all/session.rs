@@ -1,7 +1,7 @@
 //! Sessions over a network that loses, duplicates, delays and damages datagrams, and against malicious peers.
 //!
-//! The tests check that a request runs at most once, and is reported exactly once with its true outcome. Received bytes
-//! never cause a panic, use bounded memory, and run no request that no client made.
+//! The tests check that a request runs at most once, and is reported exactly once with its true outcome. They also
+//! check that received bytes never cause a panic, use bounded memory, and run no request that no client made.
 
 mod hostile;
 mod world;

@@ -1,4 +1,4 @@
-//! Wide memory: accesses behave as on plain bytes, and words of 24 and 32 bytes change atomically.
+//! Tests of wide memory: accesses behave as on plain bytes, and words of 24 and 32 bytes change atomically.
 
 pub(crate) mod hammer;
 

@@ -84,7 +84,7 @@ pub(crate) fn expect_hang_up(path: &Path, hello: &[u8]) {
     assert!(raw_ring::receive(&socket).is_none(), "the engine hangs up");
 }
 
-/// A process that is not an engine; serves one client.
+/// A process that is not an engine but listens at a socket, and serves one client.
 pub(crate) struct Impostor {
     _folder: TempDir,
     path: PathBuf,
@@ -97,7 +97,7 @@ impl Impostor {
         })
     }
 
-    /// Sends a memory with the wrong size, or without seals.
+    /// Creates an impostor that sends a memory with the wrong size, or without seals.
     pub(crate) fn lending(size: u64, is_sealed: bool) -> Impostor {
         Impostor::serving(move |client| {
             let memory = if is_sealed { raw_ring::sealed(size) } else { raw_ring::unsealed(size) };
@@ -105,7 +105,7 @@ impl Impostor {
         })
     }
 
-    /// Starts an impostor that never responds.
+    /// Creates an impostor that never responds.
     pub(crate) fn silent() -> Impostor {
         Impostor::serving(|client| drop(raw_ring::receive(&client).map(|_| raw_ring::receive(&client))))
     }
@@ -160,7 +160,7 @@ impl Child {
         self.0.wait().expect("the process exits");
     }
 
-    /// The path to stream to, if this process is such a child.
+    /// Returns the path to stream to if this process is such a child; `None` otherwise.
     pub(crate) fn part() -> Option<PathBuf> {
         let path = std::env::var_os(PART)?;
         let killed = Some(rustix::process::Signal::KILL);

@@ -91,7 +91,7 @@ fn hello(identity: u128, incarnation: u64, nonce: u64) -> Vec<u8> {
     hello_of(identity, incarnation, nonce, DATAGRAM)
 }
 
-/// Returns a HELLO that announces this datagram limit.
+/// Returns a HELLO with the datagram limit `limit`.
 fn hello_of(identity: u128, incarnation: u64, nonce: u64, limit: usize) -> Vec<u8> {
     let mut body = identity.to_le_bytes().to_vec();
     for word in [incarnation, 0] {
@@ -109,7 +109,7 @@ impl Victim {
     fn new() -> Victim {
         Victim::of(DATAGRAM, 65600)
     }
-    /// Creates a victim whose client has requested the datagram limit `limit`.
+    /// Creates a server whose client has requested the datagram limit `limit`.
     fn of(limit: usize, assembly_bytes: usize) -> Victim {
         let config = session::server::Config { sessions_max: 4, assembly_bytes, ..server() };
         let mut victim = Victim {
@@ -137,7 +137,7 @@ impl Victim {
     fn runs(&self) -> u64 {
         self.server.counters().executed
     }
-    /// Takes the queued responses, as datagrams.
+    /// Returns the queued responses as datagrams.
     fn answers(&mut self) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
         while self.server.transmit(&mut self.out).is_some() {
@@ -406,7 +406,7 @@ fn a_peer_that_ignores_its_grants_uses_bounded_memory() {
     assert!(victim.server.sessions() <= 4 && victim.server.kept_bytes() < 600_000);
 }
 
-/// Returns a datagram in which few fields are invalid.
+/// Returns a nearly valid datagram.
 fn nearly(rng: &mut Draws, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for _ in 0..rng.below(4) {

@@ -1,7 +1,7 @@
 //! A network, a server and clients, simulated step by step: equal seeds give equal runs.
 //!
 //! Invariant: every request that runs is recorded by its tag, and runs once.
-//! Invariant: the correct reply to a request follows from its tag and size alone.
+//! Invariant: the correct reply to a request is determined by the request's tag and size alone.
 //! Invariant: all faults that strike are counted.
 
 use farside_fabrics::session::client::{self, Ask, Client, Event, Fate, SlotRef};
@@ -54,7 +54,7 @@ impl Struck {
         self.overtaken += other.overtaken;
     }
 
-    /// Whether every fault has struck. One that has not was not tested.
+    /// Whether every kind of fault has struck, so that all kinds are tested.
     pub(crate) fn all_did(&self) -> bool {
         let Struck { lost, doubled, late, damaged, cut, overtaken } = *self;
         [lost, doubled, late, damaged, cut, overtaken].iter().all(|&times| times > 0)
@@ -80,7 +80,7 @@ impl To {
 #[derive(Default)]
 pub(crate) struct Runner {
     pub(crate) runs: HashMap<u64, u64>,
-    /// Responses that are still to be sent: their time, request and bytes.
+    /// Responses that are still to be sent: the time of each, its request and its bytes.
     pub(crate) later: Vec<(Duration, RequestRef, Vec<u8>)>,
     pub(crate) now: Duration,
     pub(crate) secrets: u64,
@@ -175,8 +175,8 @@ impl Host for Runner {
     }
 }
 
-/// A request of these tests: `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern. Requests shorter than that
-/// contain only the first bytes.
+/// A request of these tests: `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern. A request shorter than 16
+/// bytes contains only the first bytes of this form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) tag: u64,
@@ -238,7 +238,8 @@ pub(crate) struct Peer {
     pub(crate) events: Vec<Event>,
     /// Requests that were answered, and whose responses this owner has not released.
     pub(crate) held: Vec<(SlotRef, Order)>,
-    /// Whether to retire the buffer named by a request's tag after the request is released; and the buffers to retire.
+    /// Whether to retire the buffer named by a request's tag after the request is released (`is_retiring`), and the
+    /// buffers still to retire (`unreachable`).
     pub(crate) is_retiring: bool,
     pub(crate) unreachable: Vec<(u32, Addr)>,
     /// Probability in percent that this owner delays a step, or the release of a response.
@@ -280,7 +281,7 @@ impl Peer {
         Some(request)
     }
 
-    /// Checks that the responses reported before are intact, releases them (some only later), then reads new events.
+    /// Checks that the responses reported before are intact, and releases them, some later. Then reads new events.
     pub(crate) fn turn(&mut self, now: Duration) {
         for (request, order) in std::mem::take(&mut self.held) {
             order.check(self.client.reply(request));
@@ -339,9 +340,9 @@ pub(crate) struct World {
     pub(crate) peers: Vec<Peer>,
     pub(crate) flights: BinaryHeap<Reverse<Flight>>,
     pub(crate) sent: u64,
-    /// For each end, the latest arrival of a datagram that is not late.
+    /// For each end, the latest arrival time of a datagram that is not late.
     arrives: BTreeMap<To, Duration>,
-    /// For each end, the end of the partition that cuts it off.
+    /// For each end, the time at which the partition that cuts off this end is over.
     cut: BTreeMap<To, Duration>,
     pub(crate) steps: u64,
     out: Vec<u8>,
@@ -451,7 +452,7 @@ impl World {
         self.out = out;
     }
 
-    /// Time of the next event.
+    /// Returns the time of the next event.
     fn next(&self) -> Option<Duration> {
         let flight = self.flights.peek().map(|Reverse(flight)| flight.0);
         let later = self.host.later.iter().map(|later| later.0).min();
@@ -460,7 +461,7 @@ impl World {
         [flight, later, timeout].into_iter().flatten().min()
     }
 
-    /// Advances to the next event, but not beyond `until`; returns false if there is none before.
+    /// Advances to the next event, but not beyond `until`. Returns false if there is no event before `until`.
     pub(crate) fn step(&mut self, until: Duration) -> bool {
         self.flush();
         let next = self.next().filter(|&next| next <= until);

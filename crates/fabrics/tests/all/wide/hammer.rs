@@ -1,4 +1,4 @@
-//! Threads that run chains on the same few wide words, and check that none was torn or overwritten.
+//! Threads that run chains on the same few wide words, and check that no word was torn or overwritten.
 //!
 //! Each word has four parts of 8 bytes. Threads change them as follows:
 //!
@@ -26,9 +26,9 @@ const COUNTED: u64 = 32;
 const MIXED: u64 = 64;
 const WRITTEN: u64 = 128;
 const PAIRED: u64 = 160;
-/// Address of a pointer to `COUNTED`.
+/// Address of a pointer to the word `COUNTED`.
 const POINTER: u64 = 256;
-/// Start of the threads' private areas, 64 bytes each.
+/// Start of the threads' private areas, each of 64 bytes.
 const OWN: u64 = 4096;
 
 /// Outcome of a run.
@@ -36,11 +36,11 @@ const OWN: u64 = 4096;
 pub(crate) struct Outcome {
     /// Number of words whose parts had different values.
     pub(crate) torn: AtomicU64,
-    /// Exchanges that another exchange or addition has overwritten.
+    /// Number of exchanges that another exchange or addition has overwritten.
     pub(crate) lost: AtomicU64,
     /// Number of exchanges whose comparison failed.
     pub(crate) failed: AtomicU64,
-    /// Number of exchanges that swapped.
+    /// Number of exchanges done.
     pub(crate) swapped: AtomicU64,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Worker<'a> {
         self.added += 1;
     }
 
-    /// Changes both halves with one exchange, or one half with an exchange of its own.
+    /// Changes both halves of `PAIRED` with one exchange, or one half with an exchange of its own.
     fn pair(&mut self, way: u64) {
         let at = self.table.plus(PAIRED);
         let seen = self.words(PAIRED);

@@ -27,7 +27,7 @@ pub(crate) struct Operands {
     bytes: Vec<u8>,
     words: Vec<U64>,
     wide: Vec<[U64; 2]>,
-    /// Addresses at which no buffer starts.
+    /// Addresses that no buffer has.
     garbage: Vec<Addr>,
 }
 
@@ -53,7 +53,7 @@ impl Operands {
     }
 }
 
-/// Draws the initial pointers of the table.
+/// Returns the bytes of the initial pointers of the table.
 pub(crate) fn pointers(store: &Store, random: &mut Draws) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..POINTERS {
@@ -69,7 +69,7 @@ pub(crate) fn pointers(store: &Store, random: &mut Draws) -> Vec<u8> {
     bytes
 }
 
-/// Adds a few random ops; returns their number.
+/// Adds a few random ops to a chain; returns the number of ops.
 pub(crate) fn build<'a>(
     chain: &mut Chain<'a>,
     store: &Store,
@@ -149,7 +149,7 @@ fn pick<'a, T>(from: &'a [T], random: &mut Draws) -> &'a T {
     &from[random.below(from.len() as u64) as usize]
 }
 
-/// Adds one op, conditional or not, redirected or not.
+/// Adds one op, which may be conditional, redirected or both.
 fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>, output: bool, store: &Store, random: &mut Draws) {
     let conditional = random.once_in(2);
     if output && random.once_in(3) {
@@ -160,8 +160,8 @@ fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>, output: bool, store:
     }
 }
 
-/// A random address: mostly a pointer or a word of the table; sometimes scratch, the table's end, or an address outside
-/// the key's region.
+/// Returns a random address: mostly that of a pointer or a word of the table; sometimes scratch, the table's end, or an
+/// address outside the key's region.
 fn place(store: &Store, random: &mut Draws) -> Addr {
     match random.below(24) {
         0 => Addr::new(64),

@@ -1,4 +1,4 @@
-//! The claims of the conformance suite: one function for each property of a fabric.
+//! The claims of the conformance suite: properties that every fabric must have.
 
 use super::chains::{Operands, WORKED, build, pointers};
 use super::executors::{Executor, Task};
@@ -27,7 +27,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U64;
 
-/// The lists of the smallest and of the largest buffers.
+/// The lists of free buffers of the smallest class (`SMALL`) and of the largest class.
 const SMALL: ListId = ListId(0);
 const LARGE: ListId = ListId(40);
 const LARGE_SIZE: u64 = 64 * 1024;
@@ -345,12 +345,12 @@ pub(crate) fn a_dropped_run_does_no_harm<R: Rig>(rig: &R, executor: Executor) {
     });
 }
 
-/// Polls a future once and drops it. Returns its output, if it completed.
+/// Polls a future once and drops it. Returns its output if it completed.
 async fn once<O>(future: impl Future<Output = O>) -> Option<O> {
     polled(1, future).await
 }
 
-/// Polls a future at most `times` times, each time after a wake-up, and drops it. Returns its output, if it completed.
+/// Polls a future at most `times` times, each time after a wake-up, and drops it. Returns its output if it completed.
 async fn polled<O>(times: u32, future: impl Future<Output = O>) -> Option<O> {
     let (mut future, mut left) = (pin!(future), times);
     std::future::poll_fn(|cx| {
@@ -472,8 +472,8 @@ pub(crate) fn only_live_buffers_are_retired<R: Rig>(rig: &R, executor: Executor)
     });
 }
 
-/// Nothing leaks if a chain wins its CAS, loses it, or names the old buffer in a RETIRE. The rounds allocate three
-/// times the quota, so a leak would exhaust it.
+/// Tests that nothing leaks if a chain wins its CAS, loses it, or names the old buffer in a RETIRE. The rounds allocate
+/// three times the quota, so a leak would exhaust it.
 pub(crate) fn unreachable_buffers_are_freed<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
@@ -623,7 +623,7 @@ pub(crate) fn a_call_that_cannot_be_served_is_refused<R: Rig>(rig: &R, executor:
     });
 }
 
-/// The response of the store's service to a request of `len` bytes.
+/// Sends a request of `len` bytes to the store's service, and returns the number in the response.
 async fn ask_to_add<E: Endpoint>(endpoint: &E, key: Key, len: usize) -> Result<u64, FabricError> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     let service = address(key, &mut request);

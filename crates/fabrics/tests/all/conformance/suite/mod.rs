@@ -6,7 +6,7 @@ pub(crate) mod executors;
 pub(crate) mod rig;
 mod twin;
 
-/// Defines a test per claim for the fabric of `$rig`, under our executor and under tokio's.
+/// Defines one test per claim and executor (ours and tokio's) for the fabric of `$rig`.
 macro_rules! conformance {
     ($fabric:ident, $($rig:tt)+) => {
         mod $fabric {

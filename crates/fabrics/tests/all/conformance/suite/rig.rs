@@ -34,21 +34,21 @@ pub(crate) const QUOTA: u64 = 16 << 20;
 const MEMORY: u64 = 40 << 20;
 const TABLE: u64 = 1 << 20;
 
-/// Kind of a store whose creation blocks the node for longer than the time limit of a call.
+/// Kind of the stores whose creation blocks the node for longer than the time limit of a call.
 pub(crate) const SLOW: &str = "slow";
-/// Time for which the creation of such a store blocks the node.
+/// Time for which the creation of a [`SLOW`] store blocks the node.
 const BUSY: Duration = Duration::from_millis(1800);
 pub(crate) const PLAIN: &str = "plain";
 
-/// A client's end of a fabric.
+/// A client's end of a fabric under test.
 pub(crate) trait Endpoint: Fabric + Turns + 'static {
     /// Whether the caller's CPU runs the chains.
     const RUNS_HERE: bool = false;
 
-    /// Drives the endpoint under an executor other than ours, where a task must run this.
+    /// Drives the endpoint under an executor other than ours. One task must run this future.
     async fn drive(&self);
 
-    /// Owner of the buffers that its chains allocate.
+    /// Returns the number of the session that owns the buffers which chains of this endpoint allocate.
     fn owner(&self) -> u32;
 }
 
@@ -84,7 +84,7 @@ impl<E: Endpoint> Endpoint for Delay<Rc<E>> {
     }
 }
 
-/// A fabric under test, with its node.
+/// A fabric under test, together with its node.
 pub(crate) trait Rig: Sync {
     type Endpoint: Endpoint;
 
@@ -97,14 +97,14 @@ pub(crate) trait Rig: Sync {
     /// Opens another endpoint, for the calling thread.
     fn connect(&self) -> Rc<Self::Endpoint>;
 
-    /// The node's memory, for direct inspection.
+    /// Returns the node's memory, for direct inspection.
     fn memory(&self) -> &Mapping;
 
-    /// Set once the node has begun to create a [`SLOW`] store.
+    /// Returns a flag that is set once the node has begun to create a [`SLOW`] store.
     fn busy(&self) -> &AtomicBool;
 
-    /// Opens another endpoint, and the store, which is created if absent. If the store's key belongs to one session, it
-    /// is that of this endpoint.
+    /// Opens another endpoint, and opens or creates the store. If a store's key belongs to one session, the returned
+    /// key is that of this endpoint.
     fn client(&self) -> (Rc<Self::Endpoint>, Store) {
         let endpoint = self.connect();
         let ask = |ask: Ask| {
@@ -123,7 +123,7 @@ pub(crate) trait Rig: Sync {
     }
 }
 
-/// The node of the in-process fabric.
+/// The in-process fabric, with its node.
 pub(crate) struct Local {
     host: Arc<Host>,
     busy: Arc<AtomicBool>,
@@ -191,7 +191,7 @@ impl Rig for Shm {
     }
 }
 
-/// A fabric whose chains an engine runs.
+/// A fabric whose chains run at an engine, with its node.
 pub(crate) struct Engine<C> {
     host: Host,
     busy: Arc<AtomicBool>,
@@ -212,7 +212,7 @@ pub(crate) trait Carrier: Sync + 'static {
 
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Carrier over UDP sockets.
+/// Carrier over UDP in the clear.
 pub(crate) struct Udp;
 
 impl Carrier for Udp {
@@ -228,7 +228,7 @@ impl Carrier for Udp {
     }
 }
 
-/// Carrier over UDP, with datagrams sealed by a token.
+/// Carrier over UDP with datagrams sealed by a token.
 pub(crate) struct SealedUdp;
 
 impl Carrier for SealedUdp {
@@ -246,7 +246,7 @@ impl Carrier for SealedUdp {
     }
 }
 
-/// Carrier over TCP streams.
+/// Carrier over TCP.
 pub(crate) struct Tcp;
 
 impl Carrier for Tcp {
@@ -262,7 +262,7 @@ impl Carrier for Tcp {
     }
 }
 
-/// Carrier over TLS streams.
+/// Carrier over TLS.
 pub(crate) struct Tls;
 
 /// The certificate that nodes present and clients trust.
@@ -404,7 +404,7 @@ impl<M: Memory> Kind<M> for Plain {
     }
 }
 
-/// Adds the size of each request to the table's last word; responds with the sum and the request.
+/// A service that adds the size of each request to the table's last word, and responds with the sum and the request.
 struct Adder {
     table: Extent,
 }

@@ -1,4 +1,4 @@
-//! A node's memory as plain bytes, on which `run` defines the meaning of a chain.
+//! A copy of a node's memory as plain bytes, on which `run` defines what a chain does.
 
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::{Arena, Geometry};
