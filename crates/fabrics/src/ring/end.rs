@@ -190,7 +190,7 @@ impl End {
     /// Passes on all frames that a peer has published before it hung up. Frames that it writes later are not read.
     ///
     /// # Errors
-    /// [`Fault::Foreign`]. The earlier frames were passed on.
+    /// [`Fault::Foreign`]: the peer has written invalid data. The earlier frames were passed on.
     pub(crate) fn receive_last(
         &mut self,
         shared: &impl Shared,

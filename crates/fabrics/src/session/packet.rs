@@ -328,10 +328,10 @@ pub fn is(bytes: &[u8], kind: Kind) -> bool {
 /// Describes the content of a datagram in words: `chain 3/17` is the request to run a chain with number 17 in slot 3,
 /// and `reply 3/17` is its reply.
 pub fn describe(bytes: &[u8]) -> String {
-    let Ok((header, body)) = Header::ref_from_prefix(bytes) else { return "no datagram of ours".to_owned() };
+    let Ok((header, body)) = Header::ref_from_prefix(bytes) else { return "no farside datagram".to_owned() };
     let kind = Kind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied();
     match kind.filter(|_| header.magic.get() == MAGIC) {
-        None => "no datagram of ours".to_owned(),
+        None => "no farside datagram".to_owned(),
         Some(Kind::Data) => {
             let entries = Entries { rest: body }.map(|entry| {
                 let Entry { kind, slot, number, index, count, .. } = entry;

@@ -38,8 +38,8 @@ pub trait Host {
     /// Returns 64 unpredictable bits.
     fn secret(&mut self) -> u64;
 
-    /// Decides whether a client may open a session. If the client has an earlier session, that one ends after this
-    /// returns and before the client receives the response.
+    /// Decides whether a client may open a session. If the client has an earlier session, the earlier one ends after
+    /// this function returns and before the client receives the response.
     ///
     /// # Errors
     /// The client is refused. It receives the returned reason, truncated to 512 bytes.
@@ -52,7 +52,7 @@ pub trait Host {
         let _ = (session, request);
     }
 
-    /// Called after [`Host::expect`] was called for all requests of a datagram.
+    /// Tells the host that [`Host::expect`] was called for all requests of a datagram, so that it can prefetch.
     fn ready(&mut self) {}
 
     /// Runs a request, and appends the response to `reply`, which is empty. The request's bytes are unvalidated input.
@@ -441,7 +441,8 @@ impl<A: Address, H: Host> Server<A, H> {
         Ok(())
     }
 
-    /// Answers a request whose outcome was [`Outcome::Later`]. Returns false if the client no longer waits for it.
+    /// Answers a request whose outcome was [`Outcome::Later`]. Returns false if the client no longer waits for the
+    /// answer.
     ///
     /// # Panics
     /// If the answer is longer than [`BODY_BYTES_MAX`].
@@ -705,7 +706,8 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Sends GONE to a peer that has no session. If the ended session is remembered, says also which requests have run.
+    /// Sends GONE to a peer that has no session. If the ended session is remembered, the GONE also says which requests
+    /// have run.
     fn gone(&mut self, to: A, datagram: &Datagram<'_>) -> Result<(), PacketError> {
         let tombstone = self.tombstones.iter().find(|tombstone| tombstone.number == datagram.session);
         let slots: &[LastBytes] = match tombstone {

@@ -103,7 +103,7 @@ impl Calls {
     /// Returns false if there were no frames.
     ///
     /// # Errors
-    /// [`Fault::Foreign`]; the earlier frames were passed on.
+    /// [`Fault::Foreign`]: the other side has written invalid data. The earlier frames were passed on.
     pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(&[u8])) -> Result<bool, Fault> {
         let mut end = self.end();
         end.awake(&self.shared);

@@ -33,9 +33,9 @@ pub const FRAME_MAX: usize = CALL_BYTES_MAX + size_of::<FrameHeader>();
 /// The first message of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// Name of the protocol: [`MAGIC`].
+    /// Identifies the protocol: [`MAGIC`].
     pub magic: String,
-    /// Version of the protocol: [`VERSION`].
+    /// The client's version of the protocol: [`VERSION`].
     pub version: u32,
 }
 
@@ -75,7 +75,7 @@ pub const REFUSED: u32 = 1;
 /// Sends one message, given in two parts. Never waits: if the peer does not read, the error is `AGAIN`.
 ///
 /// # Errors
-/// The system's; the message was not sent.
+/// The system's error; the message was not sent.
 pub fn send(
     socket: BorrowedFd<'_>,
     header: &[u8],
@@ -95,7 +95,7 @@ pub fn send(
 /// Receives one message with up to two descriptors. Returns `None` if the peer has hung up.
 ///
 /// # Errors
-/// The system's; `MSGSIZE` if the message is too long.
+/// The system's error; `MSGSIZE` if the message is too long.
 pub fn receive<'b>(
     socket: BorrowedFd<'_>,
     buffer: &'b mut Vec<u8>,

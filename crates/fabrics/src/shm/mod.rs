@@ -67,7 +67,7 @@ pub enum ConnectError {
     Silent(u32),
     /// The node refused the session; the text gives the reason.
     Refused(String),
-    /// The peer at the path speaks another protocol; the text says what it did.
+    /// The peer at the path speaks another protocol; the text says what was wrong.
     Foreign(PathBuf, String),
     /// A system call failed: the attempted operation, the path, and the system's error.
     Io(&'static str, PathBuf, std::io::Error),
@@ -327,7 +327,7 @@ pub fn is_mapped(memory: &Mapping) -> bool {
 /// Without this message the node must keep the session until this process ends.
 struct Line {
     calls: Calls,
-    /// Process that opened the session. A forked copy of it has another pid.
+    /// Id of the process that opened the session.
     pid: u32,
 }
 
@@ -526,9 +526,9 @@ impl Drop for Pending<'_> {
 }
 
 impl Drop for Shared {
-    /// The session's last access to the memory. It must come before `Line` sends its last message, after which a live
-    /// node gives the slot to another session. A dead node receives no message; the next node on its memory inspects
-    /// the slot.
+    /// Makes the session's last access to the memory. This access must come before `Line` sends its last message, after
+    /// which a live node gives the slot to another session. A dead node receives no message; the next node on its
+    /// memory inspects the slot.
     fn drop(&mut self) {
         if !self.line.is_forked_copy() {
             let Ok(()) = self.memory.arena().leave_session(self.session);

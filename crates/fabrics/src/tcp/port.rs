@@ -80,7 +80,7 @@ impl<W: Wire> StreamPort<W> {
         self.listener.local_addr()
     }
 
-    /// Adds a connection. Returns true if it begins with a handshake.
+    /// Adds a connection. Returns true if the connection begins with a handshake.
     fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<bool> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;

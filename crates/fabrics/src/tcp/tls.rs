@@ -59,9 +59,9 @@ impl std::fmt::Debug for Identity {
 /// Why an identity could not be loaded: the invalid part, with the problem and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityError {
-    /// The certificate is invalid.
+    /// The certificate is invalid; the text gives the problem and the remedy.
     Certificate(String),
-    /// The key is invalid.
+    /// The key is invalid; the text gives the problem and the remedy.
     Key(String),
 }
 
