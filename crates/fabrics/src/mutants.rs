@@ -5,6 +5,6 @@ farside_remote::mutants! {
     WIDE_WITHOUT_LOCKS = "WideWithoutLocks";
     /// Runs a duplicated request a second time.
     DUPLICATE_RUNS_AGAIN = "DuplicateRunsAgain";
-    /// Keeps a client's earlier session alive after it opens a new one.
+    /// Keeps a client's earlier session alive after the client opens a new one.
     OLD_SESSION_LIVES = "OldSessionLives";
 }

@@ -6,8 +6,8 @@
 //! Invariant: a frame is parsed only from a private copy, which is taken once.
 //!
 //! Why no side sleeps through a frame: before a side sleeps, it stores its wish, then polls once more. The other side
-//! publishes bytes, then checks for a wish. These four accesses have one order, in which each side's second access
-//! follows its first. So either the sleeper sees the published bytes, or the publisher sees the wish and rings.
+//! publishes bytes, then checks for a wish. All four accesses have one order, in which each side's second access
+//! follows its first access. So either the sleeper sees the published bytes, or the publisher sees the wish and rings.
 
 use super::shared::{Shared, Side, Unit, Word};
 use super::{FRAME_MAX, OUTBOX_MAX, RING};
@@ -16,7 +16,7 @@ use crate::session::carrier::Broken;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// Size of the length field before each frame.
+/// Size in bytes of the length field before each frame.
 const LENGTH: usize = 4;
 /// Number of bytes read before `head` is updated. Frequent updates would take the cache line from the writer.
 const RELEASE: u64 = RING / 4;
@@ -187,7 +187,8 @@ impl End {
         Ok(true)
     }
 
-    /// Passes on all frames that a peer has published before it hung up. Frames that it writes later are not read.
+    /// Passes on all frames that a peer has published before it hung up. Frames that the peer writes later are not
+    /// read.
     ///
     /// # Errors
     /// [`Fault::Foreign`]: the peer has written invalid data. The earlier frames were passed on.

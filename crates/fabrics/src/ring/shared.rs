@@ -29,7 +29,7 @@ impl Side {
     }
 }
 
-/// A word of the shared memory. The side in it is the writer of the ring, or the side that sets the wish.
+/// A word of the shared memory. The [`Side`] in a variant is the writer of the ring, or the side that sets the wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     /// Number of bytes that this side has written.

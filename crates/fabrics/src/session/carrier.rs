@@ -56,7 +56,7 @@ pub trait Line {
     /// The carrier is broken. Datagrams that had arrived before were passed on.
     fn receive(&self, take: impl FnMut(&[u8])) -> Result<bool, Broken>;
 
-    /// Returns a descriptor. After [`Line::may_sleep`] it becomes readable when datagrams may have arrived.
+    /// Returns a descriptor. After [`Line::may_sleep`] the descriptor becomes readable when datagrams may have arrived.
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Makes the descriptor readable on the next arrival. Returns false if something has already arrived.
@@ -64,7 +64,8 @@ pub trait Line {
         true
     }
 
-    /// Maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain time.
+    /// Returns the maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain
+    /// time.
     fn sleep_max(&self) -> Option<Duration> {
         None
     }
@@ -154,7 +155,7 @@ pub trait Port: Send {
     /// Returns the numbers of datagrams dropped so far.
     fn dropped(&self) -> Dropped;
 
-    /// Returns a descriptor. After [`Port::may_sleep`] it becomes readable when datagrams may have arrived.
+    /// Returns a descriptor. After [`Port::may_sleep`] the descriptor becomes readable when datagrams may have arrived.
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Makes the descriptor readable on the next arrival. Returns false if something has already arrived.
@@ -162,7 +163,8 @@ pub trait Port: Send {
         true
     }
 
-    /// Maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain time.
+    /// Returns the maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain
+    /// time.
     fn sleep_max(&self) -> Option<Duration> {
         None
     }

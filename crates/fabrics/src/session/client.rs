@@ -183,7 +183,7 @@ enum Phase {
 
 struct Slot {
     phase: Phase,
-    /// Number of the last request that the server may know.
+    /// Number of the slot's last request that the server may know.
     number: u32,
     /// The request in this slot, while its owner waits or holds the response.
     request: Option<SlotRef>,
@@ -202,7 +202,7 @@ struct Slot {
     assembling: bool,
     /// Bitmap of the reply's fragments that this end will request from the server.
     want: u64,
-    /// Whether to send a CANCEL.
+    /// Whether to send a CANCEL for the slot's request.
     cancel: bool,
     /// For round-trip samples: the time at which a fragment was last sent for the first time (`sent_at`), the index of
     /// that fragment (`latest`), and the set of fragments that were retransmitted (`resent`).
@@ -227,13 +227,13 @@ struct Slot {
     reply_got: u64,
     /// Bitmap of the reply's fragments that should be in flight.
     asked: u64,
-    /// All fragments of the reply that were ever requested (`asked_ever`), and those that the last HAVE, sent at
-    /// `asked_at`, was the first to request (`asked_first`).
+    /// Bitmaps: all fragments of the reply that were ever requested (`asked_ever`), and those that the last HAVE, sent
+    /// at `asked_at`, was the first to request (`asked_first`).
     asked_ever: u64,
     asked_first: u64,
     asked_at: Duration,
-    /// Fragments of the reply that have arrived since all missing ones were last requested (`came`), and the fragments
-    /// requested since then because later ones had overtaken them (`asked_overtaken`).
+    /// Bitmaps: the fragments of the reply that have arrived since all missing ones were last requested (`came`), and
+    /// the fragments requested since then because later ones had overtaken them (`asked_overtaken`).
     came: u64,
     asked_overtaken: u64,
 }
@@ -263,12 +263,12 @@ pub struct Client {
     ack: u64,
     /// Bitmap of the slots whose response has arrived and was not yet reported.
     answered: u64,
-    /// Slot at which the next datagram starts: the first one that lacked credit for the previous one.
+    /// Slot at which the next datagram starts: the first slot that lacked credit for the previous datagram.
     cursor: usize,
     /// Number of bytes of fragments that were sent and not acknowledged.
     outstanding: usize,
     assembling: usize,
-    /// Number of the next request.
+    /// Number of the next request, counted over all slots.
     requests: u64,
     /// Regions and addresses of buffers that abandoned chains allocated and did not publish.
     unpublished: Vec<(u32, Addr)>,
@@ -380,7 +380,8 @@ impl Client {
         self.submit_within(now, self.config.deadline, ask, parts)
     }
 
-    /// Like [`Client::submit`], with a time limit for this request in place of the configured one.
+    /// Submits a request like [`Client::submit`], but with a time limit for this request in place of the configured
+    /// one.
     ///
     /// # Panics
     /// If the request is longer than [`BODY_BYTES_MAX`].
@@ -566,8 +567,8 @@ impl Client {
         }
     }
 
-    /// Writes the next datagram into `out`. Returns false if there is none. Call it until it returns false, after all
-    /// received datagrams were passed in, and whenever [`Client::next_timeout`] is due.
+    /// Writes the next datagram into `out`. Returns false if there is nothing to send. Call it until it returns false,
+    /// after all received datagrams were passed in, and whenever [`Client::next_timeout`] is due.
     pub fn transmit(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
         self.wake(now);
         let has_datagram = match self.stage {

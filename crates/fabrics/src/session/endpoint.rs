@@ -89,7 +89,7 @@ struct State {
     failed: Vec<(SlotRef, Fate)>,
     /// Wakers of tasks that wait for a slot.
     slot_waiters: Vec<Waker>,
-    /// Buffers to retire with the next request: the number of each buffer's region, and its address.
+    /// Regions and addresses of the buffers to be retired.
     retired: Vec<(u32, Addr)>,
     /// Reason for which the session has ended; `None` while it is open.
     over: Option<String>,
@@ -174,8 +174,8 @@ impl<L: Line> Endpoint<L> {
         *self.state.borrow().client.counters()
     }
 
-    /// Sends, receives and handles timers if the tasks run under another executor than [`crate::executor::Core`]: spawn
-    /// this future on the same thread and keep it running while the endpoint is used. Never completes.
+    /// Sends, receives and handles timers under executors other than [`crate::executor::Core`]. Spawn this future on
+    /// the tasks' thread, and keep it running while the endpoint is used. Never completes.
     ///
     /// # Panics
     /// If the system has no descriptor or thread for this future.
@@ -315,7 +315,7 @@ impl<L: Line> Endpoint<L> {
         })
     }
 
-    /// Returns the error for a request without a response, which states what may be assumed.
+    /// Returns the error for a request without a response. The error states whether the request may have run.
     #[cold]
     fn failed(&self, fate: Fate, patience: Duration) -> FabricError {
         let ran = match fate {
@@ -537,7 +537,8 @@ struct InFlight<'a, L: Line> {
 impl<L: Line> Future for InFlight<'_, L> {
     type Output = Result<SlotRef, Fate>;
 
-    /// Completes when the outcome is known. The client has forgotten a failed request even before.
+    /// Completes when the outcome of the request is known. If the request failed, the client has forgotten the request
+    /// before this future completes.
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<SlotRef, Fate>> {
         let Some(request) = self.request else { unreachable!("polled after completion") };

@@ -128,7 +128,7 @@ struct EntryHeader {
     size: U32,
 }
 
-/// The fixed part of a HELLO.
+/// The body of a HELLO before its token.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct HelloBytes {
@@ -218,24 +218,24 @@ pub(super) const fn footprint(len: usize) -> usize {
     ENTRY + len.next_multiple_of(8)
 }
 
-/// Why a datagram was rejected. A rejected datagram has no effect.
+/// Reason for which a datagram was rejected. A rejected datagram has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketError {
-    /// The datagram starts with this value in place of [`MAGIC`].
+    /// The datagram begins with this number instead of [`MAGIC`].
     Magic(u16),
-    /// The datagram has this version, which is not ours.
+    /// The datagram has this version, and not [`VERSION`].
     Version(u8),
-    /// The datagram's kind is unknown, or not valid in this direction.
+    /// The datagram has this kind, which is unknown or not valid in this direction.
     Kind(u8),
     /// The datagram is too short or too long.
     Length,
     /// The datagram is damaged: its checksum is wrong.
     Check,
-    /// This field has an invalid value.
+    /// The field with this name has an invalid value.
     Field(&'static str),
     /// The datagram does not contain the session's secret.
     Secret,
-    /// The datagram names a session that does not exist.
+    /// The datagram names the session with this number, which does not exist.
     Session(u32),
 }
 

@@ -1,10 +1,10 @@
 //! The engine's end of all its sessions: reassembles requests, runs them, and keeps the replies.
 //!
-//! A server has only one timer, which ends silent sessions. It does not retransmit: a client asks for data that it
-//! misses.
+//! A server has only one timer, which ends silent sessions. A server does not retransmit: a client asks for data that
+//! it misses.
 //!
-//! Invariant: a slot's number only grows, by one. The request with this number runs once it is complete, and never
-//! again.
+//! Invariant: a slot's number only grows, by one. The request with the slot's number runs when it is complete, and
+//! never again.
 //! Invariant: a slot begins the next number only after the server has answered the current one.
 //! Invariant: half-received requests of a session take at most [`Config::assembly_bytes`]; a session keeps one reply
 //! per slot.
@@ -88,7 +88,7 @@ pub enum End {
 pub struct Hello<'a> {
     /// Number that identifies the client in all its incarnations.
     pub identity: u128,
-    /// The incarnation. It ends the session of any lower incarnation of this client.
+    /// Number of the client's incarnation. It ends the session of any lower incarnation of this client.
     pub incarnation: u64,
     /// The features that the client requires, all of which this node has.
     pub features: u64,
@@ -160,8 +160,8 @@ pub struct Config {
     pub inbound_bytes: usize,
     /// Maximum number of bytes of half-received requests per session.
     pub assembly_bytes: usize,
-    /// Maximum size of the long requests and replies of all sessions together. Above this, a session that keeps a long
-    /// reply gets no further one until its client has acknowledged the first.
+    /// Maximum size in bytes of the long requests and replies of all sessions together. Above this size, a session that
+    /// keeps a long reply gets no further long reply until its client has acknowledged the first.
     pub lent_bytes: usize,
     /// A session ends when its client is silent for this long.
     pub silence: Duration,
@@ -188,7 +188,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Credit of each session: its maximum number of bytes in flight.
+    /// Returns the credit of each session: its maximum number of bytes in flight.
     pub fn credit(&self) -> usize {
         self.inbound_bytes / self.sessions_max
     }

@@ -25,7 +25,8 @@ struct End {
     socket: Socket,
     buffer: Box<[u8]>,
     seal: Option<Seal>,
-    /// The process that owns the seal. A forked child has copies of its keys and counters, and must not seal with them.
+    /// Id of the process that owns the seal. A forked child has copies of the seal's keys and counters, and must not
+    /// seal with them.
     pid: u32,
 }
 

@@ -23,7 +23,7 @@ use std::net::{SocketAddr, UdpSocket};
 /// Maximum size in bytes of a datagram on loopback. Larger ones are slower, because one side idles while the other
 /// handles the whole datagram.
 const LOOPBACK_MAX: usize = 24 * 1024;
-/// Size of the headers of a datagram: IPv6 (larger than IPv4) and UDP.
+/// Size in bytes of the headers of a datagram: IPv6 (larger than IPv4) and UDP.
 const HEADERS: usize = 40 + 8;
 /// Size requested for the socket's receive buffer, in bytes.
 pub const INBOUND_BYTES: usize = 4 << 20;

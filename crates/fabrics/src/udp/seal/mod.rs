@@ -1,4 +1,4 @@
-//! Sealed datagrams, which nobody on the path can read, change or forge. Sessions run on top and do not know of the
+//! Sealed datagrams, which nobody on the path can read, change or forge. Sessions run on top of them, unaware of the
 //! seal.
 //!
 //! [`client`] is a client's end, and [`node`] an engine's end with all its clients; both work without sockets. A client
@@ -12,7 +12,8 @@
 //! ```
 //!
 //! All numbers are little-endian. A client sends its random bytes in a GREETING. The node adds random bytes of its own
-//! in an ACCEPT. It sends ACCEPTs until it receives a DATA, which proves that the client has the node's random bytes.
+//! in an ACCEPT. The node sends ACCEPTs until it receives a DATA, which proves that the client has the node's random
+//! bytes.
 //!
 //! - The greeting is sealed with a key derived from the secret and the client's random bytes. Everything else is sealed
 //!   with keys derived from the secret and both random values, one key per direction.
@@ -28,8 +29,8 @@
 //! - No key seals two datagrams with the same counter, and no key seals more than 2^32 datagrams.
 //! - A datagram is accepted only if it is unchanged, and only once. There is one exception: after a connection was
 //!   forgotten, a replay of its greeting is accepted. The response is sealed with keys that the replayer does not have.
-//! - The memory used for senders without a session is bounded. It is zero until they have proved that they know a
-//!   token.
+//! - The memory used for senders without a session is bounded. This memory is zero until the senders have proved that
+//!   they know a token.
 
 pub mod client;
 pub mod node;
@@ -53,11 +54,11 @@ pub const GREETING: usize = crate::session::DATAGRAM_MIN;
 
 const HEADER: usize = size_of::<Header>();
 const TAG: usize = 16;
-/// Size of the clear part of a greeting.
+/// Size in bytes of the clear part of a greeting.
 const GREETING_CLEAR: usize = HEADER + size_of::<GreetingBytes>();
-/// Size of the sealed part of a greeting.
+/// Size in bytes of the sealed part of a greeting.
 const GREETING_SEALED: usize = GREETING - GREETING_CLEAR - TAG;
-/// Size of the clear part of an ACCEPT.
+/// Size in bytes of the clear part of an ACCEPT.
 const ACCEPT_CLEAR: usize = HEADER + RANDOM;
 const RANDOM: usize = 32;
 /// Maximum number of datagrams sealed with one key of a direction, as a power of two. With 24 KiB each, 2^32 datagrams
@@ -145,7 +146,7 @@ impl Shared {
         Shared(bytes)
     }
 
-    /// Returns an identifier of the secret for use in the clear. It reveals nothing else about the secret.
+    /// Returns an identifier of the secret for use in the clear. The identifier reveals nothing else about the secret.
     pub fn name(&self) -> u64 {
         let mut name = [0; 8];
         let prk = self.extract(&[]);
@@ -261,7 +262,7 @@ impl Sealer {
 enum Unopened {
     /// The datagram was not sealed with the current key, or was changed.
     Forged,
-    /// The datagram was opened before, or is too old to tell.
+    /// The datagram was opened before, or is too old to know whether it was.
     Replayed,
 }
 

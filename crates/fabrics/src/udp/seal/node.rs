@@ -2,11 +2,11 @@
 //!
 //! A greeting that can be opened creates a connection. If the same greeting comes again, it belongs to that connection
 //! if it comes from the same address, and is ignored otherwise. A connection without a session is forgotten, with its
-//! keys, after [`STRANGER_WAIT`], or earlier if there are too many.
+//! keys, after [`STRANGER_WAIT`], or earlier if there are too many connections.
 //!
 //! Invariant: there are at most [`CONNECTIONS_MAX`] connections, and one with a session is never forgotten.
-//! Invariant: a greeting that cannot be opened gets a response smaller than itself. The cost of handling it does not
-//! depend on what is wrong with it.
+//! Invariant: a greeting that cannot be opened gets a response smaller than itself. The cost of handling such a
+//! greeting does not depend on its fault.
 
 use super::{
     GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD, Opener, RANDOM,
@@ -39,8 +39,8 @@ pub struct Node {
     vacant: Vec<u16>,
     /// Index of each connection in the places, by the random bytes of its greeting.
     greeted: HashMap<Random, u16>,
-    /// Connections without a session, oldest first. May also contain some that were forgotten or have got a session
-    /// since.
+    /// Connections without a session, oldest first: the number of each, and the time of the check that found no
+    /// session. Some may have been forgotten or have got a session since.
     strangers: VecDeque<(u32, Duration)>,
     /// The datagram that the last greeting contained.
     said: Vec<u8>,
@@ -65,9 +65,9 @@ struct Connection {
 /// Outcome of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrived<'a> {
-    /// A datagram on the connection with this number, opened.
+    /// A datagram on the connection with this number.
     Datagram(u32, &'a [u8]),
-    /// A greeting with this nonce that must be refused, sealed or not.
+    /// A greeting that must be refused, sealed or not: its nonce, and the reason.
     Outsider(u64, Outsider),
     /// A datagram without any effect.
     Nothing,
@@ -125,7 +125,8 @@ impl Node {
         }
     }
 
-    /// Number of bytes that sealing adds to a datagram of this connection. `None` if the connection is forgotten.
+    /// Returns the number of bytes that sealing adds to a datagram of this connection; `None` if the connection is
+    /// forgotten.
     pub fn overhead(&mut self, number: u32) -> Option<usize> {
         let connection = self.get(number)?;
         Some(OVERHEAD + if connection.is_confirmed { 0 } else { RANDOM })
