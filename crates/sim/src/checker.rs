@@ -8,9 +8,9 @@
 
 use crate::history::{Ask, History, Operation};
 
-/// Checker of one family's histories.
+/// Decides whether a history of one family satisfies the family's specification.
 pub trait Checker {
-    /// Operation of the family.
+    /// Type of the family's operations.
     type Ask: Ask;
 
     /// Property of a good history, as a sentence: `every key was linearizable`.
@@ -23,7 +23,7 @@ pub trait Checker {
 /// Result of checking a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<A: Ask> {
-    /// The violations, each described in one sentence.
+    /// The violations of the specification, one sentence for each.
     pub violated: Vec<String>,
     /// One sentence for each part of the history that could not be decided, with the reason.
     pub undecided: Vec<String>,
@@ -42,8 +42,8 @@ impl<A: Ask> Default for Checked<A> {
 pub struct Violation<A: Ask> {
     /// The violation, in brief: `key 7 is not linearizable`.
     pub what: String,
-    /// The operations, in the order of their calls. An operation that has no return here returned, if ever, after the
-    /// last of the returns shown here.
+    /// The operations, in the order of their calls. An operation without a return in this list returned after all
+    /// returns in the list, or never.
     pub operations: Vec<Operation<A>>,
     /// Index of the operation whose outcome is not allowed.
     pub offender: usize,

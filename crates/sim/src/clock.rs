@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Clock of a process.
+/// Clock of a simulated process. The clock may run slow or fast and may jump ahead.
 #[derive(Clone)]
 pub struct ProcessClock(Rc<Inner>);
 
@@ -37,13 +37,13 @@ impl ProcessClock {
         }))
     }
 
-    /// Moves the clock ahead by `ns`.
+    /// Moves the clock ahead by `ns` nanoseconds. Counts one [`Fault::ClockJump`].
     pub fn jump(&self, ns: Nanos) {
         self.0.struck.count(Fault::ClockJump, self.0.target);
         self.0.ahead.set(self.0.ahead.get() + ns);
     }
 
-    /// Converts a duration on this clock to a duration of the world.
+    /// Converts a duration on this clock to a duration of the world, both in nanoseconds.
     fn stretched(&self, ns: Nanos) -> Nanos {
         if self.0.fast_ppm == 0 {
             return ns;

@@ -1,6 +1,5 @@
 //! Fabrics in virtual time.
 //!
-//! - [`direct`]: the client's CPU runs the chain on the node's memory, as `shm` does.
 //! - [`direct`]: the client's CPU runs the chain on the node's memory, as over `shm`.
 //! - [`session`]: the node's engine runs the chain. The request uses a datagram session, as over `udp`, `tcp` and
 //!   `ring`.
@@ -17,17 +16,17 @@ use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Fabric selected at run time.
+/// A client's endpoint of a simulated fabric that is selected at run time.
 #[derive(Clone)]
 pub enum AnyFabric {
-    /// See [`direct`].
+    /// The client's CPU runs the chains; see [`direct`].
     Direct(Rc<direct::Direct>),
-    /// See [`session`].
+    /// The node's engine runs the chains; see [`session`].
     Session(Rc<session::Endpoint>),
 }
 
 impl AnyFabric {
-    /// Clock of the endpoint's process.
+    /// Clock of the client's process.
     pub fn clock(&self) -> &ProcessClock {
         match self {
             AnyFabric::Direct(direct) => direct.clock(),

@@ -16,7 +16,7 @@ pub enum Fault {
     Duplicate,
     /// A message is overtaken by later ones. May delay operations.
     Reorder,
-    /// A message is delayed, and with it all later messages. May delay operations and let timeouts expire.
+    /// A message and all later messages are delayed. May delay operations and let timeouts expire.
     Delay,
     /// A connection breaks: some of the requests sent over it ran, and some did not. May end a session.
     Reset,
@@ -42,7 +42,7 @@ pub enum Fault {
     ClockSkew,
     /// A client's clock jumps ahead. May let its timeouts expire.
     ClockJump,
-    /// The store has no buffer left. Puts fail with an error which says that nothing was stored.
+    /// The store has no free buffer. Puts fail with an error which says that nothing was stored.
     Exhaustion,
     /// A store is dropped while its clients work, and created again. All requests with the old key are refused.
     Revocation,
@@ -102,7 +102,7 @@ impl Fault {
     }
 }
 
-/// Target that a fault strikes.
+/// Part of the simulation that a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A message between these two hosts.
@@ -111,14 +111,14 @@ pub enum Target {
     Client(u32),
     /// The node with this number, and all its clients.
     Node(u32),
-    /// No target: the code that counts the fault attributes it itself.
+    /// No target is named: the code that counts the fault attributes the fault itself.
     None,
 }
 
 /// Callback that receives every fault.
 type Observer = Box<dyn Fn(Fault, Target)>;
 
-/// Counters of faults that have struck.
+/// Number of times that each fault has struck.
 #[derive(Default)]
 pub struct Struck {
     counts: [Cell<u64>; Fault::ALL.len()],
@@ -126,7 +126,7 @@ pub struct Struck {
 }
 
 impl Struck {
-    /// Counts a fault.
+    /// Counts a fault that strikes `target`, and reports the fault to the observer.
     pub fn count(&self, fault: Fault, target: Target) {
         let count = &self.counts[fault as usize];
         count.set(count.get() + 1);
@@ -146,20 +146,20 @@ impl Struck {
     }
 }
 
-/// Fault rates of messages. Each fault strikes one in this many messages; 0 means that it strikes none.
+/// Fault rates of messages. A fault strikes one in this many messages, or none if the rate is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultRates {
-    /// See [`Fault::Loss`].
+    /// Rate of [`Fault::Loss`]: one in this many messages; 0 for none.
     pub loss_one_in: u64,
-    /// See [`Fault::Duplicate`].
+    /// Rate of [`Fault::Duplicate`]: one in this many messages; 0 for none.
     pub duplicate_one_in: u64,
-    /// See [`Fault::Reorder`].
+    /// Rate of [`Fault::Reorder`]: one in this many messages; 0 for none.
     pub reorder_one_in: u64,
-    /// See [`Fault::Delay`].
+    /// Rate of [`Fault::Delay`]: one in this many messages; 0 for none.
     pub delay_one_in: u64,
-    /// See [`Fault::Reset`].
+    /// Rate of [`Fault::Reset`]: one in this many messages; 0 for none.
     pub reset_one_in: u64,
-    /// Usual delay of a message that a fault delays.
+    /// Usual delay, in nanoseconds, of a message that a fault delays.
     pub late_ns: Nanos,
 }
 
@@ -201,7 +201,7 @@ impl FaultRates {
     }
 }
 
-/// Minimum and maximum usual length of a partition or a pause.
+/// Minimum and maximum usual length of a partition or a pause, in nanoseconds.
 pub const OUTAGE: [Nanos; 2] = [200 * MICROS, 30 * MILLIS];
 
 #[cfg(test)]

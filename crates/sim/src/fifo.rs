@@ -13,7 +13,7 @@ use crate::history::queue::{Ask, History, Operation, Outcome};
 use crate::history::register::Value;
 use std::collections::BTreeMap;
 
-/// Checker of queues. Each key is a queue of its own.
+/// Checker of queues. Each key of a history is a queue, checked separately.
 pub struct Fifo {
     /// Capacity of each queue, in values.
     pub capacity: u64,
@@ -52,7 +52,8 @@ impl Checker for Fifo {
     }
 }
 
-/// A violation, and the operations that show it. The first operation is the one with the wrong outcome.
+/// A description of a violation, and the operations that show the violation. The first operation is the one with the
+/// wrong outcome.
 type Finding = (&'static str, Vec<Operation>);
 
 /// Operations on one queue.
@@ -139,8 +140,8 @@ impl<'a> Queue<'a> {
         overtaken.min_by_key(|(_, taken)| end_of(taken))
     }
 
-    /// Returns the puts of values that only takes of unknown fate can have taken. Returns with each the index of the
-    /// event before which such a take must have happened. If the queue was empty at the event `empty`, the result
+    /// Returns the puts of values that only takes of unknown fate can have taken. Returns with each put the index of
+    /// the event before which such a take must have happened. If the queue was empty at the event `empty`, the result
     /// includes all values put before this event.
     fn missing(&self, empty: u64) -> Vec<(&'a Operation, u64)> {
         // Only puts known to be done count: a put of unknown fate may never have been carried out.
@@ -162,7 +163,8 @@ impl<'a> Queue<'a> {
         Some(missing[unexplained].0)
     }
 
-    /// Assigns a take of unknown fate to a missing value. If necessary, reassigns the takes assigned to other values.
+    /// Assigns a take of unknown fate to a missing value. If necessary, assigns other takes to the values that had
+    /// these takes. Returns whether this succeeded.
     fn explains(
         &self,
         missing: &[(&Operation, u64)],

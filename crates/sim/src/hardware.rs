@@ -70,7 +70,7 @@ pub struct Inputs {
     pub arm_write_ns: Nanos,
 }
 
-/// Parameters of the papers' testbeds.
+/// Parameters of the machines of the papers' testbeds.
 pub const INPUTS: Inputs = Inputs {
     verb_ns: 1_638,
     nic_op_ps: 19_531,
@@ -95,12 +95,12 @@ pub const INPUTS: Inputs = Inputs {
 };
 
 impl Inputs {
-    /// Returns the time that a core takes for the CRC-64 of `bytes` bytes.
+    /// Returns the time, in nanoseconds, in which a core computes the CRC-64 of `bytes` bytes.
     pub const fn crc_ns(&self, bytes: u64) -> Nanos {
         bytes * self.crc_cycles * 1_000 / self.core_mhz
     }
 
-    /// Returns the NIC of a client's machine.
+    /// Returns a model of the NIC of a client's machine.
     pub fn sender(&self) -> Sender {
         Sender::new(self.nic_op_ps, self.qp_miss_ns * 1_000, self.qp_cache)
     }
@@ -137,11 +137,11 @@ pub enum Platform {
 }
 
 impl Platform {
-    /// All platforms.
+    /// All platforms, in the order of the columns of `micro::FIGURE_1`.
     pub const ALL: [Platform; 4] =
         [Platform::Rdma, Platform::PrismSw, Platform::PrismHw, Platform::BlueField];
 
-    /// Returns the platform's name in flags and reports.
+    /// Name of the platform in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Platform::Rdma => "rdma",
@@ -168,22 +168,22 @@ impl Platform {
 /// Distance between clients and a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
-    /// Connected by one cable.
+    /// Client and node are connected by one cable.
     Direct,
-    /// Connected by one switch.
+    /// Client and node are connected by one switch.
     Rack,
-    /// Connected by three tiers of switches.
+    /// Client and node are connected by three tiers of switches.
     Cluster,
-    /// Connected across a data centre.
+    /// The path between client and node crosses a data centre.
     DataCentre,
 }
 
 impl Distance {
-    /// All distances.
+    /// All distances, the shortest first.
     pub const ALL: [Distance; 4] =
         [Distance::Direct, Distance::Rack, Distance::Cluster, Distance::DataCentre];
 
-    /// Returns the distance's name in flags and reports.
+    /// Name of the distance in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Distance::Direct => "direct",
@@ -193,7 +193,7 @@ impl Distance {
         }
     }
 
-    /// Latency that the distance adds to a round trip. PRISM, figure 2, which has 0.6, 3 and 24 us; 0.6 us is the
+    /// Round-trip latency that the distance adds, in nanoseconds. PRISM, figure 2, has 0.6, 3 and 24 us; 0.6 us is the
     /// latency of the testbed's own switch (section 5).
     pub const fn round_trip_ns(self) -> Nanos {
         match self {
@@ -222,11 +222,11 @@ impl Testbed {
     /// PRISM's micro-benchmarks: two machines, one cable (section 5).
     pub const PRISM_MICRO: Testbed =
         Testbed { link_gbit: 25, distance: Distance::Direct, cores: 16, machines: 1 };
-    /// Testbed of PRISM's applications (section 5).
+    /// Testbed of PRISM's application benchmarks (section 5).
     pub const PRISM_APPLICATIONS: Testbed =
         Testbed { link_gbit: 40, distance: Distance::Rack, cores: 16, machines: 11 };
 
-    /// Returns the transmission time of `bytes` bytes on the link.
+    /// Returns the transmission time of `bytes` bytes on the link, in picoseconds.
     pub const fn wire(&self, bytes: u64) -> Picos {
         bytes * 8_000 / self.link_gbit
     }
@@ -234,17 +234,17 @@ impl Testbed {
 
 /// Overhead of every packet in bytes: preamble 8, Ethernet header 14, IP header 20, UDP header 8, InfiniBand's base
 /// transport header 12, invariant CRC 4, frame check sequence 4, interframe gap 12. Sources: IEEE 802.3, RFC 791, RFC
-/// 768, InfiniBand's annex for RoCEv2. eRPC on Ethernet has the same overhead: its header of 16 bytes replaces the base
-/// transport header and the invariant CRC.
+/// 768, InfiniBand's annex for RoCEv2. eRPC on Ethernet has the same overhead: eRPC's header of 16 bytes replaces the
+/// base transport header and the invariant CRC.
 pub const PACKET: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
 /// Maximum payload of a packet in bytes: InfiniBand's largest MTU that fits Ethernet's usual 1500 bytes.
 pub const PACKET_MAX: u64 = 1_024;
-/// Header of an op: address 8, key 4, length 4 (InfiniBand's RETH; PRISM, section 4.2, adds flags in the base header,
-/// which take no byte).
+/// Size in bytes of an op's header: address 8, key 4, length 4 (InfiniBand's RETH). PRISM (section 4.2) adds flags to
+/// the base header, which take no byte.
 const OP: u64 = 16;
-/// Second address of a redirected or data-indirect op.
+/// Size in bytes of the second address of a redirected or data-indirect op.
 const ADDRESS: u64 = 8;
-/// Size of an acknowledgement's header in bytes (InfiniBand's AETH).
+/// Size in bytes of an acknowledgement's header (InfiniBand's AETH).
 const ACKNOWLEDGEMENT: u64 = 4;
 
 /// Returns the number of bytes on the wire of a message of `bytes` bytes.
@@ -260,8 +260,8 @@ pub fn trailing_reads(chain: ChainView<'_>) -> u64 {
     reclaiming.min(chain.allocates()) as u64
 }
 
-/// Returns the bytes on the wire of a chain's request and of `trailing` READs after it: one message to a CPU, or one
-/// packet per op for a NIC.
+/// Returns the bytes on the wire of a chain's request and of `trailing` READs after it. A CPU receives one message; a
+/// NIC receives one packet per op.
 pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) -> u64 {
     let of_op = chain.ops().map(|op| {
         let addresses = u64::from(op.redirect().is_some()) + u64::from(op.source().is_some());
@@ -271,8 +271,8 @@ pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) ->
     if is_one_sided { of_op.map(framed).sum() } else { framed(of_op.sum()) }
 }
 
-/// Returns the bytes on the wire of its response: the outputs of ops and of `trailing` READs of an address, and for a
-/// NIC at least an acknowledgement.
+/// Returns the bytes on the wire of the response to a chain: the outputs of the chain's ops and of `trailing` READs of
+/// an address. A NIC sends at least an acknowledgement.
 pub fn answer_bytes(reply: &Reply, trailing: u64, is_one_sided: bool) -> u64 {
     let outputs = (0..reply.len()).map(|op| reply.output(op).len() as u64).filter(|&len| len > 0);
     let outputs = outputs.chain((0..trailing).map(|_| ADDRESS));
@@ -306,7 +306,7 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
     })
 }
 
-/// Access of a chain that takes time. Accesses that depend on earlier ones follow each other.
+/// Access of a chain that takes time. An access that depends on an earlier access starts after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// A read of the node's memory.
@@ -315,11 +315,11 @@ pub enum Access {
     Write,
     /// An atomic on the word at this address.
     Atomic(u64),
-    /// An access to scratch or to a free list's head. A NIC has them in its own memory, a CPU in its cache.
+    /// Access to scratch or to a free list's head. A NIC has them in its own memory, and a CPU in its cache.
     OnChip,
 }
 
-/// Calls `tell` with each access of an executed chain, in order. Returns the number of bytes moved.
+/// Calls `tell` with each access of an executed chain, in order. Returns the number of bytes that the chain moved.
 pub fn accesses(chain: ChainView<'_>, reply: &Reply, mut tell: impl FnMut(Access)) -> u64 {
     let at = |place: Addr, access: Access| match place.scratch_offset() {
         Some(_) => Access::OnChip,

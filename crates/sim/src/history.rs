@@ -20,7 +20,7 @@ use std::fmt;
 
 /// Operation of a system, as recorded in histories.
 pub trait Ask: Clone + Eq + fmt::Debug + fmt::Display {
-    /// Outcome of the operation.
+    /// Type of the operation's outcome.
     type Outcome: Outcome;
 
     /// Whether this operation can have the given outcome.
@@ -44,7 +44,7 @@ pub trait Outcome: Clone + Eq + fmt::Debug + fmt::Display {
     fn record(&self, out: &mut Vec<u8>);
 }
 
-/// Time of an event.
+/// Position of an event in a history, and its virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment {
     /// Index of the event in the history.
@@ -53,21 +53,21 @@ pub struct Moment {
     pub ns: u64,
 }
 
-/// Operation of a client.
+/// Operation that a client has called, with its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation<A: Ask> {
-    /// Number of the client.
+    /// Number of the client that called the operation.
     pub client: u32,
     /// Object of the operation, such as a key or a queue. Each family defines its objects.
     pub key: u64,
     /// The operation's kind and arguments.
     pub ask: A,
-    /// Time of the call.
+    /// Moment of the operation's call.
     pub called: Moment,
-    /// Time of the return. If the client has died: time from which it was certain that the operation has no later
-    /// effect. `None` if neither has happened.
+    /// Moment of the operation's return. If the client has died: moment from which the operation certainly has no
+    /// later effect. `None` if neither has happened.
     pub returned: Option<Moment>,
-    /// Outcome of the operation; [`Outcome::UNKNOWN`] until it returns.
+    /// Outcome of the operation; [`Outcome::UNKNOWN`] until the return.
     pub outcome: A::Outcome,
 }
 
@@ -75,7 +75,7 @@ pub struct Operation<A: Ask> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationId(usize);
 
-/// History of a run.
+/// History of a run: operations with their calls, returns and outcomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History<A: Ask> {
     operations: Vec<Operation<A>>,
@@ -95,7 +95,7 @@ impl<A: Ask> History<A> {
         History::default()
     }
 
-    /// Records the call of an operation by `client` at `ns`.
+    /// Records that `client` called an operation on `key` at the virtual time `ns`.
     ///
     /// # Panics
     /// If `ns` is before the last event.
@@ -113,7 +113,7 @@ impl<A: Ask> History<A> {
         id
     }
 
-    /// Records the return of an operation at `ns`.
+    /// Records that an operation returned at the virtual time `ns`.
     ///
     /// # Panics
     /// If `ns` is before the last event, if the operation has already returned, or if it cannot have this outcome.
@@ -137,7 +137,7 @@ impl<A: Ask> History<A> {
         &self.operations
     }
 
-    /// Number of calls and returns.
+    /// Number of events: calls and returns.
     pub fn events(&self) -> u64 {
         self.events
     }
@@ -157,7 +157,7 @@ impl<A: Ask> History<A> {
 }
 
 impl<A: Ask> Operation<A> {
-    /// Appends the fields in little-endian order, with a presence byte before each optional field.
+    /// Appends the operation's fields in little-endian order, with a presence byte before each optional field.
     fn record(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.client.to_le_bytes());
         out.extend_from_slice(&self.key.to_le_bytes());
@@ -181,7 +181,7 @@ fn record_moment(moment: Option<Moment>, out: &mut Vec<u8>) {
     out.extend_from_slice(&ns.to_le_bytes());
 }
 
-/// Appends an optional word to the bytes of a digest.
+/// Appends an optional word to `out`, from which a digest is computed.
 pub fn record_word(word: Option<u64>, out: &mut Vec<u8>) {
     out.push(u8::from(word.is_some()));
     out.extend_from_slice(&word.unwrap_or(0).to_le_bytes());

@@ -1,9 +1,9 @@
-//! Checker of linearizability: every key of a history behaves as one register, whose operations take effect at one
-//! instant between call and return.
+//! Checker of linearizability: every key of a history behaves as one register. Each operation on the register takes
+//! effect at one instant between the operation's call and its return.
 //!
 //! Linearizability is local (Herlihy and Wing 1990, theorem 1), so each key is checked separately.
 //!
-//! Invariant: an undecided history is never called good. A search is limited by a number of steps, not of seconds, so
+//! Invariant: an undecided history is never called good. The limit of a search is a number of steps, not a time, so
 //! that a verdict is the same on every machine.
 //!
 //! Invariant: operations are ordered by the order of their events, not by their nanoseconds, which are often equal.
@@ -48,22 +48,22 @@ pub enum Verdict {
 pub enum Undecided {
     /// The key has this many operations, more than [`Limits::operations_max`].
     TooLong(usize),
-    /// The search was stopped after this many steps.
+    /// The search was stopped after this many steps, [`Limits::steps_max`].
     TooHard(u64),
 }
 
-/// Result of checking a history.
+/// Result of checking the keys of a history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Number of keys.
+    /// Number of keys in the history.
     pub keys: u64,
-    /// Number of operations.
+    /// Number of operations in the history.
     pub operations: u64,
-    /// Number of steps of all searches.
+    /// Number of steps of all keys' searches.
     pub steps: u64,
     /// Keys that are not linearizable.
     pub violated: Vec<u64>,
-    /// Keys that are undecided, each with the reason.
+    /// Undecided keys, each with the reason.
     pub undecided: Vec<(u64, Undecided)>,
 }
 
@@ -74,7 +74,7 @@ impl Report {
     }
 }
 
-/// Checker of registers. Each key is a register of its own.
+/// Checker of registers. Each key of a history is a register, checked separately.
 pub struct Registers(pub Limits);
 
 impl Checker for Registers {
@@ -189,12 +189,15 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
     operations.iter().filter(matters).map(entry).collect()
 }
 
-/// An operation with its outcome, and three numbers. `expected` and `reported` are the numbers of outcomes that name
-/// the operation's expected version and its reported version. `reads` is the number of reads that return the value
-/// which the operation writes; it is 0 if another operation writes this value, too.
+/// An operation of the search, with its outcome and three counters:
+/// - `expected`: number of outcomes that name the operation's expected version;
+/// - `reported`: number of outcomes that name the operation's reported version;
+/// - `reads`: number of reads that return the value which the operation writes, or 0 if another operation also writes
+///   this value.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// Index of the operation's call. `end` is the index of the event after which the operation has no more effect.
+    /// Index of the event of the operation's call. `end` is the index of the event after which the operation has no
+    /// more effect.
     called: u64,
     end: u64,
     ask: Ask,
@@ -224,7 +227,7 @@ fn written_by(ask: &Ask) -> Option<Value> {
     }
 }
 
-/// Returns the version named by an outcome.
+/// Returns the version that an outcome reports, if any.
 fn version_of(outcome: &Outcome) -> Option<Version> {
     match *outcome {
         Outcome::Found(_, version) | Outcome::Done(version) | Outcome::Conflict(version) => version,
@@ -291,8 +294,8 @@ impl Dependencies {
         seen
     }
 
-    /// Whether all outcomes stay explained if this operation is removed. Then the operations between this one and the
-    /// next change observe the state before this one.
+    /// Returns whether the remaining operations of a correct history stay correct if this operation is removed. The
+    /// operations between this one and the next change then observe the state before this one.
     fn nothing_of(&self, operation: &Operation) -> bool {
         // An operation that was called after a later change has ended observes that change, not this operation.
         let until = self.changes.first_end_after(end_of(operation));
@@ -307,15 +310,15 @@ impl Dependencies {
     }
 }
 
-/// Returns the index of the event after which an operation has no more effect.
+/// Returns the index of the event after which the operation has no more effect.
 fn end_of(operation: &Operation) -> u64 {
     operation.returned.map_or(u64::MAX, |returned| returned.index)
 }
 
-/// Spans of operations, in the order of their calls.
+/// Set of spans of operations. A span lasts from an operation's call to its end.
 #[derive(Default)]
 struct Spans {
-    /// For the index of each operation's call, the index of its end.
+    /// Maps the index of each operation's call to the index of the operation's end.
     spans: BTreeMap<u64, u64>,
 }
 
@@ -337,7 +340,8 @@ impl Spans {
     }
 }
 
-/// State of the key. `over` has versions that past installs may have had although no outcome names them.
+/// State of the key during the search. `over` holds versions that past installs may have had although no outcome names
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct State {
     install: Option<Install>,
@@ -347,7 +351,7 @@ struct State {
     latest_call: u64,
 }
 
-/// An installed value. Its version is known once an outcome names the version.
+/// A value that an operation installed in a key. Its version is known once an outcome names the version.
 ///
 /// An install may end only after all outcomes that name its version are ordered. So no version occurs twice, and a
 /// state need not remember past versions.
@@ -407,7 +411,8 @@ impl Install {
 }
 
 impl State {
-    /// Whether the present install may end now.
+    /// Whether the present install may end now: every outcome that names its version, and every read of its value, is
+    /// ordered.
     fn may_end(&self) -> bool {
         self.install.as_ref().is_none_or(|install| install.named_later == 0 && install.read_later == 0)
     }
@@ -453,7 +458,7 @@ impl State {
         Some(self)
     }
 
-    /// Returns the state after an operation of unknown outcome. The operation takes effect if it can.
+    /// Returns the state after an operation of unknown outcome. The operation takes effect if the state allows it.
     ///
     /// An operation that never took effect is ordered last, where its effect does not matter. So this returns `None`
     /// only if the operation cannot take effect here, but a read returned a value that this operation alone wrote.
@@ -495,12 +500,13 @@ pub type Violation = crate::checker::Violation<Ask>;
 /// Maximum number of searches to shrink a violation.
 const SEARCHES_MAX: u32 = 5_000;
 
-/// Returns the violation of a key, or `None` if no violation is known. The violation has as few operations as could be
-/// found.
+/// Returns the violation of a key, or `None` if no violation is known. The violation has as few operations as the
+/// search can find.
 ///
-/// First, the history is cut after the first impossible outcome. Then operations are removed while the history stays
-/// wrong: operations without an effect, and operations whose effect no remaining outcome depends on. If the history
-/// were correct, it would stay correct without them. So the rest is wrong for the same reason as the whole history.
+/// First, the function cuts the history after the first impossible outcome. Then it removes operations while the
+/// history stays wrong: operations without an effect, and operations whose effect no remaining outcome depends on. If
+/// the history were correct, it would stay correct without the removed operations. So the remaining operations are
+/// wrong for the same reason as the whole history.
 pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation> {
     let all: Vec<Operation> =
         history.operations().iter().filter(|operation| operation.key == key).copied().collect();
@@ -530,7 +536,7 @@ pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation>
     Some(Violation { what, operations, offender, instead, of })
 }
 
-/// Returns the history up to the event with this index.
+/// Returns the operations of a history up to the event with this index.
 fn until(operations: &[Operation], index: u64) -> Vec<Operation> {
     let known = operations.iter().filter(|operation| operation.called.index <= index);
     let cut = |operation: &Operation| match operation.returned {
@@ -580,7 +586,8 @@ fn shrunk(
     operations
 }
 
-/// Removes those of the operations from `start` to `end` without which a correct history stays correct.
+/// Removes, from the operations with indices from `start` to `end`, those without which a correct history stays
+/// correct.
 fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation> {
     let is_among = |at: usize| (start..end).contains(&at);
     let changes = |operation: &Operation| match operation.outcome {

@@ -1,7 +1,7 @@
 //! A node's memory, and code that runs on it access by access, interleaved with the accesses of other tasks.
 //!
 //! Code that uses [`Memory`] runs until its next access has to wait. The access is then made in one or more pieces,
-//! each at an instant of its own. After that the code runs again from the start, and its earlier accesses return the
+//! each at a different instant. After that the code runs again from the start, and its earlier accesses return the
 //! recorded results.
 //!
 //! So a read can be torn, and a process can be stopped or killed between any two accesses, and between any two pieces
@@ -24,8 +24,8 @@ use std::rc::Rc;
 pub const LINE: u64 = 64;
 /// Number of bytes that a CPU copies at one instant.
 const UNIT: u64 = 16;
-/// Minimum allocation of a memory in bytes. The C library maps allocations of this size, so their untouched zeros take
-/// no time.
+/// Minimum allocation of a memory in bytes. The C library maps allocations of this size, so that pages which are never
+/// touched take no time to zero.
 const MAPPED: usize = 33 << 20;
 
 /// The bytes of a node's memory. Each method acts at one instant.
@@ -46,24 +46,24 @@ impl Bytes {
         Bytes { geometry, bytes: RefCell::new(bytes) }
     }
 
-    /// Returns the layout of the memory.
+    /// Layout of the node's memory.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Copies the bytes at `at` to `out`.
+    /// Copies the bytes at address `at` to `out`.
     #[inline]
     pub fn peek(&self, at: u64, out: &mut [u8]) {
         out.copy_from_slice(&self.bytes.borrow()[range(at, out.len())]);
     }
 
-    /// Stores bytes at `at`.
+    /// Stores `bytes` at address `at`.
     #[inline]
     pub fn poke(&self, at: u64, bytes: &[u8]) {
         self.bytes.borrow_mut()[range(at, bytes.len())].copy_from_slice(bytes);
     }
 
-    /// Loads the word at `at`.
+    /// Loads the word of this width at address `at`.
     #[inline]
     pub fn load(&self, at: u64, width: Width) -> u128 {
         let mut word = [0; 16];
@@ -71,7 +71,7 @@ impl Bytes {
         u128::from_le_bytes(word)
     }
 
-    /// Stores `new` if the word at `at` equals `old`; otherwise returns the present word as the error.
+    /// Stores `new` if the word at address `at` equals `old`; otherwise returns the present word as the error.
     #[inline]
     pub fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<(), u128> {
         let now = self.load(at, width);
@@ -82,7 +82,7 @@ impl Bytes {
         Ok(())
     }
 
-    /// Fills a segment with zeros.
+    /// Fills the segment with this number with zeros.
     pub fn discard(&self, segment: u32) {
         let at = self.geometry.segment_at(segment);
         self.bytes.borrow_mut()[range(at, SEGMENT_SIZE as usize)].fill(0);
@@ -94,10 +94,10 @@ fn range(at: u64, len: usize) -> Range<usize> {
     at as usize..at as usize + len
 }
 
-/// Speed of accesses, and how they are split into pieces.
+/// Delays of accesses, and how accesses are split into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Usual delay of a late access or of a piece; 0 if all accesses of a run happen at one instant.
+    /// Usual delay, in nanoseconds, of a late access or of a piece; 0 if all accesses of a run happen at one instant.
     pub usual_ns: Nanos,
     /// One in this many accesses is late.
     pub late_one_in: u64,
@@ -105,7 +105,8 @@ pub struct Pace {
     pub stalled_one_in: u64,
     /// Whether the pieces of a write may land in any order.
     pub relaxed: bool,
-    /// Whether a CPU copies the bytes, or PCIe. A CPU copies pieces of a line or less, PCIe copies pieces of a line.
+    /// Whether a CPU copies the bytes, rather than PCIe. A CPU copies pieces of a line or less, PCIe copies pieces of
+    /// a line.
     pub by_cpu: bool,
 }
 
@@ -117,7 +118,7 @@ impl Pace {
     pub const CPU: Pace =
         Pace { usual_ns: 60, late_one_in: 3, stalled_one_in: 400, relaxed: false, by_cpu: true };
 
-    /// Draws the delay of a late access.
+    /// Draws the delay of a late access, in nanoseconds.
     fn wait(&self, random: &Random) -> Nanos {
         if random.one_in(self.stalled_one_in) {
             return MICROS << random.below(13);
@@ -126,7 +127,7 @@ impl Pace {
     }
 }
 
-/// An access that has not been made yet.
+/// Access to memory that has to wait and is still to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads bytes.
@@ -140,10 +141,10 @@ pub enum Access {
     Write {
         /// Address of the first byte.
         at: u64,
-        /// Bytes to store.
+        /// The bytes to write.
         bytes: Vec<u8>,
     },
-    /// Loads the word at this address, of this width.
+    /// Loads the word of this width at this address.
     Load(u64, Width),
     /// Compares and exchanges a word.
     Exchange {
@@ -151,25 +152,25 @@ pub enum Access {
         at: u64,
         /// Width of the word.
         width: Width,
-        /// Expected value.
+        /// Value that the word must have.
         old: u128,
-        /// New value.
+        /// Value to store in the word.
         new: u128,
     },
     /// Compares and exchanges a word of 24 or 32 bytes.
     ExchangeWide {
         /// Address of the word.
         at: u64,
-        /// Expected value.
+        /// Value that the word must have.
         old: Vec<u8>,
-        /// New value.
+        /// Value to store in the word.
         new: Vec<u8>,
     },
-    /// Fills the segment with this index with zeros.
+    /// Fills the segment with this number with zeros.
     Discard(u32),
 }
 
-/// Summary of an access, sufficient to check that a replay makes the same one.
+/// Summary of an access, which suffices to check that a replay makes the same access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AccessId {
     kind: u8,
@@ -179,7 +180,7 @@ struct AccessId {
 
 #[derive(Clone, Copy, Debug)]
 enum AccessResult {
-    /// Bytes read, at this offset of the record's buffer.
+    /// Offset, in the record's buffer, of the bytes that were read.
     Bytes(usize),
     Done,
     Word(u128),
@@ -188,7 +189,7 @@ enum AccessResult {
     ExchangedWide(bool, usize),
 }
 
-/// The accesses of one run so far, and their results.
+/// Accesses of one run, with their results.
 #[derive(Default)]
 struct Record {
     answers: Vec<(AccessId, AccessResult)>,
@@ -200,7 +201,7 @@ struct Record {
 pub struct Seen {
     /// Number of accesses made.
     pub accesses: u64,
-    /// Torn reads: reads of which a byte changed after the read had begun and before this byte was copied.
+    /// Number of torn reads: reads of which a byte changed after the read had begun and before this byte was copied.
     pub torn_reads: u64,
 }
 
@@ -245,7 +246,7 @@ impl Replay {
         Replay { seen: Rc::clone(seen), ..self }
     }
 
-    /// Returns the underlying bytes.
+    /// The bytes on which the runs act.
     pub fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
     }
@@ -268,7 +269,7 @@ impl Replay {
         code(self)
     }
 
-    /// Second part of [`Replay::run`]: makes the access and completes `code`.
+    /// Second part of [`Replay::run`]: makes the access that had to wait, and runs `code` to completion.
     pub async fn run_from<R>(
         &self,
         mut access: Access,
@@ -288,7 +289,7 @@ impl Replay {
         }
     }
 
-    /// Runs `code` at one instant.
+    /// Runs `code` at one instant: none of its accesses waits.
     pub fn run_at_once<R>(&self, code: impl FnOnce(&Replay) -> Result<R, Access>) -> R {
         self.begin();
         let pace = self.pace.replace(Pace::AT_ONCE);
@@ -350,7 +351,7 @@ impl Replay {
         Some(answer)
     }
 
-    /// Makes an access after its delay.
+    /// Makes an access, after the delay that the pace draws for it.
     async fn perform(&self, access: &Access) -> AccessResult {
         let pace = self.pace.get();
         self.world.sleep(pace.wait(self.world.random())).await;

@@ -1,5 +1,5 @@
-//! The papers' micro-benchmarks, on which [`crate::hardware`] is calibrated (figure 1, section 4) or which it predicts
-//! (figure 2):
+//! The papers' micro-benchmarks. [`crate::hardware`] is calibrated on those of figure 1 and section 4, and predicts
+//! those of figure 2:
 //!
 //! - PRISM, figures 1 and 2: one op at a time on a platform.
 //! - *Synchronization*, section 4: many workers whose atomics one NIC executes.
@@ -39,11 +39,11 @@ pub enum MicroOp {
 }
 
 impl MicroOp {
-    /// The operations of figure 1, in its order.
+    /// The operations of PRISM's figure 1, in its order.
     pub const FIGURE_1: [MicroOp; 5] =
         [MicroOp::Read, MicroOp::Write, MicroOp::IndirectRead, MicroOp::Allocate, MicroOp::EnhancedCas];
 
-    /// Returns the op's name in reports.
+    /// Name of the operation in reports.
     pub const fn name(self) -> &'static str {
         match self {
             MicroOp::Read => "READ",
@@ -75,11 +75,11 @@ pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::BlueField, MicroOp::IndirectRead, [12.4, 14.6, 35.7]),
 ];
 
-/// Number of bytes that an op moves (PRISM, figure 1).
+/// Number of bytes that each measured op moves (PRISM, figure 1).
 const LEN: usize = 512;
 
-/// Returns the latency of an op on an idle machine of PRISM's micro-benchmarks at `distance`, or `None` if the platform
-/// cannot execute it.
+/// Returns the latency, in nanoseconds, of an op on an idle machine of PRISM's micro-benchmarks at `distance`, or
+/// `None` if the platform cannot execute the op.
 pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Nanos> {
     let world = World::new(1);
     let kinds = Rc::new(|| vec![Box::new(Plain) as Box<_>]);
@@ -111,7 +111,7 @@ pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Na
     took.flatten()
 }
 
-/// Store whose table starts with a bounded pointer; the bytes that it points to follow the pointer.
+/// Store whose table starts with a bounded pointer. The bytes that the pointer refers to are in the same table.
 struct Prepared {
     extent: Extent,
 }
@@ -153,7 +153,7 @@ impl Prepared {
     }
 }
 
-/// Store that has a table of bytes, and buffers.
+/// Kind of the benchmark's store, which has a table of bytes, and buffers.
 struct Plain;
 
 impl<M: Memory> Kind<M> for Plain {
@@ -180,27 +180,28 @@ impl<M: Memory> Service<M> for Plain {
 /// verb in flight at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// Number of workers, on [`MACHINES`] machines.
+    /// Number of workers, spread over [`MACHINES`] machines.
     pub workers: u32,
     /// Distance in bytes between the words of successive workers; 0 if they share one word.
     pub stride: u64,
-    /// Whether the workers execute CAS; otherwise they execute READ.
+    /// Whether the workers execute CAS; if not, they execute READ.
     pub is_atomic: bool,
 }
 
 impl Workers {
-    /// Creates workers that execute CAS.
+    /// Returns workers that execute CAS. `stride` is the distance in bytes between their words.
     pub const fn cas(workers: u32, stride: u64) -> Workers {
         Workers { workers, stride, is_atomic: true }
     }
 
-    /// Creates workers that execute READ.
+    /// Returns workers that execute READ. `stride` is the distance in bytes between their words.
     pub const fn read(workers: u32, stride: u64) -> Workers {
         Workers { workers, stride, is_atomic: false }
     }
 }
 
-/// *Synchronization* (SIGMOD 2023), section 4: the throughputs that its text states, in million verbs per second.
+/// *Synchronization* (SIGMOD 2023), section 4: the throughputs that its text states. Each entry has a description, the
+/// workers, and the throughput in million verbs per second.
 pub const SECTION_4: [(&str, Workers, f64); 7] = [
     ("CAS, 64 bytes apart, 128 workers", Workers::cas(128, 64), 51.2),
     ("READ of 8 bytes, 128 workers", Workers::read(128, 64), 51.2),
@@ -218,7 +219,7 @@ pub const MACHINES: u32 = 4;
 pub fn mverbs(workers: Workers) -> f64 {
     const WARM_UP: Nanos = 50 * MICROS;
     const MEASURED: Nanos = MILLIS / 2;
-    /// Address of the first word.
+    /// Address of the first worker's word.
     const AT: u64 = 1 << 20;
     let world = World::new(1);
     let bytes = Rc::new(Bytes::new(16 << 20));

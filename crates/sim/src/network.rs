@@ -18,28 +18,28 @@ use std::rc::{Rc, Weak};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
-/// Address to which messages are sent.
+/// Network address to which messages are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// Machine on which the address is.
+    /// Machine of the address.
     pub host: HostId,
     /// Port of the address's owner at that machine.
     pub port: u32,
 }
 
-/// Latency between hosts.
+/// Latency of messages between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
-    /// Minimum one-way latency of a message.
+    /// Minimum one-way latency of a message, in nanoseconds.
     pub delay_ns: Nanos,
-    /// Additional latency of a usual message. Its distribution has a heavy tail.
+    /// Usual additional latency of a message, in nanoseconds, with a heavy tail.
     pub jitter_ns: Nanos,
 }
 
 /// Item that has arrived in an inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// A message arrived; holds its sender and its bytes.
+    /// A message, with the address of its sender.
     Message(Address, Vec<u8>),
     /// The connection with this address has ended.
     HungUp(Address),
@@ -52,9 +52,9 @@ pub struct Event<'a> {
     pub at: Nanos,
     /// Number of the packet, shared by all its events, including those of its duplicate.
     pub packet: u64,
-    /// Sender and destination of the packet.
+    /// Address of the packet's sender.
     pub from: Address,
-    /// See [`Event::from`].
+    /// Address of the packet's destination.
     pub to: Address,
     /// What happened to the packet.
     pub what: What,
@@ -62,7 +62,7 @@ pub struct Event<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What happens to a packet.
+/// Kind of event that happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The packet was sent.
@@ -81,7 +81,7 @@ pub enum What {
     HangUp(Option<Fault>),
 }
 
-/// Callback that receives events.
+/// Callback that receives every event of a packet.
 type Recorder = Box<dyn FnMut(&Event<'_>)>;
 
 /// Queue of arrivals at an address.
@@ -92,12 +92,12 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Address of the inbox.
+    /// Address whose arrivals the inbox receives.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Takes the oldest arrival.
+    /// Removes and returns the oldest arrival, if any.
     pub fn take(&self) -> Option<Arrival> {
         self.arrived.borrow_mut().pop_front()
     }
@@ -119,7 +119,7 @@ struct Inner {
     world: World,
     wire: Cell<Wire>,
     rates: Cell<FaultRates>,
-    /// Fault rates of the hosts that have rates of their own. All other hosts have the network's.
+    /// Fault rates of the hosts that have rates of their own. All other hosts have the network's rates.
     local: RefCell<Lookup<HostId, FaultRates>>,
     /// Hosts whose next message will be struck by a fault.
     pending: RefCell<Lookup<HostId, Fault>>,
@@ -127,13 +127,14 @@ struct Inner {
     hosts: Cell<u32>,
     inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
     next_port: Cell<u32>,
-    /// Partitions, by the sending and the receiving host: the time at which the partition ends, and its fault.
+    /// Partitions: for each pair of a sending and a receiving host, the time at which the partition ends, and its
+    /// fault.
     cuts: RefCell<BTreeMap<(HostId, HostId), (Nanos, Fault)>>,
-    /// Arrival time of the last in-order message between two addresses.
+    /// For each pair of sender and destination, the arrival time of the last message delivered in order.
     last: RefCell<Lookup<(Address, Address), Nanos>>,
-    /// Open connections, as pairs of connecting and accepting address.
+    /// Open connections, as pairs of the connecting and the accepting address.
     connections: RefCell<BTreeMap<(Address, Address), ()>>,
-    /// Number of packets sent, and the callback for their events.
+    /// Number of packets sent so far. `recorder` is the callback for the packets' events.
     packets: Cell<u64>,
     recorder: RefCell<Option<Recorder>>,
     is_recorded: Cell<bool>,
@@ -181,7 +182,7 @@ impl Network {
         Packet { number, from, to }
     }
 
-    /// Returns the counters of faults that have struck.
+    /// Number of times that each fault has struck.
     pub fn struck(&self) -> &Rc<Struck> {
         &self.0.struck
     }
@@ -198,12 +199,12 @@ impl Network {
         self.0.local.borrow_mut().insert(host, rates);
     }
 
-    /// Makes `fault`, which must be one that strikes messages, strike the next message to or from the host.
+    /// Makes `fault`, which must be a fault that strikes messages, strike the next message to or from the host.
     pub fn strike_next_message(&self, host: HostId, fault: Fault) {
         self.0.pending.borrow_mut().insert(host, fault);
     }
 
-    /// Returns the fault rates of the next message between the addresses.
+    /// Returns the fault rates of the next message from `from` to `to`.
     fn rates(&self, from: Address, to: Address) -> FaultRates {
         let (local, mut pending) = (self.0.local.borrow(), self.0.pending.borrow_mut());
         let at = |host: HostId| local.get(&host).copied();
@@ -212,7 +213,7 @@ impl Network {
         next.map_or(rates, |fault| rates.with(fault))
     }
 
-    /// Adds a host.
+    /// Adds a host to the network.
     pub fn add_host(&self) -> HostId {
         let host = self.0.hosts.get();
         self.0.hosts.set(host + 1);
@@ -230,14 +231,14 @@ impl Network {
         inbox
     }
 
-    /// As [`Network::bind`], at an address of the host that was never bound before.
+    /// Binds an address of the host that was never bound before; see [`Network::bind`].
     pub fn bind_any(&self, host: HostId) -> Rc<Inbox> {
         let port = self.0.next_port.get();
         self.0.next_port.set(port + 1);
         self.bind(Address { host, port })
     }
 
-    /// Blocks all messages from `from` to `to` until the time `until`.
+    /// Blocks all messages from `from` to `to` until the virtual time `until`.
     pub fn cut(&self, from: HostId, to: HostId, until: Nanos, fault: Fault) {
         self.0.cuts.borrow_mut().insert((from, to), (until, fault));
     }
@@ -315,7 +316,7 @@ impl Network {
         }
     }
 
-    /// Ends all connections of an address.
+    /// Ends all connections of the address `of`.
     pub fn hang_up_all(&self, of: Address) {
         let all: Vec<_> = self.0.connections.borrow().keys().copied().collect();
         for (from, to) in all.into_iter().filter(|(from, to)| *from == of || *to == of) {
@@ -333,7 +334,8 @@ impl Network {
         delay_ns + if jitter_ns == 0 { 0 } else { self.0.world.random().heavy(jitter_ns) }
     }
 
-    /// Returns the arrival time of an in-order message. A delay fault may strike; it also delays all later messages.
+    /// Returns the arrival time of a message that is delivered in order. A delay fault may strike; it also delays all
+    /// later messages.
     fn in_order(&self, packet: Packet, mut at: Nanos, rates: FaultRates, bytes: &[u8]) -> Nanos {
         let random = self.0.world.random();
         if random.one_in(rates.delay_one_in) {
@@ -352,9 +354,9 @@ impl Network {
         cut.filter(|(until, _)| *until > self.0.world.now())
     }
 
-    /// Schedules the arrival of a packet at the time `at`. The packet is dropped if, at that time, the address has no
-    /// owner, or the connection `over` is not open. If the address has a new owner by that time, this owner receives
-    /// the packet.
+    /// Schedules the arrival of a packet at the virtual time `at`. The packet is dropped if, at that time, the address
+    /// has no owner, or the connection `over` is not open. If the address has a new owner by that time, this owner
+    /// receives the packet.
     fn deliver(&self, at: Nanos, packet: Packet, arrival: Arrival, over: Option<(Address, Address)>) {
         let network = Rc::downgrade(&self.0);
         self.0.world.at(at, move || {
@@ -382,7 +384,7 @@ impl Inner {
         }
     }
 
-    /// Counts a fault that strikes a packet.
+    /// Counts a fault that strikes a packet, and records the packet's event `what`.
     fn strike(&self, packet: Packet, fault: Fault, what: What, bytes: &[u8]) {
         self.struck.count(fault, session(packet.from, packet.to));
         self.tell(packet, what, bytes);

@@ -20,7 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-/// Verb. Addresses are byte offsets in the node's memory.
+/// Verb that the NIC executes. Its addresses are byte offsets in the node's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Reads bytes.
@@ -41,16 +41,16 @@ pub enum Verb {
     Cas {
         /// Address of the word.
         at: u64,
-        /// Expected value.
+        /// Value that the word must have.
         compare: u64,
-        /// New value.
+        /// Value to store in the word.
         swap: u64,
     },
-    /// Adds to the aligned word at `at`, wrapping.
+    /// Adds `add` to the aligned word at `at`, wrapping.
     FetchAdd {
         /// Address of the word.
         at: u64,
-        /// Number to add.
+        /// Number to add to the word.
         add: u64,
     },
 }
@@ -71,7 +71,8 @@ impl Verb {
     }
 }
 
-/// Durations of a NIC's steps. A *spread* is the usual length of the random time that is added to a duration.
+/// Durations of a NIC's steps, in nanoseconds. A *spread* is the usual length of the random time that is added to a
+/// duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// Latency from the post of a verb until its arrival, and also from the verb's end until its completion arrives.
@@ -80,7 +81,7 @@ pub struct Timing {
     pub flight_spread_ns: Nanos,
     /// Time that the NIC is busy with a verb before the next one can start.
     pub service_ns: Nanos,
-    /// Time to fetch a line from memory.
+    /// Time to fetch a line from the node's memory.
     pub fetch_ns: Nanos,
     /// Spread of `fetch_ns`, drawn separately for each line.
     pub fetch_spread_ns: Nanos,
@@ -101,7 +102,7 @@ pub struct Timing {
 /// Start and end of an interval in which a lock slot is held.
 type Held = (Nanos, Nanos);
 
-/// NIC of a node.
+/// NIC of a node. Clones refer to the same NIC.
 #[derive(Clone)]
 pub struct Nic(Rc<Inner>);
 
@@ -109,7 +110,7 @@ struct Inner {
     world: World,
     bytes: Rc<Bytes>,
     timing: Timing,
-    /// Time until which the NIC is busy with earlier verbs.
+    /// Virtual time until which the NIC is busy with earlier verbs.
     busy: Cell<Nanos>,
     /// For each lock slot, the intervals in which atomics hold it.
     slots: RefCell<HashMap<u64, Vec<Held>, FixedState>>,
@@ -132,7 +133,7 @@ impl Nic {
         self.connected(None)
     }
 
-    /// As [`Nic::connect`], from a machine whose connections share the NIC `sender`. `number` identifies this
+    /// Opens a connection to the NIC from a machine whose connections share the NIC `sender`. `number` identifies this
     /// connection at `sender`.
     pub fn connect_from(&self, sender: &Rc<Sender>, number: u32) -> Connection {
         self.connected(Some((Rc::clone(sender), number)))
@@ -155,7 +156,7 @@ impl Nic {
         if ns == 0 { 0 } else { self.0.world.random().heavy(ns) }
     }
 
-    /// Returns when the NIC starts to work on a verb that arrives now.
+    /// Returns the virtual time at which the NIC starts to work on a verb that arrives now.
     fn served(&self, now: Nanos) -> Nanos {
         let at = self.0.busy.get().max(now);
         self.0.busy.set(at + self.0.timing.service_ns);
@@ -163,7 +164,7 @@ impl Nic {
     }
 }
 
-/// Reliable connection between a client and the NIC.
+/// Reliable connection between a client and a NIC.
 #[derive(Clone)]
 pub struct Connection(Rc<Pair>);
 
@@ -171,20 +172,21 @@ struct Pair {
     nic: Nic,
     /// The NIC that sends posted verbs, and the number of this connection at that NIC.
     sender: Option<(Rc<Sender>, u32)>,
-    /// Verbs that were posted and wait for a fence, in order.
+    /// Posted verbs that wait for a fence, in order. Each has its verb, whether it is fenced, and its completion.
     held: RefCell<VecDeque<(Verb, bool, Completion)>>,
     /// Completions of the READs and atomics that are in flight.
     outstanding: RefCell<Vec<Completion>>,
-    /// Time at which the last sent verb arrives.
+    /// Virtual time at which the last sent verb arrives.
     arrives: Cell<Nanos>,
-    /// Time at which the last completion arrives.
+    /// Virtual time at which the last completion arrives.
     completes: Cell<Nanos>,
-    /// Time when the last arrived WRITE has landed, and when the last arrived atomic has written back.
+    /// Virtual times at which the last arrived WRITE has landed (`landed`), and the last arrived atomic has written
+    /// back (`written_back`).
     landed: Cell<Nanos>,
     written_back: Cell<Nanos>,
 }
 
-/// Future result of a posted verb.
+/// Completion of a posted verb.
 #[derive(Clone, Default)]
 pub struct Completion(Rc<Completed>);
 
@@ -201,7 +203,7 @@ impl Completion {
         self.0.is_done.get()
     }
 
-    /// Waits for the completion.
+    /// Waits until the verb has completed.
     pub async fn complete(&self) {
         while !self.is_done() {
             self.0.bell.rung().await;
@@ -217,7 +219,7 @@ impl Completion {
 }
 
 impl Connection {
-    /// Posts a verb. A fenced verb, and all later ones, wait until the earlier READs and atomics have completed.
+    /// Posts a verb. A fenced verb and all verbs after it wait until the earlier READs and atomics have completed.
     pub fn post(&self, verb: Verb, is_fenced: bool) -> Completion {
         let completion = Completion::default();
         self.0.held.borrow_mut().push_back((verb, is_fenced, completion.clone()));
@@ -225,7 +227,7 @@ impl Connection {
         completion
     }
 
-    /// Sends posted verbs in order, up to the first that waits for a fence.
+    /// Sends posted verbs in order, up to the first verb that waits for a fence.
     fn send(&self) {
         loop {
             let mut held = self.0.held.borrow_mut();
@@ -309,7 +311,8 @@ impl Connection {
         });
     }
 
-    /// Fixes the times at which an atomic holds its slot, fetches and writes back. Returns when it ends.
+    /// Fixes the times at which an atomic acquires its slot, fetches and writes back. Returns the time when the atomic
+    /// ends.
     fn atomic(
         &self,
         at: u64,

@@ -1,8 +1,8 @@
 //! A memory node: the real state machine, stepped in virtual time, with its engines.
 //!
-//! As in the real host, one task steps the node and responds to its clients. Each engine is a task of its own with an
-//! address of its own. All these tasks belong to one process. The process can be stopped and killed, and then
-//! restarted, over the memory that it left or over fresh memory.
+//! As in the real host, one task steps the node and responds to its clients. Each engine is a separate task with a
+//! separate address. All these tasks belong to one process. The process can be stopped and killed. A later process
+//! takes over the memory that the killed process left, or starts with fresh memory.
 //!
 //! Invariant: no code accesses the node's state while a step of the node is in progress.
 
@@ -28,13 +28,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Creates the kinds of stores that a node supports; called at each start of the node.
+/// Function that creates the kinds of stores that a node supports. Each start of the node calls the function.
 pub type Kinds = Rc<dyn Fn() -> Vec<Box<dyn Kind<Replay>>>>;
 
-/// Configuration of a node.
+/// Configuration of a simulated node.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Size of its memory.
+    /// Size of the node's memory in bytes.
     pub memory_bytes: u64,
     /// Number of engines. The port of an engine is its number.
     pub engines: u32,
@@ -42,15 +42,15 @@ pub struct Options {
     pub is_reliable: bool,
     /// Speed of accesses by the node and its engines.
     pub pace: Pace,
-    /// One in this many chains runs at one instant on its engine. None if 0.
+    /// One in this many chains runs at one instant on its engine; no chain does if the value is 0.
     pub at_once_one_in: u64,
-    /// Timeout after which a silent session ends.
+    /// Timeout, in nanoseconds, after which a silent session ends.
     pub silence: Nanos,
     /// Maximum size of a datagram in bytes.
     pub datagram: usize,
     /// Skew of the clock of the node's process in ppm.
     pub clock_ppm: i64,
-    /// Minimum and maximum pause of an idle node before it checks its stores again.
+    /// Minimum and maximum pause of an idle node, in nanoseconds, before it checks its stores again.
     pub idle_pause: [Nanos; 2],
 }
 
@@ -70,7 +70,7 @@ impl Default for Options {
     }
 }
 
-/// Memory node. At times no process serves it, such as after [`Node::kill`].
+/// Memory node. At times no process serves the node, such as after [`Node::kill`].
 #[derive(Clone)]
 pub struct Node(Rc<Inner>);
 
@@ -88,14 +88,14 @@ struct Inner {
     seen: Rc<Cell<Seen>>,
 }
 
-/// Process that serves a node.
+/// A process that serves a node, and the node's state.
 pub(crate) struct Serving {
     pub(crate) process: ProcessId,
     world: World,
     clock: ProcessClock,
     bytes: Rc<Bytes>,
     machine: RefCell<Machine<Replay>>,
-    /// Runs the node's own accesses.
+    /// Memory on which the node's own accesses run.
     memory: Replay,
     step: Turnstile,
     letters: RefCell<VecDeque<Letter>>,
@@ -108,7 +108,7 @@ pub(crate) struct Serving {
     idle_pause: [Nanos; 2],
 }
 
-/// Recipient of a response.
+/// The client or engine that waits for a response of the node.
 enum Recipient {
     Engine(usize, RequestRef),
     Client(Rc<OneShot<Result<Answer, String>>>),
@@ -153,15 +153,17 @@ impl<T> OneShot<T> {
 pub(crate) enum Letter {
     /// A local process requests a session.
     Open(ProcessId, Rc<OneShot<Option<SessionId>>>),
-    /// A local process's session has ended: the process has closed it if true, or has died.
+    /// A local process's session has ended. The flag is true if the process closed the session, and false if the
+    /// process died.
     Close(SessionId, bool),
     /// A local process calls a store's service.
     Call(ServiceId, Vec<u8>, Rc<OneShot<Result<Vec<u8>, String>>>),
     /// A local process sends a request to the node itself.
     LocalRequest(Ask, Rc<OneShot<Result<Answer, String>>>),
-    /// A remote session sends a request to the node itself.
+    /// A remote session sends a request to the node itself. The fields are the engine's index, the request's
+    /// identifier and the request.
     RemoteRequest(usize, RequestRef, Ask),
-    /// A remote session has ended; true if its client closed it.
+    /// A remote session has ended. The flag is true if the client closed the session.
     Ended(u32, bool),
 }
 
@@ -199,7 +201,7 @@ impl Node {
         node
     }
 
-    /// Returns the node's identifier.
+    /// Identifier of this node.
     pub fn id(&self) -> NodeId {
         self.0.id
     }
@@ -209,7 +211,7 @@ impl Node {
         self.0.host
     }
 
-    /// Address of its engine `number`.
+    /// Address of the node's engine with this number.
     pub fn engine(&self, number: u32) -> Address {
         Address { host: self.0.host, port: number }
     }
@@ -219,7 +221,7 @@ impl Node {
         &self.0.options
     }
 
-    /// Returns the node's present memory.
+    /// The node's present memory.
     pub fn memory(&self) -> Rc<Bytes> {
         Rc::clone(&self.0.memory.borrow())
     }
@@ -275,14 +277,14 @@ impl Node {
         Ok(found.len() as u64)
     }
 
-    /// Sends a request to the node without waiting for the response. Does nothing if no process serves it.
+    /// Sends a request to the node without waiting for the response. Does nothing if no process serves the node.
     pub fn ask(&self, ask: Ask) {
         if let Some(serving) = self.serving() {
             serving.post(Letter::LocalRequest(ask, Rc::default()));
         }
     }
 
-    /// Kills the process that serves the node or recovers its memory. The memory survives.
+    /// Kills the process that serves the node or recovers its memory. The node's memory survives.
     pub fn kill(&self) {
         self.0.serving.take();
         if let Some(process) = self.0.process.take() {
@@ -331,7 +333,7 @@ impl Node {
         &self.0.network
     }
 
-    /// Starts a process that serves a fresh memory.
+    /// Starts a process that serves the node with fresh memory.
     fn begin(&self) {
         let process = self.0.world.start_process();
         self.0.process.set(Some(process));
@@ -381,7 +383,7 @@ impl Node {
     }
 }
 
-/// Creates a fresh memory.
+/// Creates a fresh memory for a node.
 fn fresh(world: &World, options: &Options) -> Rc<Bytes> {
     let bytes = Bytes::new(options.memory_bytes);
     let words = [
@@ -395,7 +397,7 @@ fn fresh(world: &World, options: &Options) -> Rc<Bytes> {
 }
 
 impl Serving {
-    /// Returns the memory that is served.
+    /// The memory of the served node.
     pub(crate) fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
     }
@@ -404,7 +406,7 @@ impl Serving {
         &self.seen
     }
 
-    /// Sends a message to the node's task.
+    /// Sends a letter to the node's task.
     pub(crate) fn post(&self, letter: Letter) {
         self.letters.borrow_mut().push_back(letter);
         self.bell.ring();
@@ -415,7 +417,7 @@ impl Serving {
         self.bell.ring();
     }
 
-    /// Body of the node's task.
+    /// Runs the node's task: reads letters, steps the node, and responds to clients.
     async fn run(&self) {
         let mut pause = self.idle_pause[0];
         let mut looked_at = 0;
@@ -445,7 +447,7 @@ impl Serving {
         }
     }
 
-    /// Steps the node for a limited number of steps and delivers responses. Returns true if there is more to do.
+    /// Steps the node for a limited number of steps and delivers responses. Returns true if the node has more to do.
     async fn step(&self) -> bool {
         let (mut progress, mut left) = (Progress::Made, STEPS_AT_A_TIME);
         while progress == Progress::Made && left > 0 {
@@ -567,7 +569,7 @@ pub(crate) fn parse(request: &[u8]) -> Result<Ask, String> {
     serde_json::from_slice(request).map_err(|error| format!("request refused: cannot parse it: {error}"))
 }
 
-/// Runs a call to a service, access by access. No step of the node may be in progress when it starts.
+/// Runs a call to a store's service, access by access. No step of the node may be in progress when the call starts.
 pub(crate) async fn call(
     memory: &Replay,
     served: &Served<Replay>,

@@ -12,7 +12,7 @@ use std::fmt::{self, Write};
 use crate::checker::Violation;
 use crate::history::{Ask, Operation, Outcome};
 
-/// Position of an operation's bar, in the caller's units.
+/// Horizontal extent of an operation's bar, in units that the caller of `layout` chooses, and the bar's row.
 struct Bar {
     from: usize,
     to: usize,
@@ -22,10 +22,10 @@ struct Bar {
 /// Bars of all operations, clients of all rows, and positions of all events.
 struct Layout {
     bars: Vec<Bar>,
-    /// Client that each row shows.
+    /// The number of the client that each row belongs to.
     rows: Vec<u32>,
     width: usize,
-    /// Position and time in nanoseconds of each event.
+    /// For each event, its horizontal position and its virtual time in nanoseconds.
     events: Vec<(usize, u64)>,
 }
 
@@ -37,7 +37,8 @@ fn label<A: Ask>(operation: &Operation<A>) -> String {
     }
 }
 
-/// Places bars so that each label fits, with `gap` between events. `room` returns the width of a label.
+/// Places bars so that each label fits, with `gap` between events. `room` returns the width of a label, in the same
+/// units as `gap`.
 fn layout<A: Ask>(violation: &Violation<A>, gap: usize, room: impl Fn(&str) -> usize) -> Layout {
     let operations = &violation.operations;
     let mut events: BTreeMap<u64, (usize, bool, u64)> = BTreeMap::new();
@@ -94,7 +95,7 @@ fn headline<A: Ask>(violation: &Violation<A>) -> String {
     text + &format!(" ({} of {of} operations shown)", operations.len())
 }
 
-/// Maximum width of the bars, in columns of a terminal.
+/// Maximum width of the drawn bars, in columns of a terminal.
 const COLUMNS_MAX: usize = 64;
 
 /// Draws the violation for a terminal: a line for each operation, in the order of the calls.
@@ -130,7 +131,7 @@ fn digits(number: u64) -> usize {
 
 const ROW_HEIGHT: usize = 34;
 const BAR_HEIGHT: usize = 24;
-/// Width of the column with the clients' names.
+/// Width in pixels of the column with the clients' names.
 const LEFT: usize = 90;
 /// Height of the headline in pixels.
 const TOP: usize = 64;

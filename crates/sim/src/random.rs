@@ -52,9 +52,9 @@ impl Random {
         self.draw(Draws::share)
     }
 
-    /// Draws a duration with a heavy tail. In 63 of 64 draws, the duration is uniform between 0 and twice `usual_ns`.
-    /// In the others, a duration of at least `usual_ns` is multiplied by 16 and then doubled repeatedly, each time with
-    /// probability 1/2, up to a factor of 16,384.
+    /// Draws a duration in nanoseconds, with a heavy tail. In 63 of 64 draws, the duration is uniform between 0 and
+    /// twice `usual_ns`. In the others, a duration of at least `usual_ns` is multiplied by 16 and then doubled
+    /// repeatedly, each time with probability 1/2, up to a factor of 16,384.
     ///
     /// The tail is needed because uniform delays would hide bugs that show only if one party pauses while the others
     /// continue.

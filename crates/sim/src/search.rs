@@ -3,14 +3,14 @@
 //!
 //! Invariant: an operation precedes another in the order if it returned before the other was called.
 //!
-//! Invariant: each pair of a set of ordered operations and a state that results from them is explored once.
+//! Invariant: the search explores each pair of a set of ordered operations and a resulting state once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::FixedState;
 
-/// Indices of the call and the return of an operation, which took effect between them.
+/// Indices of the events of an operation's call and return. The operation takes effect between these events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) called: u64,
@@ -86,7 +86,7 @@ fn flip(set: &mut [u64], at: usize) {
     set[at / 64] ^= 1 << (at % 64);
 }
 
-/// Doubly linked list of the events that are not ordered yet. The index past the last event is the list's end.
+/// Doubly linked list of the events that are not ordered yet. The index after the last event is the list's end.
 struct Left {
     after: Vec<usize>,
     before: Vec<usize>,
@@ -113,7 +113,7 @@ impl Left {
         self.before[after] = before;
     }
 
-    /// Puts an event back. Events must be put back in the reverse order of [`Left::take`].
+    /// Puts an event back in the list. Events must be put back in the reverse order of [`Left::take`].
     fn put_back(&mut self, place: usize) {
         let (before, after) = (self.before[place], self.after[place]);
         self.after[before] = place;
@@ -121,10 +121,10 @@ impl Left {
     }
 }
 
-/// The visited pairs of a set of ordered operations and a resulting state, by the hash of the pair.
+/// The visited pairs of a set of ordered operations and a resulting state. The map's key is the pair's hash.
 struct Visited<S>(HashMap<u64, Alike<S>, FixedState>);
 
-/// Visited pairs of operations done and state that have the same hash.
+/// Pairs of a set of ordered operations and a state that have the same hash.
 type Alike<S> = Vec<(Box<[u64]>, S)>;
 
 impl<S> Default for Visited<S> {

@@ -14,14 +14,14 @@ pub type Picos = u64;
 
 const PICOS: Picos = 1_000;
 
-/// A queue with one or more identical servers.
+/// A queue of requests with one or more identical servers.
 pub struct Station {
     /// For each server, the time from which it is free.
     free: RefCell<BinaryHeap<Reverse<Picos>>>,
 }
 
 impl Station {
-    /// Creates a station with `servers` servers.
+    /// Creates a station with this number of servers.
     ///
     /// # Panics
     /// If `servers` is 0.
@@ -30,7 +30,8 @@ impl Station {
         Station { free: RefCell::new((0..servers).map(|_| Reverse(0)).collect()) }
     }
 
-    /// Serves a request that arrives at `now` and occupies a server for `takes`. Returns the request's completion time.
+    /// Serves a request that arrives at `now` and occupies a server for `takes` picoseconds. Returns the time, in
+    /// nanoseconds, at which the request completes.
     pub fn pass(&self, now: Nanos, takes: Picos) -> Nanos {
         let mut free = self.free.borrow_mut();
         let Reverse(first) = free.pop().expect("a station has servers");
@@ -44,7 +45,7 @@ impl Station {
 /// fetches that connection's state; during the fetch it sends nothing.
 pub struct Sender {
     station: Station,
-    /// Connections in the cache, the most recently used last.
+    /// Numbers of the cached connections, the most recently used last.
     known: RefCell<VecDeque<u32>>,
     known_max: usize,
     op: Picos,
@@ -52,13 +53,13 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Creates a NIC that takes `op` to send a message, and `miss` in addition if the connection's state is not cached.
-    /// The NIC caches the state of `known_max` connections.
+    /// Creates a NIC that takes `op` picoseconds to send a message, and `miss` picoseconds more if the connection's
+    /// state is not cached. The NIC caches the state of `known_max` connections.
     pub fn new(op: Picos, miss: Picos, known_max: usize) -> Sender {
         Sender { station: Station::new(1), known: RefCell::default(), known_max, op, miss }
     }
 
-    /// Returns the time when a message that is posted now on the connection leaves the NIC.
+    /// Returns the virtual time at which a message that is posted now on this connection leaves the NIC.
     pub fn leaves(&self, now: Nanos, connection: u32) -> Nanos {
         let mut known = self.known.borrow_mut();
         let place = known.iter().position(|&other| other == connection);

@@ -22,11 +22,11 @@ use std::time::Duration;
 /// Virtual time since the start of the world, in nanoseconds.
 pub type Nanos = u64;
 
-/// Nanoseconds in a microsecond.
+/// Number of nanoseconds in a microsecond.
 pub const MICROS: Nanos = 1_000;
-/// See [`MICROS`].
+/// Number of nanoseconds in a millisecond.
 pub const MILLIS: Nanos = 1_000_000;
-/// See [`MICROS`].
+/// Number of nanoseconds in a second.
 pub const SECONDS: Nanos = 1_000_000_000;
 
 /// Identifier of a process. Identifiers are not reused.
@@ -40,43 +40,43 @@ pub struct World(Rc<Inner>);
 struct Inner {
     random: Random,
     now: Cell<Nanos>,
-    /// Number of events so far.
+    /// Number of events that have happened so far.
     events: Cell<u64>,
     agenda: RefCell<Agenda>,
     tasks: RefCell<Vec<Slot>>,
     free: RefCell<Vec<u32>>,
     processes: RefCell<Vec<Process>>,
     ready: Arc<Ready>,
-    /// The task being polled, and its process.
+    /// The index of the slot of the task being polled (if any), and the task's process.
     current: Cell<Option<(u32, ProcessId)>>,
 }
 
-/// Queue of planned events.
+/// Queue of the events that are planned for a later time.
 #[derive(Default)]
 struct Agenda {
     queue: BinaryHeap<Reverse<Event>>,
     /// Number of events ever planned.
     planned: u64,
-    /// Plans of the queued events. An event holds the index of its plan here, its place. Places are reused.
+    /// Plans of the queued events. An event holds its *place*, the index of its plan here. Places are reused.
     plans: Vec<Option<Plan>>,
     free: Vec<u32>,
 }
 
-/// Time and place of a planned event. The plan itself is stored elsewhere, to keep the entries that the queue moves
-/// small.
+/// Time and place of a planned event. The plan itself is in `Agenda::plans`, so that the entries which the queue moves
+/// stay small.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     at: Nanos,
-    /// The event's number in the upper bits, the place of its plan in the lower bits. Of two events at the same
-    /// instant, the one that was planned first happens first.
+    /// The event's number in the upper bits, and the place of its plan in the lower bits. Of two events at the same
+    /// instant, the event that was planned first happens first.
     number_and_place: u64,
 }
 
-/// Number of bits of an event's place, and number of bits of its number.
+/// Number of bits of an event's place. The remaining bits hold the event's number.
 const PLACE_BITS: u32 = 24;
 const NUMBER_BITS: u32 = u64::BITS - PLACE_BITS;
 
-/// What happens at an event.
+/// What happens at a planned event.
 enum Plan {
     /// Resumes a task. Nearly all events are of this kind; it needs no waker.
     Resume(TaskName),
@@ -106,7 +106,7 @@ impl Agenda {
         self.queue.push(Reverse(Event { at, number_and_place }));
     }
 
-    /// Time of the next event.
+    /// Virtual time of the next planned event, if any.
     fn next_at(&self) -> Option<Nanos> {
         self.queue.peek().map(|Reverse(next)| next.at)
     }
@@ -119,7 +119,7 @@ impl Agenda {
     }
 }
 
-/// Index of a task's slot, and the generation.
+/// Identifier of a task: the index of its slot, and the slot's generation.
 type TaskName = (u32, u32);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -206,13 +206,13 @@ impl World {
         }))
     }
 
-    /// Returns the present time.
+    /// Present virtual time, in nanoseconds.
     #[inline]
     pub fn now(&self) -> Nanos {
         self.0.now.get()
     }
 
-    /// Returns the source of randomness.
+    /// The world's source of random draws.
     #[inline]
     pub fn random(&self) -> &Random {
         &self.0.random
@@ -255,13 +255,13 @@ impl World {
         self.0.agenda.borrow_mut().add(at, Plan::Run(Box::new(run)));
     }
 
-    /// Returns a future that completes after `ns` nanoseconds.
+    /// Returns a future that completes in `ns` nanoseconds.
     #[inline]
     pub fn sleep(&self, ns: Nanos) -> Sleep {
         self.sleep_until(self.now().saturating_add(ns))
     }
 
-    /// Completes at time `until`, or immediately if `until` has passed.
+    /// Returns a future that completes at time `until`, or immediately if `until` has passed.
     #[inline]
     pub fn sleep_until(&self, until: Nanos) -> Sleep {
         Sleep { world: self.clone(), until, is_planned: false }
@@ -337,7 +337,8 @@ impl World {
         self.run_while(until, || true)
     }
 
-    /// As [`World::run_until`], but stops when `continues` returns false. `continues` is called after every event.
+    /// Runs the world as [`World::run_until`] does, but stops when `continues` returns false. Calls `continues` after
+    /// every event.
     pub fn run_while(&self, until: Nanos, mut continues: impl FnMut() -> bool) -> bool {
         loop {
             self.run_ready();
@@ -364,8 +365,9 @@ impl World {
         }
     }
 
-    /// Runs a future in a process of its own until the future completes, and returns its output. Returns `None` if the
-    /// world runs out of events before, or if the future takes longer than `within` nanoseconds. Kills the process.
+    /// Runs a future in a new process until the future completes, and returns the future's output. Returns `None` if
+    /// the world runs out of events first, or if the future takes longer than `within` nanoseconds. Kills the process
+    /// at the end.
     pub fn complete<T: 'static>(
         &self,
         within: Nanos,
@@ -385,8 +387,8 @@ impl World {
         outcome.take()
     }
 
-    /// Kills all processes and drops all planned events. Every world needs this call: tasks hold handles to their
-    /// world, so a world without it is leaked.
+    /// Kills all processes and drops all planned events. Call this for every world: tasks hold handles to their world,
+    /// so that otherwise the world is leaked.
     pub fn end(&self) {
         let processes = self.0.processes.borrow().len() as u32;
         (0..processes).for_each(|process| self.kill(ProcessId(process)));
@@ -400,7 +402,7 @@ impl World {
         self.0.events.set(self.0.events.get() + 1);
     }
 
-    /// At time `at`, wakes the task that `waker` belongs to.
+    /// Wakes the task that `waker` belongs to at the virtual time `at`.
     fn wake_at(&self, at: Nanos, waker: &Waker) {
         let task = self.0.current.get().and_then(|(index, _)| {
             let slot = &self.0.tasks.borrow()[index as usize];
@@ -453,7 +455,7 @@ impl World {
     }
 }
 
-/// See [`World::sleep`].
+/// Future that completes at a virtual time; see [`World::sleep`].
 pub struct Sleep {
     world: World,
     until: Nanos,
@@ -475,7 +477,7 @@ impl Future for Sleep {
     }
 }
 
-/// Returns the output of a future, or `None` if it takes longer than `ns` nanoseconds.
+/// Returns the future's output, or `None` if the future takes longer than `ns` nanoseconds.
 pub async fn within<O>(world: &World, ns: Nanos, future: impl Future<Output = O>) -> Option<O> {
     let mut future = std::pin::pin!(future);
     let mut sleep = std::pin::pin!(world.sleep(ns));
@@ -486,7 +488,7 @@ pub async fn within<O>(world: &World, ns: Nanos, future: impl Future<Output = O>
     .await
 }
 
-/// Converts a duration to nanoseconds. A longer duration than fits becomes the maximum.
+/// Converts a duration to nanoseconds, saturating.
 pub fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
 }
@@ -527,7 +529,7 @@ pub struct Turnstile {
     line: RefCell<VecDeque<Weak<Cell<Place>>>>,
 }
 
-/// State of a waiting task.
+/// State of a task that waits for the turnstile.
 enum Place {
     Waits(Option<Waker>),
     Called,
@@ -582,7 +584,8 @@ impl Turnstile {
     }
 }
 
-/// Waiting task. If its future is dropped after the turnstile has called it, the turnstile calls the next task.
+/// A task that waits for the turnstile. If its future is dropped after the turnstile has called the task, the
+/// turnstile calls the next task.
 struct Waiting<'a> {
     turnstile: &'a Turnstile,
     place: Rc<Cell<Place>>,
@@ -596,7 +599,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// See [`Turnstile::enter`].
+/// Proof that a task holds the turnstile, from [`Turnstile::enter`]. Dropping it frees the turnstile.
 pub struct Passage<'a>(&'a Turnstile);
 
 impl Drop for Passage<'_> {

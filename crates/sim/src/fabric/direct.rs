@@ -18,12 +18,12 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Usual delay until a process's death is noticed.
+/// Usual delay, in nanoseconds, until a client or the node notices that the process of the other has died.
 const HEARD_AFTER: u64 = 100 * MICROS;
-/// Usual one-way latency of a letter between a client and the node's process.
+/// Usual one-way latency, in nanoseconds, of a letter: a message between a client and the node's process.
 const LETTER: u64 = 5 * MICROS;
 
-/// Endpoint whose own CPU runs the chains.
+/// A client's endpoint of a fabric over which the client's own CPU runs the chains.
 pub struct Direct {
     world: World,
     node: NodeId,
@@ -35,7 +35,7 @@ pub struct Direct {
     cpu: Turnstile,
     turn: Cell<u64>,
     retired: RefCell<VecDeque<(u32, Addr)>>,
-    /// Rung when a turn is to be ended.
+    /// Bell that rings when the session's turn is to end.
     ends: Bell,
     /// Set after the node's process has died.
     has_died: Rc<Cell<bool>>,
@@ -119,7 +119,8 @@ impl Direct {
         Ok(())
     }
 
-    /// Starts a turn, if none is in progress: from this time the client may hold pointers.
+    /// Starts a turn, unless a turn is in progress. The client may hold pointers into the node's memory until the turn
+    /// ends.
     fn enter(&self) {
         if self.turn.get().is_multiple_of(2) {
             self.publish();
@@ -132,7 +133,7 @@ impl Direct {
         self.serving.bytes().poke(turn_at(self.session.slot), &self.turn.get().to_le_bytes());
     }
 
-    /// Ends each turn once the task that ran a chain has reached its next await.
+    /// Ends each turn of the session once the task that ran a chain has reached its next await.
     async fn keep_turns(&self) {
         loop {
             let rung = self.ends.rung();
@@ -153,7 +154,7 @@ impl Direct {
         }
     }
 
-    /// Sends a letter to the node's process and waits for the response.
+    /// Sends a letter (a message other than a chain) to the node's process and waits for the response.
     async fn answered<T>(
         &self,
         letter: Letter,

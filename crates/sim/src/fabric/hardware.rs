@@ -3,7 +3,9 @@
 //!
 //! A request passes the client's NIC, the network, the node's link and the node's NIC. At the node, one of these runs
 //! the chain: the NIC itself, a core of the CPU, or a core of a BlueField. The response passes the node's link and the
-//! network. Each of these parts but the network serves one request after the other, so requests queue under load.
+//! A request passes the client's NIC, the network, the node's link and the node's NIC. At the node, one of these runs
+//! the chain: the NIC itself, a core of the CPU, or a core of a BlueField. The response passes the node's link and the
+//! network. Each of these parts except the network serves one request after the other, so requests queue under load.
 //!
 //! Invariant: a chain takes effect at one instant, between request and response, when it reaches the hardware that runs
 //! it.
@@ -31,8 +33,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Cost of a call to a store's service, without the cost of receiving the request and sending the response. Code that
-/// knows the system provides it.
+/// Cost of one call to a store's service, without the cost of receiving the request and sending the response. The
+/// caller, who knows the simulated system, provides this cost.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceWork {
     /// Number of accesses to uncached memory.
@@ -42,7 +44,7 @@ pub struct ServiceWork {
 }
 
 impl ServiceWork {
-    /// Work of a service that costs nothing.
+    /// No cost, for a system that calls no service.
     pub const NONE: ServiceWork = ServiceWork { accesses: 0, checksummed: |_| 0 };
 }
 
@@ -66,7 +68,7 @@ pub struct Setup {
     pub testbed: Testbed,
     /// Parameters of the hardware.
     pub inputs: Inputs,
-    /// Work that calls cause at the node.
+    /// Cost of each call to the store's service.
     pub service: ServiceWork,
     /// Way in which clients return unreachable buffers to the node.
     pub buffer_return: BufferReturn,
@@ -93,10 +95,10 @@ impl Setup {
     }
 }
 
-/// Traffic on the node's link.
+/// Counters of the traffic on the node's link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Number of requests that were sent and answered.
+    /// Number of requests, each with its response.
     pub round_trips: u64,
     /// Bytes sent to the node, including packet overhead.
     pub bytes_in: u64,
@@ -126,7 +128,7 @@ pub struct Machine {
     serving: Rc<Serving>,
     session: SessionId,
     memory: Replay,
-    /// The node's link, in both directions.
+    /// The two directions of the node's link: to the node (`incoming`) and from the node (`outgoing`).
     incoming: Station,
     outgoing: Station,
     nic: Station,
@@ -174,8 +176,7 @@ impl Machine {
         }))
     }
 
-    /// Connects another client with a connection of its own. Successive clients are on successive machines, round
-    /// robin.
+    /// Connects another client, over a new connection. Successive clients are on successive machines, round robin.
     pub fn connect(self: &Rc<Machine>) -> Rc<Client> {
         let number = self.clients.get();
         self.clients.set(number + 1);
@@ -199,7 +200,7 @@ impl Machine {
         &self.setup
     }
 
-    /// Returns when a NIC will have run a chain that arrives now.
+    /// Returns the virtual time at which the NIC will have run a chain that arrives now.
     fn done_by_nic(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let inputs = &self.setup.inputs;
         let trailing = self.setup.trailing_reads(chain);
@@ -227,7 +228,7 @@ impl Machine {
         }
     }
 
-    /// Returns when a core of the CPU will have served a message that arrives now.
+    /// Returns the virtual time at which a core of the CPU will have served a message that arrives now.
     fn done_by_core(&self, accesses: u64, moved: u64, checksummed: u64) -> Nanos {
         let inputs = &self.setup.inputs;
         let busy = inputs.core_message_ns + accesses * inputs.core_access_ns + inputs.crc_ns(checksummed);
@@ -235,7 +236,7 @@ impl Machine {
         self.cores.pass(arrived, busy * 1_000 + moved * inputs.core_copy_ps)
     }
 
-    /// Returns when a core of the BlueField will have run a chain that arrives now.
+    /// Returns the virtual time at which a core of the BlueField will have run a chain that arrives now.
     fn done_by_arm(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let inputs = &self.setup.inputs;
         let mut busy = inputs.arm_message_ns;
@@ -253,7 +254,7 @@ impl Machine {
         done
     }
 
-    /// Runs a chain now, and returns when the modelled hardware will have run it.
+    /// Runs a chain now. Returns the virtual time at which the modelled hardware will have run the chain.
     fn carry_out(&self, chain: ChainView<'_>, reply: &mut Reply) -> Nanos {
         let by = By::itself(self.session);
         self.memory.run_at_once(|memory| farside_remote::run(memory, by, chain, reply));
@@ -274,7 +275,7 @@ impl Machine {
         }
     }
 
-    /// Runs a call to a store's service now.
+    /// Runs a call to a store's service now, at one instant.
     fn answer(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
         let (key, asked) = addressed(service, request)?;
         let served = self.serving.served(key)?;
@@ -331,7 +332,8 @@ impl Client {
         }
     }
 
-    /// Returns the size in bytes of the addresses of the buffers to return with a request, and counts them as reported.
+    /// Returns the size in bytes of the addresses of the buffers to return with a request, and counts these buffers as
+    /// reported.
     fn reported(&self) -> u64 {
         RETIRED * (self.retired.borrow().len() as u64 + self.unreported.take())
     }

@@ -22,7 +22,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Timeout for opening a session.
+/// Timeout for opening a session, in nanoseconds.
 const GREETING_WAIT: Nanos = 90 * MILLIS;
 /// Maximum number of buffers that one request retires.
 const RETIRED_MAX: usize = 64;
@@ -34,7 +34,7 @@ pub struct Identity {
     pub identity: u128,
     /// Number of this incarnation, higher than those of all earlier incarnations.
     pub incarnation: u64,
-    /// Timeout after which a silent node is considered dead.
+    /// Timeout, in nanoseconds, after which the client considers a silent node dead.
     pub silence: Nanos,
 }
 
@@ -209,7 +209,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends pending packets.
+    /// Sends the session's pending packets.
     fn send(&self) {
         let mut state = self.state.borrow_mut();
         let now = self.clock.now();
@@ -234,7 +234,7 @@ impl Endpoint {
         }
     }
 
-    /// Handles the session's events, and wakes the tasks that wait for them.
+    /// Handles the session's events, and wakes the tasks that wait for these events.
     fn handle_events(&self) {
         let mut state = self.state.borrow_mut();
         let mut has_news = state.client.take_answered() != 0;
@@ -338,7 +338,7 @@ impl Endpoint {
 }
 
 impl State {
-    /// Whether the session is open, or `None` if that is not known yet.
+    /// Returns whether the session is open, or `None` if that is not known yet.
     fn is_open(&self) -> Option<bool> {
         (self.is_open || self.over.is_some()).then_some(self.over.is_none())
     }
@@ -356,7 +356,8 @@ impl State {
         Some(self.failed.swap_remove(place).1)
     }
 
-    /// Retires buffers that dropped futures held. Sends them in batches, each when a slot is free.
+    /// Retires the buffers that dropped futures held. Sends the buffers' addresses in batches, each batch once a slot
+    /// is free.
     fn retire_buffers(&mut self, now: Duration) {
         self.client.take_unpublished(&mut self.retired);
         while !self.retired.is_empty() && self.over.is_none() {
@@ -369,7 +370,7 @@ impl State {
     }
 }
 
-/// Request that a task waits for. Dropping it cancels the request.
+/// Request that a task waits for. Dropping this value cancels the request.
 struct Outstanding<'a> {
     endpoint: &'a Endpoint,
     request: Option<SlotRef>,

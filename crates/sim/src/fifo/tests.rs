@@ -11,7 +11,7 @@ fn value(tag: u64) -> Value {
     Value { tag, len: 8 }
 }
 
-/// `(from, to, ask, outcome)`. All times are different.
+/// One operation: `(time of the call, time of the return, ask, outcome)`. All times of a history are different.
 type Row = (u64, u64, Ask, Outcome);
 
 fn put(tag: u64, from: u64, to: u64) -> Row {
@@ -108,8 +108,8 @@ fn spoil(random: &Random, rows: &mut [Row]) {
     rows.iter_mut().filter(|row| row.1 == NEVER).for_each(|row| row.3 = Outcome::Unknown);
 }
 
-/// The checker finds every wrong history of an unbounded queue without unknown fates, most other wrong histories, and
-/// no correct one.
+/// The checker finds every wrong history of an unbounded queue without unknown fates, and most of the other wrong
+/// histories. It never reports a correct history.
 #[test]
 fn a_history_is_wrong_only_if_no_order_explains_it() {
     let random = Random::new(7);
@@ -181,7 +181,8 @@ fn each_kind_of_violation_is_found() {
     right.into_iter().for_each(|rows| assert_eq!(said(3, rows), None, "{rows:#?}"));
 }
 
-/// Swaps the outcomes of two takes: mostly this is found, unless they or their puts overlap.
+/// The test swaps the outcomes of two takes. The checker finds most of these violations: it cannot find them if the
+/// takes or their puts overlap.
 #[test]
 fn a_window_shows_the_operations_that_matter() {
     let random = Random::new(9);

@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Ask, History, Operation, OperationId, Outcome};
 
-/// Maximum length of a line that is read. Written lines have less than 300 bytes.
+/// Maximum length in bytes of a line that is read. Written lines have less than 300 bytes.
 const LINE_BYTES_MAX: usize = 1 << 16;
 
 /// Operations of a family that can be written as lines.
 pub trait Written: Ask {
-    /// Kinds of operations, as named on a line.
+    /// Type of the operation's kind, as named on a line.
     type Function: Serialize;
-    /// Family-specific fields of a line.
+    /// Type of the family-specific fields of a line.
     type Fields: Serialize;
 
     /// Returns the kind of this operation.
@@ -42,34 +42,34 @@ pub trait Readable:
     /// Decodes an operation from the line that records its call.
     ///
     /// # Errors
-    /// Returns the fault of the line, and the remedy.
+    /// Returns a description of what is wrong with the line, and the remedy.
     fn read(function: Self::Function, fields: &Self::Fields) -> Result<Self, Fault>;
 
     /// Decodes this operation's outcome from the line that records its return.
     ///
     /// # Errors
-    /// Returns the fault of the line, and the remedy.
+    /// Returns a description of what is wrong with the line, and the remedy.
     fn read_answer(&self, kind: Kind, fields: &Self::Fields) -> Result<Self::Outcome, Fault>;
 }
 
-/// Description of a fault of a line, and the remedy.
+/// Description of what is wrong with a line, and the remedy.
 pub type Fault = (String, &'static str);
 
-/// Kinds of lines.
+/// Kinds of lines: a call, or a return with its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// An operation is called.
+    /// The line records the call of an operation.
     Invoke,
-    /// An operation returns.
+    /// The line records the return of an operation that was carried out.
     Ok,
-    /// Return of an operation that was not carried out.
+    /// The line records the return of an operation that was not carried out.
     Fail,
-    /// Return of an operation that may have been carried out.
+    /// The line records the return of an operation that may have been carried out.
     Info,
 }
 
-/// Line with one event.
+/// One line of the file. It records one event.
 #[derive(Serialize, Deserialize)]
 struct Line<F, R> {
     index: u64,
@@ -87,7 +87,7 @@ struct Line<F, R> {
 
 type LineOf<A> = Line<<A as Written>::Function, <A as Written>::Fields>;
 
-/// Writes a history, one event per line.
+/// Writes a history to `out`, one event per line.
 ///
 /// # Errors
 /// Returns the errors of `out`.
@@ -147,10 +147,10 @@ fn return_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> 
     Line { index: returned.index, time: returned.ns, kind, fields, ..call_line(operation, process) }
 }
 
-/// Error of a line that is not part of a history.
+/// Error: a line cannot be part of a history.
 #[derive(Debug)]
 pub struct LineError {
-    /// Number of the line, counted from 1.
+    /// Number of the invalid line, counted from 1.
     pub line: u64,
     what: String,
     remedy: &'static str,
@@ -164,7 +164,7 @@ impl fmt::Display for LineError {
 
 impl std::error::Error for LineError {}
 
-/// Reads a history.
+/// Reads a history from lines, one event per line.
 ///
 /// # Errors
 /// Returns a [`LineError`] with the first invalid line, and the remedy.

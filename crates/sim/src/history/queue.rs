@@ -6,21 +6,21 @@ use super::register::Value;
 use serde::Serialize;
 use std::fmt;
 
-/// History of queues.
+/// History of operations on queues.
 pub type History = super::History<Ask>;
-/// Operation on a queue.
+/// Operation on a queue, with its client, times and outcome.
 pub type Operation = super::Operation<Ask>;
 
-/// Operation on a queue.
+/// Operation that a client asks of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
     /// Appends this value to the queue.
     Put(Value),
-    /// Removes the first value.
+    /// Removes and returns the first value of the queue.
     Take,
 }
 
-/// Outcome of an operation.
+/// Outcome of an operation on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Outcome of a `Put`: the value was appended.
@@ -84,9 +84,9 @@ fn record((kind, value): (u8, Option<Value>), out: &mut Vec<u8>) {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Function {
-    /// Call or return of an [`Ask::Put`].
+    /// Name of [`Ask::Put`] on a line.
     Enqueue,
-    /// Call or return of an [`Ask::Take`].
+    /// Name of [`Ask::Take`] on a line.
     Dequeue,
 }
 

@@ -5,12 +5,12 @@ use super::record_word;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// History of registers.
+/// History of operations on registers.
 pub type History = super::History<Ask>;
-/// Operation on a register.
+/// Operation on a register, with its client, times and outcome.
 pub type Operation = super::Operation<Ask>;
 
-/// A value of a test. Its bytes follow from its tag and length, so a torn or foreign value is detected.
+/// A value that tests store. Its bytes follow from its tag and length, so that a test detects a torn or foreign value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Value {
     /// Tag that identifies the value.
@@ -19,15 +19,15 @@ pub struct Value {
     pub len: u32,
 }
 
-/// Version of a key, which identifies an install of a value. Opaque: only equality of two versions of one key has a
-/// meaning, the same install.
+/// Version of a key, which identifies an install of a value. Versions can only be compared for equality: two equal
+/// versions of one key name the same install.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
-/// Operation on a key.
+/// Operation that a client asks of a key's register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ask {
-    /// Reads the value.
+    /// Reads the key's value.
     Get,
     /// Stores this value, whether or not the key has one.
     Put(Value),
@@ -37,22 +37,22 @@ pub enum Ask {
     PutIfAbsent(Value),
     /// Stores this value if the key still has the expected version.
     CompareAndPut {
-        /// Version that an earlier operation returned.
+        /// Version that the key must have. An earlier operation returned it.
         expected: Version,
         /// Value to store.
         value: Value,
     },
 }
 
-/// Outcome of an operation.
+/// Outcome of an operation on a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
     /// Outcome of a `Get`: the key had this value, and this version if the system returns versions.
     Found(Value, Option<Version>),
     /// Outcome of a `Get`, `Delete` or `CompareAndPut`: the key had no value.
     Absent,
-    /// Outcome of all operations but `Get`: the value was stored or deleted. Has the key's new version if the system
-    /// returns versions.
+    /// Outcome of every operation except `Get`: the value was stored or deleted. Has the key's new version if the
+    /// system returns versions.
     Done(Option<Version>),
     /// Nothing was stored. After a `PutIfAbsent`: the key had a value, with this version if the system returns
     /// versions. After a `CompareAndPut`: the key had this version, which is not the expected one; without a version,
@@ -123,7 +123,7 @@ impl super::Outcome for Outcome {
     }
 }
 
-/// Appends an optional value. An absent value takes the same number of bytes as a present one.
+/// Appends an optional value to `out`. An absent value takes the same number of bytes as a present one.
 fn record_value(value: Option<Value>, out: &mut Vec<u8>) {
     let Value { tag, len } = value.unwrap_or(Value { tag: 0, len: 0 });
     record_word(value.map(|_| tag), out);
@@ -174,15 +174,15 @@ impl fmt::Display for Outcome {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Function {
-    /// Call or return of an [`Ask::Get`].
+    /// Name of [`Ask::Get`] on a line.
     Read,
-    /// Call or return of an [`Ask::Put`].
+    /// Name of [`Ask::Put`] on a line.
     Write,
-    /// Call or return of an [`Ask::Delete`].
+    /// Name of [`Ask::Delete`] on a line.
     Delete,
-    /// Call or return of an [`Ask::PutIfAbsent`].
+    /// Name of [`Ask::PutIfAbsent`] on a line.
     WriteIfAbsent,
-    /// Call or return of an [`Ask::CompareAndPut`].
+    /// Name of [`Ask::CompareAndPut`] on a line.
     Cas,
 }
 
@@ -200,7 +200,7 @@ pub struct Fields {
     error: Option<Refusal>,
 }
 
-/// Value on a line: a value's tag, or whether a delete found a value, or null.
+/// Content of a line's `value` field: a value's tag, whether a delete found a value, or null.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Content {

@@ -27,16 +27,16 @@ use super::program::{Op, Start};
 /// Kind of a verb. The axioms distinguish only these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// A READ.
+    /// A READ of words.
     Read,
-    /// A WRITE.
+    /// A WRITE of words.
     Write,
-    /// A CAS or an FAA.
+    /// An atomic: CAS or FAA.
     Atomic,
 }
 
 impl Verb {
-    /// Returns the kind of an op.
+    /// Returns the kind of the verb `op`.
     pub fn of(op: &Op) -> Verb {
         match op {
             Op::Read { .. } => Verb::Read,
@@ -46,10 +46,11 @@ impl Verb {
     }
 }
 
-/// Rule of the memory contract.
+/// A rule of the memory contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axiom {
-    /// On one connection, all events of the first verb precede all events of the second, if it is posted later.
+    /// On one connection, all events of a verb of the first kind precede all events of a verb of the second kind that
+    /// is posted later.
     Before(Verb, Verb),
     /// The lines of one verb of this kind are accessed in increasing order of their addresses.
     Ascending(Verb),
@@ -59,18 +60,18 @@ pub enum Axiom {
     Exclusive,
     /// A verb that starts this way, and all verbs posted after it on its connection, come after all events of earlier
     /// verbs of the listed kinds. The reason is that a send queue starts its requests in order and completes them in
-    /// order, so a held request also holds all later ones.
+    /// order, so a held request also holds all later requests.
     HeldUntilDone(Start, &'static [Verb]),
 }
 
-/// An axiom that the contract promises, with its source.
+/// A rule of the contract, and the source that promises it.
 #[derive(Clone, Copy, Debug)]
 pub struct Promise {
-    /// The axiom.
+    /// The promised rule.
     pub axiom: Axiom,
-    /// Whether it also holds if the memory is registered, or the bus configured, for relaxed ordering.
+    /// Whether the rule also holds if the memory is registered, or the bus configured, for relaxed ordering.
     pub also_relaxed: bool,
-    /// Source of the axiom.
+    /// Specification or experience that promises the rule.
     pub source: &'static str,
 }
 

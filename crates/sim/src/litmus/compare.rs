@@ -5,21 +5,22 @@ use std::fmt;
 
 use super::program::{Outcome, Program};
 
-/// Number of seeds per program.
+/// Number of seeds with which each program runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeds {
-    /// Minimum number. It is needed because a forbidden outcome may be rarer than all allowed ones.
+    /// Minimum number of seeds. A minimum is needed because a forbidden outcome may be rarer than all allowed
+    /// outcomes.
     pub at_least: u64,
-    /// Maximum number, for a program with an allowed outcome that no seed has reached yet.
+    /// Maximum number of seeds, for a program with an allowed outcome that no seed has reached yet.
     pub at_most: u64,
 }
 
-/// Allowed outcomes of a program that a machine has reached.
+/// Result of running a program on a machine: the allowed outcomes that the machine has not reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
-    /// Number of seeds run.
+    /// Number of seeds with which the program ran.
     pub seeds: u64,
-    /// Number of allowed outcomes.
+    /// Number of allowed outcomes of the program.
     pub allowed: usize,
     /// Allowed outcomes that no seed reached.
     pub unreached: BTreeSet<Outcome>,
@@ -28,15 +29,15 @@ pub struct Coverage {
 /// A run with a forbidden outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forbidden {
-    /// Shape of the program.
+    /// Name of the program's shape.
     pub name: String,
     /// Text of the program.
     pub program: String,
-    /// Text of the outcome.
+    /// Text of the forbidden outcome.
     pub outcome: String,
-    /// Seed of the run.
+    /// Seed of the run with the forbidden outcome.
     pub seed: u64,
-    /// Number of allowed outcomes.
+    /// Number of allowed outcomes of the program.
     pub allowed: usize,
 }
 
@@ -85,17 +86,17 @@ pub fn compare(
 /// Result of comparing many programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of programs run.
+    /// Number of programs that ran.
     pub programs: usize,
-    /// Number of seeds in total.
+    /// Number of seeds of all programs in total.
     pub seeds: u64,
-    /// Number of allowed outcomes in total.
+    /// Number of allowed outcomes of all programs in total.
     pub allowed: usize,
     /// Each allowed outcome that no seed reached: the text of its program and the text of the outcome.
     pub unreached: Vec<(String, String)>,
 }
 
-/// Runs [`compare()`] for each program.
+/// Runs [`compare()`] for each program, and adds up the results.
 ///
 /// # Errors
 /// Returns [`Forbidden`] at the first forbidden outcome.

@@ -1,5 +1,5 @@
-//! Enumerates all outcomes that the axioms allow. It tries every total order of a program's events that agrees with
-//! their partial order, except for two reductions:
+//! Enumerates all outcomes that the axioms allow. The search tries every total order of a program's events that agrees
+//! with their partial order, except for two reductions:
 //!
 //! - Two orders of the same events that led to the same memory and the same results have the same continuations. So the
 //!   search continues from such a point only once.
@@ -14,12 +14,13 @@ use super::axioms::{Axiom, PROMISES, Verb};
 use super::program::{LINE_WORDS, Op, Outcome, Program, Step};
 
 impl Program {
-    /// Returns all outcomes that the contract allows. With `relaxed`, the lines of one WRITE may land in any order.
+    /// Returns all outcomes of the program that the contract allows. With `relaxed`, the lines of one WRITE may land
+    /// in any order.
     pub fn allowed(&self, relaxed: bool) -> BTreeSet<Outcome> {
         self.allowed_within(relaxed, usize::MAX).expect("the search is unbounded")
     }
 
-    /// As [`Program::allowed`], or `None` if the search exceeds `points_max` points.
+    /// Returns the outcomes as [`Program::allowed`] does, or `None` if the search exceeds `points_max` points.
     pub(super) fn allowed_within(&self, relaxed: bool, points_max: usize) -> Option<BTreeSet<Outcome>> {
         let events = Events::of(self, relaxed);
         let mut search =
@@ -36,11 +37,11 @@ struct Cell {
     words: usize,
 }
 
-/// Effect of an event. Cells and results are identified by their indices.
+/// Effect of an event. Indices identify cells and results.
 enum Effect {
-    /// Copies cells to results: pairs of a cell and the result that it goes to.
+    /// Copies cells to results: a list of pairs of a cell and a result.
     Fetch(Vec<(usize, usize)>),
-    /// Stores values in cells: pairs of a cell and its new value.
+    /// Stores values in cells: a list of pairs of a cell and a value.
     Land(Vec<(usize, u64)>),
     /// Copies the word of an atomic to the atomic's result.
     AtomicFetch { cell: usize, answer: usize },
@@ -50,7 +51,7 @@ enum Effect {
 
 struct Event {
     effect: Effect,
-    /// Index of the event's verb among all verbs.
+    /// Index of the event's verb in the list of all verbs.
     step: usize,
     /// Bitmask of the events that precede this event.
     after: u64,
@@ -62,9 +63,9 @@ struct Events<'a> {
     steps: Vec<(usize, &'a Step)>,
     cells: Vec<Cell>,
     all: Vec<Event>,
-    /// Number of results: one for each cell of a READ, one for each atomic.
+    /// Number of results: one for each cell of a READ and one for each atomic.
     answers: usize,
-    /// For each verb, the cell and the index of each part of its result.
+    /// For each verb, the parts of its result: each part's cell and index in the results.
     answer_of: Vec<Vec<(usize, usize)>>,
 }
 
@@ -137,7 +138,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// Whether a single axiom orders one event before another.
+    /// Whether this axiom alone orders the event `first` before the event `second`.
     fn is_before(&self, axiom: Axiom, first: usize, second: usize) -> bool {
         let (a, b) = (self.all[first].step, self.all[second].step);
         let verb = |step: usize| Verb::of(&self.steps[step].1.op);
@@ -175,7 +176,7 @@ impl<'a> Events<'a> {
         !(only_reads(one) && only_reads(other)) && cells(one).iter().any(|cell| cells(other).contains(cell))
     }
 
-    /// Converts the end of a run from cells to words.
+    /// Converts the final state of a run, which is in cells, to an outcome in words.
     fn outcome(&self, program: &Program, end: &Point) -> Outcome {
         let answer = |step: usize| {
             let parts = self.answer_of[step].iter();
@@ -191,8 +192,8 @@ impl<'a> Events<'a> {
     }
 }
 
-/// Splits lines into cells. The boundaries are the ends of verbs, of written pieces and of initial values. Words that
-/// no verb touches are omitted.
+/// Splits lines into cells. The bounds of verbs, of written pieces and of initial values are the boundaries of cells.
+/// Words that no verb touches are omitted.
 fn cells(program: &Program, steps: &[(usize, &Step)]) -> Vec<Cell> {
     let memory = program.memory();
     let mut cuts: BTreeSet<usize> = (0..=memory.len()).step_by(LINE_WORDS).collect();
@@ -217,7 +218,7 @@ fn bits(set: u64) -> impl Iterator<Item = usize> {
     (0..64).filter(move |bit| set & (1 << bit) != 0)
 }
 
-/// State after a prefix of an order.
+/// State of a run after some of its events have happened.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Point {
     done: u64,
@@ -234,7 +235,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Continues from a point with each event that may be next. Returns `None` if there are too many points.
+    /// Continues the search from a point with each event that may be next. Returns `None` if there are too many
+    /// points.
     fn explore(&mut self, point: Point) -> Option<()> {
         let next: Vec<usize> =
             (0..self.events.all.len()).filter(|&event| self.may_be_next(&point, event)).collect();

@@ -1,7 +1,7 @@
 //! A litmus program, its text form, and its outcomes.
 //!
-//! Failures print a program's text form, and the shapes are written in this form. A printed program is parsed back to
-//! the same program:
+//! Failures print a program in its text form, and this crate's programs are written in the same form. A printed
+//! program is parsed back to the same program:
 //!
 //! ```text
 //! {x[0]=1} A: WRITE y-z=1; fence FAA x[0]-1 | B: CAS x[0] 0->1; READ y-z; wait READ x[6-7]
@@ -10,7 +10,7 @@
 //! `x`, `y`, `z` and `w` are adjacent cache lines of 8 words each. All words are 0 except those in braces. `-` precedes
 //! the last line or word of a range. A WRITE of several values lists adjacent places in order: `WRITE x=2,y[0]=0`.
 //!
-//! Invariant: every program can be run: the places that it names are within its lines, and its size is bounded.
+//! Invariant: every program can be run: the words that it names are within its lines, and its size is bounded.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,43 +31,43 @@ const SPAN_MAX: usize = 3;
 /// Adjacent words that hold the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Piece {
-    /// Number of words.
+    /// Number of words in the piece.
     pub words: usize,
     /// Value of each word.
     pub value: u64,
 }
 
-/// Verb. Places are word indices in the program's memory.
+/// Verb of a program. Each verb names words by their indices in the program's memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Op {
-    /// READ of words.
+    /// READ of adjacent words.
     Read {
-        /// Index of the first word.
+        /// Index of the first word to read.
         at: usize,
-        /// Number of words.
+        /// Number of words to read.
         words: usize,
     },
     /// WRITE of adjacent pieces.
     Write {
-        /// Index of the first word.
+        /// Index of the first word to write.
         at: usize,
-        /// The pieces to write.
+        /// The pieces to write, in the order of their words.
         pieces: Vec<Piece>,
     },
     /// Compare-and-swap of a word.
     Cas {
-        /// Index of the word.
+        /// Index of the word to compare and swap.
         at: usize,
-        /// Expected value.
+        /// Value that the word must have.
         compare: u64,
-        /// New value.
+        /// Value to store in the word.
         swap: u64,
     },
     /// Fetch-and-add to a word.
     Faa {
-        /// Index of the word.
+        /// Index of the word to add to.
         at: usize,
-        /// Number to add. The addition wraps.
+        /// Number to add, wrapping.
         add: u64,
     },
 }
@@ -101,24 +101,24 @@ impl Op {
     }
 }
 
-/// Time at which a verb is posted and may start.
+/// When a verb is posted, relative to the previous verb of its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Start {
     /// The verb is posted together with the previous verb.
     #[default]
     AtOnce,
-    /// Posted together with the previous verb, with `IBV_SEND_FENCE`.
+    /// The verb is posted together with the previous verb, with `IBV_SEND_FENCE`.
     Fenced,
     /// The verb is posted after the previous verb has completed.
     Waits,
 }
 
-/// One verb of an actor, and when it is posted.
+/// A verb of an actor, and the time when it is posted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Step {
-    /// When the verb is posted and may start.
+    /// When the verb is posted, relative to the previous verb.
     pub start: Start,
-    /// The verb.
+    /// The verb itself.
     pub op: Op,
 }
 
@@ -131,7 +131,7 @@ pub struct Program {
     lines: usize,
 }
 
-/// Outcome of a run of a program.
+/// Outcome of a run of a program: the verbs' results and the final memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Outcome {
     /// Results of all verbs, actor by actor: the words of a READ, the old word of an atomic, nothing for a WRITE.
@@ -140,7 +140,7 @@ pub struct Outcome {
     pub memory: Vec<u64>,
 }
 
-/// Error of an invalid program text.
+/// Error: a text is not a valid program. Contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramError(String);
 
@@ -158,7 +158,7 @@ impl Program {
         &self.name
     }
 
-    /// Returns the verbs of each actor.
+    /// The verbs of each actor, in the order in which they are posted.
     pub fn actors(&self) -> &[Vec<Step>] {
         &self.actors
     }
@@ -178,7 +178,7 @@ impl Program {
         memory
     }
 
-    /// Formats an outcome: results in the order of the program, then the memory.
+    /// Formats an outcome: first the results in the order of the program's verbs, then the memory.
     pub fn text_of(&self, outcome: &Outcome) -> String {
         let mut actors: Vec<(usize, Vec<String>)> = Vec::new();
         for ((actor, step), answer) in self.steps().zip(&outcome.answers) {
@@ -198,7 +198,7 @@ impl Program {
         format!("{}memory {}", actors.collect::<String>(), places(0, &outcome.memory))
     }
 
-    /// Checks those bounds that the parser does not check.
+    /// Checks the bounds on a program's size that the parser does not check.
     fn checked(self) -> Result<Program, ProgramError> {
         let fail = |what: String| Err(ProgramError(what));
         if !(1..=ACTORS_MAX).contains(&self.actors.len()) {
@@ -301,7 +301,7 @@ fn step(text: &str) -> Result<Step, ProgramError> {
     Ok(Step { start, op })
 }
 
-/// Parses `x=1`: a place and its value.
+/// Parses `x=1` to the index of the first word and the piece.
 fn assignment(text: &str) -> Result<(usize, Piece), ProgramError> {
     let Some((place, value)) = text.split_once('=') else {
         return Err(ProgramError(format!("'{text}': write a place and a value, as in x=1")));
@@ -321,7 +321,7 @@ fn word(text: &str) -> Result<usize, ProgramError> {
     }
 }
 
-/// Parses a range to its first word and length: `x`, `x[3]`, `x[3-5]`, `x-z`, `x[7]-y[0]`.
+/// Parses a range to the index of its first word and its number of words: `x`, `x[3]`, `x[3-5]`, `x-z`, `x[7]-y[0]`.
 fn range(text: &str) -> Result<(usize, usize), ProgramError> {
     let bad = || {
         ProgramError(format!(
@@ -337,7 +337,7 @@ fn range(text: &str) -> Result<(usize, usize), ProgramError> {
     if end < start { Err(bad()) } else { Ok((start, end - start + 1)) }
 }
 
-/// Parses `x`, `x[3]` or `x[3-5]` to the first and the last word.
+/// Parses `x`, `x[3]` or `x[3-5]` to the indices of the first and the last word.
 fn words_of(text: &str) -> Option<(usize, usize)> {
     let mut letters = text.chars();
     let name = letters.next()?;
@@ -356,7 +356,7 @@ fn word_name(at: usize) -> String {
     format!("{}[{}]", NAMES[at / LINE_WORDS], at % LINE_WORDS)
 }
 
-/// Formats a range in its shortest form.
+/// Formats a range of `words` words in its shortest form.
 fn range_name(at: usize, words: usize) -> String {
     let last = at + words - 1;
     let (first_line, last_line) = (at / LINE_WORDS, last / LINE_WORDS);
@@ -387,7 +387,7 @@ fn places(at: usize, words: &[u64]) -> String {
     texts.join(" ")
 }
 
-/// Formats numbers. A number that has wrapped below 0 is formatted as a negative number.
+/// Formats numbers. A number that wrapped below 0 is formatted as a negative number.
 fn numbers(words: &[u64]) -> String {
     let text = |&word: &u64| if word > u64::MAX - 16 { (word as i64).to_string() } else { word.to_string() };
     words.iter().map(text).collect::<Vec<_>>().join(" ")

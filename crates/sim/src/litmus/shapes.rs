@@ -1,16 +1,16 @@
 //! The litmus programs: first well-known shapes, then all variants of each family of shapes, then random programs.
 //!
-//! Invariant: the programs and their order never vary. A variant is dropped only if it equals an earlier one, has a
-//! single outcome, or has more than [`OUTCOMES_MAX`] outcomes.
+//! Invariant: the programs and their order never vary. A variant is dropped only if it equals an earlier program, has
+//! a single outcome, or has more than [`OUTCOMES_MAX`] outcomes.
 
 use std::collections::BTreeSet;
 
 use super::program::Program;
 use crate::random::Random;
 
-/// Maximum number of outcomes of a program.
+/// Maximum number of outcomes of a program; programs with more are dropped.
 const OUTCOMES_MAX: usize = 256;
-/// Maximum number of points of the search for outcomes.
+/// Maximum number of points of the search for a program's outcomes.
 const POINTS_MAX: usize = 8_000;
 /// Number of random programs.
 const DRAWN: usize = 400;
@@ -35,7 +35,7 @@ pub fn programs() -> Vec<Program> {
     programs.all
 }
 
-/// Well-known programs: the name and the text of each.
+/// Name and text of each well-known shape.
 const NAMED: [(&str, &str); 48] = [
     ("message passing", "A: WRITE x=1; WRITE y=1 | B: READ y; wait READ x"),
     ("message passing, overlapped reads", "A: WRITE x=1; WRITE y=1 | B: READ y; READ x"),
@@ -101,7 +101,7 @@ const NAMED: [(&str, &str); 48] = [
 
 const STARTS: [&str; 3] = ["", "fence ", "wait "];
 
-/// An actor that writes data and then a flag, and one that reads the flag and then the data.
+/// Adds programs in which one actor writes data and then a flag, and another reads the flag and then the data.
 fn message_passing(programs: &mut Programs) {
     for (data, flag) in [("x", "y"), ("x-y", "z")] {
         let sets = [format!("WRITE {flag}=1"), format!("CAS {flag}[0] 0->1"), format!("FAA {flag}[0]+1")];
@@ -121,7 +121,7 @@ fn message_passing(programs: &mut Programs) {
     }
 }
 
-/// Two actors that access two places in opposite order.
+/// Adds programs in which two actors access two places in opposite order.
 fn two_and_two(programs: &mut Programs) {
     let kinds = |place: &str, value: u64| {
         [
@@ -165,7 +165,7 @@ fn coherence(programs: &mut Programs) {
     }
 }
 
-/// A word changed by WRITEs and by atomics.
+/// Adds programs in which WRITEs and atomics change one word.
 fn atomics_and_writes(programs: &mut Programs) {
     let atomics = ["FAA x[0]+1", "FAA x[0]+0", "CAS x[0] 0->1", "CAS x[0] 5->1", "CAS x[0] 7->1"];
     let writes = ["WRITE x[0]=5", "WRITE x=5", "WRITE x[0-1]=5", "WRITE x-y=5", "WRITE x[7]-y[0]=5"];
@@ -223,7 +223,7 @@ fn torn(programs: &mut Programs) {
     }
 }
 
-/// A lock word and the data that it protects.
+/// Adds programs with a lock word and the data that the lock protects.
 fn locks(programs: &mut Programs) {
     for (data, lock) in [("x", "y[0]"), ("x-y", "z[0]"), ("y", "x[0]"), ("y-z", "x[0]"), ("x[0-6]", "x[7]")] {
         let unlocks = [format!("FAA {lock}-1"), format!("WRITE {lock}=0"), format!("CAS {lock} 1->0")];
@@ -275,7 +275,7 @@ fn three(programs: &mut Programs) {
     }
 }
 
-/// Two or three actors that execute random verbs on two or three lines.
+/// Adds programs in which two or three actors execute random verbs on two or three lines.
 fn drawn(programs: &mut Programs) {
     let random = Random::new(SEED);
     let below = |end: usize| random.below(end as u64) as usize;
@@ -309,7 +309,7 @@ fn drawn(programs: &mut Programs) {
 #[derive(Default)]
 struct Programs {
     all: Vec<Program>,
-    /// Programs considered so far: the memory and the sorted actors of each.
+    /// Initial memory and sorted actors of all programs considered so far.
     seen: BTreeSet<(Vec<u64>, Vec<String>)>,
 }
 

@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Messages from the node's task to an engine.
+/// Responses that the node's task has for an engine.
 #[derive(Default)]
 pub(crate) struct Mail {
     answers: RefCell<Vec<(RequestRef, Result<Answer, String>)>>,
@@ -46,7 +46,7 @@ impl Mail {
     }
 }
 
-/// Engine of a port.
+/// Engine that serves the sessions of one port.
 pub(super) struct Engine {
     serving: Rc<Serving>,
     network: Network,
@@ -72,11 +72,12 @@ struct SessionHost {
     at_once_one_in: u64,
     /// Memory for chains that run at one instant.
     memory: Replay,
-    /// The engine's own session, whose list takes retired buffers. The session is opened before any message arrives.
+    /// The engine's own session, whose list takes retired buffers. The engine opens the session before any message
+    /// arrives.
     session: Option<SessionId>,
-    /// Requests that wait to run, in order.
+    /// Queued requests, in the order in which they arrived.
     work: VecDeque<Work>,
-    /// Letters to the node, posted after all queued requests are done.
+    /// Letters to the node. The engine posts them after all queued requests are done.
     letters: Vec<Letter>,
     reply: Reply,
 }
@@ -87,7 +88,7 @@ enum Work {
     Retire { at: RequestRef, number: u32, buffers: Vec<(u32, Addr)> },
 }
 
-/// State that the engine keeps of a client's session.
+/// State that the engine keeps for a client's session.
 struct Client {
     number: u32,
     keys: Rc<RefCell<Keys>>,
@@ -313,8 +314,8 @@ impl Engine {
 }
 
 impl Client {
-    /// Encodes a response for this session. If the response has a store's key, replaces it by the session's own key for
-    /// this store.
+    /// Encodes a response for this session. If the response has a store's key, replaces the key by the session's own
+    /// key for this store.
     fn read(&mut self, answer: Answer, secret: u64) -> Vec<u8> {
         let answer = match answer {
             Answer::Store(store) => {

@@ -1,6 +1,6 @@
 //! Fuzz targets for input from people and other tools: histories as JSON lines, and litmus programs as text.
 //!
-//! Properties: nothing panics. Input that is accepted can be written, and the written form reads back as the same
+//! Properties: no input causes a panic. Accepted input can be written, and the written form reads back as the same
 //! value.
 
 #[path = "../../../remote/tests/support/fuzz.rs"]

@@ -30,8 +30,8 @@ fn every_bar_of_figure_1_is_met_within_5_percent() {
     }
 }
 
-/// Figure 2's values for a NIC with PRISM's operations and for a BlueField contradict figure 1, so they are not
-/// asserted.
+/// Figure 2's values for a NIC with PRISM's operations and for a BlueField contradict figure 1, so the test does not
+/// assert them.
 #[test]
 fn figure_2_is_predicted_within_10_percent_where_consistent() {
     for (platform, op, points) in FIGURE_2.into_iter().take(2) {

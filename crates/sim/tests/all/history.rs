@@ -1,4 +1,4 @@
-//! Histories are deterministic, and survive writing and reading.
+//! Tests that histories are deterministic, and that a history which is written and read back stays the same.
 
 use farside_sim::history::lines;
 use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
@@ -7,7 +7,7 @@ fn value(tag: u64) -> Value {
     Value { tag, len: 64 }
 }
 
-/// Each kind of operation with each of its outcomes, and one operation that never returns.
+/// Returns a history with each kind of operation with each of its outcomes, and one operation that never returns.
 fn everything() -> History {
     let mut history = History::new();
     let version = Some(Version(7));

@@ -1,5 +1,5 @@
-//! Tests of the register checker: by histories with a known verdict, and by a brute-force search through all orders,
-//! which shares no code with the checker.
+//! Tests of the checker of registers, by histories with a known verdict and by a brute-force search through all
+//! orders. The search shares no code with the checker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -345,8 +345,8 @@ fn a_long_history_is_shrunk_to_the_relevant_operations() {
     assert_eq!(violation.instead, [found(69)]);
 }
 
-/// Brute-force search through all orders. It collects what the outcomes say about versions as equations between
-/// installs, and checks these equations when an order is complete.
+/// Brute-force search through all orders. The search collects what the outcomes say about versions as equations
+/// between installs, and checks these equations when an order is complete.
 mod brute {
     use super::*;
 
@@ -354,8 +354,8 @@ mod brute {
         Search { operations, done: vec![false; operations.len()], steps: Vec::new() }.goes_on(None, 0)
     }
 
-    /// An ordered operation: the install that it observed, the number of the install that it made, and whether it took
-    /// effect.
+    /// An ordered operation: the number of the install that it observed, the number of the install that it made, and
+    /// whether it took effect.
     struct Step {
         at: usize,
         met: Option<usize>,

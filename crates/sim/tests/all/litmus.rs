@@ -110,7 +110,7 @@ fn allowed_outcomes_match_the_literature() {
     );
 }
 
-/// Numbers of seeds for a correct machine. It reaches the rarest outcome after about 100,000 seeds.
+/// Numbers of seeds for a correct machine. The machine reaches the rarest outcome after about 100,000 seeds.
 const MANY: Seeds = Seeds { at_least: 100, at_most: 1_000_000 };
 
 fn reaches_exactly(relaxed: bool, flaw: Flaw) -> Summary {

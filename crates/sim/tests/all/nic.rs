@@ -8,10 +8,11 @@ use farside_sim::world::{SECONDS, World};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Address of a program's memory in the node's memory.
+/// Address, in the node's memory, of a program's first word.
 const AT: u64 = 4 << 20;
 
-/// Draws a timing under which every allowed reordering can occur. Also returns bounds for the start times of actors.
+/// Draws a timing under which every allowed reordering can occur. Also returns three bounds in nanoseconds; each actor
+/// starts before one of these bounds.
 fn timing(world: &World, relaxed: bool) -> (Timing, [u64; 3]) {
     let any = || [4, 60, 900][world.random().below(3) as usize];
     let ([flight, fetch, land], late) = match world.random().below(4) {
@@ -125,7 +126,8 @@ fn no_forbidden_and_most_allowed_outcomes_occur() {
     }
 }
 
-/// The rarest outcome of a program with dozens of outcomes occurs once in a million runs.
+/// Every allowed outcome occurs. The rarest outcome of a program with dozens of outcomes occurs once in a million
+/// runs.
 #[test]
 #[ignore = "takes minutes"]
 fn soak_every_allowed_outcome_occurs() {

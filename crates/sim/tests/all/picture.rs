@@ -5,7 +5,7 @@ use farside_sim::history::register::{Ask, Outcome};
 use farside_sim::linearizable::{Limits, Violation, explain};
 use farside_sim::picture;
 
-/// A read returns an older value after a delete, next to operations of unknown fate.
+/// Returns a violation: a read returns an older value after a delete, while other operations have an unknown fate.
 fn resurrection() -> Violation {
     let rows = [
         (0, 100, 480, put(1), Outcome::Done(None)),
@@ -70,7 +70,7 @@ fn malformed_xml_is_detected() {
 
 /// A parser of the subset of XML that the drawings use.
 mod xml {
-    /// Returns the texts between tags, if the document is well-formed.
+    /// Returns the texts between tags, or an error if the document is not well-formed.
     pub(super) fn texts(mut rest: &str) -> Result<Vec<String>, String> {
         let (mut open, mut texts, mut roots) = (Vec::new(), Vec::new(), 0);
         while let Some(at) = rest.find('<') {

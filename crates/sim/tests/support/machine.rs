@@ -1,7 +1,7 @@
 //! A machine that runs litmus programs: send queues, and a scheduler that draws the next event.
 //!
-//! It implements the contract as a hand-written list: for each event, the verbs that must be done before it. It shares
-//! no code with the enumerator. Each of its flaws is one that a NIC, or a model of a NIC, may have.
+//! The machine implements the contract as a hand-written list: for each event, the verbs that must be done before it.
+//! The machine shares no code with the enumerator. Each flaw is one that a NIC, or a model of a NIC, may have.
 
 use farside_sim::litmus::{LINE_WORDS, Op, Outcome, Program, Start, Step};
 use farside_sim::random::Random;
@@ -9,7 +9,7 @@ use farside_sim::random::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     None,
-    /// Lines of one WRITE land in any order, as relaxed ordering allows.
+    /// The lines of one WRITE land in any order, as relaxed ordering allows.
     WriteLinesInAnyOrder,
     // The following flaws are too weak: each produces a forbidden outcome.
     WritesPassWrites,
@@ -34,7 +34,7 @@ pub(crate) enum Flaw {
     OneVerbAtATime,
 }
 
-/// Verb in flight.
+/// Verb that has started and is not done.
 struct Running<'a> {
     actor: usize,
     step: &'a Step,
@@ -122,7 +122,7 @@ fn running<'a>(actor: usize, step: &'a Step, flaw: Flaw, random: &Random) -> Run
     Running { actor, step, left, answer: vec![0; step.op.answer_words()], holds_slot: false }
 }
 
-/// Whether this part of a verb may run now.
+/// Whether the part `part` of the verb `verb` may run now.
 fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
     let this = &all[verb];
     if this.holds_slot {

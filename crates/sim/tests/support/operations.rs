@@ -1,10 +1,11 @@
-//! Hand-written histories: rows with client, call, return, operation and outcome.
+//! Hand-written histories. Each row has a client, a call, a return, an operation and an outcome.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 
-/// `(client, from, to, ask, outcome)`. All times are different; with [`NEVER`] as `to`, the operation has no return.
+/// One operation: `(client, time of the call, time of the return, ask, outcome)`. All times are different. If the time
+/// of the return is [`NEVER`], the operation has no return.
 pub(crate) type Row = (u32, u64, u64, Ask, Outcome);
 
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -31,7 +32,7 @@ pub(crate) fn found_at(tag: u64, version: u64) -> Outcome {
 
 pub(crate) const DONE: Outcome = Outcome::Done(None);
 
-/// Builds the history of one key.
+/// Builds the history of operations on one key.
 pub(crate) fn history(rows: &[Row]) -> History {
     let mut events = Vec::new();
     for (at, &(_, from, to, ..)) in rows.iter().enumerate() {
