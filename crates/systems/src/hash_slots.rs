@@ -7,15 +7,15 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Function that maps a key to its first slot.
+/// Function that maps each key of a table to the key's first slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// Keys are placed by a seeded hash (rapidhash, version 3).
+    /// A seeded hash (rapidhash, version 3) of the key selects the first slot.
     #[default]
     Hashed,
-    /// Keys are placed by a permutation. Keys of 8 bytes are big-endian numbers below the number of slots, and each has
-    /// its own slot: the collision-free layout of the paper's experiments. Keys of other lengths are hashed.
+    /// A permutation: a key of 8 bytes is a big-endian number below the number of slots and has its own slot. This is
+    /// the collision-free layout of the paper's experiments. Other keys are hashed.
     Permuted,
 }
 
@@ -23,9 +23,9 @@ pub enum Placement {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Request {
-    /// Number of items that the table must hold; derived from the quota if absent.
+    /// Number of items that the table must hold; if absent, derived from the quota.
     pub(crate) items: Option<u64>,
-    /// Placement of keys.
+    /// Function that maps keys to first slots.
     pub(crate) placement: Placement,
 }
 
@@ -38,20 +38,20 @@ impl Request {
         })
     }
 
-    /// Number of items that the table must hold. The default is half of the items that fit into the quota.
+    /// Number of items that the table must hold. The default is half of the items that fit into `quota` bytes.
     pub(crate) fn items(&self, quota: u64) -> u64 {
-        /// Assumed bytes of an item if the number of items is not given.
+        /// Assumed bytes of an item, used if the number of items is not given.
         const ITEM_SIZE_ASSUMED: u64 = 512;
         self.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2)
     }
 }
 
-/// Description of a table, as JSON in the catalog.
+/// Description of a table, stored as JSON in the catalog.
 pub trait Spec: DeserializeOwned {
-    /// Number of slots (a power of two), seed of the hash, and placement of keys.
+    /// Returns the number of slots (a power of two), the seed of the hash, and the placement of keys.
     fn slots(&self) -> (u64, u64, Placement);
 
-    /// Bytes of a table with this number of slots; `None` if the length overflows.
+    /// Returns the bytes of a table with this number of slots, or `None` if that number overflows.
     fn table_len(slots: u64) -> Option<u64>;
 }
 
@@ -60,7 +60,7 @@ pub trait Spec: DeserializeOwned {
 pub struct Table<S> {
     /// Description of the table in the catalog.
     pub spec: S,
-    /// Address and length of the table, and the key of its region.
+    /// Address, length and region key of the table.
     pub extent: Extent,
     secrets: RapidSecrets,
 }

@@ -1,10 +1,10 @@
 //! Data structures that clients access with one-sided operations: one module for each system. A module follows its
 //! paper, so that the two can be read together.
 //!
-//! Invariant: a system builds chains with `remote` and depends on no fabric, on no other system, and on no clock except
-//! the one it is given.
+//! Invariant: a system builds chains with the crate `remote`. It depends on no fabric, on no other system, and on no
+//! clock except the one that its caller passes.
 //!
-//! A system is one file, or one folder with the same modules as every other system.
+//! Each system is one file, or one folder with the same modules as every other system's folder.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Plain memory under a key, for micro-benchmarks and tests that measure one op, one chain or one call.
 //!
 //! No paper describes this system. Its operations are the ones that papers time separately (PRISM, figure 1). Each
-//! operation is one chain or one call. The node's CPU answers a call with the bytes of the request. There is no access
-//! control inside the memory: every client with the region's key may write everywhere.
+//! operation is one chain or one call. The node's CPU answers a call with the bytes of the request. The memory has no
+//! access control inside: every client with the region's key may write everywhere.
 //!
 //! ```text
 //! table | slot 16 bytes | x 64 | plain memory, to the end |
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Invariant: no two slots point to the same buffer.
-//! Invariant: a slot has one writer at a time, which knows the slot's content. If another client has changed the slot,
-//! the writer's put fails and changes nothing.
+//! Invariant: a slot has one writer at a time, and this writer knows the slot's content. If another client has changed
+//! the slot, the writer's put fails and changes nothing.
 
 use crate::ready::run_until_ready;
 use crate::store::{self, Members, StoreError};
@@ -42,7 +42,7 @@ const SLOTS_SIZE: u64 = SLOTS * SLOT_SIZE;
 const CHAIN: usize = size_of::<ChainHeader>();
 const OP: usize = size_of::<OpHeader>();
 const ADDR: usize = size_of::<Addr>();
-/// Bytes that a reply has for an op in addition to the op's output.
+/// Number of bytes of each op in a reply, besides the op's output.
 const REPLY_ENTRY: usize = 8;
 
 /// Largest number of bytes that one READ returns.
@@ -56,8 +56,8 @@ pub const PUT_MAX: usize = CHAIN_BYTES_MAX - CHAIN - (OP + 8) - (OP + ADDR) - (O
 /// Largest number of bytes that one [`Raw::echo`] sends and returns.
 pub const ECHO_MAX: usize = CALL_BYTES_MAX - ADDRESS_SIZE;
 
-/// Client of one store. It runs one operation at a time. An offset counts from the first byte of plain memory, which
-/// follows the slots.
+/// Client of one store, which runs one operation at a time. The operations take offsets in bytes from the start of
+/// plain memory, which follows the slots.
 pub struct Raw<F> {
     fabric: F,
     node: NodeId,
@@ -71,7 +71,7 @@ pub struct Raw<F> {
 /// Error of an operation on plain memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RawError {
-    /// The node refused an op.
+    /// The node refused an op with this status.
     Refused(Status),
     /// No buffer was free for 100 ms. Nothing was put.
     OutOfMemory,
@@ -90,12 +90,12 @@ impl<F: Fabric + Clock> Raw<F> {
         store::open::<RawKind, F>(fabric, node, name).await
     }
 
-    /// Bytes of plain memory.
+    /// Size of plain memory in bytes.
     pub fn size(&self) -> u64 {
         self.table.len - SLOTS_SIZE
     }
 
-    /// Reads `len` bytes at `at`, at most [`READ_MAX`]: one READ.
+    /// Reads `len` bytes (at most [`READ_MAX`]) at the offset `at` with one READ.
     ///
     /// # Errors
     /// [`RawError`].
@@ -108,7 +108,8 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(out).map_err(RawError::Refused)
     }
 
-    /// Writes `bytes`, at most [`WRITE_MAX`], to `at`: one WRITE. The bytes are written when the function returns.
+    /// Writes `bytes` (at most [`WRITE_MAX`]) at the offset `at` with one WRITE. The bytes are written when the
+    /// function returns.
     ///
     /// # Errors
     /// [`RawError`].
@@ -124,7 +125,7 @@ impl<F: Fabric + Clock> Raw<F> {
         done(self.reply.last_status())
     }
 
-    /// Replaces `expected` at `at` by `swap`: one CAS of 8 or 16 bytes. Returns the old value.
+    /// Replaces `expected` by `swap` at the offset `at` with one CAS of 8 or 16 bytes. Returns the old value.
     ///
     /// # Errors
     /// [`RawError`].
@@ -140,7 +141,7 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(old).copied().map_err(RawError::Refused)
     }
 
-    /// Adds `addend` to the 8-byte word at `at`: one FETCH-ADD. Returns the old value.
+    /// Adds `addend` to the 8-byte word at the offset `at` with one FETCH-ADD. Returns the old value.
     ///
     /// # Errors
     /// [`RawError`].
@@ -153,7 +154,8 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(old).map(|old| old.get()).map_err(RawError::Refused)
     }
 
-    /// Reads up to `len` bytes of a slot's buffer: one chain that READs the pointer, then READs through it.
+    /// Reads up to `len` bytes of the buffer of a slot, with one chain that READs the slot's pointer and then READs
+    /// through the pointer.
     ///
     /// # Errors
     /// [`RawError`]; also if the slot has no buffer.
@@ -214,7 +216,7 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(out).copied().map_err(RawError::Refused)
     }
 
-    /// Sends `bytes` to the node's CPU, which sends them back: one call.
+    /// Sends `bytes` to the node's CPU, which sends them back, with one call.
     ///
     /// # Errors
     /// [`RawError`].
@@ -360,7 +362,7 @@ struct Plain {
 }
 
 impl<M: Memory> Service<M> for Plain {
-    /// Checks no rights, because a caller gets back only its own bytes.
+    /// Runs any call without a check of rights, because a caller gets back only its own bytes.
     fn call(
         &mut self,
         _memory: &M,

@@ -5,19 +5,19 @@ use farside_remote::{Chain, Fabric, FabricError, NodeId, Reply, Status};
 use std::iter::successors;
 use std::time::Duration;
 
-/// Total pause after which a chain that finds no buffer fails with "out of memory".
+/// Sum of the pauses after which a chain that finds no buffer fails with "out of memory".
 const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
 
 /// Length of the pause before the first retry.
 const BACKOFF_FIRST: Duration = Duration::from_micros(50);
-/// Longest pause. Each pause is twice the one before.
+/// Longest pause before a retry. Each pause is twice as long as the one before.
 const BACKOFF_MAX: Duration = Duration::from_millis(5);
 
 /// Returns the pauses between retries. The store counts as out of memory once their sum reaches
 /// [`OUT_OF_MEMORY_AFTER`].
 ///
-/// The sum of the pauses decides, not a clock: a clock runs on while the machine is suspended, but the node then frees
-/// no buffer. The retries between the pauses take 26 further round trips.
+/// The sum of the pauses decides, not a clock, because a clock continues while the machine is suspended, but the node
+/// then frees no buffer. The retries between the pauses take 26 further round trips.
 pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     let doubling = successors(Some(BACKOFF_FIRST), |&pause| Some((pause * 2).min(BACKOFF_MAX)));
     let mut waited = Duration::ZERO;
@@ -28,8 +28,8 @@ pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     })
 }
 
-/// Runs a chain, and retries it while the node has no free buffer for it. Returns false if the last retry found no
-/// buffer either; no op has run in that case.
+/// Runs a chain, and retries it while the node has no free buffer for the chain. Returns false if the last retry found
+/// no buffer either; no op has run in that case.
 #[inline]
 pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     fabric: &F,
@@ -43,7 +43,7 @@ pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     retry(fabric, node, chain, reply).await
 }
 
-/// Runs a chain once. Returns false if the node has no free buffer for it; no op has run in that case.
+/// Runs a chain once. Returns false if the node has no free buffer for the chain; no op has run in that case.
 #[inline]
 pub(crate) async fn once<F: Fabric>(
     fabric: &F,

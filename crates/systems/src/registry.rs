@@ -50,7 +50,7 @@ macro_rules! registry {
             }
 
             impl<F: Fabric + Clock> $any<F> {
-                /// Opens the store called `name` at `node`, of any kind in this family. Makes one call to the node.
+                /// Opens the store called `name`, of any kind in this family, at `node`. Makes one call to the node.
                 ///
                 /// # Errors
                 /// [`StoreError`]; nothing was changed.
@@ -117,39 +117,39 @@ pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
     all_kinds().into_iter().filter(|kind| !is_for_tests(&**kind)).collect()
 }
 
-/// Constants and functions of a [`System`] as a value, for tables such as [`ALL`].
+/// A system's constants and functions as a value, for tables such as [`ALL`].
 #[derive(Clone, Copy, Debug)]
 pub struct Registered {
-    /// Name of the system: [`System::KIND`].
+    /// The system's [`System::KIND`].
     pub kind: &'static str,
-    /// Name as the paper writes it: [`System::TITLE`].
+    /// The system's [`System::TITLE`].
     pub title: &'static str,
-    /// Cost of the operations in words: [`System::SUMMARY`].
+    /// The system's [`System::SUMMARY`].
     pub summary: &'static str,
-    /// Family of the system: [`System::FAMILY`].
+    /// The system's [`System::FAMILY`].
     pub family: Family,
-    /// Distribution over nodes: [`System::NODES`].
+    /// The system's [`System::NODES`].
     pub nodes: Nodes,
-    /// Whether the system exists for tests only: [`System::FOR_TESTS`].
+    /// The system's [`System::FOR_TESTS`].
     pub for_tests: bool,
-    /// Capabilities that the operations need: [`System::NEEDS`].
+    /// The system's [`System::NEEDS`].
     pub needs: Capabilities,
-    /// Mutants that trials detect: [`System::MUTANTS`].
+    /// The system's [`System::MUTANTS`].
     pub mutants: &'static [Mutant],
-    /// Mutants that trials expose too seldom: [`System::RARE_MUTANTS`].
+    /// The system's [`System::RARE_MUTANTS`].
     pub rare_mutants: &'static [Mutant],
-    /// Work for cost models: [`System::WORK`].
+    /// The system's [`System::WORK`].
     pub work: Work,
-    /// Returns the parameters of a store: [`System::parameters`].
+    /// The system's [`System::parameters`].
     pub parameters: fn(&Sizing) -> String,
-    /// Returns the memory that a store takes: [`System::footprint`].
+    /// The system's [`System::footprint`].
     pub footprint: fn(&Sizing) -> Result<Footprint, SizingError>,
-    /// Returns the shape of a store's table: [`System::shape`].
+    /// The system's [`System::shape`].
     pub shape: fn(&str) -> Option<Shape>,
 }
 
 impl Registered {
-    /// Returns the constants and functions of `S`.
+    /// Returns the constants and functions of the system `S`.
     pub const fn of<S: System>() -> Registered {
         Registered {
             kind: S::KIND,

@@ -1,6 +1,6 @@
-//! Opens stores: fetches their description from the catalog and checks that the client can use them.
+//! Opens stores: fetches a store's description from the catalog and checks that the client can use the store.
 //!
-//! Invariant: nothing here changes a store, so every error means that nothing was changed.
+//! Invariant: no function of this module changes a store, so every error means that nothing was changed.
 
 use crate::registry::{Registered, named};
 use crate::system::{Family, Options, System};
@@ -17,9 +17,9 @@ pub enum StoreError {
     Gone(String),
     /// The fabric lacks a capability that the system needs.
     Lacks {
-        /// Kind of the system.
+        /// Kind of the store's system.
         kind: &'static str,
-        /// Node of the store.
+        /// Node that holds the store.
         node: NodeId,
         /// Capabilities that the system needs.
         needs: Capabilities,
@@ -77,10 +77,10 @@ pub async fn fetch<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<St
     }
 }
 
-/// Like [`fetch`], but requires a store of this kind.
+/// Fetches the description of a store as [`fetch`] does, but requires a store of this kind.
 ///
 /// # Errors
-/// As for [`fetch`]; or the store is of another kind.
+/// The errors of [`fetch`]; or the store is of another kind.
 pub async fn fetch_of<F: Fabric>(
     fabric: &F,
     node: NodeId,
@@ -136,7 +136,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// The members of a store on one node.
+    /// Creates the members of a store that lies on one node.
     pub fn one(node: NodeId, store: Store) -> Members {
         Members { node, store }
     }
@@ -159,7 +159,7 @@ impl Members {
     }
 }
 
-/// Bytes of a buffer that holds `len` bytes, including the node's state for that buffer.
+/// Returns the bytes of a buffer that holds `len` bytes, including the node's state for that buffer.
 pub(crate) fn buffer_bytes(len: usize) -> u64 {
     const STATE_SIZE: u64 = 16;
     u64::from(Class::for_len(len).expect("an item is no longer than the longest buffer").size) + STATE_SIZE
@@ -175,7 +175,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
     use std::time::Duration;
 
-    /// A fabric with these capabilities that must not be used.
+    /// A fabric that has these capabilities. Tests must not send requests over it.
     struct Bare(Capabilities);
 
     impl Fabric for Bare {
@@ -221,7 +221,7 @@ mod tests {
         at_once(AnyKv::of(Bare(has), &members, &options)).map(drop)
     }
 
-    /// Output of a future that never waits.
+    /// Returns the output of a future that never waits.
     fn at_once<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(output) => output,

@@ -9,19 +9,19 @@ use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory};
 
-/// Family of systems with the same operations. All systems of a family implement its trait.
+/// Family of systems with the same operations. All systems of a family implement the same trait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// Key-value stores, with the trait [`crate::kv::Kv`].
+    /// Stores of keys and values, which implement [`crate::kv::Kv`].
     Kv,
-    /// Queues of values, with the trait [`crate::queue::Queue`].
+    /// Stores of values in order, which implement [`crate::queue::Queue`].
     Queue,
-    /// Plain memory for measurements, with the type [`crate::raw::Raw`].
+    /// Plain memory for measurements, which is [`crate::raw::Raw`].
     Memory,
 }
 
 impl Family {
-    /// Name of a store of this family, with its article.
+    /// Noun for a store of this family, with its article.
     pub const fn noun(self) -> &'static str {
         match self {
             Family::Kv => "a key-value store",
@@ -56,11 +56,11 @@ pub enum Nodes {
 /// Size of a store and of its items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizing {
-    /// Number of items that the table must hold; derived from the quota if absent.
+    /// Number of items that the table must hold; if absent, derived from the quota.
     pub items: Option<u64>,
-    /// Bytes of a key.
+    /// Length of a key in bytes.
     pub key_len: usize,
-    /// Bytes of a value.
+    /// Length of a value in bytes.
     pub value_len: usize,
     /// Whether a key of 8 bytes is a number that has its own slot, so that no keys collide.
     pub collision_free: bool,
@@ -79,16 +79,16 @@ impl Sizing {
 pub struct Footprint {
     /// Number of slots of the table.
     pub slots: u64,
-    /// Bytes of the table.
+    /// Size of the table in bytes.
     pub table_bytes: u64,
-    /// Bytes of one item's buffers, including the node's state for them.
+    /// Size in bytes of the buffers of one item, including the node's state for these buffers.
     pub item_bytes: u64,
 }
 
 /// Shape of a table that the system can rebuild.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Number of the table; grows with every rebuild.
+    /// Number of the table (epoch), which grows with every rebuild.
     pub epoch: u64,
     /// Number of slots of the table.
     pub slots: u64,
@@ -98,10 +98,10 @@ pub struct Shape {
     pub is_collision_free: bool,
 }
 
-/// Reason why no store of a given [`Sizing`] is possible.
+/// Reason why no store with a given [`Sizing`] is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizingError {
-    /// No table can hold that number of items.
+    /// No table can hold the requested number of items.
     Items,
     /// The value is too long for a key of the given length. The longest possible value has this number of bytes.
     Value(usize),
@@ -123,7 +123,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// One chain a probe, and no other work.
+    /// Work of a system whose GET runs one chain for each probe, and that has no other work.
     pub const CHAINS: Work =
         Work { chains_per_probe: 1, call_accesses: 0, call_checksummed: |_| 0, get_checksummed: |_, _| 0 };
 }
@@ -135,18 +135,18 @@ pub struct Options {
     pub slot_cache: usize,
 }
 
-/// A system, as the registry describes it.
+/// A system as the registry sees it: constants, and functions that create its parts.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait System: 'static {
-    /// Name in the catalog, in flags and in reports: `prism-kv`.
+    /// Name of the system in the catalog, in flags and in reports: `prism-kv`.
     const KIND: &'static str;
-    /// Name as the paper writes it: `PRISM-KV`.
+    /// Name of the system as its paper writes it: `PRISM-KV`.
     const TITLE: &'static str;
-    /// Cost of the operations, in a few words for help texts.
+    /// Cost of the system's operations, in a few words for help texts.
     const SUMMARY: &'static str;
-    /// Family of the system.
+    /// Family to which the system belongs.
     const FAMILY: Family;
-    /// Distribution of a store over nodes.
+    /// Distribution of the system's stores over nodes.
     const NODES: Nodes = Nodes::One;
     /// Whether the system exists for tests only. If so, no node of `farside` serves it.
     const FOR_TESTS: bool = false;
@@ -157,24 +157,25 @@ pub trait System: 'static {
     const MUTANTS: &'static [Mutant] = &[];
     /// Mutants that trials expose too seldom. Tests of single steps detect these mutants.
     const RARE_MUTANTS: &'static [Mutant] = &[];
-    /// CPU work of clients and service, for cost models.
+    /// CPU work of the system's clients and service, for cost models.
     const WORK: Work = Work::CHAINS;
 
-    /// Client of a store. Implements the trait of the family.
+    /// Type of a client of a store. The type implements the trait of the system's family.
     type Client<F: Fabric + Clock>;
 
-    /// Returns the parameters of a store, in the form that [`System::kind`] takes.
+    /// Returns the parameters of a store of this size, in the form that the system's [`System::kind`] takes.
     fn parameters(sizing: &Sizing) -> String {
         sizing.parameters()
     }
 
-    /// Returns the memory that a store takes.
+    /// Returns the memory that a store of this size takes.
     ///
     /// # Errors
     /// No store of this size is possible.
     fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError>;
 
-    /// Shape of the table that these catalog parameters describe; `None` if the system cannot rebuild tables.
+    /// Returns the shape of the table that these catalog parameters describe, or `None` if the system cannot rebuild
+    /// tables.
     fn shape(_parameters: &str) -> Option<Shape> {
         None
     }

@@ -10,7 +10,7 @@ use farside_fabrics::session::packet;
 use farside_sim::network::{Address, Event, What};
 use serde::Serialize;
 
-/// Callback that receives each line.
+/// Callback that receives each line of JSON.
 pub type Lines = Box<dyn FnMut(&str)>;
 
 #[derive(Serialize)]
@@ -29,7 +29,7 @@ struct Line<'a> {
     carries: Option<String>,
 }
 
-/// Passes a line for each later event to `lines`.
+/// Passes a line for each later event of the network to `lines`.
 pub(crate) fn record(scene: &Scene, mut lines: Lines) {
     if scene.drawn.carrier == Carrier::Direct {
         return; // There are no packets.

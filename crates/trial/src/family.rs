@@ -1,5 +1,5 @@
 //! The interface through which trials use a family of systems: the operations that clients draw, how a system carries
-//! them out, and the properties that must hold.
+//! out these operations, and the properties that must hold.
 //!
 //! All other parts of a trial are generic over families. To add a family, add a file to this folder and a line to
 //! [`crate::systems`].
@@ -17,36 +17,37 @@ use farside_sim::random::Random;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
 
-/// Outcome of an operation of a family.
+/// Type of the outcomes of a family's operations.
 pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
 
-/// A system of a family under trial, with the options that a seed has drawn for it.
+/// A system under trial, with the options that a seed has drawn for the system.
 pub(crate) trait Family: Sized + 'static {
-    /// An operation. Its outcome is `Ask::Outcome`.
+    /// Type of the family's operations. The type of their outcomes is `Ask::Outcome`.
     type Ask: Written;
-    /// Client of one store.
+    /// Type of a client of one store.
     type Client;
-    /// Checker of the family's histories.
+    /// Type of the checker of the family's histories.
     type Checker: Checker<Ask = Self::Ask>;
 
     /// Whether a client may run in a node's process.
     const MAY_LIVE_AT_NODE: bool = false;
 
-    /// Creates the system with drawn options. `drawn` is not complete yet: the fields that are drawn later are zero.
+    /// Creates the system with options that it draws. `drawn` is not complete yet: the fields that are drawn later are
+    /// zero.
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Self;
 
-    /// One in this many operations makes the node rebuild the store's structure. None if 0.
+    /// Returns how often the node rebuilds the store's structure: after one in this many operations, or never if 0.
     fn rebuild_one_in(&self, _random: &Random) -> u64 {
         0
     }
 
-    /// Returns the options that were drawn, for reports.
+    /// Options that the seed has drawn for the system, for reports.
     fn options(&self) -> Vec<Choice>;
 
-    /// Returns the parameters with which the store is created.
+    /// Parameters with which the node creates the store.
     fn parameters(&self) -> String;
 
-    /// Draws parameters for rebuilding the store.
+    /// Draws parameters with which the node rebuilds the store.
     fn rebuilt(&self, _random: &Random) -> String {
         unreachable!("stores of this family are never rebuilt")
     }
@@ -54,19 +55,19 @@ pub(crate) trait Family: Sized + 'static {
     /// Whether clients use chains only and never call the store's service.
     fn is_one_sided(&self) -> bool;
 
-    /// Returns the phases of a system's protocol.
+    /// Phases of the protocol of `system`.
     fn phases(system: System) -> &'static Phases;
 
-    /// Returns the checker of histories.
+    /// Returns the checker of the family's histories.
     fn checker(&self) -> Self::Checker;
 
-    /// Opens the store `name`.
+    /// Opens the store `name` at `node` over `fabric`, and returns a client of the store.
     async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Self::Client, Failure>;
 
-    /// Draws the client's next operation and its key.
+    /// Draws the client's next operation and the operation's key.
     fn draw(&self, scene: &Scene, client: &mut Self::Client) -> (u64, Self::Ask);
 
-    /// Carries out an operation on a key. `who` is the client's number.
+    /// Carries out an operation on a key. `who` is the number of the client that runs it.
     async fn perform(
         &self,
         scene: &Scene,
@@ -76,41 +77,41 @@ pub(crate) trait Family: Sized + 'static {
         ask: &Self::Ask,
     ) -> Result<OutcomeOf<Self>, Failure>;
 
-    /// Called after each operation. May try a forbidden access, which the history does not record.
+    /// Runs after each operation. May try a forbidden access, which the history does not record.
     async fn trespass(&self, _scene: &Scene, _client: &mut Self::Client) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Returns operations that read every key.
+    /// Returns operations that together read every key.
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Self::Ask)>;
 
     /// Checks further properties of a store after the faults have ended.
     ///
     /// # Errors
-    /// Returns the violated property.
+    /// Returns a description of the violated property.
     async fn audit(&self, _scene: &Scene, _node: &Node, _store: &str) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Failed operation.
+/// Error of an operation that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// Whether the operation may have been carried out.
+    /// Whether the failed operation may have been carried out.
     pub(crate) ran: Ran,
     pub(crate) kind: FailureKind,
-    /// Text of the error.
+    /// Text of the operation's error.
     pub(crate) message: String,
 }
 
 /// Kind of a failure: its consequence for the store and the session.
 #[derive(Debug, PartialEq)]
 pub(crate) enum FailureKind {
-    /// The store had no buffer left.
+    /// The store had no free buffer.
     OutOfMemory,
     /// The operation failed, and the session is still usable.
     Declined,
-    /// The client was denied an access. This is a violation unless the store has been dropped.
+    /// The node denied the client an access. This is a violation unless the store has been dropped.
     Refused,
     /// The failure must not happen under any fault.
     Wrong,

@@ -1,7 +1,7 @@
 //! Requests in flight: the phase of each in its protocol, and the faults that have struck it there.
 //!
-//! Invariant: a fault is counted for a phase only if it struck a client with a request of that phase in flight. It is
-//! counted for the idle phase only if the client had no request in flight.
+//! Invariant: a fault is counted for a phase only if it struck a client with a request of that phase in flight. A
+//! fault is counted for the idle phase only if the client had no request in flight.
 
 use crate::{Carrier, Scene, mishaps};
 use farside_remote::clock::Clock;
@@ -16,9 +16,9 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Phase of a protocol.
+/// Phase of a system's protocol.
 pub struct Phase {
-    /// Name in reports.
+    /// Name of the phase in reports.
     pub name: &'static str,
     /// Whether requests of this phase allocate buffers.
     pub allocates: bool,
@@ -40,7 +40,7 @@ impl Phase {
     }
 }
 
-/// Phases of a protocol. The first is idle: no request is in flight.
+/// Phases of a system's protocol. The first phase is idle: no request is in flight.
 pub struct Phases {
     /// All phases, at most 32.
     pub all: &'static [Phase],
@@ -52,13 +52,13 @@ pub struct Phases {
 /// Index of the idle phase.
 pub(crate) const IDLE: usize = 0;
 
-/// A request.
+/// A request of a client: a chain, or a call to a service.
 pub(crate) enum Request<'a> {
     Chain(ChainView<'a>),
     Call(ServiceId),
 }
 
-/// Whether a fault can strike within a phase over one of `carriers`.
+/// Returns whether a fault can strike within a phase over one of `carriers`.
 pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
     carriers.iter().any(|carrier| carrier.can_have(fault)) && (fault != Fault::Exhaustion || phase.allocates)
 }
@@ -73,7 +73,7 @@ impl Matrix {
         Matrix(vec![vec![0; phases]; Fault::ALL.len()])
     }
 
-    /// Adds the counts of another run.
+    /// Adds the numbers of another trial's matrix to this matrix.
     pub fn add(&mut self, other: &Matrix) {
         if self.0.is_empty() {
             *self = Matrix::new(other.0.first().map_or(0, Vec::len));
@@ -88,14 +88,14 @@ impl Matrix {
     }
 }
 
-/// A client, and the site to which its request goes.
+/// The number of a client, and the number of the site to which the client's request goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     client: u32,
     site: usize,
 }
 
-/// All requests in flight.
+/// All requests in flight, and the faults that have struck within each phase.
 pub(crate) struct Flights {
     phases: &'static Phases,
     now: RefCell<Vec<(u64, Place, usize)>>,
@@ -134,7 +134,7 @@ impl Flights {
         self.now.borrow_mut().retain(|(flight, ..)| *flight != number);
     }
 
-    /// Counts a fault that strikes a client at one site, or at all sites if `None`.
+    /// Counts a fault that strikes a client at one site, or at all sites if `site` is `None`.
     fn strike(&self, fault: Fault, client: u32, site: Option<usize>) {
         let is_struck = |place: &Place| place.client == client && site.is_none_or(|site| place.site == site);
         let now = self.now.borrow();
@@ -147,7 +147,7 @@ impl Flights {
         (0..row.len()).filter(|phase| struck >> phase & 1 == 1).for_each(|phase| row[phase] += 1);
     }
 
-    /// Counts a fault that strikes a single request of the phase.
+    /// Counts a fault that strikes a single request of this phase.
     pub(crate) fn strike_phase(&self, fault: Fault, phase: usize) {
         self.matrix.borrow_mut().0[fault as usize][phase] += 1;
     }
@@ -172,18 +172,18 @@ pub(crate) fn note(scene: &Scene, fault: Fault, target: Target) {
     }
 }
 
-/// Fabric that one task uses. It records the task's requests in flight.
+/// Fabric that one task uses. The fabric records the task's requests in flight.
 #[derive(Clone)]
 pub(crate) struct Tracked {
     inner: AnyFabric,
     lane: Rc<Lane>,
 }
 
-/// State of a task's requests.
+/// State of the operation that a task carries out, and of its requests.
 struct Lane {
     scene: Rc<Scene>,
     place: Place,
-    /// Bitmask of the phases that the operation has passed. `last` is the latest of these phases.
+    /// Bitmask of the phases that the operation's requests have had. `last` is the latest of these phases.
     seen: Cell<u32>,
     last: Cell<usize>,
     /// The await at which the operation's future is to be dropped, if any.
@@ -191,7 +191,7 @@ struct Lane {
     is_cancelled: Cell<bool>,
 }
 
-/// The await at which an operation's future is dropped.
+/// Plan to drop an operation's future at one of its awaits.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     /// Number of the operation's requests that complete before this await.
@@ -218,7 +218,8 @@ impl Tracked {
         Tracked { inner, lane: Rc::new(lane) }
     }
 
-    /// Carries out an operation. Returns `None` if `plan` had the operation's future dropped before it completed.
+    /// Carries out an operation. Returns `None` if the task's plan dropped the operation's future before the future
+    /// completed.
     pub(crate) async fn carry_out<T>(
         &self,
         plan: Option<Plan>,
@@ -239,7 +240,8 @@ impl Tracked {
         outcome
     }
 
-    /// Waits for a request. If the plan drops the operation at this request, never completes.
+    /// Waits for a request. If the task's plan drops the operation at this request, the returned future never
+    /// completes.
     async fn or_cancelled<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
         let lane = &self.lane;
         let Some(Plan { requests, polls }) = lane.plan.get() else { return request.await };
@@ -262,7 +264,7 @@ impl Tracked {
         .await
     }
 
-    /// Returns the phase of the task's last request.
+    /// Phase of the task's last request.
     pub(crate) fn last_phase(&self) -> usize {
         self.lane.last.get()
     }

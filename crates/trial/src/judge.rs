@@ -13,10 +13,10 @@ use std::fmt::{self, Write};
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::Once;
 
-/// Verdict on a trial.
+/// Verdict on a trial, from the violations and the check of its history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The family allows the history, and no other violation was found.
+    /// The family's specification allows the history, and no other violation was found.
     Good,
     /// No other violation was found; the history was not checked.
     NotChecked,
@@ -27,7 +27,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the verdict's name in reports.
+    /// Name of the verdict in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Verdict::Good => "good",
@@ -46,9 +46,9 @@ pub struct Judged {
     pub seed: u64,
     /// Outcome of the trial, or `None` if it panicked.
     pub report: Option<Report>,
-    /// The verdict.
+    /// The verdict on the trial.
     pub verdict: Verdict,
-    /// The violations, and what could not be decided.
+    /// The violations, and the reasons why parts of the history could not be decided.
     pub reasons: Vec<String>,
     /// The operations that show the history's violation, if any.
     pub window: Option<Window>,
@@ -59,7 +59,7 @@ pub fn judge(setup: &Setup, seed: u64, check: bool) -> Judged {
     judge_recorded(setup, seed, check, None)
 }
 
-/// As [`judge`], and passes the network's events to `events`.
+/// Judges a trial as [`judge`] does, and passes the network's events to `events`.
 pub fn judge_recorded(setup: &Setup, seed: u64, check: bool, events: Option<events::Lines>) -> Judged {
     let mut judged = Judged {
         setup: setup.clone(),
@@ -157,12 +157,12 @@ fn names(faults: &[Fault]) -> String {
 thread_local! {
     /// Whether this thread's panics are caught as findings.
     static IS_CATCHING: Cell<bool> = const { Cell::new(false) };
-    /// The first panic that was caught. Later panics, during unwinding, only follow from it.
+    /// The first panic that was caught. Panics during unwinding are not kept, because the first panic causes them.
     static CAUGHT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Returns the result of `run`. If `run` panics, prints nothing, and returns the panic's message and location as the
-/// error.
+/// Returns the result of `run`. If `run` panics, this function prints nothing, and returns the panic's message and
+/// location as the error.
 ///
 /// # Errors
 /// `run` panicked.

@@ -1,10 +1,10 @@
-//! Killing seeds. The file of a system has one for each of its mutants: a seed whose trial exposes the mutant, and that
-//! the correct code passes.
+//! Killing seeds. Each system has a file with one killing seed for each of its mutants: a seed whose trial exposes the
+//! mutant and that the correct code passes.
 //!
 //! Each line is `MUTANT SEED`; lines that begin with `#` are comments. A change that alters the order of a trial's
 //! draws can make seeds useless: `cargo xtask sim --mutants --write-kills` searches for new ones.
 
-/// Parses the lines of a file.
+/// Parses the lines of a kills file. Returns pairs of a mutant's name and a seed.
 ///
 /// # Errors
 /// Returns the first invalid line.
@@ -17,8 +17,8 @@ pub fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
     lines.map(|line| kill(line).ok_or(format!("invalid line '{line}': write `MUTANT SEED`"))).collect()
 }
 
-/// Replays a system's kills on this thread, each with its mutant and with the correct code. Returns for each mutant the
-/// reason why it was killed, or, as the error, the reason why its line is wrong.
+/// Replays a system's kills on this thread, each with its mutant and with the correct code. Returns for each mutant's
+/// name the reason why the mutant was killed, or, as the error, the reason why the mutant's line is wrong.
 #[cfg(farside_mutants)]
 pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Result<String, String>)> {
     use crate::judge::Verdict;

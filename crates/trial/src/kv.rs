@@ -1,4 +1,4 @@
-//! The family of key-value stores: every key is a register.
+//! The family of key-value stores. Each key of a store is a register.
 
 use crate::family::{Failure, FailureKind, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};
@@ -16,7 +16,7 @@ use farside_systems::kv::{Kv as _, Version as Installed};
 use farside_systems::registry::{self, AnyKv, Registered};
 use farside_systems::system::{Options, Sizing};
 
-/// A key-value system, with the options that a seed has drawn for it.
+/// A key-value system, with the options that a seed has drawn for the system.
 pub(crate) struct Kv {
     system: &'static Registered,
     sizes: Sizes,
@@ -31,15 +31,15 @@ pub(crate) struct Sizes {
     items: u64,
     /// Maximum length of a value in bytes, except for large values.
     value_max: u64,
-    /// One in this many values is large. None if 0.
+    /// One in this many values is large; none is if 0.
     large_one_in: u64,
     /// Number of slots that each client caches.
     slot_cache: usize,
 }
 
 impl Sizes {
-    /// Draws the sizes. `of_large` lists the phases that occur only for large values; it is `None` if the system has no
-    /// large values.
+    /// Draws the sizes. `of_large` lists the phases that occur only for large values. It is `None` if the system has
+    /// no large values.
     pub(crate) fn drawn(drawn: &Drawn, of_large: Option<&[usize]>, random: &Random) -> Sizes {
         let has_focus = drawn.focus.is_some_and(|focus| of_large.is_some_and(|large| large.contains(&focus)));
         let large_one_in = match (has_focus, of_large) {
@@ -55,7 +55,7 @@ impl Sizes {
         }
     }
 
-    /// Draws a new value.
+    /// Draws the size of a new value, and returns the value.
     pub(crate) fn value(&self, scene: &Scene) -> Value {
         let (tag, random) = (scene.next_tag(), scene.world.random());
         let len = if random.one_in(self.large_one_in) {
@@ -78,13 +78,13 @@ impl Sizes {
     }
 }
 
-/// Client of the system under trial, and the last version that it has seen, together with the version's key.
+/// Client of the system under trial. `seen` is the key and the version that the client has seen last.
 pub(crate) struct Client {
     kv: AnyKv<Tracked>,
     seen: Option<(u64, Installed)>,
 }
 
-/// Phases of PRISM-KV that occur for large values only.
+/// Indices of the phases of PRISM-KV that occur for large values only.
 const PART: usize = 2;
 const SWING: usize = 4;
 
@@ -271,7 +271,7 @@ impl Family for Kv {
     }
 }
 
-/// Returns the failure of a get that has read bytes which are no value of the trial.
+/// Returns the failure of a get that has read bytes which are no value of the trial. This is a violation.
 pub(crate) fn unknown_bytes(key: u64) -> Failure {
     let message = format!("a get of key {key} read bytes that no client has put");
     Failure { ran: Ran::No, kind: FailureKind::Wrong, message }

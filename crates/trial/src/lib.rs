@@ -3,7 +3,7 @@
 //!
 //! The seed determines everything that the setup leaves open: the number of clients, their carrier, their operations,
 //! and when processes are paused and killed. The module `family` holds the differences between families of systems. No
-//! other module here depends on a particular family.
+//! other module of this crate depends on a particular family, except those that implement one.
 //!
 //! Invariant: the same setup and seed give the same history.
 
@@ -43,7 +43,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 
-/// How clients reach the node.
+/// How the chains of clients reach the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// The clients' CPUs run chains on the node's memory, as over `shm`.
@@ -58,7 +58,7 @@ impl Carrier {
     /// All carriers.
     pub const ALL: [Carrier; 3] = [Carrier::Direct, Carrier::Datagrams, Carrier::Connections];
 
-    /// Returns the carrier's name in flags and reports.
+    /// Name of the carrier in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Carrier::Direct => "direct",
@@ -72,7 +72,7 @@ impl Carrier {
         Carrier::ALL.into_iter().find(|carrier| carrier.name() == name)
     }
 
-    /// Whether `fault` can strike over this carrier.
+    /// Whether `fault` can strike clients that use this carrier.
     pub const fn can_have(self, fault: Fault) -> bool {
         match fault {
             Fault::Loss | Fault::Duplicate | Fault::Reorder => matches!(self, Carrier::Datagrams),
@@ -88,7 +88,7 @@ impl Carrier {
 pub struct Setup {
     /// The system under trial.
     pub system: System,
-    /// How clients reach the node.
+    /// How clients reach the nodes.
     pub carrier: Option<Carrier>,
     /// Number of nodes. Each node has its own store, and every client uses all stores. Default: 1.
     pub nodes: Option<u32>,
@@ -98,12 +98,12 @@ pub struct Setup {
     pub keys: Option<u64>,
     /// Number of operations of all clients together.
     pub operations: Option<u32>,
-    /// Faults that may strike. Each seed draws a subset.
+    /// Faults that may strike. Each seed draws a subset of these faults.
     pub faults: Vec<Fault>,
 }
 
 impl Setup {
-    /// A setup that leaves everything to the seed, with every fault.
+    /// Creates a setup that leaves everything to the seed, with every fault.
     pub fn of(system: System) -> Setup {
         Setup {
             system,
@@ -116,22 +116,22 @@ impl Setup {
         }
     }
 
-    /// Returns the carriers that a seed may draw.
+    /// Carriers that a seed may draw for this setup.
     pub fn carriers(&self) -> Vec<Carrier> {
         self.carrier.map_or(Carrier::ALL.to_vec(), |carrier| vec![carrier])
     }
 }
 
-/// Values that a seed has drawn for a setup. Every family has them.
+/// Values that a seed has drawn for a setup. These values exist for every family.
 #[derive(Clone, Debug)]
 pub struct Drawn {
     /// How the clients reach the nodes.
     pub carrier: Carrier,
-    /// See [`Setup::nodes`].
+    /// Number of nodes; see [`Setup::nodes`].
     pub nodes: u32,
-    /// Number of clients, and in `tasks` the number of concurrent operations of each client at each node.
+    /// Number of clients.
     pub clients: u32,
-    /// See [`Drawn::clients`].
+    /// Number of concurrent operations of each client at each node.
     pub tasks: u32,
     /// Number of keys that the clients share.
     pub keys: u64,
@@ -141,26 +141,26 @@ pub struct Drawn {
     pub operations: u32,
     /// Faults that may strike, a subset of [`Setup::faults`].
     pub faults: Vec<Fault>,
-    /// Quota of a store in MiB.
+    /// Quota in MiB of each store.
     pub quota_mib: u64,
-    /// Phase within which faults strike, if any. On average, one in `within_one_in` requests of this phase is struck.
+    /// Index of the phase within which faults strike, if any.
     pub focus: Option<usize>,
-    /// See [`Drawn::focus`].
+    /// One in this many requests of the phase [`Drawn::focus`] is struck, on average.
     pub within_one_in: u64,
-    /// One in this many operations is cancelled: its future is dropped at one of its awaits. None if 0.
+    /// One in this many operations is cancelled: its future is dropped at one of its awaits. None is cancelled if 0.
     pub drop_one_in: u64,
     /// Client that runs in the first node's process and dies with it, if any.
     pub resident: Option<u32>,
     /// One in this many operations triggers a fault of a process, host or store.
     pub mishap_one_in: u64,
-    /// One in this many operations makes the node rebuild the store's structure. None if 0.
+    /// One in this many operations makes the node rebuild the store's structure; none does if 0.
     pub rebuild_one_in: u64,
-    /// One in this many operations makes the node scan for leaked buffers. None if 0.
+    /// One in this many operations makes the node scan for leaked buffers; none does if 0.
     pub scan_one_in: u64,
 }
 
 impl Drawn {
-    /// Draws all values, and the family's options.
+    /// Draws all values, and creates the family's system with drawn options.
     fn new<F: Family>(setup: &Setup, random: &Random) -> (Drawn, F) {
         let carrier = Carrier::ALL[random.below(3) as usize];
         let carrier = setup.carrier.unwrap_or(carrier);
@@ -221,29 +221,29 @@ pub struct Report {
     pub record: Box<dyn Recorded>,
     /// Number of times that each fault has struck.
     pub struck: Rc<Struck>,
-    /// Phases of the system's protocol. `matrix` has the number of times that each fault has struck within each phase.
+    /// Phases of the system's protocol.
     pub phases: &'static Phases,
-    /// See [`Report::phases`].
+    /// Number of times that each fault has struck within each of `phases`.
     pub matrix: Matrix,
-    /// Counters of memory accesses.
+    /// Numbers of memory accesses and of torn reads.
     pub seen: Seen,
-    /// Counters of notable outcomes of operations.
+    /// Numbers of notable outcomes of operations.
     pub counts: Counts,
-    /// Number of events of the world. `lasted` is its duration in virtual nanoseconds.
+    /// Number of events of the trial's world.
     pub events: u64,
-    /// See [`Report::events`].
+    /// Virtual duration of the trial in nanoseconds.
     pub lasted: Nanos,
-    /// First violation found by the trial itself, without its checker, if any.
+    /// First violation that the trial itself found, without the history's checker; `None` if it found no violation.
     pub violation: Option<String>,
 }
 
 /// Option that a seed has drawn for a system.
 pub struct Choice {
-    /// Name in JSON.
+    /// Name of the option in JSON.
     pub name: &'static str,
-    /// Value in JSON.
+    /// Value of the option in JSON.
     pub value: serde_json::Value,
-    /// Name and value as text, in the terms of the flags and the guide.
+    /// Name and value of the option as text, in the terms of the flags and the guide.
     pub words: String,
 }
 
@@ -253,34 +253,34 @@ impl Choice {
     }
 }
 
-/// A history of any family, with its checker.
+/// A history of any family, with the family's checker.
 pub trait Recorded {
-    /// Number of operations.
+    /// Number of operations in the history.
     fn operations(&self) -> usize;
-    /// See [`History::digest`].
+    /// Digest of the history; see [`History::digest`].
     fn digest(&self) -> u64;
     /// Writes the history as JSON lines.
     ///
     /// # Errors
     /// Returns the errors of `out`.
     fn write(&self, out: &mut dyn io::Write) -> io::Result<()>;
-    /// See [`Checker::PROPERTY`].
+    /// Property of a good history, as a sentence; see [`Checker::PROPERTY`].
     fn property(&self) -> &'static str;
-    /// Checks the history.
+    /// Checks the history with the family's checker.
     fn check(&self) -> Judgement;
 }
 
 /// Result of checking a history.
 pub struct Judgement {
-    /// The violations, each described in one sentence.
+    /// The violations of the family's specification, one sentence for each.
     pub violated: Vec<String>,
     /// One sentence for each part of the history that could not be decided, with the reason.
     pub undecided: Vec<String>,
-    /// The operations that show the violation.
+    /// Drawing of the operations that show the violation, if any.
     pub window: Option<Window>,
 }
 
-/// Drawing of the operations that show a violation.
+/// Drawings of the operations that show a violation.
 pub struct Window {
     /// The drawing as text for a terminal.
     pub text: String,
@@ -317,27 +317,27 @@ impl<F: Family> Recorded for Record<F> {
     }
 }
 
-/// Counters of notable outcomes.
+/// Numbers of notable outcomes in a trial.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Number of sessions opened.
     pub sessions: u64,
-    /// Operations that may or may not have been carried out.
+    /// Number of operations that may or may not have been carried out.
     pub unknown: u64,
-    /// Number of operations that were cancelled by dropping their futures.
+    /// Number of operations cancelled by dropping their futures.
     pub given_up: u64,
-    /// Operations that failed because the store had no memory left.
+    /// Number of operations that failed because the store had no memory left.
     pub out_of_memory: u64,
-    /// Operations that were refused, or lost before they ran.
+    /// Number of operations that were refused, or lost before they ran.
     pub failed: u64,
     /// Number of conditional puts that conflicted.
     pub conflicts: u64,
-    /// Tables that the last store's rebuilds have replaced.
+    /// Number of tables that the last store's rebuilds have replaced.
     pub rebuilds: u64,
 }
 
-/// Maximum duration of a trial: the larger of `LASTS_MAX` and [`OPERATION_LASTS_MAX`] per operation. An operation takes
-/// 30 ms on average if every sixth operation of a single client triggers a fault.
+/// The maximum virtual duration of a trial is the larger of this one and [`OPERATION_LASTS_MAX`] per operation. An
+/// operation takes 30 ms on average if every sixth operation of a single client triggers a fault.
 const LASTS_MAX: Nanos = 60 * SECONDS;
 const OPERATION_LASTS_MAX: Nanos = 100 * MILLIS;
 
@@ -351,29 +351,29 @@ struct Scene {
     flights: Flights,
     counts: Cell<Counts>,
     violation: RefCell<Option<String>>,
-    /// Number of operations still to start.
+    /// Number of operations that no client has started yet.
     left: Cell<u32>,
-    /// The process, clock and host of each client.
+    /// The process of each client. `clocks` and `hosts` have each client's clock and host.
     clients: RefCell<Vec<Option<ProcessId>>>,
     clocks: RefCell<Vec<Option<ProcessClock>>>,
     hosts: Vec<HostId>,
-    /// Tag of the last written value. No two writes have the same tag.
+    /// Tag of the last written value. No two writes of a trial have the same tag.
     tags: Cell<u64>,
     kind: &'static str,
-    /// Parameters with which a store is created, and a function that draws parameters for a rebuild.
+    /// Parameters with which a store is created. `rebuilt` draws parameters for a rebuild.
     parameters: String,
     rebuilt: Box<dyn Fn(&Random) -> String>,
 }
 
-/// A node, the faults that may strike there, and the node's store that clients use.
+/// A node, the faults that may strike this node and its clients, and the node's store that clients use.
 struct Site {
     index: usize,
     node: Node,
     faults: Vec<Fault>,
-    /// Number of the store that clients use. A new store has a new number, and so a new name; in the history, its keys
-    /// are new keys.
+    /// Number of the store that clients use. A new store has a new number, and therefore a new name. In the history,
+    /// the keys of a new store are new keys.
     store: Cell<u32>,
-    /// Whether a client has opened that store, which proves that it exists.
+    /// Whether a client has opened the store with the number `store`, which proves that the store exists.
     is_opened: Cell<bool>,
 }
 
@@ -388,7 +388,7 @@ impl Site {
     }
 }
 
-/// A trial of one family's system.
+/// A trial of one family's system, with its recorded history.
 struct Trial<F: Family> {
     scene: Rc<Scene>,
     family: Rc<F>,
@@ -433,12 +433,12 @@ fn name_of(store: u32) -> String {
     format!("s{store}")
 }
 
-/// Runs a trial. Passes the network's events to `events`, if given; this does not change the run.
+/// Runs a trial. Passes the network's events to `events`, if given; this does not change the trial.
 pub fn run(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     setup.system.run(setup, seed, events)
 }
 
-/// Runs a trial of a system of family `F`.
+/// Runs a trial of a system of the family `F`.
 fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     let world = World::new(seed);
     let (drawn, family) = Drawn::new::<F>(setup, world.random());
@@ -516,7 +516,8 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
 }
 
-/// Starts a node. All faults of the trial may strike a single node; each of several nodes draws a subset of the faults.
+/// Starts a node. All faults of the trial may strike a single node. Each of several nodes draws a subset of the
+/// faults.
 fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
     let random = world.random();
     let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));
@@ -537,20 +538,20 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
 }
 
-/// Draws the skew of a clock in ppm. A positive skew means that the clock runs faster than the world's.
+/// Draws the skew of a clock in parts per million. A positive skew means that the clock runs faster than the world's.
 fn skew(faults: &[Fault], random: &Random) -> i64 {
     if faults.contains(&Fault::ClockSkew) { random.below(400_000) as i64 - 200_000 } else { 0 }
 }
 
-/// Makes the node create the next store after the present store is lost.
+/// Makes the node create the site's next store, after the present store is lost.
 fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.store.set(site.store.get() + 1);
     site.is_opened.set(false);
     create_store(scene, site);
 }
 
-/// Makes the node create the store, and repeats the request until a client has opened the store. A request can fail:
-/// the node may die, or have no space while it is still dropping the previous store.
+/// Makes the node create the site's store, and repeats the request until a client has opened the store. A request can
+/// fail: the node may die, or may have no space while it is still dropping the previous store.
 fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.ask(Ask::CreateStore {
         name: site.store_name(),
@@ -570,7 +571,7 @@ fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     });
 }
 
-/// Returns the rates of message faults at a node.
+/// Returns the fault rates of messages to and from the site's node.
 fn rates(site: &Site) -> FaultRates {
     let one_in = |fault: Fault, often: u64| if site.faults.contains(&fault) { often } else { 0 };
     let typical = FaultRates::TYPICAL;
@@ -584,8 +585,8 @@ fn rates(site: &Site) -> FaultRates {
     }
 }
 
-/// Speed of memory accesses of clients that run chains themselves.
+/// Speed of memory accesses by clients that run chains themselves.
 const PACE: Pace = Pace::CPU;
 
-/// Usual delay after which a client retries to reach a node.
+/// Usual delay, in nanoseconds, after which a client tries again to reach a node.
 const AGAIN: Nanos = MILLIS;

@@ -7,10 +7,10 @@ use farside_sim::fault::{Fault, FaultRates, OUTAGE, Target};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
-/// Usual length of the period before a client's death in which all the client's messages are delayed.
+/// Usual length, in nanoseconds, of the period before a client's death in which all the client's messages are delayed.
 const LAST_WORDS: Nanos = 100 * MICROS;
 
-/// Faults of processes, hosts and stores, which strike at random times. Single messages have faults of their own.
+/// Faults that strike processes, hosts and stores at random times. `FaultRates` has the faults of single messages.
 const EVENTS: [Fault; 8] = [
     Fault::Partition,
     Fault::OneWayPartition,
@@ -22,15 +22,15 @@ const EVENTS: [Fault; 8] = [
     Fault::Revocation,
 ];
 
-/// Usual delay from an operation to the fault that it triggers.
+/// Usual delay, in nanoseconds, from an operation to the fault that the operation triggers.
 const SOON: Nanos = 20 * MICROS;
 
-/// Turns the message faults on.
+/// Sets the fault rates of messages at every node.
 pub(crate) fn begin(scene: &Scene) {
     scene.sites.iter().for_each(|site| scene.network.set_fault_rates_of(site.node.host(), rates(site)));
 }
 
-/// Called when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after.
+/// Runs when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after.
 /// Because operations trigger faults, the faults strike working clients and do not pile up while clients cannot work.
 pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
     let (drawn, random) = (&scene.drawn, scene.world.random());
@@ -68,7 +68,7 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
-/// Called when a request of `phase` starts or, for the idle phase, when a client has no request in flight. With the
+/// Runs when a request of `phase` starts or, for the idle phase, when a client has no request in flight. With the
 /// drawn probability, a fault strikes the request, and possibly other requests too. Returns whether a fault strikes.
 ///
 /// Once a phase has been struck ten times per operation of the trial, this function no longer strikes it. Without this
@@ -102,7 +102,7 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     true
 }
 
-/// Faults that occur without this module: other modules trigger them.
+/// Faults that strike without being triggered by this module.
 const BY_THEMSELVES: [Fault; 2] = [Fault::ClockSkew, Fault::Exhaustion];
 
 fn soon(scene: &Rc<Scene>, site: &Rc<Site>, happen: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static) {
@@ -191,8 +191,8 @@ fn take_down(
     scene.world.at(scene.world.now() + after, move || bring_up(&theirs, &site));
 }
 
-/// Starts the node's next process, which recovers the memory of the last one. This process may itself die during
-/// recovery.
+/// Starts the node's next process, which recovers the memory of the node's last process. The next process may itself
+/// die during recovery.
 fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.restart();
     let random = scene.world.random();
@@ -208,8 +208,8 @@ fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
-/// Kills the processes that ran chains on the node's memory themselves: they must be dead before another process serves
-/// this memory.
+/// Kills the processes that ran chains on the node's memory themselves. They must be dead before another process
+/// serves this memory.
 fn end_runners(scene: &Rc<Scene>) {
     if scene.drawn.carrier == Carrier::Direct {
         let processes: Vec<ProcessId> = scene.clients.borrow().iter().flatten().copied().collect();

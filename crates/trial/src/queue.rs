@@ -1,4 +1,4 @@
-//! The family of queues: every store is one queue.
+//! The family of queues. Each store is one queue.
 
 use crate::family::{Failure, FailureKind, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};
@@ -14,11 +14,11 @@ use farside_systems::queue::{Queue as _, QueueError};
 use farside_systems::registry::{self, AnyQueue, Registered};
 use farside_systems::system::{Options, Sizing};
 
-/// A queue system, with the options that a seed has drawn for it.
+/// A queue system, with the options that a seed has drawn for the system.
 pub(crate) struct Queue {
     system: &'static Registered,
     sizes: Sizes,
-    /// Capacity of the queue in values.
+    /// Capacity of each queue, in values.
     slots: u64,
 }
 

@@ -1,9 +1,9 @@
 //! Two minimal protocols for the features of chains that PRISM-KV does not use: comparison of numbers, conditional ops
 //! after a skipped op, buffers that a chain reserves and does not take, and scratch that starts as zeros.
 //!
-//! A *block* is a register as each replica of PRISM-RS keeps it (PRISM, section 7). A put gives its value a tag that is
-//! greater than the block's present tag. It installs the value if this tag is still greater than the block's. An
-//! *entry* is claimed once; only the client that has claimed it writes it.
+//! A *block* is a register as each replica of PRISM-RS keeps it (PRISM, section 7). A put gives its value a tag that
+//! is greater than the block's present tag. The put installs the value if the value's tag is still greater than the
+//! block's tag. An *entry* is claimed once. Only the client that has claimed an entry writes it.
 //!
 //! ```text
 //! table   | block 16 bytes | ... | entry 32 bytes | ...
@@ -41,7 +41,8 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
 
 pub(crate) const KIND: &str = "registers";
-/// Number of blocks of a table. The key of a block is its number; the keys of entries follow those of the blocks.
+/// Number of blocks of a table. The key of a block in the history is its number. The keys of entries follow those of
+/// the blocks.
 const BLOCKS: u64 = 1024;
 /// Number of entries of a table.
 const ENTRIES: u64 = 64;
@@ -49,14 +50,15 @@ const ENTRIES: u64 = 64;
 const BLOCK_SIZE: u64 = 16;
 const ENTRY_SIZE: u64 = 32;
 const HEADER_SIZE: usize = size_of::<Header>();
-/// Length of a READ of a buffer. No buffer is as long, so the READ ends at the buffer's end.
+/// Maximum length in bytes of a READ of a buffer. Every buffer is shorter, so the READ ends at the buffer's end.
 const READ_MAX: u32 = 1 << 12;
 
-/// Number of times that a put runs its chain while no buffer is free, and the pause after each.
+/// Maximum number of times that a put runs its chain while no buffer is free. The put waits for `PAUSE` after each
+/// time.
 const PAUSES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A block: its tag, and the address of its buffer.
+/// A block: its tag, and the address of the buffer that holds its value.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Block {
@@ -64,11 +66,11 @@ struct Block {
     at: Addr,
 }
 
-/// Mask that compares tags only.
+/// Mask for a CAS that compares tags only.
 const TAG: Block = Block { tag: big_endian::U64::new(u64::MAX), at: Addr::NULL };
-/// Mask that swaps tag and address.
+/// Mask for a CAS that swaps tag and address.
 const WHOLE: Block = Block { tag: big_endian::U64::new(u64::MAX), at: Addr::new(u64::MAX) };
-/// Mask that swaps nothing: the CAS only compares.
+/// Mask for a CAS that swaps nothing: the CAS only compares.
 const NOTHING: Block = Block { tag: big_endian::U64::new(0), at: Addr::NULL };
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -108,7 +110,7 @@ static PHASES: Phases = Phases {
     },
 };
 
-/// The family of registers.
+/// The system of registers under trial.
 pub(crate) struct Trial {
     sizes: Sizes,
 }
@@ -214,7 +216,7 @@ pub(crate) struct Registers<F> {
     reply: Reply,
 }
 
-/// Offset of the buffer's address in a block.
+/// Offset in bytes of the buffer's address in a block.
 const AT_OFFSET: u32 = std::mem::offset_of!(Block, at) as u32;
 
 impl<F: Fabric + Clock> Registers<F> {
@@ -223,7 +225,7 @@ impl<F: Fabric + Clock> Registers<F> {
         Ok(Registers { fabric, node, key, at, chain: ChainBuf::new(), reply: Reply::new() })
     }
 
-    /// Returns the value of a block, or `None` if it has never been put.
+    /// Returns the value of a block, or `None` if no value was ever put into the block.
     async fn get(&mut self, block: u64) -> Result<Option<&[u8]>, KvError> {
         let at = self.block(block);
         let mut chain = self.chain.begin(self.key);
@@ -248,7 +250,7 @@ impl<F: Fabric + Clock> Registers<F> {
         value.get(..len).map(Some).ok_or(SHORT)
     }
 
-    /// Puts a value into a block. `writer` is unique to this put.
+    /// Puts a value into a block. `writer` is different for each put.
     async fn put(&mut self, block: u64, value: &[u8], writer: u64) -> Result<(), KvError> {
         let at = self.block(block);
         let mut chain = self.chain.begin(self.key);
@@ -352,7 +354,7 @@ impl<F: Fabric + Clock> Registers<F> {
 
 const SHORT: KvError = KvError::Damaged("a block's buffer is shorter than its value");
 
-/// Converts an error of a put's first chain. This chain only reads, so the put was not carried out.
+/// Converts an error of a put's first chain. This chain only reads, so the put was certainly not carried out.
 fn of_look(error: FabricError) -> KvError {
     match error {
         FabricError::Lost { node, reason, .. } => {
@@ -362,12 +364,12 @@ fn of_look(error: FabricError) -> KvError {
     }
 }
 
-/// Checksum of a claim and a word. It proves that one client wrote both.
+/// Returns the checksum of a claim and a word. The checksum proves that one client wrote both.
 fn check(who: u64, word: u64) -> u64 {
     (who ^ word.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Node-side implementation of registers.
+/// Node-side half of the registers.
 pub(crate) struct RegistersKind;
 
 impl<M: Memory> Kind<M> for RegistersKind {

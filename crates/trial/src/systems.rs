@@ -15,11 +15,11 @@ use farside_systems::registry::{self, Registered};
 use farside_systems::system::Family;
 use std::fmt;
 
-/// System that trials can run.
+/// A system that trials can run.
 #[derive(Clone, Copy)]
 pub struct System {
     name: &'static str,
-    /// The system's broken variants. `rare` lists those that trials expose too rarely; tests of single steps expose
+    /// The system's own mutants. `rare` lists the mutants that trials expose too rarely; tests of single steps detect
     /// these.
     mutants: &'static [Mutant],
     rare: &'static [Mutant],
@@ -28,9 +28,9 @@ pub struct System {
 
 type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 
-/// Broken variants of the layers below the systems. Each is listed under the system whose trials expose it.
+/// Mutants of the layers below the systems. Each mutant is listed under the system whose trials expose it.
 ///
-/// Two more variants are not listed, because no client exposes them by chance; the node's own tests do.
+/// Two more mutants are not listed, because no client exposes them by chance; the node's own tests do.
 /// DROP_WITHOUT_TAKING_LISTS needs retired buffers of two stores in one session. REUSE_WHILE_ADOPTING needs a death
 /// right after a reuse within a scan.
 const BELOW: [(&str, &[Mutant]); 2] = [
@@ -56,7 +56,7 @@ const BELOW: [(&str, &[Mutant]); 2] = [
     ),
 ];
 
-/// Node-side implementations of all systems.
+/// Node-side halves of all systems.
 pub(crate) fn kinds() -> Vec<Box<dyn Kind<Replay>>> {
     let mut kinds = registry::all_kinds();
     kinds.push(Box::new(RegistersKind));
@@ -64,7 +64,7 @@ pub(crate) fn kinds() -> Vec<Box<dyn Kind<Replay>>> {
 }
 
 impl System {
-    /// All systems.
+    /// All systems that trials can run.
     pub fn all() -> impl Iterator<Item = System> {
         let run = crate::run_family::<registers::Trial>;
         let registers = System { name: registers::KIND, mutants: &[], rare: &[], run };
@@ -82,17 +82,17 @@ impl System {
         Some(System { name, mutants, rare, run })
     }
 
-    /// Returns the system with this name.
+    /// Returns the system with this name, if trials can run it.
     pub fn named(name: &str) -> Option<System> {
         System::all().find(|system| system.name == name)
     }
 
-    /// Returns the system's name in flags and reports.
+    /// Name of the system in flags and reports.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// Broken variants that the system's trials must expose.
+    /// Mutants that the system's trials must expose.
     pub fn mutants(self) -> Vec<Mutant> {
         let below = BELOW.iter().find(|(name, _)| *name == self.name).map_or(&[][..], |(_, below)| below);
         let own = self.mutants.iter().filter(|mutant| !self.rare.contains(mutant));

@@ -2,7 +2,7 @@
 
 use farside_sim::history::register::Value;
 
-/// Returns the bytes of a value.
+/// Returns the bytes of a value, which follow from its tag and length.
 pub fn bytes(value: Value) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(value.len as usize + 8);
     let mut word = value.tag;
@@ -14,19 +14,19 @@ pub fn bytes(value: Value) -> Vec<u8> {
     bytes
 }
 
-/// Returns the value with these bytes, or `None` if they are no value.
+/// Returns the value that has these bytes, or `None` if no value has them.
 pub fn known(found: &[u8]) -> Option<Value> {
     let tag = u64::from_le_bytes(found.get(..8)?.try_into().ok()?);
     let value = Value { tag, len: found.len() as u32 };
     (bytes(value) == found).then_some(value)
 }
 
-/// Encodes a short value in one word, which is never 0.
+/// Encodes a short value in one word. The word is never 0.
 pub(super) fn word(value: Value) -> u64 {
     value.tag << 16 | u64::from(value.len)
 }
 
-/// Decodes the value of a word.
+/// Decodes the value that a word encodes.
 pub(super) fn of_word(word: u64) -> Value {
     Value { tag: word >> 16, len: word as u32 & 0xffff }
 }

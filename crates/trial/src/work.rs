@@ -1,5 +1,5 @@
-//! Clients: each is a process that opens a session and the store, carries out operations, and records them in the
-//! history. When a client dies, its next process replaces it.
+//! Clients of a trial. Each client is a process that opens a session and the store, carries out operations, and
+//! records the operations in the history. When a client's process dies, the client's next process replaces it.
 
 use crate::family::{Failure, FailureKind, Family, OutcomeOf};
 use crate::flight::{IDLE, Plan, Tracked};
@@ -18,16 +18,18 @@ use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Session timeout between a node and its clients. It is shorter than in production, to keep trials short.
+/// Timeout, in nanoseconds, after which a session between a node and a silent client ends. It is shorter than in
+/// production, to keep trials short.
 const SILENCE: Nanos = 60 * MILLIS;
-/// Offsets of keys in the history. With them, keys of different stores and of different nodes differ.
+/// Distance between the keys of two successive stores of a node in the history. With it and `KEYS_PER_SITE`, keys of
+/// different stores and of different nodes differ.
 const KEYS_PER_STORE: u64 = 1 << 16;
 const KEYS_PER_SITE: u64 = 1 << 40;
 
-/// State of a client at one node that outlives the client's processes.
+/// State that a client has at one node, and that outlives the client's processes.
 #[derive(Default)]
 struct SiteState {
-    /// Number of sessions the client has opened.
+    /// Number of sessions that the client has opened at the node.
     incarnation: Cell<u64>,
     /// Operations that have been called and have no outcome yet.
     unanswered: RefCell<Vec<OperationId>>,
@@ -43,12 +45,12 @@ impl SiteState {
     }
 }
 
-/// Starts a client in a process of its own.
+/// Starts a client in a new process.
 pub(crate) fn start_client<F: Family>(trial: &Rc<Trial<F>>, client: u32) {
     start(trial, client, &trial.scene.sites.iter().map(|_| SiteState::default()).collect());
 }
 
-/// Starts the client's next process. Each time the client's process dies, starts another one.
+/// Starts the client's next process. Each time the client's process dies, starts another process.
 fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteState]>) {
     let scene = &trial.scene;
     if scene.is_over() {
@@ -114,7 +116,7 @@ struct Client<F: Family> {
     trial: Rc<Trial<F>>,
     client: u32,
     clock: ProcessClock,
-    /// State at each site.
+    /// State of the client at each site.
     site_states: Rc<[SiteState]>,
     process: ProcessId,
     /// Number of sites where the client is still working.
@@ -122,7 +124,7 @@ struct Client<F: Family> {
 }
 
 impl<F: Family> Client<F> {
-    /// Works at one site until all operations have been started.
+    /// Carries out operations at one site until all operations of the trial have been started.
     async fn work_at(self: &Rc<Self>, site: &Rc<Site>) {
         let scene = &self.trial.scene;
         while !scene.is_over() {
@@ -195,7 +197,7 @@ impl<F: Family> Client<F> {
         }
     }
 
-    /// Opens the site's present store.
+    /// Opens the store that the site has now. Returns a worker with a client of the store.
     async fn open_store<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Worker<'a, F>> {
         let Trial { scene, family, .. } = &*self.trial;
         let (name, store) = (site.store_name(), site.store.get());
@@ -211,7 +213,7 @@ impl<F: Family> Client<F> {
 /// Error: the session is no longer usable.
 struct SessionOver;
 
-/// Task that carries out one operation after the other.
+/// Task that carries out one operation after the other at one store.
 struct Worker<'a, F: Family> {
     client: &'a Client<F>,
     site: &'a Rc<Site>,
@@ -249,7 +251,7 @@ impl<F: Family> Worker<'_, F> {
         Ok(())
     }
 
-    /// Carries out an operation. Returns `None` if `plan` had the operation cancelled.
+    /// Carries out an operation. Returns `None` if `plan` cancelled the operation.
     async fn perform(
         &mut self,
         key: u64,
@@ -278,7 +280,7 @@ impl<F: Family> Worker<'_, F> {
         self.client.trial.returned(id, outcome);
     }
 
-    /// Records a failed operation. Returns an error if the session is no longer usable.
+    /// Records the outcome of a failed operation. Returns an error if the session is no longer usable.
     fn failed(&self, id: OperationId, failure: &Failure, is_read: bool) -> Result<(), SessionOver> {
         let scene = &self.client.trial.scene;
         let is_unknown = !is_read && failure.ran != Ran::No;
@@ -306,7 +308,7 @@ impl<F: Family> Worker<'_, F> {
         }
     }
 
-    /// Reports the failure as a violation, if it is one.
+    /// Reports the failure as a violation of the trial, if it is one.
     fn blame(&self, failure: &Failure) {
         // In a dropped store, any access may be denied.
         let is_current = self.store == self.site.store.get();
@@ -316,8 +318,8 @@ impl<F: Family> Worker<'_, F> {
     }
 }
 
-/// After all clients have stopped, makes another client read everything. This exposes lost data that no client has read
-/// after the loss.
+/// After all clients have stopped, starts another client that reads everything. This exposes lost data that no client
+/// has read after the loss.
 pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
@@ -359,7 +361,7 @@ pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
 }
 
 impl<F: Family> Client<F> {
-    /// Reads all keys of a site's store.
+    /// Reads all keys of the site's store.
     async fn read_store(&self, site: &Rc<Site>) -> Result<(), FabricError> {
         let Trial { scene, family, .. } = &*self.trial;
         let fabric = if scene.drawn.carrier == Carrier::Direct {
@@ -391,8 +393,8 @@ impl<F: Family> Client<F> {
     }
 }
 
-/// After the faults have ended, checks that no buffer is lost or held twice: every buffer must be reachable or free, or
-/// become free.
+/// Checks, after the faults have ended, that no buffer is lost or held twice. Every buffer must be reachable or free,
+/// or become free.
 pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
     let scene = &trial.scene;
     if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
@@ -428,7 +430,7 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
     }
 }
 
-/// Checks that the number of live buffers of a store equals the number that its structure reaches.
+/// Checks that the number of a store's live buffers equals the number of buffers that the store's structure reaches.
 async fn compare(node: &Node, name: &str) -> Result<(), String> {
     let stat = node.answer(control::Ask::StoreStat { name: name.to_owned() }).await?;
     let Answer::StoreStat(stat) = stat else { return Err(format!("{stat:?}")) };

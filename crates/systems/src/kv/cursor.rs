@@ -2,7 +2,7 @@
 //!
 //! Invariant: a cursor refers to the slots of one table. If the table is rebuilt, the iteration must start again.
 
-/// Position of an iteration. It stays valid after the client that created it is gone.
+/// Position of an iteration over all keys. It stays valid after the client that created it is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     pub(super) next_slot: u64,
@@ -11,7 +11,7 @@ pub struct Cursor {
     pub(super) table_epoch: Option<u64>,
 }
 
-/// Position at which an iteration continues, as numbers that another process can use.
+/// Position at which an iteration continues, as numbers that can be passed to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Epoch of the table being iterated.
@@ -21,7 +21,7 @@ pub struct Place {
 }
 
 impl Cursor {
-    /// Returns the position at which the iteration continues; `None` if it has not started.
+    /// Returns the position at which the iteration continues; `None` if the iteration has not started.
     pub fn place(&self) -> Option<Place> {
         let slot = self.occupied.last().copied().unwrap_or(self.next_slot);
         self.table_epoch.map(|table_epoch| Place { table_epoch, slot })

@@ -35,7 +35,7 @@ pub struct Item<'a> {
     pub version: Version,
 }
 
-/// Location of the value that a client read last.
+/// Location and version of the value that a client read last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {
     /// Offset of the value's first byte in the reply's output; `None` if the client keeps the value elsewhere.
@@ -51,8 +51,9 @@ pub struct Conflict {
     pub version: Option<Version>,
 }
 
-/// Operations of a key-value store. Each is linearizable: it takes effect at one instant between call and return. If an
-/// operation fails and [`KvError::ran`] returns [`Ran::Unknown`], it may take effect at one later instant, or never.
+/// Operations of a key-value store. Each operation is linearizable: it takes effect at one instant between its call
+/// and its return. If an operation fails and [`KvError::ran`] returns [`Ran::Unknown`], the operation may take effect
+/// at one later instant, or never.
 ///
 /// A system that lacks an operation returns [`KvError::Unsupported`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
@@ -115,8 +116,8 @@ pub trait Kv {
         Err(self.not_offered(CONDITIONAL_PUTS))
     }
 
-    /// Reads the values of several keys, each at its own instant. Calls `visit` once for each index of `keys`, in any
-    /// order.
+    /// Reads the values of several keys, each at a different instant. Calls `visit` once for each index of `keys`, in
+    /// any order.
     ///
     /// # Errors
     /// [`KvError`]; nothing was changed, and `visit` may have been called for some of the keys.
@@ -145,9 +146,10 @@ pub trait Kv {
         Err(self.not_offered(ALL_KEYS))
     }
 
-    /// Visits the next key with its value. Returns false at the end.
+    /// Visits the next key with its value. Returns false at the end of the iteration.
     ///
-    /// The iteration is no snapshot: it visits exactly once each key that is present from its start to its end.
+    /// The iteration is no snapshot: it visits exactly once each key that is present from the iteration's start to its
+    /// end.
     ///
     /// # Errors
     /// [`KvError`]; the cursor does not move.
@@ -256,14 +258,14 @@ pub enum KvError {
     },
     /// No buffer of the item's size class was free for 100 ms. Nothing was stored. Other classes may have free buffers.
     OutOfMemory,
-    /// All slots on the key's probe path belong to other keys, and the table does not grow, for the given reason.
+    /// All slots on the key's probe path belong to other keys, and the table does not grow, for the reason given here.
     /// Nothing was stored.
     TableFull(String),
     /// The key's slot is being moved to another table, and the move makes no progress. Nothing was stored.
     NotMoved,
-    /// The node refused a chain.
+    /// The node refused a chain with this status.
     Refused(Status),
-    /// The bytes read are no valid item: a peer with write access has damaged the store.
+    /// The bytes read are no valid item, as described here: a peer with write access has damaged the store.
     Damaged(&'static str),
     /// Stores of this kind do not support the operation. No request was sent.
     Unsupported {
@@ -276,7 +278,7 @@ pub enum KvError {
     Rebuilt,
     /// The store cannot be opened, or was replaced since the client opened it. Nothing was stored.
     Store(StoreError),
-    /// One put of several failed with this error. Any of the others may have been stored.
+    /// One of several puts failed with this error. Any of the other puts may have been carried out.
     Several(Box<KvError>),
     /// The fabric returned no response.
     Fabric(FabricError),

@@ -60,7 +60,7 @@ pub struct Pilaf<F> {
     answer: Vec<u8>,
 }
 
-/// Outcome of reading a slot.
+/// Outcome of reading one slot on a key's probe path.
 enum SlotRead {
     /// The slot has the key, with this value.
     Value(Fetched),
@@ -120,7 +120,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         KIND
     }
 
-    /// Takes two round trips for each slot that it probes.
+    /// Takes two round trips per probe.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
         for slot in self.table.probe(key) {
@@ -143,7 +143,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         Item { value, version }
     }
 
-    /// Takes one call.
+    /// Takes one call to the node's CPU.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         let request = Request { op: Op::Put, key, value };
@@ -159,7 +159,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         }
     }
 
-    /// Takes one call.
+    /// Takes one call to the node's CPU.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         let request = Request { op: Op::Delete, key, value: &[] };
@@ -173,7 +173,8 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
 }
 
 impl<F: Fabric + Clock> Pilaf<F> {
-    /// READs the slot's entry, then the item to which it points. Starts again from the entry if either is torn.
+    /// READs the slot's entry, then the item to which the entry points. Starts again from the entry if the entry or
+    /// the item is torn.
     async fn read_slot(&mut self, key: &[u8], slot: u64) -> Result<SlotRead, KvError> {
         let mut refused: Option<Entry> = None;
         for _ in 0..ATTEMPTS_MAX {
@@ -221,7 +222,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         self.reply.get(entry).copied().map_err(KvError::Refused)
     }
 
-    /// Calls the service to read the value. The service runs one call at a time, so no put interferes.
+    /// Reads the value by a call to the service. The service runs one call at a time, so no put interferes.
     #[cold]
     async fn get_by_call(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_read)? {

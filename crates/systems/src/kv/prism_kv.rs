@@ -12,16 +12,16 @@
 //! * The slot's tag is a generation that grows with every install. So a CAS never succeeds on a slot that changed and
 //!   changed back, and `get` can return a [`Version`] for conditional puts.
 //! * In the paper, a PUT whose CAS fails counts as done just before the PUT that won. Here it does so only under two
-//!   conditions. The winner's install directly followed the install that the losing PUT had found. And the winner did
-//!   not depend on the old value. A conditional put or a delete depends on the old value: it has read that value, so no
-//!   other PUT can have taken effect in between.
+//!   conditions. First, the winner's install directly followed the install that the losing PUT had found. Second, the
+//!   winner did not depend on the old value. A conditional put or a delete depends on the old value: it has read that
+//!   value, so no other PUT can have taken effect in between.
 //! * DELETE leaves a tombstone, so a slot keeps its key and no other key can take the slot. This rules out the races of
 //!   open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
 //! * A crowded table is rebuilt while it is in use (`rebuild`, decision 0017). The rebuild *leaves* the former table
-//!   slot by slot: it marks a slot as MOVED or CLOSED. During a rebuild, a client looks for a key in the former table
-//!   first. If the key's path there was left, the client continues in the next table. The same rule applies if several
-//!   tables are being left.
+//!   slot by slot: it marks each slot as MOVED or CLOSED. During a rebuild, a client looks for a key in the former
+//!   table first. If the key's path in that table was left, the client continues in the next table. The same rule
+//!   applies if several tables are being left.
 //! * Clients do not report buffers for reclamation. The chain that installs retires the replaced item, or the new item
 //!   if its CAS fails (decision 0023). So PUT needs no trailing READ of the new item's address, and a cancelled
 //!   operation leaks nothing.
@@ -59,7 +59,7 @@ use zerocopy::IntoBytes;
 /// Kind of the store in the catalog.
 pub const KIND: &str = "prism-kv";
 
-/// Scratch address of the slot's new word. The item's address comes first in the word.
+/// Scratch address of the slot's new word, which starts with the item's address.
 const TMP: Addr = Addr::scratch(0);
 const TMP_BOUND_AND_TAG: Addr = Addr::scratch(8);
 
@@ -83,16 +83,16 @@ pub struct PrismKv<F> {
 /// every request, must not block the operation for ever.
 #[derive(Clone, Copy, Default)]
 struct Waits {
-    /// Time of the first wait.
+    /// Time of the operation's first wait, if it has waited.
     since: Option<Duration>,
     /// Number of times that the operation fetched the catalog.
     catalogs: u32,
 }
 
-/// Largest number of catalog fetches in one operation. Each rebuild that an operation meets takes three.
+/// Maximum number of catalog fetches in one operation. Each rebuild that an operation meets takes three fetches.
 const CATALOGS_MAX: u32 = 10_000;
 
-/// Cached address and generation of a key's slot.
+/// Cached address of a key's slot, and cached generation of the slot.
 #[derive(Clone, Copy)]
 struct Cached {
     at: Addr,
@@ -131,15 +131,15 @@ enum Installed {
     NoBuffer,
 }
 
-/// An install: the slot and the word that the CAS expects in it.
+/// Slot, expected word and other parameters of one install.
 struct Swing<'a> {
     at: Addr,
-    /// Word that the slot is expected to have. The CAS compares the whole word, or only its tag.
+    /// Word that the CAS expects in the slot. The CAS compares the whole word, or the tag alone.
     expected: &'a BoundedPtr,
     is_tag_alone: bool,
     /// Generation of the new item.
     generation: u32,
-    /// Parts of the replaced item, if that is a large item.
+    /// Parts of the replaced item, if that item is large.
     old_parts: &'a [Addr],
 }
 
@@ -172,7 +172,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         })
     }
 
-    /// Caches the slots of up to `keys` keys. A PUT of a cached key takes one round trip.
+    /// Makes the client cache the slots of up to `keys` keys. A PUT of a cached key takes one round trip.
     pub fn with_slot_cache(mut self, keys: usize) -> PrismKv<F> {
         self.slots = (keys > 0).then(|| Cache::new(keys));
         self
@@ -199,7 +199,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         KIND
     }
 
-    /// Takes one round trip for each slot that it probes.
+    /// Takes one round trip per probe.
     #[inline]
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
@@ -227,7 +227,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         Item { value, version }
     }
 
-    /// Two round trips, or one if the slot is cached.
+    /// Takes two round trips, or one if the slot is cached.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         self.waits = Waits::default();
@@ -301,7 +301,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
 }
 
 impl<F: Fabric + Clock> PrismKv<F> {
-    /// Stores a value if the key has the `expected` version, or no value if `expected` is `None`.
+    /// Stores a value if the key has the `expected` version or, if `expected` is `None`, if the key has no value.
     async fn put_if(
         &mut self,
         key: &[u8],
@@ -317,7 +317,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         self.install_if(&item, expected).await
     }
 
-    /// Installs an item if the key has the `expected` version, or no value if `expected` is `None`.
+    /// Installs an item if the key has the `expected` version or, if `expected` is `None`, if the key has no value.
     async fn install_if(
         &mut self,
         item: &NewItem<'_>,
@@ -409,9 +409,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Lookup::Absent)
     }
 
-    /// Number of slots at the start of its path that a new key may take in a table. During a rebuild, the keys that are
-    /// being moved need slots in the next table, too. If two tables are being left, the second had no place for all
-    /// keys of the first; in that case, no table after the second takes new keys.
+    /// Returns how many of the first slots of a key's path in a table a new key may take. During a rebuild, the keys
+    /// that are being moved need slots in the next table, too. If two tables are being left, the second had no place
+    /// for all keys of the first; in that case, no table after the second takes new keys.
     fn new_key_probes(&self, epoch: Epoch) -> u64 {
         match (self.formers.len(), epoch) {
             (0, _) | (1 | 2, Epoch::Former(_)) => PROBES_MAX,
@@ -427,8 +427,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Finds the slot that `key` has, or the empty slot that the key would get. If there is neither, requests a larger
-    /// table, waits, and probes again.
+    /// Finds the slot that `key` has, or the empty slot that the key would get. If there is neither, this function
+    /// requests a larger table, waits, and probes again.
     async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
         loop {
             if let Some(found) = self.find_if_any(key).await? {
@@ -438,7 +438,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Like [`PrismKv::find`], but returns `None` if the key has no slot and no slot is free for it.
+    /// Finds the key's slot as [`PrismKv::find`] does, but returns `None` if the key has no slot and no slot is free
+    /// for it.
     async fn find_if_any(&mut self, key: &[u8]) -> Result<Option<Found>, KvError> {
         loop {
             let mut place = Ok(Place::Left);
@@ -492,8 +493,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     // Writing.
 
-    /// Installs an item, whatever value its key has. Returns false if the item was not installed, because the put
-    /// counts as done just before another put, whose item is in the slot.
+    /// Installs an item, whatever value its key has. Returns false if the item was not installed: the put then counts
+    /// as done just before another put, whose item is in the slot.
     #[inline]
     async fn install_blindly(&mut self, item: &NewItem<'_>) -> Result<bool, KvError> {
         let mut lost_to: Option<Found> = None;
@@ -537,7 +538,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Runs the second round trip of PUT: allocate, write and CAS. It is the only round trip if the slot is cached.
+    /// Runs the second round trip of PUT: allocate, write and CAS. This round trip is the only one if the slot is
+    /// cached.
     async fn swing(
         &mut self,
         swing: &Swing<'_>,
@@ -573,8 +575,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Puts to a cached slot, in one round trip. Returns false if the slot's generation has changed. The change may be
-    /// older than this put, so the put cannot count as done, and the caller must probe.
+    /// Puts a value to a cached slot, in one round trip. Returns false if the slot's generation has changed. The
+    /// change may be older than this put, so the put cannot count as done, and the caller must probe.
     async fn put_cached(&mut self, key: &[u8], value: &[u8], cached: Cached) -> Result<bool, KvError> {
         let item = NewItem::small(Kind::Value, UNCONDITIONAL, key, value);
         let swing = Swing {
@@ -659,8 +661,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         if self.table.extent.key == refused { Err(KvError::Refused(Status::Access)) } else { Ok(()) }
     }
 
-    /// Requests a larger table, because the current one has no slot for a new key. Returns when the client should probe
-    /// again.
+    /// Requests a larger table, because the current table has no slot for a new key. Returns when the client should
+    /// probe again.
     #[cold]
     async fn grow(&mut self) -> Result<(), KvError> {
         if self.has_waited() {
@@ -726,10 +728,10 @@ fn add_swing<'a>(
     swung
 }
 
-/// Offset of the pointer in a slot.
+/// Offset in bytes of the pointer in a slot.
 const POINTER_AT: u32 = std::mem::offset_of!(BoundedPtr, ptr) as u32;
 
-/// Returns the tables in the catalog: the newest one, and the ones that are being left.
+/// Returns the tables in the catalog: the newest table, and the tables that are being left.
 fn tables_of(store: &Store) -> Result<(Table, Vec<Table>), StoreError> {
     let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
     let formers = store.formers().into_iter().map(|(parameters, extent)| Table::new(parameters, extent));
@@ -745,7 +747,7 @@ fn remember_slot(slots: &mut Cache<Box<[u8]>, Cached>, key: &[u8], cached: Cache
     slots.insert(key.into(), cached);
 }
 
-/// Outcome of a read. The item is in the reply.
+/// Outcome of reading a key in one or more tables. The item is in the reply.
 enum Lookup {
     Absent,
     /// The value starts at offset `at` of the reply's output.
@@ -767,7 +769,7 @@ enum Place {
     Left,
     /// The key's slot is frozen: a rebuild is moving it.
     Frozen,
-    /// No slot: all slots on the path belong to other keys, or are reserved for keys that are being moved.
+    /// No slot is free: all slots on the path belong to other keys, or are reserved for keys that are being moved.
     Full,
 }
 
@@ -799,7 +801,7 @@ fn add_probe(chain: &mut Chain<'_>, at: Addr, key: &[u8]) -> (Out<BoundedPtr>, O
     (if mutants::TWO_SNAPSHOTS.is_on() { chain.then(read_as(at)) } else { slot }, item)
 }
 
-/// Decodes the results of [`add_probe`] for the slot at `at`.
+/// Decodes the results of [`add_probe`] for the slot at the address `at`.
 #[inline]
 fn decode_probe(
     reply: &Reply,
@@ -830,8 +832,8 @@ fn decode_probe(
     })
 }
 
-/// Largest number of bytes of an item that one READ returns. A reply with these bytes and its other fields fits into 64
-/// KiB.
+/// Maximum number of bytes of an item that one READ returns. A reply with these bytes and its other fields fits into
+/// 64 KiB.
 const READ_MAX: u32 = 64 * 1024 - 64;
 const _: () = assert!(READ_MAX as usize >= ITEM_MAX);
 
@@ -848,7 +850,7 @@ struct NewItem<'a> {
     /// Bytes after the key: the value, or the list of its parts.
     value: &'a [u8],
     value_len: usize,
-    /// Parts of a large value, which the install makes reachable.
+    /// Parts of a large value, which the install makes reachable; `None` for other items.
     parts: Option<&'a large::Parts>,
 }
 
@@ -883,12 +885,12 @@ impl<'a> NewItem<'a> {
     }
 }
 
-/// Lists from which an item's buffer is allocated.
+/// Free lists from which an item's buffer is allocated.
 struct Buffer {
     list: ListId,
     reserve: bool,
-    /// List to use if `list` is empty. Only a tombstone has one: the list for the size of the item that the delete
-    /// replaces. The delete then frees at least as large a buffer as it takes.
+    /// Free list to use if `list` is empty. Only a tombstone has such a list: the list for the size of the item that
+    /// the delete replaces. The delete then frees at least as large a buffer as it takes.
     fallback: Option<ListId>,
 }
 
@@ -905,9 +907,9 @@ impl Buffer {
     }
 }
 
-/// Whether a put that probed `before` and lost its CAS counts as done just before the install in `now`.
+/// Whether a put that probed `before` and whose CAS failed counts as done just before the install in `now`.
 ///
-/// The put does if that install directly followed `before` and did not depend on the old value.
+/// The put counts as done if that install directly followed `before` and did not depend on the old value.
 fn counts_as_done_before(before: &Found, now: &Found) -> bool {
     mutants::YIELDS_TO_ANYONE.is_on()
         || before.kind.is_some()

@@ -10,7 +10,7 @@ use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, Status};
 
-/// Operations of a queue. Each is linearizable, like those of [`crate::kv::Kv`].
+/// Operations of a queue. Each operation is linearizable, like those of [`crate::kv::Kv`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Queue {
     /// Returns the kind of the store.
@@ -50,16 +50,17 @@ pub enum QueueError {
     Store(StoreError),
     /// The value is longer than `max` bytes. No request was sent.
     Length {
-        /// Bytes of the value.
+        /// Length of the value in bytes.
         len: usize,
-        /// Length of the longest value.
+        /// Maximum length of a value in bytes.
         max: usize,
     },
     /// No buffer was free for 100 ms. Nothing was put.
     OutOfMemory,
-    /// The node refused a chain.
+    /// The node refused a chain with this status.
     Refused(Status),
-    /// The bytes read are not bytes that a client writes.
+    /// The bytes read are not bytes that a client writes, as described here: a peer with write access has damaged the
+    /// store.
     Damaged(&'static str),
     /// The fabric returned no response.
     Fabric(FabricError),

@@ -21,9 +21,8 @@
 //! Head and tail may lag behind the slots, because a client may fail after it has swung a slot and before it advances
 //! the counter. The next client that finds a counter behind advances it (helping). So no client waits for another.
 //!
-//! Invariant: a slot's word never returns to an earlier value. Its round grows by one with every value that leaves the
-//! slot (32 bits, wrapping).
-//! Invariant: no counter is ahead of the slots. Therefore:
+//! Invariant: a slot's word never returns to an earlier value. The slot's round grows by one with every value that
+//! leaves the slot (32 bits, wrapping).
 //! * Values are put and taken in the order of their tickets.
 //! * If the slot of the next ticket to take has no value at an instant, the queue is empty at that instant.
 //! * If the slot of the next ticket to put still has the value of the round before at an instant, the queue is full at
@@ -55,14 +54,14 @@ const HEAD_OFFSET: u64 = 0;
 const TAIL_OFFSET: u64 = 64;
 const SLOTS_OFFSET: u64 = 128;
 const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
-/// Slots of the largest ring.
+/// Number of slots of the largest ring.
 const SLOTS_MAX: u64 = 1 << 32;
 
-/// Address in scratch of the slot's new word.
+/// Scratch address of the slot's new word, which a chain builds.
 const WORD: Addr = Addr::scratch(0);
 const BOUND_AND_ROUND: Addr = Addr::scratch(8);
 
-/// Broken variants of the queue, for tests.
+/// Mutants of the ring queue.
 pub mod mutants {
     farside_remote::mutants! {
         /// A take ignores that another take removed the value first.
@@ -74,15 +73,15 @@ pub mod mutants {
     }
 }
 
-/// Parameters of a store, as JSON.
+/// Parameters of a store, stored as JSON in the catalog.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spec {
-    /// Slots of the ring: a power of two.
+    /// Number of slots of the ring, a power of two.
     slots: u64,
 }
 
-/// Memory of the ring.
+/// Location of the ring in the node's memory, and its number of slots.
 #[derive(Clone, Copy)]
 struct Ring {
     slots: u64,
@@ -111,12 +110,12 @@ impl Ring {
         Addr::new(self.extent.at + SLOTS_OFFSET + ticket % self.slots * SLOT_SIZE)
     }
 
-    /// Returns the round of a ticket, modulo 2^32.
+    /// Returns the round in which the slot holds the ticket's value, modulo 2^32.
     fn round(&self, ticket: u64) -> u32 {
         (ticket / self.slots) as u32
     }
 
-    /// Word of a ticket's slot before its value is put.
+    /// Returns the word of the ticket's slot before the ticket's value is put.
     fn empty(&self, ticket: u64) -> BoundedPtr {
         BoundedPtr { tag: self.round(ticket).into(), ..BoundedPtr::default() }
     }
@@ -126,7 +125,7 @@ fn table_len(slots: u64) -> Option<u64> {
     slots.checked_mul(SLOT_SIZE)?.checked_add(SLOTS_OFFSET)
 }
 
-/// State of a slot relative to a ticket.
+/// State of a slot, relative to a ticket that uses it.
 enum SlotState {
     /// The value of the ticket was not yet put.
     Empty,
@@ -169,7 +168,7 @@ impl<F: Fabric + Clock> RingQueue<F> {
         store::open::<RingQueueKind, F>(fabric, node, name).await
     }
 
-    /// Reads the head or the tail.
+    /// Reads a counter, the head or the tail, which lies `offset` bytes after the start of the table.
     async fn counter(&mut self, offset: u64) -> Result<u64, QueueError> {
         let mut chain = self.chain.begin(self.ring.extent.key);
         let counter = chain.also(read_as::<U64>(self.ring.counter(offset)));
@@ -177,7 +176,8 @@ impl<F: Fabric + Clock> RingQueue<F> {
         self.reply.get(counter).map(|counter| counter.get()).map_err(QueueError::Refused)
     }
 
-    /// Advances a counter that lags at `ticket`, unless another client already has. Returns the next ticket to try.
+    /// Advances a counter that lags at `ticket`, unless another client has already advanced it. Returns the next
+    /// ticket to try.
     #[cold]
     async fn advance(&mut self, offset: u64, ticket: u64) -> Result<u64, QueueError> {
         let mut chain = self.chain.begin(self.ring.extent.key);
@@ -274,17 +274,18 @@ impl<F: Fabric + Clock> RingQueue<F> {
     }
 }
 
-/// Error of a chain that only reads. Whether it ran or not, the operation was not carried out.
+/// Returns the error of a chain that only reads. Whether or not the chain ran, the operation was not carried out.
 fn of_read(error: FabricError) -> QueueError {
     QueueError::Fabric(error.map_ran(|_| Ran::No))
 }
 
-/// Error of a chain that swings a slot. Even if the chain ran, its CAS may have failed, so the outcome is unknown.
+/// Returns the error of a chain that swings a slot. Even if the chain ran, its CAS may have failed, so the outcome is
+/// unknown.
 fn of_swing(error: FabricError) -> QueueError {
     QueueError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
 }
 
-/// Number of slots for the items; `None` if that exceeds the largest ring.
+/// Returns the number of slots for the items, or `None` if the largest ring has fewer slots.
 fn slots_for(sizing: &Sizing) -> Option<u64> {
     sizing.items.unwrap_or(1).checked_next_power_of_two().filter(|&slots| slots <= SLOTS_MAX)
 }

@@ -11,8 +11,8 @@
 //!
 //! All numbers are little-endian. CRCs are CRC-64/NVME. The entry of a slot that never had a key is all zero.
 //!
-//! Invariant: a reader uses no byte of an entry or item, above all no size, before it has checked the CRC. The only
-//! exception is an entry of zeros.
+//! Invariant: a reader uses no byte of an entry or item, above all no size, before the reader has checked its CRC. The
+//! only exception is an entry of zeros.
 
 use crate::hash_slots;
 pub use crate::hash_slots::Placement;
@@ -23,20 +23,20 @@ use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 pub const ENTRY_SIZE: u64 = size_of::<Entry>() as u64;
 const _: () = assert!(ENTRY_SIZE == 32);
-/// Bytes of the table's head.
+/// Size of the table's head in bytes.
 pub const HEAD_SIZE: u64 = size_of::<Head>() as u64;
 const _: () = assert!(HEAD_SIZE == 64);
 /// Number of slots on a key's probe path: the key's first slot and the slots after it.
 pub const PROBES_MAX: u64 = 64;
-/// Slots of a table for each item that it must hold: the same number as PRISM-KV's, so that both have the same rate of
-/// collisions.
+/// Number of slots of a table for each item that it must hold. PRISM-KV has the same number, so that both systems have
+/// the same rate of collisions.
 pub const SLOTS_PER_ITEM: u64 = 4;
 /// Number of items that the largest table can hold.
 pub const ITEM_COUNT_MAX: u64 = 1 << 33;
-/// Bytes of an item's header.
+/// Size of an item's header in bytes.
 pub const HEADER_SIZE: usize = size_of::<ItemHeader>();
 const _: () = assert!(HEADER_SIZE == 16);
 /// Length of the longest item, in bytes. One call carries it to the service, and one READ returns it.
@@ -51,13 +51,13 @@ pub fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// Content of a slot, called an entry.
+/// Entry of the table: the content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Entry {
     /// [`IN_USE`] or [`DELETED`]; 0 in a slot that never had a key.
     pub inuse: U32,
-    /// Bytes of the item.
+    /// Length of the item in bytes.
     pub size: U32,
     /// Address of the item.
     pub ptr: U64,
@@ -67,13 +67,13 @@ pub struct Entry {
     pub crc_entry: U64,
 }
 
-/// Flag of an entry: the slot has an item.
+/// Value of [`Entry::inuse`]: the slot has an item.
 pub const IN_USE: u32 = 1;
-/// The slot's item was deleted. Keys that collided with the deleted key may lie in the slots behind this one. Any key
-/// may take this slot.
+/// Value of [`Entry::inuse`]: the slot's item was deleted. Keys that collided with the deleted key may lie in the
+/// slots behind this one. Any key may take this slot.
 pub const DELETED: u32 = 2;
 
-/// Decoded meaning of an entry.
+/// Meaning of an entry, once its CRC is checked and its fields are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryState {
     /// The slot never had a key.
@@ -84,7 +84,7 @@ pub enum EntryState {
     Item {
         /// Address of the item.
         at: u64,
-        /// Bytes of the item, at most [`ITEM_MAX`].
+        /// Length of the item in bytes, at most [`ITEM_MAX`].
         len: u32,
     },
     /// The CRC is wrong. The entry was read while the service wrote it, or a client has damaged it.
@@ -124,12 +124,12 @@ impl Entry {
         *self == Entry::new_zeroed() || self.crc_entry.get() == self.checksum()
     }
 
-    /// Checks the CRC and decodes the entry.
+    /// Checks the entry's CRC and decodes the entry.
     pub fn decode(&self) -> EntryState {
         if self.is_sound() { self.claims() } else { EntryState::Torn }
     }
 
-    /// Decodes the entry without a check of its CRC.
+    /// Decodes the entry without checking its CRC.
     pub(super) fn claims(&self) -> EntryState {
         let (at, len) = (self.ptr.get(), self.size.get());
         match self.inuse.get() {
@@ -140,8 +140,9 @@ impl Entry {
         }
     }
 
-    /// Returns the 8-byte pieces in which a service writes the entry, with their offsets. Like the paper's server, it
-    /// writes word by word, with the entry's CRC last. A client that reads between two pieces reads a torn entry.
+    /// Returns the 8-byte pieces in which a service writes the entry, with their offsets. Like the paper's server, the
+    /// service writes word by word, with the entry's CRC last. A client that reads between two pieces reads a torn
+    /// entry.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, &[u8])> {
         const PIECE: usize = size_of::<u64>();
         self.as_bytes().chunks_exact(PIECE).enumerate().map(|(place, piece)| ((place * PIECE) as u64, piece))
@@ -153,20 +154,20 @@ impl Entry {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Head {
-    /// Number of installs: puts and deletes.
+    /// Number of installs (puts and deletes) in the store so far.
     pub installs: U64,
-    /// Slot of the last install.
+    /// Index of the slot that the last install writes.
     pub slot: U64,
     /// Entry that the last install writes.
     pub entry: Entry,
-    /// Reserved; always zero.
+    /// Reserved; zero.
     pub reserved: U64,
-    /// CRC of the preceding bytes.
+    /// CRC of the preceding bytes of the head.
     pub crc: U64,
 }
 
 impl Head {
-    /// Creates the head for an install that writes `entry` to slot `slot`.
+    /// Creates the head for an install that writes `entry` to the slot `slot`.
     pub fn new(installs: u64, slot: u64, entry: Entry) -> Head {
         let head =
             Head { installs: installs.into(), slot: slot.into(), entry, reserved: U64::ZERO, crc: U64::ZERO };
@@ -177,7 +178,7 @@ impl Head {
         crc(&self.as_bytes()[..HEAD_SIZE as usize - size_of::<U64>()])
     }
 
-    /// Returns the entry of the last install, if that install was to slot `slot`.
+    /// Returns the entry of the last install, if that install wrote to the slot `slot`.
     pub fn entry_of(&self, slot: u64) -> Option<Entry> {
         (self.slot.get() == slot && self.crc.get() == self.checksum() && self.entry.is_sound())
             .then_some(self.entry)
@@ -188,15 +189,15 @@ impl Head {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ItemHeader {
-    /// Number of the store's install, modulo 2^31.
+    /// Number of the install in the store, modulo 2^31.
     pub generation: U32,
-    /// Bytes of the key.
+    /// Length of the key in bytes.
     pub key_len: U16,
-    /// Reserved; always zero.
+    /// Reserved; zero.
     pub reserved: U16,
-    /// Bytes of the value.
+    /// Length of the value in bytes.
     pub value_len: U32,
-    /// Reserved; always zero.
+    /// Reserved; zero.
     pub reserved_too: U32,
 }
 
@@ -227,7 +228,8 @@ pub struct ItemView<'a> {
 }
 
 impl<'a> ItemView<'a> {
-    /// Decodes the item in `bytes`. The caller has checked its CRC, so decoding fails only if a peer wrote the bytes.
+    /// Decodes the item in `bytes`. The caller has checked the item's CRC, so decoding fails only if a peer wrote the
+    /// bytes.
     ///
     /// # Errors
     /// The bytes are no item.
@@ -243,11 +245,11 @@ impl<'a> ItemView<'a> {
     }
 }
 
-/// Operation of the service.
+/// Operation that a request asks the service to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// Read the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`](super::ATTEMPTS_MAX) times.
+    /// Reads the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`](super::ATTEMPTS_MAX) times.
     Get = 1,
     /// Stores a value for a key.
     Put = 2,
@@ -255,10 +257,10 @@ pub enum Op {
     Delete = 3,
 }
 
-/// A request to the service.
+/// A decoded request to the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Operation to run.
+    /// Operation that the service must run.
     pub op: Op,
     /// Key of the operation.
     pub key: &'a [u8],
@@ -266,11 +268,11 @@ pub struct Request<'a> {
     pub value: &'a [u8],
 }
 
-/// Bytes of a request before its key.
+/// Number of bytes of a request before its key.
 pub const REQUEST_SIZE: usize = 4;
 
 impl<'a> Request<'a> {
-    /// Appends the encoded request.
+    /// Appends the encoded request to `bytes`.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let [low, high] = (self.key.len() as u16).to_le_bytes();
         bytes.extend_from_slice(&[self.op as u8, 0, low, high]);
@@ -278,7 +280,7 @@ impl<'a> Request<'a> {
         bytes.extend_from_slice(self.value);
     }
 
-    /// Decodes a request from a peer.
+    /// Decodes a request that a peer sent.
     ///
     /// # Errors
     /// This release does not support the request.
@@ -307,7 +309,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Outcome of a request.
+/// Outcome of a request to the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
@@ -323,7 +325,7 @@ pub enum Outcome {
     Damaged = 4,
 }
 
-/// Bytes of an answer before the value.
+/// Number of bytes of an answer before the value.
 pub const ANSWER_SIZE: usize = 8;
 
 /// Answer of the service to a request.
@@ -338,7 +340,7 @@ pub struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Appends the encoded answer.
+    /// Appends the encoded answer to `bytes`.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&[self.outcome as u8, 0, 0, 0]);
         bytes.extend_from_slice(&self.version.0.to_le_bytes());
@@ -360,30 +362,30 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Returns the version of the item that install number `installs` wrote.
+/// Returns the version of the items that install number `installs` wrote.
 pub fn version_of(installs: u64) -> Version {
     Version((installs & GENERATION_MASK) as u32)
 }
 
-/// Number of slots of a table for this number of items. `None` for more than [`ITEM_COUNT_MAX`] items.
+/// Returns the number of slots of a table for this number of items, or `None` for more than [`ITEM_COUNT_MAX`] items.
 pub fn slots_for(items: u64) -> Option<u64> {
     (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
 }
 
-/// Bytes of a table with this number of slots; `None` if the length overflows.
+/// Returns the bytes of a table with this number of slots, or `None` if that number overflows.
 pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_mul(ENTRY_SIZE)?.checked_add(HEAD_SIZE)
 }
 
-/// Description of the table, as JSON in the catalog.
+/// Description of the table, stored as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
     /// Number of slots: a power of two.
     pub slots: u64,
-    /// Seed of the hash that places keys.
+    /// Seed of the hash that maps keys to first slots.
     pub seed: u64,
-    /// Placement of keys.
+    /// Function that maps keys to first slots.
     pub placement: Placement,
 }
 
@@ -402,19 +404,19 @@ impl hash_slots::Spec for TableSpec {
 pub type Table = hash_slots::Table<TableSpec>;
 
 impl Table {
-    /// Returns the probe path of `key`: the slots that it may have, in order.
+    /// Returns the probe path of `key`: the slots that the key may have, in order.
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let mask = self.spec.slots - 1;
         let first = self.first_slot(key);
         (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
     }
 
-    /// Returns the address of the entry of slot `slot`.
+    /// Returns the address of the entry of the slot `slot`.
     pub fn entry_at(&self, slot: u64) -> u64 {
         self.extent.at + HEAD_SIZE + slot * ENTRY_SIZE
     }
 
-    /// Returns the address of the head.
+    /// Returns the address of the table's head.
     pub fn head_at(&self) -> u64 {
         self.extent.at
     }

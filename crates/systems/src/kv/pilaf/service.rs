@@ -6,8 +6,8 @@
 //! 2. writes the entry, with the entry's CRC last,
 //! 3. frees the replaced buffer *immediately*, without a grace period.
 //!
-//! A client that still reads the freed buffer finds that the item's CRC is not the one in its entry, and starts again
-//! from the entry (Pilaf, section 3.3).
+//! A client that still reads the freed buffer finds that the item's CRC is not the CRC in the item's entry, and starts
+//! again from the entry (Pilaf, section 3.3).
 //!
 //! Collisions are resolved by linear probing (the PRISM paper, section 6.1, leaves the choice):
 //! * A key that is present stays in its slot, and a put replaces the item there. So a probing client finds the key,
@@ -67,7 +67,7 @@ struct PilafService {
     is_repaired: bool,
 }
 
-/// Entries that one memory access reads.
+/// Number of entries that one memory access reads.
 const ENTRIES_AT_ONCE: usize = 8;
 
 /// Entries of neighbouring slots, read by one memory access.
@@ -88,11 +88,11 @@ impl Entries {
 /// Result of a search for a key.
 #[derive(Default)]
 struct Found {
-    /// The slot that has the key, with its item.
+    /// The key's slot and the key's item, if the key was found.
     at: Option<(u64, Located)>,
-    /// The first slot on the probe path that has no key.
+    /// First slot on the path without a key, if any.
     vacant: Option<u64>,
-    /// A slot on the searched path is damaged. Its content is lost, so it counts as vacant.
+    /// Whether a slot on the searched path is damaged. The slot's content is lost, so the slot counts as vacant.
     is_damaged: bool,
 }
 
@@ -235,7 +235,7 @@ impl PilafService {
         Ok(found)
     }
 
-    /// Returns the item to which an entry points, if there is one.
+    /// Returns the item to which an entry points, if it points to one.
     fn locate<M: Memory>(
         &self,
         memory: &M,
@@ -266,7 +266,7 @@ impl PilafService {
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
     }
 
-    /// Writes again the entry that an earlier node left torn, if there is one.
+    /// Rewrites the entry that an earlier node left torn, if there is such an entry.
     fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
         let head = self.head(memory)?;
         let slot = head.slot.get();
@@ -278,7 +278,7 @@ impl PilafService {
         if entry.decode() == EntryState::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
     }
 
-    /// Writes the entry of `slot`. Records it in the head first.
+    /// Writes the entry of `slot`, after recording the entry in the table's head.
     fn install<M: Memory>(&self, memory: &M, installs: u64, slot: u64, entry: Entry) -> Result<(), M::Wait> {
         memory.write(self.table.head_at(), Head::new(installs, slot, entry).as_bytes())?;
         self.write_entry(memory, slot, &entry)
@@ -289,7 +289,7 @@ impl PilafService {
         entry.pieces().try_for_each(|(offset, piece)| memory.write(at + offset, piece))
     }
 
-    /// Frees the item that was found, after the entry no longer points to it.
+    /// Frees the item that a search found, after the entry no longer points to the item.
     fn release<M: Memory>(&self, memory: &M, found: &Found) -> Result<(), M::Wait> {
         if let Some((_, located)) = found.at {
             Arena::of(memory).release(self.table.extent.key.region(), located.at)?;
@@ -303,7 +303,7 @@ impl PilafService {
         Ok(head)
     }
 
-    /// Reads up to [`ENTRIES_AT_ONCE`] entries from slot `first` on, at least one.
+    /// Reads up to [`ENTRIES_AT_ONCE`] entries from the slot `first` on, at least one entry.
     fn entries<M: Memory>(&self, memory: &M, first: u64) -> Result<Entries, M::Wait> {
         let left = usize::try_from(self.table.spec.slots - first).unwrap_or(ENTRIES_AT_ONCE);
         let mut entries =

@@ -10,9 +10,9 @@ use farside_remote::mutant::Mutant;
 use farside_remote::service::{ADDRESS_SIZE, Kind};
 use farside_remote::{Capabilities, Fabric, Memory};
 
-/// Bytes of a CRC.
+/// Size of a CRC in bytes.
 const CRC_SIZE: usize = size_of::<u64>();
-/// Bytes of an entry that its own CRC covers.
+/// Number of bytes of an entry that the entry's own CRC covers.
 const CHECKED_ENTRY: usize = ENTRY_SIZE as usize - CRC_SIZE;
 
 impl System for PilafKind {

@@ -2,8 +2,9 @@
 //!
 //! A PUT writes the parts first, while no client can reach them. Then it installs the head like any other item.
 //!
-//! A GET reads the head, then the parts in its list. It reads the parts by plain addresses, which no grace period
-//! protects. So it reads the slot again at the end: if the slot is unchanged, no part was freed while it was read.
+//! A GET reads the head, then the parts in the head's list. The GET reads the parts by plain addresses, which no grace
+//! period protects. So it reads the slot again at the end: if the slot is unchanged, no part was freed while the GET
+//! read it.
 
 use super::layout::{HEADER_SIZE, ITEM_MAX, ItemView, PART_MAX, Part, Slot, UNCONDITIONAL};
 use super::{Kind, NewItem, PrismKv, READ_MAX, TMP};
@@ -18,7 +19,7 @@ use std::cell::Cell;
 pub(super) enum Read {
     /// The whole value was read.
     Whole(Version),
-    /// The value changed during the read: the caller must look for the key again.
+    /// The value changed during the read, so the caller must look for the key again.
     Changed,
 }
 
@@ -74,7 +75,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Like `put`, for a value of several parts.
+    /// Stores a value of several parts, as `put` does for a small value.
     pub(super) async fn put_large(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         let unlisted = self.write_parts(value).await?;
         let item = NewItem::large(key, &unlisted.parts, value.len(), UNCONDITIONAL);
@@ -83,7 +84,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Like `put_if`, for a value of several parts.
+    /// Stores a value of several parts on a condition, as `put_if` does for a small value.
     pub(super) async fn put_large_if(
         &mut self,
         key: &[u8],
@@ -124,10 +125,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Reads the part addresses of the large item that an install is about to replace. The installing chain must retire
-    /// the parts. A later chain could not do it, because the buffers may then already hold other items.
+    /// Reads the part addresses of the large item that an install is about to replace. The installing chain must
+    /// retire these parts. A later chain could not do so, because the parts' buffers may then already hold other
+    /// items.
     ///
-    /// The result is empty if the slot has changed. Then the install fails, too.
+    /// The result is empty if the slot has changed, because the install then fails, too.
     pub(super) async fn parts_of(&mut self, slot: Slot) -> Result<Vec<Addr>, KvError> {
         let bound = (slot.0.bound.get() as usize).clamp(HEADER_SIZE, ITEM_MAX);
         let mut chain = self.chain.begin(self.table.extent.key);
@@ -141,7 +143,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 }
 
-/// The parts of a large value: the list that goes into the head, and the addresses of the parts' buffers.
+/// Parts of a value: the list for the head item, and the addresses alone.
 pub(super) struct Parts {
     pub(super) list: Vec<Part>,
     pub(super) at: Vec<Addr>,
@@ -161,10 +163,10 @@ impl Parts {
     }
 }
 
-/// Parts that no head lists yet.
+/// Written parts of a value that no head lists yet.
 ///
-/// If the put fails or its future is dropped, the parts are retired. They are not retired if the chain that installs
-/// the head was sent, because the head may have been installed.
+/// If the put fails or its future is dropped, dropping this value retires the parts. The parts are not retired if the
+/// chain that installs the head was sent, because the head may have been installed.
 struct Unlisted<'kv, F: Fabric> {
     kv: &'kv mut PrismKv<F>,
     parts: Parts,

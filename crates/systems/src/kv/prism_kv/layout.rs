@@ -22,26 +22,26 @@ use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 pub const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
 /// Number of slots on a key's probe path: the key's first slot and the slots after it.
 pub const PROBES_MAX: u64 = 256;
-/// Slots of a new table for each item that it must hold.
+/// Number of slots of a new table for each item that the table must hold.
 pub const SLOTS_PER_ITEM: u64 = 4;
 /// Number of items that the largest table can hold.
 pub const ITEM_COUNT_MAX: u64 = 1 << 34;
 /// Length of the longest item in one buffer, in bytes. Longer values are lists of parts.
 pub const ITEM_MAX: usize = 60 * 1024;
-/// Bytes of each part except the last, which may be shorter.
+/// Length in bytes of each part except the last, which may be shorter.
 pub const PART_MAX: usize = 60 * 1024;
 /// Number of parts of the longest value.
 pub const PARTS_MAX: usize = VALUE_MAX.div_ceil(PART_MAX);
 
 const FROZEN: u32 = 1 << 31;
-/// Bits of the tag that hold the generation.
+/// Mask of the tag's bits that hold the generation.
 pub(super) const GENERATION_MASK: u32 = FROZEN - 1;
 
-/// Word of a slot.
+/// The 16-byte word that a slot holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot(pub BoundedPtr);
 
@@ -61,22 +61,22 @@ impl Slot {
         self.0.tag.get() & GENERATION_MASK
     }
 
-    /// Returns the word with FROZEN set: no client may write the slot.
+    /// Returns the word with FROZEN set, which forbids clients to write the slot.
     pub fn frozen(self) -> Slot {
         Slot(BoundedPtr { tag: (self.0.tag.get() | FROZEN).into(), ..self.0 })
     }
 
-    /// Returns the word with FROZEN cleared: clients may write the slot.
+    /// Returns the word with FROZEN cleared, which allows clients to write the slot.
     pub fn thawed(self) -> Slot {
         Slot(BoundedPtr { tag: self.generation().into(), ..self.0 })
     }
 
-    /// Decodes the word in memory.
+    /// Decodes a word as it lies in memory.
     pub fn of(word: u128) -> Slot {
         Slot(BoundedPtr::read_from_bytes(&word.to_le_bytes()).expect("a slot's size"))
     }
 
-    /// Encodes the word in memory.
+    /// Encodes the slot's word as it lies in memory.
     pub fn word(self) -> u128 {
         u128::from_le_bytes(self.0.as_bytes().try_into().expect("a slot's size"))
     }
@@ -88,13 +88,13 @@ pub fn next_generation(generation: u32) -> u32 {
     generation.wrapping_add(step) & GENERATION_MASK
 }
 
-/// Distance of `generation` above `floor`; `None` if it is not above.
+/// Returns the distance of `generation` above `floor`, or `None` if the generation is not above the floor.
 pub fn above(generation: u32, floor: u32) -> Option<u32> {
     let by = generation.wrapping_sub(floor) & GENERATION_MASK;
     (1..GENERATION_MASK / 2).contains(&by).then_some(by)
 }
 
-/// Kind of an item: a value or a tombstone.
+/// Kind of an item, stored in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -124,35 +124,35 @@ impl Kind {
         }
     }
 
-    /// Whether the key has a value.
+    /// Whether an item of this kind means that the key has a value.
     pub fn is_present(self) -> bool {
         matches!(self, Kind::Value | Kind::Large)
     }
 }
 
-/// Flag of an item whose put did not depend on the old value. Another put that lost its CAS to this put may count as
-/// done just before it.
+/// Flag of an item whose put did not depend on the old value. Another put whose CAS failed because of this put may
+/// count as done just before it.
 pub const UNCONDITIONAL: u8 = 1;
 
 /// Header of an item.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ItemHeader {
-    /// Generation of the slot's install.
+    /// Generation of the install that wrote the item.
     pub generation: U32,
-    /// Bytes of the key.
+    /// Length of the key in bytes.
     pub key_len: U16,
-    /// Kind of the item, as a number: see [`Kind`].
+    /// Number of the item's [`Kind`].
     pub kind: u8,
     /// Flags of the item: [`UNCONDITIONAL`], or 0.
     pub flags: u8,
-    /// Bytes of the value. For a LARGE item, bytes of all its parts together.
+    /// Length of the value in bytes. For a LARGE item, the length of all its parts together.
     pub value_len: U32,
-    /// Reserved; always zero.
+    /// Reserved; zero.
     pub reserved: U32,
 }
 
-/// Bytes of an item's header.
+/// Size of an item's header in bytes.
 pub const HEADER_SIZE: usize = size_of::<ItemHeader>();
 const _: () = assert!(HEADER_SIZE == 16);
 
@@ -160,29 +160,29 @@ const _: () = assert!(HEADER_SIZE == 16);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Part {
-    /// Address of the part's buffer.
+    /// Address of the buffer that holds the part.
     pub at: U64,
-    /// Bytes of the part.
+    /// Length of the part in bytes.
     pub len: U32,
-    /// Reserved; always zero.
+    /// Reserved; zero.
     pub reserved: U32,
 }
 
-/// A decoded item. Peers write its bytes, so every field is checked before use.
+/// A decoded item. Peers write the item's bytes, so decoding checks every field before its use.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemView<'a> {
     /// Kind of the item.
     pub kind: Kind,
     /// Header of the item.
     pub header: &'a ItemHeader,
-    /// The key, or the part of it that was read.
+    /// The key, or the part of the key that was read.
     pub key: &'a [u8],
-    /// Bytes after the key, or the part of them that was read.
+    /// The bytes after the key, or the part of these bytes that was read.
     pub rest: &'a [u8],
 }
 
 impl<'a> ItemView<'a> {
-    /// Decodes the item in `bytes`, whose end may be missing.
+    /// Decodes the item in `bytes`. The end of the item may be missing.
     ///
     /// # Errors
     /// The bytes are no item.
@@ -258,29 +258,30 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     ends(one) == ends(other)
 }
 
-/// Number of slots of a table for this number of items: a power of two, at least [`SLOTS_PER_ITEM`] for each item, and
-/// at least [`PROBES_MAX`]. `None` for more than [`ITEM_COUNT_MAX`] items.
+/// Returns the number of slots of a table for this number of items, or `None` for more than [`ITEM_COUNT_MAX`] items.
+/// The number is a power of two, at least [`SLOTS_PER_ITEM`] for each item, and at least [`PROBES_MAX`].
 pub fn slots_for(items: u64) -> Option<u64> {
     (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
 }
 
-/// Bytes of a table with this number of slots; `None` if the length overflows. Behind the slots are the end slot and
-/// the items MOVED and CLOSED. The slots that were left in the preceding table point to these two items.
+/// Returns the bytes of a table with this number of slots, or `None` if that number overflows. Behind the slots are
+/// the end slot and the items MOVED and CLOSED. The slots that were left in the preceding table point to these two
+/// items.
 pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_add(1)?.checked_mul(SLOT_SIZE)?.checked_add(2 * HEADER_SIZE as u64)
 }
 
-/// Description of the table, as JSON in the catalog.
+/// Description of the table, stored as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
     /// Number of slots: a power of two.
     pub slots: u64,
-    /// Seed of the hash that places keys.
+    /// Seed of the hash that maps keys to first slots.
     pub seed: u64,
-    /// Placement of keys.
+    /// Function that maps keys to first slots.
     pub placement: Placement,
-    /// Number of the table; grows with every rebuild.
+    /// Number of the table (epoch), which grows with every rebuild.
     pub epoch: u64,
     /// Floor of the table: a new key's first install in this table has the generation after the floor.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -307,8 +308,8 @@ impl hash_slots::Spec for TableSpec {
 pub type Table = hash_slots::Table<TableSpec>;
 
 impl Table {
-    /// Returns the probe path of `key`: the indexes of the slots that it may have, in order, then the index of the end
-    /// slot, which no key has.
+    /// Returns the probe path of `key`: the indexes of the slots that the key may have, in order, then the index of
+    /// the end slot, which no key has.
     #[inline]
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let (slots, mask) = (self.spec.slots, self.spec.slots - 1);
@@ -317,19 +318,20 @@ impl Table {
         (0..probes + 1).map(move |step| if step < probes { (first + step) & mask } else { slots })
     }
 
-    /// Index of the end slot, behind all other slots.
+    /// Index of the end slot, which lies behind all other slots.
     #[inline]
     pub fn end(&self) -> u64 {
         self.spec.slots
     }
 
-    /// Returns the generation of the next install in a slot of this table.
+    /// Returns the generation of the next install in this slot of the table.
     pub fn next_generation(&self, slot: Slot) -> u32 {
         let restarts = mutants::DROPPED_TOMBSTONE_RESTARTS_GENERATIONS.is_on();
         next_generation(if slot.is_empty() && !restarts { self.spec.floor } else { slot.generation() })
     }
 
-    /// Returns the word that marks a slot of the table before this one as left: CLOSED for an empty slot, else MOVED.
+    /// Returns the word that marks `slot`, of the table before this one, as left. The word points to CLOSED if the
+    /// slot is empty, else to MOVED.
     pub fn left(&self, slot: Slot) -> Slot {
         let kind = if slot.is_empty() { Kind::Closed } else { Kind::Moved };
         let item = BoundedPtr {
@@ -340,12 +342,12 @@ impl Table {
         Slot(item).frozen()
     }
 
-    /// Returns MOVED or CLOSED if a slot of the table before this one was left.
+    /// Returns MOVED or CLOSED if `slot`, of the table before this one, was left.
     pub fn is_left(&self, slot: Slot) -> Option<Kind> {
         [Kind::Moved, Kind::Closed].into_iter().find(|&kind| slot.0.ptr.raw() == self.left_item_at(kind))
     }
 
-    /// Returns the items MOVED and CLOSED, and their address.
+    /// Returns the address of the items MOVED and CLOSED, then the two items.
     pub fn left_items(&self) -> (u64, [ItemHeader; 2]) {
         let item = |kind: Kind| ItemHeader { kind: kind as u8, ..ItemHeader::new_zeroed() };
         (self.left_item_at(Kind::Moved), [item(Kind::Moved), item(Kind::Closed)])
@@ -356,7 +358,7 @@ impl Table {
         self.extent.at + (self.end() + 1) * SLOT_SIZE + behind
     }
 
-    /// Returns the address of slot `index`.
+    /// Returns the address of the slot with this index.
     #[inline]
     pub fn slot_at(&self, index: u64) -> farside_remote::Addr {
         farside_remote::Addr::new(self.extent.at + index * SLOT_SIZE)

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Bytes that a put adds to its key and value in the probe's reply and in the installing chain.
+/// Number of bytes that a put adds to its key and value in the probe's reply and in the installing chain.
 const PUT_OVERHEAD: usize = 256;
 /// Largest number of bytes in one group. Chains and replies are limited to 64 KiB.
 const GROUP_BYTES_MAX: usize = 56 * 1024;
@@ -24,11 +24,11 @@ const ONE_TABLE_WAIT: Duration = Duration::from_secs(30);
 /// Pause between two checks whether the rebuild has ended.
 const ONE_TABLE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Slots that an iteration reads in one round trip.
+/// Number of slots that an iteration reads in one round trip.
 const SLOTS_PER_READ: u64 = 2048;
 
 impl<F: Fabric + Clock> PrismKv<F> {
-    /// Reads the values of several keys, each at its own instant during this call.
+    /// Reads the values of several keys, each at a different instant during this call.
     ///
     /// One chain reads the first slot of each key. Keys that are not in their first slot, or whose items do not fit
     /// into the reply (64 KiB), are then read one by one.
@@ -84,8 +84,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     /// Stores values for several keys. Each put takes effect on its own. If a key occurs twice, the later value wins.
     ///
-    /// A group of keys that fits into one chain takes two round trips. Keys whose first slot belongs to another key are
-    /// then put one by one. If there are not enough free buffers for a group, all its keys are put one by one.
+    /// A group of keys that fits into one chain takes two round trips. Keys whose first slot belongs to another key
+    /// are then put one by one. If there are not enough free buffers for a group, all keys of the group are put one by
+    /// one.
     pub(super) async fn put_groups(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         for (key, value) in items {
             check_put(key, value)?;
@@ -105,7 +106,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Puts one group. Sets `is_any_stored` as soon as one of its keys may be stored, even if a later one fails.
+    /// Puts one group. Sets `is_any_stored` as soon as one of the group's values may be stored, even if a later put
+    /// fails.
     async fn put_group(&mut self, group: &[(&[u8], &[u8])], is_any_stored: &mut bool) -> Result<(), KvError> {
         let found = self.find_group(group).await?;
         let new: Vec<_> = group
@@ -170,7 +172,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Probes the first slot of each key. Returns the slots that are empty or belong to the key.
+    /// Probes the first slot of each key. Returns for each key its first slot if that slot is empty or belongs to the
+    /// key.
     async fn find_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<Vec<Option<Found>>, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let mut outs = Vec::with_capacity(group.len());
@@ -251,7 +254,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Reads the next slots of the table. Returns false at its end.
+    /// Reads the next slots of the table. Returns false at the table's end.
     async fn read_slots(&mut self, cursor: &mut Cursor) -> Result<bool, KvError> {
         let (first, slots) = (cursor.next_slot, self.table.spec.slots);
         let count = SLOTS_PER_READ.min(slots.saturating_sub(first));
@@ -272,7 +275,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(true)
     }
 
-    /// Visits the key in a slot, if the key has a value now. Returns whether it was visited.
+    /// Visits the key in a slot, if the key has a value now. Returns whether the key was visited.
     async fn visit_slot(
         &mut self,
         index: u64,
@@ -304,15 +307,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 }
 
-/// Returns the table in which a client looks for a key first.
+/// Returns the store's oldest table, in which a client looks for a key first.
 fn table_of<'a>(formers: &'a [Table], current: &'a Table) -> &'a Table {
     formers.first().unwrap_or(current)
 }
 
-/// Number of items in the next group, at least one.
+/// Returns the number of items in the next group, at least one.
 ///
-/// A key that occurs again starts another group. In the same group, the client could not tell which of its two puts
-/// lost.
+/// A key that occurs again starts another group, because within one group the client could not tell which of the key's
+/// two puts lost.
 fn group_len(items: &[(&[u8], &[u8])]) -> usize {
     let mut bytes = 0;
     let mut seen = BTreeSet::new();

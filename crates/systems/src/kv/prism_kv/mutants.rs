@@ -9,7 +9,7 @@ farside_remote::mutants! {
     YIELDS_TO_ANYONE = "KvYieldsToAnyone";
     /// A deleted key's slot is given to another key.
     SLOT_REUSE = "KvSlotReuse";
-    /// A probe reads the item first, and afterwards the slot's word with which the put compares.
+    /// A probe reads the item first, and only then the slot's word that the put's CAS expects.
     TWO_SNAPSHOTS = "KvTwoSnapshots";
     /// A new key is put into the next table while its place in the former table is still open.
     WRITE_BEFORE_MOVED = "WriteBeforeMoved";

@@ -26,41 +26,41 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// A store that has more than one table, because a rebuild moves its items.
 pub(super) struct Moving {
-    /// The tables that are being left, oldest first, then the newest table.
+    /// The store's tables: the tables that are being left, oldest first, then the newest table.
     tables: Vec<Table>,
     at: Stage,
     /// Number of completed passes over all slots.
     round: u32,
     /// Number of keys that found no place in the current pass.
     without_place: u64,
-    /// Survey that decides whether a further table is needed.
+    /// Survey that determines the size of a further table, if one is needed.
     survey: Option<Survey>,
 }
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Write the items MOVED and CLOSED, and close the end slots.
+    /// The next step writes the items MOVED and CLOSED, and closes the end slots.
     Begin,
-    /// Close the slot at this place, if it is empty.
+    /// The next step closes the slot at this place, if the slot is empty.
     Close(Place),
-    /// Move the slot at this place. The number counts slots at the start of the key's path in the next table: the ones
-    /// that are known to belong to other keys.
+    /// The next step moves the slot at this place. The number counts the slots at the start of the key's path in the
+    /// next table that are known to belong to other keys.
     Move(Place, usize),
     Done,
 }
 
-/// A slot of one of the tables that are being left.
+/// Position of a slot in one of the tables that are being left.
 #[derive(Clone, Copy, Default)]
 struct Place {
     table: usize,
     slot: u64,
 }
 
-/// Slots of a former table that one step reads.
+/// Number of slots of a former table that one step reads.
 const SLOTS_PER_STEP: usize = 8;
 /// Number of keys without a place after which the first pass stops looking for places.
 const WITHOUT_PLACE_MAX: u64 = 64;
-/// Slots of the next table that one step probes.
+/// Number of slots of the next table that one step probes.
 const PROBES_PER_STEP: usize = 6;
 
 impl Moving {
@@ -93,7 +93,7 @@ impl Moving {
         Ok(())
     }
 
-    /// Closes an empty slot. If a client has just taken the slot, the rebuild moves it later.
+    /// Closes the slot at `place` if it is empty. If a client has just taken the slot, the rebuild moves it later.
     fn close<M: Memory>(&self, memory: &M, place: Place, word: Slot) -> Result<bool, M::Wait> {
         let is_end = place.slot == self.tables[place.table].end();
         let mutant = if is_end { mutants::END_SLOT_STAYS } else { mutants::EMPTY_SLOTS_STAY };
@@ -136,7 +136,8 @@ impl Moving {
         })
     }
 
-    /// Passes `count` slots from `place` on: each was left, or its key has no place.
+    /// Moves the rebuild's position past `count` slots from `place` on. Each of these slots was left, or its key has
+    /// no place.
     fn pass(&mut self, place: Place, count: u64) -> Step {
         if let Some(next) = self.place(place, count) {
             self.at = Stage::Move(next, 0);
@@ -151,7 +152,8 @@ impl Moving {
         Step::Stuck
     }
 
-    /// Returns the place `count` slots further on; `None` behind the last slot that is being left.
+    /// Returns the place that lies `count` slots after this place, or `None` if that is behind the last slot that is
+    /// being left.
     fn place(&self, Place { table, slot }: Place, count: u64) -> Option<Place> {
         if slot + count < self.tables[table].spec.slots {
             return Some(Place { table, slot: slot + count });
@@ -159,7 +161,8 @@ impl Moving {
         (table + 2 < self.tables.len()).then_some(Place { table: table + 1, slot: 0 })
     }
 
-    /// Returns the word that marks a slot as left: a pointer to an item behind the table that follows the slot's table.
+    /// Returns the word that marks a slot as left: a pointer to an item that lies behind the table after the slot's
+    /// table.
     fn left(&self, place: Place, word: Slot) -> Slot {
         self.tables[place.table + 1].left(word)
     }
@@ -247,11 +250,11 @@ fn exchange<M: Memory>(memory: &M, table: &Table, index: u64, old: Slot, new: Sl
     Ok(memory.exchange(at, Width::W16, old.word(), new.word())?.is_ok())
 }
 
-/// Outcome of one step for one slot.
+/// Outcome of one step that tries to move one slot.
 enum Moved {
     Yes,
-    /// The slot changed during the step, or the step ended before the key's path in the next table did. The first
-    /// `others` slots of that path belong to other keys.
+    /// The slot changed during the step, or the step ended before the end of the key's path in the next table. The
+    /// first `others` slots of that path belong to other keys.
     NotYet {
         others: usize,
     },
@@ -260,7 +263,7 @@ enum Moved {
 }
 
 impl<M: Memory> Service<M> for Moving {
-    /// Scans the former tables first. An item that moves during the scan is seen in at least one table.
+    /// Scans the former tables first, so that an item which moves during the scan is seen in at least one table.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
         let mut before = 0;
         for table in &self.tables {

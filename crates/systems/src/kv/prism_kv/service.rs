@@ -64,7 +64,7 @@ struct PrismKvService {
     survey: Option<Survey>,
 }
 
-/// Samples the table's load. Keys are spread evenly over the table, so a part of its slots represents the whole.
+/// Samples how full the table is. Keys are spread evenly over the table, so a part of its slots represents the whole.
 #[derive(Default)]
 struct Watch {
     next: u64,
@@ -75,7 +75,7 @@ struct Watch {
 
 /// Number of slots that one step samples.
 const WATCHED_PER_STEP: u64 = 64;
-/// Slots that are sampled before the load is judged.
+/// Number of slots that are sampled before the load is judged.
 const WATCHED: u64 = 1024;
 
 /// Counts the slots of a store's tables to determine the size and the floor of the next table.
@@ -85,25 +85,26 @@ pub(super) struct Survey {
     seed: u64,
     /// Upper bound of the number of items, whatever the slots contain: each item has a buffer within the quota.
     most: u64,
-    /// Next slot to count: index of its table, and of the slot in that table.
+    /// Next slot to count: the index of its table, and the index of the slot in that table.
     next: (usize, u64),
-    /// Slots of the last table that have a key.
+    /// Number of slots of the last table that have a key.
     taken: u64,
-    /// Empty slots of the last table, which may still get a key before the rebuild closes them.
+    /// Number of empty slots of the last table, which may still get a key before the rebuild closes them.
     empty: u64,
-    /// Items that need slots in the next table: they have a value, or a tombstone far above the floor.
+    /// Number of items that need slots in the next table: items with a value, and tombstones far above the floor.
     staying: u64,
-    /// Distance by which the floor rises. The higher the floor, the more tombstones can be dropped.
+    /// Number of generations by which the floor rises. The higher the floor, the more tombstones can be dropped.
     rise: u32,
 }
 
-/// Largest rise of the floor in one rebuild. Because of this bound, generations repeat only after many rebuilds.
+/// Maximum rise of the floor in one rebuild. Because of this bound, generations repeat only after many rebuilds.
 const RISE_MAX: u32 = 1 << 16;
-/// Rise of the floor above the largest generation seen. Because of it, the tombstone of a key that is deleted during
-/// the rebuild is not above the floor either, and needs no slot in the next table.
+/// Number of generations by which the floor rises above the largest generation seen. Because of this margin, the
+/// tombstone of a key that is deleted during the rebuild is not above the floor either, and needs no slot in the next
+/// table.
 const RISE_BEYOND: u32 = 1 << 8;
 
-/// Slots in one step of a scan or a survey.
+/// Number of slots in one step of a scan or a survey.
 const SLOTS_PER_STEP: u64 = 8;
 
 impl<M: Memory> Service<M> for PrismKvService {
@@ -241,7 +242,7 @@ impl Survey {
     }
 }
 
-/// Reads slots from `first` on, until `out` is full or the table ends. Returns their number.
+/// Reads slots from the slot `first` on, until `out` is full or the table ends. Returns the number of slots read.
 pub(super) fn read_slots<M: Memory>(
     memory: &M,
     table: &Table,
@@ -258,7 +259,7 @@ pub(super) fn read_slots<M: Memory>(
     Ok(count)
 }
 
-/// Reports the buffers that the next slots from `first` on reach. Returns the slot at which to continue.
+/// Reports the buffers that the slots from `first` on reach, for one step. Returns the slot at which to continue.
 pub(super) fn live_of<M: Memory>(
     table: &Table,
     memory: &M,
@@ -273,7 +274,7 @@ pub(super) fn live_of<M: Memory>(
     Ok(first + count as u64)
 }
 
-/// Reports a slot's item and, if its value is large, the parts.
+/// Reports the buffer of a slot's item and, if the item's value is large, the buffers of the value's parts.
 ///
 /// A client may replace the item meanwhile and free its buffer. But the node reuses no buffer during a step, so the
 /// bytes read were an item's bytes.

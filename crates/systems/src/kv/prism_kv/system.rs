@@ -18,11 +18,11 @@ impl System for PrismKvKind {
     const TITLE: &'static str = "PRISM-KV";
     const SUMMARY: &'static str = "GET is one indirect READ, PUT two chains";
     const FAMILY: Family = Family::Kv;
-    /// A PUT to a cached slot compares the tag alone, which needs a masked CAS.
+    /// Capabilities that PRISM-KV needs. A PUT to a cached slot compares the tag alone, which needs a masked CAS.
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// The first mutant shows only on a probe path without a free slot. The second shows only if a node fails between
-    /// two exchanges and the same key is put afterwards.
+    /// Mutants that trials expose too seldom. The first mutant shows only on a probe path without a free slot. The
+    /// second mutant shows only if a node fails between two exchanges and the same key is put afterwards.
     const RARE_MUTANTS: &'static [Mutant] = &[mutants::END_SLOT_STAYS, mutants::MOVED_TWICE];
 
     type Client<F: Fabric + Clock> = PrismKv<F>;
