@@ -1,4 +1,4 @@
-//! Cost of a whole GET beyond the memory accesses: PRISM-KV on `local` and `shm`, compared with the physical floor.
+//! Cost of a whole GET beyond its memory accesses: PRISM-KV on `local` and `shm`, compared with the physical floor.
 //!
 //! The store has one million values of 512 bytes, and each key has its own slot. Both sides fetch the same keys in the
 //! same order. With a single task, the next key depends on the bytes just fetched, so no CPU overlaps two fetches.
@@ -18,11 +18,11 @@ use support::{Client, Store, median, open, value_byte};
 
 const RECORDS: u64 = 1_000_000;
 const VALUE_SIZE: usize = 512;
-/// Quota for table, buffers and the reserve.
+/// Quota in bytes for the table, the buffers and the reserve.
 const QUOTA: u64 = 896 << 20;
 const TASKS: usize = 16;
 const ROUNDS: usize = 3;
-/// Slices of a round. Store and floor alternate by slice, so that a noisy neighbour affects both.
+/// Number of slices of a round. Store and floor alternate by slice, so that a noisy neighbour affects both.
 const SLICES: usize = 8;
 const SLICE: Duration = Duration::from_millis(120);
 /// Number of GETs between two readings of the clock.
@@ -44,7 +44,7 @@ fn main() {
     }
 }
 
-/// Prints the ratios of each round and their medians.
+/// Measures and prints the ratios of each round and their medians.
 fn report(fabric: &str, floor: &Floor, clients: &mut Clients<'_>) {
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
@@ -75,7 +75,7 @@ struct Compared {
     floor_ns: f64,
 }
 
-/// Measures store and floor in alternating slices. Returns the medians.
+/// Measures store and floor in alternating slices. Returns the median times per GET in nanoseconds.
 fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
     let (mut ns, mut floor_ns) = (Vec::new(), Vec::new());
     for _ in 0..SLICES {
@@ -87,12 +87,12 @@ fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
     Compared { ns: median(ns), floor_ns: median(floor_ns) }
 }
 
-/// One client core with a client for each of its tasks.
+/// The clients of one core, one for each of the core's tasks.
 struct Clients<'a> {
     endpoint: Rc<Direct>,
     clients: Vec<Client>,
     keys: &'a [u32],
-    /// Index of the next key to read.
+    /// Index of the next key to fetch.
     next: Cell<usize>,
     mismatches: Cell<u64>,
 }

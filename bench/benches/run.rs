@@ -1,6 +1,6 @@
 //! Cost of running a chain beyond the work itself: PRISM-KV's GET, compared with the same GET written by hand.
 //!
-//! Four ways to read a value in cache:
+//! The benchmark compares four ways to read a value in cache:
 //! * `run` of a chain that was built before,
 //! * the whole GET, from building the chain to comparing the key in the reply,
 //! * by hand, from a mapping of the same memory,
@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 use support::{Store, median};
 
 const BY: By = By::itself(SessionId { slot: 0, number: 1 });
-/// Number of records, small enough that their slots and items stay in the first two caches.
+/// Number of records. It is small, so that the slots and items stay in the first two caches.
 const RECORDS: u64 = 64;
 const VALUE_SIZE: usize = 512;
-/// Length of PRISM-KV's READ of an item.
+/// Maximum length in bytes of PRISM-KV's READ of an item.
 const READ_MAX: u32 = 64 * 1024 - 64;
 
 /// Number of measurements of each way to read.
@@ -110,7 +110,7 @@ fn ns_per_get<T>(each: &[T], mut get: impl FnMut(&T) -> bool) -> f64 {
     started.elapsed().as_nanos() as f64 / GETS as f64
 }
 
-/// PRISM-KV's GET as plain chains, without its asynchronous code.
+/// State for PRISM-KV's GETs without their asynchronous parts.
 struct Chains<'a> {
     memory: &'a Mapping,
     key: Key,
@@ -153,7 +153,7 @@ impl<'a> Built<'a> {
     }
 }
 
-/// Adds the only op of a GET.
+/// Adds the only op of a GET, an indirect READ, to a chain.
 #[inline]
 fn ask_for(chain: &mut Chain<'_>, target: &Target) -> Out<[u8]> {
     chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded())
@@ -173,7 +173,7 @@ fn gets(by_hand: &mut ByHand, target: &Target) -> bool {
     value.is_some_and(|value| black_box(value).len() == VALUE_SIZE)
 }
 
-/// The checks of rights that `run` makes for a GET: the key, the slot, the item.
+/// State for the checks of rights that `run` makes for a GET: of the key, the slot and the item.
 struct Rights<'a> {
     memory: &'a Mapping,
     key: Key,

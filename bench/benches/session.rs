@@ -89,7 +89,7 @@ where
     (cpu() - spent).as_nanos() as f64 / gets.get() as f64
 }
 
-/// CPU time of this thread, without that of concurrent processes.
+/// Returns the CPU time of this thread so far, without the time of concurrent processes.
 fn cpu() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
@@ -158,7 +158,7 @@ impl Line for Inline {
     }
 }
 
-/// Runs chains like a node's engine.
+/// Runs the chains of a session as a node's engine does.
 struct Engine {
     node: Arc<farside_node::host::Host>,
     runner: Runner,

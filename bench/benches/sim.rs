@@ -25,9 +25,10 @@ use std::hint::black_box;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Number of events of a world that does not end by itself.
+/// Number of events after which a world without an end of its own is stopped.
 const EVENTS: u64 = 100_000;
-/// Number of tasks in such a world, each with one operation in flight. The bare heap holds the same number of events.
+/// Number of tasks in a world without an end of its own, each with one operation in flight. The bare heap holds the
+/// same number of events.
 const TASKS: u64 = 16;
 /// Number of clients in a trial. The seeds determine all other random draws.
 const CLIENTS: u32 = 2;
@@ -55,7 +56,7 @@ fn sim(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures `run`, which returns its number of events. The number must always be the same.
+/// Measures `run`, which returns its number of events. This number must always be the same.
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut run: impl FnMut() -> u64) {
     group.throughput(Throughput::Elements(run()));
     group.bench_function(name, |bencher| {
@@ -67,7 +68,7 @@ fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut run: impl F
     });
 }
 
-/// CPU time of this thread, without that of concurrent processes.
+/// Returns the CPU time of this thread so far, without the time of concurrent processes.
 fn cpu() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
@@ -84,7 +85,7 @@ fn bare_heap() -> u64 {
     EVENTS
 }
 
-/// Runs a world with the tasks that `begin` starts. Returns its number of events.
+/// Runs a world with the tasks that `begin` starts. Returns the world's number of events.
 fn in_a_world(begin: impl Fn(&World)) -> u64 {
     let world = World::new(1);
     begin(&world);
@@ -105,7 +106,7 @@ fn sleeps(world: &World) {
     }
 }
 
-/// Starts pairs of hosts. One host of a pair sends back each message of the other.
+/// Starts pairs of hosts. One host of each pair sends back each message of the other host.
 fn datagrams(world: &World) {
     let wire = Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS };
     let network = Network::new(world, wire, &Rc::new(Struck::default()));
@@ -129,7 +130,7 @@ async fn send_back(network: Network, inbox: Rc<Inbox>) {
     }
 }
 
-/// Starts connections, each with several verbs in flight.
+/// Starts connections to a NIC, each with several verbs in flight.
 fn verbs(world: &World) {
     let bytes = Rc::new(Bytes::new(8 << 20));
     let timing = Timing {

@@ -1,8 +1,7 @@
 //! Verifiable values with a checksum and a stamp, and a [`Ledger`] that checks that each key behaves as one register.
 //!
-//! Invariant: two values of one key differ in every word of their filler. So a value with bytes of both fails the
-//! checksum, wherever the bytes of one end and those of the other begin.
-//! Invariant: a writer's sequence numbers start at 1 and are never used twice. 0 means that no value was written.
+//! Invariant: two values of one key differ in every word of their filler. So a value that mixes bytes of both fails
+//! the checksum, wherever the bytes of one value end and those of the other value begin.
 
 mod ledger;
 
@@ -12,17 +11,18 @@ use crc_fast::CrcAlgorithm;
 
 pub use ledger::{Begun, Ledger, Written};
 
-/// value: | checksum u64, of the rest | key u64 | sequence u64 | writer u32 | filler |, little-endian
+/// Offset of the key in a value: | checksum u64, of the bytes after it | key u64 | sequence u64 | writer u32 | filler
+/// |, little-endian
 const KEY: usize = 8;
 const SEQUENCE: usize = 16;
 const WRITER: usize = 24;
 
-/// Length of the shortest value, in bytes.
+/// Length of the shortest value that can be verified, in bytes.
 pub const VALUE_SIZE_MIN: usize = 28;
 
 const _: () = assert!(VALUE_SIZE_MIN == WRITER + size_of::<u32>());
 
-/// Identity of a value: its writer and its sequence number.
+/// Identity of a value: the number of its writer, and its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Number of the writer.
@@ -64,10 +64,10 @@ pub fn check(key: u64, value: &[u8]) -> Result<Stamp, Violation> {
     Ok(Stamp { writer: u32::from_le_bytes([a, b, c, d]), sequence: u64_at(header, SEQUENCE) })
 }
 
-/// Error: the value is shorter than [`VALUE_SIZE_MIN`].
+/// Error: a value to encode is shorter than [`VALUE_SIZE_MIN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooSmall {
-    /// Bytes of the value.
+    /// Length of the value in bytes.
     pub size: usize,
 }
 
@@ -79,10 +79,10 @@ impl fmt::Display for TooSmall {
 
 impl std::error::Error for TooSmall {}
 
-/// Result that no read of a register may return.
+/// Result that no read of a register may return, and that shows a fault of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// The bytes are not one whole value: they are mixed, truncated, or were never written.
+    /// The bytes read are not one whole value: they are mixed, truncated, or were never written.
     Torn {
         /// Key that was read.
         key: u64,
@@ -91,10 +91,10 @@ pub enum Violation {
     OtherKey {
         /// Key that was read.
         key: u64,
-        /// Key that the returned value was written for.
+        /// Key to which the value belongs.
         found: u64,
     },
-    /// The read returned an older value: one that was replaced before the read started, or before another read.
+    /// The read returned an older value, which was replaced before the read started, or before another read.
     WentBack {
         /// Key that was read.
         key: u64,
@@ -103,18 +103,19 @@ pub enum Violation {
         /// A newer value that was present before this read started; `None` if the value's own write did not run.
         newer: Option<Stamp>,
     },
-    /// The read returned no value, although a value was present before it started.
+    /// The read returned no value, although the key had a value before the read started.
     Missing {
         /// Key that was read.
         key: u64,
     },
-    /// The value has a sequence number that its writer has not used in this run: it is left from an earlier run.
+    /// The value has a sequence number that its writer has not used in this run, so the value is left from an earlier
+    /// run.
     NeverWritten {
         /// Key that was read.
         key: u64,
         /// Stamp of the value that was read.
         read: Stamp,
-        /// Last sequence number that the writer has used.
+        /// The writer's last sequence number in this run.
         issued: u64,
     },
     /// The value was read, but the error of its put stated that the put did not run.
@@ -151,7 +152,7 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Fills `filler` with words that depend on `seed` and on their position.
+/// Fills `filler` with words that depend on `seed` and on each word's position.
 fn fill(seed: u64, filler: &mut [u8]) {
     let mut word = seed;
     for chunk in filler.chunks_mut(size_of::<u64>()) {
@@ -169,7 +170,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// Decodes the 8 bytes at `at`, a constant of this file that lies within the header.
+/// Decodes the 8 bytes at the offset `at`, a constant of this file that lies within the header.
 fn u64_at(header: &[u8; VALUE_SIZE_MIN], at: usize) -> u64 {
     u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"))
 }

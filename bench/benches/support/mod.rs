@@ -21,7 +21,7 @@ use std::time::Duration;
 
 pub(crate) const NAME: &str = "bench";
 
-/// A store. Its keys are the numbers below the number of records, big-endian, each with its own slot.
+/// A filled store. Its keys are the numbers below the number of records, big-endian, and each key has its own slot.
 pub(crate) struct Store {
     pub(crate) host: Arc<Host>,
     socket: PathBuf,
@@ -61,12 +61,13 @@ impl Store {
         self.host.memory()
     }
 
-    /// Creates an endpoint for this thread on the node's own mapping.
+    /// Creates an endpoint for this thread over `local`, on the node's own mapping.
     pub(crate) fn endpoint(&self) -> Rc<Direct> {
         endpoint_of(&self.host)
     }
 
-    /// Creates an endpoint for this thread as in another process: through the node's socket, on a separate mapping.
+    /// Creates an endpoint for this thread over `shm`, as another process would: through the node's socket, on a
+    /// separate mapping.
     pub(crate) fn shm_endpoint(&self) -> Rc<Direct> {
         Rc::new(shm::connect(&self.socket, NodeId(0)).expect("the node serves there"))
     }
@@ -77,19 +78,19 @@ fn endpoint_of(host: &Arc<Host>) -> Rc<Direct> {
     Rc::new(local::connect(&node).expect("a session"))
 }
 
-/// Opens a client over `endpoint`.
+/// Opens a client of the store over `endpoint`.
 pub(crate) fn open(endpoint: &Rc<Direct>) -> Client {
     block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NodeId(0), NAME)).expect("the store exists")
 }
 
-/// Fills the value of a key. Each byte depends on the key and on its index.
+/// Fills the value of key `number`. Each byte depends on the key and on the byte's index.
 fn value_of(number: u64, value: &mut [u8]) {
     for (index, byte) in value.iter_mut().enumerate() {
         *byte = value_byte(number, index);
     }
 }
 
-/// Byte `index` of the value of key `number`.
+/// Returns byte `index` of the value of key `number`.
 #[inline]
 pub(crate) fn value_byte(number: u64, index: usize) -> u8 {
     (number as u8).wrapping_add(index as u8)

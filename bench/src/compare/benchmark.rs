@@ -1,6 +1,6 @@
-//! Output of `redis-benchmark`, Redis's own benchmark, as a cross-check of our client.
+//! Parser for the output of `redis-benchmark`, Redis's own benchmark, which cross-checks our client.
 
-/// Results of one test of `redis-benchmark --csv`.
+/// Results that `redis-benchmark --csv` printed for one test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Said {
     /// Operations per second.
@@ -11,7 +11,7 @@ pub struct Said {
     pub p99_us: Option<f64>,
 }
 
-/// Parses the results of `test` from the output of `redis-benchmark --csv`.
+/// Parses the results of the test `test` from the output of `redis-benchmark --csv`.
 ///
 /// # Errors
 /// The output has no line, or no rate, for `test`.
@@ -29,7 +29,7 @@ pub fn parse(output: &str, test: &str) -> Result<Said, String> {
     Ok(Said { ops_per_s, p50_us: us("p50_latency_ms"), p99_us: us("p99_latency_ms") })
 }
 
-/// Splits a line into fields. No field contains a comma or a quotation mark.
+/// Splits a line into its fields. No field contains a comma or a quotation mark.
 fn fields(line: &str) -> impl Iterator<Item = &str> {
     line.split(',').map(|field| field.trim().trim_matches('"'))
 }

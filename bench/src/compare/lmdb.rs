@@ -12,10 +12,10 @@ use ::lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, Error, Tran
 use std::path::Path;
 use std::time::Instant;
 
-/// Version of the built-in library.
+/// Version of the LMDB library that is built in.
 pub const VERSION: &str = "0.9.24 (lmdb-rkv 0.14)";
 
-/// An environment with one database.
+/// An LMDB environment with one database.
 pub struct Lmdb {
     environment: Environment,
     database: Database,
@@ -23,7 +23,7 @@ pub struct Lmdb {
 
 /// Number of operations for each sampled latency, as for other rivals.
 const SAMPLED: u64 = super::SAMPLED;
-/// Records in one transaction of the load phase.
+/// Number of records in one transaction of the load phase.
 const LOADING: u64 = 4096;
 const PAGE_SIZE: u64 = 4096;
 
@@ -31,7 +31,7 @@ impl Lmdb {
     /// Creates an environment in `folder` for the records of `ycsb`, then removes the folder.
     ///
     /// # Errors
-    /// Reason why the file cannot be created.
+    /// Returns the reason why the file cannot be created.
     pub fn create(folder: &Path, ycsb: &Ycsb) -> Result<Lmdb, String> {
         let words = |error: Error| format!("LMDB cannot create its file in {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -50,7 +50,7 @@ impl Lmdb {
     /// Stores all records, in the order of their keys. Calls `progress` with the number of new records.
     ///
     /// # Errors
-    /// Reason why a record was not stored.
+    /// Returns the reason why a record was not stored.
     pub fn load(&self, ycsb: &Ycsb, mut progress: impl FnMut(u64)) -> Result<(), String> {
         let mut value = vec![0; ycsb.value_size];
         for first in (0..ycsb.workload.records).step_by(LOADING as usize) {
@@ -65,7 +65,7 @@ impl Lmdb {
     /// Performs the operations of `thread`, `depth` at a time, while `goes_on` returns true.
     ///
     /// # Errors
-    /// Reason why an operation failed.
+    /// Returns the reason why an operation failed.
     pub fn work(
         &self,
         ycsb: &Ycsb,
@@ -124,7 +124,7 @@ impl Lmdb {
         Ok(())
     }
 
-    /// Stores these records in one transaction.
+    /// Stores the given records in one transaction.
     fn write(
         &self,
         keys: impl Iterator<Item = u64>,
@@ -140,7 +140,7 @@ impl Lmdb {
     }
 }
 
-/// Copies a value, unless its length is wrong.
+/// Copies a value to `value`. Returns `None` if the value has the wrong length.
 #[inline]
 fn copied<'v>(found: &[u8], value: &'v mut [u8]) -> Option<&'v [u8]> {
     if found.len() != value.len() {
@@ -150,7 +150,8 @@ fn copied<'v>(found: &[u8], value: &'v mut [u8]) -> Option<&'v [u8]> {
     Some(std::hint::black_box(&*value))
 }
 
-/// Size of the address range for these records, with spare pages for copy-on-write. Unused pages cost no memory.
+/// Returns the size in bytes of the address range for these records, with spare pages for copy-on-write. Unused pages
+/// cost no memory.
 fn map_size(records: u64, value_size: usize) -> usize {
     let item = value_size as u64 + 32;
     let pages = match PAGE_SIZE / 2 / item {

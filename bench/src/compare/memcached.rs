@@ -1,4 +1,4 @@
-//! memcached over its text protocol: a `get` of many keys, and `set`s.
+//! memcached over its text protocol: one `get` of many keys, and one `set` for each write.
 //!
 //! Invariant: keys have 8 bytes, like those of our systems. They are the hexadecimal digits of the record's number,
 //! because this protocol requires printable keys.
@@ -10,7 +10,7 @@ use super::{Answer, Dialect};
 #[derive(Clone, Copy, Debug)]
 pub struct Memcached;
 
-/// Number of distinct keys of this form.
+/// Number of distinct keys of 8 hexadecimal digits.
 pub const RECORDS_MAX: u64 = 1 << 32;
 
 impl Dialect for Memcached {
@@ -52,8 +52,8 @@ impl Dialect for Memcached {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// Parses the answer to one read. The server omits absent records from its answer. So at the place of an absent
-    /// record, the parser finds the next record or the end of the answer.
+    /// Parses the answer to one read. The server omits absent records from its answer. So where the answer for an
+    /// absent record would be, the parser finds the next record or the end of the answer.
     #[inline]
     fn read(bytes: &[u8], asked: u64) -> Result<Option<Answer<'_>>, String> {
         let Some(first) = line(bytes)? else { return Ok(None) };

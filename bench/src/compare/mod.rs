@@ -1,11 +1,11 @@
-//! Rivals: other stores, under the same workload as the systems of [`crate::driver`].
+//! Rivals: other stores, which run the same workload as the systems of [`crate::driver`].
 //!
-//! * [`redis`], [`memcached`]: their protocols, as functions from bytes to answers.
-//! * [`Client`]: one connection with a fixed number of operations in flight, in one to four batches. A batch is sent in
-//!   one write. When all its answers have arrived, the next batch takes its place. With several batches, client and
-//!   server work concurrently.
-//! * [`lmdb`]: a library, without a server.
-//! * [`rows`]: results, for people and scripts.
+//! * [`redis`], [`memcached`]: the rivals' protocols, as functions from bytes to answers.
+//! * [`Client`]: one connection with a fixed number of operations in flight, in one to four batches. The client sends
+//!   a batch in one write. When all answers to a batch have arrived, the next batch takes its place. With several
+//!   batches, client and server work concurrently.
+//! * [`lmdb`]: LMDB, a library that needs no server.
+//! * [`rows`]: results of a comparison, for people and scripts.
 //! * [`benchmark`]: results of a rival's own benchmark.
 //!
 //! Invariant: the same code draws and checks operations, keys and values for rivals and for our systems.
@@ -32,16 +32,16 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Length of the longest accepted answer to one request, in bytes.
+/// Maximum length of an accepted answer to one request, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Maximum time to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Polls of a socket between two readings of the clock.
+/// Number of polls of a socket between two readings of the clock.
 const LOOKS: u32 = 4096;
-/// Number of operations for each sampled latency. It is one more than our driver's, so that the sampled position in a
-/// batch changes.
+/// Number of operations for each sampled latency. The number is one more than our driver's, so that the sampled
+/// position in a batch changes.
 const SAMPLED: u64 = 65;
-/// Records in flight while a store is loaded.
+/// Operations and batches in flight while a store is loaded.
 const LOADING: Shape = Shape { depth: 256, batches: 2 };
 
 /// Protocol of a rival.
@@ -57,13 +57,14 @@ pub trait Dialect {
     /// The bytes are another answer.
     fn pid(bytes: &[u8]) -> Result<Option<u32>, String>;
 
-    /// Appends one read request for each of these records.
+    /// Appends requests to read these records to `out`.
     fn encode_reads(keys: &[u64], out: &mut Vec<u8>);
 
-    /// Appends a request that stores a record, with an acknowledgement.
+    /// Appends a request to `out` that stores a record and asks for an acknowledgement.
     fn encode_write(key: u64, value: &[u8], out: &mut Vec<u8>);
 
-    /// Length of the part before the answers to `count` reads; `None` if it is incomplete.
+    /// Returns the length in bytes of the part before the answers to `count` reads, or `None` if that part is
+    /// incomplete.
     ///
     /// # Errors
     /// The bytes are another answer.
@@ -72,13 +73,13 @@ pub trait Dialect {
         Ok(Some(0))
     }
 
-    /// Parses the answer to a read of `key` at the start of `bytes`; `None` if it is incomplete.
+    /// Parses the answer to a read of `key` at the start of `bytes`; `None` if the answer is incomplete.
     ///
     /// # Errors
     /// The bytes are no answer to a read.
     fn read(bytes: &[u8], key: u64) -> Result<Option<Answer<'_>>, String>;
 
-    /// Length of the part after the answers to reads; `None` if it is incomplete.
+    /// Returns the length in bytes of the part after the answers to reads, or `None` if that part is incomplete.
     ///
     /// # Errors
     /// The bytes are another answer.
@@ -87,26 +88,26 @@ pub trait Dialect {
         Ok(Some(0))
     }
 
-    /// Length of the acknowledgement of a write; `None` if it is incomplete.
+    /// Returns the length in bytes of the acknowledgement of a write, or `None` if the acknowledgement is incomplete.
     ///
     /// # Errors
     /// The record was not stored.
     fn written(bytes: &[u8]) -> Result<Option<usize>, String>;
 }
 
-/// Answer to a read.
+/// A rival's answer to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<'b> {
-    /// Bytes of the whole answer.
+    /// Length of the whole answer in bytes.
     pub len: usize,
     /// Value of the record; `None` if the record is absent.
     pub value: Option<&'b [u8]>,
 }
 
-/// Address of a server.
+/// Address of a rival's server.
 #[derive(Clone, Debug)]
 pub enum Address {
-    /// TCP address.
+    /// IP address and TCP port.
     Tcp(SocketAddr),
     /// Path of a unix socket.
     Unix(PathBuf),
@@ -121,16 +122,17 @@ pub enum Waiting {
     Awake,
 }
 
-/// Number of operations in flight, and of batches. A batch has at least one operation.
+/// Shape of the load: the number of operations in flight, and the number of batches that these form. A batch has at
+/// least one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Number of operations in flight.
     pub depth: u32,
-    /// Number of batches.
+    /// Number of batches in flight.
     pub batches: u32,
 }
 
-/// One connection to a server.
+/// One connection to a rival's server.
 pub struct Client<D: Dialect> {
     link: Link,
     waiting: Waiting,
@@ -141,7 +143,7 @@ pub struct Client<D: Dialect> {
     dialect: std::marker::PhantomData<D>,
 }
 
-/// Checks that rivals support a workload.
+/// Checks that the rivals support a workload.
 ///
 /// # Errors
 /// The workload has operations that are not compared here.
@@ -191,7 +193,7 @@ impl<D: Dialect> Client<D> {
     /// Requests the server's process id.
     ///
     /// # Errors
-    /// The server does not report it.
+    /// The server does not report its process id.
     pub fn server_pid(&mut self) -> Result<u32, String> {
         self.out.clear();
         self.out.extend_from_slice(D::HELLO);
@@ -205,10 +207,10 @@ impl<D: Dialect> Client<D> {
         }
     }
 
-    /// Stores the records with these numbers. Calls `progress` after each.
+    /// Stores the records with these numbers. Calls `progress` after each record.
     ///
     /// # Errors
-    /// Reason why a record was not stored.
+    /// Returns the reason why a record was not stored.
     pub fn load(
         &mut self,
         mut numbers: impl Iterator<Item = u64>,
@@ -288,7 +290,7 @@ impl<D: Dialect> Client<D> {
         writes.iter().try_for_each(|_| self.skip(D::written))
     }
 
-    /// Receives the next value. Returns whether it is wrong.
+    /// Receives the value of `key`. Returns whether the value is wrong.
     #[inline]
     fn receive_value(&mut self, key: u64) -> Result<bool, String> {
         loop {
@@ -302,7 +304,7 @@ impl<D: Dialect> Client<D> {
         }
     }
 
-    /// Receives and skips the bytes whose length `expected` returns.
+    /// Receives and skips a part of an answer. `expected` returns the part's length in bytes.
     #[inline]
     fn skip(&mut self, expected: impl Fn(&[u8]) -> Result<Option<usize>, String>) -> Result<(), String> {
         loop {
@@ -314,7 +316,8 @@ impl<D: Dialect> Client<D> {
         }
     }
 
-    /// Sends all of `out`. Receives answers meanwhile, because a server may stop reading until its answers are read.
+    /// Sends all bytes of `out`. Receives answers meanwhile, because a server may stop reading until its answers are
+    /// read.
     fn send(&mut self) -> Result<(), String> {
         let mut sent = 0;
         while sent < self.out.len() {
@@ -338,7 +341,7 @@ impl<D: Dialect> Client<D> {
         Ok(())
     }
 
-    /// Waits for bytes, and receives all that have arrived.
+    /// Waits until bytes arrive, and receives all bytes that have arrived.
     fn receive(&mut self) -> Result<(), String> {
         let place = self.inbox.place()?;
         let flags = match self.waiting {
@@ -375,7 +378,7 @@ fn silent() -> String {
 }
 
 impl Shape {
-    /// Number of operations in each batch.
+    /// Returns the number of operations in each batch.
     fn sizes(self) -> impl Iterator<Item = usize> {
         let Shape { depth, batches } = self;
         let batches = batches.clamp(1, depth.max(1));
@@ -389,7 +392,7 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// Operations that are sent together.
+/// Operations that the client sends together.
 struct Batch {
     size: usize,
     /// Operations of the batch, reads before writes.
@@ -397,7 +400,7 @@ struct Batch {
     reads: usize,
 }
 
-/// An operation in flight.
+/// An operation in flight, and its state.
 struct Slot {
     drawn: Drawn,
     /// Whether the operation is a write, or a read-modify-write whose read is done.
@@ -413,7 +416,7 @@ impl Batch {
     }
 
     /// Renews the batch after all its answers have arrived. A read-modify-write whose read was answered stays in the
-    /// batch and is written next. All other operations are done, and new ones take their place.
+    /// batch and is written next. All other operations are done, and new operations take their place.
     fn renew(
         &mut self,
         next: &mut impl FnMut() -> Option<Drawn>,
@@ -443,7 +446,7 @@ impl Batch {
     }
 }
 
-/// Received bytes that are not yet parsed.
+/// Buffer of received bytes that are not yet parsed.
 #[derive(Default)]
 struct Inbox {
     bytes: Vec<u8>,
@@ -453,10 +456,10 @@ struct Inbox {
 
 impl Inbox {
     const SIZE: usize = 128 << 10;
-    /// Largest size of the buffer, in bytes: more than all answers to a batch, even if the server stops reading until
-    /// its answers are read.
+    /// Maximum size of the buffer, in bytes. All answers to a batch fit, even if the server stops reading until its
+    /// answers are read.
     const SIZE_MAX: usize = 16 << 20;
-    /// Smallest free space for a read, in bytes.
+    /// Minimum free space for a read, in bytes.
     const ROOM: usize = 32 << 10;
 
     #[inline]
@@ -472,7 +475,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the free space, after enlarging the buffer if needed.
+    /// Returns the free space of the buffer, after enlarging the buffer if needed.
     fn place(&mut self) -> Result<&mut [u8], String> {
         if self.bytes.len() - self.end < Inbox::ROOM {
             self.bytes.copy_within(self.start..self.end, 0);

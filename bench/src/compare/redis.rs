@@ -1,4 +1,4 @@
-//! Redis over RESP: pipelined GETs, or MGET, and SETs.
+//! Redis over the protocol RESP: pipelined GETs, or one MGET, and SETs.
 //!
 //! Invariant: keys are the same 8 bytes as for our systems.
 
@@ -95,13 +95,13 @@ impl Dialect for MGet {
     }
 }
 
-/// Records that `redis-benchmark -r` reads. They are in a separate database, so that they do not enlarge the table of
-/// the other records.
+/// Dialect that stores the records of `redis-benchmark -r` in a separate database, so that they do not enlarge the
+/// table of the other records.
 #[derive(Clone, Copy, Debug)]
 pub struct OfBenchmark;
 
 impl OfBenchmark {
-    /// Number of the database.
+    /// Number of the separate database.
     pub const DATABASE: &'static str = "1";
 }
 
@@ -144,7 +144,7 @@ fn encode_key(number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Parses a bulk string, which may be null.
+/// Parses a bulk string of RESP, which may be null.
 #[inline]
 fn bulk(bytes: &[u8]) -> Result<Option<Answer<'_>>, String> {
     let Some(first) = line(bytes)? else { return Ok(None) };

@@ -1,13 +1,14 @@
-//! Results of a comparison: the rates of each contender, by setting and round, and their ratio to the better rival.
+//! Results of a comparison: the rates of each contender, by setting and round, and the ratio of each rate to the
+//! better rival's rate.
 //!
-//! Invariant: a ratio is computed within one round, from measurements close in time. Reports have the median of ratios,
-//! not the ratio of medians.
+//! Invariant: a ratio is computed within one round, from measurements that are close in time. Reports have the median
+//! of ratios, not the ratio of medians.
 
 use crate::report::{Latencies, LatencyUs, Spread, Table};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Cores of client and server.
+/// Number of cores that client and server use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cores {
@@ -17,41 +18,41 @@ pub enum Cores {
     One,
 }
 
-/// Way in which a client waits.
+/// How a client waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Client {
-    /// The client sleeps until it is woken.
+    /// The client sleeps until the kernel wakes it.
     Sleeps,
-    /// The client polls.
+    /// The client polls its socket.
     Looks,
 }
 
-/// Settings that all contenders of a group share.
+/// Setting that all contenders of a group share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// Number of operations in flight for each client thread.
     pub depth: u32,
     /// Number of client threads.
     pub threads: u32,
-    /// Cores, and the client's way to wait; `None` without a server.
+    /// Cores of client and server, and how the client waits; `None` without a server.
     pub served: Option<(Cores, Client)>,
 }
 
 /// Results of one contender with one setting.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Operations per second of each round.
+    /// Operations per second in each round.
     pub rates: Vec<f64>,
-    /// Ratio to the better rival's rate, for each round with a rival.
+    /// Ratios of the contender's rate to the better rival's rate, one for each round with a rival.
     pub ratios: Vec<f64>,
-    /// Latencies of all rounds.
+    /// Latencies of the operations of all rounds.
     pub latencies: Latencies,
-    /// Number of operations of all rounds.
+    /// Number of operations of all rounds together.
     pub operations: u64,
-    /// CPU time of the client's process for these operations.
+    /// CPU time that the client's process used for these operations.
     pub client_cpu: Duration,
-    /// CPU time of the server's process; `None` if the contender has no server.
+    /// CPU time that the server's process used for these operations; `None` without a server.
     pub server_cpu: Option<Duration>,
 }
 
@@ -66,9 +67,9 @@ pub struct CompareReport {
     pub workload: String,
     /// Name of the effective request distribution.
     pub distribution: String,
-    /// Records in the store.
+    /// Number of records in the store.
     pub records: u64,
-    /// Bytes of a value.
+    /// Length of a value in bytes.
     pub value_size: u64,
     /// Number of client threads, each with one connection.
     pub threads: u32,
@@ -76,9 +77,9 @@ pub struct CompareReport {
     pub depth: u32,
     /// Number of batches; null if the contender forms the batches itself.
     pub batches: Option<u32>,
-    /// Cores of client and server; null without a server.
+    /// Number of cores of client and server; null without a server.
     pub cores: Option<Cores>,
-    /// Way in which a client waits; null without a server.
+    /// How a client waits for an answer; null without a server.
     pub client: Option<Client>,
     /// Number of rounds.
     pub rounds: u64,
@@ -86,25 +87,26 @@ pub struct CompareReport {
     pub ops_per_s: Spread,
     /// Latency of an operation in microseconds, sampled from about 1 in 64; null if not reported.
     pub latency_us: Option<LatencyUs>,
-    /// CPU time for a million operations, in seconds; null if unknown.
+    /// CPU time in seconds for a million operations; null if unknown.
     pub cpu_s_per_mop: Option<Sides>,
-    /// Ratio to the rate of the better of Redis and memcached; null if neither was measured.
+    /// Ratio of the contender's rate to the rate of the better of Redis and memcached; null if neither was measured.
     pub of_better_rival: Option<Spread>,
-    /// Whether the rival's own benchmark measured this, instead of this program.
+    /// Whether the rival's own benchmark measured this result, instead of this program.
     pub is_cross_check: bool,
 }
 
 /// CPU time of client and server, in seconds for a million operations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sides {
-    /// CPU time of the client's process.
+    /// CPU time of the client's process, in seconds for a million operations.
     pub client: f64,
-    /// CPU time of the server's process, with a resolution of 10 ms a round in total; null without a server.
+    /// CPU time of the server's process, in seconds for a million operations; null without a server. The resolution is
+    /// 10 ms for all operations of a round together.
     pub server: Option<f64>,
 }
 
 impl Measured {
-    /// CPU time for a million operations; `None` without operations.
+    /// Returns the CPU time for a million operations, or `None` without operations.
     pub fn cpu_s_per_mop(&self) -> Option<Sides> {
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / self.operations as f64 * 1e6;
         let sides = Sides { client: per_mop(self.client_cpu), server: self.server_cpu.map(per_mop) };
@@ -112,7 +114,7 @@ impl Measured {
     }
 }
 
-/// Formats the reports of one group as a table.
+/// Returns a table of the reports of one group.
 pub fn table(reports: &[CompareReport]) -> Table {
     let mut table = Table::new([
         "contender",
@@ -148,7 +150,7 @@ pub fn table(reports: &[CompareReport]) -> Table {
     table
 }
 
-/// Formats operations per second, in millions or thousands.
+/// Formats a rate in operations per second as millions or thousands.
 fn rate(per_second: f64) -> String {
     match per_second {
         r if r >= 999_500.0 => format!("{:.2} M", r / 1e6),

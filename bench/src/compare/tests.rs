@@ -1,4 +1,4 @@
-//! Answers of servers, valid and invalid, and the client's reaction.
+//! Tests with valid and invalid answers of servers, and with the client's reactions to them.
 
 use super::memcached::Memcached;
 use super::redis::{Get, MGet, OfBenchmark};
@@ -30,7 +30,7 @@ fn run_of(text: &str) -> Run {
     plan.run().expect("a run")
 }
 
-/// Starts a server for one connection. Returns its address.
+/// Starts a server for one connection. Returns the folder of its socket, its address and its thread.
 fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, Address, JoinHandle<()>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
@@ -39,7 +39,7 @@ fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir
     (folder, Address::Unix(path), thread)
 }
 
-/// Lets a client of `D` perform `count` operations on the server `serve`.
+/// Runs `count` operations of a client of `D` on the server `serve`.
 fn worked<D: Dialect>(
     text: &str,
     shape: Shape,
@@ -57,7 +57,7 @@ fn worked<D: Dialect>(
     (done, thread.take_tally())
 }
 
-/// A Redis with GET, MGET, SET and INFO, which reports the name of each command that it receives.
+/// Serves a Redis with GET, MGET, SET and INFO. Reports the name of each command that it receives to `asked`.
 fn redis(stream: UnixStream, mut records: HashMap<Vec<u8>, Vec<u8>>, asked: std::sync::mpsc::Sender<String>) {
     let mut reader = BufReader::new(stream.try_clone().expect("a clone"));
     let mut writer = stream;
@@ -180,7 +180,7 @@ fn a_wrong_or_missing_value_is_counted_and_reported() {
     }
 }
 
-/// Answers the first request with `answer`, and closes the connection.
+/// Returns a server that answers the first request with `answer` and then closes the connection.
 fn answering(answer: Vec<u8>) -> impl FnOnce(UnixStream) + Send {
     move |mut stream| {
         let _asked = stream.read(&mut [0; 4096]);
@@ -295,8 +295,8 @@ fn workloads_that_insert_or_scan_are_refused() {
     assert_eq!(check(&Workload::parse("w", READS).unwrap()), Ok(()));
 }
 
-/// Runs all parsers of a dialect on `bytes`. None may panic, loop, or consume more bytes than exist. The result for a
-/// complete answer does not depend on the bytes after it.
+/// Runs all parsers of a dialect on `bytes`. No parser may panic, loop, or consume more bytes than exist. The result
+/// for a complete answer does not depend on the bytes after the answer.
 fn take_apart<D: Dialect>(bytes: &[u8], numbers: &[u64]) {
     let _known_or_not = D::pid(bytes);
     let mut at = 0;

@@ -1,14 +1,14 @@
-//! Lines, numbers and blocks, which both protocols use.
+//! Parsers of lines, numbers and blocks, which both protocols use.
 //!
-//! Invariant: no input makes a function here panic.
+//! Invariant: no input makes a function of this module panic.
 
 use super::ANSWER_BYTES_MAX;
 
-/// Length of the longest line of an answer, in bytes.
+/// Maximum length of a line of an answer, in bytes.
 pub(super) const LINE_MAX: usize = 4096;
 const END: &[u8] = b"\r\n";
 
-/// Returns the first line of `bytes`, without its CRLF; `None` if it is incomplete.
+/// Returns the first line of `bytes`, without its CRLF; `None` if the line is incomplete.
 ///
 /// # Errors
 /// The line is longer than [`LINE_MAX`], or ends without a CR.
@@ -22,7 +22,7 @@ pub(super) fn line(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     }
 }
 
-/// Parses a decimal number.
+/// Parses a decimal number; `None` if the digits are not one.
 #[inline]
 pub(super) fn number(digits: &[u8]) -> Option<u64> {
     const DIGITS_MAX: usize = 18;
@@ -34,8 +34,8 @@ pub(super) fn number(digits: &[u8]) -> Option<u64> {
         .try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0')))
 }
 
-/// Returns the `len` bytes after a line of `line` bytes, and the total length with both CRLFs; `None` if they are
-/// incomplete.
+/// Returns the `len` bytes after a line of `line` bytes, and the total length in bytes with both CRLFs; `None` if
+/// these bytes are incomplete.
 ///
 /// # Errors
 /// The block is too long, or does not end in CRLF.
@@ -53,7 +53,7 @@ pub(super) fn block(bytes: &[u8], line: usize, len: u64) -> Result<Option<(&[u8]
     }
 }
 
-/// Start of an answer, quoted for an error message.
+/// Returns the start of an answer, quoted for an error message.
 pub(super) fn shown(bytes: &[u8]) -> String {
     const SHOWN_MAX: usize = 120;
     let line = bytes.split(|&byte| byte == b'\r').next().expect("split yields at least one part");

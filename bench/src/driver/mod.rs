@@ -24,17 +24,17 @@ use crate::workload::{self, Random};
 use tally::Intervals;
 pub use tally::{ByKind, Interval, Kinds, Tally};
 
-/// Operations of a family of systems. Each family has one implementation.
+/// Operations of a family of systems, as the driver runs them. Each family has one implementation.
 pub trait Work {
     /// Names of the kinds of operations, as reports print them.
     const KINDS: Kinds;
-    /// An operation that is drawn but not yet performed.
+    /// Type of an operation that is drawn and not performed yet.
     type Drawn: Copy;
-    /// Source from which one thread draws its operations.
+    /// Type of the source of one thread's operations.
     type Source;
-    /// State of one task, such as its buffers.
+    /// Type of the state of one task, such as its buffers.
     type Task;
-    /// Error or violation of an operation.
+    /// Type of an error or violation of an operation.
     type Trouble: Trouble;
 
     /// Creates the source of one thread.
@@ -45,20 +45,21 @@ pub trait Work {
         false
     }
 
-    /// Draws the next operation.
+    /// Draws the next operation from a source.
     fn draw(source: &mut Self::Source) -> Self::Drawn;
 
-    /// Kind of the operation: an index of [`Work::KINDS`].
+    /// Returns the kind of the operation: an index of [`Work::KINDS`].
     fn kind(drawn: Self::Drawn) -> usize;
 
-    /// Creates the state of task `number`. Tasks are numbered from 0. The loader has the number after the last task.
+    /// Creates the state of the task with this number. Tasks are numbered from 0. The loader has the number after the
+    /// last task's.
     fn task(&self, number: u32) -> Self::Task;
 
     /// Number of records to load before the run.
     fn records(&self) -> u64;
 }
 
-/// Work that clients of type `C` can perform.
+/// Work that clients of the type `C` can perform.
 #[allow(async_fn_in_trait, reason = "a client belongs to one thread: no Send bound is wanted")]
 pub trait Perform<C>: Work {
     /// Loads record number `record`.
@@ -79,7 +80,7 @@ pub trait Perform<C>: Work {
     ) -> Result<(), Self::Trouble>;
 }
 
-/// Error or violation of an operation. Its text is for the user.
+/// Error or violation of an operation. Its text is shown to the user.
 pub trait Trouble: Display {
     /// Returns the consequence of this trouble for the run.
     fn fault(&self) -> Fault;
@@ -90,13 +91,13 @@ pub trait Trouble: Display {
 pub enum Fault {
     /// The operation failed; the next one may succeed.
     Failed,
-    /// The operation failed, and every later one on this connection will.
+    /// The operation failed, and every later operation on this connection will fail.
     Disconnected,
-    /// The result is one that no client may see.
+    /// The result of the operation is one that no client may see.
     Violated,
 }
 
-/// State that all clients of a run share.
+/// State that all clients of a run share: its work and its options.
 pub struct Run<W> {
     work: W,
     /// Number of tasks of all threads.
@@ -106,12 +107,12 @@ pub struct Run<W> {
     sampled: u64,
 }
 
-/// State that the tasks of one thread share: their operations and counters.
+/// State that the tasks of one thread share: operations, counters and latencies.
 pub struct Thread<W: Work> {
     draws: Draws<W>,
-    /// Number of further operations to count.
+    /// Number of operations that the thread may still count before it reaches its limit.
     left: Cell<u64>,
-    /// Number of operations in flight.
+    /// Number of the thread's operations in flight.
     in_flight: Cell<u64>,
     tally: RefCell<Tally>,
     intervals: RefCell<Option<Intervals>>,
@@ -124,7 +125,7 @@ enum Draws<W: Work> {
     Live(RefCell<W::Source>),
 }
 
-/// Times at which a task's operations are due. They do not depend on when earlier operations end.
+/// Times at which a task's operations are due. These times do not depend on when earlier operations end.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     /// Time at which the first operation is due.
@@ -133,13 +134,14 @@ pub struct Schedule {
     pub every: Duration,
 }
 
-/// Number of operations drawn for each thread. Smaller in a debug build, because tests start many short runs.
+/// Number of operations drawn in advance for each thread. It is smaller in a debug build, because tests start many
+/// short runs.
 const DRAWN: usize = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
 const _: () = assert!(DRAWN.is_power_of_two());
 
 impl<W: Work> Run<W> {
-    /// Creates a run of `tasks` tasks that samples the latency of one operation in `sampled`, at least 1. `seed`
-    /// determines all random draws.
+    /// Creates a run of `tasks` tasks that records the latency of one operation in `sampled`. `sampled` is at least 1.
+    /// `seed` determines all random draws.
     ///
     /// # Errors
     /// `tasks` is 0.
@@ -160,7 +162,7 @@ impl<W: Work> Run<W> {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether tasks must stop.
+    /// Whether [`Run::stop`] was called, so that tasks must stop.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -170,7 +172,7 @@ impl<W: Work> Run<W> {
         self.stop.store(false, Ordering::Relaxed);
     }
 
-    /// Creates the state of thread number `thread` and draws its operations.
+    /// Creates the state of the thread with this number and draws its operations.
     pub fn thread(&self, thread: u32) -> Thread<W> {
         let random =
             workload::random(self.seed ^ (u64::from(thread) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -193,7 +195,7 @@ impl<W: Work> Run<W> {
     /// Loads the records `task`, `task + tasks`, `task + 2 * tasks`, … Calls `progress` after every 1000 records.
     ///
     /// # Errors
-    /// Error of the first record that was not loaded.
+    /// Returns the error of the first record that was not loaded.
     pub async fn load<C>(
         &self,
         client: &mut C,
@@ -247,8 +249,8 @@ impl<W: Work> Run<W> {
         true
     }
 
-    /// Like [`task`](Run::task), but starts each operation when it is due. `wait` takes that time and returns when it
-    /// has come; if `wait` returns false, the task ends.
+    /// Performs operations as [`task`](Run::task) does, but starts each operation when it is due. `wait` gets the time
+    /// when the operation is due and returns when this time has come. If `wait` returns false, the task ends.
     pub async fn scheduled<C>(
         &self,
         client: &mut C,
@@ -305,12 +307,13 @@ impl<W: Work> Thread<W> {
         *tally = Tally { errors, violations, failures, ..Tally::of(W::KINDS) };
     }
 
-    /// Sends the latencies of each interval from `since` on, when the interval is over.
+    /// Makes the thread send the latencies of each interval of length `every` from `since` on to `to`, when the
+    /// interval is over.
     pub fn cut(&self, since: Instant, every: Duration, to: mpsc::Sender<Interval>) {
         *self.intervals.borrow_mut() = Some(Intervals::new(since, every, to));
     }
 
-    /// Returns the next operation. `doubt` is 1 if the last result was wrong, else 0.
+    /// Returns the next operation. `doubt` is 1 if the last result was wrong, and 0 otherwise.
     #[inline]
     pub(crate) fn draw(&self, doubt: usize) -> W::Drawn {
         match &self.draws {
@@ -323,7 +326,7 @@ impl<W: Work> Thread<W> {
         }
     }
 
-    /// Whether another operation may start. If so, it counts as in flight.
+    /// Returns whether another operation may start. If so, this function counts the operation as in flight.
     #[inline]
     pub(crate) fn may_begin(&self) -> bool {
         let in_flight = self.in_flight.get();
@@ -337,7 +340,7 @@ impl<W: Work> Thread<W> {
         result.err().map(|trouble| self.count_trouble(&trouble))
     }
 
-    /// Counts an operation as done. Records its latency if its start is given.
+    /// Counts an operation as done. Records the operation's latency if its start `since` is given.
     #[inline]
     pub(crate) fn count(&self, drawn: W::Drawn, since: Option<Instant>) {
         self.in_flight.set(self.in_flight.get() - 1);
@@ -359,7 +362,7 @@ impl<W: Work> Thread<W> {
         }
     }
 
-    /// Counts an error or violation, and keeps the texts of the first ones.
+    /// Counts an error or violation, keeps its text if it is one of the first, and returns its consequence.
     #[cold]
     pub(crate) fn count_trouble(&self, trouble: &W::Trouble) -> Fault {
         let fault = trouble.fault();

@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use crate::report::Latencies;
 
-/// Names of the kinds of operations. A kind is an index into them.
+/// Names of the kinds of operations. A kind is an index into this list.
 pub type Kinds = &'static [&'static str];
 
-/// Counts, latencies and errors of operations.
+/// Numbers, latencies and errors of a run's operations.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Counts and latencies by kind of operation.
+    /// Names of the kinds of operations.
     pub kinds: Kinds,
-    /// Number of operations done, by kind.
+    /// Number of operations done, for each kind.
     pub done: Vec<u64>,
     /// Number of failed operations.
     pub errors: u64,
-    /// Number of violations: wrong values read.
+    /// Number of violations: operations that read a wrong value.
     pub violations: u64,
     /// Texts of the first errors and violations.
     pub failures: Vec<String>,
     /// Latencies of sampled operations. With a schedule, a latency starts when the operation was due.
     pub latencies: ByKind,
-    /// Service times from start to end. Only with a schedule.
+    /// Service times of operations, from start to end. They are recorded only with a schedule.
     pub service: ByKind,
 }
 
@@ -33,7 +33,7 @@ impl Tally {
         Tally { kinds, done: vec![0; kinds.len()], ..Tally::default() }
     }
 
-    /// Number of operations done, of all kinds.
+    /// Returns the number of operations done, of all kinds together.
     pub fn operations(&self) -> u64 {
         self.done.iter().sum()
     }
@@ -60,10 +60,10 @@ impl Tally {
     }
 }
 
-/// Largest number of texts that a tally keeps. A lost session yields one text for each of its tasks.
+/// Maximum number of texts that a tally keeps. A lost session yields one text for each of its tasks.
 const FAILURES_MAX: usize = 64;
 
-/// Latencies by kind of operation. The histogram of a kind is allocated with its first latency.
+/// Latencies by kind of operation. The histogram of a kind is allocated when its first latency is recorded.
 #[derive(Clone, Debug, Default)]
 pub struct ByKind(Vec<Option<Latencies>>);
 
@@ -82,7 +82,7 @@ impl ByKind {
         self.0[kind].get_or_insert_default()
     }
 
-    /// Adds all latencies of `other`.
+    /// Adds all latencies of `other` to this value.
     pub fn merge(&mut self, other: &ByKind) {
         for (kind, latencies) in other.0.iter().enumerate() {
             if let Some(latencies) = latencies {
@@ -91,12 +91,12 @@ impl ByKind {
         }
     }
 
-    /// Latencies of one kind, if there are any.
+    /// Returns the latencies of one kind, if any were recorded.
     pub fn of(&self, kind: usize) -> Option<&Latencies> {
         self.0.get(kind)?.as_ref()
     }
 
-    /// Returns the latencies of operations of all kinds.
+    /// Returns the latencies of all kinds together.
     pub fn all(&self) -> Latencies {
         self.0.iter().flatten().fold(Latencies::new(), |mut all, some| {
             all.merge(some);
@@ -105,16 +105,16 @@ impl ByKind {
     }
 }
 
-/// A thread's latencies in one interval of time.
+/// Latencies of a thread's operations in one interval of time.
 #[derive(Debug)]
 pub struct Interval {
-    /// Number of the interval, from 0.
+    /// Number of the interval, counted from 0.
     pub number: u32,
     /// Latencies of operations that ended in the interval.
     pub latencies: ByKind,
 }
 
-/// Groups a thread's latencies by interval.
+/// Groups a thread's latencies by interval, and sends each interval when it is over.
 pub(super) struct Intervals {
     since: Instant,
     every: Duration,

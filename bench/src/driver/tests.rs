@@ -1,11 +1,11 @@
-//! The driver runs the work of a family that exists only in this test.
+//! Tests of the driver with the work of a family that exists only in this file.
 
 use super::*;
 use std::fmt;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// Work that appends to a log and reads its end. Every seventh append fails.
+/// Work of a log: it appends entries to a log and reads the log's end. Every seventh append fails.
 struct Log;
 
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ impl Work for Log {
         }
     }
 
-    /// Returns the last entry that the task has appended.
+    /// Returns the state of a task: the last entry that the task appended.
     fn task(&self, _: u32) -> u64 {
         0
     }
@@ -61,7 +61,7 @@ impl Work for Log {
     }
 }
 
-/// Entries of a log, and the number of entries at which the log disconnects.
+/// A log: its entries, and the number of entries at which it disconnects.
 struct Entries {
     all: Vec<u64>,
     max: usize,

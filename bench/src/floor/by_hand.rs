@@ -1,7 +1,7 @@
 //! PRISM-KV's GET on a node's memory, written by hand. A benchmark compares it with a chain of the same effect.
 //!
-//! The layout of slots and items is defined here again, so that a mistake in the system's layout is not repeated here.
-//! Invariant: the GET makes only the checks that are needed to be safe on bytes that other processes write.
+//! This module defines the layout of slots and items again, so that a mistake in the system's layout is not repeated
+//! here.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,13 +11,13 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of a slot: the item's address, its length, and a tag.
+/// Size of a slot in bytes: the item's address, its length, and a tag.
 const SLOT_SIZE: usize = 16;
-/// Offset of the key in an item: a header of 16 bytes, the key, the value.
+/// Offset in bytes of the key in an item. An item is a header of 16 bytes, the key and the value.
 const KEY_AT: usize = 16;
 const VALUE_AT: usize = KEY_AT + 8;
 
-/// A separate mapping of a node's memory, and the item that was read last.
+/// A separate mapping of a node's memory, with the item that was read last.
 pub struct ByHand {
     base: NonNull<u8>,
     len: usize,
@@ -25,7 +25,7 @@ pub struct ByHand {
 }
 
 impl ByHand {
-    /// Maps all memory behind `fd`, for items of at most `item_max` bytes. No process may write to it while
+    /// Maps all memory behind `fd`, for items of at most `item_max` bytes. No process may write to the memory while
     /// [`ByHand::get`] reads.
     ///
     /// # Errors
@@ -43,7 +43,8 @@ impl ByHand {
         Ok(ByHand { base, len, item: vec![0; item_max] })
     }
 
-    /// Returns the value of `key` if the slot at `slot_at` belongs to it. The value is copied, as in a chain's reply.
+    /// Returns the value of `key` if the slot at the offset `slot_at` belongs to the key. The value is copied, as in a
+    /// chain's reply.
     ///
     /// # Panics
     /// If the slot at `slot_at` is not within the memory.
@@ -80,7 +81,8 @@ mod tests {
 
     const LEN: usize = 8192;
 
-    /// Creates memory with an item of key 7 at its end, and these words as its first slot.
+    /// Creates memory with an item of key 7 at its end and a slot at its start. The slot holds the words `at` and
+    /// `bound`.
     fn memory(at: u64, bound: u64, seals: SealFlags) -> OwnedFd {
         let fd = memfd_create(c"by-hand", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, LEN as u64).unwrap();

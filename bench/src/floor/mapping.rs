@@ -1,7 +1,7 @@
-//! Shared mapping of the same kind as a node's memory: a memfd, mapped `MAP_SHARED`.
+//! Shared mapping of the same kind as a node's memory: a memfd that is mapped with `MAP_SHARED`.
 //!
 //! Invariant: every page is present before the first fetch, so no measurement includes a page fault.
-//! Invariant: the file has no name and its descriptor is closed, so no other process can map it or write to it.
+//! Invariant: the file has no name and its descriptor is closed, so no other process can map or write the file.
 
 use std::ffi::c_void;
 use std::io;
@@ -15,10 +15,10 @@ use rustix::param::page_size;
 
 use super::HugePages;
 
-/// Bytes in the huge page that `MFD_HUGE_2MB` asks for.
+/// Size in bytes of the huge page that `MFD_HUGE_2MB` selects.
 const HUGE_PAGE_SIZE: usize = 2 << 20;
 
-/// A mapping of zeroed shared memory, in whole pages.
+/// Shared memory of whole pages, which is zero at first.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -37,7 +37,7 @@ impl Mapping {
         }
     }
 
-    /// Returns the size of a page in bytes.
+    /// Size of one page in bytes.
     pub(super) fn page_size(&self) -> usize {
         self.page_size
     }
@@ -65,7 +65,8 @@ impl Mapping {
         Self::map(len, HUGE_PAGE_SIZE, flags)?.populate()
     }
 
-    /// Maps unreserved huge pages. Since Linux 6.1 the kernel collapses small pages to huge ones on request.
+    /// Maps huge pages that need no reservation. Since Linux 6.1 the kernel collapses small pages to huge pages on
+    /// request.
     fn on_collapsed_pages(len: usize) -> io::Result<Self> {
         /// Linux's advice to collapse pages. The constant is missing in `rustix`, and in `libc` for some C libraries.
         const MADV_COLLAPSE: libc::c_int = 25;
@@ -110,7 +111,8 @@ impl Mapping {
     }
 }
 
-/// Address at which `len` bytes are probably free and aligned to a huge page; null if none was found.
+/// Returns an address at which `len` bytes are probably free and which is aligned to a huge page; null if none was
+/// found.
 fn hint(len: usize) -> *mut c_void {
     let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let Some(len) = len.checked_add(HUGE_PAGE_SIZE) else { return ptr::null_mut() };

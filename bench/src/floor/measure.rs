@@ -1,7 +1,6 @@
-//! Timing loop: fetches drawn keys one at a time or in batches.
+//! Measures a floor: fetches drawn keys one at a time or in batches, and times the fetches.
 //!
-//! Invariant: keys are drawn before the clock starts, and the clock is read twice in about 256 fetches.
-//! Invariant: every fetch compares the key and checks the value's last byte. Mismatches are counted.
+//! Invariant: keys are drawn before the clock starts. The clock is read twice in about 256 fetches.
 
 use std::hint::black_box;
 use std::io;
@@ -29,15 +28,15 @@ pub struct Measured {
     pub ops: u64,
     /// Duration of the measurement in seconds.
     pub seconds: f64,
-    /// Fetches per second.
+    /// Number of fetches per second.
     pub ops_per_s: f64,
     /// Median time of one fetch, or of one batch if several are fetched together, in microseconds; sampled.
     pub rtt_us_p50: f64,
-    /// Size in bytes of the mapping's pages.
+    /// Size in bytes of a page of the mapping.
     pub page_size: u64,
     /// Number of slots probed to find a key, averaged over all keys.
     pub mean_probes: f64,
-    /// Fraction of slots in use.
+    /// Fraction of the table's slots that are in use.
     pub load_factor: f64,
     /// Number of fetches that did not return the key's own item. It is 0, unless this program or the host is faulty.
     pub mismatches: u64,
@@ -59,13 +58,13 @@ impl Floor {
     }
 }
 
-/// State of one measurement: a place in the drawn keys, and buffers for the items.
+/// State of one measurement: a position in the drawn keys, and buffers for the items.
 struct Fetcher<'floor> {
     table: &'floor Table,
     keys: &'floor [u32],
     next: usize,
     tasks: usize,
-    /// Buffer for the item that each task has fetched.
+    /// Buffers for the fetched items, one for each task.
     fetched: Vec<Vec<u8>>,
     mismatches: u64,
 }
@@ -132,8 +131,8 @@ impl<'floor> Fetcher<'floor> {
         }
     }
 
-    /// Passes the item to a black box, so that the compiler keeps the copy, and checks it. Returns the difference of
-    /// the value's last byte from its expected value: 0, unless there is a fault.
+    /// Passes the fetched item to a black box, so that the compiler keeps the copy, and checks the item. Returns the
+    /// difference of the value's last byte from its expected value: 0, unless there is a fault.
     #[inline(always)]
     fn deliver(&mut self, task: usize, number: u64, found: bool) -> u8 {
         let value = black_box(&self.fetched[task][VALUE..]);
@@ -180,7 +179,7 @@ pub(super) fn shuffled(count: u64, random: &mut Xoshiro256PlusPlus) -> Vec<u32> 
     numbers
 }
 
-/// Draws a number below `bound`, at most 2^32. All are equally likely, to one part in 2^32.
+/// Draws a number below `bound`, which is at most 2^32. All numbers are equally likely, to one part in 2^32.
 fn below(bound: u64, random: &mut Xoshiro256PlusPlus) -> u64 {
     ((u128::from(random.next_u64()) * u128::from(bound)) >> 64) as u64
 }
@@ -196,7 +195,7 @@ mod tests {
         Floor::build(layout).unwrap()
     }
 
-    /// Returns, in order, the keys in the items that `steps` steps of `tasks` fetches have returned.
+    /// Returns the keys in the items that `steps` steps of `tasks` fetches returned, in order.
     fn visited(floor: &Floor, tasks: usize, steps: usize) -> Vec<u64> {
         let mut fetcher = Fetcher::new(floor, tasks);
         let mut visited = Vec::new();

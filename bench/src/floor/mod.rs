@@ -18,7 +18,7 @@ mod table;
 use std::fmt;
 use std::io;
 
-/// Exported for this package's benchmarks, which may not use `unsafe`.
+/// `ByHand` is exported for this package's benchmarks, which may not use `unsafe`.
 #[doc(hidden)]
 pub use by_hand::ByHand;
 pub use echo::{ANSWER_TIMEOUT, ECHO_VALUE_SIZE_MAX, Echo, EchoClient, Echoed, Medium};
@@ -26,7 +26,7 @@ pub use measure::Measured;
 use measure::draw_keys;
 use table::Table;
 
-/// Largest number of keys that [`Floor::measure`] fetches together.
+/// Maximum number of keys that [`Floor::measure`] fetches together.
 pub const TASKS_MAX: usize = 64;
 
 /// Contents of a floor's table, and their layout in memory.
@@ -34,26 +34,27 @@ pub const TASKS_MAX: usize = 64;
 pub struct Layout {
     /// Number of items, 1 to 2^32. Their keys are the numbers below this number.
     pub records: u64,
-    /// Bytes of each value, at most 16 MiB.
+    /// Size of each value in bytes, at most 16 MiB.
     pub value_size: u32,
     /// Whether every key has its own slot, by a bijection. Otherwise keys are hashed, with linear probing.
     pub collision_free: bool,
-    /// Size of the pages that the mapping requests.
+    /// Whether the mapping uses huge pages.
     pub huge_pages: HugePages,
     /// Seed of the hash, of the items' places and of the drawn keys.
     pub seed: u64,
 }
 
-/// Use of 2 MiB pages for the mapping.
+/// Whether the mapping uses pages of 2 MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// Small pages of the host, 4 KiB on x86.
+    /// The mapping uses the host's small pages, 4 KiB on x86.
     #[default]
     No,
-    /// 2 MiB pages if enough are reserved or the kernel creates them, else small pages. [`Measured::page_size`] has the
-    /// actual size.
+    /// The mapping uses 2 MiB pages if enough are reserved or the kernel creates them, else small pages.
+    /// [`Measured::page_size`] has the actual size.
     IfAvailable,
-    /// 2 MiB pages, or an error with the number of pages to reserve.
+    /// The mapping uses 2 MiB pages. If there are too few, `build` returns an error with the number of pages to
+    /// reserve.
     Required,
 }
 
@@ -64,7 +65,7 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Maps and fills the memory.
+    /// Maps the memory of a floor with this layout and fills it.
     ///
     /// # Errors
     /// `InvalidInput` for a layout out of range; otherwise the operating system's error for the allocation.
@@ -72,8 +73,8 @@ impl Floor {
         Ok(Self { table: Table::build(layout)?, keys: draw_keys(&layout) })
     }
 
-    /// Key numbers that [`Floor::measure`] fetches in a cycle, drawn uniformly when the floor was built. A system that
-    /// is compared with the floor should fetch the same keys.
+    /// Returns the key numbers that [`Floor::measure`] fetches in a cycle, drawn uniformly when the floor was built. A
+    /// system that is compared with the floor should fetch the same keys.
     pub fn keys(&self) -> &[u32] {
         &self.keys
     }

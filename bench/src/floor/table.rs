@@ -13,24 +13,25 @@ use super::Layout;
 use super::mapping::Mapping;
 use super::measure::shuffled;
 
-/// Bytes of a key: its number, big-endian.
+/// Bytes of a key: the key's number, big-endian.
 pub(super) type Key = [u8; KEY_SIZE];
 
 const SLOTS_PER_RECORD: u64 = 4;
 const RECORDS_MAX: u64 = 1 << 32;
 const VALUE_SIZE_MAX: u32 = 16 << 20;
 
-/// slot: | address u64 | bound u32 | tag u32 |, in the host's byte order; all zero if empty
+/// Size of a slot in bytes: | address u64 | bound u32 | tag u32 |, in the host's byte order; all zero if empty
 const SLOT_SIZE: usize = 16;
 const BOUND: usize = 8;
 const TAG: usize = 12;
 
-/// item: | generation u32 | key length u16 | kind u8 | 0 u8 | value length u32 | 0 u32 | key | value |
+/// Size of an item's header in bytes. Item: | generation u32 | key length u16 | kind u8 | 0 u8 | value length u32 | 0
+/// u32 | key | value |
 const HEADER_SIZE: usize = 16;
 const KEY_LENGTH: usize = 4;
 const VALUE_LENGTH: usize = 8;
 const KEY_SIZE: usize = 8;
-/// Offset of the value in its item.
+/// Offset in bytes of the value in its item.
 pub(super) const VALUE: usize = HEADER_SIZE + KEY_SIZE;
 
 /// Generation of an item that was written once, and tag of its slot.
@@ -41,7 +42,7 @@ const SIZE_CLASS_MIN: usize = 64;
 
 const _: () = assert!(SLOT_SIZE.is_power_of_two() && TAG + size_of::<u32>() == SLOT_SIZE);
 
-/// A slot: the address of its item, and the item's length in bytes.
+/// Content of a slot: the address and the length of an item.
 #[derive(Clone, Copy)]
 struct Slot {
     address: u64,
@@ -87,12 +88,12 @@ impl Table {
         self.memory.page_size()
     }
 
-    /// Number of slots that a GET probes, averaged over all keys.
+    /// Returns the number of slots that a GET probes, averaged over all keys.
     pub(super) fn mean_probes(&self) -> f64 {
         self.mean_probes
     }
 
-    /// Fraction of slots in use.
+    /// Returns the fraction of slots in use.
     pub(super) fn load_factor(&self) -> f64 {
         self.layout.records as f64 / self.slot_count as f64
     }
@@ -107,13 +108,13 @@ impl Table {
         self.fetch(&key, self.home(&key), out).then(|| &out[VALUE..])
     }
 
-    /// Index of the first slot of `key`.
+    /// Returns the index of the first slot of `key`.
     #[inline(always)]
     pub(super) fn home(&self, key: &Key) -> usize {
         self.hash.of(key) as usize & (self.slot_count - 1)
     }
 
-    /// Copies the item of `key` into `out`, probing from slot `index` on. Returns false if the key is absent.
+    /// Copies the item of `key` into `out`, probing from the slot `index` on. Returns false if the key is absent.
     #[inline(always)]
     pub(super) fn fetch(&self, key: &Key, mut index: usize, out: &mut [u8]) -> bool {
         loop {
@@ -130,13 +131,13 @@ impl Table {
         }
     }
 
-    /// Prefetches slot `index`.
+    /// Prefetches the slot with this index.
     #[inline(always)]
     pub(super) fn prefetch_slot(&self, index: usize) {
         prefetch(self.memory.bytes().as_ptr().wrapping_add(index * SLOT_SIZE));
     }
 
-    /// Prefetches every cache line of the item in slot `index`.
+    /// Prefetches every cache line of the item to which the slot with this index points.
     #[inline(always)]
     pub(super) fn prefetch_item(&self, index: usize) {
         let slot = self.slot(index);
@@ -196,7 +197,7 @@ pub(super) fn key(number: u64) -> Key {
     number.to_be_bytes()
 }
 
-/// Value of key `number`, as `build` wrote it.
+/// Returns the value of key `number`, as `build` wrote it.
 #[cfg(test)]
 pub(super) fn value(number: u64, size: usize) -> Vec<u8> {
     let mut value = vec![0; size];
@@ -204,7 +205,7 @@ pub(super) fn value(number: u64, size: usize) -> Vec<u8> {
     value
 }
 
-/// Byte `index` of the value of key `number`. It depends on the key and on the index.
+/// Returns byte `index` of the value of key `number`. The byte depends on the key and on the index.
 #[inline(always)]
 pub(super) fn value_byte(number: u64, index: usize) -> u8 {
     (number as u8).wrapping_add(index as u8)
@@ -223,11 +224,11 @@ fn holds(item: &[u8], key: &Key) -> bool {
     })
 }
 
-/// Function from keys to slots: one for each of the two layouts.
+/// Function that maps keys to first slots: one for each of the two layouts.
 enum Hash {
-    /// Keys spread by a hash: rapidhash v3.
+    /// Hash of any key: rapidhash v3.
     Spread(RapidSecrets),
-    /// A separate slot for each of the first 2^bits key numbers.
+    /// Bijection that gives each of the first 2^bits key numbers a separate slot.
     Bijection(Bijection),
 }
 
@@ -286,7 +287,8 @@ pub(super) fn check(layout: &Layout) -> io::Result<usize> {
     Ok((layout.records * SLOTS_PER_RECORD).next_power_of_two() as usize)
 }
 
-/// Size of the smallest buffer for `size` bytes. Classes are (4 + m) << k for m below 4, from 64 on.
+/// Returns the size of the smallest buffer for `size` bytes. The sizes of buffers are (4 + m) << k for m below 4, from
+/// 64 on.
 fn size_class(size: usize) -> usize {
     let size = size.max(SIZE_CLASS_MIN);
     size.next_multiple_of(1 << (size.ilog2() - 2))

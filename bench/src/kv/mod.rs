@@ -1,7 +1,8 @@
-//! YCSB on a key-value store: draws operations, performs them and verifies their results.
+//! YCSB on a key-value store: draws operations, performs the operations and verifies their results.
 //!
-//! Invariant: every value that is read is checked. With verification, the check covers all bytes of the value and its
-//! order among the key's values. Without verification, it covers the length and the first and last bytes.
+//! Invariant: every value that is read is checked. With verification, the check covers all bytes of the value and the
+//! value's order among the key's values. Without verification, the check covers the length and the first and last
+//! bytes.
 
 mod records;
 
@@ -35,9 +36,9 @@ pub struct Ycsb {
 pub struct Plan {
     /// Workload that the clients run.
     pub workload: Workload,
-    /// Bytes of a value.
+    /// Length of a value in bytes.
     pub value_size: usize,
-    /// Number of tasks of all threads.
+    /// Number of tasks of all threads together.
     pub tasks: u32,
     /// Whether values carry a checksum and a stamp, and every key is checked to behave as one register.
     pub verify: bool,
@@ -48,7 +49,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates the run.
+    /// Creates the run of this plan.
     ///
     /// # Errors
     /// The workload has scans, the values are too small to be verified, or the number of tasks is 0.
@@ -73,7 +74,7 @@ impl Plan {
     }
 }
 
-/// An operation on a record, as drawn.
+/// An operation to perform on a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawn {
     pub(crate) key: u64,
@@ -88,7 +89,7 @@ pub struct Source {
     records: Arc<Records>,
 }
 
-/// A task's number as a writer, and its value buffer.
+/// State of a task: its number as a writer, and a buffer for values.
 pub struct Task {
     writer: u32,
     value: Vec<u8>,
@@ -106,7 +107,8 @@ impl Work for Ycsb {
         Source { chooser, keys, random, records: Arc::clone(&self.records) }
     }
 
-    /// With inserts, the newest record is known only when the operation starts.
+    /// Operations of a workload with inserts are drawn live, because the newest record is known only when an operation
+    /// starts.
     fn is_drawn_live(&self) -> bool {
         self.workload.mix.share(Operation::Insert) > 0.0
     }
@@ -159,7 +161,7 @@ impl<K: Kv> Perform<K> for Ycsb {
 }
 
 impl Ycsb {
-    /// Bytes of a value.
+    /// Returns the length of a value in bytes.
     pub fn value_size(&self) -> usize {
         self.value_size
     }
@@ -209,7 +211,7 @@ pub enum KvTrouble {
     Failed(KvError),
     /// The value that was read contradicts the ledger.
     Violated(verify::Violation),
-    /// The key has a wrong value, or none.
+    /// The key with this number has a wrong value, or none.
     Wrong(u64),
 }
 
@@ -249,7 +251,7 @@ impl From<verify::Violation> for KvTrouble {
     }
 }
 
-/// Fills a value that [`looks_right`] accepts.
+/// Fills a value with bytes that [`looks_right`] accepts.
 pub(crate) fn fill(key: u64, value: &mut [u8]) {
     value.fill(key as u8);
     let head = value.len().min(8);

@@ -1,21 +1,21 @@
 //! Numbers of the records that exist while clients insert more: YCSB's `AcknowledgedCounterGenerator`.
 //!
-//! Invariant: the insert of every record up to the newest has ended.
+//! Invariant: the insert of every record up to the newest one has ended.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of the records that exist or are being inserted.
+/// Numbers of the records that exist and that are being inserted.
 pub(super) struct Records {
     next: AtomicU64,
     newest: AtomicU64,
-    /// Inserts that have ended while an insert with a lower number has not.
+    /// Numbers of the inserts that have ended while an insert with a lower number has not ended.
     ended: Mutex<BTreeSet<u64>>,
 }
 
 impl Records {
-    /// Starts with `loaded` records.
+    /// Creates the state for `loaded` records that exist at the start.
     pub(super) fn new(loaded: u64) -> Records {
         Records {
             next: AtomicU64::new(loaded),
@@ -37,7 +37,8 @@ impl Records {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Ends an insert. As in YCSB, a failed insert ends, too: otherwise no later record would ever be read.
+    /// Ends the insert of record `number`. As in YCSB, a failed insert ends, too: otherwise no later record would ever
+    /// be read.
     pub(super) fn end(&self, number: u64) {
         let mut ended = self.ended.lock().expect("no thread panicked with the lock");
         ended.insert(number);

@@ -7,16 +7,17 @@ use std::time::Duration;
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of all threads of this process, in user and kernel mode, with a resolution of 1 ns.
+/// Returns the CPU time of all threads of this process, in user and kernel mode, with a resolution of 1 ns.
 ///
 /// # Errors
-/// Never on Linux. The signature matches [`cpu_time_of`].
+/// Never on Linux. The signature is the one of [`cpu_time_of`].
 pub fn own_cpu_time() -> io::Result<Duration> {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     used.try_into().map_err(|_| io::Error::other("the kernel reports negative CPU time for this process"))
 }
 
-/// CPU time of all threads of process `pid`, in user and kernel mode, with a resolution of one tick (10 ms).
+/// Returns the CPU time of all threads of process `pid`, in user and kernel mode, with a resolution of one tick (10
+/// ms).
 ///
 /// # Errors
 /// `NotFound` if the process does not exist; otherwise the error of reading `/proc/PID/stat`.
@@ -28,8 +29,8 @@ pub fn cpu_time_of(pid: u32) -> io::Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
 }
 
-/// Sum of `utime` and `stime`, the 14th and 15th field. The second field is the program's name in parentheses. It may
-/// contain blanks and parentheses.
+/// Returns the sum of `utime` and `stime`, the 14th and 15th field of `stat`. The second field is the program's name
+/// in parentheses. This name may contain blanks and parentheses.
 fn ticks_used(stat: &str) -> Option<u64> {
     let (_, from_third) = stat.rsplit_once(')')?;
     let mut fields = from_third.split_ascii_whitespace().skip(11);

@@ -23,15 +23,15 @@ pub struct IntervalLog<'a, W: io::Write> {
     open: BTreeMap<u32, ByKind>,
 }
 
-/// Largest number of intervals by which one thread may lag behind another. If a thread lags further behind, its
+/// Maximum number of intervals by which one thread may lag behind another. If a thread lags further behind, its
 /// contribution to an interval gets a separate line.
 const APART_MAX: u32 = 2;
 
 impl<'a, W: io::Write> IntervalLog<'a, W> {
-    /// Starts a log of these kinds of operations. `serializer` is working space.
+    /// Starts a log with these kinds of operations. The log uses `serializer` as working space.
     ///
     /// # Errors
-    /// Error of the writer.
+    /// Returns the error of the writer.
     pub fn begin(
         writer: &'a mut W,
         serializer: &'a mut V2DeflateSerializer,
@@ -51,10 +51,10 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         Ok(IntervalLog { writer, every, kinds, open: BTreeMap::new() })
     }
 
-    /// Adds a thread's interval.
+    /// Adds a thread's latencies of one interval to the log.
     ///
     /// # Errors
-    /// Error of the writer.
+    /// Returns the error of the writer.
     pub fn add(&mut self, interval: Interval) -> io::Result<()> {
         self.open.entry(interval.number).or_default().merge(&interval.latencies);
         while let Some(first) = self.open.first_entry() {
@@ -67,10 +67,10 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         Ok(())
     }
 
-    /// Writes the remaining intervals.
+    /// Writes the remaining intervals to the log.
     ///
     /// # Errors
-    /// Error of the writer.
+    /// Returns the error of the writer.
     pub fn end(mut self) -> io::Result<()> {
         let open = std::mem::take(&mut self.open);
         open.into_iter().try_for_each(|(number, latencies)| self.write(number, &latencies))

@@ -1,4 +1,4 @@
-//! Histogram of latencies: takes nanoseconds, returns microseconds.
+//! Histogram of latencies, which takes nanoseconds and returns microseconds.
 //!
 //! Invariant: a percentile is within 0.1 % of the exact latency.
 
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Longest latency that is recorded, in nanoseconds. Longer ones count as this.
+/// Maximum latency that is recorded, in nanoseconds. A longer latency counts as this one.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// A histogram of latencies. Each thread has one; they are merged at the end.
+/// A histogram of latencies. Each thread has one histogram, and the histograms are merged at the end.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
 
@@ -21,24 +21,24 @@ impl Latencies {
         Self(histogram.expect("valid constant bounds"))
     }
 
-    /// Adds a latency. Allocates no memory.
+    /// Adds a latency to the histogram. Allocates no memory.
     #[inline]
     pub fn record(&mut self, latency: Duration) {
         self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds a latency in nanoseconds. Allocates no memory.
+    /// Adds a latency in nanoseconds to the histogram. Allocates no memory.
     #[inline]
     pub fn record_ns(&mut self, latency_ns: u64) {
         self.0.saturating_record(latency_ns);
     }
 
-    /// Adds all latencies of `other`.
+    /// Adds all latencies of `other` to this histogram.
     pub fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("all histograms here have the same bounds");
     }
 
-    /// Number of latencies.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
@@ -48,27 +48,27 @@ impl Latencies {
         self.0.clear();
     }
 
-    /// Average in microseconds; 0 if the histogram is empty.
+    /// Returns the average latency in microseconds, or 0 if the histogram is empty.
     pub fn mean_us(&self) -> f64 {
         self.0.mean() / 1000.0
     }
 
-    /// Shortest latency in microseconds; 0 if the histogram is empty.
+    /// Returns the shortest latency in microseconds, or 0 if the histogram is empty.
     pub fn min_us(&self) -> f64 {
         if self.count() == 0 { 0.0 } else { self.0.min() as f64 / 1000.0 }
     }
 
-    /// Longest latency in microseconds; 0 if the histogram is empty.
+    /// Returns the longest latency in microseconds, or 0 if the histogram is empty.
     pub fn max_us(&self) -> f64 {
         self.0.max() as f64 / 1000.0
     }
 
-    /// Histogram in nanoseconds, for the interval log.
+    /// Returns the histogram in nanoseconds, for the interval log.
     pub(super) fn histogram(&self) -> &Histogram<u64> {
         &self.0
     }
 
-    /// Percentile `percent` (0 to 100) in microseconds; 0 if the histogram is empty.
+    /// Returns the percentile `percent` (0 to 100) of the latencies in microseconds, or 0 if the histogram is empty.
     pub fn percentile_us(&self, percent: f64) -> f64 {
         self.0.value_at_percentile(percent.clamp(0.0, 100.0)) as f64 / 1000.0
     }

@@ -1,7 +1,7 @@
-//! Reports of measurements: one line of JSON for scripts, a table for people.
+//! Reports of measurements: a line of JSON for scripts, and a table for people.
 //!
-//! Invariant: scripts rely on the names of JSON fields, so the names never change. A name includes the unit, unless it
-//! is a base unit.
+//! Invariant: scripts rely on the names of JSON fields, so the names never change. A field's name includes the unit,
+//! unless it is a base unit.
 
 mod cpu;
 mod interval_log;
@@ -37,7 +37,7 @@ pub struct YcsbReport {
     pub distribution: String,
     /// Number of records at the start.
     pub records: u64,
-    /// Bytes of a value.
+    /// Length of a value in bytes.
     pub value_size: u64,
     /// Number of client threads.
     pub threads: u64,
@@ -49,25 +49,26 @@ pub struct YcsbReport {
     pub verified: bool,
     /// Report of the load phase; null if the records existed before.
     pub load: Option<LoadReport>,
-    /// Measured time of all repeats, in seconds.
+    /// Measured time in seconds, of all repeats together.
     pub seconds: f64,
-    /// Fraction of slots in use; null if the system has no table.
+    /// Fraction of the table's slots that are in use; null if the system has no table.
     pub load_factor: Option<f64>,
     /// Average number of slots probed by a read; null if the system does not probe.
     pub mean_probes: Option<f64>,
-    /// Bytes in a page of the memory that was read; null if unknown.
+    /// Size in bytes of a page of the memory that was read; null if unknown.
     pub page_size: Option<u64>,
-    /// Operations per second of all clients: the median of all repeats.
+    /// Operations per second of all clients together: the median of all repeats.
     pub ops_per_s: f64,
-    /// Operations per second of each repeat.
+    /// Operations per second of all clients together, for each repeat.
     pub repeats_ops_per_s: Vec<f64>,
-    /// Latency of an operation in microseconds, of all repeats. With a schedule, it starts when the operation was due.
+    /// Latency of an operation in microseconds, of all repeats. With a schedule, a latency starts when the operation
+    /// was due.
     pub latency_us: LatencyUs,
-    /// Report of each kind of operation, by name.
+    /// Report of each kind of operation, by the kind's name.
     pub operations: BTreeMap<String, OperationReport>,
-    /// Average cost of an operation on the fabric.
+    /// Average number of requests and bytes of an operation on the fabric.
     pub per_op: PerOp,
-    /// CPU time, in seconds for a million operations.
+    /// CPU time of client and node, in seconds for a million operations.
     pub cpu_s_per_mop: CpuSeconds,
     /// Number of failed operations.
     pub errors: u64,
@@ -75,7 +76,7 @@ pub struct YcsbReport {
     pub violations: u64,
 }
 
-/// Report of the load phase.
+/// Report of the load phase, which puts the records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Number of records loaded.
@@ -84,7 +85,7 @@ pub struct LoadReport {
     pub seconds: f64,
     /// Number of records loaded per second.
     pub ops_per_s: f64,
-    /// Latency of one put.
+    /// Latency of a put in microseconds.
     pub latency_us: LatencyUs,
 }
 
@@ -93,14 +94,14 @@ pub struct LoadReport {
 pub struct OperationReport {
     /// Number of operations done.
     pub count: u64,
-    /// Latency. With a schedule, it starts when the operation was due.
+    /// Latency of an operation in microseconds. With a schedule, a latency starts when the operation was due.
     pub latency_us: LatencyUs,
-    /// Service time from start to end; only with a schedule.
+    /// Service time of an operation in microseconds, from start to end; only with a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_us: Option<LatencyUs>,
 }
 
-/// Latencies in microseconds.
+/// Average, extremes and percentiles of a latency, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyUs {
     /// Average latency.
@@ -109,11 +110,11 @@ pub struct LatencyUs {
     pub min: f64,
     /// Median latency.
     pub p50: f64,
-    /// 95th percentile of the latencies.
+    /// 95th percentile of the latency.
     pub p95: f64,
-    /// 99th percentile of the latencies.
+    /// 99th percentile of the latency.
     pub p99: f64,
-    /// 99.9th percentile of the latencies.
+    /// 99.9th percentile of the latency.
     pub p999: f64,
     /// Longest latency.
     pub max: f64,
@@ -127,16 +128,17 @@ impl From<&Latencies> for LatencyUs {
     }
 }
 
-/// Averages over all operations, for one operation.
+/// Averages of one operation's costs on the fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOp {
-    /// Length of the longest sequence of requests in which each depends on the reply to the one before.
+    /// Number of round trips: the length of the longest sequence of requests in which each request depends on the
+    /// reply to the one before.
     pub round_trips: f64,
     /// Number of chains sent.
     pub requests: f64,
-    /// Bytes of requests.
+    /// Number of bytes of requests.
     pub bytes_out: f64,
-    /// Bytes of replies.
+    /// Number of bytes of replies.
     pub bytes_in: f64,
     /// Number of CAS and FETCH-ADD ops sent.
     pub atomics: f64,
@@ -145,27 +147,28 @@ pub struct PerOp {
 /// CPU time of client and node, in seconds for a million operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuSeconds {
-    /// CPU time of the client's process.
+    /// CPU time of the client's process, in seconds for a million operations.
     pub client: f64,
-    /// CPU time of the memory node's process; null if there is no other process, or it is not visible.
+    /// CPU time of the memory node's process, in seconds for a million operations; null if there is no other process,
+    /// or it is not visible.
     pub node: Option<f64>,
 }
 
 /// The result of `farside bench floor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FloorReport {
-    /// Fabric of this floor.
+    /// Fabric whose physical floor was measured.
     pub fabric: String,
     /// Number of fetches in flight.
     pub tasks: u64,
-    /// Bytes in a page of the memory that was read.
+    /// Size in bytes of a page of the memory that was read.
     pub page_size: u64,
     /// Median time of one fetch, or of one batch if several are in flight, in microseconds.
     pub rtt_us_p50: f64,
-    /// Fetches per second, without the pauses between them.
+    /// Number of fetches per second, without the pauses between fetches.
     pub ops_per_s: f64,
-    /// CPU time of the client's and of the server's process. The server's has a resolution of 10 ms for the whole
-    /// measurement. Absent if there is only one process.
+    /// CPU time of client and server; absent if both are one process. The resolution of the server's time is 10 ms in
+    /// total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s_per_mop: Option<EchoCpuSeconds>,
 }
@@ -173,9 +176,9 @@ pub struct FloorReport {
 /// CPU time of the two processes of an echo, in seconds for a million operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EchoCpuSeconds {
-    /// CPU time of the client's process.
+    /// CPU time of the client's process, in seconds for a million operations.
     pub client: f64,
-    /// CPU time of the server's process.
+    /// CPU time of the server's process, in seconds for a million operations.
     pub server: f64,
 }
 
@@ -211,7 +214,7 @@ impl FloorReport {
     }
 }
 
-/// Formats the reports as a table, one report per row.
+/// Returns a table of reports, one report in each row.
 pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
     let mut table = Table::new([
         "system",
@@ -262,7 +265,7 @@ pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
     table
 }
 
-/// Table of a report's kinds of operations, one a row.
+/// Returns a table of a report's kinds of operations, one kind in each row.
 pub fn operations_table(report: &YcsbReport) -> Table {
     let mut table = Table::new(["operation", "count", "mean us", "p50", "p95", "p99", "p99.9", "max"]);
     let mut row = |name: &str, count: u64, latency: &LatencyUs| {
@@ -279,7 +282,7 @@ pub fn operations_table(report: &YcsbReport) -> Table {
     table
 }
 
-/// Formats the reports as a table, one report per row.
+/// Returns a table of reports, one report in each row.
 pub fn floor_table(reports: &[FloorReport]) -> Table {
     let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
     let sides = ["client s/Mop", "server s/Mop"];
@@ -301,7 +304,7 @@ pub fn floor_table(reports: &[FloorReport]) -> Table {
     table
 }
 
-/// Short form of a rate: `7.13 M`, `630 k`, `42`.
+/// Formats a rate in a short form: `7.13 M`, `630 k`, `42`.
 fn rate(per_second: f64) -> String {
     match per_second {
         r if r >= 999_500.0 => format!("{:.2} M", r / 1e6),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A heading and rows below it. Cells at the end of a row may be missing.
+/// A table with a heading and rows. Cells at the end of a row may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -16,7 +16,7 @@ impl Table {
         table
     }
 
-    /// Adds a row at the end.
+    /// Adds a row at the end of the table.
     pub fn push<C: Into<String>>(&mut self, cells: impl IntoIterator<Item = C>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
@@ -28,7 +28,7 @@ impl Table {
     }
 }
 
-/// Prints one line a row, with numbers right-aligned, other cells left-aligned, and two blanks between columns.
+/// Prints one line for each row, with numbers right-aligned, other cells left-aligned, and two blanks between columns.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let widths = self.widths();

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{LatencyUs, LoadReport, YcsbReport};
 
-/// Returns the lines of YCSB's `TextMeasurementsExporter`.
+/// Returns the report as the lines that YCSB's `TextMeasurementsExporter` prints.
 pub fn ycsb_text(report: &YcsbReport) -> String {
     let mut text = report.load.as_ref().map_or_else(String::new, load_text);
     overall(&mut text, report.seconds, report.ops_per_s);
@@ -25,7 +25,7 @@ pub fn ycsb_text(report: &YcsbReport) -> String {
     text
 }
 
-/// Returns the lines of a load phase.
+/// Returns the report of a load phase as lines in the same format.
 pub fn load_text(load: &LoadReport) -> String {
     let mut text = String::new();
     overall(&mut text, load.seconds, load.ops_per_s);

@@ -1,7 +1,8 @@
 //! Online check that every key behaves as one linearizable register.
 //!
-//! Each value is written once, so a read identifies the write that it saw. For each value, the ledger keeps two times:
-//! when the first of its operations ended, and when the last of them started.
+//! Each value is written once, so a read identifies the write whose value it returned. For each value, the ledger
+//! keeps two times: the time when the first operation on the value ended, and the time when the last operation on the
+//! value started.
 //!
 //! Two values of a key are in conflict if each has an operation that ended before an operation of the other started. A
 //! history is linearizable if and only if
@@ -13,9 +14,9 @@
 //!
 //! Invariant: a key's time counts the starts and ends of its own operations, under a lock, so the check depends on no
 //! clock. An operation with an earlier end time has ended before an operation with a later start time started.
-//! Invariant: a value is forgotten only under two conditions: no read in flight may return it, and every value that
-//! comes into conflict with it later is also in conflict with another value that is kept. So the ledger is small and
-//! misses no violation.
+//! Invariant: the ledger forgets a value only under two conditions: no read in flight may return the value, and every
+//! value that comes into conflict with it later is also in conflict with another value that is kept. So the ledger is
+//! small and misses no violation.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,11 +28,11 @@ use super::{Stamp, Violation, check};
 #[derive(Debug)]
 pub struct Ledger {
     shards: Box<[Mutex<Shard>]>,
-    /// Last sequence number of each writer.
+    /// Last sequence number that each writer has used.
     issued: Box<[AtomicU64]>,
 }
 
-/// An operation in flight. It must be ended.
+/// An operation in flight. The caller must end the operation.
 #[derive(Debug)]
 #[must_use = "an operation that never ends keeps its key's values in memory"]
 pub struct Begun {
@@ -50,40 +51,40 @@ pub enum Written {
     Unknown,
 }
 
-/// Number of shards, large enough that threads rarely wait for each other.
+/// Number of shards of the ledger. There are so many shards that threads rarely wait for each other.
 const SHARDS: u64 = 256;
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Value of each quiescent key: key `k` lies at `k / SHARDS`.
+    /// Stamp of the value of each quiescent key (a key without operations in flight). Key `k` lies at `k / SHARDS`.
     quiescent: Vec<Stamp>,
     active: HashMap<u64, Key>,
 }
 
-/// A key with operations in flight, or with several values that may be the newest.
+/// State of a key with operations in flight, or with several values that may be the newest.
 #[derive(Debug, Default)]
 struct Key {
     time: u64,
-    /// Start times of the reads in flight.
+    /// Start time of each read in flight.
     reads: Vec<u64>,
     /// Number of writes in flight.
     writes: u32,
     values: Vec<Value>,
 }
 
-/// One value of a key.
+/// One value of a key, and the times of the operations on the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Value {
     stamp: Stamp,
-    /// End of the first operation (its write or a read) with this value.
+    /// End time of the first operation (its write or a read) with this value.
     first_end: u64,
-    /// Start of the last operation with this value.
+    /// Start time of the last operation with this value.
     last_begin: u64,
 }
 
 /// Stamp of a key without a value, which is the initial state.
 const ABSENT: Stamp = Stamp { writer: 0, sequence: 0 };
-/// A time later than every other time.
+/// A time that is later than all others.
 const NEVER: u64 = u64::MAX;
 
 impl Ledger {
@@ -95,7 +96,7 @@ impl Ledger {
         }
     }
 
-    /// Starts a read of `key`.
+    /// Starts a read of `key`. Returns the read, which the caller must end.
     pub fn begin_read(&self, key: u64) -> Begun {
         self.with(key, |known| {
             let at = known.tick();
@@ -178,7 +179,7 @@ impl Ledger {
         })
     }
 
-    /// Runs `work` on the state of the key.
+    /// Runs `work` on the state of `key`.
     fn with<T>(&self, key: u64, work: impl FnOnce(&mut Key) -> T) -> T {
         let mut shard = self.shard(key);
         let place = (key / SHARDS) as usize;
@@ -281,7 +282,7 @@ impl Key {
 }
 
 impl Value {
-    /// Whether the two values contradict each other: each must have been written before the other.
+    /// Whether the two values are in conflict: each value must come before the other.
     fn conflicts_with(&self, other: &Value) -> bool {
         self.first_end < other.last_begin && other.first_end < self.last_begin
     }

@@ -1,6 +1,7 @@
 //! YCSB's request distributions by name, and draws of record numbers from them.
 //!
-//! Invariant: a key chooser never returns a record newer than the newest one that its caller passes.
+//! Invariant: a key chooser never returns the number of a record that is newer than the newest one that its caller
+//! passes.
 
 use std::fmt;
 
@@ -8,25 +9,26 @@ use rand_core::Rng;
 
 use super::generators::{Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA};
 
-/// Distribution of requests over the records: `requestdistribution`, with its own properties.
+/// Distribution of requests over the records. YCSB's property is `requestdistribution`; some distributions have
+/// properties of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
     /// All records get the same number of requests.
     Uniform,
-    /// A few records get most requests. They are scattered over all records.
+    /// A few records get most requests. These records are scattered over all records.
     Zipfian,
     /// The newest records get most requests.
     Latest,
     /// A hot set of records gets a fixed share of the requests.
     Hotspot {
-        /// Fraction of the records that are hot, 0 to 1: `hotspotdatafraction`.
+        /// Fraction of the records that are hot, from 0 to 1: `hotspotdatafraction`.
         data_fraction: f64,
-        /// Fraction of the operations on hot records, 0 to 1: `hotspotopnfraction`.
+        /// Fraction of the operations that use hot records, from 0 to 1: `hotspotopnfraction`.
         operation_fraction: f64,
     },
-    /// The older a record is, the exponentially fewer requests it gets.
+    /// The number of requests to a record falls exponentially with the record's age.
     Exponential {
-        /// Percentage of the operations on the newest records, above 0 and below 100: `exponential.percentile`.
+        /// Percentage of the operations that use the newest records, above 0 and below 100: `exponential.percentile`.
         percentile: f64,
         /// Fraction of the records that count as newest, above 0: `exponential.frac`.
         data_fraction: f64,
@@ -34,7 +36,7 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// All distributions, with YCSB's defaults.
+    /// All distributions, with YCSB's defaults for their parameters.
     pub const ALL: [Self; 5] = [
         Self::Uniform,
         Self::Zipfian,
@@ -43,15 +45,15 @@ impl Distribution {
         Self::Exponential { percentile: 95.0, data_fraction: 0.857_142_857_1 },
     ];
 
-    /// Names of all distributions.
+    /// Names of all distributions, for messages.
     pub const NAMES: &'static str = "uniform, zipfian, latest, hotspot, exponential";
 
-    /// Returns the distribution called `name`, with YCSB's defaults.
+    /// Returns the distribution called `name`, with YCSB's defaults for its parameters.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|distribution| distribution.name() == name)
     }
 
-    /// Name in YCSB.
+    /// Name of the distribution in YCSB.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -63,7 +65,7 @@ impl Distribution {
     }
 }
 
-/// Prints the name and the parameters.
+/// Prints the distribution's name and parameters.
 impl fmt::Display for Distribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
@@ -89,7 +91,7 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Draws the numbers of records. Each client thread has its own clone.
+/// Draws the numbers of records to use. Each client thread has its own clone.
 #[derive(Clone, Debug)]
 pub struct KeyChooser(Generator);
 
@@ -124,10 +126,11 @@ impl KeyChooser {
         })
     }
 
-    /// Draws the number of the next record, at most `newest`, the newest record that exists now.
+    /// Draws the number of the record to use next. It is at most `newest`, the number of the newest record that exists
+    /// now.
     ///
-    /// As in YCSB, the number of a record that does not exist yet is drawn again. So `newest` should not be far below
-    /// the number of records at the start.
+    /// As in YCSB, the chooser draws again if it has drawn the number of a record that does not exist yet. So `newest`
+    /// should not be far below the number of records at the start.
     #[inline]
     pub fn next(&mut self, newest: u64, random: &mut impl Rng) -> u64 {
         loop {

@@ -1,14 +1,13 @@
 //! YCSB's number generators, with YCSB's formulas, so that results are comparable with YCSB's own.
 //!
-//! Invariant: a generator draws only from the random source that it is given. One seed yields one sequence.
-//! Invariant: no input makes a generator panic or leave its range. Comments mark the places where YCSB's own would.
+//! Invariant: a generator draws only from the random source that its caller passes. One seed yields one sequence.
 
 use rand_core::Rng;
 
 /// Skew of the zipfian generators, theta in Gray et al.: YCSB's `ZIPFIAN_CONSTANT`.
 pub const ZIPFIAN_THETA: f64 = 0.99;
 
-/// Draws a number from 0 to below 1, in steps of 2^-53, like Java's `nextDouble`.
+/// Draws a number of at least 0 and below 1, in steps of 2^-53, like Java's `nextDouble`.
 #[inline]
 pub(super) fn unit(random: &mut impl Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
@@ -33,22 +32,23 @@ impl UniformLong {
         Self { first, count: last.saturating_sub(first).saturating_add(1) }
     }
 
-    /// Draws the next number.
+    /// Draws the next number of the distribution.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         self.first + below(self.count, random)
     }
 }
 
-/// Zipfian distribution, in which small numbers are most frequent: YCSB's `ZipfianGenerator`, after Gray et al.,
-/// "Quickly Generating Billion-Record Synthetic Databases", SIGMOD 1994. Exact for 0 and 1, approximate for others.
+/// Zipfian distribution, in which small numbers are most frequent. It is YCSB's `ZipfianGenerator`, after Gray et al.,
+/// "Quickly Generating Billion-Record Synthetic Databases", SIGMOD 1994. The frequencies are exact for 0 and 1 and
+/// approximate for other numbers.
 #[derive(Clone, Debug)]
 pub struct Zipfian {
     items: u64,
     theta: f64,
     zeta2: f64,
     zeta_items: f64,
-    /// Number of items over which `zeta_items` is summed.
+    /// Number of items over which the sum `zeta_items` runs.
     summed: u64,
     alpha: f64,
     eta: f64,
@@ -60,7 +60,7 @@ impl Zipfian {
         Self::with_zeta(items, theta, zeta(0, items, theta, 0.0))
     }
 
-    /// Like [`Zipfian::new`], with the precomputed sum over the items.
+    /// Creates a generator as [`Zipfian::new`] does, with the precomputed sum over the items.
     fn with_zeta(items: u64, theta: f64, zeta_items: f64) -> Self {
         let zeta2 = zeta(0, 2, theta, 0.0);
         let mut zipfian =
@@ -69,7 +69,7 @@ impl Zipfian {
         zipfian
     }
 
-    /// Draws the next number.
+    /// Draws the next number of the distribution.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         self.next_of(self.items, random)
@@ -102,13 +102,14 @@ impl Zipfian {
     }
 }
 
-/// Adds the sum of 1 / i^theta for i from `from` + 1 to `to` to `sum`.
+/// Returns `sum` plus the sum of 1 / i^theta for i from `from` + 1 to `to`.
 fn zeta(from: u64, to: u64, theta: f64, sum: f64) -> f64 {
     (from..to).fold(sum, |sum, i| sum + 1.0 / ((i + 1) as f64).powf(theta))
 }
 
-/// Zipfian distribution with the popular numbers scattered over the range: YCSB's `ScrambledZipfianGenerator`. It draws
-/// from ten billion items and hashes the result to the range, so the skew is always that of ten billion items.
+/// Zipfian distribution with the popular numbers scattered over the range: YCSB's `ScrambledZipfianGenerator`. The
+/// generator draws from ten billion items and hashes the result to the range, so the skew is always that of ten
+/// billion items.
 #[derive(Clone, Debug)]
 pub struct ScrambledZipfian {
     zipfian: Zipfian,
@@ -128,14 +129,14 @@ impl ScrambledZipfian {
         Self { zipfian, count }
     }
 
-    /// Draws the next number.
+    /// Draws the next number of the distribution.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         fnv_hash(self.zipfian.next(random)).checked_rem(self.count).unwrap_or(0)
     }
 }
 
-/// Absolute value, as a signed number, of FNV-1a over the 8 bytes of `number`, low byte first: YCSB's
+/// Returns the absolute value, as a signed number, of FNV-1a over the 8 bytes of `number`, low byte first: YCSB's
 /// `Utils.fnvhash64`.
 #[inline]
 pub fn fnv_hash(number: u64) -> u64 {
@@ -165,8 +166,8 @@ impl SkewedLatest {
     }
 }
 
-/// Distribution with a hot set at the low end of a range and a cold rest, uniform within each: YCSB's
-/// `HotspotIntegerGenerator`.
+/// Distribution with a hot set at the low end of a range. It is uniform within the hot set and within the cold
+/// numbers: YCSB's `HotspotIntegerGenerator`.
 #[derive(Clone, Debug)]
 pub struct Hotspot {
     hot_count: u64,
@@ -175,14 +176,14 @@ pub struct Hotspot {
 }
 
 impl Hotspot {
-    /// Creates a generator of numbers below `count`. The lowest `data_fraction` of them are drawn with probability
-    /// `operation_fraction`. Both must be from 0 to 1.
+    /// Creates a generator of numbers below `count`. The numbers in the lowest `data_fraction` of the range are drawn
+    /// with the probability `operation_fraction`. Both parameters must be from 0 to 1.
     pub fn new(count: u64, data_fraction: f64, operation_fraction: f64) -> Self {
         let hot_count = ((count as f64 * data_fraction) as u64).min(count);
         Self { hot_count, cold_count: count - hot_count, operation_fraction }
     }
 
-    /// Draws the next number.
+    /// Draws the next number of the distribution.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         let hot = unit(random) < self.operation_fraction;
@@ -207,7 +208,7 @@ impl Exponential {
         Self { gamma: -(1.0 - percentile / 100.0).ln() / range }
     }
 
-    /// Draws the next number.
+    /// Draws the next number of the distribution.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         (-unit(random).ln() / self.gamma) as u64
@@ -227,7 +228,7 @@ mod tests {
         Xoshiro256PlusPlus::seed_from_u64(seed)
     }
 
-    /// Frequency of each number below `count` in `DRAWS` draws. A larger number fails the test.
+    /// Returns the frequency of each number below `count` in `DRAWS` draws. A larger number fails the test.
     fn frequencies(count: usize, mut next: impl FnMut() -> u64) -> Vec<f64> {
         let mut seen = vec![0.0; count];
         for _ in 0..DRAWS {
@@ -236,20 +237,22 @@ mod tests {
         seen
     }
 
-    /// Sum of (seen - expected)^2 / expected. It is about the number of cells if the probabilities are right.
+    /// Returns the sum of (seen - expected)^2 / expected. The sum is about the number of cells if the probabilities
+    /// are right.
     fn chi_square(seen: &[f64], probabilities: &[f64]) -> f64 {
         let cells = seen.iter().zip(probabilities.iter().map(|p| p * DRAWS as f64));
         cells.map(|(seen, expected)| (seen - expected).powi(2) / expected).sum()
     }
 
-    /// Chi square that is exceeded with a probability of one in a million: Wilson and Hilferty's approximation.
+    /// Returns the chi-square that is exceeded with a probability of one in a million: Wilson and Hilferty's
+    /// approximation.
     fn bound(cells: usize) -> f64 {
         let freedom = (cells - 1) as f64;
         let spread = 2.0 / (9.0 * freedom);
         freedom * (1.0 - spread + 4.75 * spread.sqrt()).powi(3)
     }
 
-    /// Probabilities of Gray's method, derived from the inverse of its formula.
+    /// Returns the probabilities of Gray's method, derived from the inverse of its formula.
     fn gray_probabilities(items: u64) -> Vec<f64> {
         let zeta_items = zeta(0, items, ZIPFIAN_THETA, 0.0);
         let zeta2 = zeta(0, 2, ZIPFIAN_THETA, 0.0);

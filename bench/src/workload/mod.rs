@@ -1,4 +1,4 @@
-//! YCSB's workloads: its property files, and its generators of operations and keys.
+//! YCSB's workloads: their property files, and their generators of operations and keys.
 //!
 //! ```text
 //! property file -> Workload -> Chooser      draws the next operation
@@ -30,7 +30,7 @@ pub fn random(seed: u64) -> Random {
     Random::seed_from_u64(seed)
 }
 
-/// Key of record `number`: 8 bytes, big-endian, so that keys sort like numbers.
+/// Returns the key of record `number`: 8 bytes, big-endian, so that keys sort like numbers.
 #[inline]
 pub const fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()

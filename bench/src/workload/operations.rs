@@ -1,4 +1,4 @@
-//! Draws of the next operation: five kinds, each with its share.
+//! Draws of the next operation. There are five kinds of operations, each with a share.
 //!
 //! Invariant: the shares of a `Mix` are between 0 and 1, and their sum is 1.
 
@@ -8,29 +8,29 @@ use rand_core::Rng;
 
 use super::generators::unit;
 
-/// Kind of an operation.
+/// Kind of an operation on a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Read a record.
+    /// Reads a record.
     Read,
-    /// Overwrite a record.
+    /// Overwrites a record.
     Update,
-    /// Add a new record.
+    /// Adds a new record.
     Insert,
-    /// Read a record and the records after it.
+    /// Reads a record and the records after it.
     Scan,
-    /// Read a record, then overwrite it.
+    /// Reads a record, then overwrites the record.
     ReadModifyWrite,
 }
 
 impl Operation {
-    /// All kinds, in the order in which YCSB draws them.
+    /// All kinds of operations, in the order in which YCSB draws them.
     pub const ALL: [Self; 5] = [Self::Read, Self::Update, Self::Insert, Self::Scan, Self::ReadModifyWrite];
 
-    /// Names in reports, in the order of [`Operation::ALL`].
+    /// Names of the kinds in reports, in the order of [`Operation::ALL`].
     pub const NAMES: [&'static str; 5] = ["read", "update", "insert", "scan", "read-modify-write"];
 
-    /// Name of the operation in reports.
+    /// Name of the kind in reports.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -42,10 +42,10 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Shares of the kinds of operations.
+/// Shares of the kinds of operations in a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mix {
-    /// Shares in the order of [`Operation::ALL`].
+    /// Share of each kind, from 0 to 1, in the order of [`Operation::ALL`].
     shares: [f64; 5],
 }
 
@@ -77,22 +77,22 @@ impl fmt::Display for Mix {
     }
 }
 
-/// Draws operations by their shares, like YCSB's `DiscreteGenerator`.
+/// Draws kinds of operations by their shares: YCSB's `DiscreteGenerator`.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     mix: Mix,
-    /// Operation that is drawn if rounding errors leave a remainder.
+    /// Kind that is drawn if rounding errors leave a remainder.
     last: Operation,
 }
 
 impl Chooser {
-    /// Creates a chooser for `mix`.
+    /// Creates a chooser for the shares in `mix`.
     pub fn new(mix: Mix) -> Self {
         let mut present = Operation::ALL.into_iter().filter(|&operation| mix.share(operation) > 0.0);
         Self { mix, last: present.next_back().unwrap_or(Operation::Read) }
     }
 
-    /// Draws the next operation.
+    /// Draws the kind of the next operation.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> Operation {
         let mut left = unit(random);

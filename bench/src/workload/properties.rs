@@ -6,7 +6,7 @@ use std::fmt;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// One `key=value` pair of a property file.
+/// One `key=value` property of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Property {
     /// Number of the property's first line, from 1.
@@ -17,7 +17,7 @@ pub struct Property {
     pub value: String,
 }
 
-/// A line that is no property.
+/// Error: a line contains an invalid escape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntaxError {
     /// Number of the property's first line, from 1.
@@ -43,8 +43,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<Property>, SyntaxError> {
     logical_lines(text).into_iter().map(|(line, content)| property(line, &content)).collect()
 }
 
-/// Returns the lines with content, each with its number. Skips comments and empty lines. Joins a line that ends in an
-/// odd number of backslashes with the next line.
+/// Returns the lines with content, each with the number of its first line. Skips comments and empty lines. Joins a
+/// line that ends in an odd number of backslashes with the next line.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines = Vec::new();
     let mut natural = text.lines().map(str::trim_start).zip(1..);
@@ -69,7 +69,7 @@ fn ends_in_odd_backslashes(line: &str) -> bool {
     line.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1
 }
 
-/// Splits at the first `=`, `:` or blank that is not escaped.
+/// Splits a line at the first `=`, `:` or blank that is not escaped.
 fn property(line: usize, content: &str) -> Result<Property, SyntaxError> {
     let mut rest = content.chars().peekable();
     let key = unescape(line, &mut rest, |c| matches!(c, '=' | ':') || c.is_whitespace())?;
@@ -86,7 +86,7 @@ fn skip_blanks(rest: &mut Peekable<Chars<'_>>) {
     while rest.next_if(|c| c.is_whitespace()).is_some() {}
 }
 
-/// Takes characters up to the first one for which `ends` holds, and resolves escapes.
+/// Takes characters up to the first character for which `ends` holds, and resolves their escapes.
 fn unescape(
     line: usize,
     rest: &mut Peekable<Chars<'_>>,
@@ -110,7 +110,7 @@ fn unescape(
     Ok(out)
 }
 
-/// Decodes the four digits after `\u`.
+/// Decodes the four hexadecimal digits after `\u`.
 fn unicode(line: usize, rest: &mut Peekable<Chars<'_>>) -> Result<char, SyntaxError> {
     let digits: String = rest.take(4).collect();
     let complete = digits.len() == 4 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

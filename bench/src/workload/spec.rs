@@ -12,7 +12,7 @@ use super::distribution::{Distribution, KeyChooser};
 use super::operations::{Chooser, Mix, Operation};
 use super::properties::{self, Property, SyntaxError};
 
-/// Built-in property files, by name.
+/// Names and texts of the built-in property files.
 const BUILT_IN: [(&str, &str); 5] = [
     ("a", include_str!("../../../workloads/workloada")),
     ("b", include_str!("../../../workloads/workloadb")),
@@ -21,25 +21,25 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("f", include_str!("../../../workloads/workloadf")),
 ];
 
-/// Default number of records: the number in all of YCSB's own files. (YCSB's default is 2^31 - 1.)
+/// Default number of records. It is the number in all of YCSB's own files; YCSB's default is 2^31 - 1.
 const RECORDS_DEFAULT: u64 = 1000;
 
-/// A workload: its operations, its records, and how many of each.
+/// A workload: the mix of operations, the records, and the amounts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Name or path of the workload.
     pub name: String,
     /// Number of records loaded before the first operation, at least 1: `recordcount`.
     pub records: u64,
-    /// Total number of operations, 0 for no limit: `operationcount`.
+    /// Total number of operations, or 0 for no limit: `operationcount`.
     pub operations: u64,
-    /// Share of each operation: `readproportion` and so on.
+    /// Share of each kind of operation: `readproportion` and so on.
     pub mix: Mix,
     /// Distribution of requests over the records: `requestdistribution`.
     pub distribution: Distribution,
     /// Numbers of operations and records that the user chose.
     pub chosen: Chosen,
-    /// Properties of the file without effect, to be reported as a warning.
+    /// Properties of the file that have no effect, to be reported as a warning.
     pub unused: Vec<Property>,
 }
 
@@ -53,24 +53,24 @@ pub struct Chosen {
     pub operations: Option<u64>,
     /// Maximum duration in seconds: `maxexecutiontime`.
     pub seconds: Option<u64>,
-    /// Bytes of a value: `fieldcount` times `fieldlength`, because a record has a single field here.
+    /// Length of a value in bytes: `fieldcount` times `fieldlength`, because a record has a single field here.
     pub value_size: Option<u64>,
 }
 
 impl Workload {
-    /// Returns the built-in workload `a`, `b`, `c`, `d` or `f`, or else reads the file at that path.
+    /// Returns the built-in workload `a`, `b`, `c`, `d` or `f`. For any other name, reads the file at that path.
     ///
     /// # Errors
-    /// The file cannot be read, or has no valid workload.
+    /// The file cannot be read, or contains no valid workload.
     pub fn resolve(name_or_path: &str) -> Result<Self, WorkloadError> {
         Self::resolve_with(name_or_path, &[])
     }
 
-    /// Like [`resolve`](Self::resolve), with `properties` such as `readproportion=0.9`, which override the file's
-    /// properties of the same name.
+    /// Resolves a workload as [`resolve`](Self::resolve) does, with `properties` such as `readproportion=0.9`. They
+    /// override the file's properties of the same name.
     ///
     /// # Errors
-    /// As for [`resolve`](Self::resolve); or one of `properties` is invalid or has no effect.
+    /// The errors of [`resolve`](Self::resolve); or one of `properties` is invalid or has no effect.
     pub fn resolve_with(name_or_path: &str, properties: &[String]) -> Result<Self, WorkloadError> {
         let beside = properties.iter().map(|text| beside(text)).collect::<Result<Vec<_>, _>>()?;
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
@@ -97,7 +97,7 @@ impl Workload {
     /// Parses the workload in `text` and names it `name`.
     ///
     /// # Errors
-    /// The first line that is no property, or whose value is invalid.
+    /// Returns an error about the first line that is no property, or whose value is invalid.
     pub fn parse(name: &str, text: &str) -> Result<Self, WorkloadError> {
         Self::from_properties(
             name,
@@ -107,7 +107,7 @@ impl Workload {
         )
     }
 
-    /// Creates the workload that `properties` describe. The properties in `beside` override them.
+    /// Creates the workload of the properties of a file, overridden by the properties in `beside`.
     fn from_properties(
         name: &str,
         mut properties: Vec<Property>,
@@ -145,7 +145,7 @@ impl Workload {
         Chooser::new(self.mix)
     }
 
-    /// Creates a chooser of records. For `latest`, the creation takes time proportional to the records: clone the
+    /// Creates a chooser of records. For `latest`, this takes time proportional to the number of records: clone the
     /// chooser for more threads.
     pub fn keys(&self) -> KeyChooser {
         // 2 is YCSB's own "fudge factor".
@@ -154,10 +154,10 @@ impl Workload {
     }
 }
 
-/// Line number of a property on the command line.
+/// Line number of a property that is given on the command line.
 const COMMAND_LINE: usize = 0;
 
-/// Parses a property on the command line.
+/// Parses a property that is given on the command line.
 fn beside(text: &str) -> Result<Property, WorkloadError> {
     let wrong = || WorkloadError::NotAProperty { text: text.to_owned() };
     let mut parsed = properties::parse(text).map_err(|_| wrong())?;
@@ -173,12 +173,12 @@ impl fmt::Display for Workload {
     }
 }
 
-/// Reason why a workload is invalid.
+/// Error of a workload's name, file or properties.
 #[derive(Debug)]
 pub enum WorkloadError {
-    /// Neither a built-in name nor a readable file.
+    /// The given name is neither the name of a built-in workload nor the path of a readable file.
     Unreadable {
-        /// Name or path of the workload that cannot be read.
+        /// The given name or path.
         path: PathBuf,
         /// Error of the operating system.
         cause: io::Error,
@@ -187,7 +187,7 @@ pub enum WorkloadError {
     Syntax(SyntaxError),
     /// A property has an invalid value.
     Value {
-        /// Property with the invalid value.
+        /// The property with the invalid value.
         property: Property,
         /// Description of the valid values.
         legal: &'static str,
@@ -197,32 +197,32 @@ pub enum WorkloadError {
         /// Path of the file.
         path: PathBuf,
     },
-    /// An error in a file.
+    /// A file contains an error.
     InFile {
         /// Path of the file.
         path: PathBuf,
-        /// Error in that file.
+        /// The error in the file.
         error: Box<WorkloadError>,
     },
-    /// All proportions are 0.
+    /// All proportions of operations are 0.
     NoOperations,
-    /// The workload has scans, like workload E, and they are not supported.
+    /// The workload is YCSB's workload E, which has scans.
     Scans,
     /// An argument on the command line is no property.
     NotAProperty {
-        /// Argument that is not a property.
+        /// The argument that is no property.
         text: String,
     },
     /// A property on the command line has no effect.
     Unknown {
-        /// The property.
+        /// The property without effect.
         property: Property,
     },
 }
 
 impl WorkloadError {
-    /// Adds the file's path if the error is in the file, and not in a property on the command line. `is_alone` states
-    /// that there are no properties on the command line.
+    /// Adds the file's path to an error, unless the error is in a property on the command line. `is_alone` states that
+    /// there are no properties on the command line.
     fn in_file(self, path: &Path, is_alone: bool) -> Self {
         match self {
             Self::NoOperations if !is_alone => self,
@@ -294,17 +294,18 @@ impl std::error::Error for WorkloadError {
     }
 }
 
-/// Properties of a file. The parser takes them out one by one.
+/// Properties of a file, which the parser takes out one by one.
 #[derive(Default)]
 struct File {
     /// Properties that no setting has taken yet.
     left: Vec<Property>,
-    /// Properties that a later property with the same key overrides.
+    /// Properties whose key occurs again on a later line.
     overruled: Vec<Property>,
 }
 
 impl File {
-    /// Takes `key` out of the file. Returns its last value, parsed by `read`; `None` if the key is missing.
+    /// Takes the property `key` out of the file. Returns its last value, parsed by `read`; `None` if the property is
+    /// missing.
     fn take<T>(
         &mut self,
         key: &str,
@@ -322,8 +323,8 @@ impl File {
         }
     }
 
-    /// Takes the numbers that the user chose. If only one of `fieldcount` and `fieldlength` is given, the other has
-    /// YCSB's default.
+    /// Takes the properties of the amounts out of the file. If only one of `fieldcount` and `fieldlength` is given,
+    /// the other has YCSB's default.
     fn chosen(&mut self) -> Result<Chosen, WorkloadError> {
         let records = self.number("recordcount", 1)?;
         let operations = self.number("operationcount", 0)?.filter(|&operations| operations > 0);
@@ -334,20 +335,20 @@ impl File {
         Ok(Chosen { records, operations, seconds, value_size })
     }
 
-    /// Returns the properties without effect, in the order of the file.
+    /// Returns the properties that have no effect, in the order of the file.
     fn unused(self) -> Vec<Property> {
         let mut unused = [self.left, self.overruled].concat();
         unused.sort_by_key(|property| property.line);
         unused
     }
 
-    /// Takes a whole number that is at least `least` (0 or 1).
+    /// Takes a property whose value is a whole number of at least `least`, which is 0 or 1.
     fn number(&mut self, key: &str, least: u64) -> Result<Option<u64>, WorkloadError> {
         let legal = if least == 0 { "a whole number" } else { "a whole number from 1 on" };
         self.take(key, legal, |value| u64::from_str(value).ok().filter(|&number| number >= least))
     }
 
-    /// Takes a number from 0 to 1.
+    /// Takes a property whose value is a number from 0 to 1.
     fn fraction(&mut self, key: &str) -> Result<Option<f64>, WorkloadError> {
         self.take(key, "a number from 0 to 1", |value| {
             number_in(value, |number| (0.0..=1.0).contains(&number))

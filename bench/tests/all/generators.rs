@@ -7,7 +7,7 @@ use farside_bench::workload::{
 
 const DRAWS: u64 = 10_000_000;
 
-/// Histogram of YCSB's own class with these parameters.
+/// Returns the histogram that YCSB's own class draws with these parameters.
 fn ycsbs(class: &str, parameters: &str) -> Vec<u64> {
     let lines = include_str!("ycsb/frequencies.txt").lines().filter(|line| !line.starts_with('#'));
     let mut lines = lines.map(|line| line.split(' '));
@@ -20,7 +20,7 @@ fn ycsbs(class: &str, parameters: &str) -> Vec<u64> {
     counts
 }
 
-/// Draws numbers with our generator, and returns their histogram of `cells` cells.
+/// Returns the histogram of our generator, with `cells` cells.
 fn ours(cells: usize, seed: u64, mut next: impl FnMut(&mut Random) -> u64) -> Vec<u64> {
     let mut random = random(seed);
     let mut seen = vec![0; cells];
@@ -30,8 +30,8 @@ fn ours(cells: usize, seed: u64, mut next: impl FnMut(&mut Random) -> u64) -> Ve
     seen
 }
 
-/// Chi-square of two samples of the same size. It is about the number of cells if both have the same distribution.
-/// Cells with few draws in both samples are merged.
+/// Returns the chi-square of two samples of the same size. It is about the number of cells if both samples have the
+/// same distribution. Cells with few draws in both samples are merged.
 fn chi_square(a: &[u64], b: &[u64]) -> (f64, usize) {
     const FEW: u64 = 20;
     let (mut sum, mut cells, mut rest) = (0.0, 0usize, (0, 0));
@@ -52,7 +52,8 @@ fn chi_square(a: &[u64], b: &[u64]) -> (f64, usize) {
     (sum, cells)
 }
 
-/// Chi-square that is exceeded with a probability of one in a million: Wilson and Hilferty's approximation.
+/// Returns the chi-square that is exceeded with a probability of one in a million: Wilson and Hilferty's
+/// approximation.
 fn bound(cells: usize) -> f64 {
     let freedom = cells.saturating_sub(1).max(1) as f64;
     let spread = 2.0 / (9.0 * freedom);

@@ -1,5 +1,5 @@
-//! Tests of the ledger: on small histories with a known verdict, and on thousands of random histories against the
-//! simulator's checker, a search that shares no code with the ledger.
+//! Tests of the ledger: on small histories with a known verdict, and on thousands of random histories. The random
+//! histories are also judged by the simulator's checker, a search that shares no code with the ledger.
 
 use std::sync::{Barrier, Mutex};
 
@@ -18,7 +18,7 @@ fn bytes(stamp: Stamp) -> Vec<u8> {
     value
 }
 
-/// A ledger with operations on one key.
+/// A ledger on which a test runs operations on one key.
 struct Story(Ledger);
 
 impl Story {
@@ -262,7 +262,8 @@ fn the_ledger_and_the_search_agree_on_every_random_history() {
     assert!(right > 5_000 && wrong > 5_000, "too few of one kind: {right} linearizable, {wrong} not");
 }
 
-/// Threads read and write an atomic store as fast as they can. Every violation is an error of the ledger.
+/// Threads read and write an atomic store as fast as they can. Every violation that the ledger finds is an error of
+/// the ledger.
 #[test]
 fn an_atomic_store_has_no_violations_across_threads() {
     const KEYS: u64 = 4;

@@ -312,7 +312,7 @@ impl<M: Memory> Kind<M> for RawKind {
 
     fn serve(&self, _parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
         if table.len < SLOTS_SIZE {
-            return Err(format!("a {KIND} store has {SLOTS} slots, and this one has {} bytes", table.len));
+            return Err(format!("a {KIND} store has {SLOTS} slots, but its table has {} bytes", table.len));
         }
         Ok(Box::new(Plain { at: table.at }))
     }

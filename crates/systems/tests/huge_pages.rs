@@ -1,5 +1,5 @@
-//! Memory that is about to be filled gets huge pages: a table, its larger successor, and the buffers of clients, in
-//! shared memory and over an engine.
+//! Test that memory which is about to be filled gets huge pages: a table, its larger successor, and the buffers of
+//! clients, in shared memory and over an engine.
 //!
 //! This test has its own binary, because it counts the huge pages of its whole process.
 
@@ -20,7 +20,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use support::{Home, run};
 
-/// Bytes of this process's shared memory in huge pages.
+/// Returns the number of bytes of this process's shared memory that lie in huge pages.
 fn huge() -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
     let lines = maps.lines().filter_map(|line| line.strip_prefix("ShmemPmdMapped:"));

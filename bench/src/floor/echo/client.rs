@@ -1,4 +1,4 @@
-//! The client: keeps a fixed number of requests in flight, checks every reply, and measures the time.
+//! The client of an echo: keeps a fixed number of requests in flight, checks every reply, and measures the time.
 //!
 //! Invariant: each message of replies is followed by a message with the same number of requests, so the number of
 //! messages in flight is constant.
@@ -14,26 +14,26 @@ use crate::floor::measure::{DRAWS, FETCHES_PER_LOOK};
 use crate::floor::table::{Key, VALUE, key, value_byte};
 use crate::report::Latencies;
 
-/// Client's end of a channel.
+/// Client's end of a channel, over any medium.
 pub(super) trait ClientEnd {
     /// Number of polls before the client yields the CPU.
     const POLLS_PER_YIELD: u32;
 
-    /// Sends requests for the keys `numbers` in one message. Their ids count up from `first`.
+    /// Sends requests for the keys `numbers` in one message. The ids of the requests count up from `first`.
     fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
 
-    /// Takes the replies that have arrived, and passes each to `each`. The first should have id `next`. Returns the
-    /// number of replies.
+    /// Takes the replies that have arrived, and passes each reply to `each`. The first reply should have the id
+    /// `next`. Returns the number of replies.
     fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
 }
 
-/// A client whose measurement does not depend on the medium.
+/// A client of an echo, over any medium.
 pub(super) trait Measures {
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed>;
     fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed>;
 }
 
-/// A channel, with the state of its requests.
+/// Client's end of a channel, with the state of its requests.
 pub(super) struct Requester<A> {
     near: A,
     in_flight: InFlight,
@@ -44,9 +44,9 @@ pub(super) struct Requester<A> {
 /// Requests in flight, and the next keys to request.
 struct InFlight {
     keys: Vec<u32>,
-    /// Index of the next key in `keys`.
+    /// Index in `keys` of the next key to request.
     next: usize,
-    /// Key numbers by the id of their request, modulo [`TASKS_MAX`].
+    /// Key number of each request in flight, at the index of the request's id modulo [`TASKS_MAX`].
     numbers: [u64; TASKS_MAX],
     /// Id of the next request to send.
     id: u64,
@@ -64,8 +64,8 @@ impl<A> Requester<A> {
 }
 
 impl<A: ClientEnd> Measures for Requester<A> {
-    /// Keeps requests in flight for about `duration`. After each reading of the clock, times one message, from before
-    /// its requests are sent to their last reply.
+    /// Keeps requests in flight for about `duration`. After each reading of the clock, times one message: from before
+    /// its requests are sent until its last reply has arrived.
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
         let mut latencies = Latencies::new();
         let (began, mismatches) = (self.in_flight.awaited, self.in_flight.mismatches);
@@ -139,7 +139,7 @@ impl<A: ClientEnd> Requester<A> {
         self.near.send(first, &numbers[..count])
     }
 
-    /// Waits for a message, checks its replies, and returns their number.
+    /// Waits for a message of replies, checks the replies, and returns their number.
     #[inline(always)]
     fn take(&mut self) -> io::Result<usize> {
         let mut poller = Poller::new(A::POLLS_PER_YIELD, Some(ANSWER_TIMEOUT));
@@ -155,7 +155,7 @@ impl<A: ClientEnd> Requester<A> {
 }
 
 impl InFlight {
-    /// Draws the next keys to request. Returns the id of the first request.
+    /// Draws the keys of the next requests into `numbers`. Returns the id of the first request.
     #[inline(always)]
     fn draw(&mut self, numbers: &mut [u64]) -> u64 {
         let first = self.id;
@@ -168,8 +168,8 @@ impl InFlight {
         first
     }
 
-    /// Passes the item to a black box and checks it. The next key depends on the fetched bytes, as in the floor without
-    /// messages.
+    /// Passes the reply's item to a black box and checks it. The next key depends on the fetched bytes, as in the
+    /// floor without messages.
     #[inline(always)]
     fn deliver(&mut self, reply: &Reply<'_>) {
         let number = self.numbers[self.awaited as usize % TASKS_MAX];

@@ -6,23 +6,25 @@ use std::io;
 
 use super::TASKS_MAX;
 
-/// request: | id u64 | key number u64 | op u32 | together u32 |, in the host's byte order
+/// Size of a request in bytes: | id u64 | key number u64 | op u32 | together u32 |, in the host's byte order
 pub(super) const REQUEST_SIZE: usize = 24;
 pub(super) const NUMBER: usize = 8;
 pub(super) const OP: usize = 16;
-/// Offset of the number of requests published together, in the first of them. Only a ring uses it.
+/// Offset of the field `together` of a request: the number of requests published together, in the first of these
+/// requests. Only a ring uses this field.
 pub(super) const REQUEST_TOGETHER: usize = 20;
 
-/// reply: | item | 0.. | found u32 | together u32 | id u64 |, a multiple of 8 bytes. The id, which publishes the reply,
-/// is last, so that the cache line that the client polls is written once.
+/// Size in bytes of a reply's part after the item. Reply: | item | 0.. | found u32 | together u32 | id u64 |, a
+/// multiple of 8 bytes. The id, which publishes the reply, is last, so that the cache line that the client polls is
+/// written once.
 pub(super) const TRAILER_SIZE: usize = 16;
 
-/// Largest number of bytes of replies in a message: the limit of a datagram over IPv4.
+/// Maximum number of bytes of replies in a message: the limit of a datagram over IPv4.
 pub(super) const REPLY_SIZE_MAX: usize = 65_507;
 
-/// Code of the op that requests an item.
+/// Op of a request whose reply has the key's item.
 pub(super) const FETCH: u32 = 1;
-/// Op of a request in a bare echo.
+/// Op of a request in a bare echo, whose reply has one fixed item.
 pub(super) const ECHO: u32 = 2;
 
 /// Id of the first request. No request has id 0.
@@ -30,19 +32,19 @@ pub(super) const FIRST_ID: u64 = 1;
 
 const _: () = assert!(REQUEST_TOGETHER + size_of::<u32>() == REQUEST_SIZE);
 
-/// Bytes of a reply with an item of `item_size` bytes.
+/// Returns the size in bytes of a reply with an item of `item_size` bytes.
 pub(super) const fn reply_size(item_size: usize) -> usize {
     item_size.next_multiple_of(8) + TRAILER_SIZE
 }
 
-/// A decoded reply.
+/// A decoded reply: its id, whether the item was found, and the item.
 pub(super) struct Reply<'a> {
     pub(super) id: u64,
     pub(super) found: bool,
     pub(super) item: &'a [u8],
 }
 
-/// Key numbers of the requests in a message, and the id of the first.
+/// Key numbers of the requests in a message, and the id of the first request.
 pub(super) struct Requests {
     pub(super) first: u64,
     numbers: [u64; TASKS_MAX],
@@ -58,7 +60,7 @@ impl Requests {
         &self.numbers[..self.count]
     }
 
-    /// Adds the request in `bytes`.
+    /// Adds the request in `bytes` to the message's requests.
     ///
     /// # Errors
     /// The request does not follow the one before, or its op is not `op`.
@@ -78,7 +80,7 @@ impl Requests {
     }
 }
 
-/// Writes requests for `numbers` to the start of `out`, with ids from `first` on. Returns the bytes written.
+/// Writes requests for `numbers` to the start of `out`, with ids from `first` on. Returns the written bytes.
 #[inline(always)]
 pub(super) fn write_requests<'out>(out: &'out mut [u8], first: u64, numbers: &[u64], op: u32) -> &'out [u8] {
     let len = numbers.len() * REQUEST_SIZE;
@@ -88,7 +90,7 @@ pub(super) fn write_requests<'out>(out: &'out mut [u8], first: u64, numbers: &[u
     &out[..len]
 }
 
-/// Encodes one request. Its field `together` is 0; a ring sets it when it publishes the request.
+/// Encodes one request. Its field `together` is 0; a ring sets the field when it publishes the request.
 #[inline(always)]
 pub(super) fn request(id: u64, number: u64, op: u32) -> [u8; REQUEST_SIZE] {
     let mut bytes = [0; REQUEST_SIZE];
@@ -112,7 +114,8 @@ pub(super) fn read_requests(bytes: &[u8], op: u32) -> io::Result<Requests> {
     Ok(requests)
 }
 
-/// Completes the replies in `out` with their ids from `first` on. Bit i of `found` states whether reply i has an item.
+/// Completes the replies in `out` with their ids, from `first` on. Bit i of `found` states whether reply i has an
+/// item.
 #[inline(always)]
 pub(super) fn write_trailers(out: &mut [u8], reply_size: usize, first: u64, found: u64) {
     for ((id, index), reply) in (first..).zip(0..).zip(out.chunks_exact_mut(reply_size)) {
@@ -122,7 +125,7 @@ pub(super) fn write_trailers(out: &mut [u8], reply_size: usize, first: u64, foun
     }
 }
 
-/// Passes the replies in `bytes` to `each`, in order. Returns their number.
+/// Passes the replies in `bytes` to `each`, in order. Returns the number of replies.
 #[inline(always)]
 pub(super) fn read_replies(
     bytes: &[u8],

@@ -1,5 +1,5 @@
-//! Physical floor of a GET over messages: a server that does the same fetch by hand, and a client that sends requests
-//! over a ring in shared memory, datagrams or a stream.
+//! Physical floor of a GET over messages. A server does the same fetch by hand, and a client sends requests over a
+//! ring in shared memory, datagrams or a stream.
 //!
 //! A request has a key, and its reply has the item. Up to `tasks` requests are in flight, in two or three messages.
 //! While the server works on one message, the client works on another.
@@ -31,12 +31,12 @@ use server::{ItemSource, ServerEnd};
 /// Time after which a client without a reply assumes that the server has exited.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Largest value, in bytes, that an echo carries. With header, key and trailer, a reply fits one datagram.
+/// Maximum size of a value, in bytes, that an echo carries. With header, key and trailer, a reply fits one datagram.
 pub const ECHO_VALUE_SIZE_MAX: u32 = 60 << 10;
 
 const _: () = assert!(VALUE + (ECHO_VALUE_SIZE_MAX as usize) < REPLY_SIZE_MAX - 64);
 
-/// Medium that carries an echo's messages.
+/// Means by which messages are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Two rings in shared memory.
@@ -47,12 +47,12 @@ pub enum Medium {
     Tcp,
 }
 
-/// Parameters of an echo. Client and server use the same ones.
+/// Parameters of an echo. Client and server must use the same parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Echo {
-    /// Medium that carries the messages.
+    /// Means by which messages are carried.
     pub medium: Medium,
-    /// Content of the server, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
+    /// Content of the server's memory, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
     pub layout: Layout,
     /// Number of requests in flight, 1 to [`TASKS_MAX`].
     pub tasks: usize,
@@ -67,18 +67,18 @@ pub struct Echo {
 pub struct Echoed {
     /// Number of requests answered.
     pub ops: u64,
-    /// Duration in seconds, without the pauses between requests.
+    /// Duration of the measurement in seconds, without the pauses between requests.
     pub seconds: f64,
     /// Number of requests answered per second.
     pub ops_per_s: f64,
     /// Median time from sending a message of requests to receiving all its replies, in microseconds; sampled.
     pub rtt_us_p50: f64,
-    /// Number of replies without the key's own item, or out of order. It is 0, unless this program or the host is
-    /// faulty.
+    /// Number of replies that lack the key's own item, or are out of order. It is 0, unless this program or the host
+    /// is faulty.
     pub mismatches: u64,
 }
 
-/// Client's end of a channel. When it is dropped, the server exits.
+/// Client's end of a channel. Dropping it makes the server exit.
 pub struct EchoClient(Box<dyn Measures>);
 
 impl Echo {
@@ -145,13 +145,13 @@ impl Echo {
         VALUE + self.layout.value_size as usize
     }
 
-    /// Bytes of a reply on a socket.
+    /// Returns the size in bytes of a reply on a socket.
     fn reply_size(&self) -> usize {
         reply_size(self.item_size())
     }
 
-    /// Number of requests in a message: the requests in flight are divided among a few messages whose replies fit a
-    /// datagram.
+    /// Returns the number of requests in a message. The requests in flight are divided among a few messages whose
+    /// replies fit a datagram.
     fn tasks_per_message(&self) -> usize {
         let fitting = REPLY_SIZE_MAX / self.reply_size();
         self.tasks.div_ceil(self.medium.messages()).min(fitting).max(1)
@@ -159,9 +159,10 @@ impl Echo {
 }
 
 impl Medium {
-    /// Best number of messages in flight. The client works on one while the server works on another. On a socket, each
-    /// message takes one or two system calls, so more messages cost more than they gain. A ring takes no system call: a
-    /// third message was up to 20 % faster, because it moves between the caches while both sides work.
+    /// Returns the best number of messages in flight. The client works on one message while the server works on
+    /// another. On a socket, each message takes one or two system calls, so more messages cost more than they gain. A
+    /// ring takes no system call: a third message was up to 20 % faster, because that message moves between the caches
+    /// while both sides work.
     fn messages(self) -> usize {
         match self {
             Self::Ring => 3,
@@ -180,11 +181,11 @@ impl EchoClient {
         self.0.measure(duration)
     }
 
-    /// Sleeps for `pause` before each of `rounds` rounds. In a round, every task sends one request. The median in the
-    /// result is that of the rounds.
+    /// Sleeps for `pause` before each of `rounds` rounds. In a round, every task sends one request. The result has the
+    /// median of the rounds' times.
     ///
     /// # Errors
-    /// As for [`measure`](EchoClient::measure).
+    /// The errors of [`measure`](EchoClient::measure).
     pub fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed> {
         self.0.measure_idle(pause, rounds)
     }
@@ -217,7 +218,7 @@ impl Poller {
         self.yielded = None;
     }
 
-    /// Waits between two polls.
+    /// Pauses between two polls.
     ///
     /// # Errors
     /// `TimedOut` if no message arrived within the timeout.
@@ -276,7 +277,7 @@ mod tests {
         (client, thread::spawn(move || served.serve(far, |_page_size| Ok(()))))
     }
 
-    /// Result of a client with parameters `asked` at a server with parameters `served`.
+    /// Returns the result of a client with the parameters `asked` at a server with the parameters `served`.
     fn measured(asked: Echo, served: Echo) -> Echoed {
         let (mut client, server) = started(asked, served);
         let echoed = client.measure(A_WHILE).unwrap();

@@ -1,13 +1,11 @@
 //! Two rings in shared memory: one for requests, one for replies.
 //!
-//! The reader polls the slot of the next message until the message's id appears there. The writer publishes a message
-//! of several requests by writing the id of the first request last. So the reader does not poll the cache lines of the
-//! other requests.
+//! The reader polls the slot of the next message until the message's id appears in the slot. The writer publishes a
+//! message of several requests by writing the id of the first request last. So the reader does not poll the cache
+//! lines of the other requests.
 //!
 //! Invariant: the slot of id i is reused for id i + slots. At most `slots` requests are in flight, so the reader has
-//! finished with id i by then, and needs no acknowledgement.
-//! Invariant: each slot has one writer, which does not write between a slot's publication and the reader's next
-//! message.
+//! finished with id i before this reuse, and needs no acknowledgement.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,28 +24,29 @@ use super::message::{ECHO, FETCH, FIRST_ID, REQUEST_SIZE, REQUEST_TOGETHER, Repl
 use super::server::{ItemSource, ServerEnd, Turn};
 use super::{ANSWER_TIMEOUT, Echo, invalid, no_answer, reply_size};
 
-/// Polls before a yield. A poll is a load and a pause: 256 polls take a few microseconds.
+/// Number of polls before the poller yields the CPU. A poll is a load and a pause: 256 polls take a few microseconds.
 const POLLS_PER_YIELD: u32 = 256;
 
-/// memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |. Bells and goodbye
-/// take two cache lines each, because CPUs fetch lines in pairs.
+/// Layout of the memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |.
+/// Bells and goodbye take two cache lines each, because CPUs fetch lines in pairs.
 const REQUESTS_BELL: usize = 0;
 const REPLIES_BELL: usize = 128;
 const GOODBYE: usize = 256;
 const REQUESTS: usize = 384;
 
 const CACHE_LINE: usize = 64;
-/// Two requests share a cache line, because they are usually published together.
+/// Distance in bytes between two slots of requests. Two requests share a cache line, because they are usually
+/// published together.
 const REQUEST_STRIDE: usize = 32;
 
-/// State of a bell: its reader is awake, or polls once more before it sleeps.
+/// State of a bell whose reader is awake, or polls once more before it sleeps.
 const AWAKE: u32 = 0;
-/// State of a bell: its reader sleeps, or is about to.
+/// State of a bell whose reader sleeps, or is about to sleep.
 const ASLEEP: u32 = 1;
 
 const _: () = assert!(REQUEST_STRIDE >= REQUEST_SIZE && REQUESTS.is_multiple_of(CACHE_LINE));
 
-/// The client's end of the two rings.
+/// Client's end of two rings.
 pub(super) struct Near {
     rings: Rings,
     op: u32,
@@ -55,13 +54,13 @@ pub(super) struct Near {
     fetched: Vec<u8>,
 }
 
-/// The server's end of the two rings.
+/// Server's end of two rings.
 pub(super) struct Far {
     rings: Rings,
     next: u64,
 }
 
-/// The mapping and its layout.
+/// The mapping of both rings, and its layout.
 struct Rings {
     base: NonNull<u8>,
     len: usize,
@@ -72,7 +71,8 @@ struct Rings {
     replies: Ring,
 }
 
-/// One direction. `bell` and `at` are offsets in the mapping, `id` and `together` offsets in a slot.
+/// Layout of one of the two rings. `bell` and `at` are offsets in the mapping; `id` and `together` are offsets in a
+/// slot.
 #[derive(Clone, Copy)]
 struct Ring {
     bell: usize,
@@ -82,7 +82,7 @@ struct Ring {
     together: usize,
 }
 
-/// Creates rings. Returns the client's end and the file.
+/// Creates both rings. Returns the client's end and the file that the server maps.
 pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     let file = memfd_create(c"farside-floor-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, Rings::len(echo) as u64)?;
@@ -236,13 +236,13 @@ impl Rings {
         Ok(Self { base, len, slots, item_size, blocking, requests, replies })
     }
 
-    /// Offset of `found` in a reply.
+    /// Returns the offset of the field `found` in a reply.
     #[inline(always)]
     fn found(&self) -> usize {
         self.replies.together - size_of::<u32>()
     }
 
-    /// Address of the slot of `id`: `ring.stride` bytes, aligned to 32.
+    /// Returns the address of the slot of `id`. The slot has `ring.stride` bytes and is aligned to 32.
     #[inline(always)]
     fn slot(&self, ring: &Ring, id: u64) -> *mut u8 {
         let index = id as usize & (self.slots - 1);
@@ -273,7 +273,7 @@ impl Rings {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(GOODBYE).cast()) }
     }
 
-    /// Publishes the `count` messages from `first` on.
+    /// Publishes the `count` messages with the ids from `first` on.
     #[inline(always)]
     fn publish(&self, ring: &Ring, first: u64, count: usize) {
         for id in first + 1..first + count as u64 {
@@ -287,7 +287,7 @@ impl Rings {
         }
     }
 
-    /// Number of messages that were published together with `first`; 0 if `first` was not published.
+    /// Returns the number of messages that were published together with `first`, or 0 if `first` was not published.
     #[inline(always)]
     fn arrived(&self, ring: &Ring, first: u64) -> io::Result<usize> {
         // Acquire: pairs with the Release in `publish`.

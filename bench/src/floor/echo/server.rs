@@ -1,4 +1,4 @@
-//! The server: takes a message of requests, fetches all items with overlapping cache misses, and replies.
+//! The server of an echo: takes a message of requests, fetches all items with overlapping cache misses, and replies.
 //!
 //! Invariant: each request is answered once, in order.
 
@@ -10,7 +10,7 @@ use super::message::{ECHO, FETCH};
 use super::{Echo, Poller, TASKS_MAX};
 use crate::floor::table::{Key, Table, VALUE, key, value_byte};
 
-/// Server's end of a channel.
+/// Server's end of a channel, over any medium.
 pub(super) trait ServerEnd {
     /// Number of polls before the server yields the CPU.
     const POLLS_PER_YIELD: u32;
@@ -41,9 +41,9 @@ pub(super) fn serve<S: ServerEnd>(mut far: S, source: &ItemSource) -> io::Result
 
 /// Source of the items that the server returns.
 pub(super) enum ItemSource {
-    /// The table, in which each key is looked up.
+    /// The server fetches each item from this table.
     Fetch(Table),
-    /// A single item, which stays in the cache and is returned for every key.
+    /// The server returns this item, which stays in the cache.
     Bare(Vec<u8>),
 }
 
@@ -56,7 +56,7 @@ impl ItemSource {
         })
     }
 
-    /// Bytes in a page of the memory that is read.
+    /// Returns the size in bytes of a page of the memory that is read.
     pub(super) fn page_size(&self) -> usize {
         match self {
             Self::Fetch(table) => table.page_size(),
@@ -64,7 +64,7 @@ impl ItemSource {
         }
     }
 
-    /// Returns the code of the op that clients request from this source.
+    /// Returns the op that all requests must have.
     pub(super) fn op(&self) -> u32 {
         match self {
             Self::Fetch(_) => FETCH,
@@ -72,7 +72,7 @@ impl ItemSource {
         }
     }
 
-    /// Copies the items of the keys `numbers`, at most [`TASKS_MAX`], into `items`, one each. Bit i of the result
+    /// Copies the items of the keys `numbers` (at most [`TASKS_MAX`]) into `items`, one item each. Bit i of the result
     /// states whether item i was found.
     #[inline(always)]
     pub(super) fn answer<'a>(&self, numbers: &[u64], items: impl Iterator<Item = &'a mut [u8]>) -> u64 {
@@ -98,7 +98,7 @@ impl ItemSource {
     }
 }
 
-/// Fetches all slots, then all items, then makes the copies.
+/// Fetches all slots, then all items, then copies the items. Bit i of the result states whether item i was found.
 #[inline(always)]
 fn fetch<'a>(table: &Table, numbers: &[u64], items: impl Iterator<Item = &'a mut [u8]>) -> u64 {
     let mut homes = [0; TASKS_MAX];

@@ -1,4 +1,4 @@
-//! A stream on loopback, without Nagle's delay. A message is one write and, usually, one read.
+//! A TCP stream on loopback, without Nagle's delay. A message is one write and, usually, one read.
 //!
 //! Invariant: one read returns at most the records of one message. So two messages that arrive together still get two
 //! replies.
@@ -13,7 +13,7 @@ use super::server::{ItemSource, ServerEnd, Turn};
 use super::udp::{POLLS_PER_YIELD, is_not_yet, no_channel};
 use super::{ANSWER_TIMEOUT, Echo, Poller, REQUEST_SIZE, no_answer};
 
-/// The client's end of the stream.
+/// Client's end of a TCP stream.
 pub(super) struct Near {
     stream: Stream,
     blocking: bool,
@@ -23,7 +23,7 @@ pub(super) struct Near {
     requests: Vec<u8>,
 }
 
-/// The server's end of the stream.
+/// Server's end of a TCP stream.
 pub(super) struct Far {
     stream: Stream,
     reply_size: usize,
@@ -43,7 +43,7 @@ struct Stream {
 enum Polled {
     Nothing,
     Ended,
-    /// Number of bytes of whole records.
+    /// The buffer has whole records of this many bytes.
     Records(usize),
 }
 
@@ -152,7 +152,7 @@ impl Stream {
         }
     }
 
-    /// Drops the first `len` bytes of the buffer.
+    /// Removes the first `len` bytes from the buffer.
     #[inline(always)]
     fn consume(&mut self, len: usize) {
         self.bytes.copy_within(len..self.len, 0);

@@ -1,4 +1,4 @@
-//! Datagrams between two connected sockets on loopback. A message is a datagram.
+//! Datagrams between two connected UDP sockets on loopback. Each message is one datagram.
 //!
 //! Invariant: all messages in flight fit the receivers' buffers, so loopback loses none.
 
@@ -13,16 +13,19 @@ use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requ
 use super::server::{ItemSource, ServerEnd, Turn};
 use super::{ANSWER_TIMEOUT, Echo, Poller, REQUEST_SIZE, invalid, no_answer};
 
-/// Polls before a yield. A poll is a system call, like a yield: 16 polls take a few microseconds.
+/// Number of polls before the poller yields the CPU. A poll is a system call, like a yield: 16 polls take a few
+/// microseconds.
 pub(super) const POLLS_PER_YIELD: u32 = 16;
 
-/// Requested size of a socket's buffer if the default is too small. The system grants at most `net.core.rmem_max`.
+/// Size in bytes that is requested for a socket's buffer if the default is too small. The system grants at most
+/// `net.core.rmem_max`.
 const BUFFER_SIZE_MAX: usize = 8 << 20;
 
-/// Upper bound of the kernel's overhead for a datagram, in bytes. In addition, a datagram may take twice its bytes.
+/// Upper bound of the kernel's overhead for a datagram, in bytes. In addition, the datagram may take twice its own
+/// size.
 const DATAGRAM_OVERHEAD: usize = 4096;
 
-/// The client's end: a connected datagram socket.
+/// Client's end of two connected sockets.
 pub(super) struct Near {
     socket: UdpSocket,
     blocking: bool,
@@ -33,7 +36,7 @@ pub(super) struct Near {
     replies: Vec<u8>,
 }
 
-/// The server's end: a connected datagram socket.
+/// Server's end of two connected sockets.
 pub(super) struct Far {
     socket: UdpSocket,
     reply_size: usize,
@@ -101,7 +104,7 @@ impl ClientEnd for Near {
     }
 }
 
-/// Sends an empty datagram, which closes the channel.
+/// Dropping the client's end sends an empty datagram, which closes the channel.
 impl Drop for Near {
     fn drop(&mut self) {
         let _gone_already = self.socket.send(&[]);
@@ -143,7 +146,7 @@ impl ServerEnd for Far {
     }
 }
 
-/// Receives a datagram. Returns its length; `None` if none has arrived.
+/// Receives a datagram into `out`. Returns the datagram's length in bytes, or `None` if none has arrived.
 #[inline(always)]
 fn receive(socket: &UdpSocket, out: &mut [u8]) -> io::Result<Option<usize>> {
     loop {

@@ -1,4 +1,5 @@
-//! In the steady state no operation allocates: neither to build its chain, to run it, to wait, nor to return.
+//! Tests that in the steady state no operation allocates: neither to build its chain, to run it, to wait, nor to
+//! return.
 //!
 //! Invariant: only allocations of the test's own thread count. The node's thread and the harness may allocate.
 
@@ -46,7 +47,7 @@ impl Work {
     }
 }
 
-/// Shared state of the tasks of one core. Counting starts when all tasks have finished their warm-up.
+/// Shared state of all tasks of a test. The counting of allocations starts when all tasks have finished their warm-up.
 #[derive(Default)]
 struct Phase {
     warm: Cell<usize>,
@@ -55,7 +56,7 @@ struct Phase {
     at_last: Cell<u64>,
 }
 
-/// Number of blocks that all tasks together allocate, from the first counted operation to the last.
+/// Returns the number of blocks that all tasks together allocate, from the first counted operation to the last.
 fn allocations_of(work: Work, tasks: usize) -> u64 {
     let home = Home::new(64);
     home.create("s", 48, r#"{"items": 1000}"#);

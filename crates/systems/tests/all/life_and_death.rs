@@ -207,9 +207,10 @@ fn soak_200_clients_killed_at_any_moment_lose_nothing() {
     killed_at_moments(200, false);
 }
 
-/// `FARSIDE_TEST_STRIKE=PLAN` runs a single strike, to replay a failure.
+/// Environment variable that holds the plan of a single strike to run, to replay a failure:
+/// `FARSIDE_TEST_STRIKE=PLAN`.
 const STRIKE: &str = "FARSIDE_TEST_STRIKE";
-/// Environment variable with a seed. Another seed selects other moments for the kills.
+/// Environment variable that holds a seed, to select other moments: `FARSIDE_TEST_SEED=N`.
 const SEED_VARIABLE: &str = "FARSIDE_TEST_SEED";
 
 fn killed_at_accesses(strikes: usize) {
@@ -285,7 +286,7 @@ fn killed_at_accesses(strikes: usize) {
     }
 }
 
-/// Kills clients at random moments. If `rebuilds` is set, the store's table is rebuilt all the time.
+/// Kills clients at random moments. If `rebuilds` is set, the node rebuilds the store's table all the time.
 fn killed_at_moments(kills: u64, rebuilds: bool) {
     let _alone = alone();
     let mut pool = Pool::start(64, None);
@@ -343,7 +344,7 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
     assert_eq!(rebuilds, rebuilt > 0, "{rebuilt} rebuilds");
 }
 
-/// Prints the command that replays a failure, if the test panics while this value exists.
+/// Command that replays a failure. It is printed if the test panics while this value exists.
 struct Replay(String);
 
 impl Drop for Replay {
@@ -360,7 +361,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A node in its own process, and the path of its socket.
+/// A node in a separate process, and the path of the node's socket.
 struct Pool {
     node: Child,
     socket: PathBuf,
@@ -411,7 +412,8 @@ impl Pool {
         seen
     }
 
-    /// Plans strikes, about the same number for each kind of access. A victim runs with or without a slot cache.
+    /// Plans strikes, about the same number for each kind of access. The flag states whether the victim has a slot
+    /// cache.
     fn plan(&mut self, strikes: usize) -> Vec<(Strike, bool)> {
         let mut kinds = Vec::new();
         for slot_cache in [false, true] {
@@ -434,7 +436,7 @@ impl Pool {
         (0..strikes).map(strike).collect()
     }
 
-    /// Has the node scan for the buffers of dead clients, then accounts for every buffer of the store.
+    /// Makes the node scan for the buffers of dead clients, then accounts for every buffer of the store.
     fn account_for(&mut self, name: &str) {
         let store = self.store(name);
         self.account_for_store(&store);
@@ -473,7 +475,7 @@ fn open(socket: &Path, name: &str) -> Client {
     block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name)).expect("the store exists")
 }
 
-/// Puts and gets for the time `during`. Returns the time of the slowest pair.
+/// Puts and gets for the time `during`. Returns the time of the slowest pair of a put and a get.
 fn use_store(client: &mut Client, during: Duration) -> Duration {
     let (since, mut slowest) = (Instant::now(), Duration::ZERO);
     for n in 0u32.. {
@@ -512,14 +514,15 @@ fn check_script(client: &mut Client, seed: u64, done: u64, op: impl Fn(u64) -> O
     assert!((done..=done + 17).any(is_left_by), "after {done} operations, keys have {lengths:?} bytes");
 }
 
-/// A client that keeps running while another one is killed.
+/// A client that keeps running while another client is killed.
 struct Survivor {
     stop: std::sync::Arc<AtomicBool>,
     thread: std::thread::JoinHandle<(u64, Duration)>,
 }
 
 const SURVIVORS_KEYS: u64 = 12;
-/// Quota of the stores in which clients are killed: enough for one segment of every class in use, and a few more.
+/// Quota in MiB of the stores in which clients are killed: enough for one segment of every class in use, and a few
+/// more.
 const QUOTA_MIB: u64 = 20;
 
 fn survivors_value(n: u64) -> Vec<u8> {
@@ -553,7 +556,7 @@ impl Survivor {
         Survivor { stop, thread }
     }
 
-    /// Stops the client. Returns its number of operations and the time of the slowest.
+    /// Stops the client. Returns the number of its operations and the time of the slowest operation.
     fn end(self) -> (u64, Duration) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

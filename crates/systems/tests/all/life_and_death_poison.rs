@@ -1,4 +1,5 @@
-//! No READ returns bytes of a free buffer. The node poisons each buffer before it puts the buffer on a free list.
+//! Test that no READ returns bytes of a free buffer. The node poisons each buffer before it puts the buffer on a free
+//! list.
 
 use crate::support::poison;
 use std::time::Duration;

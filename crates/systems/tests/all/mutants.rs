@@ -1,4 +1,4 @@
-//! Mutants that only a running system exposes.
+//! Tests that kill the mutants which only a running system exposes.
 
 use crate::support::{paced, poison, stepped};
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};

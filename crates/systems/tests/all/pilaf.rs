@@ -1,4 +1,4 @@
-//! Pilaf: behaviour over every fabric, and costs of its operations.
+//! Tests of Pilaf: the behaviour of its operations over every fabric, and their costs.
 
 use crate::support::Home;
 use farside_fabrics::direct::Direct;
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const NODE: NodeId = NodeId(0);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// A client of store `s`, with the endpoint that runs its operations.
+/// A client of the store `s`, with the endpoint that runs the client's operations.
 struct Client<F> {
     endpoint: Rc<Count<F>>,
     kv: Pilaf<Rc<Count<F>>>,

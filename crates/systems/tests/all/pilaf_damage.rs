@@ -1,4 +1,5 @@
-//! Pilaf after a node failure, and with malicious clients: no panic, no lost item, and no effect on other stores.
+//! Tests of Pilaf after a node failure, and with malicious clients: no panic, no lost item, and no effect on other
+//! stores.
 
 use crate::support::{Home, go, paced, run};
 use farside_fabrics::direct::Direct;
@@ -31,8 +32,8 @@ fn value_of(client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>, KvError>
 
 // Node failures.
 
-/// Maps the memory file. Retries, because a process that another test has just forked shares the file's lock until that
-/// process runs its program.
+/// Maps the memory file. Retries, because a process that another test has just forked shares the file's lock until
+/// this process starts its own program.
 fn mapped(path: &Path) -> Mapping {
     for _ in 0..500 {
         match Mapping::open(path, 8 << 20) {

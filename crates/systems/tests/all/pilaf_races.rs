@@ -1,5 +1,5 @@
-//! Pilaf with concurrent readers and writers: a GET returns only values that were put, and never an older one than
-//! before.
+//! Tests of Pilaf with concurrent readers and writers: a GET returns only values that were put, and never an older
+//! value than an earlier GET.
 
 use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, paced};
@@ -52,7 +52,7 @@ fn a_get_of_a_key_that_is_put_without_pause_ends() {
     assert_eq!(got, puts.get().to_le_bytes(), "the service returned the last value");
 }
 
-/// Value that can be checked: the value's number, repeated.
+/// Returns a value that can be checked: the value's number, repeated.
 fn value_of(number: u64, len: usize) -> Vec<u8> {
     number.to_le_bytes().into_iter().cycle().take(len).collect()
 }

@@ -1,4 +1,4 @@
-//! PRISM-KV on a node in this process: behaviour and costs of its operations.
+//! Tests of PRISM-KV on a node in this process: the behaviour and the costs of its operations.
 
 use crate::support::{Client, Home, go, run, value_of};
 use farside_remote::fabric::Ran;

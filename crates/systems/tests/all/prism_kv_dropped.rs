@@ -1,4 +1,4 @@
-//! PRISM-KV when a put is cancelled: its future is dropped before it is ready.
+//! Tests of PRISM-KV when a put is cancelled: the put's future is dropped before it is ready.
 
 use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, Intercepted};
@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// A store with k = old, and a client whose chains can be stopped.
+/// Creates a store that has the value `old` for the key `k`, and a client whose chains can be stopped.
 fn scene(home: &Home, mib: u64) -> (Intercepted, Rc<Intercept<'static, Rc<Count<Direct>>>>) {
     home.create("s", mib, r#"{"items": 1000}"#);
     let mut client = home.intercepted("s");
@@ -31,7 +31,7 @@ fn begin<O>(fabric: &Intercept<Rc<Count<Direct>>>, operation: impl Future<Output
     block_on(fabric.inner().inner(), async {});
 }
 
-/// Parts of the value. A put sends one chain for each part, then the probe, then the install of the head.
+/// Number of parts of the value. A put sends one chain for each part, then the probe, then the install of the head.
 const PARTS: u32 = 3;
 
 #[test]

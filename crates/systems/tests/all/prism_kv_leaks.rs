@@ -1,4 +1,4 @@
-//! PRISM-KV when callers cancel puts at any await: no buffer is leaked, and no scan is needed.
+//! Tests of PRISM-KV when callers cancel puts at any await: no buffer is leaked, and no scan is needed.
 
 use crate::support::Home;
 use crate::support::script::mix;
@@ -41,7 +41,8 @@ enum Put {
 
 const PUTS: [Put; 5] = [Put::Small, Put::Cached, Put::Conditional, Put::Large, Put::Many];
 
-/// Polls a future up to `polls` times, each time after it was woken, and drops it. Returns whether it was ready.
+/// Polls a future up to `polls` times, each time after the future was woken, and drops it. Returns whether it was
+/// ready.
 async fn dropped_after(polls: u64, future: impl Future) -> bool {
     let (mut future, mut left) = (pin!(future), polls);
     std::future::poll_fn(|cx| {
@@ -79,7 +80,7 @@ fn beside_another<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
 }
 
 /// Cancels puts of two clients while a third client changes the same keys. Then compares the number of live buffers
-/// with the number of reachable ones.
+/// with the number of reachable buffers.
 fn drop_puts<E: Fabric + Clock + Turns + 'static>(home: &Home, endpoint: &Rc<E>) {
     let open =
         || block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NODE, "s")).expect("the store exists");

@@ -1,4 +1,4 @@
-//! PRISM-KV when its session ends during an operation: the error states correctly whether the operation ran.
+//! Tests of PRISM-KV when its session ends during an operation: the error states correctly whether the operation ran.
 
 use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, Intercepted, run};

@@ -1,11 +1,12 @@
-//! PRISM-KV when another client's operation runs between the two round trips of an operation.
+//! Tests of PRISM-KV when another client's operation runs between the two round trips of an operation.
 
 use crate::support::{Client, Home, Intercepted, run};
 use farside_fabrics::executor::block_on;
 use farside_systems::kv::Kv;
 use std::rc::Rc;
 
-/// A store with k = old, a client whose chains can be delayed, and a client that acts meanwhile.
+/// Creates a store that has the value `old` for the key `k`, a client whose chains can be delayed, and a client that
+/// acts meanwhile.
 fn scene(home: &Home) -> (Intercepted, Client) {
     home.create("s", 32, r#"{"items": 1000}"#);
     let mut intercepted = home.intercepted("s");

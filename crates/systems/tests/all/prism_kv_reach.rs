@@ -1,4 +1,4 @@
-//! A node's scan of a store whose slots and items a malicious client has overwritten.
+//! Tests of a node's scan of a store whose slots and items a malicious client has overwritten.
 //!
 //! Invariant: one step for one slot reads at most one item and reports at most its parts, whatever the slots and items
 //! contain.
@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const TABLE_SEGMENTS: u32 = 3;
 
-/// Memory of a store, filled by hand: a table of three segments, and buffers of 64 KiB.
+/// A store in memory that a test fills by hand: a table of three segments, and buffers of 64 KiB.
 struct Store {
     memory: Mapping,
     table: u64,
@@ -50,7 +50,7 @@ impl Store {
         taken.expect("a buffer is free")
     }
 
-    /// Points slot `index` to `len` bytes at `at`.
+    /// Makes slot `index` point to `len` bytes at the address `at`.
     fn point(&self, index: u64, at: u64, len: u32) {
         let mut slot = [0; SLOT_SIZE as usize];
         slot[..8].copy_from_slice(&at.to_le_bytes());
@@ -59,7 +59,8 @@ impl Store {
         let Ok(()) = self.memory.write(self.table + index * SLOT_SIZE, &slot);
     }
 
-    /// Writes a large item with these parts, each an address and a length. Returns the item's length.
+    /// Writes a large item with these parts to the address `at`. Each part is an address and a length. Returns the
+    /// item's length in bytes.
     fn write_large(&self, at: u64, parts: &[(u64, u32)]) -> u32 {
         let value_len: u64 = parts.iter().map(|&(_, len)| u64::from(len)).sum();
         let header = ItemHeader {
@@ -79,7 +80,7 @@ impl Store {
         bytes.len() as u32
     }
 
-    /// Returns, in order, the addresses that the first four steps of a scan report.
+    /// Returns the addresses that the first four steps of a scan report, in order.
     fn found(&self) -> Vec<u64> {
         let spec = TableSpec { slots: 1 << 17, seed: 7, placement: Placement::Hashed, epoch: 1, floor: 0 };
         let extent =

@@ -1,4 +1,4 @@
-//! PRISM-KV while its table is rebuilt, on a node in this process with its own thread.
+//! Tests of PRISM-KV while its table is rebuilt, on a node in this process with its own thread.
 
 use crate::support::audit::Audit;
 use crate::support::{Client, Home, go, run, script, value_of};
@@ -16,7 +16,8 @@ fn store(home: &Home) -> Store {
     }
 }
 
-/// Rebuilds the table, and waits until the store has a single table and the former one's memory is free.
+/// Rebuilds the table for `items` items. Waits until the store has a single table and the former table's memory is
+/// free.
 fn rebuild(home: &Home, items: u64) {
     let parameters = format!(r#"{{"items": {items}}}"#);
     let ask = Ask::RebuildStore { name: "s".into(), parameters };
@@ -192,7 +193,8 @@ fn keys_put_while_their_table_is_made_too_small_find_a_larger_one() {
     audit(&home);
 }
 
-/// A malicious client fills all slots with copies of one word.
+/// The test fills all slots with copies of one word, as a malicious client may do. The node must bound the size of the
+/// next table.
 #[test]
 fn a_table_grows_no_further_than_the_buffers_of_its_store() {
     const QUOTA_MIB: u64 = 4;
@@ -233,10 +235,10 @@ fn a_table_grows_no_further_than_the_buffers_of_its_store() {
 /// Duration of the test that rebuilds a table in use again and again.
 const IN_USE: Duration = Duration::from_secs(3);
 
-/// Keys that only one client uses, with their expected values.
+/// Keys that only one client uses, with the values that the keys must have.
 struct Owner {
     name: u32,
-    /// Number and length of each key's value. Absent keys are missing.
+    /// Number and length in bytes of each key's value. Absent keys are not in the map.
     values: BTreeMap<u32, (u32, usize)>,
     random: u64,
     put: u32,
@@ -261,7 +263,7 @@ impl Owner {
         self.random % below
     }
 
-    /// Runs a random operation on a key, and checks the values of that key and of another one.
+    /// Runs a random operation on a key, and checks the values of this key and of another key.
     fn operate(&mut self, client: &mut Client, keys: u64) {
         let key = self.draw(keys) as u32;
         let len = [0, 20, 300, 3000, 130_000][[0, 1, 1, 1, 2, 2, 3, 3, 4][self.draw(9) as usize]];
@@ -321,7 +323,7 @@ impl Owner {
     }
 }
 
-/// Adds 1 to a counter that several clients share.
+/// Adds 1 to a counter in the store, which several clients share, and to `counted`.
 fn count(client: &mut Client, counted: &mut u64) {
     loop {
         let item =

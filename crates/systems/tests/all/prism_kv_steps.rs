@@ -1,4 +1,4 @@
-//! PRISM-KV while its table is rebuilt, step by step: the scenarios of `support/stepped`.
+//! Tests of PRISM-KV while its table is rebuilt step by step. `support/stepped` has the scenarios.
 
 use crate::support::stepped;
 

@@ -1,4 +1,4 @@
-//! Plain memory: results and costs of each operation, and no leaked buffer.
+//! Tests of plain memory: the results and costs of each operation, and no leaked buffer.
 
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
@@ -27,7 +27,7 @@ impl Client {
         Client { endpoint, raw }
     }
 
-    /// Runs one operation. Returns its output and its costs.
+    /// Runs one operation. Returns the operation's output and costs.
     fn once<'a, O>(
         &'a mut self,
         operation: impl AsyncFnOnce(&'a mut Raw<Rc<Count<Direct>>>) -> O,

@@ -1,4 +1,4 @@
-//! Ring queue: order, capacity, costs, and recovery after interrupted clients.
+//! Tests of the ring queue: order, capacity, costs, and recovery after interrupted clients.
 
 use crate::support::intercept::Intercept;
 use crate::support::{Home, run};

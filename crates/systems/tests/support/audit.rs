@@ -1,5 +1,5 @@
 //! Accounts for every buffer of a store from the bytes in memory: the buffers that the table reaches, the free lists,
-//! and the state of each buffer. It shares no code with the node's own scan.
+//! and the state of each buffer. This module shares no code with the node's own scan.
 
 use super::script;
 use farside_fabrics::memory::Mapping;
@@ -17,26 +17,27 @@ use zerocopy::FromBytes;
 pub(crate) struct Audit {
     /// State of every buffer that was ever taken, by address.
     pub(crate) states: BTreeMap<u64, State>,
-    /// Addresses that the table reaches (items, tombstones and parts), with the number of references. It must be 1.
+    /// Addresses that the table reaches (items, tombstones and parts), each with the number of references to it. This
+    /// number must be 1.
     pub(crate) reachable: BTreeMap<u64, u32>,
     /// Generation of the slot of each key.
     generations: BTreeMap<Vec<u8>, u32>,
-    /// Addresses of the buffers that are on free lists.
+    /// Addresses of the buffers on free lists.
     listed: BTreeSet<u64>,
     /// Number of buffers that were ever taken, in all segments.
     used: u64,
     pub(crate) parts: u64,
 }
 
-/// State of the buffer that a dead client held.
+/// State of the buffer that a dead client held when it died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Held {
     Nothing,
-    /// Allocated, but not written; or a part of a value that no item lists.
+    /// The buffer was allocated, but not written, or holds a part of a value that no item lists.
     AllocatedOnly,
-    /// The buffer was allocated and written, but is in no slot.
+    /// The buffer was allocated and written, but no slot points to its item.
     NotInstalled,
-    /// The buffer was replaced by another item, but not retired.
+    /// Another item has replaced the buffer's item, but the buffer was not retired.
     NotRetired,
     /// The buffer was retired, but is on no list.
     NotListed,
@@ -122,7 +123,7 @@ impl Audit {
         }
     }
 
-    /// Checks that no buffer is leaked and that none is in two places.
+    /// Checks that no buffer is leaked and that no buffer is in two places.
     pub(crate) fn check(&self) {
         let mut free = BTreeSet::new();
         for (at, state) in &self.states {
@@ -169,7 +170,7 @@ impl Audit {
         held
     }
 
-    /// Addresses on the session's list of retired buffers.
+    /// Addresses on the list of retired buffers of the session in `slot`.
     fn retired_by(&self, memory: &Mapping, slot: u32) -> BTreeSet<u64> {
         let Ok(head) = memory.load(turn_at(slot) + 64, Width::W16);
         let mut next = head as u64;

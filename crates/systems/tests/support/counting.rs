@@ -10,7 +10,7 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Allocator that counts. A test installs it as the global allocator.
+/// Allocator that counts allocations. A test installs it as the global allocator.
 pub(crate) struct Counting;
 
 /// Number of blocks that this thread has allocated so far.

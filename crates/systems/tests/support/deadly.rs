@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Purpose of an access.
+/// Purpose of an access to memory, in terms of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Access {
     ReadSecret,
@@ -27,26 +27,26 @@ pub(crate) enum Access {
     ReadListHead,
     ReadState,
     ReadSession,
-    /// Claims a free list's first buffer for this session.
+    /// Access that claims a free list's first buffer for this session.
     TakeDecide,
-    /// A buffer becomes LIVE.
+    /// Access that makes a taken buffer LIVE.
     TakeMakeLive,
     TakeFinish,
-    /// Claims the next unused buffer of a segment for this session.
+    /// Access that claims the next unused buffer of a segment for this session.
     BumpDecide,
     BumpFinish,
-    /// Claims a granted segment for a class.
+    /// Access that claims a granted segment for a class.
     RefillDecide,
     RefillSegment,
     RefillCurrent,
     RefillFinish,
     WriteItem,
-    /// CAS that installs an item in a slot.
+    /// The CAS that installs an item in a slot.
     SwingSlot,
-    /// A buffer becomes RETIRED.
+    /// Access that makes a buffer RETIRED.
     RetireMark,
-    /// Links a retired buffer to the session's list. Made only if the node has taken the list since the session read
-    /// its head.
+    /// Access that links a retired buffer to the session's list. It is made only if the node has taken the list since
+    /// the session read the list's head.
     RetireLink,
     RetireListHead,
     WriteCounters,
@@ -54,7 +54,7 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// Accesses that puts, deletes and large puts make sooner or later.
+    /// Accesses that every client makes sooner or later by puts, deletes and large puts.
     pub(crate) const ALL: [Access; 21] = [
         Access::ReadSecret,
         Access::ReadSlot,
@@ -80,7 +80,7 @@ impl Access {
     ];
 }
 
-/// A kill or stop at one access.
+/// Plan to kill or stop a process at one of its accesses.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Strike {
     /// Purpose of the access at which the strike comes.
@@ -94,12 +94,12 @@ pub(crate) struct Strike {
 /// Observer that kills or stops its own process.
 pub(crate) struct Deadly {
     strike: Option<Strike>,
-    /// Number of accesses by purpose.
+    /// Number of accesses so far, by purpose.
     pub(crate) seen: RefCell<BTreeMap<Access, u64>>,
 }
 
 impl Deadly {
-    /// Wraps a memory. No access is counted yet.
+    /// Wraps a memory with an observer that has counted no access yet.
     pub(crate) fn over(mapping: Arc<Mapping>, strike: Option<Strike>) -> Observed<Deadly> {
         Observed { mapping, observer: Deadly { strike, seen: RefCell::default() } }
     }

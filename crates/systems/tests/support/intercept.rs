@@ -6,7 +6,7 @@ use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId
 use std::cell::RefCell;
 use std::time::Duration;
 
-/// Fate of a chain.
+/// Fate of a chain, which [`Intercept`] determines before the chain runs.
 pub(crate) enum Then {
     Runs,
     /// The chain never runs, and its future is never ready.

@@ -79,7 +79,7 @@ impl Home {
         }
     }
 
-    /// Waits until no buffer is retired, and returns the store's figures.
+    /// Waits until no buffer of the store is retired, and returns the store's statistics.
     pub(crate) fn settled(&self, name: &str) -> StoreStat {
         for _ in 0..1000 {
             let stat = self.stat(name);

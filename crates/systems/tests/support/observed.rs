@@ -7,19 +7,19 @@ use farside_remote::{Key, Memory, Rights, Width};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// Kind of an access, with its operands.
+/// Kind of an access, with the bytes or words that it writes.
 pub(crate) enum Made<'a> {
     Read,
     Write(&'a [u8]),
     Exchange { old: u128, new: u128 },
 }
 
-/// Observer of accesses.
+/// Observer that is notified before each access to a memory.
 pub(crate) trait Observer {
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>);
 }
 
-/// A memory with its observer.
+/// A memory and the observer of its accesses.
 pub(crate) struct Observed<H> {
     pub(crate) mapping: Arc<Mapping>,
     pub(crate) observer: H,

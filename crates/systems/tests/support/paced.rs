@@ -1,5 +1,5 @@
-//! A Pilaf service that makes its memory accesses one at a time, so that a reader can run between any two accesses. So
-//! the tests cover every point at which a reader can see a put or a delete half done.
+//! A Pilaf service that makes its memory accesses one at a time, so that a reader can run between any two accesses.
+//! The tests cover every point at which a reader can see a put or a delete half done.
 //!
 //! Invariant: the test runs in a single thread, so a failure is reproducible.
 
@@ -75,7 +75,7 @@ impl Memory for Metered<'_> {
     }
 }
 
-/// A service with a queue of calls.
+/// A service with a queue of calls, which makes one access at a time.
 struct Stepped<'a> {
     memory: Metered<'a>,
     service: Box<dyn Service<Metered<'a>> + 'a>,
@@ -126,10 +126,10 @@ pub(crate) fn interrupted(
     service.step(accesses)
 }
 
-/// Lets all calls of a scenario run to their end.
+/// Number of accesses that lets all calls of a scenario run to their end.
 const ALL: usize = usize::MAX;
 
-/// Change of a key while it is read. Afterwards, another key's item takes the freed buffer.
+/// Change of a key while a GET reads the key. Afterwards, another key's item takes the freed buffer.
 #[derive(Clone, Copy, Debug)]
 enum Story {
     Inserted,
@@ -141,7 +141,8 @@ const OLD: &[u8] = &[1; 80];
 const NEW: &[u8] = &[2; 80];
 
 /// Reads a key at every point of every scenario. Before each chain of the reader, the service makes the number of
-/// accesses in the schedule; after the schedule, it makes all that remain. `begin` runs after the service was created.
+/// accesses in the schedule. After the schedule, the service makes all remaining accesses. `begin` runs after the
+/// service was created.
 ///
 /// # Errors
 /// A GET returned a wrong result, or called the service.

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const POISON: u8 = 0xdd;
 const KEYS: u32 = 8;
 
-/// Numbers of the events that a run has counted.
+/// Numbers of operations and of poisoned buffers in a run.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) poisoned: u64,
@@ -36,7 +36,8 @@ pub(crate) struct Figures {
     pub(crate) slow_gets: u64,
 }
 
-/// Puts, gets and reclaims for the time `during`. `begin` runs first on the node's thread.
+/// Runs clients and the node for the time `during`: clients put and get, and the node reclaims buffers. `begin` runs
+/// first on the node's thread.
 ///
 /// # Errors
 /// An operation failed, or a get returned bytes that no client put.
@@ -137,7 +138,7 @@ fn open<F: Fabric + Clock>(endpoint: &Rc<F>) -> PrismKv<Rc<F>> {
 struct Poisoning(AtomicU64);
 
 impl Observer for Poisoning {
-    /// Detects that a class's list head is about to point to a new buffer. Until then only the node holds the buffer.
+    /// Detects that a class's list head is about to point to a new buffer. Until then only the node holds this buffer.
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
         const REGION_SIZE: u64 = 4096;
         const CLASSES: u64 = 128;

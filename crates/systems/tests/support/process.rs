@@ -23,9 +23,9 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Environment variable with the role of a child.
+/// Environment variable that holds the role of a child.
 const ROLE: &str = "FARSIDE_TEST_ROLE";
-/// Test that plays the role.
+/// Name of the test that plays the role of a child.
 const CHILD: &str = "life_and_death::child";
 /// Longest wait for a child, even on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -50,7 +50,7 @@ pub(crate) fn play() {
     }
 }
 
-/// Sends a line to the parent.
+/// Sends a line to the parent: `word`, then `what` as JSON.
 pub(crate) fn say(word: &str, what: &impl Serialize) {
     let line = format!("\n@{word} {}\n", serde_json::to_string(what).expect("plain data"));
     let mut out = std::io::stdout().lock();
@@ -106,7 +106,7 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
     say("seen", &*endpoint.memory().observer.seen.borrow());
 }
 
-/// Parent's handle of a child. The child is killed when it is dropped.
+/// Parent's handle of a child process. Dropping the handle kills the child.
 pub(crate) struct Child {
     process: std::process::Child,
     role: Role,
@@ -140,7 +140,8 @@ impl Child {
         self.process.id()
     }
 
-    /// Waits for the next line with this word and returns the line's value. Keeps the lines before that line.
+    /// Waits for the next line with this word and returns the line's value. Keeps the lines before that line for
+    /// failure messages.
     pub(crate) fn hear<T: for<'a> Deserialize<'a>>(&mut self, word: &str) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -180,7 +181,7 @@ impl Child {
         self.try_ask(ask).unwrap_or_else(|reason| panic!("{ask:?}: {reason}"))
     }
 
-    /// Sends a request to a node.
+    /// Sends a request to a node and waits for the node's answer.
     pub(crate) fn try_ask(&mut self, ask: &Ask) -> Result<Answer, String> {
         self.tell(&serde_json::to_string(ask).expect("plain data"));
         self.hear("answer")
@@ -250,7 +251,7 @@ fn parse<T: for<'a> Deserialize<'a>>(line: &str, word: &str) -> Option<T> {
     (said == word).then(|| serde_json::from_str(what).expect("children send plain data"))
 }
 
-/// Waits until a condition holds. Returns the time that it took.
+/// Waits until a condition holds. Returns the time of the wait.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     let since = Instant::now();
     while !is_so() {

@@ -1,5 +1,5 @@
-//! Operations of a client that is going to be killed. The same seed yields the same operations, so the test can tell
-//! which operations took effect.
+//! Operations of a client that will be killed. The same seed yields the same operations, so the test can tell which
+//! operations took effect.
 //!
 //! Invariant: no other client uses this client's keys, and the client runs one operation after another. So the keys
 //! hold the result of a prefix of the script.
@@ -21,7 +21,7 @@ pub(crate) enum Op {
     Pause,
 }
 
-/// Number of keys.
+/// Number of keys that a script uses.
 pub(crate) const KEYS: u8 = 6;
 
 /// Script with every kind of operation, so that a client makes every kind of access.
@@ -45,7 +45,7 @@ pub(crate) const TOUR: [Op; 17] = [
     Op::Delete { key: 1 },
 ];
 
-/// Returns operation number `index` of an endless script.
+/// Returns operation number `index` of the endless script of this seed.
 pub(crate) fn endless(seed: u64, index: u64) -> Op {
     let random = mix(seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let key = (random >> 32) as u8 % KEYS;
@@ -56,12 +56,12 @@ pub(crate) fn endless(seed: u64, index: u64) -> Op {
     }
 }
 
-/// Returns a key of the client with this seed.
+/// Returns the name of key number `key` of the client with this seed.
 pub(crate) fn key(seed: u64, key: u8) -> Vec<u8> {
     format!("{seed:x}-{key}").into_bytes()
 }
 
-/// Returns the value that operation number `index` puts.
+/// Returns the value of `len` bytes that operation number `index` puts.
 pub(crate) fn value(seed: u64, index: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 8);
     for word in 0..len.div_ceil(8) as u64 {
@@ -71,8 +71,8 @@ pub(crate) fn value(seed: u64, index: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns, for each key with a value after the first `count` operations, the number of the operation that put the
-/// value and the value's length.
+/// Maps each key that has a value after the first `count` operations to the number of the operation that put the
+/// value, and to the value's length in bytes.
 pub(crate) fn after(count: u64, op: impl Fn(u64) -> Op) -> BTreeMap<u8, (u64, usize)> {
     let mut values = BTreeMap::new();
     for index in 0..count {

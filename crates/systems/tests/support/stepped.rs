@@ -36,9 +36,9 @@ pub(crate) struct Stepped {
     before_growth: Mutex<Option<u64>>,
 }
 
-/// Number of slots on its path that a new key may take in the next table during a rebuild.
+/// Number of the first slots on its path that a new key may take in the next table during a rebuild.
 const PROBES_OF_NEW_KEYS: usize = 64;
-/// Bound of steps, more than any scenario takes.
+/// Maximum number of steps; every scenario takes fewer.
 const STEPS_MAX: u32 = 200_000;
 
 impl Stepped {
@@ -67,7 +67,7 @@ impl Stepped {
         [*drawn, script::mix(!*drawn)]
     }
 
-    /// Sends a request, and steps until the node answers.
+    /// Sends a request to the node, and runs steps until the node answers.
     fn try_ask(&self, ask: Ask) -> Result<Answer, String> {
         let entropy = self.entropy();
         let ticket = self.node().ask(ask, entropy);
@@ -92,7 +92,7 @@ impl Stepped {
         }
     }
 
-    /// Requests a rebuild without running a step.
+    /// Requests a rebuild for `items` items without running a step.
     fn begin_rebuild(&self, items: u64) {
         let parameters = format!(r#"{{"items": {items}}}"#);
         let entropy = self.entropy();
@@ -101,7 +101,7 @@ impl Stepped {
         node.cancel(&[ticket].into());
     }
 
-    /// Steps until the catalog has both tables, and stops there.
+    /// Runs steps until the catalog has both tables.
     fn publish(&self) {
         for _ in 0..STEPS_MAX {
             if self.node().catalog().get("s").expect("the store exists").store.former.is_some() {
@@ -112,13 +112,13 @@ impl Stepped {
         panic!("the rebuild does not begin");
     }
 
-    /// Runs one step. Returns false if there was nothing to do.
+    /// Runs one step. Returns false if the node had nothing to do.
     fn step(&self) -> bool {
         let Ok(progress) = self.node().step(&self.memory);
         progress == Progress::Made
     }
 
-    /// Runs steps until there is nothing to do, even after the host's periodic work.
+    /// Runs steps until the node has nothing to do, even after the host's periodic work.
     fn idle(&self) {
         for _ in 0..20 {
             self.poll_shared();
@@ -138,7 +138,7 @@ impl Stepped {
         }
     }
 
-    /// Runs steps until there is nothing to do.
+    /// Runs steps until the node has nothing to do.
     fn settle(&self) {
         let mut steps = 0;
         while self.step() {
@@ -165,7 +165,7 @@ impl Stepped {
         Slot::of(word)
     }
 
-    /// Steps until no new key can enter the former table, and stops there.
+    /// Runs steps until no new key can enter the former table.
     fn close(&self) {
         let former = self.former();
         for _ in 0..STEPS_MAX {
@@ -177,7 +177,7 @@ impl Stepped {
         panic!("the table is not closed");
     }
 
-    /// Fails the node together with its clients, and restores another node from the memory.
+    /// Stops the node and its clients, and restores another node from the memory.
     fn die(&self) {
         let Ok(restored) = Node::restore(&*self.memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
         *self.node() = restored.expect("its memory is sound");
@@ -238,7 +238,7 @@ impl LocalNode for Stepped {
     }
 }
 
-/// Scenarios. The correct code passes each of them, and each kills a mutant.
+/// Scenarios, each with its name. The correct code passes every scenario, and each scenario kills a mutant.
 pub(crate) const CASES: &[(&str, fn())] = &[
     ("every_step_among_operations_of_clients_with_any_catalog", every_step_among_operations),
     ("a_new_key_is_seen_by_a_client_of_the_former_table", a_new_key_is_seen),
@@ -251,8 +251,9 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     ("a_put_succeeds_after_its_full_table_was_replaced", a_full_path),
 ];
 
-/// Between the steps of a rebuild, clients run operations. One knows only the former table, one knows both tables, and
-/// one is opened during the rebuild. In every third round, the node fails once, at a random step.
+/// Clients run operations between the steps of a rebuild. One client knows only the former table, one client knows
+/// both tables, and one client is opened during the rebuild. In every third round, the node fails once, at a random
+/// step.
 pub(crate) fn every_step_among_operations() {
     for round in 0..24u64 {
         let node = Stepped::new();
@@ -366,7 +367,7 @@ pub(crate) fn a_new_key_is_seen() {
     node.audit();
 }
 
-/// The node fails after it has frozen a slot and written its word into the next table.
+/// The node fails after it has frozen a slot and written the slot's word into the next table.
 pub(crate) fn a_frozen_slot_is_waited_for() {
     let node = Stepped::new();
     let mut client = node.client();
@@ -445,7 +446,7 @@ pub(crate) fn a_table_stays() {
     assert_eq!(usage, Use::Free, "no chain can access it any more");
 }
 
-/// The node pauses after it has closed the former table, and new keys take all places in the next table. Then it
+/// The node pauses after it has closed the former table, and new keys take all places in the next table. Then the node
 /// continues, and fails once, each time at another step.
 pub(crate) fn no_place() {
     for dies_at in (0..2000).step_by(97) {
@@ -500,7 +501,7 @@ pub(crate) fn no_place() {
 }
 
 /// The test chooses the keys: one key has no place in the next table, and other keys have no place in the table after
-/// it.
+/// the next one.
 pub(crate) fn chosen_keys() {
     const COLLIDING: usize = 300;
     let node = Stepped::new();
