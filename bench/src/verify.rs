@@ -25,7 +25,7 @@ const _: () = assert!(VALUE_SIZE_MIN == WRITER + size_of::<u32>());
 /// Identity of a value: the number of its writer, and its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Number of the writer.
+    /// Number of the value's writer.
     pub writer: u32,
     /// Sequence number among the writer's values, from 1.
     pub sequence: u64,

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum length of an accepted answer to one request, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Maximum time to wait for an answer.
+/// Maximum time that a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of polls of a socket between two readings of the clock.
 const LOOKS: u32 = 4096;

@@ -59,7 +59,7 @@ pub struct Measured {
 /// One line of `farside bench compare --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompareReport {
-    /// Name of the contender, such as `redis mget` or `farside udp`.
+    /// Name of the contender, for example `redis mget` or `farside udp`.
     pub contender: String,
     /// Release of the contender.
     pub version: String,
@@ -81,7 +81,7 @@ pub struct CompareReport {
     pub cores: Option<Cores>,
     /// How a client waits for an answer; null without a server.
     pub client: Option<Client>,
-    /// Number of rounds.
+    /// Number of rounds that were measured.
     pub rounds: u64,
     /// Operations per second of all clients together.
     pub ops_per_s: Spread,

@@ -37,7 +37,7 @@ pub trait Work {
     /// Type of an error or violation of an operation.
     type Trouble: Trouble;
 
-    /// Creates the source of one thread.
+    /// Creates the source of one thread's operations, which uses `random` for all draws.
     fn source(&self, random: Random) -> Self::Source;
 
     /// Whether operations must be drawn when they start, because they depend on earlier operations.
@@ -86,7 +86,7 @@ pub trait Trouble: Display {
     fn fault(&self) -> Fault;
 }
 
-/// Consequence that an operation's trouble has for the run.
+/// Consequence of an error or violation for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The operation failed; the next one may succeed.
@@ -100,7 +100,7 @@ pub enum Fault {
 /// State that all clients of a run share: its work and its options.
 pub struct Run<W> {
     work: W,
-    /// Number of tasks of all threads.
+    /// Number of tasks of all threads together.
     tasks: u32,
     stop: AtomicBool,
     seed: u64,
@@ -362,7 +362,7 @@ impl<W: Work> Thread<W> {
         }
     }
 
-    /// Counts an error or violation, keeps its text if it is one of the first, and returns its consequence.
+    /// Counts an error or violation, and returns its consequence. Keeps the texts of the first errors and violations.
     #[cold]
     pub(crate) fn count_trouble(&self, trouble: &W::Trouble) -> Fault {
         let fault = trouble.fault();

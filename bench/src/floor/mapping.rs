@@ -100,8 +100,8 @@ impl Mapping {
         Ok(self)
     }
 
-    /// Calls `madvise`. Ignores `EINVAL`, with which a kernel refuses unknown advice: `MADV_POPULATE_WRITE` needs Linux
-    /// 5.14. Without it, filling the memory makes its pages present.
+    /// Calls `madvise`. Ignores `EINVAL`, with which a kernel refuses unknown advice: `MADV_POPULATE_WRITE` needs
+    /// Linux 5.14. On older kernels, filling the memory makes its pages present.
     fn advise(&self, advice: Advice) -> io::Result<()> {
         // SAFETY: the range is the mapping itself, and no advice used here discards contents.
         match unsafe { madvise(self.base.as_ptr().cast(), self.len, advice) } {

@@ -13,7 +13,7 @@ use super::table::{Table, VALUE, key, value_byte};
 use super::{Floor, Layout, TASKS_MAX};
 use crate::report::Latencies;
 
-/// Number of keys drawn for a floor. A pass over them takes a large part of a second.
+/// Number of keys drawn for a floor. Fetching all these keys once takes a large part of a second.
 pub(super) const DRAWS: usize = 1 << 22;
 
 const _: () = assert!(DRAWS.is_power_of_two() && DRAWS >= TASKS_MAX);

@@ -75,8 +75,8 @@ impl Zipfian {
         self.next_of(self.items, random)
     }
 
-    /// Draws the next number below `items`. `items` may grow from call to call. The sum zeta grows with it and never
-    /// shrinks.
+    /// Draws the next number below `items`. `items` may grow from call to call. The sum zeta grows with `items` and
+    /// never shrinks.
     #[inline]
     pub fn next_of(&mut self, items: u64, random: &mut impl Rng) -> u64 {
         if items > self.summed {
@@ -117,8 +117,8 @@ pub struct ScrambledZipfian {
 }
 
 impl ScrambledZipfian {
-    /// YCSB's `ITEM_COUNT`. `ZETAN` is its zeta. Some later copies of YCSB have 10^16 items with the same zeta, so
-    /// their skew is not that of theta 0.99.
+    /// Number of items, YCSB's `ITEM_COUNT`. `ZETAN` is the sum zeta over these items. Some later copies of YCSB have
+    /// 10^16 items with the same zeta, so their skew is not that of theta 0.99.
     const ITEM_COUNT: u64 = 10_000_000_000;
     const ZETAN: f64 = 26.46902820178302;
 
@@ -158,8 +158,8 @@ impl SkewedLatest {
         Self { zipfian: Zipfian::new(newest, ZIPFIAN_THETA) }
     }
 
-    /// Draws the next number, at most `newest`, the newest number that exists now. As in YCSB, 0 is drawn only if it is
-    /// the newest.
+    /// Draws the next number, which is at most `newest`, the newest number that exists now. As in YCSB, 0 is drawn
+    /// only if 0 is the newest number.
     #[inline]
     pub fn next(&mut self, newest: u64, random: &mut impl Rng) -> u64 {
         newest.saturating_sub(self.zipfian.next_of(newest, random))

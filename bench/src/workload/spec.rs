@@ -37,7 +37,7 @@ pub struct Workload {
     pub mix: Mix,
     /// Distribution of requests over the records: `requestdistribution`.
     pub distribution: Distribution,
-    /// Numbers of operations and records that the user chose.
+    /// Numbers of records and operations, duration and value size that the user chose.
     pub chosen: Chosen,
     /// Properties of the file that have no effect, to be reported as a warning.
     pub unused: Vec<Property>,

@@ -20,7 +20,7 @@ pub trait Checker {
     fn check(&self, history: &History<Self::Ask>) -> Checked<Self::Ask>;
 }
 
-/// Result of checking a history.
+/// Result of checking a history: the violations, and the parts that could not be decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<A: Ask> {
     /// The violations of the specification, one sentence for each.
@@ -47,7 +47,7 @@ pub struct Violation<A: Ask> {
     pub operations: Vec<Operation<A>>,
     /// Index of the operation whose outcome is not allowed.
     pub offender: usize,
-    /// Outcomes that would have been allowed instead, if the checker knows them.
+    /// Outcomes that the specification would have allowed for the offender, if the checker knows them.
     pub instead: Vec<A::Outcome>,
     /// Number of operations of the whole history, from which the shown operations are taken.
     pub of: usize,

@@ -6,7 +6,7 @@ use crate::network::HostId;
 use crate::world::{MICROS, MILLIS, Nanos};
 use std::cell::{Cell, RefCell};
 
-/// Kind of fault.
+/// Kind of a fault that the simulator injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Fault {
@@ -14,11 +14,11 @@ pub enum Fault {
     Loss,
     /// A message arrives twice, and the copy arrives later. Must have no effect, since requests run at most once.
     Duplicate,
-    /// A message is overtaken by later ones. May delay operations.
+    /// A message arrives after later messages. May delay operations.
     Reorder,
     /// A message and all later messages are delayed. May delay operations and let timeouts expire.
     Delay,
-    /// A connection breaks: some of the requests sent over it ran, and some did not. May end a session.
+    /// A connection breaks: some of the requests sent over the connection ran, and some did not. May end a session.
     Reset,
     /// No message passes between two hosts, in either direction. May end sessions by timeout.
     Partition,
@@ -30,13 +30,14 @@ pub enum Fault {
     /// A client's process is stopped (SIGSTOP) and resumed later. May delay operations that wait for the process's turn
     /// to end.
     ClientPause,
-    /// The node's process is stopped and resumed later. May delay all operations that need it.
+    /// The node's process is stopped and resumed later. May delay all operations that need the node's process.
     NodePause,
     /// The node's process dies, but its memory survives (a memory file), and another process takes over at the same
     /// address. May end all sessions. The effects of completed operations survive.
     NodeRestart,
-    /// The node's process dies with its memory, and a new one starts at the same address. All data is lost. A client
-    /// must not mistake the new, empty store for the old one: a client that opens the new store knows that it is new.
+    /// The node's process dies with its memory, and a new process starts at the same address. All data is lost. A
+    /// client must not mistake the new, empty store for the old store: a client that opens the new store knows that
+    /// the store is new.
     NodeLoss,
     /// A client's clock runs slow or fast, so that its timeouts may be too long or too short.
     ClockSkew,
@@ -49,7 +50,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All faults.
+    /// All kinds of faults.
     pub const ALL: [Fault; 16] = [
         Fault::Loss,
         Fault::Duplicate,
@@ -74,7 +75,7 @@ impl Fault {
         matches!(self, Fault::Loss | Fault::Duplicate | Fault::Reorder | Fault::Delay | Fault::Reset)
     }
 
-    /// Returns the fault's name in flags and reports.
+    /// Name of the fault in flags and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Fault::Loss => "loss",
@@ -135,7 +136,7 @@ impl Struck {
         }
     }
 
-    /// Calls `observer` with every later fault, before it takes effect.
+    /// Calls `observer` with every later fault, before the fault takes effect.
     pub fn observe(&self, observer: impl Fn(Fault, Target) + 'static) {
         *self.observer.borrow_mut() = Some(Box::new(observer));
     }
@@ -164,7 +165,7 @@ pub struct FaultRates {
 }
 
 impl FaultRates {
-    /// Rates of 0: no fault occurs.
+    /// Rates at which no fault strikes.
     pub const NONE: FaultRates = FaultRates {
         loss_one_in: 0,
         duplicate_one_in: 0,
@@ -173,7 +174,7 @@ impl FaultRates {
         reset_one_in: 0,
         late_ns: 0,
     };
-    /// Low rates of every fault.
+    /// Rates at which every fault strikes, but rarely.
     pub const TYPICAL: FaultRates = FaultRates {
         loss_one_in: 40,
         duplicate_one_in: 30,

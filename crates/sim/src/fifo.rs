@@ -203,7 +203,8 @@ impl<'a> Queue<'a> {
         })
     }
 
-    /// Finds a put that found the queue full although it had space throughout, or values beyond the queue's capacity.
+    /// Finds a put that found the queue full although the queue had space throughout, or values beyond the queue's
+    /// capacity.
     fn capacity_violation(&self) -> Option<Finding> {
         let too_few = self.fulls.iter().find(|full| {
             let mut ats = full.called.index + 1..=end_of(full);

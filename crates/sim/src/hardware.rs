@@ -11,7 +11,7 @@ use crate::world::Nanos;
 use farside_remote::wire::{Code, flag};
 use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 
-/// Parameters of the machines.
+/// Parameters of the hardware, which the model's latencies and times follow from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inputs {
     /// Latency of a verb's round trip: posting, the latency within the NICs, the cable in both directions, and the
@@ -35,8 +35,8 @@ pub struct Inputs {
     /// Number of connections that a client's NIC caches. Synchronization, section 4: 32 connections per NIC do not
     /// reduce the throughput, and 128 do. This value is an estimate between the two.
     pub qp_cache: usize,
-    /// Time that a client's NIC is busy fetching the state of a connection that it does not cache. Estimated: a fetch
-    /// takes [`Inputs::pcie_ns`], and four fetches are in flight at the same time. The value must exceed 60 ns:
+    /// Time that a client's NIC is busy fetching the state of a connection that the NIC does not cache. Estimated: a
+    /// fetch takes [`Inputs::pcie_ns`], and four fetches are in flight at the same time. The value must exceed 60 ns:
     /// otherwise 512 workers would not be slower than 128, as they are in Synchronization, section 4.
     pub qp_miss_ns: Nanos,
     /// Latency that a message to a CPU has in addition to a verb's, for descriptors and polling in both directions.

@@ -16,7 +16,7 @@ use crate::history::Ask as _;
 use crate::history::register::{Ask, History, Operation, Outcome, Value, Version};
 use crate::search::{Span, is_explained};
 
-/// Limits of the work that the checker spends on one key.
+/// Limits of the search for an order of one key's operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of operations of one key. A state of the search takes one bit per operation.
@@ -32,7 +32,7 @@ impl Default for Limits {
     }
 }
 
-/// Verdict on one key.
+/// Verdict on the operations of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Some order of the key's operations explains all outcomes.

@@ -130,14 +130,14 @@ impl Pace {
 /// Access to memory that has to wait and is still to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads bytes.
+    /// Reads `len` bytes at `at`.
     Read {
         /// Address of the first byte.
         at: u64,
-        /// Number of bytes.
+        /// Number of bytes to read.
         len: usize,
     },
-    /// Writes bytes.
+    /// Writes `bytes` at `at`.
     Write {
         /// Address of the first byte.
         at: u64,
@@ -146,7 +146,7 @@ pub enum Access {
     },
     /// Loads the word of this width at this address.
     Load(u64, Width),
-    /// Compares and exchanges a word.
+    /// Stores `new` if the word at `at` equals `old`.
     Exchange {
         /// Address of the word.
         at: u64,
@@ -196,7 +196,7 @@ struct Record {
     bytes: Vec<u8>,
 }
 
-/// Counters of accesses.
+/// Numbers of accesses and of torn reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Number of accesses made.
@@ -234,13 +234,13 @@ impl Replay {
         }
     }
 
-    /// Allows exchanges of wide words.
+    /// Allows exchanges of words of 24 and 32 bytes.
     #[must_use]
     pub fn wide(self) -> Replay {
         Replay { is_wide: true, ..self }
     }
 
-    /// Counts accesses in `seen`, which may be shared.
+    /// Makes this memory count its accesses in `seen`, which other memories may share.
     #[must_use]
     pub fn seen_by(self, seen: &Rc<Cell<Seen>>) -> Replay {
         Replay { seen: Rc::clone(seen), ..self }

@@ -67,7 +67,7 @@ pub const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
 ];
 
 /// PRISM, figure 2, read off the plot: microseconds of an indirect READ in a rack, a cluster and a data centre. For a
-/// platform without indirect READs, those of two READs. Not used for calibration.
+/// platform without indirect READs: microseconds of two READs. Not used for calibration.
 pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::Rdma, MicroOp::TwoReads, [6.1, 10.9, 52.9]),
     (Platform::PrismSw, MicroOp::IndirectRead, [5.8, 8.1, 29.2]),

@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// Identifier of a machine.
+/// Identifier of a host, a machine of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
@@ -48,7 +48,7 @@ pub enum Arrival {
 /// Event of a packet. Recorded events show where a message was lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
-    /// Time of the event.
+    /// Virtual time of the event.
     pub at: Nanos,
     /// Number of the packet, shared by all its events, including those of its duplicate.
     pub packet: u64,
@@ -102,7 +102,7 @@ impl Inbox {
         self.arrived.borrow_mut().pop_front()
     }
 
-    /// Returns the bell that rings at each arrival.
+    /// Bell that rings at each arrival in the inbox.
     pub fn bell(&self) -> &Bell {
         &self.bell
     }
@@ -140,7 +140,7 @@ struct Inner {
     is_recorded: Cell<bool>,
 }
 
-/// Packet in flight.
+/// Packet in flight between two addresses.
 #[derive(Clone, Copy)]
 struct Packet {
     number: u64,
@@ -243,7 +243,7 @@ impl Network {
         self.0.cuts.borrow_mut().insert((from, to), (until, fault));
     }
 
-    /// Sends a datagram.
+    /// Sends a datagram from one address to another.
     pub fn send(&self, from: Address, to: Address, bytes: Vec<u8>) {
         let (rates, packet) = (self.rates(from, to), self.packet(from, to));
         self.0.tell(packet, What::Send, &bytes);

@@ -23,14 +23,14 @@ use std::rc::Rc;
 /// Verb that the NIC executes. Its addresses are byte offsets in the node's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Reads bytes.
+    /// Reads `len` bytes at `at`.
     Read {
         /// Address of the first byte.
         at: u64,
-        /// Number of bytes.
+        /// Number of bytes to read.
         len: usize,
     },
-    /// Writes bytes.
+    /// Writes `bytes` at `at`.
     Write {
         /// Address of the first byte.
         at: u64,
@@ -91,7 +91,7 @@ pub struct Timing {
     pub atomic_ns: Nanos,
     /// Time that an atomic holds its slot.
     pub slot_ns: Nanos,
-    /// Spread of `slot_ns`.
+    /// Spread of `slot_ns`, drawn for each atomic.
     pub slot_spread_ns: Nanos,
     /// Bits of an atomic's address that select its slot, in units of words.
     pub slot_mask: u64,

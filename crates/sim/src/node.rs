@@ -82,7 +82,7 @@ struct Inner {
     kinds: Kinds,
     options: Options,
     memory: RefCell<Rc<Bytes>>,
-    /// The process that serves the node or recovers its memory, if any.
+    /// The process that serves the node or recovers the node's memory, if any.
     process: Cell<Option<ProcessId>>,
     serving: RefCell<Option<Rc<Serving>>>,
     seen: Rc<Cell<Seen>>,
@@ -231,7 +231,7 @@ impl Node {
         self.0.seen.get()
     }
 
-    /// The process that serves the node or recovers its memory, if any.
+    /// The process that serves the node or recovers the node's memory, if any.
     pub fn process(&self) -> Option<ProcessId> {
         self.0.process.get()
     }
@@ -284,7 +284,7 @@ impl Node {
         }
     }
 
-    /// Kills the process that serves the node or recovers its memory. The node's memory survives.
+    /// Kills the process that serves the node or recovers the node's memory. The memory survives.
     pub fn kill(&self) {
         self.0.serving.take();
         if let Some(process) = self.0.process.take() {
@@ -412,7 +412,7 @@ impl Serving {
         self.bell.ring();
     }
 
-    /// Wakes the node's task.
+    /// Wakes the node's task, which then checks for work.
     pub(crate) fn ring(&self) {
         self.bell.ring();
     }

@@ -29,7 +29,7 @@ struct Layout {
     events: Vec<(usize, u64)>,
 }
 
-/// Returns the label of an operation's bar.
+/// Returns the label of an operation's bar: the operation and its outcome.
 fn label<A: Ask>(operation: &Operation<A>) -> String {
     match operation.returned {
         Some(_) => operation.to_string(),

@@ -10,7 +10,7 @@ use std::cell::Cell;
 pub struct Random(Cell<u64>);
 
 impl Random {
-    /// Creates the stream of a seed.
+    /// Creates the stream of random draws that `seed` determines.
     pub fn new(seed: u64) -> Random {
         Random(Cell::new(seed))
     }
@@ -47,7 +47,7 @@ impl Random {
         one_in != 0 && self.below(one_in) == 0
     }
 
-    /// Draws uniformly from [0, 1).
+    /// Draws a number uniformly from 0 (included) to 1 (excluded).
     pub fn share(&self) -> f64 {
         self.draw(Draws::share)
     }
@@ -68,7 +68,7 @@ impl Random {
         even.max(usual_ns) << doublings
     }
 
-    /// Shuffles `things`.
+    /// Puts `things` in a random order.
     pub fn shuffle<T>(&self, things: &mut [T]) {
         for last in (1..things.len()).rev() {
             things.swap(last, self.below(last as u64 + 1) as usize);

@@ -55,7 +55,7 @@ struct Inner {
 #[derive(Default)]
 struct Agenda {
     queue: BinaryHeap<Reverse<Event>>,
-    /// Number of events ever planned.
+    /// Number of events that were ever planned.
     planned: u64,
     /// Plans of the queued events. An event holds its *place*, the index of its plan here. Places are reused.
     plans: Vec<Option<Plan>>,
@@ -78,7 +78,7 @@ const NUMBER_BITS: u32 = u64::BITS - PLACE_BITS;
 
 /// What happens at a planned event.
 enum Plan {
-    /// Resumes a task. Nearly all events are of this kind; it needs no waker.
+    /// Resumes a task. Nearly all events are of this kind, which needs no waker.
     Resume(TaskName),
     Wake(Waker),
     Run(Box<dyn FnOnce()>),
@@ -223,7 +223,7 @@ impl World {
         self.0.events.get()
     }
 
-    /// Starts a process without tasks.
+    /// Starts a process that has no tasks yet. Returns the process's identifier.
     pub fn start_process(&self) -> ProcessId {
         let mut processes = self.0.processes.borrow_mut();
         processes.push(Process { state: ProcessState::Running, held: Vec::new(), on_death: Vec::new() });
@@ -290,7 +290,7 @@ impl World {
         }
     }
 
-    /// Resumes a stopped process.
+    /// Resumes a stopped process, so that its tasks run again.
     pub fn resume(&self, process: ProcessId) {
         let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
         if process.state == ProcessState::Stopped {
@@ -501,7 +501,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Wakes all waiting tasks.
+    /// Wakes all tasks that wait for the bell.
     pub fn ring(&self) {
         self.rung.set(self.rung.get() + 1);
         self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
@@ -548,7 +548,8 @@ impl Default for Turnstile {
 }
 
 impl Turnstile {
-    /// Waits until the turnstile is free. The caller then holds the turnstile until it drops the returned passage.
+    /// Waits until the turnstile is free. The caller then holds the turnstile until the caller drops the returned
+    /// passage.
     pub async fn enter(&self) -> Passage<'_> {
         if !self.is_taken.replace(true) {
             return Passage(self);

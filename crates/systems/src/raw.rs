@@ -51,7 +51,7 @@ pub const READ_MAX: usize = REPLY_BYTES_MAX - REPLY_ENTRY;
 pub const WRITE_MAX: usize = CHAIN_BYTES_MAX - CHAIN - OP;
 /// Largest number of bytes that one [`Raw::get`] returns.
 pub const GET_MAX: usize = REPLY_BYTES_MAX - 2 * REPLY_ENTRY;
-/// Largest number of bytes that one [`Raw::put`] carries beside its four ops.
+/// Largest number of bytes that one [`Raw::put`] carries in addition to its four ops.
 pub const PUT_MAX: usize = CHAIN_BYTES_MAX - CHAIN - (OP + 8) - (OP + ADDR) - (OP + ADDR + 16) - OP;
 /// Largest number of bytes that one [`Raw::echo`] sends and returns.
 pub const ECHO_MAX: usize = CALL_BYTES_MAX - ADDRESS_SIZE;

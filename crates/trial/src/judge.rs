@@ -13,7 +13,7 @@ use std::fmt::{self, Write};
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::Once;
 
-/// Verdict on a trial, from the violations and the check of its history.
+/// Verdict on a trial. It follows from the violations that the trial found and from the check of its history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The family's specification allows the history, and no other violation was found.

@@ -270,7 +270,7 @@ pub trait Recorded {
     fn check(&self) -> Judgement;
 }
 
-/// Result of checking a history.
+/// Result of checking a history: the violations, the undecided parts, and a drawing.
 pub struct Judgement {
     /// The violations of the family's specification, one sentence for each.
     pub violated: Vec<String>,

@@ -36,21 +36,21 @@ pub const ECHO_VALUE_SIZE_MAX: u32 = 60 << 10;
 
 const _: () = assert!(VALUE + (ECHO_VALUE_SIZE_MAX as usize) < REPLY_SIZE_MAX - 64);
 
-/// Means by which messages are carried.
+/// Medium that carries the messages of an echo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Two rings in shared memory.
     Ring,
     /// Connected datagram sockets on loopback.
     Udp,
-    /// A stream on loopback.
+    /// A TCP stream on loopback.
     Tcp,
 }
 
 /// Parameters of an echo. Client and server must use the same parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Echo {
-    /// Means by which messages are carried.
+    /// Medium that carries the messages.
     pub medium: Medium,
     /// Content of the server's memory, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
     pub layout: Layout,
@@ -271,7 +271,7 @@ mod tests {
         Echo { medium, layout, tasks, bare: false, blocking: false }
     }
 
-    /// Starts a client, and a thread that serves it until it is dropped.
+    /// Starts a client, and a thread that serves the client until the client is dropped.
     fn started(asked: Echo, served: Echo) -> (EchoClient, JoinHandle<io::Result<()>>) {
         let (client, far) = asked.open().unwrap();
         (client, thread::spawn(move || served.serve(far, |_page_size| Ok(()))))

@@ -19,7 +19,7 @@ pub(super) trait ServerEnd {
     fn turn(&mut self, source: &ItemSource) -> io::Result<Turn>;
 }
 
-/// Outcome of [`ServerEnd::turn`].
+/// Outcome of [`ServerEnd::turn`], which tries to take and answer a message.
 pub(super) enum Turn {
     Nothing,
     Answered,

@@ -39,7 +39,7 @@ struct Stream {
     len: usize,
 }
 
-/// Outcome of polling a stream.
+/// Outcome of polling a stream for whole records.
 enum Polled {
     Nothing,
     Ended,

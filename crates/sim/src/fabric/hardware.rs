@@ -59,12 +59,12 @@ pub enum BufferReturn {
     ByReport,
 }
 
-/// Configuration of the model.
+/// Configuration of the model of a node and its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Hardware that runs chains.
     pub platform: Platform,
-    /// Network and machines.
+    /// Network and machines of the testbed.
     pub testbed: Testbed,
     /// Parameters of the hardware.
     pub inputs: Inputs,
@@ -75,7 +75,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Creates a setup whose services cost nothing.
+    /// Creates a setup without cost for services, in which chains retire buffers themselves.
     pub fn new(platform: Platform, testbed: Testbed) -> Setup {
         Setup {
             platform,
@@ -195,7 +195,7 @@ impl Machine {
         self.traffic.get()
     }
 
-    /// Returns the configuration of the model.
+    /// Configuration with which the model was created.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }

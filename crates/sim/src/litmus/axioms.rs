@@ -82,7 +82,7 @@ const fn always(axiom: Axiom, source: &'static str) -> Promise {
 /// InfiniBand Architecture Specification 1, the table of work request ordering.
 const TABLE: &str = "InfiniBand: ordering of operations on one queue pair";
 
-/// All axioms that the contract promises.
+/// The memory contract: all its rules, each with its source.
 pub const PROMISES: &[Promise] = &[
     always(Axiom::Before(Verb::Write, Verb::Write), TABLE),
     always(

@@ -33,7 +33,7 @@ const SPAN_MAX: usize = 3;
 pub struct Piece {
     /// Number of words in the piece.
     pub words: usize,
-    /// Value of each word.
+    /// Value that each word of the piece holds.
     pub value: u64,
 }
 

@@ -12,9 +12,9 @@ use crate::random::Random;
 const OUTCOMES_MAX: usize = 256;
 /// Maximum number of points of the search for a program's outcomes.
 const POINTS_MAX: usize = 8_000;
-/// Number of random programs.
+/// Number of random programs that are added.
 const DRAWN: usize = 400;
-/// Seed of the random programs.
+/// Seed of the draws of the random programs.
 const SEED: u64 = 0x6c69_746d_7573;
 
 /// Returns over a thousand programs, the named shapes first. Takes about a second, since it enumerates the outcomes of

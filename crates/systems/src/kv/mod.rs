@@ -276,7 +276,7 @@ pub enum KvError {
     },
     /// The table was rebuilt during an iteration. The iteration must start again.
     Rebuilt,
-    /// The store cannot be opened, or was replaced since the client opened it. Nothing was stored.
+    /// The store cannot be opened, or was replaced after the client had opened it. Nothing was stored.
     Store(StoreError),
     /// One of several puts failed with this error. Any of the other puts may have been carried out.
     Several(Box<KvError>),

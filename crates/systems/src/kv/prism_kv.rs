@@ -781,7 +781,7 @@ enum Probed {
     Own(Found),
     /// The key's own item, which is being moved.
     Frozen,
-    /// The slot has an item of another key.
+    /// The slot's item belongs to another key.
     Other,
     /// The slot's key was moved to the next table.
     Moved,

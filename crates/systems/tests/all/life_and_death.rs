@@ -37,7 +37,7 @@ macro_rules! go {
     }};
 }
 
-/// Entry point of the child processes. It does nothing when the test runner calls it.
+/// Entry point of the child processes. The test does nothing when the test runner calls it.
 #[test]
 fn child() {
     process::play();

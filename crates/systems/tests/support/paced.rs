@@ -97,7 +97,7 @@ impl<'a> Stepped<'a> {
         self.calls.push_back(request);
     }
 
-    /// Lets the service make up to `accesses` further accesses. Returns the number that it made.
+    /// Lets the service make up to `accesses` further accesses. Returns the number of accesses that the service made.
     fn step(&mut self, accesses: usize) -> usize {
         self.memory.allowed.set(accesses);
         while let Some(request) = self.calls.front() {

@@ -100,11 +100,11 @@ pub fn above(generation: u32, floor: u32) -> Option<u32> {
 pub enum Kind {
     /// The item has a key and its value.
     Value = 1,
-    /// The item says that its key was deleted.
+    /// The item has a key whose value was deleted.
     Tombstone = 2,
-    /// A key with the list of its value's parts.
+    /// The item has a key and the list of the parts of the key's value.
     Large = 3,
-    /// The slot's key is in the next table, unless it was deleted.
+    /// The slot's key is in the next table, unless the key was deleted.
     Moved = 4,
     /// The slot never had a key and will never have one. A key whose path reaches this slot can only be in the next
     /// table.

@@ -24,7 +24,7 @@ use farside_remote::service::{Rebuild, Service, Step};
 use farside_remote::{Memory, Width};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A store that has more than one table, because a rebuild moves its items.
+/// State of a store with more than one table, whose rebuild is in progress.
 pub(super) struct Moving {
     /// The store's tables: the tables that are being left, oldest first, then the newest table.
     tables: Vec<Table>,
