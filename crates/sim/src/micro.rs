@@ -1,5 +1,5 @@
-//! The papers' micro-benchmarks. [`crate::hardware`] is calibrated on those of figure 1 and section 4, and predicts
-//! those of figure 2:
+//! The papers' micro-benchmarks. The hardware model ([`crate::hardware`]) is calibrated on figure 1 and section 4, and
+//! predicts figure 2. The benchmarks are:
 //!
 //! - PRISM, figures 1 and 2: one op at a time on a platform.
 //! - *Synchronization*, section 4: many workers whose atomics one NIC executes.

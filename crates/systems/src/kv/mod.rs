@@ -265,7 +265,7 @@ pub enum KvError {
     NotMoved,
     /// The node refused a chain with this status.
     Refused(Status),
-    /// The bytes read are no valid item, as described here: a peer with write access has damaged the store.
+    /// The bytes read are no valid item; the text states the fault. A peer with write access has damaged the store.
     Damaged(&'static str),
     /// Stores of this kind do not support the operation. No request was sent.
     Unsupported {

@@ -59,8 +59,8 @@ pub enum QueueError {
     OutOfMemory,
     /// The node refused a chain with this status.
     Refused(Status),
-    /// The bytes read are not bytes that a client writes, as described here: a peer with write access has damaged the
-    /// store.
+    /// The bytes read are not bytes that a client writes; the text states the fault. A peer with write access has
+    /// damaged the store.
     Damaged(&'static str),
     /// The fabric returned no response.
     Fabric(FabricError),

@@ -167,7 +167,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Creates the head for an install that writes `entry` to the slot `slot`.
+    /// Creates the head for an install that writes `entry` to the slot with the index `slot`.
     pub fn new(installs: u64, slot: u64, entry: Entry) -> Head {
         let head =
             Head { installs: installs.into(), slot: slot.into(), entry, reserved: U64::ZERO, crc: U64::ZERO };
@@ -178,7 +178,7 @@ impl Head {
         crc(&self.as_bytes()[..HEAD_SIZE as usize - size_of::<U64>()])
     }
 
-    /// Returns the entry of the last install, if that install wrote to the slot `slot`.
+    /// Returns the entry of the last install, if that install wrote to the slot with the index `slot`.
     pub fn entry_of(&self, slot: u64) -> Option<Entry> {
         (self.slot.get() == slot && self.crc.get() == self.checksum() && self.entry.is_sound())
             .then_some(self.entry)
@@ -411,7 +411,7 @@ impl Table {
         (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
     }
 
-    /// Returns the address of the entry of the slot `slot`.
+    /// Returns the address of the entry of the slot with the index `slot`.
     pub fn entry_at(&self, slot: u64) -> u64 {
         self.extent.at + HEAD_SIZE + slot * ENTRY_SIZE
     }
