@@ -75,7 +75,7 @@ impl Store {
 
 fn endpoint_of(host: &Arc<Host>) -> Rc<Direct> {
     let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
-    Rc::new(local::connect(&node).expect("a session"))
+    Rc::new(local::connect(&node, NodeId(0)).expect("a session"))
 }
 
 /// Opens a client of the store over `endpoint`.

@@ -8,13 +8,17 @@
 
 use crate::executor::{self, Idle, Turns};
 use crate::memory::Mapping;
+use crate::nodes::Session;
 use crate::runner::{Runner, Runs};
+use crate::spin::Waiting;
 use crate::timer;
+use crate::wait::{Waits, Wakeup, wait};
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{DEADLINE, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +26,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 /// A session's two-sided channel to the node, for calls and wake-ups.
-pub trait Control {
+pub trait Control: Send {
     /// Calls a service; the response replaces the content of `answer`.
     fn call<'a>(
         &'a self,
@@ -34,9 +38,18 @@ pub trait Control {
     /// Wakes the node if it sleeps. Called when a chain needs memory, or when many buffers were retired.
     fn ring(&self);
 
-    /// Polls for responses to outstanding calls, if any. Returns when a response arrives, when `is_enough` is true, or
-    /// when further polling would cost more than a wake-up.
-    fn poll_responses(&self, _is_enough: &dyn Fn() -> bool) {}
+    /// Whether a response is outstanding that [`Control::poll`] finds.
+    fn is_waiting(&self) -> bool {
+        false
+    }
+
+    /// Passes the responses that have arrived to their callers. Returns false if there were none.
+    fn poll(&self) -> bool {
+        false
+    }
+
+    /// Called when polling ends. From then on a response wakes its caller without being polled for.
+    fn end_polling(&self) {}
 }
 
 /// An endpoint whose chains run on the caller's own CPU. Belongs to one thread.
@@ -133,10 +146,34 @@ impl<M: Runs> Turns for Direct<M> {
     }
 
     fn wait(&self, core: &Idle<'_>) {
-        self.control.poll_responses(&|| core.is_woken());
-        if !core.is_woken() {
-            core.sleep();
-        }
+        wait(std::iter::once(self), Waiting::Briefly, None, core);
+    }
+}
+
+impl<M: Runs> Waits for Direct<M> {
+    fn is_waiting(&self) -> bool {
+        self.control.is_waiting()
+    }
+
+    fn poll(&self) -> bool {
+        self.control.is_waiting() && self.control.poll()
+    }
+
+    fn end_wait(&self, _: Wakeup) {
+        self.control.end_polling();
+    }
+
+    fn may_sleep(&self) -> bool {
+        self.control.end_polling();
+        true
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn sleep_max(&self, _: Duration) -> Option<Duration> {
+        None
     }
 }
 
@@ -193,6 +230,16 @@ impl<M: Runs> Fabric for Direct<M> {
 
     fn capabilities(&self, _node: NodeId) -> Capabilities {
         Capabilities::SOFTWARE
+    }
+}
+
+impl<M: Runs + Send + 'static> Session for Direct<M> {
+    fn is_over(&self) -> bool {
+        self.died.load(Ordering::Relaxed)
+    }
+
+    async fn drive(&self) {
+        self.drive().await;
     }
 }
 

@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// Maximum number of tasks per core.
 pub const TASKS_MAX: usize = 64;
+/// Maximum number of descriptors on which a core sleeps.
+pub const FDS_MAX: usize = 64;
 
 /// Hooks that a core calls when a round ends, and when no task is ready. Each endpoint implements them.
 pub trait Turns {
@@ -73,15 +75,21 @@ impl Idle<'_> {
         self.0.announced(PARKED, std::thread::park);
     }
 
-    /// Sleeps until a task is woken, `fd` is readable, or `timeout` has passed.
-    pub fn sleep_on(&self, fd: BorrowedFd<'_>, timeout: Option<Duration>) {
+    /// Sleeps until a task is woken, one of `fds` is readable, or `timeout` has passed. Watches at most [`FDS_MAX`]
+    /// descriptors.
+    pub fn sleep_on<'a>(&self, fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: Option<Duration>) {
         let Some(bell) = self.0.bell() else { return std::thread::yield_now() };
         self.0.announced(POLLING, || {
-            let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            let mut count = 1;
+            let mut fds = fds.inspect(|_| count += 1);
+            let mut watched: [PollFd<'_>; 1 + FDS_MAX] = std::array::from_fn(|place| {
+                let fd = if place == 0 { None } else { fds.next() };
+                PollFd::from_borrowed_fd(fd.unwrap_or(bell.as_fd()), PollFlags::IN)
+            });
             let timeout = timeout.map(timespec);
             // Even if interrupted: the caller polls again anyway.
-            let _looked_at_anyway = poll(&mut fds, timeout.as_ref());
-            if !fds[0].revents().is_empty() {
+            let _polled_again_anyway = poll(&mut watched[..count], timeout.as_ref());
+            if !watched[0].revents().is_empty() {
                 let _emptied = rustix::io::read(bell, &mut [0; 8]);
             }
         });

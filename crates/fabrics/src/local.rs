@@ -36,24 +36,25 @@ pub trait LocalNode: Send + Sync {
     fn ring(&self);
 }
 
-/// Opens an endpoint to the node of this process. The endpoint belongs to one thread.
+/// Opens an endpoint to the node of this process, which the endpoint calls `id`. The endpoint belongs to one thread.
 ///
 /// # Errors
 /// The node has reached its maximum number of sessions.
-pub fn connect(node: &Arc<dyn LocalNode>) -> Result<Direct, FabricError> {
+pub fn connect(node: &Arc<dyn LocalNode>, id: NodeId) -> Result<Direct, FabricError> {
     let session = node.open_session()?;
-    let control = Session { node: Arc::clone(node), session };
+    let control = Session { node: Arc::clone(node), id, session };
     Ok(Direct::new(
         Arc::clone(node.memory()),
         Box::new(control),
         Arc::new(AtomicBool::new(false)),
-        NodeId(0),
+        id,
         session,
     ))
 }
 
 struct Session {
     node: Arc<dyn LocalNode>,
+    id: NodeId,
     session: SessionId,
 }
 
@@ -64,7 +65,13 @@ impl Control for Session {
         request: &'a [u8],
         answer: &'a mut Vec<u8>,
     ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>> {
-        Box::pin(async move { self.node.call(service, request, answer) })
+        Box::pin(async move {
+            self.node.call(service, request, answer).map_err(|error| match error {
+                // The node does not know the number that its client gives it.
+                FabricError::Deadline { waited, .. } => FabricError::Deadline { node: self.id, waited },
+                other => other,
+            })
+        })
     }
 
     fn ring(&self) {

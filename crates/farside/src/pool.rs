@@ -499,7 +499,7 @@ impl Pool {
             Reach::Shm(path) => Ok(Endpoint::Direct(shm::connect(path, NodeId(0))?)),
             Reach::Local(host) => {
                 let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
-                Ok(Endpoint::Direct(local::connect(&node)?))
+                Ok(Endpoint::Direct(local::connect(&node, NodeId(0))?))
             }
             Reach::Udp(address) => {
                 let line = UdpLine::connect(*address, self.shared.clone());

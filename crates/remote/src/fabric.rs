@@ -138,6 +138,13 @@ pub enum FabricError {
     },
     /// The node refused the request for this reason, and changed nothing.
     Refused(String),
+    /// The pool has no session with the node now. Nothing was sent. The pool opens a session in the background.
+    Unreachable {
+        /// The node.
+        node: NodeId,
+        /// Why there is no session.
+        reason: String,
+    },
     /// The pool has no such node. Nothing was sent.
     NoSuchNode(NodeId),
 }
@@ -146,7 +153,10 @@ impl FabricError {
     /// Whether the operation that failed with this error was carried out.
     pub const fn ran(&self) -> Ran {
         match self {
-            FabricError::NodeDied(_) | FabricError::Refused(_) | FabricError::NoSuchNode(_) => Ran::No,
+            FabricError::NodeDied(_)
+            | FabricError::Refused(_)
+            | FabricError::Unreachable { .. }
+            | FabricError::NoSuchNode(_) => Ran::No,
             FabricError::Lost { ran, .. } => *ran,
             FabricError::Deadline { .. } | FabricError::Broken { .. } => Ran::Unknown,
         }
@@ -196,6 +206,12 @@ impl std::fmt::Display for FabricError {
                 }
             ),
             FabricError::Refused(reason) => f.write_str(reason),
+            FabricError::Unreachable { node, reason } => write!(
+                f,
+                "node {} cannot be reached ({reason}): nothing was sent; check the node, then retry: the connection \
+                 is opened again in the background",
+                node.0
+            ),
             FabricError::NoSuchNode(node) => {
                 write!(
                     f,

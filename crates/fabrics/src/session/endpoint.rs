@@ -12,9 +12,11 @@ use super::carrier::{Broken, Line};
 use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
 use super::{BODY_BYTES_MAX, WINDOW_MAX, answer};
 use crate::executor::{Idle, Turns};
+use crate::nodes::Session;
 use crate::reactor::Watch;
-use crate::spin::{SPIN, Waiting, spin};
+use crate::spin::{SPIN, Waiting};
 use crate::timer;
+use crate::wait::{Waits, Wakeup, wait};
 use farside_remote::arena::session::Counters;
 use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
@@ -22,6 +24,7 @@ use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -212,12 +215,6 @@ impl<L: Line> Endpoint<L> {
             Poll::Pending
         })
         .await
-    }
-
-    /// Returns the maximum time to sleep if nothing arrives, or `None` if there is no limit.
-    fn sleep_max(&self, now: Duration) -> Option<Duration> {
-        let timeout = self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now));
-        [timeout, self.line.sleep_max()].into_iter().flatten().min()
     }
 
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
@@ -666,28 +663,59 @@ impl<L: Line> Turns for Endpoint<L> {
     }
 
     fn wait(&self, core: &Idle<'_>) {
+        wait(std::iter::once(self), self.waiting_as.get(), None, core);
+    }
+}
+
+impl<L: Line> Waits for Endpoint<L> {
+    fn begin_wait(&self) {
         self.has_waited.set(true);
-        if self.state.borrow().client.is_waiting() {
-            let look = || if self.poll_line() { Some(true) } else { core.is_woken().then_some(false) };
-            let waiting = self.waiting_as.get();
-            let found = if waiting == Waiting::Asleep { look() } else { spin(look) };
-            match found {
-                // Received datagrams may have made space to send more.
-                Some(true) => return self.send(),
-                Some(false) => return self.state.borrow_mut().now = timer::now(),
-                None if waiting == Waiting::Awake => {
-                    self.state.borrow_mut().now = timer::now();
-                    return self.send(); // Retransmissions that are due.
-                }
-                None => {}
-            }
+        self.state.borrow_mut().has_time = false;
+    }
+
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        self.state.borrow().client.is_waiting()
+    }
+
+    #[inline]
+    fn poll(&self) -> bool {
+        self.poll_line()
+    }
+
+    fn end_wait(&self, wakeup: Wakeup) {
+        let mut state = self.state.borrow_mut();
+        if !std::mem::replace(&mut state.has_time, true) {
+            state.now = timer::now();
         }
-        if self.line.may_sleep() {
-            core.sleep_on(self.line.fd(), self.sleep_max(timer::now()));
+        drop(state);
+        // Received datagrams may have made space to send more. Requests of woken tasks are sent after their round.
+        if wakeup != Wakeup::Woken {
+            self.send();
         }
-        self.poll_line();
-        self.state.borrow_mut().now = timer::now();
-        self.send();
+    }
+
+    fn may_sleep(&self) -> bool {
+        self.line.may_sleep()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.line.fd())
+    }
+
+    fn sleep_max(&self, now: Duration) -> Option<Duration> {
+        let timeout = self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now));
+        [timeout, self.line.sleep_max()].into_iter().flatten().min()
+    }
+}
+
+impl<L: Line + Send + 'static> Session for Endpoint<L> {
+    fn is_over(&self) -> bool {
+        self.state.borrow().over.is_some()
+    }
+
+    async fn drive(&self) {
+        self.drive().await;
     }
 }
 

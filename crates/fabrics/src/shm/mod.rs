@@ -19,7 +19,6 @@ pub mod peer;
 use crate::direct::{Control, Direct};
 use crate::memory::{Mapping, MappingError};
 use crate::runner::Runs;
-use crate::spin::spin;
 use crate::timer::timespec;
 use calls::{Calls, Fault, Inbox, Rings, Said};
 use farside_remote::arena::SESSIONS_MAX;
@@ -31,6 +30,7 @@ use frame::{FrameHeader, Greeting, Hello};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -369,6 +369,8 @@ impl Drop for Line {
 struct Session {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
+    /// Whether the node was told, by polling, that it need not ring for its next response.
+    has_polled: Cell<bool>,
 }
 
 struct Shared {
@@ -416,7 +418,7 @@ impl Session {
         let watched = Arc::clone(&shared);
         let watcher =
             std::thread::Builder::new().name("farside-watch".into()).spawn(move || watched.watch())?;
-        Ok(Session { shared, watcher: Some(watcher) })
+        Ok(Session { shared, watcher: Some(watcher), has_polled: Cell::new(false) })
     }
 }
 
@@ -441,9 +443,21 @@ impl Control for Session {
         }
     }
 
-    fn poll_responses(&self, is_enough: &dyn Fn() -> bool) {
-        if self.shared.is_waiting() {
-            self.shared.poll_responses(is_enough);
+    fn is_waiting(&self) -> bool {
+        self.shared.is_waiting()
+    }
+
+    fn poll(&self) -> bool {
+        self.has_polled.set(true);
+        self.shared.take_responses().unwrap_or_else(|_| {
+            self.shared.node_died();
+            true
+        })
+    }
+
+    fn end_polling(&self) {
+        if self.has_polled.replace(false) {
+            self.shared.rest();
         }
     }
 }
@@ -584,18 +598,6 @@ impl Shared {
         let has_taken = self.take_responses();
         self.rest();
         is_connected && has_taken.is_ok()
-    }
-
-    /// Polls for responses, for at most [`crate::spin::SPIN`], until responses arrive or `is_enough` is true.
-    fn poll_responses(&self, is_enough: &dyn Fn() -> bool) {
-        let looked = spin(|| match self.take_responses() {
-            Ok(false) if !is_enough() => None,
-            looked => Some(looked),
-        });
-        if let Some(Err(_)) = looked {
-            return self.node_died();
-        }
-        self.rest();
     }
 
     /// Asks the node to ring for its next frames.

@@ -13,3 +13,7 @@ conformance!(tls, Engine<Tls>);
 conformance!(ring, Engine<Rings>);
 conformance!(far_local, Far<Local>);
 conformance!(far_udp, Far<Engine<Udp>>);
+conformance!(three_shm, Three<Shm>);
+conformance!(three_udp, Three<Engine<Udp>>);
+conformance!(three_tcp, Three<Engine<Tcp>>);
+conformance!(three_rings, Three<Engine<Rings>>);

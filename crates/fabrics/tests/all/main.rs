@@ -9,6 +9,7 @@ mod fault;
 mod fuzz;
 #[cfg(farside_mutants)]
 mod mutants;
+mod nodes;
 mod ring;
 mod session;
 mod wide;

@@ -48,7 +48,8 @@ fn a_wide_store_is_opened_only_over_engines() {
     let by_engine = Endpoint::open(by_engine, NODE, Config { incarnation: 1, ..Config::default() });
     let by_engine = by_engine.expect("a session");
     let node: Arc<dyn LocalNode> = Arc::clone(&host) as _;
-    let direct = [local::connect(&node).expect("a session"), shm::connect(&socket, NODE).expect("a session")];
+    let direct =
+        [local::connect(&node, NODE).expect("a session"), shm::connect(&socket, NODE).expect("a session")];
     for (endpoint, name) in direct.iter().zip(["a", "b"]) {
         assert!(matches!(ask(endpoint, &create(name, "32")), Ok(Answer::Store(Store { wide: false, .. }))));
         assert!(matches!(ask(endpoint, &open(name)), Ok(Answer::Store(Store { secret: 1.., .. }))));

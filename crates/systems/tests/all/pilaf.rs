@@ -57,7 +57,7 @@ impl<F: Fabric + Clock + Turns> Client<F> {
 
 fn local(home: &Home) -> Direct {
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
-    local::connect(&node).expect("a session")
+    local::connect(&node, NODE).expect("a session")
 }
 
 fn who(token: &[u8]) -> Config {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 fn client(home: &Home) -> (Rc<Direct>, Pilaf<Rc<Direct>>) {
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
-    let endpoint = Rc::new(local::connect(&node).expect("a session"));
+    let endpoint = Rc::new(local::connect(&node, NodeId(0)).expect("a session"));
     let kv =
         block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NodeId(0), "s")).expect("the store exists");
     (endpoint, kv)

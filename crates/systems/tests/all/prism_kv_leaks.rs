@@ -148,7 +148,7 @@ fn cancelled_puts_leak_no_buffer_in_shared_memory() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000}"#);
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
-    let endpoint: Rc<Direct> = Rc::new(local::connect(&node).expect("a session"));
+    let endpoint: Rc<Direct> = Rc::new(local::connect(&node, NODE).expect("a session"));
     drop_puts(&home, &endpoint);
 }
 

@@ -93,7 +93,7 @@ impl Home {
 
     pub(crate) fn endpoint(&self) -> Rc<Count<Direct>> {
         let node: Arc<dyn LocalNode> = Arc::clone(&self.host) as _;
-        Rc::new(Count::new(local::connect(&node).expect("a session")))
+        Rc::new(Count::new(local::connect(&node, NodeId(0)).expect("a session")))
     }
 
     pub(crate) fn intercepted(&self, name: &str) -> Intercepted {

@@ -59,12 +59,12 @@ pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figu
         for writer in 0..2 {
             let (node, stop, puts, note) = (&node, &stop, &puts, &note);
             scope.spawn(move || {
-                let endpoint = Rc::new(local::connect(node).expect("a session"));
+                let endpoint = Rc::new(local::connect(node, NodeId(0)).expect("a session"));
                 put_all(&endpoint, writer, stop, puts).unwrap_or_else(note);
             });
         }
         scope.spawn(|| {
-            let endpoint = Rc::new(local::connect(&node).expect("a session"));
+            let endpoint = Rc::new(local::connect(&node, NodeId(0)).expect("a session"));
             get_all(&endpoint, &stop, &gets).unwrap_or_else(note);
         });
         scope.spawn(|| {

@@ -185,7 +185,7 @@ impl Stepped {
 
     fn client(self: &Arc<Stepped>) -> Client {
         let node: Arc<dyn LocalNode> = Arc::clone(self) as _;
-        let endpoint = Rc::new(Count::new(local::connect(&node).expect("a session")));
+        let endpoint = Rc::new(Count::new(local::connect(&node, NodeId(0)).expect("a session")));
         block_on((), PrismKv::open(endpoint, NodeId(0), "s")).expect("the store exists")
     }
 

@@ -18,7 +18,7 @@ use zerocopy::little_endian::U64;
 /// A client's end of a sealed connection.
 pub struct Client {
     shared: Shared,
-    random: Box<dyn FnMut() -> Random>,
+    random: Box<dyn FnMut() -> Random + Send>,
     greeting: Greeting,
     connection: Option<Connection>,
     /// A greeting that was sent to find out whether the node has restarted.
@@ -39,7 +39,7 @@ struct Connection {
 
 impl Client {
     /// Creates the end of a client with this secret. `random` must return different bytes on each call.
-    pub fn new(shared: Shared, mut random: impl FnMut() -> Random + 'static) -> Client {
+    pub fn new(shared: Shared, mut random: impl FnMut() -> Random + Send + 'static) -> Client {
         let greeting = Greeting::new(&shared, random());
         Client {
             shared,

@@ -5,6 +5,7 @@ use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::nodes::{Nodes, Session};
 use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::carrier::Line;
 use farside_fabrics::session::client::Config;
@@ -29,7 +30,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tempfile::TempDir;
 
-pub(crate) const NODE: NodeId = NodeId(0);
+pub(crate) const NODE: NodeId = NodeId(1);
 pub(crate) const QUOTA: u64 = 16 << 20;
 const MEMORY: u64 = 40 << 20;
 const TABLE: u64 = 1 << 20;
@@ -64,6 +65,18 @@ impl Endpoint for Direct {
     }
 }
 
+impl<S: Session + Endpoint> Endpoint for Nodes<S> {
+    const RUNS_HERE: bool = S::RUNS_HERE;
+
+    async fn drive(&self) {
+        Nodes::drive(self).await;
+    }
+
+    fn owner(&self) -> u32 {
+        self.session(NODE).expect("the node is reachable").owner()
+    }
+}
+
 impl<L: Line + 'static> Endpoint for Remote<L> {
     async fn drive(&self) {
         Remote::drive(self).await;
@@ -85,7 +98,7 @@ impl<E: Endpoint> Endpoint for Delay<Rc<E>> {
 }
 
 /// A fabric under test, together with its node.
-pub(crate) trait Rig: Sync {
+pub(crate) trait Rig: Send + Sync {
     type Endpoint: Endpoint;
 
     /// Number of swaps, per client, of a word that must not tear. It is high if clients access the memory themselves.
@@ -95,7 +108,12 @@ pub(crate) trait Rig: Sync {
     fn start() -> Self;
 
     /// Opens another endpoint, for the calling thread.
-    fn connect(&self) -> Rc<Self::Endpoint>;
+    fn connect(&self) -> Rc<Self::Endpoint> {
+        Rc::new(self.open(NODE))
+    }
+
+    /// Opens another endpoint, which calls this node `node`.
+    fn open(&self, node: NodeId) -> Self::Endpoint;
 
     /// Returns the node's memory, for direct inspection.
     fn memory(&self) -> &Mapping;
@@ -139,9 +157,9 @@ impl Rig for Local {
         Local { host: Arc::new(host(Options::default(), &busy)), busy }
     }
 
-    fn connect(&self) -> Rc<Direct> {
+    fn open(&self, id: NodeId) -> Direct {
         let node: Arc<dyn LocalNode> = Arc::clone(&self.host) as _;
-        Rc::new(local::connect(&node).expect("a session"))
+        local::connect(&node, id).expect("a session")
     }
 
     fn memory(&self) -> &Mapping {
@@ -174,12 +192,12 @@ impl Rig for Shm {
         Shm { host: host(Options { socket, ..Options::default() }, &busy), busy, folder }
     }
 
-    fn connect(&self) -> Rc<Direct> {
+    fn open(&self, node: NodeId) -> Direct {
         let path = self.folder.path().join(SOCKET);
-        let endpoint = shm::connect(&path, NODE).unwrap_or_else(|error| panic!("{error}"));
+        let endpoint = shm::connect(&path, node).unwrap_or_else(|error| panic!("{error}"));
         let (own, theirs): (*const Mapping, *const Mapping) = (&**endpoint.memory(), &**self.host.memory());
         assert!(!std::ptr::eq(own, theirs), "a client has its own mapping");
-        Rc::new(endpoint)
+        endpoint
     }
 
     fn memory(&self) -> &Mapping {
@@ -199,8 +217,8 @@ pub(crate) struct Engine<C> {
 }
 
 /// The carrier between clients and an engine.
-pub(crate) trait Carrier: Sync + 'static {
-    type Line: Line + 'static;
+pub(crate) trait Carrier: Send + Sync + 'static {
+    type Line: Line + Send + 'static;
 
     /// Token of every client; empty if the node requires none.
     const TOKEN: &[u8] = b"";
@@ -321,13 +339,13 @@ impl<C: Carrier> Rig for Engine<C> {
         Engine { host: host(options, &busy), busy, carrier: PhantomData }
     }
 
-    fn connect(&self) -> Rc<Remote<C::Line>> {
+    fn open(&self, node: NodeId) -> Remote<C::Line> {
         static CLIENTS: AtomicU64 = AtomicU64::new(0);
         let identity = CLIENTS.fetch_add(1, Ordering::Relaxed).into();
         let config =
             Config { identity, incarnation: 1, nonce: 7, token: C::TOKEN.to_vec(), ..Config::default() };
         let line = C::line(&self.host.listening()[0]);
-        Rc::new(Remote::open(line, NODE, config).unwrap_or_else(|error| panic!("{error}")))
+        Remote::open(line, node, config).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn memory(&self) -> &Mapping {
@@ -352,14 +370,14 @@ impl<R: Rig> Rig for Far<R> {
         Far(R::start())
     }
 
-    fn connect(&self) -> Rc<Delay<Rc<R::Endpoint>>> {
+    fn open(&self, node: NodeId) -> Delay<Rc<R::Endpoint>> {
         let us = Duration::from_micros;
         let distance = Distance { one_way: us(12), jitter: us(150), bytes_per_s: Some(1 << 30), seed: 1 };
-        let endpoint = self.0.connect();
-        Rc::new(match R::Endpoint::RUNS_HERE {
+        let endpoint = Rc::new(self.0.open(node));
+        match R::Endpoint::RUNS_HERE {
             true => Delay::of_requests(endpoint, distance),
             false => Delay::of_answers(endpoint, distance),
-        })
+        }
     }
 
     fn memory(&self) -> &Mapping {
@@ -368,6 +386,32 @@ impl<R: Rig> Rig for Far<R> {
 
     fn busy(&self) -> &AtomicBool {
         self.0.busy()
+    }
+}
+
+/// A pool of three nodes. Its middle node has the store.
+pub(crate) struct Three<R>(Arc<[R; 3]>);
+
+impl<R: Rig<Endpoint: Session> + Send + 'static> Rig for Three<R> {
+    type Endpoint = Nodes<R::Endpoint>;
+
+    const SWAPS: u64 = R::SWAPS;
+
+    fn start() -> Three<R> {
+        Three(Arc::new([R::start(), R::start(), R::start()]))
+    }
+
+    fn open(&self, _: NodeId) -> Nodes<R::Endpoint> {
+        let rigs = Arc::clone(&self.0);
+        Nodes::open(3, Arc::new(move |node| Ok(rigs[node.0 as usize].open(node))))
+    }
+
+    fn memory(&self) -> &Mapping {
+        self.0[NODE.0 as usize].memory()
+    }
+
+    fn busy(&self) -> &AtomicBool {
+        self.0[NODE.0 as usize].busy()
     }
 }
 
