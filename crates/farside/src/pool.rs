@@ -1,5 +1,7 @@
 //! Connections to a memory node: its URL, its fabric, and the control operations on its stores.
 
+mod nodes;
+
 use crate::client::Client;
 use crate::config::DATA_PORT as PORT;
 use crate::endpoint::Endpoint;
@@ -32,7 +34,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A memory node, named by a url. Returned by [`connect`].
+/// A pool of memory nodes, each named by a url. Returned by [`connect`].
+///
+/// Most pools have one node. [`Pool::nodes`] returns the nodes of a pool that has several, each as a pool of its own.
+/// The methods below need a pool of one node; a pool of several returns [`Error::Url`], and nothing was sent.
 ///
 /// [`Pool::open`] opens a store. The other methods are control operations: [`Pool::create_store`],
 /// [`Pool::rebuild_store`], [`Pool::drop_store`], [`Pool::stores`], [`Pool::stat`] and [`Pool::info`]. Each opens a
@@ -42,6 +47,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Cheap to clone; threads may share it.
 #[derive(Clone)]
 pub struct Pool {
+    /// Urls of all nodes, separated by commas.
+    url: Arc<str>,
+    /// Never empty.
+    nodes: Arc<[Node]>,
+}
+
+/// Returns the url and the options of each node that a pool's url names. Connects to none.
+///
+/// # Errors
+/// As [`connect`], if the list of nodes is invalid.
+#[doc(hidden)]
+pub fn nodes_of(url: &str, options: &Options) -> Result<Vec<(String, Options)>, Error> {
+    nodes::parse(url, options)
+}
+
+/// A node of a pool, and how to reach it.
+#[derive(Clone)]
+struct Node {
     url: String,
     reach: Reach,
     token: Option<Arc<str>>,
@@ -193,31 +216,22 @@ pub fn connect(url: &str) -> Result<Pool, Error> {
 /// * [`Error::Tls`] or [`Error::Open`]: the node presents a certificate that is not trusted, does not know the token,
 ///   or has locked this client out after too many wrong tokens.
 pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
-    if let Some(len) = options.token.as_ref().map(String::len).filter(|&len| len > TOKEN_BYTES_MAX) {
-        return Err(Error::Token(format!(
-            "the token has {len} bytes, but at most {TOKEN_BYTES_MAX} are allowed: use one made by 'farside token new'"
-        )));
-    }
-    let token = options.token.as_deref().map(Arc::from);
-    let sealing = options.token.as_ref().filter(|_| !options.insecure_udp);
-    let shared = sealing.map(|token| Fingerprint::of(token.as_bytes()).shared());
-    let reach = reach(url, options)?;
-    let pool = Pool { url: with_port(url), reach, token, shared, faults: None };
-    if let Reach::Local(_) = pool.reach {
-        let quota = pool.info()?.unassigned_bytes * 9 / 10;
-        pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
-    } else {
-        pool.info()?;
+    let members = nodes::parse(url, options)?;
+    let nodes: Vec<Node> =
+        members.iter().map(|(url, options)| Node::new(url, options)).collect::<Result<_, _>>()?;
+    let pool = Pool::of(nodes);
+    match &*pool.nodes {
+        [Node { reach: Reach::Local(_), .. }] => {
+            let quota = pool.info()?.unassigned_bytes * 9 / 10;
+            pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
+        }
+        [_] => drop(pool.info()?),
+        _ => pool.check_any_responds()?,
     }
     Ok(pool)
 }
 
 fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
-    if url.contains(',') {
-        return Err(Error::Url(format!(
-            "'{url}' names several nodes: name one; pools of several nodes are not supported yet"
-        )));
-    }
     match url.split_once(':') {
         Some(("shm", path)) => Ok(Reach::Shm(path_of(url, path)?)),
         Some(("ring", path)) => Ok(Reach::Ring(path_of(url, path)?)),
@@ -226,7 +240,7 @@ fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
                 "" => LOCAL_MEMORY,
                 size => crate::config::parse_bytes(size).map_err(Error::Url)?,
             };
-            Ok(Pool::serve_here(bytes)?.reach)
+            Ok(Reach::Local(Arc::new(host(bytes)?)))
         }
         Some(("udp", address)) => Ok(Reach::Udp(address_of(url, address)?)),
         Some(("tcp", address)) => Ok(Reach::Tcp(address_of(url, address)?)),
@@ -334,22 +348,57 @@ fn addresses_of(url: &str, rest: &str) -> Result<Vec<SocketAddr>, Error> {
 }
 
 impl Pool {
-    /// Name of the fabric, which is the url's scheme: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`.
+    fn of(nodes: Vec<Node>) -> Pool {
+        Pool { url: nodes::join(nodes.iter().map(|node| &*node.url)).into(), nodes: nodes.into() }
+    }
+
+    /// The nodes of the pool, each as a pool of its own, in the order of the url. Requests to one node do not wait for
+    /// another.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = Pool> + '_ {
+        self.nodes.iter().map(|node| Pool::of(vec![node.clone()]))
+    }
+
+    /// Name of the fabric, which is the url's scheme: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`; `mixed` if the
+    /// pool's nodes are reached over several fabrics.
     pub fn fabric(&self) -> &'static str {
-        match self.reach {
-            Reach::Shm(_) => "shm",
-            Reach::Local(_) => "local",
-            Reach::Udp(_) => "udp",
-            Reach::Tcp(_) => "tcp",
-            #[cfg(feature = "tls")]
-            Reach::Tls(..) => "tls",
-            Reach::Ring(_) => "ring",
+        let first = self.nodes[0].fabric();
+        if self.nodes.iter().all(|node| node.fabric() == first) { first } else { "mixed" }
+    }
+
+    /// The nodes' urls, separated by commas, with the default ports filled in.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns the only node.
+    ///
+    /// # Errors
+    /// The pool has several.
+    fn only(&self) -> Result<&Node, Error> {
+        match &*self.nodes {
+            [node] => Ok(node),
+            several => Err(Error::Url(format!(
+                "the pool has {} nodes, and this needs a pool of one: name one of {}",
+                several.len(),
+                self.url
+            ))),
         }
     }
 
-    /// The node's url, with the default port filled in.
-    pub fn url(&self) -> &str {
-        &self.url
+    /// Asks all nodes at the same time for their information.
+    ///
+    /// # Errors
+    /// No node has responded: the error of the first.
+    fn check_any_responds(&self) -> Result<(), Error> {
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let asked: Vec<_> = self.nodes().map(|node| scope.spawn(move || node.info())).collect();
+            asked.into_iter().map(|asked| asked.join().expect("a request does not panic")).collect()
+        });
+        let mut errors = answers.into_iter().map(Result::err);
+        match errors.next().flatten() {
+            Some(first) if errors.all(|error| error.is_some()) => Err(first),
+            _ => Ok(()),
+        }
     }
 
     /// Opens the store called `name` and returns a client with a thread and a session of its own.
@@ -449,15 +498,9 @@ impl Pool {
     /// The memory cannot be mapped, or a thread cannot be started.
     #[doc(hidden)]
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
-        let host =
-            Host::start(Mapping::create(memory, Pages::Auto)?, registry::kinds(), host::Options::default())?;
-        Ok(Pool {
-            url: format!("local:{memory}"),
-            reach: Reach::Local(Arc::new(host)),
-            token: None,
-            shared: None,
-            faults: None,
-        })
+        let reach = Reach::Local(Arc::new(host(memory)?));
+        let url = format!("local:{memory}");
+        Ok(Pool::of(vec![Node { url, reach, token: None, shared: None, faults: None }]))
     }
 
     /// The same node, with faults injected into the datagrams of both directions.
@@ -466,22 +509,23 @@ impl Pool {
     /// The pool's fabric cannot have these faults.
     #[doc(hidden)]
     pub fn with_faults(self, faults: Faults) -> Result<Pool, Error> {
-        let checked = match self.reach {
+        let node = self.only()?;
+        let checked = match node.reach {
             Reach::Udp(_) => faults.check(UdpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
             Reach::Tcp(_) => faults.check(TcpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
             #[cfg(feature = "tls")]
             Reach::Tls(..) => faults.check(TlsLine::IS_RELIABLE).map_err(|impossible| impossible.0),
             _ => Err("faults need a fabric with datagrams: use udp:// or tcp://".into()),
         };
-        checked.map_err(|reason| Error::Url(format!("{}: {reason}", self.url)))?;
+        checked.map_err(|reason| Error::Url(format!("{}: {reason}", node.url)))?;
         let injected = Injected { faults, struck: Arc::default(), carriers: AtomicU64::new(0) };
-        Ok(Pool { faults: Some(Arc::new(injected)), ..self })
+        Ok(Pool::of(vec![Node { faults: Some(Arc::new(injected)), ..node.clone() }]))
     }
 
     /// Number of times that each fault has struck so far; `None` if no faults are injected.
     #[doc(hidden)]
     pub fn strikes(&self) -> Option<Strikes> {
-        self.faults.as_ref().map(|injected| injected.struck.so_far())
+        self.nodes.iter().find_map(|node| node.faults.as_ref()).map(|injected| injected.struck.so_far())
     }
 
     /// Opens a session with the node, for the calling thread.
@@ -494,25 +538,66 @@ impl Pool {
     }
 
     /// Opens a session with the node, for the calling thread.
+    ///
+    /// # Errors
+    /// As [`connect`]; or the pool has several nodes.
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
+        self.only()?.endpoint(NodeId(0))
+    }
+}
+
+/// Starts a node in this process, with `memory` bytes and no store.
+fn host(memory: u64) -> Result<Host, Error> {
+    let memory = Mapping::create(memory, Pages::Auto)?;
+    Ok(Host::start(memory, registry::kinds(), host::Options::default())?)
+}
+
+impl Node {
+    fn new(url: &str, options: &Options) -> Result<Node, Error> {
+        if let Some(len) = options.token.as_ref().map(String::len).filter(|&len| len > TOKEN_BYTES_MAX) {
+            return Err(Error::Token(format!(
+                "the token has {len} bytes, but at most {TOKEN_BYTES_MAX} are allowed: use one made by 'farside token \
+                 new'"
+            )));
+        }
+        let token = options.token.as_deref().map(Arc::from);
+        let sealing = options.token.as_ref().filter(|_| !options.insecure_udp);
+        let shared = sealing.map(|token| Fingerprint::of(token.as_bytes()).shared());
+        Ok(Node { url: with_port(url), reach: reach(url, options)?, token, shared, faults: None })
+    }
+
+    fn fabric(&self) -> &'static str {
+        match self.reach {
+            Reach::Shm(_) => "shm",
+            Reach::Local(_) => "local",
+            Reach::Udp(_) => "udp",
+            Reach::Tcp(_) => "tcp",
+            #[cfg(feature = "tls")]
+            Reach::Tls(..) => "tls",
+            Reach::Ring(_) => "ring",
+        }
+    }
+
+    /// Opens a session with the node, which the session calls `id`, for the calling thread.
+    fn endpoint(&self, id: NodeId) -> Result<Endpoint, Error> {
         match &self.reach {
-            Reach::Shm(path) => Ok(Endpoint::Direct(shm::connect(path, NodeId(0))?)),
+            Reach::Shm(path) => Ok(Endpoint::Direct(shm::connect(path, id)?)),
             Reach::Local(host) => {
                 let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
-                Ok(Endpoint::Direct(local::connect(&node, NodeId(0))?))
+                Ok(Endpoint::Direct(local::connect(&node, id)?))
             }
             Reach::Udp(address) => {
                 let line = UdpLine::connect(*address, self.shared.clone());
                 match &self.faults {
-                    None => Ok(Endpoint::Udp(self.dialled(line)?)),
-                    Some(injected) => Ok(Endpoint::FaultyUdp(self.dialled(injected.strike(line))?)),
+                    None => Ok(Endpoint::Udp(self.dialled(id, line)?)),
+                    Some(injected) => Ok(Endpoint::FaultyUdp(self.dialled(id, injected.strike(line))?)),
                 }
             }
             Reach::Tcp(address) => {
                 let line = TcpLine::connect(*address);
                 match &self.faults {
-                    None => Ok(Endpoint::Tcp(self.dialled(line)?)),
-                    Some(injected) => Ok(Endpoint::FaultyTcp(self.dialled(injected.strike(line))?)),
+                    None => Ok(Endpoint::Tcp(self.dialled(id, line)?)),
+                    Some(injected) => Ok(Endpoint::FaultyTcp(self.dialled(id, injected.strike(line))?)),
                 }
             }
             #[cfg(feature = "tls")]
@@ -520,21 +605,21 @@ impl Pool {
                 let line = TlsLine::connect(*address, name, trust);
                 let line = line.map_err(|error| Error::Tls(self.url.clone(), error))?;
                 match &self.faults {
-                    None => Ok(Endpoint::Tls(self.remote(line)?)),
-                    Some(injected) => Ok(Endpoint::FaultyTls(self.dialled(injected.strike(Ok(line)))?)),
+                    None => Ok(Endpoint::Tls(self.remote(id, line)?)),
+                    Some(injected) => Ok(Endpoint::FaultyTls(self.dialled(id, injected.strike(Ok(line)))?)),
                 }
             }
-            Reach::Ring(path) => Ok(Endpoint::Ring(self.remote(RingLine::connect(path)?)?)),
+            Reach::Ring(path) => Ok(Endpoint::Ring(self.remote(id, RingLine::connect(path)?)?)),
         }
     }
 
-    fn dialled<L: Line>(&self, line: std::io::Result<L>) -> Result<Box<Remote<L>>, Error> {
+    fn dialled<L: Line>(&self, id: NodeId, line: std::io::Result<L>) -> Result<Box<Remote<L>>, Error> {
         let broken = |error: std::io::Error| Error::Open(self.url.clone(), OpenError::Broken(error.into()));
-        self.remote(line.map_err(broken)?)
+        self.remote(id, line.map_err(broken)?)
     }
 
-    fn remote<L: Line>(&self, line: L) -> Result<Box<Remote<L>>, Error> {
-        let opened = Remote::open(line, NodeId(0), self.session_config());
+    fn remote<L: Line>(&self, id: NodeId, line: L) -> Result<Box<Remote<L>>, Error> {
+        let opened = Remote::open(line, id, self.session_config());
         opened.map(Box::new).map_err(|error| Error::Open(self.url.clone(), error))
     }
 

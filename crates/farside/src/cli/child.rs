@@ -5,7 +5,7 @@
 //! Invariant: ending a server also ends the processes that it started. If this command is killed, the system ends the
 //! server alone.
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
@@ -62,6 +62,13 @@ impl Server {
             waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
         }
         self.end()
+    }
+
+    /// Sends SIGTERM to the server, unless it has ended.
+    pub(super) fn ask_to_end(&self) {
+        if self.ended.is_none() {
+            let _ended_by_itself = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        }
     }
 
     /// Kills the server's process group, and returns the exit status of the server.

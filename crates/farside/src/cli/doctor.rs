@@ -43,18 +43,38 @@ impl Doctor {
         let mut report = Report {
             json: self.json,
             colour: std::io::stdout().is_terminal() && !forbids_colour(),
+            node: None,
             warnings: 0,
             failed: BTreeSet::new(),
         };
         fabrics::handle_file_size_limit()?;
         if let Some(pool) = &self.target.node.pool {
-            report.heading(&format!("The way to {pool}"))?;
+            let is_list = pool.contains(',') || pool.starts_with('@');
+            if !is_list {
+                report.heading(&format!("The way to {pool}"))?;
+            }
             let settings = self.target.settings().map_err(|failure| match failure {
                 Failure::Error(reason) => reason,
                 other => unreachable!("invalid settings are a failure with a reason: {other:?}"),
             });
-            reach::checks(settings, |check| report.print(&check))?;
-            return report.finish("The node can be reached.", "the node cannot be reached");
+            let (nodes, store) = match reach::selected(settings) {
+                Ok(selected) => selected,
+                Err(check) => {
+                    report.print(&check)?;
+                    return report.finish("", "the node cannot be reached");
+                }
+            };
+            for node in &nodes {
+                if is_list {
+                    report.heading(&format!("The way to {}", node.0))?;
+                    report.node = Some(node.0.clone());
+                }
+                reach::checks(node, &store, |check| report.print(&check))?;
+            }
+            return match nodes.len() {
+                1 => report.finish("The node can be reached.", "the node cannot be reached"),
+                _ => report.finish("All nodes can be reached.", "not all nodes can be reached"),
+            };
         }
         if let Some(fabric) = self.fabric {
             report.print(&fabrics::check(fabric, true))?;
@@ -87,6 +107,8 @@ impl Doctor {
 struct Report {
     json: bool,
     colour: bool,
+    /// Url of the node that the checks are about, if the pool has several nodes.
+    node: Option<String>,
     warnings: usize,
     failed: BTreeSet<&'static str>,
 }
@@ -110,7 +132,13 @@ impl Report {
             Verdict::Ok | Verdict::Note => {}
         }
         match self.json {
-            true => print_line!("{}", serde_json::to_string(check)?),
+            true => {
+                let mut object = serde_json::to_value(check)?;
+                if let Some(node) = &self.node {
+                    object["node"] = node.as_str().into();
+                }
+                print_line!("{object}");
+            }
             false => print_line!("{}", check.text(self.colour)),
         }
         Ok(())

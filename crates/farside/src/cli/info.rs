@@ -1,8 +1,9 @@
 //! `info`: shows a node, or the settings of this program and their origins.
 
 use super::store::store_json;
-use super::{Done, StoreTarget, human_bytes, written};
+use super::{Done, Failure, StoreTarget, human_bytes, written};
 use farside::config::{ADMIN_ADDRESS, DATA_PORT, Setting, Settings, usual_socket};
+use farside::{NodeInfo, Pool, Store};
 use std::io::Write;
 
 /// Show a node, or the settings of this program and their origins.
@@ -128,15 +129,85 @@ fn as_file(settings: &Settings) -> String {
     file
 }
 
-/// Prints a node's state and its stores.
-pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
-    let (info, stores) = (pool.info()?, pool.stores()?);
-    if json {
-        let mut object = serde_json::to_value(&info)?;
-        object["stores"] = stores.iter().map(store_json).collect();
-        print_line!("{object}");
-        return Ok(());
+/// Prints the state and the stores of each node of the pool.
+pub(super) fn about(pool: &Pool, json: bool) -> Done {
+    each_node(pool, json, |node, place| {
+        let (info, stores) = (node.info()?, node.stores()?);
+        if json {
+            let mut object = place.json();
+            object.extend(serde_json::to_value(&info)?.as_object().cloned().unwrap_or_default());
+            object.insert("stores".into(), stores.iter().map(store_json).collect());
+            print_line!("{}", serde_json::Value::Object(object));
+            return Ok(());
+        }
+        print_node(info, stores)
+    })
+}
+
+/// Place of a node in its pool.
+pub(super) struct NodePlace<'a> {
+    number: usize,
+    url: &'a str,
+    /// Whether the pool has this node only.
+    is_alone: bool,
+}
+
+impl NodePlace<'_> {
+    /// Fields that identify the node in JSON output; none if the pool has one node.
+    pub(super) fn json(&self) -> serde_json::Map<String, serde_json::Value> {
+        match self.is_alone {
+            true => serde_json::Map::new(),
+            false => {
+                [("node".into(), self.number.into()), ("url".into(), self.url.into())].into_iter().collect()
+            }
+        }
     }
+}
+
+/// Calls `print` for each node of the pool, with a heading if there are several. A node of several that cannot be
+/// reached is reported in its place, and the other nodes follow.
+///
+/// # Errors
+/// Those of `print`; of several nodes, one or more could not be reached.
+pub(super) fn each_node(
+    pool: &Pool,
+    json: bool,
+    mut print: impl FnMut(&Pool, &NodePlace<'_>) -> Done,
+) -> Done {
+    let nodes = pool.nodes();
+    let (count, is_alone, mut unreached) = (nodes.len(), nodes.len() == 1, 0);
+    for (number, node) in nodes.enumerate() {
+        let place = NodePlace { number, url: node.url(), is_alone };
+        if !is_alone && !json {
+            print_line!("node {number} at {}", node.url());
+        }
+        match print(&node, &place) {
+            Err(Failure::Error(reason)) if !is_alone => {
+                unreached += 1;
+                if json {
+                    let mut object = place.json();
+                    object.insert("error".into(), reason.into());
+                    print_line!("{}", serde_json::Value::Object(object));
+                } else {
+                    print_line!("unreachable: {reason}");
+                }
+            }
+            outcome => outcome?,
+        }
+        if !is_alone && !json && number + 1 < count {
+            print_line!();
+        }
+    }
+    match unreached {
+        0 => Ok(()),
+        unreached => Err(Failure::Error(format!(
+            "{unreached} of {count} nodes could not be reached: the reasons are above; 'farside doctor --pool URL' \
+             finds the step that fails"
+        ))),
+    }
+}
+
+fn print_node(info: NodeInfo, stores: Vec<Store>) -> Done {
     let longest = stores.iter().map(|store| "store ".len() + store.name.len()).max().unwrap_or(0);
     let width = (longest + 2).max(22);
     let rows = [

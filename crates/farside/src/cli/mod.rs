@@ -119,7 +119,8 @@ enum Command {
 /// Options that select a node and how to connect to it.
 #[derive(clap::Args, Clone, Debug)]
 struct Target {
-    /// URL of the node, such as shm:PATH [default: FARSIDE_POOL, the settings file, or the node of 'farside up']
+    /// URL of the node, such as shm:PATH; several nodes: URL,URL (a comma in a path: %2C) or @FILE.toml [default:
+    /// FARSIDE_POOL, the settings file, or the node of 'farside up']
     #[arg(long, value_name = "URL", global = true)]
     pool: Option<String>,
     /// File that holds this client's token, if the node requires one [default: FARSIDE_TOKEN_FILE, the settings file,

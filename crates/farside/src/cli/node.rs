@@ -1,4 +1,6 @@
-//! `up` and `serve`: a memory node in this process.
+//! `up` and `serve`: a memory node in this process, or several in processes of their own.
+
+mod processes;
 
 use super::{Done, Failure, available_memory, duration, human_bytes, memory, quota, signals, token};
 use farside::NewStore;
@@ -20,13 +22,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Start a memory node with a store 'default'.
+/// Start a memory node, or several, with a store 'default'.
 #[derive(clap::Args)]
 pub(super) struct Up {
-    /// Bytes of memory to lend; half are for the store 'default', the rest for stores that are created later
+    /// Number of nodes, each a process with a store of its own; more than one print a pool for --pool
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    nodes: u32,
+    /// Bytes of memory that each node lends; half are for the store 'default', the rest for stores that are created later
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = memory)]
     memory: u64,
-    /// Socket at which clients connect [default: the one that clients use by default]
+    /// Socket at which clients connect [default: the one that clients use by default]; with several nodes, -0, -1 and
+    /// so on are added to the file's name
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -127,6 +133,15 @@ impl From<PagesArg> for Pages {
 
 impl Up {
     pub(super) fn run(self) -> Done {
+        // The rest is for other stores, such as that of a benchmark.
+        let quota = Some((self.memory / 2) >> 20 << 20).filter(|&quota| quota > 0);
+        if self.nodes > 1 {
+            let socket = self.socket.unwrap_or_else(default_socket);
+            let quota = quota.map(|quota| ["--quota".to_owned(), quota.to_string()]);
+            let arguments = ["--memory".into(), self.memory.to_string(), "--store".into(), "default".into()];
+            let arguments = arguments.into_iter().chain(quota.into_iter().flatten()).collect();
+            return processes::run(self.nodes, &socket, arguments);
+        }
         let serve = Serve {
             memory: Some(self.memory),
             socket: self.socket,
@@ -144,8 +159,7 @@ impl Up {
             evict: false,
             evict_stopped_after: None,
             store: Some("default".into()),
-            // The rest is for other stores, such as that of a benchmark.
-            quota: Some((self.memory / 2) >> 20 << 20).filter(|&quota| quota > 0),
+            quota,
             items: None,
             collision_free: false,
             die_with_parent: false,
@@ -161,12 +175,7 @@ impl Up {
 fn hints(socket: &Path) -> Result<String, Failure> {
     let socket = std::path::absolute(socket)?;
     let url = format!("shm:{}", socket.display());
-    let called = std::env::args_os().next().unwrap_or_else(|| "farside".into());
-    // A name without a slash was found through PATH, and will be found again.
-    let program = match called.as_bytes().contains(&b'/') {
-        true => std::path::absolute(&called)?.display().to_string(),
-        false => called.to_string_lossy().into_owned(),
-    };
+    let program = program()?;
     // Invalid settings are not reported here: with both flags, the commands need no settings.
     let (leads_here, is_default) = Settings::resolve(File::default()).map_or((false, false), |settings| {
         let pool = settings.pool.value.strip_prefix("shm:").unwrap_or(&settings.pool.value).to_owned();
@@ -182,6 +191,16 @@ fn hints(socket: &Path) -> Result<String, Failure> {
          {program} bench ycsb --workload c --records 100000 --pool {url}\n\
          Press Ctrl-C to stop; the memory is gone then.\n"
     ))
+}
+
+/// Returns the path or the name by which a shell starts this program again.
+fn program() -> std::io::Result<String> {
+    let called = std::env::args_os().next().unwrap_or_else(|| "farside".into());
+    // A name without a slash was found through PATH, and will be found again.
+    match called.as_bytes().contains(&b'/') {
+        true => Ok(std::path::absolute(&called)?.display().to_string()),
+        false => Ok(called.to_string_lossy().into_owned()),
+    }
 }
 
 /// Quotes text so that a shell reads it as one word.

@@ -1,5 +1,6 @@
 //! `store`: creates, lists, rebuilds and drops stores.
 
+use super::info::each_node;
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
 use farside_systems::registry::{default_kv, names, shape_of};
@@ -89,18 +90,22 @@ impl Store {
     }
 }
 
-/// Prints the stores of a node.
+/// Prints the stores of each node of the pool.
 pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
-    for store in pool.stores()? {
-        if json {
-            print_line!("{}", store_json(&store));
-        } else {
-            let table = table_of(&store);
-            let line = format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
-            print_line!("{}", line.trim_end());
+    each_node(pool, json, |node, place| {
+        for store in node.stores()? {
+            if json {
+                let mut object = place.json();
+                object.extend(store_json(&store).as_object().cloned().unwrap_or_default());
+                print_line!("{}", serde_json::Value::Object(object));
+            } else {
+                let table = table_of(&store);
+                let line = format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
+                print_line!("{}", line.trim_end());
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Interval at which the progress of a rebuild is polled.

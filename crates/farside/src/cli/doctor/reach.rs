@@ -6,7 +6,7 @@ use super::check::Check;
 use super::fabrics::{describe_latency, measure};
 use crate::cli::node::quoted;
 use farside::config::Settings;
-use farside::parts::addresses;
+use farside::parts::{addresses, nodes_of};
 use farside::{Error, NodeInfo, Options, Pool};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::session::carrier::Line;
@@ -22,32 +22,40 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Runs the steps in order, and passes the result of each to `tell`. Ends after the first step that fails.
+/// Urls and options of the nodes that the settings select, and the name of the store.
+pub(super) type Selected = (Vec<(String, Options)>, String);
+
+/// Returns the nodes that the settings select.
+///
+/// # Errors
+/// A setting or the list of nodes is invalid: the failed check.
+pub(super) fn selected(settings: Result<Settings, String>) -> Result<Selected, Check> {
+    let failed = |reason| Check::fail("reach.settings", "settings", reason);
+    let settings = settings.map_err(failed)?;
+    let (token, tls_ca) = (settings.token().map_err(failed)?, settings.tls_ca().map_err(failed)?);
+    let options = Options { token, tls_ca, insecure_udp: settings.insecure_udp };
+    let nodes = nodes_of(&settings.pool.value, &options).map_err(|error| failed(error.to_string()))?;
+    Ok((nodes, settings.store.value))
+}
+
+/// Runs the steps to one node in order, and passes the result of each to `tell`. Ends after the first step that fails.
 ///
 /// # Errors
 /// Those of `tell`.
 pub(super) fn checks<E>(
-    settings: Result<Settings, String>,
+    (url, options): &(String, Options),
+    store: &str,
     mut tell: impl FnMut(Check) -> Result<(), E>,
 ) -> Result<(), E> {
-    let with = settings.and_then(|settings| {
-        let (token, tls_ca) = (settings.token()?, settings.tls_ca()?);
-        let options = Options { token, tls_ca, insecure_udp: settings.insecure_udp };
-        Ok((settings.pool.value, settings.store.value, options))
-    });
-    let (url, store, options) = match with {
-        Ok(with) => with,
-        Err(reason) => return tell(Check::fail("reach.settings", "settings", reason)),
-    };
-    tell(known(&url, &options))?;
+    tell(known(url, options))?;
     let mut at = Vec::new();
-    match Address::of(&url) {
-        Address::Invalid => return tell(no_address(&url)),
+    match Address::of(url) {
+        Address::Invalid => return tell(no_address(url)),
         Address::Socket(path) => {
             let found = std::fs::symlink_metadata(path);
             let found =
                 found.map(|found| (found.file_type().is_socket(), found.uid())).map_err(|error| error.kind());
-            let check = socket(&url, path, found, rustix::process::geteuid().as_raw());
+            let check = socket(url, path, found, rustix::process::geteuid().as_raw());
             let is_there = check.remedy.is_none();
             tell(check)?;
             if !is_there {
@@ -56,14 +64,14 @@ pub(super) fn checks<E>(
         }
         Address::Host(scheme) => {
             let since = Instant::now();
-            match addresses(&url) {
+            match addresses(url) {
                 Err(error) => return tell(Check::fail("reach.resolve", "name", error.to_string())),
                 Ok(found) => at = found,
             }
             tell(resolved(&at, since.elapsed()))?;
             if scheme != "udp" {
                 let tried: Vec<_> = at.iter().map(|&address| (address, dial(address))).collect();
-                let check = connected(&url, &tried);
+                let check = connected(url, &tried);
                 let is_there = check.remedy.is_none();
                 tell(check)?;
                 if !is_there {
@@ -73,11 +81,11 @@ pub(super) fn checks<E>(
         }
     }
     let since = Instant::now();
-    let pool = match farside::connect_with(&url, &options) {
+    let pool = match farside::connect_with(url, options) {
         Ok(pool) => pool,
         Err(error) => return tell(refused(&error)),
     };
-    tell(greeted(since.elapsed(), &options))?;
+    tell(greeted(since.elapsed(), options))?;
     match pool.info() {
         Ok(info) => tell(release(&info, env!("CARGO_PKG_VERSION")))?,
         Err(error) => return tell(Check::fail("reach.release", "release", error.to_string())),
@@ -87,7 +95,7 @@ pub(super) fn checks<E>(
     {
         tell(datagrams(&pool, address))?;
     }
-    tell(round_trip(&store, measure(&pool, &store, None)))
+    tell(round_trip(store, measure(&pool, store, None)))
 }
 
 /// Kind of address in a node's URL.

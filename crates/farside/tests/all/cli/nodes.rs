@@ -289,3 +289,100 @@ fn a_memory_file_is_served_again_and_other_files_are_refused() {
     assert_eq!(std::fs::read(log("text")).expect("the file still exists"), b"precious");
     assert!(std::fs::read(log("noise")).expect("the file still exists") == bytes(8 * MIB, 1));
 }
+
+#[test]
+fn up_starts_several_nodes_and_shows_each() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = command();
+    command
+        .args(["up", "--nodes", "3", "--memory", "16MiB", "--socket"])
+        .arg(folder.path().join("pool.sock"));
+    let mut up = Process::start(command, folder.path().join("log"));
+    let urls: Vec<String> = (0..3)
+        .map(|number| format!("shm:{}", folder.path().join(format!("pool-{number}.sock")).display()))
+        .collect();
+    let mut pids = Vec::new();
+    for url in &urls {
+        let line = up.line();
+        assert!(line.ends_with(url), "{line}");
+        let pid = line.split_whitespace().nth(3).and_then(|pid| pid.parse().ok());
+        pids.push(rustix::process::Pid::from_raw(pid.expect("a pid")).expect("not 0"));
+    }
+    let pool = up.line();
+    let pool = pool.strip_prefix("farside: pool ").expect("the pool").to_owned();
+    assert_eq!(pool, urls.join(","));
+
+    let objects = |arguments: &[&str]| -> Vec<serde_json::Value> {
+        let ran = farside([arguments, &["--pool", &pool, "--json"]].concat()).done();
+        ran.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    for (number, info) in objects(&["info"]).iter().enumerate() {
+        assert_eq!((&info["node"], &info["url"]), (&number.into(), &urls[number].as_str().into()));
+        assert_eq!(info["pid"], pids[number].as_raw_nonzero().get());
+    }
+    farside(["store", "create", "extra", "--quota", "4MiB", "--pool", &urls[1]]).done();
+    let names: Vec<_> = objects(&["store", "list"])
+        .iter()
+        .map(|store| (store["node"].clone(), store["name"].clone()))
+        .collect();
+    assert_eq!(
+        names,
+        [(0, "default"), (1, "default"), (1, "extra"), (2, "default")]
+            .map(|(node, name)| (node.into(), name.into()))
+    );
+    let shown = farside(["store", "list", "--pool", &pool]).done();
+    assert!(shown.text().contains(&format!("node 1 at {}\ndefault\tprism-kv", urls[1])), "{}", shown.text());
+    let checked = farside(["doctor", "--pool", &pool]).done();
+    assert!(checked.text().contains("All nodes can be reached."), "{}", checked.text());
+    // A file with the same nodes.
+    let file = folder.path().join("nodes.toml");
+    let nodes: String = urls.iter().map(|url| format!("[[node]]\nurl = \"{url}\"\n")).collect();
+    std::fs::write(&file, nodes).expect("a file");
+    let by_file = farside(["info", "--json", "--pool", &format!("@{}", file.display())]).done();
+    assert_eq!(by_file.text().lines().count(), 3);
+    // Operations need a pool of one node.
+    farside(["kv", "get", "k", "--pool", &pool])
+        .refused("the pool has 3 nodes, and this needs a pool of one");
+
+    rustix::process::kill_process(pids[2], Signal::KILL).expect("it lives");
+    until("the exit is reported", || up.log().contains("node 2 at"));
+    let ran = farside(["info", "--json", "--pool", &pool]);
+    let lines: Vec<serde_json::Value> = String::from_utf8_lossy(&ran.out)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.iter().filter(|info| info["error"].is_null()).count(), 2, "{lines:?}");
+    assert!(lines[2]["error"].is_string(), "{lines:?}");
+    assert!(ran.err.contains("1 of 3 nodes could not be reached"), "{}", ran.err);
+    let doctor = farside(["doctor", "--pool", &pool]);
+    assert!(doctor.err.contains("not all nodes can be reached"), "{}", doctor.err);
+
+    up.signal(Signal::INT);
+    assert_eq!(up.ended(), Some(0));
+    let left: Vec<_> = std::fs::read_dir(folder.path()).expect("a folder").flatten().collect();
+    // A killed node leaves its socket; the others remove theirs.
+    let left: Vec<_> = left
+        .iter()
+        .map(|entry| entry.file_name())
+        .filter(|name| name.to_string_lossy().contains("sock"))
+        .collect();
+    assert_eq!(left, ["pool-2.sock"]);
+}
+
+#[test]
+fn up_ends_all_nodes_if_one_does_not_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("pool.sock");
+    std::fs::write(folder.path().join("pool-1.sock"), "a file in the way").expect("a file");
+    let ran = farside([
+        OsStr::new("up"),
+        OsStr::new("--nodes"),
+        OsStr::new("3"),
+        OsStr::new("--socket"),
+        socket.as_os_str(),
+    ]);
+    assert!(ran.err.contains("pool-1.sock did not start"), "{}", ran.err);
+    assert!(ran.err.contains("the other nodes were stopped"), "{}", ran.err);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).expect("a folder").flatten().collect();
+    assert_eq!(left.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["pool-1.sock"]);
+}
