@@ -29,13 +29,15 @@ pub struct Entry<M: Memory> {
     pub is_crowded: bool,
     /// Number of free segments below which no rebuild is started, after one failed for lack of memory.
     pub(crate) segments_needed: u32,
+    /// Number of completed scans. It is not in the node's memory, so another node that takes over starts at zero.
+    pub(crate) scans: u64,
 }
 
 impl<M: Memory> Entry<M> {
     /// Creates the entry of a store that is not being rebuilt.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
-        Entry { store, served, segments, rebuild: None, is_crowded: false, segments_needed: 0 }
+        Entry { store, served, segments, rebuild: None, is_crowded: false, segments_needed: 0, scans: 0 }
     }
 }
 

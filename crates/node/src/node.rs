@@ -602,6 +602,9 @@ impl<M: NodeMemory> Node<M> {
             && let Some((scan, tickets)) = self.scan.take()
         {
             self.info.scanned_buffers += scan.found;
+            if let Some(entry) = self.catalog.by_region_mut(scan.region) {
+                entry.scans += 1;
+            }
             self.answers.extend(tickets.into_iter().map(|ticket| (ticket, Ok(Answer::Done))));
             return Ok(true);
         }
@@ -874,16 +877,16 @@ impl<M: NodeMemory> Node<M> {
             return Ok(true);
         }
         let moved_percent = entry.and_then(|entry| Some(rebuild::shown(entry).former?.moved_percent));
-        let is_there = entry.is_some();
+        let scans = entry.map(|entry| entry.scans);
         let Some((StatRequest { name, stat, .. }, asked)) = self.stat_requests.pop_front() else {
             return Ok(false);
         };
-        let reported = match is_there {
-            true => {
+        let reported = match scans {
+            Some(scans) => {
                 let delaying_pids = self.delayed_by();
-                Ok(Answer::StoreStat(StoreStat { delaying_pids, moved_percent, ..*stat }))
+                Ok(Answer::StoreStat(StoreStat { delaying_pids, moved_percent, scans, ..*stat }))
             }
-            false => Err(format!("store '{name}' was dropped in the meantime: list the existing stores")),
+            None => Err(format!("store '{name}' was dropped in the meantime: list the existing stores")),
         };
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, reported.clone())));
         Ok(true)

@@ -209,6 +209,9 @@ pub struct StoreStat {
     /// Progress of the rebuild of the store's table in percent, if one is in progress.
     #[serde(default)]
     pub moved_percent: Option<u8>,
+    /// Number of scans of the store for leaked buffers that the node's process has completed since it started.
+    #[serde(default)]
+    pub scans: u64,
 }
 
 /// A node's state.

@@ -255,6 +255,7 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
         ("  free", human_bytes(stat.free_bytes), format!("{} buffers", stat.free_buffers)),
         ("  retired", String::new(), format!("{} buffers", stat.retired_buffers)),
         ("  parked", String::new(), format!("{} buffers", stat.parked_buffers)),
+        ("leak scans", stat.scans.to_string(), "completed since the node started".into()),
     ];
     for (name, amount, more) in rows {
         print_line!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());

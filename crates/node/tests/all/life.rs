@@ -126,6 +126,37 @@ fn statistics_of_a_store_that_is_dropped_meanwhile_fail() {
 }
 
 #[test]
+fn statistics_count_the_completed_scans_of_one_store() {
+    let mut home = Home::of(32, 5);
+    home.create("t", 2);
+    let scans = |home: &mut Home, name: &str| {
+        let Some(Answer::StoreStat(reported)) = home.ask(stat(name)) else { panic!("figures") };
+        reported.scans
+    };
+    assert_eq!((scans(&mut home, "s"), scans(&mut home, "t")), (0, 0));
+    home.scan().expect("the scan ends");
+    assert_eq!((scans(&mut home, "s"), scans(&mut home, "t")), (1, 0));
+    // A death leads to a scan of every store.
+    let (dead, stopped) = (home.client(), home.client());
+    home.kill(&dead);
+    home.idle();
+    assert_eq!((scans(&mut home, "s"), scans(&mut home, "t")), (2, 1));
+    // A scan that waits for a client is not complete.
+    stopped.begin_turn();
+    let ticket = home.node.ask(Ask::Scan { name: "s".into() }, [1, 1]);
+    home.idle();
+    assert_eq!(scans(&mut home, "s"), 2);
+    stopped.end_turn();
+    home.idle();
+    assert_eq!(home.node.answer(), Some((ticket, Ok(Answer::Done))));
+    assert_eq!((scans(&mut home, "s"), scans(&mut home, "t")), (3, 1));
+    // A later store of the same name has its own count.
+    assert_eq!(home.ask(drop_store("t")), Some(Answer::Done));
+    home.create("t", 2);
+    assert_eq!((scans(&mut home, "s"), scans(&mut home, "t")), (3, 0));
+}
+
+#[test]
 fn stores_created_concurrently_must_fit_the_catalog_together() {
     let mut home = Home::of(300, 2);
     let mut refused = 0;

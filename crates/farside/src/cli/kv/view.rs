@@ -98,6 +98,7 @@ impl View {
             count(per_second(sample.reclaimed, sample)),
             count(per_second(sample.lost, sample))
         ));
+        lines.push(format!("{:<NAME_WIDTH$}{} of this store in total", "leak scans", stat.scans));
         for pid in &stat.delaying_pids {
             lines.push(format!(
                 "{:<NAME_WIDTH$}waits for process {pid}; if it is stopped: kill -CONT {pid}",
@@ -269,6 +270,7 @@ mod tests {
                 table_bytes: 250,
                 live_bytes: 500,
                 delaying_pids: vec![42],
+                scans: 5,
                 ..Default::default()
             },
             traffic,
@@ -291,6 +293,7 @@ mod tests {
         assert!(starts("replies/s").contains("1.5 MiB  ███"), "{}", starts("replies/s"));
         assert!(starts("probe, median").contains("2.5 us"));
         assert!(starts("reclamation").contains("4 buffers/s reclaimed"));
+        assert!(starts("leak scans").contains("5 of this store in total"));
         assert!(lines.iter().any(|line| line.contains("kill -CONT 42")));
         assert!(view.lines(10).len() == lines.len(), "a narrow screen has the same lines");
     }

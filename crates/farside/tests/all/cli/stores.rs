@@ -1,7 +1,8 @@
 //! Stores, and the information on them and on their node.
 
 use crate::cli::{KIB, bytes};
-use crate::support::Node;
+use crate::support::{Node, command, until};
+use std::process::Stdio;
 
 #[test]
 fn stores_are_created_listed_and_dropped() {
@@ -125,8 +126,10 @@ fn stat_and_info_agree_in_text_and_json() {
         assert!(stat[number].is_u64(), "{number}: {stat}");
     }
     assert_eq!(stat["delaying_pids"], serde_json::json!([]));
+    assert_eq!(stat["scans"], 0);
     let people = node.run(["kv", "stat"]).done();
     assert!(people.text().contains("quota") && people.text().contains("48.0 MiB"), "{}", people.text());
+    assert_eq!(leak_scans(people.text()), "0");
 
     let info = node.run(["info", "--json"]).done().json();
     assert_eq!(info["pid"], node.process.pid());
@@ -141,4 +144,34 @@ fn stat_and_info_agree_in_text_and_json() {
     let people = node.run(["info"]).done();
     assert!(people.text().contains(&node.process.pid().to_string()), "{}", people.text());
     assert!(people.text().contains("default"), "{}", people.text());
+}
+
+#[test]
+fn stat_counts_the_scan_after_a_killed_client() {
+    let node = Node::start();
+    let mut client = command();
+    client.args(["kv", "put", "k", "--pool", &node.url()]).stdin(Stdio::piped());
+    let mut client = client.spawn().expect("it starts");
+    until("it is connected", || node.run(["info", "--json"]).done().json()["sessions"] == 2);
+    client.kill().and_then(|()| client.wait()).expect("a child process");
+    until("the scan is complete", || node.run(["kv", "stat", "--json"]).done().json()["scans"] == 1);
+    assert_eq!(leak_scans(node.run(["kv", "stat"]).done().text()), "1");
+    let watched = node.run(["kv", "stat", "--watch", "100ms", "--count", "1", "--json"]).done().json();
+    assert_eq!(watched["stat"]["scans"], 1);
+}
+
+#[test]
+fn statistics_of_a_node_without_the_newer_figures_are_valid() {
+    let stat = farside::StoreStat { live_buffers: 7, ..farside::StoreStat::default() };
+    let mut json = serde_json::to_value(&stat).expect("plain data");
+    for newer in ["moved_percent", "scans"] {
+        json.as_object_mut().and_then(|figures| figures.remove(newer)).expect(newer);
+    }
+    assert_eq!(serde_json::from_value::<farside::StoreStat>(json).expect("an older form"), stat);
+}
+
+/// The number in the row *leak scans* of `kv stat`.
+fn leak_scans(stat: &str) -> &str {
+    let row = stat.lines().find_map(|line| line.strip_prefix("leak scans")).expect("such a row");
+    row.split_whitespace().next().expect("a number")
 }
