@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// The longest name of a store, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A store, and the node's own state of that store.
+/// A store, and the node's own state of that store. The node's memory records only `store`: a node that takes over
+/// derives the service, the segments and a rebuild from it and from the memory, and starts the rest anew.
 pub struct Entry<M: Memory> {
     /// The description of the store that clients receive.
     pub store: Store,

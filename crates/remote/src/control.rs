@@ -59,7 +59,7 @@ pub enum Ask {
         name: String,
     },
     /// Scans a store for buffers that no client holds and no pointer reaches. The node responds when the scan has
-    /// finished.
+    /// finished. No command of the binary sends this; tests and trials do.
     Scan {
         /// Name of the store.
         name: String,
@@ -236,7 +236,7 @@ pub struct NodeInfo {
     pub sessions: u64,
     /// Total number of buffers returned to their free lists.
     pub reclaimed_buffers: u64,
-    /// Total number of leaked buffers that scans found.
+    /// Total number of leaked buffers that scans found, not of those that they read.
     pub scanned_buffers: u64,
     /// Counts of the requests that the node's engines refused.
     #[serde(default)]
@@ -246,8 +246,8 @@ pub struct NodeInfo {
     pub traffic: Option<Traffic>,
 }
 
-/// Chains that clients have run on a node's memory since that memory was created, by themselves or through the node's
-/// engines. The counters are those of the sessions.
+/// Chains that clients have run on a node's memory since the node's process started, by themselves or through the
+/// node's engines. The counters are those of the sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Traffic {
