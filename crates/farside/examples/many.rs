@@ -1,4 +1,4 @@
-//! Threads that share clients, a counter in far memory that loses no increment, and many operations in flight.
+//! Shares clients between threads, counts in far memory without a lost increment, and keeps many operations in flight.
 //!
 //! An increment is a read and a write with no other write in between. `compare_and_put` stores only if the key still
 //! has the version that was read; otherwise the thread reads again. A plain `put` would lose increments here.

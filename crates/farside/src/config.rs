@@ -1,4 +1,5 @@
-//! Settings of the `farside` command: from flags, else `FARSIDE_*` variables, else the settings file, else the default.
+//! Settings of the `farside` command. Each comes from the first source that has it: the flags, the `FARSIDE_*`
+//! variables, the settings file, or the defaults.
 //!
 //! Invariant: no other module reads the environment.
 
@@ -11,7 +12,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Settings given by flags, or by the settings file. A setting that is absent here comes from the next source.
+/// Settings that one source gives: the flags or the settings file. An absent setting comes from the next source.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -25,15 +26,15 @@ pub struct File {
     pub tls_ca: Option<String>,
 }
 
-/// Environment variables that hold settings. There are none for a node's own options, which are flags only: a script or
-/// a service unit starts the node, and its readers see the flags there.
+/// Environment variables that hold settings. A node's own options are flags only, so that the script or systemd unit
+/// that starts a node shows all of them.
 pub const VARIABLES: [&str; 5] =
     ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_TLS_CA", "FARSIDE_CONFIG"];
 
 /// A setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// The value.
+    /// Value of the setting.
     pub value: String,
     /// Origin of the value: `flag`, the variable's name, the file's path, or `built in`.
     pub origin: String,
@@ -64,7 +65,8 @@ pub struct Place {
     pub path: PathBuf,
     /// Name of the environment variable that gave the path.
     pub origin: &'static str,
-    /// Whether the file exists. Always true if `FARSIDE_CONFIG` names it: then a missing file is an error.
+    /// Whether the file exists. Always true if `FARSIDE_CONFIG` names the file, because reading then reports a missing
+    /// file as an error.
     pub is_there: bool,
 }
 
@@ -160,7 +162,7 @@ pub fn read_private(path: &Path) -> Result<String, String> {
     text_of(file, path)
 }
 
-/// Reads the text of a file. `things` names the file's content in errors: `certificates`.
+/// Reads the text of a file. `things` names the file's content in errors, for example `certificates`.
 ///
 /// # Errors
 /// The file cannot be read, it is not a regular file of at most 1 MiB, or it is not UTF-8. The text names the remedy.
@@ -169,7 +171,7 @@ pub fn read_text(path: &Path, things: &str) -> Result<String, String> {
 }
 
 fn open_regular(path: &Path, things: &str) -> Result<(std::fs::File, Metadata), String> {
-    // Without it, opening a named pipe blocks until a writer opens the other end.
+    // Without this flag, opening a named pipe blocks until a writer opens the other end.
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
     let file = std::fs::File::options().read(true).custom_flags(nonblocking).open(path);
     let opened = file.and_then(|file| file.metadata().map(|found| (file, found)));
@@ -204,7 +206,8 @@ fn variable_text(name: &str) -> Result<Option<String>, String> {
     text.map_err(|value| format!("{name} is {value:?}, which is not UTF-8: set it to text, or unset it"))
 }
 
-/// Names of variables that start with `FARSIDE_` and are not in [`VARIABLES`]. They are probably misspelt.
+/// Returns the environment variables that start with `FARSIDE_` and are not in [`VARIABLES`]. Such names are probably
+/// misspelt.
 pub fn unknown_variables() -> Vec<String> {
     let ours = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     ours.filter(|name| name.starts_with("FARSIDE_") && !VARIABLES.contains(&name.as_str())).collect()
@@ -252,7 +255,7 @@ pub const DATA_PORT: u16 = 7460;
 /// Default address of a node's HTTP endpoint for metrics and health.
 pub const ADMIN_ADDRESS: &str = "127.0.0.1:7400";
 
-/// The default socket and its origin.
+/// Returns the path of the default socket with its origin: `XDG_RUNTIME_DIR` or `built in`.
 pub fn usual_socket() -> Setting {
     let origin = if variable_value("XDG_RUNTIME_DIR").is_some() { "XDG_RUNTIME_DIR" } else { "built in" };
     Setting { value: default_socket().display().to_string(), origin: origin.into() }
@@ -281,7 +284,7 @@ pub fn state_folder() -> Option<PathBuf> {
     Some(base.join("farside")).filter(|folder| folder.is_absolute())
 }
 
-/// Default socket: `farside up` serves it, and clients connect to it.
+/// Path of the default socket, at which `farside up` serves and to which clients connect.
 pub fn default_socket() -> PathBuf {
     default_folder().join("default.sock")
 }

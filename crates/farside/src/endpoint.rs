@@ -19,7 +19,7 @@ use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A session with a node. Belongs to one thread.
+/// A session with a node, over any fabric. Belongs to one thread.
 #[allow(
     clippy::large_enum_variant,
     reason = "a thread has one, and mapped memory must be reached without an indirection"
@@ -45,7 +45,7 @@ pub enum Endpoint {
     FaultyTls(Box<Remote<FaultLine<TlsLine>>>),
 }
 
-/// Evaluates `$then` for the endpoint's variant, with `$inner` bound to its content.
+/// Evaluates `$then` for the endpoint's variant, with `$inner` bound to the variant's content.
 macro_rules! with_endpoint {
     ($endpoint:expr, $inner:ident => $then:expr) => {
         match $endpoint {
@@ -64,7 +64,7 @@ macro_rules! with_endpoint {
 }
 
 impl Endpoint {
-    /// Sets the deadline of the response to a call.
+    /// Sets the time after which a call without a response times out.
     pub fn set_call_timeout(&self, patience: Duration) {
         with_endpoint!(self, endpoint => endpoint.set_call_timeout(patience));
     }
@@ -98,8 +98,8 @@ impl Endpoint {
         }
     }
 
-    /// Drives the session under a foreign executor. The caller spawns it on the endpoint's thread and keeps it running
-    /// as long as the endpoint is used. Never completes.
+    /// Drives the session under an executor that is not Farside's. The caller spawns the returned future on the
+    /// endpoint's thread and keeps it running as long as the endpoint is used. The future never completes.
     pub async fn drive(&self) {
         with_endpoint!(self, endpoint => endpoint.drive().await);
     }

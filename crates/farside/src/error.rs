@@ -11,7 +11,7 @@ use farside_remote::fabric::Ran;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
 
-/// Why a call failed.
+/// The failure of a call to this crate.
 ///
 /// The text of an error (its `Display`) states three things: the failure and its reason, what may be assumed now, and
 /// the remedy. Programs use [`Error::ran`] to decide whether to retry.
@@ -48,9 +48,9 @@ pub enum Error {
     Connect(ConnectError),
     /// The session with the node at this url could not be opened. Nothing was carried out.
     Open(String, OpenError),
-    /// The node of this process could not serve.
+    /// The node in this process (`local:`) could not start to serve.
     Serve(BindError),
-    /// The memory of the node of this process could not be mapped.
+    /// The memory of the node in this process (`local:`) could not be mapped.
     Memory(MappingError),
     /// The node refused the request, or sent no response. [`Error::ran`] tells whether it was carried out.
     Fabric(FabricError),
@@ -70,7 +70,7 @@ impl Error {
     /// * [`Ran::Unknown`]: the operation may have been carried out, or may still be. The program must be correct in
     ///   both cases.
     ///
-    /// Errors of connecting and opening are `No`. [`Error::Closed`] is `Unknown`.
+    /// Errors of connecting and opening return `No`. [`Error::Closed`] returns `Unknown`.
     pub fn ran(&self) -> Ran {
         match self {
             Error::Kv(error) => error.ran(),

@@ -1,10 +1,10 @@
-//! A client that belongs to one thread: no queue, no copy, no allocation per operation.
+//! A client that belongs to one thread. An operation needs no queue, no copy and no allocation.
 //!
-//! Each call runs its operation on the caller's thread and returns when it is done. [`crate::Client`] is the client
-//! for several threads or async tasks.
+//! Each call runs its operation on the caller's thread and returns when the operation is done. [`crate::Client`] is the
+//! client for several threads or async tasks.
 //!
 //! Between calls nothing keeps the session alive. Over `ring:`, `udp:`, `tcp:` and `tls:`, the node ends a session
-//! after 5 s of silence. The next operation then opens another session and runs there.
+//! after 5 s of silence. The next operation then opens another session and runs over that session.
 //!
 //! # Example
 //!
@@ -100,10 +100,10 @@ impl Client {
     }
 
     /// Reads the values of several keys. Calls `visit` once per key, in any order, with the key's index in `keys` and
-    /// its value. Each key is read at an instant of its own.
+    /// the key's value. The result is not a snapshot: the keys are read at different instants.
     ///
     /// One round trip reads up to 64 keys, if their values fit into one reply (64 KiB); the remaining keys are read one
-    /// by one. Only PRISM-KV stores support it.
+    /// by one. Only PRISM-KV stores support this operation.
     ///
     /// # Errors
     /// [`KvError`]; nothing was changed, and `visit` may have been called for some of the keys.
@@ -114,7 +114,7 @@ impl Client {
     ) -> Result<(), KvError> {
         let mut is_visited = vec![false; keys.len()];
         self.carry_out(|endpoint, kv| {
-            // After a reconnect, only the keys that were not visited yet.
+            // After a reconnect, reads only the keys that were not visited yet.
             let places: Vec<usize> = (0..keys.len()).filter(|&place| !is_visited[place]).collect();
             let left: Vec<&[u8]> = places.iter().map(|&place| keys[place]).collect();
             let visit = |index: usize, item: Option<Item<'_>>| {
@@ -125,23 +125,23 @@ impl Client {
         })
     }
 
-    /// Stores the values of several keys. Each is a put of its own, and there is no order between keys. If a key occurs
-    /// twice, the later value stays.
+    /// Stores the values of several keys. Each key is a separate put, and different keys are stored in any order. If a
+    /// key occurs twice, the later value stays.
     ///
     /// Two round trips store as many keys as fit into one chain (16 keys, 56 KiB); the remaining keys are stored one by
-    /// one. Only PRISM-KV stores support it.
+    /// one. Only PRISM-KV stores support this operation.
     ///
     /// # Errors
-    /// [`KvError`]. If its `ran` is [`Ran::No`](crate::Ran::No), no key was stored; otherwise any of them may have
-    /// been.
+    /// [`KvError`]. If its `ran` is [`Ran::No`](crate::Ran::No), no key was stored; otherwise any of the keys may have
+    /// been stored.
     pub fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         self.carry_out(|endpoint, kv| run_now(endpoint, kv.put_many(items)))
     }
 
     /// Calls `visit` with the next key and its value; returns false at the end. Start with `Cursor::default()`.
     ///
-    /// The iteration is not a snapshot. A key that is present from its start to its end is visited exactly once. Only
-    /// PRISM-KV stores support it.
+    /// The iteration is not a snapshot. A key that is present from the iteration's start to its end is visited exactly
+    /// once. Only PRISM-KV stores support this operation.
     ///
     /// # Errors
     /// [`KvError`]; the cursor does not move. After [`KvError::Rebuilt`], start again with a new cursor.
@@ -153,8 +153,8 @@ impl Client {
         self.carry_out(|endpoint, kv| run_now(endpoint, kv.next(cursor, &mut visit)))
     }
 
-    /// Returns the client of the store, whose operations are futures, for programs that drive the session themselves.
-    /// Not stable. A session that is over is not replaced.
+    /// Returns the client of the store whose operations are futures, for programs that drive the session themselves.
+    /// Not stable. These operations open no new session when the session is over.
     #[doc(hidden)]
     pub fn kv(&mut self) -> &mut LocalKv {
         &mut self.kv
@@ -188,7 +188,8 @@ fn only(opened: Opened) -> (Rc<Endpoint>, LocalKv) {
     (endpoint, kvs.pop().expect("the store was opened for one task"))
 }
 
-/// Runs an operation to completion. On mapped memory nearly all complete at their first poll, which needs no executor.
+/// Runs an operation to completion. On mapped memory, nearly all operations complete at the first poll, which needs no
+/// executor.
 fn run_now<O>(endpoint: &Rc<Endpoint>, operation: impl Future<Output = O>) -> O {
     let mut operation = pin!(operation);
     let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));

@@ -1,6 +1,7 @@
-//! Opens a store, and opens it again when the session is over. This crate's clients share it.
+//! Opens a store, and opens it again over a new session when the old session is over. Both clients of this crate use
+//! it.
 //!
-//! Invariant: an operation is retried at most once, and only if it is known that it was not carried out.
+//! Invariant: an operation is retried at most once, and only if the error shows that it was not carried out.
 //! Invariant: a client stays with the store that it opened; it never switches to another store of the same name.
 
 use crate::endpoint::Endpoint;
@@ -55,7 +56,8 @@ impl Opened {
     }
 }
 
-/// Error of an operation that was not carried out because its session is over and no other could be opened.
+/// Returns the error of an operation that was not carried out because its session is over and, due to `error`, no new
+/// session could be opened.
 pub(crate) fn not_opened(error: &Error) -> KvError {
     match error {
         Error::Kv(gone @ KvError::Store(_)) => gone.clone(),
@@ -67,12 +69,12 @@ pub(crate) fn not_opened(error: &Error) -> KvError {
     }
 }
 
-/// Whether the session is over. All further requests over it will fail.
+/// Whether the error means that the session is over. All further requests over such a session fail.
 pub(crate) fn is_over(error: &KvError) -> bool {
     matches!(error, KvError::Fabric(FabricError::Lost { .. }))
 }
 
-/// Whether the session is over and the operation is known not to have been carried out.
+/// Whether the error means that the session is over and that the operation was not carried out.
 pub(crate) fn may_retry(error: &KvError) -> bool {
     is_over(error) && error.ran() == Ran::No
 }

@@ -1,7 +1,8 @@
 //! A client for ordinary programs: any thread or task may use it, and a thread of its own runs the operations.
 //!
-//! Invariant: every submitted operation completes. If the client's thread exits, it completes with [`Error::Closed`].
-//! Invariant: after the session is over, the next submitted operation opens another.
+//! Invariant: every submitted operation completes. If the client's thread exits, operations complete with
+//! [`Error::Closed`].
+//! Invariant: after the session is over, the next submitted operation opens another session.
 
 mod pending;
 
@@ -42,8 +43,8 @@ const TASKS: usize = 32;
 /// executor.
 ///
 /// * Up to 32 operations are in flight. Further ones wait in a queue and start in the order of submission.
-/// * Operations in flight at the same time take effect in any order. An operation that is submitted after another has
-///   completed takes effect after it, also across clients, processes and hosts.
+/// * Operations in flight at the same time take effect in any order. An operation that is submitted after another one
+///   has completed takes effect after that one, also across clients, processes and hosts.
 /// * If the session is over and an operation was not carried out, the client opens another session and retries the
 ///   operation once. It never retries an operation that may have been carried out.
 /// * When the last clone is dropped, the thread completes the submitted operations and exits. A program that exits
@@ -108,15 +109,16 @@ impl Client {
         self.submit(|done| Request::Delete { key, done })
     }
 
-    /// Stores `value` under `key` if the key has no value; returns whether it did. Only PRISM-KV stores support it.
+    /// Stores `value` under `key` if the key has no value; returns whether `value` was stored. Only PRISM-KV stores
+    /// support this operation.
     pub fn put_if_absent(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Pending<bool> {
         let (key, value) = (key.into(), value.into());
         self.submit(|done| Request::PutIfAbsent { key, value, done })
     }
 
     /// Replaces the value of `key` if the key still has the version `expected`, as returned by [`Client::get`]. Returns
-    /// the new version. On a [`Conflict`], nothing was stored; it holds the key's version, if the key has a value. Only
-    /// PRISM-KV stores support it.
+    /// the new version. Otherwise stores nothing and returns a [`Conflict`] with the key's version, if the key has a
+    /// value. Only PRISM-KV stores support this operation.
     ///
     /// # Example
     ///
@@ -141,11 +143,11 @@ impl Client {
         self.submit(|done| Request::CompareAndPut { key, expected, value, done })
     }
 
-    /// Returns the values of several keys, in the order of the keys. Each key is read at an instant of its own. Changes
-    /// nothing.
+    /// Returns the values of several keys, in the order of the keys. Changes nothing. The result is not a snapshot: the
+    /// keys are read at different instants.
     ///
-    /// It counts as one operation in the queue. One round trip reads up to 64 keys whose values fit into one reply
-    /// (64 KiB). Only PRISM-KV stores support it.
+    /// The call counts as one operation in the queue. One round trip reads up to 64 keys whose values fit into one
+    /// reply (64 KiB). Only PRISM-KV stores support this operation.
     pub fn get_many<K: Into<Vec<u8>>>(
         &self,
         keys: impl IntoIterator<Item = K>,
@@ -154,14 +156,14 @@ impl Client {
         self.submit(|done| Request::GetMany { keys, done })
     }
 
-    /// Stores the values of several keys. Each is a put of its own, and there is no order between keys. If a key occurs
-    /// twice, the later value stays.
+    /// Stores the values of several keys. Each key is a separate put, and different keys are stored in any order. If a
+    /// key occurs twice, the later value stays.
     ///
-    /// It counts as one operation in the queue. Two round trips store as many keys as fit into one chain (16 keys,
-    /// 56 KiB). Only PRISM-KV stores support it.
+    /// The call counts as one operation in the queue. Two round trips store as many keys as fit into one chain (16
+    /// keys, 56 KiB). Only PRISM-KV stores support this operation.
     ///
     /// After an error whose [`Error::ran`] is [`Ran::No`](crate::Ran::No), no key was stored. After any other error,
-    /// any of them may have been.
+    /// any of the keys may have been stored.
     pub fn put_many<K: Into<Vec<u8>>, V: Into<Vec<u8>>>(
         &self,
         items: impl IntoIterator<Item = (K, V)>,
@@ -183,7 +185,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Queue handle that all clones share. Dropping the last one closes the queue.
+/// Handle of the queue. All clones of a client share one handle, which closes the queue when the last clone is dropped.
 struct Handle(Arc<Queue>);
 
 impl Drop for Handle {
@@ -295,7 +297,8 @@ impl Queue {
     }
 }
 
-/// Closes and clears the queue when the thread exits, also by a panic, so that no caller waits forever.
+/// Guard that closes and clears the queue when the client's thread exits, also by a panic, so that no caller waits
+/// forever.
 struct CloseAtEnd<'a>(&'a Queue);
 
 impl Drop for CloseAtEnd<'_> {
@@ -305,8 +308,8 @@ impl Drop for CloseAtEnd<'_> {
     }
 }
 
-/// Body of the client's thread. Its tasks take requests from the queue while the session lasts. After that, the thread
-/// opens another session.
+/// Runs on the client's thread. Its tasks take requests from the queue until the session is over; then the thread opens
+/// another session.
 fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), Error>>) {
     let _closes = CloseAtEnd(queue);
     let mut opened = match Opened::new(pool, name, TASKS, &Options::default()) {
@@ -376,7 +379,7 @@ fn serve_all(opened: Opened, queue: &Queue, retries: Vec<Request>) -> Option<Vec
     is_over.get().then(|| left.into_inner())
 }
 
-/// Outcome of a request.
+/// Outcome of an attempt to serve a request.
 enum Served {
     /// The request is completed.
     Completed,

@@ -1,4 +1,4 @@
-//! A key-value system under a closed loop of clients, on the papers' machines in virtual time.
+//! Simulates a key-value system under a closed loop of clients, on the papers' machines in virtual time.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled.
 
@@ -18,10 +18,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Bytes of a key (PRISM, section 6.2).
+/// Bytes of a key: 8, as in PRISM, section 6.2.
 const KEY_LEN: usize = size_of::<u64>();
 
-/// Returns the system of a kind.
+/// Returns the key-value system of this kind.
 ///
 /// # Errors
 /// The kind is unknown, or is not a key-value store. The text lists the alternatives.
@@ -57,9 +57,9 @@ pub struct Load {
     pub variant: Variant,
     /// Platform that runs the chains.
     pub platform: Platform,
-    /// Network between the machines.
+    /// The machines, and the network between them.
     pub testbed: Testbed,
-    /// Hardware numbers of the machines' parts.
+    /// Parameters of the machines' model.
     pub inputs: Inputs,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs.
     pub reads: f64,
@@ -96,8 +96,7 @@ impl Load {
     }
 }
 
-/// Limit of the mean time per operation. A measurement fails if it takes longer than this time for each operation, plus
-/// one second.
+/// Longest mean time per operation, in ns. A measurement times out after this time per operation, plus one second.
 const SLOWEST: Nanos = MILLIS;
 
 /// Name of the store.
@@ -249,15 +248,15 @@ async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Ma
 /// State that the clients of one measurement share.
 #[derive(Default)]
 struct Work {
-    /// Operations that have not completed.
+    /// Number of operations that have not completed.
     left: Cell<u64>,
-    /// Clients that have not stopped.
+    /// Number of clients that have not stopped.
     clients: Cell<u32>,
     /// Number of operations whose latency was measured.
     taken: Cell<u64>,
-    /// Sum of the measured latencies.
+    /// Sum of the latencies of the timed operations, in ns.
     took: Cell<Nanos>,
-    /// The first error.
+    /// The first error of any client.
     failed: RefCell<Option<String>>,
 }
 

@@ -1,10 +1,10 @@
-//! The papers' figures as data: their published numbers, the prediction of each curve, and their claims. [`ratio`]
-//! compares them with measurements on real fabrics.
+//! The papers' figures as data: their published numbers, the prediction of each curve, and the claims about the curves.
+//! [`ratio`] compares the figures with measurements on real fabrics.
 //!
-//! A figure is one entry of [`FIGURES`], in the file of its paper.
+//! Each figure is an entry of [`FIGURES`]; the file of its paper defines the figure.
 //!
-//! Invariant: no published number of an application is an input of a prediction; it is only compared with the result.
-//! Invariant: a point that is not judged states the reason.
+//! Invariant: no prediction uses a published number of an application. Such numbers are only compared with predictions.
+//! Invariant: each published point has a condition that judges its prediction, or states why it has none.
 
 pub mod draw;
 pub mod load;
@@ -20,11 +20,11 @@ use load::{Bed, Load};
 use ratio::Runner;
 use serde::Serialize;
 
-/// All figures.
+/// All figures of this release.
 pub static FIGURES: [&Figure; 5] =
     [&prism::FIGURE_1, &prism::FIGURE_2, &prism::FIGURE_3, &prism::FIGURE_4, &synchronization::SECTION_4];
 
-/// A figure of a paper, or the numbers of a section.
+/// A figure of a paper, or the numbers of one of its sections.
 pub struct Figure {
     /// Name in commands and reports.
     pub name: &'static str,
@@ -37,7 +37,7 @@ pub struct Figure {
     /// Names of the places on the horizontal axis. Empty if that axis is the throughput, in million operations per
     /// second.
     places: fn() -> Vec<&'static str>,
-    /// Unit of the values at places.
+    /// Unit of the values at the places.
     unit: &'static str,
     curves: fn() -> Vec<Curve>,
     claims: &'static [Claim],
@@ -55,13 +55,13 @@ struct Curve {
 
 /// Way to predict a curve.
 enum Predict {
-    /// A value for each place; `None` where the curve has no point.
+    /// Function from the index of a place to the predicted value; `None` where the curve has no point.
     Each(Box<dyn Fn(usize) -> Option<f64>>),
-    /// A system with an increasing number of clients: mean latency over throughput.
+    /// Simulation of a system with increasing numbers of clients: mean latency over throughput.
     UnderLoad(Box<Load>),
 }
 
-/// A published number.
+/// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]
 struct Published {
     at: At,
@@ -92,7 +92,7 @@ pub enum Shape {
     Below(f64),
     /// The ratio is greater than this.
     Above(f64),
-    /// The ratio is this or greater.
+    /// The ratio is at least this.
     AtLeast(f64),
     /// There is no condition: the ratio is only reported. Holds the reason.
     Reported(&'static str),
@@ -119,11 +119,11 @@ pub struct Claim {
     ratios: &'static [(Value, Value, Shape)],
 }
 
-/// A predicted value.
+/// A predicted value that a claim compares.
 enum Value {
     /// A value on the curve of this name.
     On(&'static str, At),
-    /// A value that is on no curve: the result of this function.
+    /// A computed value that is on no curve.
     Of(fn() -> f64),
 }
 
@@ -133,32 +133,32 @@ pub enum OnFabrics {
     Ops(Ops),
     /// Stores under load, relative to one of them.
     Stores(Stores),
-    /// No part, because no fabric here has the subject of the figure. Holds that subject.
+    /// No part, because no fabric of this project has the figure's subject. The text names the subject.
     Nothing(&'static str),
 }
 
-/// Ops to measure.
+/// Ops of a figure that a real fabric can measure.
 pub struct Ops {
     /// The ops, in the order of measurement.
     pub ops: &'static [MicroOp],
     /// The op to which the others are compared.
     pub base: MicroOp,
-    /// Default distances of the node.
+    /// Default distances between the client and the node.
     pub distances: &'static [Distance],
     curve: &'static str,
     axes: [&'static str; 2],
     point: fn(MicroOp, Distance) -> &'static str,
-    /// The published ratio of an op to the base.
+    /// Published latency of an op divided by that of the base; `None` if the paper has no such number.
     published: fn(Runner, MicroOp, Distance) -> Option<f64>,
 }
 
-/// Stores to measure.
+/// Stores of a figure that a real fabric can measure.
 pub struct Stores {
     /// Name of the YCSB workload.
     pub workload: &'static str,
-    /// Kinds of the systems; the others are compared to the last one.
+    /// Kinds of the stores' systems. All others are compared with the last one.
     pub systems: &'static [&'static str],
-    /// Default distance of the node.
+    /// Default distance between the clients and the node.
     pub distance: Distance,
     axes: [&'static str; 2],
 }
@@ -221,7 +221,7 @@ impl Figure {
 }
 
 impl Predict {
-    /// Predicted points: latency in microseconds over operations per second, or a value for each place.
+    /// Returns the predicted points: latency in microseconds over operations per second, or a value for each place.
     fn points(&self, places: usize, operations: u64) -> Result<Vec<Point>, String> {
         match self {
             Predict::Each(value) => {
@@ -244,7 +244,7 @@ impl Predict {
 }
 
 const MILLION: f64 = 1e6;
-/// Condition for the points of one of our own curves, which the paper does not have.
+/// Condition for the points of this project's own curves, which the paper does not have.
 const UNPUBLISHED: Shape = Shape::Reported("not in the paper");
 
 impl At {
@@ -338,8 +338,9 @@ pub struct Drawn {
     pub here: Vec<Point>,
 }
 
-/// Origin of a picture's points that were computed by the simulator.
+/// Origin of points that the simulator predicted.
 const PREDICTED: &str = "predicted";
+/// Origin of points that were measured on a real fabric.
 const MEASURED: &str = "measured";
 
 /// A figure that can be drawn.
@@ -386,7 +387,7 @@ fn json_lines<T: Serialize>(values: impl Iterator<Item = T>) -> String {
     values.map(|value| serde_json::to_string(&value).expect("plain data") + "\n").collect()
 }
 
-/// A number of a curve: the published value and the predicted one.
+/// A position on a curve, with its published and its predicted number.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Name of the curve.
@@ -430,14 +431,14 @@ pub struct JudgedClaim {
     pub holds: bool,
 }
 
-/// A predicted figure.
+/// The prediction of a figure, compared with the published numbers.
 #[derive(Clone)]
 pub struct Prediction {
-    /// The figure.
+    /// The predicted figure.
     pub figure: &'static Figure,
-    /// The published numbers, each beside its prediction.
+    /// The published numbers, each with its prediction.
     pub rows: Vec<Row>,
-    /// The claims about the curves.
+    /// The claims about the curves, each with its verdict.
     pub claims: Vec<JudgedClaim>,
     /// The curves to draw.
     pub picture: Picture,
@@ -449,7 +450,7 @@ impl Prediction {
         self.rows.iter().all(|row| row.is_met() != Some(false)) && self.claims.iter().all(|claim| claim.holds)
     }
 
-    /// Formats a table for people: every number with its error, then the claims.
+    /// Formats a table for people: every published number with its prediction and the error, then the claims.
     pub fn table(&self) -> String {
         let mut table = Table::new(["curve", "point", "published", "predicted", "unit", "miss", "within"]);
         for row in &self.rows {
@@ -471,7 +472,7 @@ impl Prediction {
         format!("{}\n{table}{}", self.figure.title, claims.collect::<String>())
     }
 
-    /// Formats every number as a JSON object on a line of its own, for programs.
+    /// Formats each row as a JSON object on a line of its own, for programs.
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Line<'a> {

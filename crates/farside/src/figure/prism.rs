@@ -1,7 +1,7 @@
 //! Figures of Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed Systems* (SOSP 2021). The numbers
 //! were read from the printed figures.
 //!
-//! Invariant: the numbers of figures 3 and 4 are not inputs of the model. The numbers that calibrate it are in
+//! Invariant: the numbers of figures 3 and 4 are not inputs of the model. The numbers that calibrate the model are in
 //! [`farside_sim::micro`].
 
 use super::load::{Load, Variant};
@@ -12,14 +12,14 @@ use farside_sim::micro::{FIGURE_1 as BARS, FIGURE_2 as NETWORKS, MicroOp, latenc
 use farside_systems::kv::{pilaf, prism_kv};
 
 const LATENCY: &str = "latency, us";
-/// The distances of figure 2.
+/// Distances between the client and the node in figure 2.
 const FAR: [Distance; 3] = [Distance::Rack, Distance::Cluster, Distance::DataCentre];
 
 fn micros(op: MicroOp, platform: Platform, distance: Distance) -> Option<f64> {
     latency(op, platform, distance).map(|ns| ns as f64 / 1e3)
 }
 
-/// Figure 1: the latency of each op. The model is calibrated on these numbers.
+/// Figure 1: latency of each op. The model is calibrated on this figure.
 pub(super) static FIGURE_1: Figure = Figure {
     name: "prism-1",
     title: "PRISM, figure 1: latency of an op, 512 bytes, one cable",
@@ -68,7 +68,7 @@ fn published((place, value): (usize, f64), judged: Shape) -> Published {
     Published { at: At::Place(place), value, judged }
 }
 
-/// Figure 2: the latency of an indirect READ over different networks.
+/// Figure 2: latency of an indirect READ over three networks.
 pub(super) static FIGURE_2: Figure = Figure {
     name: "prism-2",
     title: "PRISM, figure 2: latency of an indirect READ, 512 bytes",
@@ -103,9 +103,8 @@ pub(super) static FIGURE_2: Figure = Figure {
     }),
 };
 
-/// Returns the published latency of an indirect READ divided by that of two READs. The paper measures two READs for
-/// plain RDMA only. For software, each of the two READs is computed as that of figure 1 plus the round trip of the
-/// network.
+/// Published latency of an indirect READ divided by that of two READs. The paper has the latency of two READs for plain
+/// RDMA only. For an engine, this function takes twice the sum of figure 1's READ and the network's round trip.
 fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
     let place = FAR.into_iter().position(|far| far == distance)?;
     let of = |platform: Platform| {
@@ -205,7 +204,7 @@ const fn peak(of: Contender) -> Value {
     Value::On(of.name, At::Peak)
 }
 
-/// Figure 3: latency and throughput of key-value stores that only read.
+/// Figure 3: latency over throughput of key-value stores, 100 % reads.
 pub(super) static FIGURE_3: Figure = Figure {
     name: "prism-3",
     title: "PRISM, figure 3: 100 % reads, 512 bytes, uniform",
@@ -244,7 +243,7 @@ pub(super) static FIGURE_3: Figure = Figure {
     fabrics: stores("c"),
 };
 
-/// Figure 4: latency and throughput of key-value stores that read and write.
+/// Figure 4: latency over throughput of key-value stores, 50 % reads and 50 % writes.
 pub(super) static FIGURE_4: Figure = Figure {
     name: "prism-4",
     title: "PRISM, figure 4: 50 % reads, 512 bytes, uniform",

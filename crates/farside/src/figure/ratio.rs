@@ -1,9 +1,9 @@
-//! A figure on a real fabric: ratios of measurements made in alternation, beside the paper's ratios. Absolute times of
-//! one machine do not predict those of another machine; their ratios may.
+//! A figure on a real fabric: ratios of measurements that alternate, compared with the paper's ratios. The absolute
+//! times of one machine do not predict those of another machine; the ratios of its times may.
 //!
 //! Invariant: a ratio compares two measurements of the same round, so that a disturbance of the machine affects both.
 //! The report is the median over all rounds. Exception: two peaks with different numbers of clients have no round in
-//! common, so every round of one is compared with every round of the other.
+//! common, so every round of one peak is compared with every round of the other peak.
 
 use super::load::system;
 use super::{
@@ -22,7 +22,7 @@ pub enum Runner {
     Caller,
 }
 
-/// Quartiles over rounds.
+/// Quartiles of a number over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     /// First quartile: a quarter of all rounds has a lower value.
@@ -47,20 +47,20 @@ impl Spread {
     }
 }
 
-/// Comparison of two systems or two ops.
+/// Comparison of two systems or two ops by the ratio of one quantity.
 #[derive(Clone, Debug)]
 pub struct Ratio {
     /// Name of the position in the figure.
     pub point: String,
-    /// Distance between client and node that was added to the fabric's own latency.
+    /// Distance of the node, whose round trip is added to the fabric's own latency.
     pub distance: Distance,
-    /// Names of the two compared systems or ops: numerator and denominator.
+    /// Names of the compared systems or ops: the numerator's, then the denominator's.
     pub things: [&'static str; 2],
     /// The quantity that is compared.
     pub quantity: Quantity,
-    /// Median over all rounds for each of the two, in the quantity's unit.
+    /// Medians over all rounds of the numerator and of the denominator, in the quantity's unit.
     pub medians: [f64; 2],
-    /// Quartiles, over all rounds, of the ratio of the two.
+    /// Quartiles of the ratio over all rounds.
     pub ratio: Spread,
     /// Number of rounds.
     pub rounds: usize,
@@ -73,7 +73,7 @@ pub struct Ratio {
 pub enum Quantity {
     /// Mean latency of an operation in a round, in microseconds.
     Latency,
-    /// Thousand operations per second.
+    /// Throughput in thousand operations per second.
     Throughput,
 }
 
@@ -95,13 +95,13 @@ impl Quantity {
 
 /// A figure measured on a real fabric.
 pub struct Measurement {
-    /// The figure.
+    /// The measured figure.
     pub figure: &'static Figure,
     /// Name of the fabric.
     pub fabric: &'static str,
     /// The comparisons.
     pub ratios: Vec<Ratio>,
-    /// The comparisons as curves.
+    /// The comparisons as curves to draw.
     pub picture: Picture,
 }
 
@@ -110,7 +110,7 @@ pub struct Measurement {
 pub struct Loaded {
     /// Number of clients. Each runs one operation at a time, in a closed loop.
     pub clients: u32,
-    /// Operations per second of each system, for each round. At least one round.
+    /// For each round, the operations per second of each system. Has at least one round.
     pub rounds: Vec<Vec<f64>>,
 }
 
@@ -119,8 +119,8 @@ impl Loaded {
         median(&self.rounds, system)
     }
 
-    /// Mean latency by Little's law. In a closed loop without think time, all clients always have one operation in
-    /// flight.
+    /// Mean latency in microseconds by Little's law: in a closed loop without think time, each client always has one
+    /// operation in flight.
     fn latency_us(&self, system: usize) -> f64 {
         f64::from(self.clients) * 1e6 / self.rate(system)
     }
@@ -130,7 +130,7 @@ fn median(rounds: &[Vec<f64>], of: usize) -> f64 {
     Spread::of(rounds.iter().map(|round| round[of])).median
 }
 
-/// Returns the quartiles, over all rounds, of column `of` divided by column `to`.
+/// Quartiles over all rounds of the ratio of column `of` to column `to`.
 fn by_round(rounds: &[Vec<f64>], of: usize, to: usize) -> Spread {
     Spread::of(rounds.iter().map(|round| round[of] / round[to]))
 }
@@ -215,7 +215,7 @@ impl Measurement {
         Measurement { figure, fabric, ratios, picture }
     }
 
-    /// Compares ops. `distances` holds the microseconds of each op in each round, at each distance.
+    /// Compares ops. For each distance and each round, `distances` holds the latency of each op in microseconds.
     ///
     /// # Panics
     /// A distance has no rounds.
@@ -260,7 +260,7 @@ impl Measurement {
         Measurement { figure, fabric, ratios, picture }
     }
 
-    /// Formats a table for people: every ratio beside the paper's.
+    /// Formats a table for people: every measured ratio with the paper's ratio.
     pub fn table(&self) -> String {
         let columns =
             ["point", "distance", "compared", "medians", "unit", "ratio", "half within", "published"];
@@ -328,7 +328,7 @@ impl Measurement {
 }
 
 impl Runner {
-    /// The paper's platform that the runner resembles.
+    /// Returns the paper's platform that the runner resembles.
     pub(super) const fn platform(self) -> Platform {
         match self {
             Runner::Engine => Platform::PrismSw,
@@ -345,18 +345,18 @@ impl Curve {
             if load.system == system && load.platform == Platform::PrismSw && is_published)
     }
 
-    /// The published latency at low load.
+    /// Returns the published latency at low load, in microseconds.
     fn low(&self) -> Option<f64> {
         self.published.iter().find(|of| matches!(of.at, At::Low(_))).map(|of| of.value)
     }
 
-    /// The published peak.
+    /// Returns the published peak throughput, in million operations per second.
     fn peak(&self) -> Option<f64> {
         self.published.iter().find(|of| matches!(of.at, At::Peak)).map(|of| of.value)
     }
 }
 
-/// Returns the published points of curve `of`, divided by the peak (x) and by the low-load latency (y) of curve `to`.
+/// Returns the published points of `of`, with x divided by the peak of `to` and y by the low-load latency of `to`.
 /// Skips points with an unknown coordinate.
 fn relative(of: &Curve, to: &Curve) -> Vec<Point> {
     let Some((low, peak)) = to.low().zip(to.peak()) else { return Vec::new() };
@@ -389,8 +389,8 @@ mod tests {
         (figure, ops)
     }
 
-    /// Returns loads in which, with one client, the first store takes 10 us and the second 20 us. One of three rounds
-    /// is disturbed, for both stores.
+    /// Loads of two stores. With one client, an operation takes 10 us on the first store and 20 us on the second. In
+    /// one of three rounds, a disturbance slows down both stores.
     fn loads() -> [Loaded; 2] {
         let loaded =
             |clients, rounds: [[f64; 2]; 3]| Loaded { clients, rounds: rounds.map(Vec::from).into() };

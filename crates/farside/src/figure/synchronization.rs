@@ -4,7 +4,7 @@
 use super::{At, Claim, Curve, Figure, OnFabrics, Predict, Published, Shape, Value};
 use farside_sim::micro::{SECTION_4 as NUMBERS, Workers, mverbs};
 
-/// Section 4: throughput of atomics. The model is calibrated on these numbers.
+/// Section 4: throughput of atomics on one NIC. The model is calibrated on these numbers.
 pub(super) static SECTION_4: Figure = Figure {
     name: "synchronization-4",
     title: "Synchronization, section 4: atomics on one NIC",
@@ -47,12 +47,12 @@ pub(super) static SECTION_4: Figure = Figure {
 const PADDED: Value = Value::Of(|| apart(128, 4_096 + 8));
 const UNPADDED: Value = Value::Of(|| apart(128, 4_096));
 
-/// Predicts the throughput if all workers use one word.
+/// Throughput of CAS in million per second if all workers use one word.
 fn contended(workers: u32) -> f64 {
     apart(workers, 0)
 }
 
-/// Predicts the throughput if each worker uses its own word, `stride` bytes from the next one.
+/// Throughput of CAS in million per second if each worker uses its own word, `stride` bytes from the next word.
 fn apart(workers: u32, stride: u64) -> f64 {
     mverbs(Workers::cas(workers, stride))
 }

@@ -16,7 +16,7 @@ pub struct Question {
     pub value_len: usize,
     /// Bandwidth of the node's link, in Gb/s.
     pub link_gbit: u64,
-    /// Number of operations per measured point.
+    /// Number of simulated operations per measured point.
     pub operations: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct Answer {
     pub peak_us: f64,
 }
 
-/// Predicts every platform that the system runs on, over every network.
+/// Predicts the system on every platform that can run it, over every network.
 ///
 /// # Errors
 /// The system is unknown, or a simulated operation failed.

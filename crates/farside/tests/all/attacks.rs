@@ -1,6 +1,6 @@
 //! Attacks on a node's engines over every carrier, and attacks on clients by impostors of a node.
 //!
-//! Invariant: these tests build datagrams by hand, from the protocol's description, so that they can send invalid ones.
+//! Invariant: these tests build datagrams by hand, from the protocol's description, so that any field can be wrong.
 //! Invariant: during and after an attack, a well-behaved client finds all its data, a counter records the attack, the
 //! attacker has seen no byte of another tenant, every wait is bounded, and no process panics.
 
@@ -18,7 +18,7 @@ mod streams;
 mod target;
 mod tls;
 
-/// Defines one test per function and carrier.
+/// Defines one test for each pair of a function and a carrier.
 macro_rules! on_each_carrier {
     ($($name:ident),+ $(,)?) => { on_each_carrier!(@of [udp tcp ring] [$($name)+]); };
     (@of [$($carrier:ident)+] $names:tt) => { $(on_each_carrier!(@on $carrier $names);)+ };

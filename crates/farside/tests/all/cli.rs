@@ -1,4 +1,4 @@
-//! The command line as strangers and scripts use it: what it prints, what it refuses, and how it ends.
+//! The command line as people and scripts use it: its output, its refusals and its exit codes.
 
 mod admin;
 mod comparison;
@@ -24,7 +24,7 @@ mod watch;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Returns pseudo-random bytes. The bytes from any two offsets differ within a short distance.
+/// Returns pseudo-random bytes, so that a test notices if bytes of a value are shifted or swapped.
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {

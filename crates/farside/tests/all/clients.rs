@@ -23,7 +23,8 @@ fn in_time<O: Send + 'static>(work: impl FnOnce() -> O + Send + 'static) -> O {
     }
 }
 
-/// Starts a node that serves all fabrics. Returns it, the urls of all fabrics, and the folder of its rings.
+/// Starts a node that serves all fabrics but `tls`. Returns the node, the urls of these fabrics, and the folder of the
+/// node's rings.
 fn node_on_all_fabrics() -> (Node, Vec<String>, tempfile::TempDir) {
     let rings = tempfile::tempdir().expect("a folder");
     let ring = format!("ring:{}", rings.path().join("ring.sock").display());
@@ -36,7 +37,7 @@ fn node_on_all_fabrics() -> (Node, Vec<String>, tempfile::TempDir) {
     (node, urls, rings)
 }
 
-/// Items to put: there are more than fit into one chain, one item has several parts, and one key occurs twice.
+/// Returns items to put: more items than fit into one chain, one value of several parts, and one key that occurs twice.
 fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut items: Vec<_> = (0..150u32).map(|n| (n.to_be_bytes().to_vec(), vec![n as u8; 700])).collect();
     items.push((b"large".to_vec(), vec![7; 150_000]));
@@ -44,7 +45,7 @@ fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
     items
 }
 
-/// Expected value of each of those keys after the puts, and one key that has none.
+/// Returns the keys of [`items`] with their values after the puts, and one absent key.
 fn expected() -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let mut expected: Vec<_> = items().into_iter().map(|(key, value)| (key, Some(value))).collect();
     expected[0].1 = Some(b"later".to_vec());

@@ -16,7 +16,7 @@ use farside_fabrics::layer::fault::Faults;
 /// A store without items. Tests use the words of its table as counters.
 const WORDS: &str = "words";
 
-/// Starts a node that serves at `listen`, with the stores `default` and [`WORDS`]. Returns it and its url.
+/// Starts a node that serves at `listen`, with the stores `default` and [`WORDS`]. Returns the node and its url.
 fn node_at(listen: &str) -> (Node, String) {
     let node =
         Node::with(&["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--listen", listen]);
@@ -34,7 +34,7 @@ fn words() -> NewStore {
     NewStore { items: Some(1024), ..NewStore::prism_kv(WORDS, 4 << 20) }
 }
 
-/// Token for nodes that other hosts can reach. Nodes on loopback take no token and seal no packets.
+/// Token for nodes that other hosts can reach. Nodes on loopback require no token and seal no packets.
 const TOKEN: &str = "the token of tests that need several hosts";
 /// SHA-256 of the token.
 const TOKEN_SHA256: &str = "261140cf58d8214015169d316d4ca1d414d23dcf5d30346cd89e5d12dfd8e255";

@@ -1,10 +1,11 @@
-//! Predictions of the papers' figures meet their conditions, and do not depend on the length of the simulation.
+//! Tests that the predictions of the papers' figures meet their conditions, and do not depend on the number of
+//! simulated operations.
 
 use farside::figure::load::{Bed, Load, Variant};
 use farside::figure::{Figure, draw};
 use farside_sim::hardware::{INPUTS, Inputs, Platform, Testbed};
 
-/// Operations per point under load.
+/// Number of simulated operations per point of a curve under load.
 const OPERATIONS: u64 = 8_000;
 
 fn assert_met(name: &str) {
@@ -68,7 +69,7 @@ fn four_times_as_many_operations_measure_the_same() {
     }
 }
 
-/// With a single client, and over a full link, the operations take seconds: the measurement must wait for all of them.
+/// Both measurements take seconds of virtual time: one has a single client, the other a full link.
 #[test]
 fn a_measurement_waits_for_all_of_its_operations() {
     let slow =
@@ -80,7 +81,7 @@ fn a_measurement_waits_for_all_of_its_operations() {
     }
 }
 
-/// A reader who doubts an input can change it and see its effect.
+/// A changed input of the model changes the predictions, so a reader who doubts an input can try another value.
 #[test]
 fn predictions_depend_on_the_inputs() {
     let peak = |load: Load| {
@@ -97,7 +98,7 @@ fn predictions_depend_on_the_inputs() {
     assert!(ratio < 0.3, "the few slow cores are the bottleneck: {ratio}");
 }
 
-/// A variant is the same model with another setup.
+/// A variant changes the model's setup, so its prediction differs.
 #[test]
 fn a_variant_is_predicted_with_its_own_setup() {
     let slow = Variant { name: "slow", setup: |setup| setup.inputs.core_message_ns *= 4 };

@@ -1,7 +1,8 @@
-//! Fuzz targets for text from people and peers: the control plane's JSON, urls, sizes, and workloads; and for the bytes
-//! of Pilaf.
+//! Fuzz targets for text from people and peers (the control plane's JSON, urls, sizes and workloads), and for the bytes
+//! of Pilaf's requests, answers and items.
 //!
-//! Invariant: input is either parsed or refused with a reason. Nothing panics, blocks, or starts anything unrequested.
+//! Invariant: input is either parsed or refused with a reason. No input causes a panic, a block, or an unrequested
+//! start of a node.
 
 #[path = "../../../remote/tests/support/fuzz.rs"]
 mod driver;
@@ -12,14 +13,14 @@ use farside::{NewStore, NodeInfo, Store, StoreStat};
 use farside_bench::workload::Workload;
 use farside_remote::control::{Answer, Ask};
 
-/// Picks a seed and applies the changes to it.
+/// Picks a seed input and applies the changes to its bytes.
 fn changed(seeds: &[Vec<u8>], seed: u8, changes: &[Change]) -> Vec<u8> {
     let mut bytes = seeds[usize::from(seed) % seeds.len()].clone();
     change(&mut bytes, changes);
     bytes
 }
 
-/// Requests to the service of a Pilaf store, and the bytes that its clients decode.
+/// Fuzzes requests to the service of a Pilaf store, and the bytes that Pilaf's clients decode.
 #[test]
 fn fuzz_pilaf() {
     use farside_fabrics::local::LocalNode;
@@ -168,7 +169,7 @@ fn fuzz_sizes() {
     );
 }
 
-/// Tests only urls that reach nothing: other urls would connect to a server, or start a node.
+/// Fuzzes only urls without `//` and `local:`, because others would connect to a server or start a node.
 #[test]
 fn fuzz_urls() {
     let executions = Executions::of("urls");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const TROUBLES: &str = include_str!("../../../../docs/guide/troubleshooting.md");
 const OPERATIONS: &str = include_str!("../../../../docs/guide/operations.md");
 
-/// Types that implement `Display` and are no errors by themselves, or whose errors users of the product never see.
+/// Types with a `Display` that the guide need not explain: they are no errors by themselves, or users never see them.
 const NO_ERRORS: [&str; 9] = [
     "Source",      // An address.
     "Listen",      // A url.
@@ -23,14 +23,14 @@ const NO_ERRORS: [&str; 9] = [
     "QueueError",  // Queues exist in trials only.
 ];
 
-/// Set to 1, it writes the command-line reference instead of comparing it.
+/// Environment variable. If it is 1, the test writes the command-line reference instead of comparing it.
 const BLESS: &str = "FARSIDE_BLESS";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every Rust file of the crates behind a user's commands and programs.
+/// Returns the path and the text of every Rust file of the crates that commands and programs of users run.
 fn sources() -> Vec<(PathBuf, String)> {
     let mut folders: Vec<PathBuf> = ["remote", "fabrics", "node", "systems", "farside"]
         .map(|name| root().join("crates").join(name).join("src"))
@@ -52,7 +52,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     files
 }
 
-/// The string literals of Rust code, unescaped, with `…` for each placeholder.
+/// Returns the string literals of Rust code, unescaped, with `…` for each placeholder.
 fn literals(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = code;
@@ -87,7 +87,7 @@ fn literals(code: &str) -> Vec<String> {
     found
 }
 
-/// Splits code after an opening quote. Returns the unescaped string literal, and the code after the closing quote.
+/// Splits code after an opening quote into the unescaped literal and the remaining code.
 fn unescaped(code: &str) -> (String, &str) {
     let mut text = String::new();
     let mut letters = code.char_indices();
@@ -112,7 +112,7 @@ fn unescaped(code: &str) -> (String, &str) {
     panic!("a literal ends")
 }
 
-/// Returns a format string with `…` in place of each placeholder.
+/// Replaces each placeholder of a format string with `…`.
 fn shown(format: &str) -> String {
     let mut text = String::new();
     let mut letters = format.chars().peekable();
@@ -132,7 +132,7 @@ fn shown(format: &str) -> String {
     text
 }
 
-/// Returns the errors that the guide explains: list items that consist of one span of code, possibly over several
+/// Returns the errors that the guide explains. Each is a list item that is one span of code, possibly over several
 /// lines.
 fn explained() -> Vec<String> {
     let mut items: Vec<String> = Vec::new();
@@ -208,7 +208,7 @@ fn the_guide_explains_every_error_that_a_user_can_see() {
     assert!(missing.is_empty(), "explain them in docs/guide/troubleshooting.md: {missing:#?}");
 }
 
-/// The words of a command as a shell splits them, up to a redirection or the next command.
+/// Splits a command into words as a shell does, up to a redirection or the next command.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut quote, mut has_word) = (String::new(), None, false);
@@ -235,7 +235,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Returns the `farside` commands of a page. They stand after a prompt, or in a unit's `ExecStart`.
+/// Returns the words of each `farside` command of a page: after a prompt, or in a systemd unit's `ExecStart`.
 fn commands(page: &str) -> Vec<Vec<String>> {
     let page = page.replace("\\\n", " ");
     let lines = page.lines().filter_map(|line| line.strip_prefix("$ ").or(line.strip_prefix("ExecStart=")));
@@ -326,7 +326,7 @@ fn the_guide_has_exactly_the_metrics_of_a_node() {
     }
 }
 
-/// Appends the help of a command and of the commands below it.
+/// Appends the help of a command, and then the help of each of its subcommands.
 fn append_help(page: &mut String, names: &[&str]) {
     let mut help = command();
     help.args(names).arg("--help");

@@ -1,4 +1,4 @@
-//! All integration tests of this crate in one binary, which links once.
+//! All integration tests of this crate in one binary, so that the tests are linked only once.
 
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 

@@ -1,4 +1,4 @@
-//! Mutants of protocols, sessions and the node. The simulator must find each of them, with the workload and faults that
+//! Mutants of protocols, sessions and the node. The simulator must find each mutant, with the workload and faults that
 //! the correct code passes.
 
 use crate::support;
@@ -9,7 +9,7 @@ use farside_systems::kv::prism_kv::mutants::CACHED_PUT_YIELDS;
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Setup, System, kills};
 
-/// Each mutant is replayed by the seed that found it once. `cargo xtask sim --mutants` searches for other seeds.
+/// Replays each mutant with a seed that has killed it before. `cargo xtask sim --mutants` searches for other seeds.
 #[test]
 fn the_simulator_finds_every_mutant_by_its_seed() {
     let replayed = std::thread::scope(|scope| {
@@ -36,7 +36,7 @@ fn replay(system: System) -> Vec<(String, Result<String, String>)> {
     kills::replay(system, &kills::parse(&text).expect("lines `MUTANT SEED`"))
 }
 
-/// A violation is reported and drawn, and the printed command replays it.
+/// The simulator reports and draws a violation, and prints a command that replays the violation.
 #[test]
 fn a_violation_is_reported_and_its_replay_reproduces_it() {
     let mutant = "KvNoGeneration";
@@ -61,7 +61,7 @@ fn a_violation_is_reported_and_its_replay_reproduces_it() {
     assert!(drawn > 0, "nothing was drawn: {}", many.text());
 }
 
-/// `bench ycsb --verify` finds mutants in real protocols, which two threads of the node's process run.
+/// The checks of `bench ycsb --verify` find mutants of real protocols, which two threads run in the node's process.
 #[test]
 fn verification_finds_mutants_without_a_simulator() {
     for (mutant, system, slot_cache, name) in

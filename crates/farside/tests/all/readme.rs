@@ -1,4 +1,4 @@
-//! The README's program is the example, its commands run, and both languages show the same.
+//! Tests that the README's program is the example, that its commands run, and that both languages show the same code.
 //!
 //! The README's program is also compiled and run, as a doctest of the library.
 
@@ -8,8 +8,9 @@ const README: &str = include_str!("../../../../README.md");
 const CHINESE: &str = include_str!("../../../../README.zh-CN.md");
 const EXAMPLE: &str = include_str!("../../examples/hello.rs");
 
-/// Maximum number of lines, and of columns in a line, of a README.
+/// Maximum number of lines of a README.
 const LINES_MAX: usize = 150;
+/// Maximum number of characters of a README's line.
 const COLUMNS_MAX: usize = 120;
 
 /// README commands that take minutes. For each: the command, the source file that runs it with fewer records, and the
@@ -20,7 +21,7 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 3] = [
     ("farside bench compare --rounds 25", include_str!("cli/comparison.rs"), r#"["bench", "compare", "#),
 ];
 
-/// The lines of every fenced block, without their comments.
+/// Returns the lines of every fenced block, without their comments.
 fn blocks(text: &'static str) -> Vec<Vec<&'static str>> {
     let inside = text.split("\n```").skip(1).step_by(2);
     let uncommented = |line: &'static str| line.split(" # ").next().expect("a part at least").trim_end();
@@ -55,7 +56,7 @@ fn both_readmes_are_short() {
     }
 }
 
-/// Long commands are run with fewer records by other tests, see [`RUN_ELSEWHERE`]; the rest are run here.
+/// Runs all commands but the long ones of [`RUN_ELSEWHERE`], which other tests run with fewer records.
 #[test]
 fn every_command_of_the_readme_runs_and_answers_as_shown() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -8,7 +8,7 @@ use farside_trial::{Carrier, Setup, System};
 struct Run<'a> {
     setup: Setup,
     seed: u64,
-    /// The part of the line after the seed.
+    /// Text of the line after the seed.
     rest: &'a str,
 }
 

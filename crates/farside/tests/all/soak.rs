@@ -35,7 +35,7 @@ impl Node {
         farside::connect(&format!("shm:{}", self.socket.display())).expect("the node serves")
     }
 
-    /// CPU time of the node, in clock ticks of 10 ms.
+    /// Returns the CPU time that the node has used, in clock ticks of 10 ms.
     fn ticks(&self) -> u64 {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the process runs");

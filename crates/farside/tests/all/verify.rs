@@ -1,5 +1,5 @@
-//! Tests of the verification itself: it reports nothing on real stores, and it finds and names every flaw that is
-//! planted between a store and its client.
+//! Tests of the verification of values: it reports nothing on real stores, and it finds and names every flaw that a
+//! test plants between a store and a task.
 
 use crate::support::driven::{Client, Driven, GetResult, Interposer, drive, plain};
 use farside_bench::driver::Tally;
@@ -30,14 +30,14 @@ fn verification_reports_nothing_on_real_stores() {
     }
 }
 
-/// A flaw that strikes one in [`ONCE_IN`] operations.
+/// A flaw between a store and a task, which strikes one in [`ONCE_IN`] operations.
 #[derive(Clone, Copy, Debug)]
 enum Flaw {
     /// A read returns the previous value.
     StaleRead,
     /// A put is acknowledged and not carried out.
     LostUpdate,
-    /// A read returns the front of the value and the back of the previous one.
+    /// A read returns the first 256 bytes of the value, followed by the remaining bytes of the previous value.
     TornValue,
     /// A read returns another key's value.
     OtherKey,

@@ -14,7 +14,7 @@ use farside_systems::system::Options;
 use std::rc::Rc;
 use std::sync::Mutex;
 
-/// Tasks of each thread.
+/// Number of tasks per thread.
 pub(crate) const TASKS: u32 = 32;
 const THREADS: u32 = 2;
 const STORE: &str = "driven";
@@ -25,7 +25,7 @@ pub(crate) struct Driven<'a> {
     pub(crate) system: &'a str,
     pub(crate) workload: &'a str,
     pub(crate) records: u64,
-    /// Operations of each task.
+    /// Number of operations per task.
     pub(crate) each: u64,
     pub(crate) slot_cache: usize,
 }
@@ -33,11 +33,11 @@ pub(crate) struct Driven<'a> {
 /// Wraps a task's client, for example with planted flaws.
 pub(crate) type Wrap<'a> = dyn Fn(AnyKv<Rc<Endpoint>>) -> Client<'a> + Sync + 'a;
 
-/// A client of the store.
+/// A task's client of the store.
 pub(crate) enum Client<'a> {
-    /// A client that no wrapper changes.
+    /// The store's client without an interposer.
     Plain(Box<AnyKv<Rc<Endpoint>>>),
-    /// A client with an interposer between it and its task.
+    /// The store's client with an interposer between the client and the task.
     Interposed(Box<AnyKv<Rc<Endpoint>>>, &'a dyn Interposer),
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum GetResult {
     Nothing,
 }
 
-/// A client, and the value that it reported last.
+/// A task's client, and the value that the interposer returned last.
 struct TaskClient<'a> {
     client: Client<'a>,
     value: Vec<u8>,
@@ -110,7 +110,7 @@ impl Kv for TaskClient<'_> {
     }
 }
 
-/// Returns the client without a wrapper.
+/// Wraps a task's client without an interposer.
 pub(crate) fn plain<'a>(kv: AnyKv<Rc<Endpoint>>) -> Client<'a> {
     Client::Plain(Box::new(kv))
 }
@@ -122,7 +122,7 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
     let quota = 48 << 20;
     let new = NewStore {
         kind: driven.system.into(),
-        // With capacity for the items that some workloads insert.
+        // The table also has capacity for the items that some workloads insert.
         items: Some(driven.records + u64::from(THREADS * TASKS) * driven.each / 10),
         ..NewStore::prism_kv(STORE, quota)
     };

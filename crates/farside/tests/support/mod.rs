@@ -26,7 +26,7 @@ pub(crate) fn command() -> std::process::Command {
     command
 }
 
-/// Outcome of a command.
+/// Exit code, output and duration of a command.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) out: Vec<u8>,
@@ -60,12 +60,12 @@ impl Ran {
         self
     }
 
-    /// Standard output, as text.
+    /// Returns standard output as text.
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.out).expect("text")
     }
 
-    /// The last line of standard output, as JSON.
+    /// Parses the last line of standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         let last = self.text().lines().last().unwrap_or_default();
@@ -115,7 +115,7 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A child that is killed when the test ends.
+/// A child process that is killed when the test ends.
 pub(crate) struct Process {
     child: Child,
     /// Lines of the child's standard output.
@@ -163,7 +163,7 @@ impl Process {
         }
     }
 
-    /// Standard error so far.
+    /// Returns the child's standard error so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -220,7 +220,7 @@ impl Node {
         Node::within(|command| command, arguments)
     }
 
-    /// Starts a node by a command that `wrap` makes of the node's own command.
+    /// Starts a node with the command that `wrap` returns for the node's own command.
     pub(crate) fn within(
         wrap: impl FnOnce(std::process::Command) -> std::process::Command,
         arguments: &[&str],
@@ -243,7 +243,7 @@ impl Node {
         &self.socket
     }
 
-    /// Url of the node's first engine.
+    /// Returns the url of the node's first engine.
     pub(crate) fn listening(&self) -> String {
         let info = self.run(["info", "--json"]).done().json();
         info["listening"][0].as_str().expect("an engine").to_owned()
@@ -270,7 +270,7 @@ impl Node {
         run(command, input)
     }
 
-    /// Number of sessions, without the one that queries it.
+    /// Returns the number of the node's sessions, without the session of this query.
     pub(crate) fn sessions(&self) -> u64 {
         self.run(["info", "--json"]).done().json()["sessions"].as_u64().expect("a number") - 1
     }

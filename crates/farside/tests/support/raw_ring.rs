@@ -1,7 +1,8 @@
-//! Either side of a pair of rings, implemented by hand from the layout's description: words, frames and bell.
+//! Client's or engine's side of a pair of rings, written by hand from the description of the layout: words, frames and
+//! bell.
 //!
 //! Invariant: no code is shared with the implementation under test.
-//! Invariant: a test can write everything that a side could write.
+//! Invariant: a test can write everything that a malicious side could write.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -26,7 +27,7 @@ pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-ring","version":1}"#;
 pub(crate) const WELCOME: &[u8] = br#""Welcome""#;
 /// Bytes of one ring.
 pub(crate) const RING: u64 = 256 << 10;
-/// Offset of the first ring.
+/// Offset of the first ring in a connection's memory, in bytes.
 const RINGS_AT: u64 = 4096;
 /// Bytes of a connection's memory.
 pub(crate) const SIZE: u64 = RINGS_AT + 2 * RING;
@@ -35,7 +36,8 @@ pub(crate) const FRAME_MAX: u32 = 24 << 10;
 /// Maximum time to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A word of a connection's memory. The side is the writer of the ring, or the side that wishes for a bell.
+/// A word of a connection's memory. `Tail` and `Head` name the side that writes the ring, `Wish` the side that wishes
+/// for a bell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Tail(Side),
@@ -76,7 +78,7 @@ impl Memory {
         Memory(base.expect("a mapping").cast())
     }
 
-    /// The eight bytes at an offset.
+    /// Returns the eight bytes at an offset.
     pub(crate) fn at(&self, offset: u64) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < SIZE);
         // SAFETY: aligned and within the mapping, by the assertion; the mapping lasts as long as `self`.
@@ -92,7 +94,7 @@ impl Memory {
             })
     }
 
-    /// The eight bytes at a position of the ring that `side` writes.
+    /// Returns the eight bytes at a position of the ring that `side` writes.
     pub(crate) fn of_ring(&self, side: Side, position: u64) -> &AtomicU64 {
         self.at(RINGS_AT + side as u64 * RING + position % RING)
     }
@@ -109,7 +111,7 @@ impl Drop for Memory {
 pub(crate) struct Ring {
     pub(crate) socket: OwnedFd,
     pub(crate) memory: Arc<Memory>,
-    /// Descriptor of the memory, as it was passed.
+    /// Descriptor of the memory, which the greeting carried.
     pub(crate) fd: OwnedFd,
     side: Side,
     pub(crate) written: Cell<u64>,
@@ -133,7 +135,7 @@ impl Ring {
         Ring::new(socket, fds.remove(0), Side::Client)
     }
 
-    /// Welcomes a client that has connected, as an engine does.
+    /// Welcomes a client that has connected, as an engine does; `None` if the client has hung up.
     pub(crate) fn welcome(socket: OwnedFd) -> Option<Ring> {
         receive(&socket)?;
         let fd = sealed(SIZE);
@@ -207,14 +209,14 @@ impl Ring {
         Some(bytes[4..4 + len as usize].to_vec())
     }
 
-    /// Whether the other side has hung up. Leaves bells unread.
+    /// Whether the other side has hung up. Does not read bells from the socket.
     pub(crate) fn is_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Whether the other side hangs up within `wait`. Reads and ignores bells.
+    /// Whether the other side hangs up within `wait`. Reads bells from the socket and ignores them.
     pub(crate) fn hangs_up_within(&self, wait: Duration) -> bool {
         hangs_up_within(&self.socket, wait)
     }
@@ -300,7 +302,7 @@ pub(crate) fn wait(socket: &OwnedFd, for_what: PollFlags) {
     assert!(ready > 0, "the other side does nothing");
 }
 
-/// Whether the other end of a socket hangs up within `wait`. Messages before that are read and ignored.
+/// Whether the other end of a socket hangs up within `wait`. Reads earlier messages and ignores them.
 pub(crate) fn hangs_up_within(socket: &OwnedFd, wait: Duration) -> bool {
     let until = Instant::now() + wait;
     loop {

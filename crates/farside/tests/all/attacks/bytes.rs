@@ -1,4 +1,5 @@
-//! The bytes of datagrams and chains, built from the layout's description. Tests may set any field to a wrong value.
+//! Builds datagrams and chains byte by byte, from the description of the layout. Tests may set any field to a wrong
+//! value.
 
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
@@ -20,10 +21,9 @@ pub(crate) const CANCEL: u8 = 6;
 
 /// Bytes of a datagram's header.
 pub(crate) const HEADER: usize = 24;
-/// Maximum datagram size that these peers request. It is the smallest possible one, so that messages have many
-/// fragments.
+/// Datagram size in bytes that these peers request: the minimum, so that messages have many fragments.
 pub(crate) const DATAGRAM: usize = 1200;
-/// Bytes of a fragment in a datagram of that size.
+/// Maximum number of bytes of a message's fragment in a datagram of that size.
 pub(crate) const CHUNK: usize = 1160;
 
 /// Writes the correct checksum into a datagram.
@@ -54,7 +54,7 @@ pub(crate) fn hello(identity: u128, incarnation: u64, nonce: u64, token: &[u8]) 
     datagram(HELLO, 0, nonce, &body)
 }
 
-/// One entry of a DATA datagram. Any of its fields may be wrong.
+/// One entry of a DATA datagram. Tests may set any field to a wrong value.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
     pub(crate) kind: u8,
@@ -68,13 +68,13 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// An entry that holds a whole message.
+    /// Returns an entry that holds a whole message.
     pub(crate) fn whole(kind: u8, slot: u8, number: u32, payload: &'a [u8]) -> Entry<'a> {
         let len = payload.len() as u32;
         Entry { kind, slot, index: 0, count: 1, number, len, size: len, payload }
     }
 
-    /// Fragment `index` of a message.
+    /// Returns an entry with fragment `index` of a message.
     pub(crate) fn part(kind: u8, slot: u8, number: u32, message: &'a [u8], index: usize) -> Entry<'a> {
         let at = index * CHUNK;
         let payload = &message[at..message.len().min(at + CHUNK)];
@@ -124,7 +124,7 @@ pub(crate) const REDIRECT: u8 = 16;
 pub(crate) const COMPARE: u8 = 32;
 pub(crate) const MASKED: u8 = 64;
 
-/// Address bit of the chain's own scratch memory.
+/// Address bit that selects the chain's scratch.
 pub(crate) const SCRATCH: u64 = 1 << 63;
 
 pub(crate) const OK: u8 = 0;
@@ -145,7 +145,7 @@ pub(crate) struct Op {
     pub(crate) width: u8,
     pub(crate) len: u32,
     pub(crate) at: u64,
-    /// Addresses and payload, after the fixed fields.
+    /// Address operands and payload, which follow the fixed fields.
     pub(crate) rest: Vec<u8>,
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn allocate(list: u64, bytes: &[u8]) -> Op {
     Op { code: ALLOCATE, len: bytes.len() as u32, at: list, rest: bytes.to_vec(), ..Op::default() }
 }
 
-/// A CAS of two operands of `width`.
+/// Returns a CAS with two operands of `width` bytes each.
 pub(crate) fn cas(at: u64, width: u8, compare: &[u8], swap: &[u8]) -> Op {
     let rest = [compare, swap].concat();
     Op { code: CAS, flags: COMPARE, width, at, rest, ..Op::default() }
@@ -177,8 +177,8 @@ impl Op {
         self
     }
 
-    /// Adds a flag to the op, and the flag's address operand, which precedes the payload: the output's destination or
-    /// the data's source.
+    /// Adds a flag and the flag's address operand, which precedes the payload. The operand is the destination of the
+    /// output or the source of the data.
     pub(crate) fn by(mut self, flag: u8, address: u64) -> Op {
         self.flags |= flag;
         self.rest.splice(0..0, address.to_le_bytes());
@@ -186,7 +186,7 @@ impl Op {
     }
 }
 
-/// Header fields in which a chain describes itself.
+/// Fields of a chain's header that describe the chain: its size in bytes and its numbers of ops.
 #[derive(Clone, Copy)]
 pub(crate) struct Claims {
     pub(crate) bytes: u32,
@@ -224,12 +224,12 @@ pub(crate) fn chain_that_claims(key: (u32, u64), ops: &[Op], lie: impl FnOnce(&m
     [bytes, body].concat()
 }
 
-/// Reply to a chain.
+/// Decoded reply to a chain.
 #[derive(Debug)]
 pub(crate) enum ChainReply {
     /// No op ran, for this reason.
     Refused(String),
-    /// Status and output of each op.
+    /// The chain ran; holds the status and the output of each op.
     Ran(Vec<(u8, Vec<u8>)>),
 }
 

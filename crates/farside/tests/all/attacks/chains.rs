@@ -25,14 +25,13 @@ struct Scene {
     /// The attacker's session and store.
     session: Session,
     store: Store,
-    /// Address of an attacker's buffer of 256 bytes.
+    /// Address of a buffer of 256 bytes in the attacker's store.
     own: u64,
     /// The other tenant's session and store, and the address of one of its buffers.
     other: Session,
     theirs: Store,
     their_buffer: u64,
-    /// Number of chains so far. After every 64 chains, the scene sends a request over the other session, so that the
-    /// node does not end it.
+    /// Number of chains so far. Every 64 chains, a PING keeps the other tenant's session alive.
     beat: u64,
 }
 
@@ -66,7 +65,8 @@ impl Scene {
         ChainReply::of(&reply, 1).statuses()[0]
     }
 
-    /// Asserts that the other tenant's data are unchanged, and that nothing is left in the node.
+    /// Asserts that the other tenant's data are unchanged, and that the node holds no session or descriptor of the
+    /// attack.
     #[track_caller]
     fn assert_untouched(mut self) {
         let reply = self.other.chain(self.theirs.key, &[read(self.their_buffer, 256)]);
@@ -101,8 +101,8 @@ fn wrong_keys(key: (u32, u64), theirs: (u32, u64)) -> Vec<(u32, u64)> {
 }
 
 fn keys_of_other_sessions_open_nothing(carrier: &'static str) {
-    /// Number of wrong keys that one session tries. With 4 chains per key, the session stays below the number of wrong
-    /// chains at which the node ends it.
+    /// Number of wrong keys per session. With 4 chains per key, it stays below the limit: the node ends a session after
+    /// 16 chains with wrong keys.
     const KEYS_A_SESSION: usize = 3;
     let mut scene = Scene::new(carrier);
     let (own, first_key, theirs) = (scene.own, scene.store.key, scene.theirs.key);

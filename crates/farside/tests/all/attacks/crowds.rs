@@ -17,11 +17,11 @@ on_each_carrier![
 ];
 
 const CROWD: usize = 10_000;
-/// An engine has at most 1024 rings, because each has memory of its own.
+/// Size of a crowd over rings. An engine serves at most 1024 rings, because each ring has memory of its own.
 const CROWD_OF_RINGS: usize = 1_000;
 
-/// A raised limit of descriptors, for this process and its children. Dropping the value restores the former limit. Only
-/// one test at a time holds it, because two crowds together exceed the maximum.
+/// Guard that raises the limit of descriptors to the maximum, for this process and its children, until it is dropped.
+/// Only one test at a time holds a guard, because two crowds together exceed the maximum.
 pub(crate) struct Descriptors(Rlimit, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Descriptors {
@@ -114,7 +114,7 @@ fn a_client_that_requests_a_scan_gets_a_response(carrier: &'static str) {
     witness.assert_well();
 }
 
-/// The node keeps a reply until the client acknowledges it. The total over all sessions is bounded.
+/// The node keeps each reply until the client acknowledges it, but bounds the replies of all sessions together.
 #[test]
 fn unread_replies_of_all_sessions_have_a_common_bound() {
     let target = Target::start();
@@ -144,7 +144,7 @@ fn unread_replies_of_all_sessions_have_a_common_bound() {
     target.assert_as_before(before);
 }
 
-/// One socket requests as many sessions as it can.
+/// One socket requests 9,600 sessions. The node ends them, and keeps serving others.
 #[test]
 fn the_sessions_of_one_socket_are_bounded_and_end() {
     let target = Target::start();

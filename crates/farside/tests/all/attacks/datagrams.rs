@@ -41,12 +41,12 @@ impl Scene {
         Scene { target, witness, carrier, session, store, word, runs: 0 }
     }
 
-    /// A chain that increments the word.
+    /// Returns a chain that increments the word by 1.
     fn counting(&self) -> Vec<u8> {
         chain(self.store.key, &[fetch_add(self.word, 1)])
     }
 
-    /// Asserts that chains made by [`Scene::counting`] ran `times` more times.
+    /// Asserts that the incrementing chain ran `times` times since the last check.
     #[track_caller]
     fn assert_has_run(&mut self, times: u64) {
         self.runs += times;
@@ -55,7 +55,7 @@ impl Scene {
         assert_eq!(u64_at(reply.output(0), 0), self.runs, "number of chains that ran");
     }
 
-    /// One well-formed datagram of each kind, with numbers that slots 1 and up of this session have not used.
+    /// Returns one well-formed datagram of each kind, with numbers that slots 1 and up of this session have not used.
     fn one_of_each(&self) -> Vec<Vec<u8>> {
         let chain = self.counting();
         let call = [&[0; 8], &br#""node_info""#[..]].concat();

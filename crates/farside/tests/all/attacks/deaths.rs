@@ -71,7 +71,7 @@ fn wave(target: &Target, carrier: &str, from: u64, count: u64) {
     }
 }
 
-/// Deletes everything that children left in the table, so that the only live buffers are tombstones.
+/// Deletes every key that children use, so that the only live buffers are tombstones.
 fn cleared(target: &Target) {
     let pool = farside::connect(&target.node.url()).expect("the node serves");
     let client = pool.open("default").expect("a store");

@@ -1,4 +1,4 @@
-//! Impostors of a node, over datagrams, streams and rings: clients get an error, in time.
+//! Impostors of a node, over datagrams, streams and rings: their clients get an error before a deadline.
 
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
@@ -23,10 +23,10 @@ on_each_carrier![
 /// Datagrams with which an impostor responds to one datagram.
 type Answers = Vec<Vec<u8>>;
 
-/// An impostor of a node, on a thread that lives as long as the test's process. Derefs to its url.
+/// An impostor of a node, on a thread that lives as long as the test's process. Dereferences to the impostor's url.
 struct Impostor {
     url: String,
-    /// Folder of its socket, if the socket has a path.
+    /// Folder of the impostor's socket, if the socket has a path.
     _folder: Option<TempDir>,
 }
 
@@ -81,7 +81,7 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
     Impostor::at(url)
 }
 
-/// As [`impostor`], over rings.
+/// Starts an impostor over rings that responds to each frame with the frames of `answer`.
 fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> Impostor {
     engine_by_hand(move |ring| {
         while !ring.hangs_up_within(Duration::ZERO) {
@@ -111,7 +111,7 @@ fn longest(carrier: &str) -> usize {
     if carrier == "ring" { 24_000 } else { 60_000 }
 }
 
-/// Asserts that `run` takes less than 8 s. A call's deadline is 1 s; the rest is for slow machines.
+/// Asserts that `run` takes less than 8 s. A call's deadline is 1 s; the other 7 s are for slow machines.
 #[track_caller]
 fn in_time<O>(run: impl FnOnce() -> O) -> O {
     let since = Instant::now();
@@ -128,7 +128,7 @@ fn fails_to_connect(url: &str) -> Error {
 const SESSION: u32 = 3;
 const SECRET: u64 = 5;
 
-/// The body of a valid welcome.
+/// Returns the body of a valid welcome.
 fn welcome_body() -> Vec<u8> {
     let mut body = Vec::new();
     for word in [SECRET, 1, 0] {
@@ -201,7 +201,7 @@ fn answered(body: &[u8]) -> Vec<u8> {
     [&[0], body].concat()
 }
 
-/// A node's description of a store of 64 slots, after `change` has modified it.
+/// Returns a node's description of a store of 64 slots, modified by `change`.
 fn store(change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
     let mut store = serde_json::json!({ "store": {
         "name": "default", "kind": "prism-kv", "quota": 8 << 20, "incarnation": 1, "region": 1, "secret": 7,
@@ -216,7 +216,7 @@ fn is_info(request: &Request<'_>) -> bool {
     request.body.windows(9).any(|word| word == b"node_info")
 }
 
-/// Starts an impostor that welcomes every client and spoils the rings' memory at the first request.
+/// Starts an impostor that welcomes every client. At a client's first request, `spoil` corrupts the rings' memory.
 fn engine_that_spoils(spoil: fn(&Ring)) -> Impostor {
     engine_by_hand(move |ring| {
         while let Some(frame) = ring.receive(Duration::from_secs(3)) {
@@ -257,13 +257,13 @@ fn arbitrary_writes_to_a_rings_memory_are_an_error_in_time() {
     }
 }
 
-/// Publishes `published` bytes in the ring, with a frame whose header states the length `len`.
+/// Publishes `published` bytes of the ring, which start with a frame that claims to have `len` bytes.
 fn lie(ring: &Ring, len: u32, published: u64) {
     ring.memory.of_ring(Side::Engine, ring.written.get()).store(len.into(), Ordering::SeqCst);
     ring.publish(ring.written.get() + published);
 }
 
-/// Writes arbitrary values into these words until the client hangs up.
+/// Writes arbitrary values into these words until the client hangs up, for at most 5 s.
 fn scribble(ring: &Ring, words: &[Word]) {
     let until = Instant::now() + Duration::from_secs(5);
     while !ring.is_hung_up() && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! Malformed HTTP at the node's admin endpoint.
+//! Attacks with malformed HTTP on the node's admin endpoint.
 
 use crate::attacks::target::Target;
 use std::io::{Read, Write};

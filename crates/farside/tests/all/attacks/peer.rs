@@ -1,4 +1,4 @@
-//! A peer of an engine. Tests build its datagrams by hand.
+//! A client of an engine whose datagrams the tests build by hand.
 
 use crate::attacks::bytes::*;
 use crate::support::raw_ring::Ring;
@@ -12,7 +12,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Time to wait before concluding that no response comes.
 pub(crate) const SILENCE: Duration = Duration::from_millis(150);
 
-/// A connection that carries datagrams: framed over a stream or a ring.
+/// A connection that carries datagrams. Over a stream or a ring, each datagram is a frame.
 pub(crate) enum Raw {
     Udp(UdpSocket),
     Tcp(TcpStream, Vec<u8>),
@@ -104,7 +104,7 @@ impl Raw {
         }
     }
 
-    /// Whether the other end hangs up within `wait`. Datagrams before that are read and ignored.
+    /// Whether the other end hangs up within `wait`. Reads earlier datagrams and ignores them.
     pub(crate) fn is_hung_up(&mut self, wait: Duration) -> bool {
         let stream = match self {
             Raw::Tcp(stream, _) => stream,
@@ -179,8 +179,8 @@ impl Session {
         self.raw.send(&self.datagram(DATA, &entries(given)))
     }
 
-    /// Sends a PING and waits for its PONG; the engine has then processed everything sent before. Returns false if the
-    /// session is over.
+    /// Sends a PING and waits for its PONG, which shows that the engine has processed all earlier datagrams. Returns
+    /// false if the session is over.
     #[track_caller]
     pub(crate) fn sync(&mut self) -> bool {
         let until = Instant::now() + PATIENCE;
@@ -224,8 +224,8 @@ impl Session {
         }
     }
 
-    /// Waits for the reply to a number; returns it without its execution number. `None` after `wait`, or if the session
-    /// is over.
+    /// Waits for the reply to the request `number` in `slot`; returns the reply without its execution number. `None`
+    /// after `wait`, or if the session is over.
     pub(crate) fn reply(&mut self, slot: u8, number: u32, wait: Duration) -> Option<Vec<u8>> {
         let until = Instant::now() + wait;
         self.parts.clear();
@@ -297,7 +297,7 @@ impl Session {
         }
     }
 
-    /// Creates a store with a quota in bytes.
+    /// Creates a PRISM-KV store with a quota in bytes.
     #[track_caller]
     pub(crate) fn create(&mut self, name: &str, quota: u64) {
         let parameters = r#""{\"items\":100,\"placement\":\"hashed\"}""#;
@@ -305,7 +305,7 @@ impl Session {
         self.call(&format!(r#"{{"create_store":{{{of}}}}}"#)).expect("the node has memory");
     }
 
-    /// Opens a store.
+    /// Opens a store; returns its key and table.
     #[track_caller]
     pub(crate) fn store(&mut self, name: &str) -> Store {
         let answer =
@@ -318,7 +318,7 @@ impl Session {
         }
     }
 
-    /// Allocates a buffer with these bytes; returns its address.
+    /// Allocates a buffer that holds these bytes; returns the buffer's address.
     #[track_caller]
     pub(crate) fn buffer(&mut self, store: &Store, bytes: &[u8]) -> u64 {
         let list = list_for(bytes.len());
@@ -328,7 +328,7 @@ impl Session {
     }
 }
 
-/// A store, as opened by one session.
+/// A store, with the key that one session got for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     pub(crate) key: (u32, u64),
@@ -336,7 +336,7 @@ pub(crate) struct Store {
     pub(crate) table_len: u64,
 }
 
-/// The free list of buffers that hold `len` bytes.
+/// Returns the number of the free list whose buffers hold `len` bytes.
 pub(crate) fn list_for(len: usize) -> u64 {
     let class = farside_remote::arena::class::Class::for_len(len).expect("a size class for the length");
     class.list().0.into()

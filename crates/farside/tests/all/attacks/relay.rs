@@ -1,5 +1,5 @@
 //! A man in the middle between a client and its node, who sees every packet and may change, drop or replay it. If
-//! packets are sealed, these attacks cause only loss.
+//! packets are sealed, the client's only damage is lost packets.
 
 use crate::attacks::target::{SECRET, contains_secret};
 use crate::support::{Process, command, farside, run, until};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// A node with sealed packets, and a token for it.
+/// A node that seals its packets, and a token for the node.
 struct Sealed {
     node: Process,
     at: SocketAddr,
@@ -47,7 +47,7 @@ impl Sealed {
         self.folder.path().join("secret")
     }
 
-    /// Returns the node's information about itself.
+    /// Returns the node's info, as `farside info --json` prints it.
     fn info(&self) -> serde_json::Value {
         let mut command = command();
         command.args(["info", "--json", "--pool", &format!("udp://{}", self.at), "--token-file"]);
@@ -60,12 +60,13 @@ impl Sealed {
     }
 }
 
-/// Directions of a packet.
+/// Direction of a datagram from a client to the node; an index into `Seen::ways`.
 const TO_NODE: usize = 0;
+/// Direction of a datagram from the node to a client; an index into `Seen::ways`.
 const TO_CLIENT: usize = 1;
-/// Offset of a sealed datagram's kind.
+/// Offset of the kind in a sealed datagram, in bytes.
 const KIND_AT: usize = 3;
-/// Kind of a greeting.
+/// Kind of a datagram that is a greeting.
 const GREETING: u8 = 1;
 
 /// Manipulations of datagrams; indexes into [`Relay::done`].
@@ -76,7 +77,7 @@ const TURNED_BACK: usize = 3;
 const DOUBLED: usize = 4;
 const HELD: usize = 5;
 
-/// The man in the middle.
+/// The man in the middle, who forwards or manipulates each datagram.
 struct Relay {
     node: SocketAddr,
     at: SocketAddr,
@@ -127,7 +128,7 @@ impl Relay {
         }
     }
 
-    /// Forwards a datagram, or manipulates it.
+    /// Forwards a datagram in direction `way`, or manipulates it. `held` is the datagram that is held back.
     fn pass(&self, way: usize, bytes: &[u8], held: &mut Option<Vec<u8>>, send: impl Fn(&[u8])) {
         let mut seen = self.seen.lock().expect("no holder of the lock panics");
         seen.ways[way].push(bytes.to_vec());

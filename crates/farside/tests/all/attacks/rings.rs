@@ -1,6 +1,6 @@
 //! Attacks that only shared memory permits:
 //!
-//! * counters that jump, go back or wrap, and lengths that lie;
+//! * counters that jump, go back or wrap, and wrong lengths;
 //! * frames that change while the engine reads them;
 //! * floods of wishes and bells;
 //! * peers that never read, or die in the middle of a write.
@@ -41,7 +41,7 @@ impl Scene {
         path_of(&self.target)
     }
 
-    /// An attacker with a working session, and its store.
+    /// Opens a session for an attacker; returns the session and the attacker's store.
     #[track_caller]
     fn attacker(&self) -> (Session, Store) {
         let mut session = Session::open(self.target.url("ring"));
@@ -189,7 +189,8 @@ fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2]))
     })
 }
 
-/// Offset in a frame of the length and the address in its chain's only op. The test uses 32 bits of each.
+/// Offset in a frame, in bytes, of a word that holds the length and the low 32 bits of the address of the chain's only
+/// op.
 const LEN_AND_ADDRESS: u64 = 4 + (HEADER + 16 + 24 + 4) as u64;
 
 #[test]
@@ -431,7 +432,7 @@ fn rings_beyond_the_maximum_are_refused_and_leave_nothing() {
     scene.assert_nothing_left();
 }
 
-/// If silent connections hold every descriptor, they time out, and then the engine serves others.
+/// If silent connections hold every descriptor, they time out, and then the engine serves other clients.
 #[test]
 fn rings_that_hold_every_descriptor_are_disconnected() {
     let limited = |serve: Command| {

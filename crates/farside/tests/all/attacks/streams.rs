@@ -103,7 +103,7 @@ fn a_client_that_never_reads_its_replies_is_disconnected() {
     target.assert_as_before(before);
 }
 
-/// If silent connections hold every descriptor, they time out, and then the node serves others.
+/// If silent connections hold every descriptor, they time out, and then the node serves other clients.
 #[test]
 fn connections_that_hold_every_descriptor_are_closed() {
     let limited = |serve: std::process::Command| {

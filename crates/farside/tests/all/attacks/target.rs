@@ -53,7 +53,7 @@ impl Target {
         Target { _folder: folder, node, urls, admin, options }
     }
 
-    /// Url of the engine for a carrier.
+    /// Returns the url of the engine for a carrier.
     pub(crate) fn url(&self, carrier: &str) -> &str {
         &self.urls[carrier]
     }
@@ -69,7 +69,7 @@ impl Target {
         answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
     }
 
-    /// Value of one of the node's metrics.
+    /// Returns the value of one of the node's metrics.
     #[track_caller]
     pub(crate) fn count(&self, name: &str) -> u64 {
         let metrics = self.http("/metrics");
@@ -78,7 +78,8 @@ impl Target {
         value.trim().parse::<f64>().expect("a number") as u64
     }
 
-    /// Value of a metric once it stops growing. Engines publish their counters twice a second, and when they are idle.
+    /// Returns the value of a metric once it stops growing. Engines publish their counters twice a second, and when
+    /// they become idle.
     #[track_caller]
     pub(crate) fn settled(&self, name: &str) -> u64 {
         let mut last = self.count(name);
@@ -96,7 +97,7 @@ impl Target {
         until(&format!("{name} is {least} or more"), || self.count(name) >= least);
     }
 
-    /// Returns the store's statistics: how its memory is used.
+    /// Returns how a store's memory is used, as `farside kv stat --json` prints it.
     #[track_caller]
     pub(crate) fn stat(&self, store: &str) -> serde_json::Value {
         self.node.run(["kv", "stat", "--json", "--store", store]).done().json()
@@ -106,7 +107,7 @@ impl Target {
         self.node.run(["info", "--json"]).done().json()
     }
 
-    /// Resident memory of the node's process, in KiB.
+    /// Returns the resident memory of the node's process, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid()))
             .expect("the process runs");
@@ -147,7 +148,7 @@ pub(crate) struct Before {
     descriptors: usize,
 }
 
-/// A well-behaved client.
+/// A well-behaved client with its own store, which no attack may affect.
 pub(crate) struct Witness {
     client: farside::Client,
 }
@@ -171,7 +172,7 @@ impl Witness {
         self.client.put(0_u64.to_le_bytes(), value_of(0)).wait().expect("stored");
     }
 
-    /// Number of gets that complete within `while_`.
+    /// Runs gets for the time `while_`; returns the number of gets.
     pub(crate) fn gets_in(&self, while_: Duration) -> u64 {
         let since = std::time::Instant::now();
         let mut gets = 0;
@@ -183,7 +184,7 @@ impl Witness {
     }
 }
 
-/// Whether bytes contain half of [`SECRET`]. If so, they come from another tenant.
+/// Whether bytes contain the first or the second half of [`SECRET`], and therefore come from another tenant.
 pub(crate) fn contains_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len() / 2).any(|window| window == &SECRET[..8] || window == &SECRET[8..])
 }

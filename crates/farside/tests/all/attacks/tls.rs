@@ -12,7 +12,7 @@ fn address(url: &str) -> SocketAddr {
     url.split_once("://").expect("a url").1.parse().expect("an address")
 }
 
-/// Opens a connection to the node's TLS port, for bytes made by hand.
+/// Opens a TCP connection to the node's TLS port, for bytes made by hand.
 fn stream(target: &Target) -> TcpStream {
     let stream = TcpStream::connect_timeout(&address(target.url("tls")), PATIENCE).expect("the node listens");
     stream.set_write_timeout(Some(PATIENCE)).expect("a stream");
@@ -24,7 +24,7 @@ fn is_hung_up(stream: TcpStream) {
     assert!(Raw::Tcp(stream, Vec::new()).is_hung_up(PATIENCE), "the node does not hang up");
 }
 
-/// The first record of a Farside client.
+/// Returns the first TLS record that a Farside client sends.
 fn greeting(target: &Target) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("tls://{}", listener.local_addr().expect("an address"));
@@ -143,8 +143,8 @@ fn invalid_handshakes_are_disconnected_at_once() {
     target.assert_as_before(before);
 }
 
-/// The node disconnects a client that does not complete its handshake, wherever it stopped, even if no other client
-/// wakes the engine.
+/// The node disconnects a client that does not complete its handshake in time, even if no other client wakes the
+/// engine.
 #[test]
 fn unfinished_handshakes_are_closed_even_if_alone() {
     let target = Target::start();

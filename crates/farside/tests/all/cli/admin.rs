@@ -1,4 +1,4 @@
-//! The HTTP endpoint of a node.
+//! Tests of a node's admin endpoint, which serves metrics, health and stores over HTTP.
 
 use crate::support::{Process, farside, serve, until};
 use std::ffi::OsStr;

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// The search path for programs.
+/// Returns this process's `PATH`, in which the rivals' programs are searched.
 fn path() -> std::ffi::OsString {
     std::env::var_os("PATH").unwrap_or_default()
 }
 
-/// Whether a rival is installed; if not, prints that it is not tested.
+/// Whether a rival is installed; if not, prints that the rival's part of the test is skipped.
 fn is_here(program: &str) -> bool {
     let is_here = std::env::split_paths(&path()).any(|folder| folder.join(program).is_file());
     if !is_here {
@@ -22,7 +22,7 @@ fn is_here(program: &str) -> bool {
 
 const TINY: [&str; 8] = ["bench", "compare", "--records", "2000", "--rounds", "2", "--seconds", "0.01"];
 
-/// Runs a tiny comparison; returns its lines.
+/// Runs a tiny comparison; returns the lines of its JSON output.
 fn compared(arguments: &[&str]) -> Vec<serde_json::Value> {
     let mut command = command();
     command.env("PATH", path()).args(TINY).arg("--json").args(arguments);
@@ -183,7 +183,7 @@ fn a_server_that_fails_to_start_is_reported_with_its_output() {
     );
 }
 
-/// Name and parent of a process, if it is alive.
+/// Returns the name and the parent's id of a process, if the process is alive.
 fn about(pid: Pid) -> Option<(String, i32)> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     let (before, after) = stat.rsplit_once(')')?;
@@ -193,7 +193,7 @@ fn about(pid: Pid) -> Option<(String, i32)> {
     is_alive.then_some((before.split_once('(')?.1.to_owned(), parent))
 }
 
-/// Child processes of a process.
+/// Returns the name and the id of each child process of `of`.
 fn children(of: u32) -> Vec<(String, Pid)> {
     let entries = std::fs::read_dir("/proc").expect("/proc is mounted").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Pid::from_raw);
@@ -201,7 +201,7 @@ fn children(of: u32) -> Vec<(String, Pid)> {
     all.filter(|(.., parent)| *parent == of as i32).map(|(name, pid, _)| (name, pid)).collect()
 }
 
-/// Starts a comparison and waits for its servers; returns it and the folder of its servers.
+/// Starts a comparison and waits until it measures; returns the comparison and the folder of its servers.
 fn start_comparison(folder: &Path) -> (Process, std::path::PathBuf) {
     let mut command = command();
     command.env("PATH", path()).env("TMPDIR", folder);

@@ -1,4 +1,4 @@
-//! `doctor`: it tries every fabric, finds mistakes in the settings, and leaves nothing behind.
+//! `doctor`: it tries every fabric, finds mistakes in the settings, and leaves no files behind.
 
 use crate::support::{Node, Process, Ran, command, farside, run, serve, until};
 use rustix::process::Signal;
@@ -8,7 +8,8 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Runs `farside doctor ARGUMENTS` with these variables. Asserts that it leaves no file in its temporary folder.
+/// Runs `farside doctor ARGUMENTS` with these environment variables. Asserts that the command leaves no file in its
+/// temporary folder.
 #[track_caller]
 fn doctor(arguments: &[&str], variables: &[(&str, &OsStr)]) -> Ran {
     let folder = tempfile::tempdir().expect("a folder");
@@ -213,7 +214,7 @@ fn the_state_of_the_default_socket_is_found() {
     assert!(socket.exists(), "the stale socket is removed");
 }
 
-/// Stops a process, and waits until none of its threads runs: after the signal, some may run for a moment.
+/// Stops a process, and waits until none of its threads runs, because some threads run for a moment after the signal.
 #[track_caller]
 fn stop(process: &Process) {
     process.signal(Signal::STOP);
@@ -228,7 +229,7 @@ fn stop(process: &Process) {
     });
 }
 
-/// Runs `doctor --pool URL`, and asserts that the command fails at this step with this finding.
+/// Runs `doctor --pool URL`, and asserts that it fails at this step, with this finding and remedy.
 #[track_caller]
 fn ends_at(url: &str, arguments: &[&str], step: &str, containing: &str, remedy: &str) {
     let ran = doctor(&[&["--json", "--pool", url], arguments].concat(), &[]);

@@ -31,7 +31,7 @@ fn a_figure_is_printed_as_text_and_json_and_drawn() {
     }
 }
 
-/// Measures a figure over a fabric in two rounds, and returns the line of each ratio.
+/// Measures a figure over a fabric in two rounds, and returns the JSON line of each ratio.
 fn measured(figure: &str, fabric: &str, more: &[&str]) -> Vec<serde_json::Value> {
     let asked = ["figure", figure, "--fabric", fabric, "--rounds", "2", "--json"];
     let lines = farside(asked.iter().chain(more)).done();
@@ -52,7 +52,7 @@ fn measured(figure: &str, fabric: &str, more: &[&str]) -> Vec<serde_json::Value>
     lines
 }
 
-/// Values of these fields of a line, as text.
+/// Returns the values of these fields of a JSON line, as text.
 fn texts<const FIELDS: usize>(line: &serde_json::Value, fields: [&str; FIELDS]) -> [String; FIELDS] {
     fields.map(|field| line[field].as_str().expect("text").to_owned())
 }

@@ -48,7 +48,7 @@ fn roomy() -> Node {
     Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "100MiB", "--items", "150000"])
 }
 
-/// Starts a load or a dump of a file, without waiting for its end.
+/// Starts `farside kv ACTION FILE`, where the action is `load` or `dump`.
 fn started(node: &Node, action: &str, file: &Path) -> Process {
     let mut command = command();
     command.env("FARSIDE_POOL", node.url()).args(["kv", action]).arg(file);

@@ -3,7 +3,7 @@
 use crate::support::{Ran, farside, run};
 use std::process::Command;
 
-/// Every command that `--help` lists, as its words without `farside`.
+/// Returns every command that `--help` lists, as the list of its words after `farside`.
 fn commands() -> Vec<Vec<String>> {
     let mut all = vec![Vec::new()];
     let mut next = 0;

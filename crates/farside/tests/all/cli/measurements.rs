@@ -29,7 +29,7 @@ fn ycsb(arguments: &[&str]) -> serde_json::Value {
     report
 }
 
-/// Names of a report's kinds of operations, and the count of each.
+/// Returns the name of each kind of operations in a report, and the number of these operations.
 fn operations(report: &serde_json::Value) -> Vec<(String, u64)> {
     let operations = report["operations"].as_object().expect("an object");
     operations.iter().map(|(name, done)| (name.clone(), done["count"].as_u64().expect("a count"))).collect()
@@ -70,8 +70,8 @@ fn bench_ycsb_stops_after_operations_and_repeats() {
     assert!(people.text().contains("ops/s is the median of 2 repeats, from "), "{}", people.text());
 }
 
-/// The schedule is kept, and the time spent waiting for the store counts: in an open loop, an operation's latency
-/// starts when the operation is due.
+/// An open loop keeps its schedule. A latency starts when the operation is due, so it includes the time that the
+/// operation waits for a free task.
 #[test]
 fn an_open_loop_keeps_its_schedule_and_counts_waiting_time() {
     // The tasks can do four times the target, so they catch up after other programs have delayed them.

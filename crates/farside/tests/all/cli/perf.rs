@@ -29,7 +29,7 @@ fn is_latency(row: &[f64]) {
     assert!(min <= average && average <= max && deviation >= 0.0, "{row:?}");
 }
 
-/// Checks a row of bandwidth. `per_mpps` is the bandwidth that corresponds to 1 Mpps of `MsgRate`.
+/// Checks a row of a bandwidth test. `per_mpps` is the bandwidth at a `MsgRate` of 1 Mpps, in the unit of the row.
 #[track_caller]
 fn is_bandwidth(row: &[f64], per_mpps: f64) {
     let [_, _, peak, average, rate] = *row else { panic!("columns: {row:?}") };
@@ -39,7 +39,7 @@ fn is_bandwidth(row: &[f64], per_mpps: f64) {
     assert!(off < 0.02 * average + 0.005, "both columns are of the same requests: {row:?}");
 }
 
-/// A perf server at a free port.
+/// A `farside perf` server at a free port.
 struct Server {
     process: Process,
     folder: TempDir,

@@ -1,4 +1,4 @@
-//! Invalid requests are refused with a remedy.
+//! Invalid command lines are refused with an error that names a remedy.
 
 use crate::cli::{MIB, bytes};
 use crate::support::{Node, command, farside, until};

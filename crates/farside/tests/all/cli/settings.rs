@@ -1,4 +1,4 @@
-//! Settings: their precedence, and which are refused.
+//! Settings: the precedence of their sources, and the invalid ones that are refused.
 
 use crate::support::{command, farside, run};
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use farside_sim::history::lines;
 use farside_sim::history::register::Ask;
 use std::io::BufReader;
 
-/// Returns the text after `name` on the output line that starts with that name.
+/// Returns the text after `name` on the output line that starts with `name`.
 #[track_caller]
 fn reported<'a>(ran: &'a Ran, name: &str) -> &'a str {
     let line = ran.text().lines().find_map(|line| line.strip_prefix(name));
@@ -59,7 +59,7 @@ fn given_settings_are_not_drawn() {
     assert!(strikes > 0, "at least one fault struck");
 }
 
-/// A single client with a fault in every sixth operation spends most of its time waiting.
+/// A single client with a fault in every sixth operation mostly waits, so the run needs much virtual time.
 #[test]
 fn a_long_run_has_enough_virtual_time() {
     let slow = ["sim", "--system", "pilaf", "--clients", "1", "--seed", "23", "--operations"];

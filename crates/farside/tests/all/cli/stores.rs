@@ -1,4 +1,4 @@
-//! Stores, and the information on them and on their node.
+//! Commands that create, list, rebuild and drop stores, and that describe a store or a node.
 
 use crate::cli::{KIB, bytes};
 use crate::support::{Node, command, until};

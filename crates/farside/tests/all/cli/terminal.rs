@@ -1,4 +1,4 @@
-//! Runs a command at a pseudo-terminal: types keys, and reads the output.
+//! Runs a command at a pseudo-terminal, into which a test types keys and from which it reads the output.
 
 use crate::support::until;
 use rustix::fs::{Mode, OFlags};
@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 
-/// A terminal with a command, which is killed on drop.
+/// A pseudo-terminal with a command, which is killed when the terminal is dropped.
 pub(crate) struct Terminal {
     child: Child,
     keyboard: File,
@@ -35,7 +35,7 @@ impl Terminal {
         let mut screen = keyboard.try_clone().expect("a descriptor");
         let shown = Arc::<Mutex<Vec<u8>>>::default();
         let theirs = Arc::clone(&shown);
-        // Ends when the terminal is closed.
+        // The thread exits when the terminal is closed.
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = screen.read(&mut bytes) {
@@ -49,7 +49,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).expect("the terminal is open");
     }
 
-    /// Output since the text that [`Terminal::shows`] found last.
+    /// Returns the output after the text that [`Terminal::shows`] found last.
     pub(crate) fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().expect("not poisoned")).into_owned()
     }
@@ -89,7 +89,7 @@ impl Terminal {
         code.expect("it has ended")
     }
 
-    /// Whether the terminal itself edits and echoes lines, as a shell expects it.
+    /// Whether the terminal itself edits and echoes lines, as a shell expects after a command.
     pub(crate) fn is_restored(&self) -> bool {
         let modes = tcgetattr(&self.end).expect("a terminal").local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)

@@ -124,7 +124,8 @@ fn a_node_with_an_untrusted_certificate_is_refused() {
         .refused("farside tls new --host localhost");
 }
 
-/// Creates a self-signed certificate that is valid between two years.
+/// Creates a self-signed certificate and its key. The certificate is valid from the start of one year to the start of
+/// another.
 fn valid(folder: &Path, from: i32, until: i32) {
     let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
     params.not_before = rcgen::date_time_ymd(from, 1, 1);
@@ -147,7 +148,7 @@ fn a_certificate_outside_of_its_period_is_refused() {
     }
 }
 
-/// The error names the protocol that the server speaks, and no client waits for ever.
+/// The error names the protocol that the server speaks, and no client waits without a deadline.
 #[test]
 fn mixing_up_tls_and_tcp_is_reported() {
     let node = TlsNode::start();

@@ -1,4 +1,4 @@
-//! Tokens: creating them, their rights, revoking them, and lock-out after wrong guesses.
+//! Tokens: creation, rights, revocation, and the lock-out after wrong guesses.
 
 use crate::cli::admin::answer_to;
 use crate::support::{PATIENCE, Process, Ran, command, farside, run, serve, until};
@@ -15,7 +15,7 @@ struct Guarded {
     folder: TempDir,
 }
 
-/// Tokens of a node at its start: name, and arguments of `token new`.
+/// Tokens of a node at its start: the name and the arguments of `farside token new`.
 const TOKENS: [(&str, &[&str]); 4] = [
     ("root", &["--admin", "--store", "*=all"]),
     ("web", &["--store", "default=all"]),
@@ -57,7 +57,7 @@ impl Guarded {
         self.folder.path().join(name)
     }
 
-    /// Runs a command with the token of that name.
+    /// Runs a command with the token called `name`.
     #[track_caller]
     fn run_as(&self, name: &str, arguments: &[&str]) -> Ran {
         let mut command = command();
@@ -85,7 +85,7 @@ impl Guarded {
     }
 }
 
-/// Starts a node without a socket.
+/// Starts a node without a `shm` socket.
 fn alone(arguments: &[&str], log: PathBuf) -> Process {
     let mut command = command();
     command.args(["serve", "--die-with-parent"]).args(arguments);
@@ -100,7 +100,7 @@ fn private(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// Creates a token whose secret is in a file of its name. Returns the entry for the node's file.
+/// Creates a token and writes its secret into the file `name`. Returns the token's entry for the node's file of tokens.
 fn entry(folder: &Path, name: &str, rights: &[&str]) -> String {
     let secret = folder.join(name);
     let secret = secret.to_str().expect("UTF-8");
@@ -406,7 +406,7 @@ fn udp_packets_are_sealed_unless_both_sides_give_the_flag() {
     farside([&bench[..], &["--insecure-udp"]].concat()).refused("--pool");
 }
 
-/// Starts a node that requires no token. Returns it and its URL.
+/// Starts a node that requires no token. Returns the node and its url.
 fn serve_open() -> (Process, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");

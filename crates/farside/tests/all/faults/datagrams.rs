@@ -17,7 +17,7 @@ const THREADS: u32 = 2;
 const TASKS: u32 = 16;
 const VALUE: usize = 128;
 
-/// Loss, duplication and reordering, each with the same probability.
+/// Returns faults: loss, duplication and reordering of datagrams, each with the same probability.
 pub(crate) fn lossy(probability: f64) -> Faults {
     Faults { loss: probability, duplicate: probability, reorder: probability, ..Faults::default() }
 }
@@ -36,6 +36,7 @@ fn every_operation_completes_once_under_delays_over_tcp() {
 }
 
 /// Each task runs `each` operations of workload A, with verified values, and then adds `each` times to its own word.
+/// Returns how often each fault struck.
 pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each: u64) -> Strikes {
     let (_node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
     let pool = connect(&url).with_faults(faults).expect("the fabric can have these faults");
@@ -102,8 +103,8 @@ fn operate(pool: &Pool, run: &Run, thread: u32, each: u64) -> Tally {
     drawn.take_tally()
 }
 
-/// Each task adds to its own word. If an addition ran twice, or not at all, the next one returns an old value that
-/// shows it.
+/// Each task adds 1 to its own word, `each` times. An addition that ran twice, or not at all, changes the old value
+/// that the next addition returns.
 fn add(pool: &Pool, thread: u32, each: u64) {
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
     let words = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), WORDS)).expect("a store");

@@ -13,9 +13,10 @@ struct Hosts {
     name: String,
 }
 
-/// Name of each client, and the third number of its link's addresses.
+/// Name of each client, and the third number of the IPv4 addresses on its link.
 const CLIENTS: [(&str, u8); 2] = [("a", 1), ("b", 2)];
-/// Size of a datagram for a frame of 1500 bytes: without the IPv6 and UDP headers (48 bytes) and the seal (32 bytes).
+/// Bytes of a datagram that fits into a frame of 1500 bytes, together with the IPv6 and UDP headers (48 bytes) and the
+/// seal (32 bytes).
 const DATAGRAM: usize = 1500 - 48 - 32;
 
 fn ip(arguments: &str) -> Result<(), String> {

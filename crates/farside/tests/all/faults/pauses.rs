@@ -10,7 +10,7 @@ use farside_fabrics::layer::fault::Faults;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-/// How long a client is stopped.
+/// Time for which a client is stopped.
 const STOPPED: Duration = Duration::from_secs(10);
 
 #[test]
@@ -34,7 +34,7 @@ fn a_stopped_client_learns_which_operations_ran_over_tcp() {
 }
 
 /// Stops a client for at least `least`, and until its session is over. Returns how many of the tasks' last additions
-/// were reported as not run, as run, and as unknown.
+/// were reported as not run, as run, and as unknown, in this order.
 fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     let (node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
     let role = Role::Operate { url, base: 0, seconds: 60.0, loss, delay };

@@ -42,7 +42,7 @@ fn clients_of_every_fabric_lose_nothing_during_rebuilds() {
                 scope.spawn(move || {
                     let pool = connect(url);
                     let mut one = Client::open(&pool, "s").expect("a store").with_slot_cache(10);
-                    // Many tasks share one session. Each learns of the new table's key at a time of its own.
+                    // Many tasks share one session. Each task learns the new table's key at another time.
                     let many = pool.open("s").expect("a store");
                     let mut rounds = 0u64;
                     while Instant::now() < end {

@@ -1,7 +1,7 @@
-//! A client in a process of its own: the test's binary is started again with a role in its environment, and reports on
-//! standard output, one line per report.
+//! A client in a separate process. The test starts its own binary again, with a role in the environment; the new
+//! process reports on standard output, one line per report.
 //!
-//! Each task has a key or a word of its own, so that the test can read the outcome of each operation there.
+//! Each task has its own key or word, from which the test reads the outcome of the task's operations.
 
 use crate::faults::{WORDS, connect};
 use crate::support::Process;
@@ -25,12 +25,13 @@ use zerocopy::little_endian::U64;
 
 /// Environment variable with the worker's role, as JSON.
 const ROLE: &str = "FARSIDE_TEST_ROLE";
-/// Number of tasks that add, and of tasks that put.
+/// Number of tasks that add; the number of tasks that put is the same.
 pub(crate) const TASKS: u32 = 24;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// Adds and puts until the session is over, or `seconds` have passed. The worker's words and keys start at `base`.
+    /// Adds and puts until the session is over or `seconds` have passed. The numbers of the worker's words and keys
+    /// start at `base`. `loss` and `delay` are the probabilities of these faults for each datagram.
     Operate { url: String, base: u32, seconds: f64, loss: f64, delay: f64 },
     /// Opens clients, leaves them idle, and uses them again once the file `go` exists.
     Idle { url: String, go: PathBuf },
@@ -44,18 +45,17 @@ pub(crate) struct Fates {
     pub(crate) puts: bool,
     /// For additions, the number that were reported as carried out. For puts, the last number that was put.
     pub(crate) done: u64,
-    /// Operations whose outcome is unknown: the numbers that they put, or 0 for each addition.
+    /// Operations whose outcome is unknown: for each put its number, for each addition 0.
     pub(crate) doubtful: Vec<u64>,
-    /// Operations that failed before the session ended.
+    /// Number of operations that failed before the session ended.
     pub(crate) failed: u64,
     /// Error of the operation in flight when the session ended, if it ended.
     pub(crate) last: Option<ReportedError>,
-    /// Error of the operation after that.
+    /// Error of the next operation, which the task started after the session had ended.
     pub(crate) next: Option<ReportedError>,
 }
 
-/// An error of an operation.
-
+/// An operation's error: whether the operation ran, the error's text, and the microseconds until the operation failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ReportedError {
     pub(crate) ran: String,
@@ -63,7 +63,7 @@ pub(crate) struct ReportedError {
     pub(crate) took_us: u64,
 }
 
-/// Starts a worker with a role. `wrap` may replace its command.
+/// Starts a worker with a role. `wrap` may change the worker's command.
 pub(crate) fn start(role: &Role, log: &Path, wrap: impl FnOnce(Command) -> Command) -> Process {
     let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
     command.args(["faults::child", "--exact", "--nocapture", "--test-threads=1"]);
@@ -114,7 +114,7 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
         let open = || block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name));
         retry(open)
     };
-    // A value of many datagrams, in both directions.
+    // Puts and gets a value of many datagrams.
     let large: Vec<u8> = (0..50_000u32).map(|n| (n / 3) as u8).collect();
     let mut kv = open("default");
     let key = format!("large {base}");
@@ -209,7 +209,8 @@ fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
     report("fates", &(base, fates.into_inner()));
 }
 
-/// Keeps tasks out of step, because requests in one datagram share its fate.
+/// Sleeps for 0 to 300 us, so that the tasks' requests travel in different datagrams: requests in one datagram share
+/// its faults.
 async fn stagger(task: u32, done: u64) {
     let step = (u64::from(task) * 13 + done * 7) % 31;
     timer::sleep(Duration::from_micros(10 * step)).await;
@@ -233,7 +234,7 @@ fn reported(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> Reported
     }
 }
 
-/// Maximum number of bytes of a datagram of this session.
+/// Returns the maximum number of bytes of a datagram of this session.
 fn datagram(endpoint: &Endpoint) -> usize {
     match endpoint {
         Endpoint::FaultyUdp(remote) => remote.granted().datagram,
@@ -250,13 +251,14 @@ async fn add(endpoint: &Endpoint, words: &Store, place: u32) -> Result<u64, Fabr
     Ok(reply.get(old).expect("the word is in the store").get())
 }
 
-/// Address of a counter: the half of a slot that is not its pointer, so that the node follows no pointer there.
+/// Returns the address of a counter: the half of a slot that holds no pointer, so that the node never follows the
+/// counter as a pointer.
 fn word(words: &Store, place: u32) -> Addr {
     Addr::new(words.table_at + 8 + 16 * u64::from(place))
 }
 
 /// Compares a worker's reported outcomes with the contents of the store, read over another session. Returns how many of
-/// the tasks' last additions were reported as not run, as run, and as unknown.
+/// the tasks' last additions were reported as not run, as run, and as unknown, in this order.
 #[track_caller]
 pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] {
     let endpoint = Rc::new(connect(url).endpoint_here().expect("a session"));
@@ -289,7 +291,7 @@ pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] 
     counts
 }
 
-/// Opens a client of each kind, leaves both idle for a long time, and then uses both.
+/// Runs a client of each kind. Both clients are idle until the file `go` exists, and then continue.
 fn idle(url: &str, go: &Path) {
     let pool = connect(url);
     let mut local = farside::local::Client::open(&pool, "default").expect("a store").with_slot_cache(16);

@@ -1,4 +1,5 @@
-//! Malicious or broken clients against a node over `shm`: the node continues to serve, and keeps nothing of theirs.
+//! Malicious or broken clients against a node over `shm`: the node continues to serve, and keeps no session or
+//! descriptor of theirs.
 
 use crate::hostile::in_time;
 use crate::hostile::peer::{
@@ -65,7 +66,7 @@ fn invalid_greetings_are_refused_and_leave_nothing() {
     node.assert_well(before);
 }
 
-/// Runs a part in a process of its own, so that everything that the part leaves behind belongs to a dead process.
+/// Runs a client's part in a separate process. Everything that the part leaves behind then belongs to a dead process.
 fn played_by_another_process(part: &str, node: &Node) {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this test has a file"));
     child
@@ -144,7 +145,7 @@ fn says_more_than_a_frame(socket: &Path) {
     peer.bye();
 }
 
-/// The requests, from one thread and in one round, have many times the rings' capacity.
+/// One thread sends all requests within one turn. Together they are many times the rings' capacity.
 #[test]
 fn concurrent_calls_of_maximum_length_all_get_a_response() {
     let node = Node::start();
@@ -257,7 +258,7 @@ fn a_thousand_silent_connections_leave_nothing() {
     node.assert_well(before);
 }
 
-/// The engine must notice the silence by itself, because no other client sends messages that would wake it.
+/// The engine must wake by itself, because no other client sends messages.
 #[test]
 fn a_silent_ring_connection_is_closed_even_if_alone() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -636,7 +637,8 @@ fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
     }
 }
 
-/// Clients without a descriptor are told so, the operator is warned once, and the node serves other clients afterwards.
+/// Clients for which the node has no descriptor get an error, the node's log warns once, and afterwards the node serves
+/// other clients.
 #[test]
 fn clients_beyond_the_descriptor_limit_are_refused() {
     const WARNING: &str = "raise 'ulimit -n'";

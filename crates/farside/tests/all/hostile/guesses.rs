@@ -1,4 +1,4 @@
-//! Sessions that use keys they were never given: they learn nothing, are counted, and are closed.
+//! Sessions that use keys they were never given: the node reveals nothing, counts the keys, and closes the session.
 
 use crate::support::{Node, farside, until};
 use farside_fabrics::executor::block_on;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 const NODE: NodeId = NodeId(0);
 
-/// Url of a node's engine.
+/// Returns the url of a node's engine, from the next line of the node's output.
 fn at(node: &Node) -> String {
     let line = node.process.line();
     line.split_once(" at ").unwrap_or_else(|| panic!("no url in '{line}'")).1.to_owned()
@@ -27,7 +27,8 @@ fn open_store(endpoint: &Rc<farside::parts::Endpoint>) -> Store {
     }
 }
 
-/// Reads the first eight bytes of the store's table with a key.
+/// Reads the first eight bytes of the store's table with a key. Returns the status and these bytes, 0 if none were
+/// read.
 fn read_by(
     endpoint: &Rc<farside::parts::Endpoint>,
     store: &Store,

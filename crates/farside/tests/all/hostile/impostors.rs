@@ -1,4 +1,4 @@
-//! Impostors of a node over `shm`: clients exit with an error, in time.
+//! Impostors of a node over `shm`: their clients exit with an error within 5 s.
 
 use crate::hostile::in_time;
 use crate::hostile::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u64_at};
@@ -73,7 +73,7 @@ fn an_invalid_greeting_is_an_error() {
     hangs_up.run(&["kv", "get", "k"]).refused("");
 }
 
-/// Creates an anonymous file of `len` bytes that starts with the words `header`, like a node's memory.
+/// Creates an anonymous file of `len` bytes, like a node's memory, that begins with the words `header`.
 fn memory(len: u64, header: &[u64]) -> OwnedFd {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -306,7 +306,7 @@ fn a_send_does_not_wait_for_a_peer_that_does_not_read() {
     assert_eq!(refused, Some(Errno::AGAIN));
 }
 
-/// A waker that waits, when woken, until another call was made over the same session.
+/// A waker whose `wake` waits until the test has made another call over the same session.
 struct Slow {
     begun: mpsc::Sender<()>,
     asked: Mutex<mpsc::Receiver<()>>,

@@ -10,8 +10,9 @@ use std::time::Duration;
 pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-shm","version":2}"#;
 /// Number of the node's own service.
 pub(crate) const NODE: u32 = 0;
-/// Messages of one byte that travel over the socket.
+/// One-byte message of the socket that asks the other end to poll the ring.
 pub(crate) const LOOK: u8 = 0;
+/// One-byte message of the socket that ends the connection.
 pub(crate) const BYE: u8 = 2;
 pub(crate) const ANSWERED: u32 = 0;
 pub(crate) const REFUSED: u32 = 1;
@@ -41,7 +42,7 @@ pub(crate) fn u64_at(frame: &[u8], at: usize) -> u64 {
 /// One end of a connection. Dropping it hangs up without a BYE.
 pub(crate) struct Peer {
     pub(crate) socket: OwnedFd,
-    /// Present after the welcome, on either side.
+    /// Rings of the connection. Present after the welcome, at either end.
     ring: Option<Ring>,
 }
 
@@ -64,7 +65,7 @@ impl Peer {
         peer
     }
 
-    /// Receives the welcome and opens its rings. Returns the welcome and the node's memory.
+    /// Receives the welcome and maps the rings that it carries. Returns the welcome and the node's memory.
     #[track_caller]
     pub(crate) fn is_welcomed(&mut self) -> (Vec<u8>, OwnedFd) {
         let (welcome, fds) = self.receive().expect("a welcome");

@@ -1,5 +1,5 @@
-//! A setup and a seed determine the history: it is the same twice in this process, in another process, and in the build
-//! that wrote `digests.txt`.
+//! A setup and a seed determine the history. The history is the same twice in this process, in another process, and in
+//! the build that wrote `digests.txt`.
 //!
 //! The standard library seeds each hash map differently, so a history that depended on a map's order would differ here.
 
@@ -10,7 +10,7 @@ use farside_trial::judge::judge;
 
 const DIGESTS: &str = include_str!("digests.txt");
 
-/// Digest of the history, number of events, and virtual nanoseconds. Equal runs have equal traces.
+/// Values that are equal in equal runs: the history's digest, the number of events, and the virtual time in ns.
 type Trace = (String, u64, u64);
 
 fn trace_here(run: &Run<'_>) -> Trace {

@@ -1,4 +1,4 @@
-//! A number of seeds that is fast enough for every change, and all seeds that once found a bug.
+//! Runs the simulator with as many seeds as every change can afford, and with all seeds that once found a bug.
 
 use crate::sim::runs;
 use farside_sim::fault::Fault;
@@ -6,7 +6,7 @@ use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Carrier, Setup, System};
 
-/// Seeds for each pair of a system and a carrier.
+/// Seeds to run for each pair of a system and a carrier.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=60;
 
 /// Asserts that all seeds of a system over one carrier are good, and that every possible fault strikes. Returns the
