@@ -24,8 +24,8 @@ pub enum Status {
     Access = 5,
     /// An indirect access through a null pointer. The op did nothing.
     NullPointer = 6,
-    /// The address is misaligned, the data exceeds the list's buffers, or the op is not supported there. The op did
-    /// nothing; the rest of the chain was aborted.
+    /// The op's address is misaligned, its data does not fit into a buffer of the free list that it names, or it cannot
+    /// be used at that address. The op did nothing; the rest of the chain was aborted.
     Invalid = 7,
     /// The output of a READ does not fit into the rest of the reply. The op did nothing.
     TooLong = 8,

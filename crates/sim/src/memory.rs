@@ -326,8 +326,8 @@ impl Replay {
         pace.usual_ns == 0 || !self.world.random().one_in(pace.late_one_in)
     }
 
-    /// Returns the result of an access that is recorded, or that is made immediately. Returns `None` if the access has
-    /// to wait.
+    /// Returns the access's result: the recorded one if the access was made before, else that of making it now. Returns
+    /// `None` if the access has to wait.
     #[inline]
     fn try_access(
         &self,

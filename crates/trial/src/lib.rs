@@ -516,8 +516,8 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
 }
 
-/// Starts a node. All faults of the trial may strike a single node. Each of several nodes draws a subset of the
-/// faults.
+/// Starts a node. If it is the only one, all faults of the trial may strike it. If there are several, each node draws a
+/// subset of the faults.
 fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
     let random = world.random();
     let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));

@@ -308,7 +308,7 @@ fn memory(text: &str) -> Result<u64, String> {
 fn value_size(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
     let fits = u32::try_from(bytes).ok().filter(|bytes| (1..=farside::VALUE_MAX as u32).contains(bytes));
-    fits.ok_or_else(|| format!("'{text}' is not a size of values: give 1 to 16MiB"))
+    fits.ok_or_else(|| format!("'{text}' is not a size of values: give 1 to 16777216 bytes (16MiB)"))
 }
 
 /// Parses, for clap, the quota of a store in bytes.

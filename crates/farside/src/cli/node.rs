@@ -28,7 +28,8 @@ pub(super) struct Up {
     /// Number of nodes, each a process with a store of its own; more than one print a pool for --pool
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     nodes: u32,
-    /// Bytes of memory that each node lends; half are for the store 'default', the rest for stores that are created later
+    /// Bytes of memory that each node lends; half are for the store 'default', the rest for stores that are created
+    /// later
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = memory)]
     memory: u64,
     /// Socket at which clients connect [default: the one that clients use by default]; with several nodes, -0, -1 and

@@ -148,7 +148,8 @@ mod tests {
         file("ca.pem", "a certificate\n");
         let pool = file(
             "nodes.toml",
-            "[[node]]\nurl = \"shm:/a,b\"\n[[node]]\nurl = \"tls://b\"\ntoken_file = \"b.token\"\ntls_ca = \"ca.pem\"\n",
+            "[[node]]\nurl = \"shm:/a,b\"\n\
+             [[node]]\nurl = \"tls://b\"\ntoken_file = \"b.token\"\ntls_ca = \"ca.pem\"\n",
         );
         let own = Options { token: Some("the client's".into()), ..Options::default() };
         let parsed = parse(&pool, &own).expect("a valid file");

@@ -405,7 +405,7 @@ struct Client {
 }
 
 impl Client {
-    /// Updates its keys to its token's current rights. Returns false if the token is no longer known.
+    /// Gives the session's keys the rights that its token has now. Returns false if the token is no longer known.
     fn renew(&mut self, access: &Access) -> bool {
         let Some(token) = access.renew(&self.token) else { return false };
         self.was_limited |= self.keys.limit(|store| token.rights(store));

@@ -48,7 +48,7 @@ pub(crate) enum Change {
     Set(u16, u8),
     /// Flips one bit: the bit's byte and its position in the byte.
     Flip(u16, u8),
-    /// Writes one of the [`EDGES`].
+    /// Overwrites bytes at this offset with a boundary value: one of the [`EDGES`].
     Edge(u16, u8),
     /// Truncates the input at this offset.
     Cut(u16),

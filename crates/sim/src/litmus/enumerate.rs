@@ -31,7 +31,7 @@ impl Program {
     }
 }
 
-/// Adjacent words of a line, all of which each verb treats alike.
+/// Adjacent words of a line that no verb tells apart: each verb accesses all of them or none.
 struct Cell {
     at: usize,
     words: usize,

@@ -47,7 +47,7 @@ pub(super) struct Progress {
     pub(super) offset: u64,
     /// Number of records in those bytes.
     pub(super) records: u64,
-    /// CRC-64/NVME of those bytes.
+    /// CRC-64/NVME of the bytes before `offset`.
     pub(super) crc64: u64,
     /// For a dump that has started: the epoch of the table, and the first slot that is not yet dumped.
     pub(super) place: Option<(u64, u64)>,

@@ -22,8 +22,8 @@ struct Node {
     is_serving: bool,
 }
 
-/// Starts `count` nodes with these arguments of `serve`, prints their pool, and serves until a signal arrives or no node
-/// is left.
+/// Starts `count` nodes with these arguments of `serve`, prints their pool, and serves until a signal arrives or no
+/// node is left.
 ///
 /// # Errors
 /// A node does not start: the others are ended. Or all nodes have exited by themselves.

@@ -50,7 +50,7 @@ pub(super) struct TurnRunner<'c> {
     pub(super) length: Duration,
 }
 
-/// Warm-up of a turn; at most the length of a turn.
+/// Warm-up before the measurement in a turn. A shorter turn has a warm-up of the turn's length.
 const WARM_UP: Duration = Duration::from_millis(30);
 /// Length of a trial of a number of batches; at most the length of a turn.
 const TRIAL: Duration = Duration::from_millis(50);
