@@ -422,7 +422,10 @@ mod tests {
             let refusal =
                 echo(medium, tasks).serve(far, |_| unreachable!("the server does not start")).unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput, "{medium:?}");
-            assert!(refusal.to_string().contains("use the one that the client's end came with"), "{refusal}");
+            assert!(
+                refusal.to_string().contains("use the one that was created with the client's end"),
+                "{refusal}"
+            );
         }
     }
 

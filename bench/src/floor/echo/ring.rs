@@ -149,7 +149,7 @@ impl Far {
         let sealed = fcntl_get_seals(&far).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed || fstat(&far)?.st_size != Rings::len(echo) as i64 {
             return Err(invalid(
-                "the descriptor is no ring with these parameters: use the descriptor that was created with the client's end"
+                "the descriptor is no ring with these parameters: use the one that was created with the client's end"
                     .into(),
             ));
         }

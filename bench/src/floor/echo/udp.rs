@@ -178,6 +178,6 @@ pub(super) fn is_not_yet(error: &io::Error) -> bool {
 
 pub(super) fn no_channel(error: io::Error) -> io::Error {
     invalid(format!(
-        "the descriptor is no channel of an echo ({error}): use the one that the client's end came with"
+        "the descriptor is no channel of an echo ({error}): use the one that was created with the client's end"
     ))
 }

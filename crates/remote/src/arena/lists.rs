@@ -90,7 +90,8 @@ const SEQ_MASK: u64 = (1 << 48) - 1;
 /// The head of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
-    /// The first buffer's address, or the first segment's index + 1, shifted so that the low bits are free for the phase.
+    /// The first buffer's address, or the first segment's index + 1, shifted so that the low bits are free for the
+    /// phase.
     first: u64,
     phase: Phase,
     /// Sequence number, which grows with every change of the head.

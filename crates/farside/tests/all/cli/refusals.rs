@@ -12,7 +12,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 102] = [
+    let wrong: [(&[&str], &str); 106] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -33,7 +33,11 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["info", "--pool", "tcp://127.0.0.1:many"], "write it like tcp://"),
         (&["info", "--pool", "tcp://nowhere.invalid:1"], "check the host's name"),
         (&["info", "--pool", "frob:x"], "use shm:PATH"),
-        (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
+        (&["info", "--pool", "shm:/a,shm:/b"], "no node serves at /a"),
+        (&["info", "--pool", "shm:/a,"], "remove the extra comma"),
+        (&["info", "--pool", "shm:/a,shm:/a"], "name each node once"),
+        (&["info", "--pool", "@/nowhere/nodes.toml"], "could not read"),
+        (&["up", "--nodes", "0"], "1..=16"),
         (&["info", "--pool", &long], "use a shorter path"),
         (&["info", "--pool", "local:"], "start one with 'farside up'"),
         (&["kv", "put", "k", "v", "--pool", "local:"], "end with it"),
@@ -147,7 +151,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["bench", "floor", "--fabric", "tcp", "--tasks", "65"], "1..=64"),
         (&["bench", "floor", "--fabric", "ring", "--value-size", "61441"], "a message carries 0 to 61440"),
         (&["bench", "floor-server", "--fabric", "shm"], "name --fabric ring, udp or tcp"),
-        (&["bench", "floor-server", "--fabric", "udp"], "the one that the client's end came with"),
+        (&["bench", "floor-server", "--fabric", "udp"], "the one that was created with the client's end"),
         (&["bench", "floor", "--seconds", "NaN"], "give 0.01 to"),
         // The simulator.
         (

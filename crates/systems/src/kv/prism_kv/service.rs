@@ -99,9 +99,9 @@ pub(super) struct Survey {
 
 /// Maximum rise of the floor in one rebuild. Because of this bound, generations repeat only after many rebuilds.
 const RISE_MAX: u32 = 1 << 16;
-/// Number of generations by which the floor rises above the largest generation seen. A key that
-/// is deleted during the rebuild may get a larger generation. The margin keeps its tombstone below the floor too, so that
-/// the tombstone need not be copied to the next table.
+/// Number of generations by which the floor rises above the largest generation seen. A key that is deleted during the
+/// rebuild may get a larger generation. The margin keeps its tombstone below the floor too, so that the tombstone need
+/// not be copied to the next table.
 const RISE_BEYOND: u32 = 1 << 8;
 
 /// Number of slots in one step of a scan or a survey.
