@@ -103,7 +103,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
             "states no workload",
         ),
         (&["bench", "ycsb", "--slot-cache", "99999999999"], "--help"),
-        (&["bench", "ycsb", "--value-size", "17MiB"], "give 1 to 16MiB"),
+        (&["bench", "ycsb", "--value-size", "17MiB"], "give 1 to 16777216 bytes"),
         (&["bench", "ycsb", "--seconds", "0"], "give 0.01 to"),
         (&["bench", "ycsb", "--records", "1000000000", "--value-size", "10000000"], "fewer --records"),
         (
