@@ -139,7 +139,7 @@ fn invalid_comparisons_are_refused_with_a_remedy() {
         (&["--depth", "0"], "1..=64"),
         (&["--threads", "0"], "1..=64"),
         (&["--value-size", "60001"], "give at most 60000"),
-        (&["--value-size", "0"], "give 1 to 16MiB"),
+        (&["--value-size", "0"], "give 1 to 16777216 bytes"),
         (&["--records", "200000000", "--value-size", "60000"], "fewer --records"),
         (&["--distribution", "frob"], "name one of uniform"),
         (&["--seconds", "0"], "give 0.01 to"),
