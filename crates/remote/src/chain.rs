@@ -511,7 +511,7 @@ impl<'a> OpView<'a> {
         self.payload.clone()
     }
 
-    /// The operands of a word op, which are never borrowed.
+    /// Returns the operands of a word op. They are always copied into the chain's own bytes.
     #[inline]
     pub(crate) fn operands(&self) -> &'a [u8] {
         self.payload.bytes

@@ -135,7 +135,8 @@ impl Reply {
             .unwrap_or(Status::Ok)
     }
 
-    /// The status of the last op: [`Status::Aborted`], or the refusal itself, if the chain was aborted.
+    /// Returns the status of the last op. If an op was refused, that is the refusal if it was the last op, and otherwise
+    /// [`Status::Aborted`].
     ///
     /// # Panics
     /// If the reply is empty.

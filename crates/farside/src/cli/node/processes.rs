@@ -109,11 +109,11 @@ fn start(socket: &Path, arguments: &[String]) -> Result<Node, Failure> {
 fn numbered(socket: &Path, number: u32) -> PathBuf {
     let mut name = socket.file_stem().unwrap_or_default().to_owned();
     name.push(format!("-{number}"));
-    let mut path = socket.with_file_name(name);
     if let Some(extension) = socket.extension() {
-        path.set_extension(extension);
+        name.push(".");
+        name.push(extension);
     }
-    path
+    socket.with_file_name(name)
 }
 
 #[cfg(test)]

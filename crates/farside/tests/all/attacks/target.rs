@@ -162,7 +162,7 @@ fn value_of(n: u64) -> Vec<u8> {
 impl Witness {
     const ITEMS: u64 = 100;
 
-    /// Asserts that all of the witness's data are present, and that it can put.
+    /// Asserts that this client finds all the data that it stored, and can put.
     #[track_caller]
     pub(crate) fn assert_well(&self) {
         for n in 0..Witness::ITEMS {

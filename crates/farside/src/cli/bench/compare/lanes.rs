@@ -279,7 +279,7 @@ impl TurnRunner<'_> {
         }
     }
 
-    /// A client thread's turn; returns how long it counted, in seconds.
+    /// Runs one client thread for the lane's turn. Returns for how many seconds it counted operations.
     fn client(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
         let cores = lane.way.served.map(|(cores, _)| cores);
         self.cores
