@@ -25,12 +25,12 @@ impl Addr {
     /// The null address. An indirect access through it fails with [`crate::Status::NullPointer`].
     pub const NULL: Addr = Addr::new(0);
 
-    /// Returns the address of the byte at `offset` in the node's memory.
+    /// The address of byte `offset` of the node's memory.
     pub const fn new(offset: u64) -> Addr {
         Addr(U64::from_bytes(offset.to_le_bytes()))
     }
 
-    /// The byte `offset` of the running chain's scratch.
+    /// The address of byte `offset` of the running chain's scratch.
     pub const fn scratch(offset: u64) -> Addr {
         Addr::new(SCRATCH_BIT | offset)
     }
@@ -67,7 +67,8 @@ impl std::fmt::Debug for Addr {
     }
 }
 
-/// A pointer with the number of bytes that it points to. An indirect bounded access dereferences one.
+/// A pointer together with the number of bytes that may be accessed through it. A bounded access dereferences such a
+/// pointer.
 ///
 /// `| ptr u64 | bound u32 | tag u32 |`, aligned to 16 bytes, so that the node reads and compares all three fields as
 /// one word. The node ignores `tag`; CAS compares it. (PRISM's pointer is `{ptr, bound}`, section 3.1; we add the tag
@@ -77,11 +78,11 @@ impl std::fmt::Debug for Addr {
 )]
 #[repr(C)]
 pub struct BoundedPtr {
-    /// Address of the first byte.
+    /// Address of the first byte that may be accessed.
     pub ptr: Addr,
-    /// Number of bytes.
+    /// Number of bytes that may be accessed.
     pub bound: U32,
-    /// Free for the protocol to use, for example as a version against ABA.
+    /// Value that the protocol chooses, for example a version against ABA.
     pub tag: U32,
 }
 

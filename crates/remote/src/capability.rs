@@ -17,7 +17,7 @@ impl Capabilities {
     pub const CONDITIONAL_OPS: Capabilities = Capabilities(1 << 1);
     /// A CAS that compares and swaps under masks.
     pub const MASKED_CAS: Capabilities = Capabilities(1 << 2);
-    /// Words in the NIC's memory.
+    /// Atomic words in the memory of the node's NIC.
     pub const ON_CHIP_WORDS: Capabilities = Capabilities(1 << 3);
     /// Chains to one node run in the order in which they were sent.
     pub const ORDER: Capabilities = Capabilities(1 << 4);

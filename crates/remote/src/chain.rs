@@ -1,9 +1,9 @@
 //! A chain: ops that one runner executes in order, stored in wire form.
 //!
 //! The builder writes the wire form into a reusable buffer. It borrows large payloads instead of copying them; the code
-//! that sends or runs the chain inserts them at their places.
-//! Invariant: a chain from a builder or from [`ChainView::decode`] is well-formed to its last byte, so iterating over
-//! it cannot fail.
+//! that sends or runs the chain inserts these payloads at their places.
+//! Invariant: a chain from a builder or from [`ChainView::decode`] is well-formed to its last byte, so an iteration
+//! over its ops cannot fail.
 
 use crate::address::Addr;
 use crate::fabric::{FabricError, Ran};
@@ -19,9 +19,9 @@ use std::marker::PhantomData;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Payload parts of this many bytes or more are borrowed, not copied.
+/// Minimum size of a payload part that is borrowed, in bytes. Smaller parts are copied.
 const BORROW_MIN: usize = 256;
-/// Maximum number of parts that one chain borrows; further ones are copied.
+/// Maximum number of payload parts that one chain borrows. Further parts are copied.
 const PARTS_MAX: usize = 4;
 
 /// Maximum number of pieces of a chain: its header, the parts, and the inline bytes before, between and after them.
@@ -48,7 +48,7 @@ impl<T: ?Sized> Copy for Out<T> {}
 
 #[derive(Clone, Copy, Debug)]
 struct Part<'a> {
-    /// The offset into the inline bytes before which this part belongs.
+    /// Offset in the inline bytes at which this part is inserted.
     at: u32,
     bytes: &'a [u8],
 }
@@ -63,7 +63,7 @@ pub struct Held<'a> {
     is_posted: &'a Cell<bool>,
 }
 
-/// A chain being built.
+/// A chain that is being built: ops can still be added.
 pub struct Chain<'a> {
     header: ChainHeader,
     bytes: &'a mut Vec<u8>,
@@ -91,7 +91,7 @@ impl<'a> Chain<'a> {
     /// Adds an op that runs only if the previous op was successful (CONDITIONAL). The first op always runs.
     ///
     /// # Panics
-    /// If the chain exceeds the limits of [`crate::wire`]: protocols bound their requests.
+    /// If the chain exceeds a limit of [`crate::wire`]. Protocols must bound their requests.
     #[inline(always)]
     pub fn then<T: ?Sized>(&mut self, op: Op<'a, T>) -> Out<T> {
         self.push(op, flag::CONDITIONAL)
@@ -100,16 +100,16 @@ impl<'a> Chain<'a> {
     /// Adds an op that runs regardless of the previous op's status, unless an earlier op was refused.
     ///
     /// # Panics
-    /// As [`Chain::then`].
+    /// If the chain exceeds a limit of [`crate::wire`].
     #[inline(always)]
     pub fn also<T: ?Sized>(&mut self, op: Op<'a, T>) -> Out<T> {
         self.push(op, 0)
     }
 
-    /// Declares the buffers that the op of `published_by` publishes.
+    /// Declares that the op of `published_by` publishes these buffers, which earlier chains have allocated.
     ///
-    /// If the future of [`crate::Fabric::run`] is cancelled, the caller does not learn whether the op published them.
-    /// The value of `is_posted` at that moment decides which side frees the buffers:
+    /// If the future of [`crate::Fabric::run`] is cancelled, the caller does not learn whether the op published the
+    /// buffers. The value of `is_posted` when the future is cancelled decides which side frees the buffers:
     ///
     /// * `true`: the fabric frees the buffers if it finds that the chain has not published them.
     /// * `false`: the chain has not run and never will, and the caller still owns the buffers.
@@ -120,13 +120,13 @@ impl<'a> Chain<'a> {
         self.held = Some(Held { buffers, published_by: published_by.index.into(), is_posted });
     }
 
-    /// The buffers that the chain publishes if it succeeds, besides those that it allocates itself.
+    /// The buffers that the chain publishes if it succeeds, without the buffers that it allocates itself.
     pub fn held(&self) -> Option<Held<'a>> {
         self.held
     }
 
-    /// Records that from now on the chain may run, even if the future of [`crate::Fabric::run`] is cancelled. The
-    /// fabric calls this.
+    /// Records that from now on the chain may run, even if the future of [`crate::Fabric::run`] is cancelled. Only the
+    /// fabric calls this function.
     #[inline]
     pub fn note_posted(&self) {
         if let Some(held) = self.held {
@@ -134,7 +134,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Records the outcome of [`crate::Fabric::run`]. The caller of that function calls this. Held buffers that the
+    /// Records the outcome of [`crate::Fabric::run`]. The caller of that function calls this one. Held buffers that the
     /// chain has not published belong to the caller again. Exception: if the chain may have run and its reply was lost,
     /// the buffers may be published, and the caller must not free them.
     #[inline]
@@ -204,7 +204,7 @@ impl<'a> Chain<'a> {
         self.header.bytes = U32::new(bytes as u32);
     }
 
-    /// The chain as local and shared-memory fabrics run it, without a copy.
+    /// Borrows the chain for running it in this process, without a copy.
     ///
     /// # Panics
     /// If the chain is empty.
@@ -214,16 +214,16 @@ impl<'a> Chain<'a> {
         ChainView { header: &self.header, bytes: self.bytes, parts: &self.parts[..self.parts_len] }
     }
 
-    /// Appends the wire form to `out`. This is the only copy of a borrowed payload in user space.
+    /// Appends the wire form to `out`. This is the only time that user space copies a borrowed payload.
     ///
     /// # Panics
-    /// As [`Chain::view`].
+    /// If the chain is empty.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         self.view().write_to(out);
     }
 }
 
-/// A well-formed chain, built here or decoded.
+/// A well-formed chain, either built in this process or decoded from bytes.
 #[derive(Clone, Copy)]
 pub struct ChainView<'a> {
     header: &'a ChainHeader,
@@ -233,10 +233,10 @@ pub struct ChainView<'a> {
 }
 
 impl<'a> ChainView<'a> {
-    /// Splits one chain off the front of `bytes`; returns it and the rest.
+    /// Decodes the chain at the start of `bytes`. Returns the chain and the bytes that follow it.
     ///
     /// # Errors
-    /// The chain is malformed; none of it may run.
+    /// The chain is malformed. None of its ops may run.
     pub fn decode(bytes: &'a [u8]) -> Result<(ChainView<'a>, &'a [u8]), WireError> {
         let (header, rest) = ChainHeader::ref_from_prefix(bytes).map_err(|_| WireError::Truncated)?;
         let len = header.bytes.get() as usize;
@@ -300,7 +300,7 @@ impl<'a> ChainView<'a> {
         self.pieces().for_each(|piece| out.extend_from_slice(piece));
     }
 
-    /// The wire form in two pieces, or `None` if the chain borrows payloads. Most chains do not.
+    /// The wire form in two pieces, header and ops. `None` if the chain borrows payloads; most chains do not.
     #[inline(always)]
     pub fn two_pieces(&self) -> Option<[&'a [u8]; 2]> {
         self.parts.is_empty().then_some([self.header.as_bytes(), self.bytes])
@@ -312,8 +312,8 @@ impl<'a> ChainView<'a> {
         std::iter::once(self.header.as_bytes()).chain(payload)
     }
 
-    /// The header of the chain's only op, if that op is a READ without optional addresses: the header is then the whole
-    /// body.
+    /// The header of the chain's only op, if that op is a READ without optional addresses. Such an op is nothing but
+    /// its header.
     #[inline(always)]
     pub(crate) fn only_read(&self) -> Option<&'a OpHeader> {
         let header = OpHeader::ref_from_bytes(self.bytes).ok()?;
@@ -321,7 +321,7 @@ impl<'a> ChainView<'a> {
     }
 
     /// Buffers that a chain has allocated and not published, and whose addresses only `reply` contains. These buffers
-    /// leak if the reply is lost. Empty for a chain with a reclaiming CAS, since that CAS retires unpublished buffers
+    /// leak if the reply is lost. A chain with a reclaiming CAS yields none, since that CAS retires unpublished buffers
     /// itself.
     pub fn unpublished(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
         let reclaims = self.ops().any(|op| op.reclaims().is_some());
@@ -349,7 +349,7 @@ struct Counts {
     atomics: usize,
 }
 
-/// Validates the ops in bytes from a peer, and returns their numbers.
+/// Validates the ops in bytes from a peer. Returns the numbers of ops, ALLOCATEs and atomics.
 #[inline]
 fn count_ops(mut bytes: &[u8]) -> Result<Counts, WireError> {
     let mut counts = Counts::default();
@@ -476,31 +476,31 @@ impl<'a> OpView<'a> {
         self.header.width
     }
 
-    /// Number of bytes that the op reads, or size of its data.
+    /// Number of bytes to read, to write or to store in the new buffer.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         u64::from(self.header.len.get())
     }
 
-    /// The target's address, or with [`flag::TARGET_INDIRECT`] the address of the pointer to it.
+    /// The target's address, or with [`flag::TARGET_INDIRECT`] the address of the pointer to the target.
     #[inline]
     pub fn target(&self) -> Addr {
         self.header.target()
     }
 
-    /// Destination of the output, unless the output goes into the reply.
+    /// Address to which the output goes. `None` if it goes into the reply.
     #[inline]
     pub fn redirect(&self) -> Option<Addr> {
         self.has(flag::REDIRECT).then_some(self.redirect)
     }
 
-    /// Address of the data, unless the chain carries the data.
+    /// Address of the op's data. `None` if the chain carries the data.
     #[inline]
     pub fn source(&self) -> Option<Addr> {
         self.has(flag::DATA_INDIRECT).then_some(self.source)
     }
 
-    /// Offset of the pointer in the word of a reclaiming CAS.
+    /// Offset of the pointer in the word of a reclaiming CAS, in bytes. `None` for any other op.
     #[inline]
     pub(crate) fn reclaims(&self) -> Option<u32> {
         self.has(flag::RECLAIMING).then(|| self.header.len.get())
@@ -511,14 +511,14 @@ impl<'a> OpView<'a> {
         self.payload.clone()
     }
 
-    /// Returns the operands of a word op. They are always copied into the chain's own bytes.
+    /// The operands of a CAS or FETCH-ADD, which are always inline, never borrowed.
     #[inline]
     pub(crate) fn operands(&self) -> &'a [u8] {
         self.payload.bytes
     }
 }
 
-/// Human-readable form: `then READ *0x200010 65472 bytes bounded -> scratch+0`.
+/// Prints an op for people: `then READ *0x200010 65472 bytes bounded -> scratch+0`.
 impl std::fmt::Display for OpView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let when = if self.has(flag::CONDITIONAL) { "then" } else { "also" };

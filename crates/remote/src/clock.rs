@@ -1,5 +1,5 @@
-//! The clock, which the caller passes in. Protocols sleep and measure time only through this clock, so that they also
-//! run on simulated time.
+//! The interface to a clock, which the caller passes in. Protocols sleep and measure time only through this interface,
+//! so that they also run on simulated time.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ pub trait Clock {
     /// The current time. It never decreases.
     fn now(&self) -> Duration;
 
-    /// Returns a future that completes no earlier than `duration` from now.
+    /// Sleeps for at least `duration`.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()>;
 }
 

@@ -1,4 +1,4 @@
-//! Requests to a node itself: its catalog of stores.
+//! Requests to the node itself, about its catalog of stores.
 //!
 //! Requests and responses are JSON, sent as a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so that a
 //! client needs only one url. Operations on a store's items never use these requests.
@@ -42,7 +42,7 @@ pub enum Ask {
         /// Name of the store.
         name: String,
     },
-    /// Reports the node's state.
+    /// Reports the node's version, memory, sessions and traffic.
     NodeInfo,
     /// Gives a store another table. The node responds when the catalog shows both tables. Entries of the former table
     /// are moved while the store is in use.
@@ -82,15 +82,15 @@ impl Ask {
     }
 }
 
-/// A response. A refusal is the call's error, not a response.
+/// A node's response to an [`Ask`]. A refusal is the call's error, not a response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The request was carried out.
+    /// The request was carried out. The response has no data.
     Done,
-    /// The catalog's entry of one store.
+    /// A store's catalog entry.
     Store(Store),
-    /// All stores, sorted by name, without their keys.
+    /// The catalog entries of all stores, sorted by name, without their keys.
     Stores(Vec<Store>),
     /// Statistics of a store's memory.
     StoreStat(StoreStat),
@@ -101,30 +101,30 @@ pub enum Answer {
 /// A store's entry in the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Store {
-    /// Name of the store.
+    /// The store's name.
     pub name: String,
-    /// Kind of the store, such as `prism-kv`.
+    /// The store's kind, such as `prism-kv`.
     pub kind: String,
     /// The store's parameters, as completed by [`crate::service::Kind::plan`], as JSON.
     pub parameters: String,
-    /// Maximum size of its table and buffers, in bytes.
+    /// Maximum size of the store's table and buffers together, in bytes.
     pub quota: u64,
     /// Incarnation of the node's memory: a random number, drawn when the memory was created. Equal names in two
     /// incarnations are different stores.
     pub incarnation: u64,
     /// Number of the store's region.
     pub region: u32,
-    /// Secret of the region's key; zero in lists.
+    /// Secret of the region's key; zero in lists of stores.
     pub secret: u64,
-    /// Address of its table.
+    /// Address of the store's table.
     pub table_at: u64,
-    /// Size of its table, in bytes.
+    /// Size of the store's table, in bytes.
     pub table_len: u64,
     /// Whether only engines may run the store's chains ([`crate::service::Plan::wide`]).
     #[serde(default)]
     pub wide: bool,
     /// Random number drawn when the store was created, which identifies the store even if its table and key change.
-    /// Zero in lists.
+    /// Zero in lists of stores.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
     /// The previous table, while its entries are being moved.
@@ -186,25 +186,25 @@ impl Store {
 pub struct StoreStat {
     /// Maximum size of the store, in bytes.
     pub quota_bytes: u64,
-    /// Size of its table, in bytes.
+    /// Size of the store's table, in bytes.
     pub table_bytes: u64,
     /// Bytes of granted segments that are not assigned to a class yet, including the reserve.
     pub granted_bytes: u64,
     /// Bytes of segments that hold buffers.
     pub buffer_segment_bytes: u64,
-    /// Number of buffers that were allocated and not retired.
+    /// Number of buffers that are allocated and not retired.
     pub live_buffers: u64,
-    /// Bytes of those.
+    /// Total size of the live buffers, in bytes.
     pub live_bytes: u64,
     /// Number of buffers on free lists.
     pub free_buffers: u64,
-    /// Bytes of those.
+    /// Total size of the free buffers, in bytes.
     pub free_bytes: u64,
-    /// Retired buffers, which the node frees once no client can follow an old pointer to them.
+    /// Number of retired buffers, which the node frees once no client can follow an old pointer to them.
     pub retired_buffers: u64,
-    /// Buffers set aside until their whole segment is free and can be granted again.
+    /// Number of buffers that are set aside until their whole segment is free and can be granted again.
     pub parked_buffers: u64,
-    /// Processes with a turn for whose end reclamation waits. A process that stays in this list is stopped.
+    /// Pids of the processes for whose turns reclamation waits. A process that stays in this list is suspended.
     pub delaying_pids: Vec<u32>,
     /// Progress of the rebuild of the store's table in percent, if one is in progress.
     #[serde(default)]
@@ -219,11 +219,11 @@ pub struct StoreStat {
 pub struct NodeInfo {
     /// Version of the node's software.
     pub version: String,
-    /// Process id.
+    /// Process id of the node.
     pub pid: u32,
     /// Random number drawn when the node's memory was created.
     pub incarnation: u64,
-    /// Size of its memory, in bytes.
+    /// Size of the node's memory, in bytes.
     pub memory_bytes: u64,
     /// Bytes of memory that no store owns.
     pub unassigned_bytes: u64,
@@ -238,7 +238,7 @@ pub struct NodeInfo {
     pub reclaimed_buffers: u64,
     /// Total number of leaked buffers that scans found, not of those that they read.
     pub scanned_buffers: u64,
-    /// Counts of the requests that the node's engines refused.
+    /// Requests that the node's engines refused.
     #[serde(default)]
     pub refusals: Refusals,
     /// Traffic of the node's clients; `None` if the caller may not see it.
@@ -246,8 +246,8 @@ pub struct NodeInfo {
     pub traffic: Option<Traffic>,
 }
 
-/// Chains that clients have run on a node's memory since the node's process started, by themselves or through the
-/// node's engines. The counters are those of the sessions.
+/// Chains that clients have run on a node's memory since that memory was created, by themselves or through the node's
+/// engines. The values are the sums of the sessions' counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Traffic {
@@ -255,7 +255,7 @@ pub struct Traffic {
     pub chains: u64,
     /// Number of ops in those chains.
     pub ops: u64,
-    /// Number of CAS and FETCH-ADD ops among them.
+    /// Number of CAS and FETCH-ADD ops in those chains.
     pub atomics: u64,
     /// Bytes of the chains in wire form.
     pub request_bytes: u64,
@@ -265,7 +265,7 @@ pub struct Traffic {
     pub not_ready: u64,
     /// Number of chains refused for lack of rights, or as invalid.
     pub refused: u64,
-    /// Number of buffers that clients have retired.
+    /// Number of buffers that clients retired.
     pub retired_buffers: u64,
 }
 
@@ -290,18 +290,17 @@ impl From<Counters> for Traffic {
 pub struct Refusals {
     /// Number of greetings without a known token.
     pub bad_tokens: u64,
-    /// Number of greetings that were rejected before the token was read, because their source had sent too many wrong
-    /// tokens.
+    /// Number of greetings rejected without reading the token, since their source had sent too many wrong tokens.
     pub locked_out: u64,
     /// Number of datagrams with a wrong session secret.
     pub bad_secrets: u64,
-    /// Chains with a key that was never issued to their session.
+    /// Number of chains with a key that was never issued to their session.
     pub wrong_keys: u64,
     /// Chains refused for access or as invalid, including `wrong_keys`.
     pub chains: u64,
-    /// Requests to the node ([`Ask`]) that the session's token does not permit.
+    /// Number of requests to the node ([`Ask`]) that the session's token does not permit.
     pub asks: u64,
-    /// Sealed packets that no known token's key has sealed, or that were modified in transit.
+    /// Number of sealed packets that no known token's key has sealed, or that were modified in transit.
     pub forged: u64,
     /// Number of sealed packets that had been received before.
     pub replayed: u64,

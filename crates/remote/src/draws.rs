@@ -21,27 +21,27 @@ impl Draws {
         self.next() % end
     }
 
-    /// Draws true with probability 1 / `times`.
+    /// True with a probability of 1 in `times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// True with a probability of `percent` per cent.
+    /// True with a probability of `percent` percent.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// Draws a number in `0.0..1.0`.
+    /// A random number in `0.0..1.0`.
     pub fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with the given probability; draws nothing if that is 0.
+    /// True with the given probability (0 to 1). Draws no number if the probability is 0.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.share() < probability
     }
 
-    /// Draws one item of `from`.
+    /// A random item of `from`.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }

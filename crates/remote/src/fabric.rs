@@ -17,7 +17,7 @@ use std::time::Duration;
 pub struct ServiceId(pub u32);
 
 impl ServiceId {
-    /// The node itself: its catalog. See [`crate::control`].
+    /// The service of the node itself, which handles the requests of [`crate::control`].
     pub const NODE: ServiceId = ServiceId(0);
 }
 
@@ -27,7 +27,7 @@ pub const CALL_BYTES_MAX: usize = 60 * 1024;
 /// Default deadline of a call or any other wait.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 
-/// Carries chains and calls to memory nodes. Endpoints belong to one thread; nothing here is `Send`.
+/// The interface to memory nodes that carries chains and calls. An endpoint belongs to one thread: it is not `Send`.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Fabric {
     /// Runs the chain at `node` and stores the outcome in `reply`.
@@ -43,7 +43,8 @@ pub trait Fabric {
     /// Calls a service on the CPU of `node` (two-sided). The response replaces the contents of `answer`.
     ///
     /// # Errors
-    /// As [`Fabric::run`]; also [`FabricError::Refused`] with the service's reason.
+    /// No response arrived ([`FabricError::ran`] says what may be assumed), or the service refused the call
+    /// ([`FabricError::Refused`] has its reason).
     async fn call(
         &self,
         node: NodeId,
@@ -97,18 +98,18 @@ macro_rules! fabric_by_reference {
 fabric_by_reference!(&F);
 fabric_by_reference!(Rc<F>);
 
-/// Whether an operation without a response was carried out.
+/// Whether an operation whose response is missing was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// It was not carried out, and never will be.
+    /// The operation was not carried out, and never will be.
     No,
-    /// It was carried out, but its outcome is lost.
+    /// The operation was carried out, but its outcome is lost.
     Yes,
-    /// It may have been carried out, or may yet be. The caller must be correct in either case.
+    /// The operation may have been carried out, or may yet be. The caller must be correct in either case.
     Unknown,
 }
 
-/// Reason why no response arrived. The message names the failure, what may be assumed, and the remedy.
+/// Reason why an operation failed. The message names the failure, what may be assumed, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FabricError {
     /// The node's process exited before this operation ran. Chains whose replies arrived earlier have run.
@@ -136,7 +137,7 @@ pub enum FabricError {
         /// Reason why the session was closed.
         reason: String,
     },
-    /// The node refused the request for this reason, and changed nothing.
+    /// The node refused the request for the given reason, and changed nothing.
     Refused(String),
     /// The pool has no session with the node now. Nothing was sent. The pool opens a session in the background.
     Unreachable {

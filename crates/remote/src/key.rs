@@ -17,7 +17,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of region `region` (0 means no region) with the 64 secret bits `secret`.
+    /// The key of region `region` with the 64 secret bits `secret`. Region 0 means no region.
     pub const fn new(region: u32, secret: u64) -> Key {
         Key { secret: U64::from_bytes(secret.to_le_bytes()), region: U32::from_bytes(region.to_le_bytes()) }
     }
@@ -34,7 +34,8 @@ impl Key {
         u64::from_le_bytes(self.secret.to_bytes())
     }
 
-    /// Whether `secret` is this key's secret. One XOR and comparison, so every guess takes the same time.
+    /// Whether `secret` is this key's secret; a secret of 0 never is. The comparison takes the same time for every
+    /// guess.
     #[inline]
     pub const fn opens(self, secret: u64) -> bool {
         (self.secret() ^ secret) == 0 && secret != 0

@@ -15,9 +15,9 @@ pub const WIDE_ALIGN: u64 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Width {
-    /// A width of 8 bytes.
+    /// A word of 8 bytes.
     W8 = 8,
-    /// A width of 16 bytes.
+    /// A word of 16 bytes.
     W16 = 16,
 }
 
@@ -31,10 +31,10 @@ impl Width {
 
 /// A node's memory as a runner of chains sees it. Addresses are byte offsets; no address here is scratch.
 ///
-/// Guarantee for READs and WRITEs: each aligned unit of 16 bytes (32 in wide memory) is copied atomically. The order
-/// and the instant of different units of one access are unspecified.
+/// Guarantee for READs and WRITEs: each aligned unit of 16 bytes (32 in wide memory) is copied atomically. The units of
+/// one access may be copied in any order and at different times.
 pub trait Memory {
-    /// An access that has no result yet: the caller must run again once the simulator has recorded one.
+    /// An access without a result yet. The caller must run the chain again once the simulator has recorded the result.
     /// [`std::convert::Infallible`] on real memory, which never waits.
     type Wait;
 
@@ -57,8 +57,8 @@ pub trait Memory {
     /// Loads the aligned word at `at` atomically; its lowest byte is the one at `at`.
     fn load(&self, at: u64, width: Width) -> Result<u128, Self::Wait>;
 
-    /// Stores `new` if the aligned word at `at` is `old`; otherwise returns the current word as the inner error.
-    /// Sequentially consistent.
+    /// Stores `new` if the aligned word at `at` is `old`; otherwise returns the current word as the inner error. The
+    /// exchange is sequentially consistent.
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Self::Wait>;
 
     /// Announces that the `len` bytes from `at` are about to be written for the first time, so that memory can be
@@ -75,10 +75,11 @@ pub trait Memory {
     }
 
     /// Stores `new` and returns true if the word at `at`, a multiple of [`WIDE_ALIGN`], is `old`; otherwise stores the
-    /// current word in `old` and returns false. Both have 24 or 32 bytes. Sequentially consistent.
+    /// current word in `old` and returns false. `old` and `new` have 24 or 32 bytes. The exchange is sequentially
+    /// consistent.
     ///
     /// # Panics
-    /// Unless [`Memory::is_wide`].
+    /// If the memory is not wide ([`Memory::is_wide`]).
     fn exchange_wide(&self, _at: u64, _old: &mut [u8], _new: &[u8]) -> Result<bool, Self::Wait> {
         panic!("a wide word was exchanged in memory that is not wide")
     }

@@ -4,7 +4,7 @@
 //!
 //! Invariant: without `--cfg farside_mutants` no mutant can be switched on, and the check costs nothing.
 
-/// A broken variant of the code. Its name is unique among all crates.
+/// A deliberately broken variant of the code. Its name is unique among all crates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Mutant(&'static str);
 
@@ -53,7 +53,7 @@ macro_rules! mutants {
     ($($(#[$doc:meta])* $constant:ident = $name:literal;)*) => {
         $($(#[$doc])* pub const $constant: $crate::mutant::Mutant = $crate::mutant::Mutant::new($name);)*
 
-        /// All mutants of this list.
+        /// All mutants of this module.
         pub const ALL: &[$crate::mutant::Mutant] = &[$($constant),*];
     };
 }

@@ -1,7 +1,7 @@
-//! Mutants of chains, of the words of a CAS, and of free lists.
+//! Mutants of the code that runs chains, of the words that a CAS compares, and of the free lists.
 
 crate::mutants! {
-    /// A helper exchanges a buffer's state without rechecking that the step it helps is unfinished.
+    /// A helper exchanges a buffer's state without checking again that the step which it helps is unfinished.
     HELPER_DOES_NOT_RECHECK_HEAD = "HelperDoesNotRecheckHead";
     /// The head of a list has no sequence number, as in a plain stack.
     POP_WITHOUT_SEQ = "PopWithoutSeq";
@@ -19,7 +19,7 @@ crate::mutants! {
     SHARED_SCRATCH = "SharedScratch";
     /// An indirect access continues beyond the end of the buffer that its pointer points into.
     NO_CLAMP = "NoClamp";
-    /// The key is checked for the pointer's own address only, not for its target.
+    /// The key is checked for the pointer's own address only, not for the address that the pointer holds.
     POINTEE_IS_NOT_CHECKED = "PointeeIsNotChecked";
     /// A key with any right has all rights.
     ONE_RIGHT_IS_ALL = "OneRightIsAll";

@@ -2,9 +2,9 @@
 //!
 //! Invariant: an op carries the type of its output, so a reply is read as the type that was requested.
 //!
-//! Differs from the paper (table 1): CAS has separate compare and swap operands: with one operand, "expect old, install
-//! new" cannot be expressed. A mode means `target OP compare`. Ordering modes compare the masked bytes as one
-//! big-endian number, so that `RC|TS > PW|PR` has the meaning of section 8 of the paper.
+//! Differs from the paper (table 1): a CAS has separate compare and swap operands, since "expect old, install new"
+//! cannot be expressed with one operand. A mode means `target OP compare`. Ordering modes compare the masked bytes as
+//! one big-endian number, so that `RC|TS > PW|PR` has the meaning of section 8 of the paper.
 
 use crate::address::Addr;
 use crate::memory::Width;
@@ -13,21 +13,21 @@ use std::cmp::Ordering;
 use std::marker::PhantomData;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Comparison of a CAS: the masked bytes of the target OP those of the compare operand.
+/// The operator OP with which a CAS compares: `target OP compare`, on the masked bytes of both operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// The target is equal to the operand.
+    /// The target equals the compare operand.
     Eq = 0,
-    /// The target is not equal to the operand.
+    /// The target differs from the compare operand.
     Ne = 1,
-    /// The target is less than the operand: "install if newer".
+    /// The target is less than the compare operand: "install if newer".
     Lt = 2,
-    /// The target is less than or equal to the operand.
+    /// The target is less than or equal to the compare operand.
     Le = 3,
-    /// The target is greater than the operand.
+    /// The target is greater than the compare operand.
     Gt = 4,
-    /// The target is greater than or equal to the operand.
+    /// The target is greater than or equal to the compare operand.
     Ge = 5,
 }
 
@@ -50,7 +50,8 @@ impl Mode {
         }
     }
 
-    /// Whether `target OP compare` holds for two words whose lowest byte comes first in memory.
+    /// Whether `target OP compare` holds for two words, given with the byte at the lowest address as the least
+    /// significant.
     #[inline]
     pub const fn holds(self, width: Width, target: u128, compare: u128) -> bool {
         match self {
@@ -63,7 +64,7 @@ impl Mode {
         }
     }
 
-    /// Whether `target OP compare` holds, given the ordering of target to compare.
+    /// Whether `target OP compare` holds, given how the target compares to the compare operand.
     pub(crate) const fn holds_for(self, target_to_compare: Ordering) -> bool {
         match self {
             Mode::Eq => target_to_compare.is_eq(),
@@ -89,8 +90,8 @@ pub(crate) const fn big_endian(width: Width, word: u128) -> u128 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListId(pub u32);
 
-/// One request. `T` is the type of its output: `[u8]` or a value for a READ, the old value for CAS, the new buffer's
-/// address for ALLOCATE, `()` if the output is redirected.
+/// One request. `T` is the type of its output: `[u8]` or a value for a READ, the old value for CAS and FETCH-ADD, the
+/// new buffer's address for ALLOCATE, `()` if the op has no output or redirects it.
 #[must_use = "an op does nothing until it is added to a chain"]
 pub struct Op<'a, T: ?Sized> {
     pub(crate) code: Code,
@@ -101,7 +102,7 @@ pub struct Op<'a, T: ?Sized> {
     pub(crate) at: Addr,
     pub(crate) redirect: Addr,
     pub(crate) source: Addr,
-    /// The payload in wire order; for CAS compare, swap, compare mask, swap mask.
+    /// The parts of the payload in wire order. For CAS: compare, swap, compare mask, swap mask.
     pub(crate) payload: [&'a [u8]; 4],
     output: PhantomData<fn() -> Box<T>>,
 }
@@ -261,7 +262,7 @@ pub fn write(at: Addr, bytes: &[u8]) -> Op<'_, ()> {
     op
 }
 
-/// Writes `len` bytes from `source`, in the node's memory or in scratch.
+/// Writes `len` bytes from address `source`, in the node's memory or in scratch, to `at`.
 #[inline(always)]
 pub fn write_from(at: Addr, source: Addr, len: u32) -> Op<'static, ()> {
     let mut op = Op::new(Code::Write, at, len);
@@ -284,7 +285,8 @@ pub fn allocate<'a>(list: ListId, parts: [&'a [u8]; 3]) -> Op<'a, Addr> {
 /// If `target OP compare` holds, stores `swap`. Returns the old value either way (PRISM, section 3.3).
 ///
 /// # Panics
-/// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
+/// Unless `T` has 8, 16, 24 or 32 bytes. Words of 24 and 32 bytes need a wide region: elsewhere the op fails with
+/// [`crate::Status::Invalid`].
 #[inline(always)]
 pub fn cas<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, compare: &'a T, swap: &'a T) -> Op<'a, T> {
     let mut op = word_op::<T>(Code::Cas, at);
@@ -297,7 +299,8 @@ pub fn cas<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, compare: &'a T, s
 /// If the target equals `expected`, stores the word at `swap_from` (data-indirect). Returns the old value.
 ///
 /// # Panics
-/// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
+/// Unless `T` has 8, 16, 24 or 32 bytes. Words of 24 and 32 bytes need a wide region: elsewhere the op fails with
+/// [`crate::Status::Invalid`].
 #[inline(always)]
 pub fn cas_from<T: IntoBytes + Immutable>(at: Addr, expected: &T, swap_from: Addr) -> Op<'_, T> {
     let mut op = word_op::<T>(Code::Cas, at);
@@ -311,7 +314,8 @@ pub fn cas_from<T: IntoBytes + Immutable>(at: Addr, expected: &T, swap_from: Add
 /// 1, with one operand. Returns the old value.
 ///
 /// # Panics
-/// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
+/// Unless `T` has 8, 16, 24 or 32 bytes. Words of 24 and 32 bytes need a wide region: elsewhere the op fails with
+/// [`crate::Status::Invalid`].
 #[inline(always)]
 pub fn cas_with<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, data_from: Addr) -> Op<'a, T> {
     let mut op = word_op::<T>(Code::Cas, at);
@@ -321,7 +325,7 @@ pub fn cas_with<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, data_from: A
     op
 }
 
-/// Adds `addend` to the little-endian 8-byte word at `at`, wrapping. Returns the old value.
+/// Adds `addend` to the little-endian 8-byte word at `at`. The sum wraps. Returns the old value.
 #[inline(always)]
 pub fn fetch_add<'a>(
     at: Addr,

@@ -22,7 +22,7 @@ pub enum Status {
     NotReady = 4,
     /// The key has no right to the memory that the op accesses. The op did nothing; the rest of the chain was aborted.
     Access = 5,
-    /// An indirect access through a null pointer. The op did nothing.
+    /// The op accessed memory through a null pointer. The op did nothing.
     NullPointer = 6,
     /// The op's address is misaligned, its data does not fit into a buffer of the free list that it names, or it cannot
     /// be used at that address. The op did nothing; the rest of the chain was aborted.
@@ -50,7 +50,7 @@ impl Status {
         Status::ALL.get(byte as usize).copied()
     }
 
-    /// Whether this status aborts the rest of the chain (a NAK that breaks a reliable connection).
+    /// Whether this status aborts the chain's later ops, as a NAK breaks a reliable connection of RDMA.
     #[inline]
     pub const fn aborts(self) -> bool {
         matches!(self, Status::Access | Status::Invalid)
@@ -73,10 +73,10 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// Bytes of one op's entry: `| status u8 | 0 u8 x 3 | end u32 |`.
+/// Size of one op's entry in bytes. The entry is `| status u8 | 0 u8 x 3 | end u32 |`.
 const ENTRY: usize = 8;
 
-/// A reply, in a reusable buffer that grows to the size of the longest reply and never shrinks. Always in wire form.
+/// A reply in wire form. Its buffer is reusable: it grows to the size of the longest reply and never shrinks.
 #[derive(Default)]
 pub struct Reply {
     /// Entries, then outputs. Only the first `used` bytes belong to this reply.
@@ -96,7 +96,7 @@ impl Reply {
         Reply { bytes: Vec::new(), used: 0, ops: 0, last: None, retired: 0 }
     }
 
-    /// The status of one op.
+    /// The status of the op of `out`.
     ///
     /// # Panics
     /// If `out` is from another, longer chain.
@@ -105,10 +105,10 @@ impl Reply {
         self.entry(out.index as usize).0
     }
 
-    /// The output of one op; for CAS the old value, whether it swapped or not.
+    /// The output of the op of `out`. For CAS the output is the old value, whether the CAS swapped or not.
     ///
     /// # Errors
-    /// The op's status if it has no output; [`Status::TooLong`] if the size of the output is not that of a `T`.
+    /// The op's status if the op has no output; [`Status::TooLong`] if the size of the output is not that of a `T`.
     ///
     /// # Panics
     /// If `out` is from another, longer chain.
@@ -126,7 +126,8 @@ impl Reply {
         }
     }
 
-    /// The first status that is neither [`Status::Ok`] nor [`Status::CasFailed`], else [`Status::Ok`].
+    /// The first status of an op that is neither [`Status::Ok`] nor [`Status::CasFailed`], or [`Status::Ok`] if no op
+    /// has one.
     #[inline]
     pub fn verdict(&self) -> Status {
         (0..self.ops)
@@ -135,8 +136,7 @@ impl Reply {
             .unwrap_or(Status::Ok)
     }
 
-    /// Returns the status of the last op. If an op was refused, that is the refusal if it was the last op, and otherwise
-    /// [`Status::Aborted`].
+    /// The status of the last op. If the chain was aborted, this is [`Status::Aborted`] or the refusal itself.
     ///
     /// # Panics
     /// If the reply is empty.
@@ -151,7 +151,7 @@ impl Reply {
         self.retired
     }
 
-    /// Number of ops of the chain.
+    /// Number of ops of the chain that this reply answers.
     pub fn len(&self) -> usize {
         self.ops
     }
@@ -166,12 +166,12 @@ impl Reply {
         (index < self.ops).then(|| self.entry(index).0)
     }
 
-    /// Iterates over the statuses in the order of the ops.
+    /// The statuses of all ops, in order.
     pub fn statuses(&self) -> impl Iterator<Item = Status> + '_ {
         (0..self.ops).map(|index| self.entry(index).0)
     }
 
-    /// The bytes of op `index`'s output, empty if it has none.
+    /// The output of op `index`, empty if the op has none.
     ///
     /// # Panics
     /// If there is no such op.
@@ -181,7 +181,7 @@ impl Reply {
         &self.bytes[start..end]
     }
 
-    /// Returns the wire form of the reply.
+    /// The reply's wire form.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.used]
     }
@@ -189,7 +189,7 @@ impl Reply {
     /// Replaces this reply by the wire form `bytes` of a reply to a chain of `ops` ops.
     ///
     /// # Errors
-    /// The bytes are not such a reply; this one is then empty.
+    /// The bytes are not a well-formed reply to `ops` ops. This reply is then empty.
     pub fn decode(&mut self, ops: usize, bytes: &[u8]) -> Result<(), WireError> {
         self.fill(ops, |own| {
             own.clear();
@@ -200,8 +200,7 @@ impl Reply {
     /// Like [`Reply::decode`], for a wire form that `fill` writes into this reply's own buffer, without a copy. `fill`
     /// may replace the buffer.
     ///
-    /// # Errors
-    /// As [`Reply::decode`].
+    /// The bytes are not a well-formed reply to `ops` ops.
     #[inline]
     pub fn fill(&mut self, ops: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
         (self.used, self.ops, self.last, self.retired) = (0, 0, None, 0);

@@ -7,11 +7,11 @@ use serde::ser::{Serialize, Serializer};
 use std::fmt;
 use std::ops::BitOr;
 
-/// A set of rights. In JSON a list of words: `["read", "write"]`.
+/// A set of rights. Its JSON form is a list of words: `["read", "write"]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Rights(u8);
 
-/// Name of one right in token files and flags.
+/// One right, as a word in JSON and in messages.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
@@ -35,9 +35,9 @@ impl Word {
 }
 
 impl Rights {
-    /// No right; the rights of a wrong key.
+    /// The empty set of rights, which a wrong key has.
     pub const NONE: Rights = Rights(0);
-    /// The right to read bytes: for READ, for following pointers, and for taking an op's data from the node's memory.
+    /// The right to read bytes: for READ, for following pointers, and for an op whose data lies in the node's memory.
     pub const READ: Rights = Rights(1 << 0);
     /// The right to overwrite bytes: for WRITE, and for redirecting an output into the node's memory.
     pub const WRITE: Rights = Rights(1 << 1);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use serde::de::value::{Error, SeqDeserializer};
 
-    /// Returns all sixteen sets of rights.
+    /// All 16 sets of rights.
     fn sets() -> impl Iterator<Item = Rights> {
         (0..=Rights::ALL.0).map(Rights)
     }

@@ -1,6 +1,6 @@
 //! The single definition of each op's meaning, used by every fabric that runs chains in software and by the simulator.
 //!
-//! Semantics: PRISM, table 1 and section 3; comments mark where we define cases that the paper leaves open.
+//! Semantics: PRISM, table 1 and section 3. Comments mark the cases that the paper leaves open and that we define.
 //! Invariant: every access to [`Memory`] is a function of the chain and of the results so far. Apart from memory, `run`
 //! changes only its reply, which it clears first. So a caller can run the chain again from the start, with the results
 //! replayed.
@@ -25,7 +25,7 @@ use crate::word::{Wide, Word};
 use std::cell::Cell;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The sessions on whose behalf a chain runs.
+/// The sessions on whose behalf a chain runs: one owns new buffers, one retires buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct By {
     /// Number of the session that sent the chain. It owns the buffers that the chain allocates.
@@ -36,17 +36,17 @@ pub struct By {
 }
 
 impl By {
-    /// The pair for a session that runs its own chains: one session is both the owner and the retiring one.
+    /// The [`By`] of a session that runs its own chains: the session owns the new buffers and retires the old ones.
     #[inline(always)]
     pub const fn itself(session: SessionId) -> By {
         By { owner: session.number, retires: session }
     }
 }
 
-/// Runs a chain on behalf of `by`.
+/// Runs a chain on behalf of the sessions `by`, and stores the outcome in `reply`.
 ///
 /// # Errors
-/// An access returned *wait*. Once its result is recorded, run the chain again.
+/// An access returned *wait*. The caller must run the chain again once the access's result is recorded.
 #[inline(always)]
 pub fn run<M: Memory>(memory: &M, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
     reply.begin(chain.len());
@@ -107,7 +107,7 @@ impl<W> From<W> for Stop<W> {
 
 type Done<W> = Result<(Status, usize), Stop<W>>;
 
-/// The op's status and the size of its output in the reply. A refused op has no output.
+/// The op's status and the size of its output in the reply, in bytes. A refused op has no output.
 #[inline(always)]
 fn ended<W>(done: Done<W>) -> Result<(Status, usize), W> {
     match done {
@@ -154,7 +154,7 @@ enum Place {
     Scratch(usize),
 }
 
-/// Bytes copied at a time from memory to memory.
+/// Maximum number of bytes that are copied from memory to memory at a time.
 const COPY_CHUNK: usize = 512;
 
 impl<'m, M: Memory> Runner<'m, M> {
@@ -330,7 +330,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// Retires the buffers that the op names.
+    /// Runs a RETIRE: retires the buffers that it names.
     #[inline(never)]
     fn retire_listed(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         if !self.may(Rights::ALLOCATE)? {
@@ -345,7 +345,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok((Status::Ok, 0))
     }
 
-    /// Destination of an op's output word, checked before the op has any effect; `None` for the reply.
+    /// The place of an op's output word, checked before the op has any effect. `None` if the output goes into the
+    /// reply.
     #[inline]
     fn word_output(
         &self,
@@ -381,7 +382,7 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     // The next functions resolve an op's addresses and check the key's rights. Scratch needs no rights.
 
-    /// The target of a READ or WRITE, and the number of bytes to access. The access requires the rights `asked`.
+    /// The target of a READ or WRITE, and the number of bytes to access. The key must have the rights `asked`.
     #[inline(always)]
     fn target(&self, op: &OpHeader, asked: Rights) -> Result<(Place, u64), Stop<M::Wait>> {
         let len = u64::from(op.len.get());
@@ -412,7 +413,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// Returns the place of the word that a CAS compares, after checking that the chain may access it.
+    /// The target of a CAS, checked for the rights that the CAS needs.
     #[inline(always)]
     fn word_target<W: Word>(&self, op: &OpView<'_>, len: u64) -> Result<Place, Stop<M::Wait>> {
         let asked = if op.has(flag::RECLAIMING) { Rights::ATOMIC | Rights::ALLOCATE } else { Rights::ATOMIC };
@@ -426,7 +427,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.word::<W>(ptr, len, asked)
     }
 
-    /// Loads the pointer of 8 or 16 bytes at `at`.
+    /// Loads the pointer at `at`, which has 8 or 16 bytes.
     #[inline(always)]
     fn pointer(&self, at: Addr, len: u64) -> Result<u128, Stop<M::Wait>> {
         Ok(self.load(self.word::<u128>(at, len, Rights::READ)?, len)?)
@@ -446,8 +447,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(rights.contains(asked) || (mutants::ONE_RIGHT_IS_ALL.is_on() && rights != Rights::NONE))
     }
 
-    /// The start of the range, and how many of the `len` bytes from `at` on the chain may access. The access requires
-    /// the rights `asked`.
+    /// The start of the range at `at`, and how many of its `len` bytes the chain may access. The key must have the
+    /// rights `asked`.
     #[inline(always)]
     fn reach(&self, at: Addr, len: u64, asked: Rights) -> Result<(Place, u64), M::Wait> {
         match at.scratch_offset() {
@@ -465,7 +466,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// All `len` bytes from `at` on, or a refusal. An access of 0 bytes touches nothing and needs no right.
+    /// The place of all `len` bytes from `at` on, or a refusal. An access of 0 bytes touches nothing and needs no
+    /// right.
     #[inline(always)]
     fn whole(&self, at: Addr, len: u64, asked: Rights) -> Result<Place, Stop<M::Wait>> {
         if len == 0 {
@@ -477,7 +479,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// Returns the place of the word at `at`, after checking its alignment and that the chain may access it.
+    /// The place of the aligned word at `at`, or a refusal.
     #[inline(always)]
     fn word<W: Word>(&self, at: Addr, len: u64, asked: Rights) -> Result<Place, Stop<M::Wait>> {
         if !at.raw().is_multiple_of(W::align(len)) {
@@ -486,7 +488,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.whole(at, len, asked)
     }
 
-    /// The class of an ALLOCATE, if its buffers hold the data.
+    /// The size class that an ALLOCATE takes its buffer from, or a refusal if the buffers do not hold the data.
     fn class_for(&self, op: &OpView<'_>) -> Result<&'static Class, Stop<M::Wait>> {
         if !self.may(Rights::ALLOCATE)? {
             return Err(Stop::Refused(Status::Access));
@@ -550,7 +552,8 @@ impl<'m, M: Memory> Runner<'m, M> {
     ///
     /// 1. The chain has not swapped. Its allocated buffers are live, owned by a dead session and unreachable, so a scan
     ///    frees them.
-    /// 2. The chain has swapped, and the unlinked buffer is live. A scan frees that buffer once its owner is gone, too.
+    /// 2. The chain has swapped, and the unlinked buffer is live. A scan frees that buffer once the buffer's owner is
+    ///    gone as well.
     /// 3. The chain has made the unlinked buffer RETIRED but not linked it into a list. The buffer's state names a dead
     ///    session, so a scan finds it.
     /// 4. The chain has linked the unlinked buffer. The node frees it with the dead session's list.
@@ -595,7 +598,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    // Moving bytes.
+    // The next functions move bytes.
 
     #[inline(always)]
     fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), M::Wait> {
@@ -620,7 +623,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Stores the first `len` bytes of the pieces one after another.
+    /// Stores the first `len` bytes of `pieces`, one piece after another.
     #[inline]
     fn store_pieces<'a>(
         &mut self,
@@ -714,17 +717,17 @@ fn pointer_in<W: Word>(word: W, offset: u32) -> u64 {
     u64::from_le_bytes(word.as_ref()[offset..offset + 8].try_into().expect("eight bytes"))
 }
 
-/// A memory access that a chain will make, for prefetching. A wrong hint is harmless.
+/// A memory access that a chain will probably make, for prefetching. A wrong hint is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Data of `len` bytes at `at`.
+    /// The chain will access at most `len` bytes at `at`.
     Bytes {
         /// Address of the first byte.
         at: u64,
         /// Maximum number of bytes.
         len: u32,
     },
-    /// At most `len` bytes behind the pointer at `at`.
+    /// The chain will access at most `len` bytes behind the pointer at `at`.
     Pointee {
         /// Address of the pointer.
         at: u64,
@@ -733,7 +736,7 @@ pub enum Hint {
         /// Whether the pointer has a bound.
         bounded: bool,
     },
-    /// A buffer of this class, to be filled with `len` bytes.
+    /// The chain will take a buffer of this class and fill it with `len` bytes.
     Buffer {
         /// Number of the free list.
         class: u8,
@@ -742,7 +745,7 @@ pub enum Hint {
     },
 }
 
-/// Passes to `say` the accesses to prefetch before the chain runs, op by op.
+/// Passes to `say`, op by op, the accesses to prefetch before the chain runs.
 #[inline(always)]
 pub fn hints(chain: ChainView<'_>, mut say: impl FnMut(Hint)) {
     match chain.only_read() {

@@ -17,7 +17,7 @@ use crate::key::Key;
 use crate::memory::Memory;
 use crate::rights::Rights;
 
-/// The location of a store's table, and the key to it and to the store's buffers.
+/// The location of a store's table, and the key that opens this table and the store's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Key of the store's region.
@@ -31,7 +31,8 @@ pub struct Extent {
 /// Size of the store's secret at the start of a request to a store's service, in bytes.
 pub const ADDRESS_SIZE: usize = size_of::<u64>();
 
-/// Starts a request to the service of the store that `key` opens. Replaces the contents of `request`.
+/// Starts a request to the service of the store that `key` opens. Replaces the contents of `request`. Returns the
+/// service to call.
 pub fn address(key: Key, request: &mut Vec<u8>) -> ServiceId {
     request.clear();
     request.extend_from_slice(&key.secret().to_le_bytes());
@@ -90,13 +91,13 @@ pub trait Service<M: Memory>: Send {
     /// accesses. Adds the addresses of these buffers to `found`. Returns the next cursor, or `None` at the end.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait>;
 
-    /// Performs one step of the structure's background work, in at most about 16 accesses. Changes nothing of its own
-    /// until the last of them.
+    /// Performs one step of the structure's background work, in at most about 16 accesses. The service must not change
+    /// `self` before the step's last access.
     fn tick(&mut self, _memory: &M) -> Result<Tick, M::Wait> {
         Ok(Tick::Idle)
     }
 
-    /// The service's [`Rebuild`] interface, if it can give its store another table.
+    /// The interface for giving the store another table, or `None` if the service has no such interface.
     fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
         None
     }
@@ -136,9 +137,9 @@ pub trait Rebuild<M: Memory> {
         Err("the service has former tables already".into())
     }
 
-    /// Performs one step of the survey in progress, or else of the move, in at most about 16 accesses. Changes nothing
-    /// of its own until the last of them. Adds to `dropped` the buffers that it has made RETIRED and owned by the node
-    /// ([`crate::arena::Arena::condemn`]). The node frees these buffers after a grace period.
+    /// Performs one step of the survey in progress, or else of the move, in at most about 16 accesses. The service must
+    /// not change `self` before the step's last access. Adds to `dropped` the buffers that it has made RETIRED and
+    /// owned by the node ([`crate::arena::Arena::condemn`]). The node frees these buffers after a grace period.
     fn step(&mut self, memory: &M, dropped: &mut Vec<u64>) -> Result<Step, M::Wait>;
 
     /// Progress of the move from the former tables, in percent.
@@ -152,19 +153,20 @@ pub trait Rebuild<M: Memory> {
 pub enum Step {
     /// The step did something: call again.
     Made,
-    /// The survey is complete: the store needs this table, and [`Rebuild::succeed`] must serve both.
+    /// The survey is complete: the store needs this table. [`Rebuild::succeed`] then returns a service for the old and
+    /// new tables.
     Wants(Plan),
-    /// The survey is complete: the store needs no other table, and is not rebuilt.
+    /// The survey is complete: the store needs no other table, so it is not rebuilt.
     Content,
     /// The move is complete: the former tables are empty.
     Moved,
-    /// The next table has no space for all entries: another table may be surveyed.
+    /// The new table has no space for all entries of the former tables: another table may be surveyed.
     Stuck,
 }
 
 /// A kind of store that a node can create.
 pub trait Kind<M: Memory>: Send + Sync {
-    /// Returns the name of this kind in requests.
+    /// The kind's name, as requests contain it.
     fn name(&self) -> &'static str;
 
     /// Plans a store: its table's size and its final parameters. `entropy` is random, for example for a hash seed; the
@@ -172,13 +174,13 @@ pub trait Kind<M: Memory>: Send + Sync {
     /// passes them to every client.
     ///
     /// # Errors
-    /// The error in the parameters, and the remedy.
+    /// The parameters are invalid. The message names the error and the remedy.
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String>;
 
     /// Creates the service of a store that was planned with these parameters and has this table.
     ///
     /// # Errors
-    /// The parameters are not those of a [`Kind::plan`].
+    /// The parameters are not from a plan of [`Kind::plan`].
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String>;
 }
 

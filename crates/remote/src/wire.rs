@@ -77,7 +77,7 @@ pub struct OpHeader {
     /// Number of bytes to read, to write or to store in the new buffer. For RETIRE, the size of its list of addresses
     /// in bytes. For a reclaiming CAS, the offset of the pointer in its word.
     pub len: U32,
-    /// Address of the target; for ALLOCATE the list; for RETIRE 0.
+    /// Address of the target; for ALLOCATE the number of the free list; for RETIRE 0.
     pub at: U64,
 }
 
@@ -89,17 +89,17 @@ const _: () = assert!(CHAIN_HEADER == 24 && OP_HEADER == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Code {
-    /// READ: copies bytes out of memory.
+    /// READ: copies bytes out of the node's memory.
     Read = 1,
-    /// WRITE: copies bytes into memory.
+    /// WRITE: copies bytes into the node's memory.
     Write = 2,
-    /// Takes a buffer from a free list and fills it.
+    /// ALLOCATE: takes a buffer from a free list and fills it.
     Allocate = 3,
     /// CAS: compares and swaps one word.
     Cas = 4,
-    /// Adds to an 8-byte word.
+    /// FETCH-ADD: adds to an 8-byte word.
     FetchAdd = 5,
-    /// RETIRE: retires buffers.
+    /// RETIRE: declares buffers unreachable, so that the node frees them.
     Retire = 6,
 }
 
@@ -109,7 +109,7 @@ pub mod flag {
     pub const TARGET_INDIRECT: u8 = 1 << 0;
     /// The data is at `source`, in the node's memory or scratch.
     pub const DATA_INDIRECT: u8 = 1 << 1;
-    /// The pointer at `at` bounds the length.
+    /// The pointer at `at` is a [`crate::BoundedPtr`], whose bound limits the length of the access.
     pub const BOUNDED: u8 = 1 << 2;
     /// The op is skipped unless the previous op was successful.
     pub const CONDITIONAL: u8 = 1 << 3;
@@ -117,9 +117,9 @@ pub mod flag {
     pub const REDIRECT: u8 = 1 << 4;
     /// The CAS has a separate compare operand. Without this flag the CAS compares with the swap operand.
     pub const COMPARE: u8 = 1 << 5;
-    /// A CAS with masks.
+    /// The CAS compares and swaps under masks.
     pub const MASKED: u8 = 1 << 6;
-    /// A CAS that retires the buffers that it makes unreachable.
+    /// The CAS retires the buffers that it makes unreachable.
     pub const RECLAIMING: u8 = 1 << 7;
 }
 
@@ -137,13 +137,13 @@ impl Code {
         }
     }
 
-    /// Whether the op exchanges a word.
+    /// Whether the op compares or adds to a word atomically: CAS or FETCH-ADD.
     #[inline]
     pub const fn is_atomic(self) -> bool {
         matches!(self, Code::Cas | Code::FetchAdd)
     }
 
-    /// The flags that are valid for this op; any other makes the chain malformed.
+    /// The flags that are valid for this op. Any other flag makes the chain malformed.
     pub const fn flags(self) -> u8 {
         use flag::*;
         match self {
@@ -232,7 +232,7 @@ impl OpHeader {
     }
 }
 
-/// Reason why bytes are not a chain or a reply. No op of a malformed chain ran.
+/// Reason why bytes are not a valid chain or reply. No op of a malformed chain ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// The bytes end before the end of the chain.
@@ -242,37 +242,37 @@ pub enum WireError {
         /// Number of bytes.
         bytes: usize,
     },
-    /// More ops than [`OPS_MAX`], or another number than announced.
+    /// The chain has more ops than [`OPS_MAX`], or not the number that its header announces.
     OpCount(usize),
-    /// More ALLOCATEs than [`ALLOCATES_MAX`], or another number than announced.
+    /// The chain has more ALLOCATEs than [`ALLOCATES_MAX`], or not the number that its header announces.
     AllocateCount(usize),
-    /// Another number of CAS and FETCH-ADD ops than announced.
+    /// The chain's number of CAS and FETCH-ADD ops is not the number that its header announces.
     AtomicCount(usize),
     /// No op has this code.
     UnknownOp(u8),
-    /// A flag that is invalid for this op.
+    /// An op has a flag that is invalid for its code.
     Flags {
-        /// Code of the op.
+        /// The op's code.
         code: Code,
-        /// Flags of the op.
+        /// The op's flags.
         flags: u8,
     },
-    /// The op is BOUNDED, but its target is not indirect.
+    /// An op is BOUNDED but its target is not indirect.
     BoundedButDirect,
-    /// The op has this invalid compare mode.
+    /// A CAS has an invalid compare mode.
     Mode(u8),
-    /// The op has this invalid word width.
+    /// An op has an invalid word width.
     Width(u8),
     /// The pointer of a reclaiming CAS does not fit into its word.
     PointerOffset(usize),
-    /// Not a list of at most [`RETIRES_MAX`] addresses.
+    /// The payload of a RETIRE is not a list of at most [`RETIRES_MAX`] addresses.
     Retired {
         /// Size of the list, in bytes.
         bytes: usize,
     },
-    /// A reserved field is not zero.
+    /// A reserved field of a header is not zero.
     Reserved,
-    /// The statuses or ends of a reply are invalid.
+    /// The statuses or the output ends of a reply are invalid.
     Reply,
 }
 

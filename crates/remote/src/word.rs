@@ -1,4 +1,4 @@
-//! The words that a CAS compares and swaps, independent of their width.
+//! The words that a CAS compares and swaps, behind one trait for all widths.
 //!
 //! The CPU exchanges words of 8 and 16 bytes. *Wide* words, of 24 and 32 bytes, need a lock (PRISM, section 3.3), which
 //! only wide memory has ([`Memory::is_wide`]).
@@ -12,10 +12,10 @@ use crate::op::{Mode, big_endian};
 pub(crate) trait Word: Copy {
     /// Whether the word requires wide memory.
     const IS_WIDE: bool;
-    /// The word in which all bits are set.
+    /// The word whose bits are all 1.
     const ONES: Self;
 
-    /// Returns the alignment, in bytes, that the word's address must have.
+    /// Required alignment of the word's address, in bytes.
     fn align(len: u64) -> u64;
 
     fn from_bytes(bytes: &[u8]) -> Self;
@@ -23,13 +23,13 @@ pub(crate) trait Word: Copy {
     /// Returns the word's bytes, followed by zeros.
     fn to_bytes(self) -> impl AsRef<[u8]>;
 
-    /// The bits of `self` where `mask` has ones, else zeros.
+    /// The bits of `self` where `mask` has ones, and zeros elsewhere.
     fn masked(self, mask: Self) -> Self;
 
-    /// The bits of `other` where `mask` has ones, else those of `self`.
+    /// The bits of `other` where `mask` has ones, and the bits of `self` elsewhere.
     fn blended(self, other: Self, mask: Self) -> Self;
 
-    /// Whether `target OP compare` holds.
+    /// Whether `target OP compare` holds, with the operator OP of `mode`.
     fn holds(mode: Mode, len: u64, target: Self, compare: Self) -> bool;
 
     /// Loads the word at `at` atomically.

@@ -20,9 +20,9 @@ pub struct Class {
     pub size: u32,
     /// Number of buffers in a segment.
     pub count: u32,
-    /// Offset of the first buffer in its segment.
+    /// Offset of the first buffer in its segment, in bytes.
     data: u32,
-    /// `size = (4..=7) << shift`, so that dividing by it is a shift and a multiplication by `reciprocal`.
+    /// The shift for which `size = (4..=7) << shift`. To divide by `size`, shift right and multiply by `reciprocal`.
     shift: u32,
     reciprocal: u32,
 }
@@ -83,12 +83,12 @@ impl Class {
         Some(&TABLE[((shift - 4) * 4 + factor - 4) as usize])
     }
 
-    /// Returns the free list of this class.
+    /// The class's free list, as an ALLOCATE names it.
     pub const fn list(&self) -> ListId {
         ListId(self.index as u32)
     }
 
-    /// Offset of buffer `ordinal` in its segment.
+    /// Offset of buffer `ordinal` in its segment, in bytes.
     #[inline]
     pub(crate) const fn offset(&self, ordinal: u32) -> u64 {
         self.data as u64 + ordinal as u64 * self.size as u64

@@ -2,8 +2,9 @@
 //!
 //! A list of buffers belongs to a region and a class; a list of granted segments belongs to a region. Each list is a
 //! stack whose head is one 16-byte word `| first 48 bits (phase in its low 4), seq 48 bits, who u32 |`. A plain stack
-//! would lose a buffer if its client died between popping the buffer and recording the owner. Therefore both steps take
-//! three exchanges, and *any process that finds a step unfinished completes it first* (helping):
+//! would lose a buffer if its client died between popping the buffer and recording the owner. Therefore taking and
+//! giving a buffer are sequences of exchanges, and *any process that finds a step unfinished completes it first*
+//! (helping):
 //!
 //! ```text
 //! take:  head  A        -> A taking, by who      the decision; a death before it changes nothing
@@ -18,16 +19,16 @@
 //! A helper reads the state, then checks that the head has not changed, then exchanges exactly the state that it read.
 //! States and heads never return to an earlier value, so a helper that was delayed in between has no effect.
 //!
-//! If the list is empty, a buffer is taken from the class's current segment, in order of address; the segment's entry
-//! in the segment table has the same two phases. If that segment is used up, a granted segment becomes the current one.
-//! So the unused buffers of a segment need no links.
+//! If the list is empty, a buffer is taken from the class's current segment, in order of address, so the unused buffers
+//! of a segment need no links. The segment's entry in the segment table records an unfinished step as a list's head
+//! does. If the current segment is used up, a granted segment becomes the current one.
 
 use super::state::{Stage, State, owner};
 use super::{Arena, Buffer, Geometry, SEGMENT_SIZE, class::Class, segment::Segment, segment::Use};
 use crate::memory::{Memory, Width};
 use crate::mutants;
 
-/// `u64` in a region's record: its key's secret, or 0 while no store owns the region.
+/// Offset of a `u64` in a region's record: the secret of the region's key, or 0 while no store owns the region.
 pub(crate) const SECRET_OFFSET: u64 = 0;
 const GRANTED_OFFSET: u64 = 64;
 const RESERVE_OFFSET: u64 = 80;
@@ -35,8 +36,8 @@ const CLASSES_OFFSET: u64 = 128;
 const CLASS_SIZE: u64 = 64;
 const FRESH_OFFSET: u64 = 16;
 const FRESH_RESERVE_OFFSET: u64 = 32;
-/// `u64` in a class's record: how many times a buffer was freed. Only an estimate: each process that dies may leave the
-/// number one too low.
+/// Offset of a `u64` in a class's record: how many times a buffer was freed. The number is an estimate: each process
+/// that dies may leave it one too low.
 const GIVEN_OFFSET: u64 = 48;
 
 const _: () = assert!(CLASSES_OFFSET + super::class::CLASSES as u64 * CLASS_SIZE <= super::REGION_SIZE);
@@ -52,7 +53,7 @@ pub enum Supply {
 }
 
 impl Supply {
-    /// The region's list of segments granted from this supply.
+    /// Address of the head of the region's list of segments that were granted from this supply.
     const fn granted_at(self, region: u32) -> u64 {
         Geometry::region_at(region)
             + match self {
@@ -61,7 +62,7 @@ impl Supply {
             }
     }
 
-    /// The class's current segment from this supply.
+    /// Address of the word that names the class's current segment from this supply.
     const fn fresh_at(self, region: u32, class: u8) -> u64 {
         class_at(region, class)
             + match self {
@@ -87,11 +88,10 @@ const FIRST_BITS: u32 = 48;
 const PHASE_MASK: u64 = 0xf;
 const SEQ_MASK: u64 = (1 << 48) - 1;
 
-/// The head of a list.
+/// The decoded head of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
-    /// The first buffer's address, or the first segment's index + 1, shifted so that the low bits are free for the
-    /// phase.
+    /// The first buffer's address, or the first segment's index + 1, shifted left by the 4 bits of the phase.
     first: u64,
     phase: Phase,
     /// Sequence number, which grows with every change of the head.
@@ -173,7 +173,7 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Takes the first buffer of a class's free list, and never a fresh buffer.
+    /// Takes the first buffer of a class's free list. If the list is empty, does not use the current segment.
     pub fn take_listed(
         &self,
         region: u32,
@@ -210,7 +210,7 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Completes the unfinished step that `head` records. When this returns, the list's head is no longer `head`.
+    /// Completes the unfinished step that `head` records. On return, the list's head is no longer `head`.
     fn finish(&self, head_at: u64, head: Head, buffer: &Buffer) -> Result<(), M::Wait> {
         loop {
             let word = self.memory.load(buffer.state_at, Width::W16)?;
@@ -240,7 +240,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Completes the unfinished step of the class's list, if there is one. A scan does this before it judges states.
+    /// Completes the unfinished step of the class's list, if there is one. A scan calls this before it reads buffers'
+    /// states.
     pub fn settle(&self, region: u32, class: &'static Class) -> Result<(), M::Wait> {
         let head_at = class_at(region, class.index);
         let head = Head::unpack(self.memory.load(head_at, Width::W16)?);
@@ -298,8 +299,8 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Approximate length of a class's free list. Computed from the head's sequence number, since every take and every
-    /// give changes the head twice.
+    /// Approximate length of a class's free list. The length follows from the head's sequence number and the number of
+    /// freed buffers, since every take and every give changes the head twice.
     pub fn list_len(&self, region: u32, class: &'static Class) -> Result<u64, M::Wait> {
         let head_at = class_at(region, class.index);
         let head = Head::unpack(self.memory.load(head_at, Width::W16)?);
@@ -307,9 +308,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(if head.first == 0 { 0 } else { given.saturating_mul(2).saturating_sub(head.seq / 2).max(1) })
     }
 
-    /// Makes RETIRED a buffer that `owner` took and has not published, so that [`Arena::give`] can free it. Returns
-    /// false, and changes nothing, if the buffer is no longer live and owned by `owner`: then another client has
-    /// retired the buffer, and that client's list contains it.
+    /// Changes a buffer that `owner` took and has not published from LIVE to RETIRED, so that [`Arena::give`] can free
+    /// it. Returns false, and changes nothing, if the buffer is no longer live and owned by `owner`: then another
+    /// client has retired the buffer, and that client's list contains it.
     pub(crate) fn withdraw(&self, buffer: &Buffer, owner: u32) -> Result<bool, M::Wait> {
         loop {
             let live = self.state(buffer)?;
@@ -325,7 +326,7 @@ impl<M: Memory> Arena<'_, M> {
 
     /// Frees a live buffer at once, although other chains may still read its bytes. Only for structures whose readers
     /// detect reused buffers. Returns false, and changes nothing, unless `at` is a live buffer of that region. The
-    /// caller has made it unreachable.
+    /// caller has made the buffer unreachable.
     pub fn release(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
         let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
         loop {
@@ -342,8 +343,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// The buffer at `at`, if it belongs to that region and class. Links in lists need this check, since a peer may
-    /// have damaged them.
+    /// The buffer at `at`, if it belongs to that region and class. Code that follows a list's links needs this check,
+    /// since a peer may have damaged the links.
     fn listed_buffer(&self, region: u32, class: &'static Class, at: u64) -> Result<Option<Buffer>, M::Wait> {
         let buffer = self.buffer_at(at)?;
         Ok(buffer.filter(|(of, buffer)| *of == region && buffer.class.index == class.index).map(|(_, b)| b))
@@ -381,7 +382,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Completes the unfinished step on a segment whose next buffer is being taken, like [`Arena::finish`] on a list.
+    /// Completes the unfinished step on a segment whose next buffer is being taken, as [`Arena::finish`] does on a
+    /// list.
     pub(crate) fn finish_fresh(&self, index: u32, segment: Segment, buffer: &Buffer) -> Result<(), M::Wait> {
         let word = self.memory.load(buffer.state_at, Width::W16)?;
         if self.segment(index)? != segment {
@@ -443,9 +445,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Completes taking a granted segment for class `head.who`. The segment is first assigned to the class, then
-    /// becomes current, then leaves the list, so that a segment which left the list is never lost. Returns false if the
-    /// step cannot be completed, because a peer damaged the head or the segment's entry.
+    /// Completes the step that takes a granted segment for class `head.who`. The segment is first assigned to the
+    /// class, then becomes current, then leaves the list, so that a segment which left the list is never lost. Returns
+    /// false if the step cannot be completed, because a peer damaged the head or the segment's entry.
     fn finish_refill(&self, region: u32, supply: Supply, head: Head) -> Result<bool, M::Wait> {
         let granted_at = supply.granted_at(region);
         let (Some(index), Some(class)) = (self.fresh_segment(head), Class::get(head.who as u8)) else {
@@ -491,9 +493,9 @@ impl<M: Memory> Arena<'_, M> {
 
     // Steps that only the node performs.
 
-    /// Sets the secret of the key of region `region`. 0 removes the key, and chains that start later are refused. Uses
-    /// an exchange instead of a plain store, so that the new secret is visible before the node reads any session's
-    /// turn: a session that starts its turn after that read sees that the key is gone.
+    /// Sets the secret of the key of region `region`. A secret of 0 removes the key: chains that start later are
+    /// refused. Uses an exchange instead of a plain store, so that the new secret is visible before the node reads any
+    /// session's turn: a session that starts its turn after that read sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
         let at = Geometry::region_at(region) + SECRET_OFFSET;
         let mut old = self.memory.load(at, Width::W8)?;
@@ -503,8 +505,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Makes the buffer at `at` RETIRED and owned by the node. The caller must have made it unreachable. Returns false
-    /// if `at` is not a live buffer of that region, for example because another process has retired it.
+    /// Changes the live buffer at `at` to RETIRED and owned by the node. The caller must have made the buffer
+    /// unreachable. Returns false if `at` is not a live buffer of that region, for example because another process has
+    /// retired it.
     pub fn condemn(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
         let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
         loop {
@@ -544,8 +547,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// The segments on a granted list, first to last, after completing its unfinished step. Only for a node that takes
-    /// over the memory, while no other process uses it.
+    /// The segments on a granted list, first to last. Completes the list's unfinished step first. Only for a node that
+    /// takes over the memory, while no other process uses it.
     pub fn granted(&self, region: u32, supply: Supply) -> Result<Vec<u32>, M::Wait> {
         let granted_at = supply.granted_at(region);
         let mut head = Head::unpack(self.memory.load(granted_at, Width::W16)?);
@@ -568,8 +571,8 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Head::unpack(self.memory.load(supply.granted_at(region), Width::W16)?).first != 0)
     }
 
-    /// Buffer number `ordinal` of a segment and its state, after completing its unfinished step. `None` if the segment
-    /// has no such buffer, or the buffer was never taken.
+    /// Buffer number `ordinal` of a segment and its state. Completes the segment's unfinished step first. `None` if the
+    /// segment has no such buffer, or the buffer was never taken.
     pub fn buffer_state(&self, index: u32, ordinal: u32) -> Result<Option<(Buffer, State)>, M::Wait> {
         let mut segment = self.segment(index)?;
         let Use::Buffers(class) = segment.usage else { return Ok(None) };
@@ -586,7 +589,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Some((buffer, state)))
     }
 
-    /// Changes a buffer's state if it is still `old`.
+    /// Changes a buffer's state to `new` if it is still `old`. Returns whether it was.
     pub fn exchange_state(&self, buffer: &Buffer, old: State, new: State) -> Result<bool, M::Wait> {
         Ok(self.memory.exchange(buffer.state_at, Width::W16, old.pack(), new.pack())?.is_ok())
     }
@@ -596,7 +599,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(State::unpack(self.memory.load(buffer.state_at, Width::W16)?))
     }
 
-    /// The buffer that a runner will probably take from this class, for prefetching. The result may be wrong.
+    /// The buffer that a runner will probably take from this class, so that its memory can be prefetched. May be wrong.
     pub fn first_free(&self, region: u32, class: &'static Class) -> Result<Option<Buffer>, M::Wait> {
         let head = Head::unpack(self.memory.load(class_at(region, class.index), Width::W16)?);
         self.listed_buffer(region, class, head.first)

@@ -48,7 +48,7 @@ const CATALOG_AT: u64 = SESSIONS_AT + SESSIONS_MAX as u64 * session::SLOT_SIZE;
 const SEGMENTS_AT: u64 = CATALOG_AT + 2 * CATALOG_SIZE;
 const DATA_ALIGN: u64 = 2 << 20;
 
-/// Addresses of the words of the header.
+/// Offsets of the words in the header of a node's memory, and the values of two of them.
 pub mod header {
     /// `u64`: [`MAGIC`].
     pub const MAGIC_AT: u64 = 0;
@@ -60,7 +60,7 @@ pub mod header {
     pub const INCARNATION_AT: u64 = 24;
     /// `u64`: the number of the next session, higher than every number used so far.
     pub const NEXT_SESSION_AT: u64 = 32;
-    /// 16 bytes: the machine's boot id, under which the sessions' processes run.
+    /// 16 bytes: the machine's boot id. The sessions' processes run under this boot.
     pub const BOOT_AT: u64 = 48;
     /// `u64`: nonzero while the node sleeps and wants to be woken when memory is freed or requested.
     pub const NODE_SLEEPS_AT: u64 = 64;
@@ -68,7 +68,7 @@ pub mod header {
     pub const TRANSPARENT_AT: u64 = 72;
     /// Start of the unused rest of the header.
     pub(crate) const UNUSED_AT: u64 = 128;
-    /// "farside" and a zero byte.
+    /// "farside" and a zero byte, which identify a node's memory.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
     /// Version of the layout. Raised whenever the meaning of a byte changes.
     pub const VERSION: u64 = 1;
@@ -142,8 +142,8 @@ impl Geometry {
         SESSIONS_AT + slot as u64 * session::SLOT_SIZE
     }
 
-    /// The buffer that contains `at`, given its segment's class. `None` for a table, a granted segment, or the states
-    /// that precede the buffers.
+    /// The buffer that contains `at`, in segment `index` of class `class`. `None` if the segment is a table or only
+    /// granted, or if `at` is in the states that precede the buffers.
     #[inline(always)]
     pub(crate) fn buffer_of(&self, index: u32, class: u8, at: u64) -> Option<Buffer> {
         let class = Class::get(class)?;
@@ -168,14 +168,14 @@ impl Geometry {
 /// One buffer: the addresses of its bytes and of its state.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// Address of the first byte.
+    /// Address of the buffer's first byte.
     pub at: u64,
     pub(crate) state_at: u64,
-    /// Size class of the segment's buffers.
+    /// Size class of the buffer.
     pub class: &'static Class,
 }
 
-/// The layout applied to one memory: the steps of a runner of chains and of the node.
+/// One node's memory with its layout. The methods are the steps that runners of chains and the node perform on it.
 pub struct Arena<'m, M> {
     pub(crate) memory: &'m M,
 }
@@ -212,7 +212,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(if key.opens(secret as u64) { Rights::ALL } else { Rights::NONE })
     }
 
-    /// Implements [`Memory::reach`] on the arena's words.
+    /// Implementation of [`Memory::reach`]: how many of the `len` bytes from `at` on belong to `region`.
     #[inline(always)]
     pub fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let geometry = self.geometry();
@@ -232,7 +232,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(class.left_of_buffer(geometry.offset_in_segment(at)).map_or(0, |left| len.min(left)))
     }
 
-    /// [`Arena::reach`] for a range that leaves its segment: a table may span adjacent segments.
+    /// [`Arena::reach`] for a range that extends beyond its segment: a table may span adjacent segments.
     #[inline(never)]
     fn reach_in_table(self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let mut end = self.geometry().segment_at(index) + SEGMENT_SIZE;
@@ -248,7 +248,7 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(len.min(end - at))
     }
 
-    /// The entry of a segment with only region and use, for [`Arena::reach`]: one load of half of its word.
+    /// Loads only the region and the use of a segment: half of its entry's word suffices for [`Arena::reach`].
     #[inline(always)]
     fn segment_owner(&self, index: u32) -> Result<Segment, M::Wait> {
         let word = self.memory.load(self.geometry().segment_entry_at(index), Width::W8)?;

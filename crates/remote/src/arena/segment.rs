@@ -1,7 +1,8 @@
-//! The segment table. Per segment: the region that owns it, its use, and how many of its buffers were ever taken.
+//! The segment table. It records for each segment the region that owns it, its use, and how many of its buffers were
+//! ever taken.
 //!
 //! An entry is `| region u16 | use u8 | phase u8 | used u32 | taker u32 | count u32 |` and, for segments on a granted
-//! list, `| next u64 |`. A check of access to a byte reads only the first 8 bytes of an entry.
+//! list, `| next u64 |`. To check access to a byte, a runner reads only the first 8 bytes of an entry.
 
 use super::Arena;
 use crate::memory::{Memory, Width};
@@ -9,7 +10,7 @@ use crate::memory::{Memory, Width};
 pub(crate) const ENTRY_SIZE: u64 = 32;
 const NEXT_OFFSET: u64 = 16;
 
-/// Use of a segment.
+/// The use of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The segment belongs to no region.
@@ -26,19 +27,19 @@ const FREE: u8 = 0xfd;
 const GRANTED: u8 = 0xfe;
 const TABLE: u8 = 0xff;
 
-/// A segment's entry in the segment table, decoded.
+/// The decoded word of an entry of the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Region that owns the segment; 0 if none.
     pub region: u32,
     /// Use of the segment.
     pub usage: Use,
-    /// Buffer number `used` is being taken by session `taker`.
+    /// Whether session `taker` is taking buffer number `used`.
     pub(crate) taking: bool,
-    /// Number of buffers that have ever been taken.
+    /// Number of the segment's buffers that have ever been taken.
     pub used: u32,
     pub(crate) taker: u32,
-    /// Number of changes of the entry.
+    /// Counter of the entry's changes, so that no value of the entry returns.
     pub(crate) count: u32,
 }
 
@@ -57,7 +58,7 @@ impl Segment {
         Segment::class_of(word) == TABLE
     }
 
-    /// The class of its buffers, or a number that is not a class.
+    /// The class of the segment's buffers, or a number that is not a class.
     #[inline(always)]
     pub(crate) const fn class_of(word: u128) -> u8 {
         (word >> 16) as u8
@@ -100,7 +101,7 @@ impl Segment {
             | (self.count as u128) << 96
     }
 
-    /// The same segment with another use and no buffer taken.
+    /// The same segment with another region and use, and with no buffer taken.
     pub(crate) const fn put_to(self, region: u32, usage: Use) -> Segment {
         Segment { region, usage, taking: false, used: 0, taker: 0, count: self.count.wrapping_add(1) }
     }

@@ -1,4 +1,4 @@
-//! Session slots. In its slot, a process that runs chains publishes its turn, the buffers that it retired, and its
+//! Session slots. A process that runs chains publishes in its slot its turn, the buffers that it retired, and its
 //! counters.
 //!
 //! ```text
@@ -35,10 +35,10 @@ pub struct SessionId {
     pub number: u32,
 }
 
-/// A session's counters for the node's metrics, in the order of their storage.
+/// A session's counters, which the node's metrics sum. The fields are in the order of their storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Number of chains that ran.
+    /// Number of chains run.
     pub chains: u64,
     /// Number of ops in those chains.
     pub ops: u64,
@@ -46,9 +46,9 @@ pub struct Counters {
     pub bytes_in: u64,
     /// Bytes of the replies in wire form.
     pub bytes_out: u64,
-    /// Number of CAS and FETCH-ADD ops that were requested.
+    /// Number of CAS and FETCH-ADD ops in those chains, whether they ran or not.
     pub atomics: u64,
-    /// Number of chains that returned NOT READY.
+    /// Number of chains that failed with NOT READY.
     pub not_ready: u64,
     /// Number of ops that were refused with ACCESS or INVALID.
     pub refused: u64,
@@ -94,7 +94,7 @@ impl Counters {
         }
     }
 
-    /// Adds another session's counters. The sum wraps, since peers write the counters.
+    /// Adds another session's counters. The sums wrap, since a peer may set a counter to any value.
     pub fn add(&mut self, other: &Counters) {
         self.chains = self.chains.wrapping_add(other.chains);
         self.ops = self.ops.wrapping_add(other.ops);
@@ -120,7 +120,7 @@ pub const fn counters_at(slot: u32) -> u64 {
 
 const LINK_BITS: u32 = 48;
 
-/// The head of a list of retired buffers.
+/// The decoded head of a session's list of retired buffers.
 #[derive(Clone, Copy)]
 struct Retired {
     first: u64,

@@ -19,7 +19,7 @@ pub enum Stage {
     Free = 1,
     /// Allocated: held by its owner, or reachable through a structure into which the owner installed it.
     Live = 2,
-    /// Retired: old pointers to it may still be followed.
+    /// Retired: chains may still follow old pointers to the buffer.
     Retired = 3,
     /// Taken off the free list by the node, so that its segment can be freed.
     Parked = 4,
@@ -37,7 +37,7 @@ impl Stage {
     }
 }
 
-/// Values of a buffer's owner: a session's number, or one of these.
+/// The values of a buffer's owner that are not a session's number.
 pub mod owner {
     /// No owner: a scan saw that the buffer is reachable, so it belongs to the store's structure.
     pub const NONE: u32 = 0;
@@ -58,17 +58,17 @@ pub struct State {
     pub stage: Stage,
     /// Set by a scan on buffers that may be unreachable; cleared by any change of stage.
     pub suspect: bool,
-    /// Session that allocated or retired it, or a value of [`owner`].
+    /// Session that allocated or retired the buffer, or a value of [`owner`].
     pub owner: u32,
-    /// Number of times that it was allocated.
+    /// Number of times that the buffer was allocated.
     pub count: u32,
 }
 
 const NEXT_BITS: u32 = 48;
 
 impl State {
-    /// Decodes the word in memory. If a peer has damaged the word, so that it has a value that no step writes, it
-    /// decodes as an unused buffer owned by the node, which every step leaves alone.
+    /// Decodes the word in memory. A damaged word, whose value no step writes, decodes as an unused buffer owned by the
+    /// node: every step leaves such a buffer alone.
     pub const fn unpack(word: u128) -> State {
         let (stage, suspect) = ((word >> NEXT_BITS) as u8, (word >> 56) as u8);
         if stage > Stage::Parked as u8 || suspect > 1 {
@@ -92,7 +92,7 @@ impl State {
             | (self.count as u128) << 96
     }
 
-    /// This state after the buffer was taken by `owner`. Keeps `next`, which a helper needs to complete the step.
+    /// The state after `owner` took the buffer. Keeps `next`, which a helper needs to complete the step.
     pub(crate) const fn taken(self, stage: Stage, owner: u32) -> State {
         State { stage, owner, suspect: false, count: self.count.wrapping_add(1), ..self }
     }
