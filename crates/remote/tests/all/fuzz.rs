@@ -1,7 +1,7 @@
 //! Fuzz targets of the wire formats: chains and replies. Seeds come from the real builders.
 //!
-//! Property: bytes that decode are well-formed to the last one. Iterating over them and encoding them again gives the
-//! same bytes, and nothing panics.
+//! Property: bytes that decode are well-formed to the last byte. Iterating over the decoded chain and encoding it again
+//! gives the same bytes, and nothing panics.
 
 #[path = "../support/fuzz.rs"]
 mod driver;
@@ -11,7 +11,7 @@ use farside_remote::op::{self, ListId, Mode};
 use farside_remote::wire::{CHAIN_BYTES_MAX, OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{Addr, ChainBuf, ChainView, Key, Reply};
 
-/// Returns chains of the kinds that systems build.
+/// Encoded chains such as systems build, as seeds.
 fn chains() -> Vec<Vec<u8>> {
     let mut buffer = ChainBuf::new();
     let mut all = Vec::new();

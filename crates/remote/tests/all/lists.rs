@@ -104,17 +104,17 @@ fn damaged_memory_causes_neither_hangs_nor_panics() {
 }
 
 const REGION_AT: u64 = 4096 * 2;
-/// Offsets in the region's record: the granted lists, the free list of class 40, its current segments, and its count of
-/// freed buffers.
+/// Offsets in the region's record: the two granted lists, the free list of class 40, its two current segments, and the
+/// number of its freed buffers.
 const HEADS: [u64; 6] = [64, 80, 128 + 40 * 64, 128 + 40 * 64 + 16, 128 + 40 * 64 + 32, 128 + 40 * 64 + 48];
 const SEGMENTS_AT: u64 = 4096 + (1 << 20) + (256 << 10) + (512 << 10);
 
-/// Address of a segment's entry.
+/// Address of a segment's entry in the segment table.
 const fn entry_at(segment: u64) -> u64 {
     SEGMENTS_AT + segment * 32
 }
 
-/// The address and bytes of a peer's write: random bytes, or plausible ones.
+/// Draws a peer's write: an address, and the bytes to write there (random or plausible).
 fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) {
     let links = [0, 0x10, 0x20, 0x30, 0x40, 0x70, 0xfff0, taken[0], taken[1], taken[1] + 64, 4096];
     let link = |random: &mut Draws| random.pick(&links) | random.pick(&[0, 0, 0, 1, 2, 3]);
@@ -124,7 +124,7 @@ fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) 
         0 => REGION_AT + random.pick(&HEADS),
         1 => entry_at(random.below(4)),
         2 => entry_at(random.below(4)) + 16,
-        // The state of one of the first buffers of a segment.
+        // The state of one of a segment's first buffers.
         _ => (random.pick(taken) & !((1 << 20) - 1)) + random.below(4) * 16,
     };
     if plausible {
@@ -153,7 +153,7 @@ fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) 
     (at, word)
 }
 
-/// The list's head names a used-up segment again and again, or a segment of another region.
+/// A granted list's head names a used-up segment again and again, or a segment of another region.
 #[test]
 fn a_granted_list_that_names_a_wrong_segment_is_damaged() {
     let class = Class::get(40).expect("a class");
@@ -202,7 +202,7 @@ fn a_damaged_link_cannot_start_a_step_of_a_list() {
     let Ok(_) = arena.take(1, class, Supply::Quota, 5);
 }
 
-/// The caller holds the buffer that it frees, but a peer may have overwritten the buffer's state.
+/// A client frees a buffer that it holds, but a peer has overwritten the buffer's state.
 #[test]
 fn a_buffer_whose_state_is_free_or_unused_is_not_given() {
     let class = Class::get(40).expect("a class");

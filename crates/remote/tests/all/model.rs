@@ -54,7 +54,7 @@ fn every_op_matches_the_model_under_every_set_of_rights() {
                 specs.push(OpSpec { at: 1 << 63, len: 32, ..OpSpec::default() });
                 let key = comparison.draw_key(&mut random);
                 let statuses = comparison.run(key, &specs);
-                // The refused op may be the drawn one, or one that prepares it.
+                // The refused op may be the drawn op, or an op that prepares it.
                 refused |= statuses.contains(&Status::Access);
             }
             assert!(refused || !rights.is_empty(), "{shape:?} without any right");
@@ -98,7 +98,7 @@ fn random_chains_match_the_model() {
         let mut specs = Vec::new();
         for &seed in &seeds {
             let mut random = Draws(seed);
-            // Draw the verb first, then a shape of it, since most shapes are of CAS.
+            // Draw the verb first, then a shape of this verb, since most shapes are of CAS.
             let verb = random.pick(&Verb::ALL);
             let of_verb: Vec<&Shape> = shapes.iter().filter(|shape| shape.verb == verb).collect();
             let shape = *random.pick(&of_verb);

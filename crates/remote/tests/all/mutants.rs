@@ -1,4 +1,4 @@
-//! The mutants of this crate: one of the checks must kill each.
+//! The mutants of this crate: for each mutant, at least one of the checks must fail.
 
 use crate::support::cases::{Comparison, Shape, enumerate};
 use crate::support::lists::{Fate, SCENARIOS};

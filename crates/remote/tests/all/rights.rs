@@ -1,4 +1,4 @@
-//! The memory that a key covers, up to which byte, and the effect of a refusal on the rest of a chain.
+//! Tests of the memory that a key covers, to the byte, and of the effect of a refusal on the rest of a chain.
 
 use crate::support::{Bytes, assign, free_list, grant, key, open, revoke, secret, take};
 use farside_remote::arena::class::Class;
@@ -14,14 +14,15 @@ use zerocopy::little_endian::U64;
 
 const OWNER: u32 = 5;
 const BY: By = By::itself(SessionId { slot: 1, number: OWNER });
-/// Number of the class whose buffers have 128 bytes.
+/// The class of the tests' buffers, which have 128 bytes.
 const CLASS: u8 = 4;
 const BUFFER: u64 = 128;
 
-/// A node with two regions: tables of region 1 in segments 0, 1 and 3, of region 2 in segment 2; buffers of both.
+/// A node with two regions. Region 1 has tables in segments 0, 1 and 3; region 2 has a table in segment 2. Both have
+/// buffers.
 struct Node {
     memory: Bytes,
-    /// Addresses of two adjacent buffers.
+    /// Addresses of two adjacent buffers of region 1.
     mine: [u64; 2],
     other: u64,
 }
@@ -47,7 +48,7 @@ impl Node {
         Arena::of(&self.memory).geometry().segment_at(index)
     }
 
-    /// One address of each kind, and whether the key of region 1 covers it.
+    /// One address of each kind: its name, the address, and whether the key of region 1 covers it.
     fn places(&self) -> Vec<(&'static str, Addr, bool)> {
         let node = |what, at, opened| (what, Addr::new(at), opened);
         vec![
@@ -79,7 +80,7 @@ impl Node {
         reply.statuses().collect()
     }
 
-    /// Runs a chain of one op.
+    /// Runs a chain of one op, and returns the op's status.
     fn one<T: ?Sized>(&self, op: Op<'_, T>) -> Status {
         let mut buf = ChainBuf::new();
         let mut chain = buf.begin(key(1));
@@ -94,9 +95,9 @@ fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>) {
     let _ = chain.also(op);
 }
 
-/// Adds ops on one address to a chain.
+/// Adds ops to a chain that access one given address.
 type AddOps = fn(&mut Chain<'_>, Addr);
-/// Adds ops on two addresses to a chain.
+/// Adds ops to a chain that access two given addresses.
 type AddOpsWith = fn(&mut Chain<'_>, Addr, Addr);
 
 const WORD: &[u8; 8] = &[7; 8];
@@ -125,7 +126,7 @@ fn a_key_covers_only_its_regions_data_and_the_chains_scratch() {
     }
 }
 
-/// An op on prepared memory, and the rights that it requires.
+/// A test case: its name, an op on prepared memory, and the rights that the op requires.
 type Row = (&'static str, AddOps, Rights);
 
 #[test]
@@ -136,7 +137,7 @@ fn an_op_requires_exactly_the_rights_to_what_it_touches() {
     const ALLOCATE: Rights = Rights::ALLOCATE;
     const SCRATCH: Addr = Addr::scratch(0);
     const WORDS: [&[u8; 16]; 2] = [&[0; 16], &[1; 16]];
-    // At `at` is a pointer to the address 64 bytes higher.
+    // The word at `at` is a pointer to the address 64 bytes higher.
     let rows: [Row; 26] = [
         ("READ", |c, at| add(c, read(at, 40)), READ),
         ("READ of a word", |c, at| add(c, read(at, 16)), READ),
@@ -197,7 +198,8 @@ fn an_op_requires_exactly_the_rights_to_what_it_touches() {
                 let _ = chain.also(read(SCRATCH, 8));
             });
             assert_eq!(statuses, [expected(opened), rest], "{what} with the rights: {rights}");
-            // A chain that may allocate reserves a buffer even if the ALLOCATE's output is refused, and frees it.
+            // If the key has the right ALLOCATE, a buffer is reserved even if the ALLOCATE's output is refused, and
+            // then freed.
             let changed = !node.memory.take_touched().is_empty();
             assert!(opened || rights.contains(ALLOCATE) || !changed, "{what} with the rights: {rights}");
             let kept = free_list(&node.memory, 1, class).len() < free.len();
@@ -272,7 +274,7 @@ fn an_indirect_access_needs_rights_to_pointer_and_pointee() {
     let mut cases = 0;
     for (where_, pointer_at, pointer_opened) in node.places() {
         for (what, pointee, pointee_opened) in node.places() {
-            // Pointers in memory are written by the test, those in scratch by the chain itself.
+            // The test writes pointers in memory; the chain itself writes pointers in scratch.
             let in_scratch = pointer_at.scratch_offset().is_some();
             let kept = if in_scratch {
                 Vec::new()

@@ -1,4 +1,5 @@
-//! Chains interleaved with other clients' accesses: which reads may be torn, which may not, and that replay is sound.
+//! Chains interleaved with other clients' accesses: which reads may be torn, which reads may not, and that replay is
+//! sound.
 
 use crate::support::tearing::{Access, Tearing};
 use crate::support::{Bytes, assign, free_list, give, grant, key, open, revoke, take};
@@ -25,7 +26,7 @@ fn class() -> &'static Class {
     Class::get(CLASS).expect("a class")
 }
 
-/// A memory with a table and buffers of region 1, and the table's address.
+/// A memory with a table and buffers of region 1, and the address of the table.
 fn node() -> (Bytes, u64) {
     let memory = Bytes::new(8 << 20);
     open(&memory, 1);
@@ -35,7 +36,7 @@ fn node() -> (Bytes, u64) {
     (memory, at)
 }
 
-/// Runs the chain that `build` makes under a seed; calls `between` between its accesses.
+/// Runs the chain that `build` makes, in an order that `seed` determines. Calls `between` between the chain's accesses.
 fn torn<'a>(
     memory: &Bytes,
     seed: u64,
@@ -50,13 +51,13 @@ fn torn<'a>(
     (reply, accesses)
 }
 
-/// Fills `len` bytes with a new number.
+/// Fills `len` bytes with the next version number.
 fn rewrite(memory: &Bytes, at: u64, len: usize, version: &mut u8) {
     *version += 1;
     memory.poke(at, &vec![*version; len]);
 }
 
-/// Like [`torn`], while the `len` bytes at `at` are rewritten with probability 1 / `once_in` between accesses.
+/// Like [`torn`], but between accesses the `len` bytes at `at` are rewritten with a probability of 1 in `once_in`.
 fn torn_by<'a>(
     (at, len, once_in): (u64, usize, u64),
     memory: &Bytes,
@@ -73,7 +74,7 @@ fn torn_by<'a>(
     })
 }
 
-/// Number of different versions among the bytes.
+/// Number of different version numbers among the bytes.
 fn versions(bytes: &[u8]) -> usize {
     bytes.iter().collect::<BTreeSet<_>>().len()
 }
@@ -181,7 +182,7 @@ fn a_pointer_and_its_pointee_are_read_at_different_moments() {
         let (reply, _) = torn(&memory, moment as u64, &mut buf, |c| also(c, op), move_away);
         seen.insert(reply.output(0)[0]);
     }
-    // The new bytes, the old ones, and those of a buffer that was freed meanwhile.
+    // The chain may see the new bytes, the old bytes, and the bytes of a buffer that was freed meanwhile.
     assert_eq!(seen, BTreeSet::from([1, 2, 9]));
 }
 
@@ -304,7 +305,7 @@ fn put<'a>(c: &mut Chain<'a>, slot: Addr, old: &'a U64, garbage: &'a [Addr]) {
     then(c, retire(garbage));
 }
 
-/// The stage of the buffer at `at`, and its owner.
+/// The stage and the owner of the buffer at `at`.
 fn state_of(memory: &Bytes, at: u64) -> (Stage, u32) {
     let arena = Arena::of(memory);
     let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is no buffer") };
@@ -312,7 +313,7 @@ fn state_of(memory: &Bytes, at: u64) -> (Stage, u32) {
     (state.stage, state.owner)
 }
 
-/// Takes the buffers on the session's retired list.
+/// Takes all buffers off the session's retired list, and returns their addresses.
 fn retired(memory: &Bytes) -> BTreeSet<u64> {
     let arena = Arena::of(memory);
     let Ok(mut next) = arena.take_retired(BY.retires.slot);
@@ -328,8 +329,8 @@ fn retired(memory: &Bytes) -> BTreeSet<u64> {
 
 #[test]
 fn a_reclaiming_cas_retires_the_loser_or_the_old_buffer_once() {
-    // Another client swaps the word before each access, or no client does; the node takes retired lists in between,
-    // too.
+    // Before each access another client swaps the word, or no client does. In between, the node also takes retired
+    // lists.
     let (mut lost, mut won) = (0, 0);
     for moment in 0..60 {
         let (memory, table) = node();
@@ -414,8 +415,8 @@ fn each_reclaiming_cas_settles_the_allocations_since_the_last() {
     let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
     let mut chain = buf.begin(key(1));
     let fill = |to: u64| allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(to));
-    // One CAS fails. One succeeds, although scratch still holds the first buffer's address. The last two share an
-    // allocation: the first of them fails and retires it, so the second installs a retired buffer.
+    // The first CAS fails. The second succeeds, although scratch still holds the first buffer's address. The last two
+    // share an allocation: the third fails and retires the buffer, so the fourth installs a retired buffer.
     also(&mut chain, fill(0));
     also(&mut chain, cas_from(slot(0), &wrong, Addr::scratch(0)).reclaiming(0));
     also(&mut chain, fill(8));
@@ -452,7 +453,7 @@ fn a_reclaiming_cas_keeps_an_unchanged_pointers_buffer() {
     assert_eq!((reply.last_status(), reply.retired()), (Status::Ok, 0));
     assert_eq!(state_of(&memory, old), (Stage::Live, OWNER));
 
-    // On scratch it is refused, since no other chain could see the swap; the new buffer is retired.
+    // A reclaiming CAS on scratch is refused, since no other chain could see the swap. The new buffer is retired.
     let zero = [0u8; 16];
     let mut chain = buf.begin(key(1));
     also(&mut chain, write(Addr::scratch(0), &before));

@@ -1,5 +1,5 @@
-//! Draws ops of every shape over a small prepared node, and runs them three ways: as built, as decoded from bytes, and
-//! by the model. All three must agree on every status, every output, and every byte of memory afterwards.
+//! Draws ops of every shape on a small prepared node, and runs them three ways: as built, as decoded from bytes, and by
+//! the model. All three runs must agree on every status, every output, and every byte of memory afterwards.
 
 use super::model::{Model, OpSpec, Right, SEGMENT, Verb, Why, class_size};
 use super::{Bytes, PAGE, assign, free_list, give, grant, open, secret, take};
@@ -18,16 +18,17 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 const SIZE: u64 = 12 << 20;
-/// The client's session. Regions 1 and 2 have keys; region 3's was revoked.
+/// Number of the client's session. Regions 1 and 2 have keys; the key of region 3 was revoked.
 const OWNER: u32 = 77;
-/// Chains run as at an engine: the client owns the buffers, and the engine's list receives the retired ones.
+/// The sessions for which chains run, as at an engine: the client owns the buffers, and the engine's list receives the
+/// retired ones.
 const BY: By = By { owner: OWNER, retires: SessionId { slot: 2, number: 78 } };
 pub(crate) const MINE: u32 = 1;
 const OTHER: u32 = 2;
 const REVOKED: u32 = 3;
 const SCRATCH: u64 = 1 << 63;
 
-/// Segment numbers of the prepared node. The two of one table are adjacent.
+/// Numbers of the prepared node's segments. The two segments of one table are adjacent.
 const TABLE: u32 = 0;
 const TABLE_OTHER: u32 = 2;
 const TABLE_LONE: u32 = 3;
@@ -36,12 +37,12 @@ const RESERVE: u32 = 6;
 const QUOTA_OTHER: u32 = 7;
 const UNLISTED: u32 = 8;
 
-/// Classes of buffers that the tests use: the first, the last, and one without a segment.
+/// Numbers of the classes that the tests use: the first, the last, and one without a segment.
 const SMALL: u64 = 0;
 const LARGE: u64 = 40;
 const NO_SEGMENT: u64 = 17;
 
-/// Counts of the chains and ops that ran.
+/// Number of chains and ops that ran, and the outcomes seen.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) chains: u64,
@@ -56,7 +57,7 @@ impl Tally {
     }
 }
 
-/// Three copies of one node: one runs chains as built, one as decoded, one is the model.
+/// Three copies of one node. The first runs chains as built, the second as decoded, and the third is the model.
 pub(crate) struct Comparison {
     built: Bytes,
     decoded: Bytes,
@@ -79,7 +80,7 @@ fn prepare(memory: &Bytes, contents: &[u8]) {
         assign(memory, segment, region, Use::Table);
     }
     assign(memory, UNLISTED, MINE, Use::Granted);
-    // Buffers' states begin as zeros.
+    // The states of buffers begin as zeros.
     for segment in QUOTA.into_iter().chain([RESERVE, QUOTA_OTHER]) {
         memory.poke(at(segment), &vec![0; SEGMENT as usize]);
     }
@@ -135,7 +136,7 @@ impl Comparison {
         comparison
     }
 
-    /// Restores the state before the last chain.
+    /// Restores the memory as it was before the last chain.
     pub(crate) fn reset(&mut self) {
         for page in std::mem::take(&mut self.model.touched) {
             let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
@@ -153,7 +154,7 @@ impl Comparison {
         }
     }
 
-    /// Limits the keys to these rights, until the next reset.
+    /// Limits the keys to the given rights, until the next reset.
     pub(crate) fn limit_rights(&mut self, rights: &[Right]) {
         self.model.book.rights = rights.to_vec();
         let rights: Rights = rights
@@ -179,10 +180,10 @@ impl Comparison {
         [&self.built, &self.decoded].into_iter().for_each(|memory| memory.poke(at, bytes));
     }
 
-    /// Runs the chain in all three ways and compares.
+    /// Runs the chain in all three ways and compares the results.
     ///
     /// # Panics
-    /// If they differ; prints the ops.
+    /// If the results differ. The message shows the ops.
     pub(crate) fn run(&mut self, (region, secret): (u32, u64), specs: &[OpSpec]) -> Vec<Status> {
         let key = Key::new(region, secret);
         let retired_before = self.model.book.retired.len();
@@ -232,7 +233,7 @@ impl Comparison {
             self.compare_page(memory, page, &|| format!("after {specs:#x?}"));
         }
         self.compare_books(memory, &|| format!("after {specs:#x?}"));
-        // Touch them again, so that a reset restores them.
+        // Mark these pages as touched again, so that a reset restores them.
         for page in touched {
             let byte = memory.peek(page * PAGE, 1);
             memory.poke(page * PAGE, &byte);
@@ -330,7 +331,7 @@ fn compare(how: &str, specs: &[OpSpec], expected: &[(Status, Vec<u8>)], reply: &
     }
 }
 
-/// Encodes the wire form from the layout's description, without the crate's builder.
+/// Encodes a chain from the description of the wire format, without the crate's builder.
 pub(crate) fn encode(key: Key, specs: &[OpSpec]) -> Vec<u8> {
     let mut ops = Vec::new();
     for spec in specs {
@@ -469,7 +470,7 @@ fn add<'a, T: ?Sized>(spec: &OpSpec, op: Op<'a, T>, chain: &mut Chain<'a>) {
     let _ = if spec.conditional { chain.then(op) } else { chain.also(op) };
 }
 
-/// Where an op's second address is.
+/// Where an op's second address points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Second {
     None,

@@ -41,22 +41,22 @@ impl Drop for Executions {
     }
 }
 
-/// A modification of bytes. Offsets count from the start and wrap.
+/// A modification of a byte string. Offsets are in bytes from its start, and wrap.
 #[derive(Clone, Copy, Debug, bolero::TypeGenerator)]
 pub(crate) enum Change {
-    /// Sets a byte.
+    /// Sets the byte at an offset to a value.
     Set(u16, u8),
-    /// Flips one bit: the bit's byte and its position in the byte.
+    /// Flips one bit of the byte at an offset.
     Flip(u16, u8),
-    /// Overwrites bytes at this offset with a boundary value: one of the [`EDGES`].
+    /// Writes one of the [`EDGES`] at an offset.
     Edge(u16, u8),
     /// Truncates the input at this offset.
     Cut(u16),
-    /// Inserts zeros: the offset, and the number of zeros.
+    /// Inserts a number of zeros at an offset.
     Grow(u16, u8),
-    /// Copies bytes within the input: the source offset, the target offset, and the number of bytes.
+    /// Copies a number of bytes from one offset to another.
     Copy(u16, u16, u8),
-    /// Removes bytes.
+    /// Removes a number of bytes at an offset.
     Remove(u16, u8),
 }
 

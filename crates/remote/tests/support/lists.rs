@@ -1,5 +1,5 @@
-//! Several clients that take and give buffers under a scheduler that may switch before every access. One of them may
-//! die before its n-th access, or be stopped there until all others are done.
+//! Several clients that take and give buffers under a scheduler, which may switch clients before every access. The
+//! first client may die before its n-th access, or be stopped there until all others are done.
 //!
 //! Invariant: at the end every buffer is free once, never used, or owned by the dead client; none is lost.
 
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const REGION: u32 = 1;
-/// Classes with 15 and 18 buffers per segment.
+/// Class numbers whose segments hold 15 and 18 buffers.
 const LARGE: u8 = 40;
 const MEDIUM: u8 = 39;
 const AUDITOR: u32 = 1000;
@@ -35,23 +35,23 @@ pub(crate) enum Fate {
     Stops(u64),
 }
 
-/// Error: the process of the client is dead.
+/// The error of every access of a process that is dead.
 #[derive(Debug)]
 pub(crate) struct Died;
 
-/// The memory, and the test's ledger of its users.
+/// The memory that all clients share, and the test's ledger of the buffers that they hold.
 struct Shared {
     bytes: Bytes,
-    /// A scheduling point: the scheduler may switch whenever this is accessed.
+    /// A scheduling point: the scheduler may switch clients whenever this value is accessed.
     steps: shuttle::sync::atomic::AtomicU64,
     others_are_done: (Mutex<bool>, Condvar),
-    /// Owner of each buffer that a client holds, by address.
+    /// Session number of the client that holds each buffer, by the buffer's address.
     held: std::sync::Mutex<BTreeMap<u64, u32>>,
     /// Number of schedules in which the first client met its fate.
     struck: Arc<AtomicU64>,
 }
 
-/// One user of the memory.
+/// One client of the shared memory.
 struct Client {
     shared: Arc<Shared>,
     session: SessionId,
@@ -165,7 +165,7 @@ impl Memory for Client {
     }
 }
 
-/// The steps of one client.
+/// The steps of one client, as a function.
 type Script = fn(&Client) -> Result<(), Died>;
 
 /// A situation in which clients contend.
@@ -178,9 +178,9 @@ pub(crate) struct Scenario {
     granted_later: u32,
     /// Number of buffers on the free list of the large class at the start.
     free: usize,
-    /// Number of buffers in its segment that were never used.
+    /// Number of never-used buffers in the large class's segment.
     unused: u32,
-    /// The first script is that of the client that the fate strikes.
+    /// The clients' scripts. The fate strikes the client of the first script.
     scripts: &'static [Script],
 }
 
@@ -244,7 +244,7 @@ fn keep_the_second(client: &Client) -> Result<(), Died> {
     if let Some(again) = client.take(LARGE)? {
         client.give(again)?;
     }
-    // The second stays held; the audit finds it in the ledger.
+    // The client keeps the second buffer; the audit finds that buffer in the ledger.
     let _ = second;
     Ok(())
 }
@@ -313,7 +313,7 @@ impl Scenario {
             struck: struck.clone(),
             bytes,
         });
-        // Buffers that were taken during setup stay taken.
+        // Buffers that were taken during the setup stay taken.
         let kept: BTreeSet<u64> = self.states(&shared.bytes).into_keys().collect();
         let threads: Vec<_> = (self.scripts.iter().zip(0..))
             .map(|(&script, slot)| {
@@ -426,8 +426,8 @@ impl Scenario {
         states
     }
 
-    /// Plays under `iterations` random schedules and as many with a few priority changes. Returns how often the fate
-    /// struck.
+    /// Plays under `iterations` random schedules, and under as many with a few priority changes. Returns the number of
+    /// schedules in which the fate struck.
     pub(crate) fn explore(self, fate: Fate, seed: u64, iterations: usize) -> u64 {
         let struck = Arc::new(AtomicU64::new(0));
         let mut config = Config::new();
@@ -441,8 +441,8 @@ impl Scenario {
         struck.load(Ordering::Relaxed)
     }
 
-    /// Explores with the fate at every access of the first client. Returns the number of accesses, and how often it
-    /// struck.
+    /// Explores with the fate at every access of the first client. Returns the number of accesses, and the number of
+    /// schedules in which the fate struck.
     pub(crate) fn explore_all(self, fate: fn(u64) -> Fate, seed: u64, iterations: usize) -> (u64, u64) {
         let mut total = 0;
         for at in 0.. {

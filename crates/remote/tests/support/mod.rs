@@ -1,7 +1,7 @@
 //! Code that this crate's tests share: a plain memory with a small node in it.
 //!
-//! Invariant: [`Bytes`] completes each access at once, and asserts that it is in bounds and aligned, so every test also
-//! shows that runners make no out-of-bounds or misaligned access.
+//! Invariant: [`Bytes`] completes each access at once, and asserts that the access is in bounds and aligned. So every
+//! test also shows that runners make no out-of-bounds or misaligned access.
 
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
 
-/// Granularity at which changes are recorded, in bytes.
+/// Size of a page, the unit in which changes are recorded, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
 /// Plain memory in which every access completes at once.
@@ -31,7 +31,7 @@ pub(crate) struct Bytes {
 struct Inner {
     bytes: Vec<u8>,
     touched: BTreeSet<u64>,
-    /// Number of words that may still be loaded.
+    /// Number of words that may still be loaded before a load panics.
     words_left: u64,
     /// Rights that the keys of the regions grant.
     rights: Rights,
@@ -39,7 +39,7 @@ struct Inner {
 }
 
 impl Bytes {
-    /// Creates a memory of `size` zero bytes.
+    /// Creates a memory of `size` zeros.
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
@@ -64,12 +64,12 @@ impl Bytes {
         self.inner().words_left = words;
     }
 
-    /// From now on a region's key has these rights and no others.
+    /// Gives the regions' keys exactly these rights from now on.
     pub(crate) fn limit_rights(&self, rights: Rights) {
         self.inner().rights = rights;
     }
 
-    /// Whether words of 24 and 32 bytes can be exchanged from now on.
+    /// Sets whether words of 24 and 32 bytes can be exchanged from now on.
     pub(crate) fn set_wide(&self, wide: bool) {
         self.inner().wide = wide;
     }
@@ -78,7 +78,7 @@ impl Bytes {
         self.inner().bytes.clone()
     }
 
-    /// The pages that were written since the last call.
+    /// The numbers of the pages that were written since the last call.
     pub(crate) fn take_touched(&self) -> BTreeSet<u64> {
         std::mem::take(&mut self.inner().touched)
     }
@@ -149,7 +149,7 @@ impl Memory for Bytes {
     }
 }
 
-/// Returns the secret of a test's region.
+/// The secret of the key of a test's region.
 pub(crate) const fn secret(region: u32) -> u64 {
     0x5ec2_e700_0000_0000 + region as u64
 }
@@ -159,7 +159,7 @@ pub(crate) const fn key(region: u32) -> Key {
     Key::new(region, secret(region))
 }
 
-/// Opens a region as the node does.
+/// Opens a region as the node does: sets the secret of its key.
 pub(crate) fn open(memory: &Bytes, region: u32) {
     let Ok(()) = Arena::of(memory).set_secret(region, secret(region));
 }

@@ -1,4 +1,4 @@
-//! A second implementation of chains, written from the specification: simple, slow, and sharing only the enum of
+//! A second implementation of chains, written from the specification: simple and slow. It shares only the enum of
 //! statuses with the crate.
 //!
 //! If several refusals apply, the specification does not say which one is returned. This model checks in this order:
@@ -56,20 +56,20 @@ pub(crate) struct OpSpec {
     pub(crate) conditional: bool,
     pub(crate) indirect: bool,
     pub(crate) bounded: bool,
-    /// Address of the target, or of the pointer to it; for ALLOCATE the list.
+    /// Address of the target, or of the pointer to the target; for ALLOCATE the number of the free list.
     pub(crate) at: u64,
-    /// Length of a READ, or of a WRITE with a source. Other ops use the length of `data`.
+    /// Length of a READ, or of a WRITE with a source, in bytes. Any other op's length is that of `data`.
     pub(crate) len: u32,
     /// Data of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend; the addresses of a RETIRE.
     pub(crate) data: Vec<u8>,
     pub(crate) source: Option<u64>,
     pub(crate) redirect: Option<u64>,
-    /// target OP compare: EQ, NE, LT, LE, GT, GE.
+    /// The comparison `target OP compare`: 0 to 5 are EQ, NE, LT, LE, GT, GE.
     pub(crate) mode: u8,
     pub(crate) width: usize,
     pub(crate) compare: Option<Vec<u8>>,
     pub(crate) masks: Option<(Vec<u8>, Vec<u8>)>,
-    /// Offset of the pointer in the word of a reclaiming CAS.
+    /// Offset of the pointer in the word of a reclaiming CAS, in bytes. `None` for any other op.
     pub(crate) reclaims: Option<usize>,
     pub(crate) from_reserve: bool,
     /// Offsets at which the builder cuts the data of an ALLOCATE into three parts.
@@ -90,7 +90,7 @@ pub(crate) fn class_size(class: u64) -> u64 {
     (64 << (class / 4)) * (4 + class % 4) / 4
 }
 
-/// Number of buffers of `size` that fit into a segment behind their states, and the offset of the first.
+/// Number of buffers of `size` bytes that fit into a segment after their states, and the offset of the first buffer.
 pub(crate) fn pile_of(size: u64) -> (u64, u64) {
     let states = |count: u64| (16 * count).next_multiple_of(64);
     let count = (0..).take_while(|&count| states(count) + count * size <= SEGMENT).last().expect("0 fits");
@@ -100,7 +100,7 @@ pub(crate) fn pile_of(size: u64) -> (u64, u64) {
 /// Reason why a buffer was retired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
-    /// A reclaiming CAS swapped, and its word pointed to the buffer before.
+    /// A reclaiming CAS swapped, and its word had pointed to the buffer.
     Unlinked,
     /// A reclaiming CAS did not swap, and the chain had allocated the buffer.
     Unpublished,
@@ -117,11 +117,11 @@ pub(crate) struct Pile {
     pub(crate) first: u64,
     pub(crate) size: u64,
     pub(crate) count: u64,
-    /// Number of buffers that were ever taken.
+    /// Number of the segment's buffers that were ever taken.
     pub(crate) used: u64,
 }
 
-/// A node's memory, and its bookkeeping.
+/// A model of a node: its memory and its bookkeeping.
 #[derive(Clone, Default)]
 pub(crate) struct Model {
     pub(crate) bytes: Vec<u8>,
@@ -129,30 +129,30 @@ pub(crate) struct Model {
     pub(crate) book: Book,
 }
 
-/// A node's bookkeeping: keys, tables, buffers.
+/// A model of a node's bookkeeping: keys, tables and buffers.
 #[derive(Clone, Default)]
 pub(crate) struct Book {
     pub(crate) secrets: BTreeMap<u32, u64>,
-    /// Rights that the keys grant.
+    /// Rights of the regions' keys.
     pub(crate) rights: Vec<Right>,
     /// Whether the regions have words of 24 and 32 bytes.
     pub(crate) wide: bool,
-    /// Tables as whole extents: region, first byte, end.
+    /// Tables as whole extents: region, address of the first byte, address of the end.
     pub(crate) tables: Vec<(u32, u64, u64)>,
     pub(crate) piles: Vec<Pile>,
-    /// The free buffers of a region and class, the next to be taken last.
+    /// The free buffers of each region and class. The last one is the next to be taken.
     pub(crate) free: BTreeMap<(u32, u64), Vec<u64>>,
     pub(crate) live: BTreeSet<u64>,
-    /// The retired buffers, in order of retirement.
+    /// The retired buffers with the reason, in order of retirement.
     pub(crate) retired: Vec<(u64, Why)>,
-    /// The current pile of a region, class and supply.
+    /// Index of the current pile of each region, class and supply.
     fresh: BTreeMap<(u32, u64, bool), usize>,
-    /// Bases of granted segments by region and supply, the next to be taken last.
+    /// Addresses of the granted segments of each region and supply. The last one is the next to be taken.
     pub(crate) granted: BTreeMap<(u32, bool), Vec<u64>>,
 }
 
 type Key = (u32, u64);
-/// A place that may be accessed: whether it is in scratch, and its offset.
+/// A place that may be accessed: whether the place is in scratch, and its offset.
 type Place = (bool, u64);
 type Refusal = Status;
 
@@ -180,8 +180,8 @@ impl Book {
         None
     }
 
-    /// Takes a buffer from the list, else a fresh one of the current segment, else one of a granted segment; the quota
-    /// first.
+    /// Takes a buffer from the free list; if that is empty, a fresh buffer of the current segment; else a buffer of a
+    /// granted segment. Segments of the quota come first.
     pub(crate) fn take(&mut self, region: u32, class: u64, from_reserve: bool) -> Option<u64> {
         let at = self.free.entry((region, class)).or_default().pop();
         let at = at.or_else(|| {
@@ -235,7 +235,7 @@ impl Model {
         }
     }
 
-    /// Runs a chain; returns every op's status and output. The session does not matter here.
+    /// Runs a chain. Returns each op's status and output. The model needs no session.
     pub(crate) fn run(&mut self, key: Key, specs: &[OpSpec]) -> Vec<(Status, Vec<u8>)> {
         let mut reserved = Vec::new();
         for spec in specs.iter().filter(|spec| spec.verb == Verb::Allocate) {
@@ -274,8 +274,8 @@ impl Model {
                 chain.perform(spec).unwrap_or_else(|refusal| (refusal, Vec::new()))
             };
             if spec.reclaims.is_some() {
-                // If the CAS swapped, it has published the allocations. Otherwise no later op will, so they are
-                // retired.
+                // If the CAS swapped, it has published the allocated buffers. Otherwise no later op will publish them,
+                // so they are retired.
                 for at in std::mem::take(&mut chain.undecided) {
                     if answer.0 != Status::Ok {
                         chain.node.book.retire(Why::Unpublished, key.0, at);
@@ -316,7 +316,7 @@ struct Running<'a> {
     room: usize,
     reserved: std::collections::VecDeque<Option<u64>>,
     unused: Vec<u64>,
-    /// Buffers that the chain has allocated and that no reclaiming CAS has published or retired.
+    /// Buffers that the chain has allocated, and that no reclaiming CAS has published or retired yet.
     undecided: Vec<u64>,
 }
 
@@ -459,7 +459,7 @@ impl Running<'_> {
         Ok((status, self.emit(output, &old)))
     }
 
-    /// The target of a READ or WRITE, and its length.
+    /// The target of a READ or WRITE, and its length in bytes.
     fn target(&self, spec: &OpSpec, right: Right) -> Result<(Place, u64), Refusal> {
         if !spec.indirect {
             return Ok((self.all_of(spec.at, spec.len(), right)?, spec.len()));
@@ -485,7 +485,7 @@ impl Running<'_> {
         u64::from_le_bytes(self.get(at, 8).try_into().expect("eight bytes"))
     }
 
-    /// The place of an address, and the end of the accessible range there.
+    /// The place of an address, and the end of the range that is accessible there.
     fn end_of(&self, at: u64, right: Right) -> Option<(Place, u64)> {
         if at & SCRATCH_BIT == 0 {
             return Some(((false, at), self.node.book.end_of(self.key, at, right)?));

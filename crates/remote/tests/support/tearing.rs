@@ -1,8 +1,8 @@
 //! A memory that interrupts a chain at every access, by returning *wait*. The driver performs the access on shared
 //! bytes, one cache line at a time in random order. Between two lines other clients may run. Then the driver records
-//! the result, and runs the chain again from its start, with the recorded results.
+//! the access's result, and runs the chain again from its start, with the recorded results.
 //!
-//! Invariant: a repeated run makes the recorded accesses in the recorded order; otherwise it panics.
+//! Invariant: a repeated run makes the recorded accesses in the recorded order; otherwise the memory panics.
 
 use super::Bytes;
 use farside_remote::arena::Geometry;
@@ -13,7 +13,7 @@ use std::cell::Cell;
 /// Number of bytes that are copied atomically.
 const LINE: u64 = 64;
 
-/// One access to memory or to rights.
+/// One access of a chain to memory, or to its key's rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Admits(Key),
@@ -36,7 +36,7 @@ enum Answer {
     ExchangedWide { swapped: bool, old: Vec<u8> },
 }
 
-/// Returns the recorded results; the first access beyond them is the one to wait for.
+/// A memory that returns the recorded results. The first access beyond them returns *wait*.
 struct Replay<'a> {
     geometry: Geometry,
     log: &'a [(Access, Answer)],
@@ -95,8 +95,8 @@ impl Memory for Replay<'_> {
     }
 }
 
-/// Runs chains on `bytes` access by access. Calls `between` before every access, and between its lines, with the number
-/// of completed accesses.
+/// Runs chains on `bytes`, one access at a time. Calls `between` with the number of completed accesses: before every
+/// access, and between the cache lines of an access.
 pub(crate) struct Tearing<'a, F> {
     bytes: &'a Bytes,
     random: Draws,
@@ -109,7 +109,7 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
         Tearing { bytes, random: Draws(seed), between, log: Vec::new() }
     }
 
-    /// Runs a chain; returns its accesses, each once.
+    /// Runs a chain. Returns each of its accesses once, in order.
     pub(crate) fn run(mut self, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Vec<Access> {
         loop {
             let replay = Replay { geometry: self.bytes.geometry(), log: &self.log, next: Cell::new(0) };
@@ -173,7 +173,7 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
         }
     }
 
-    /// The pieces of an access that lie in one line each, in shuffled order.
+    /// Splits an access into pieces that lie in one cache line each, in shuffled order.
     fn lines(&mut self, at: u64, len: usize) -> Vec<(usize, usize)> {
         let mut lines = Vec::new();
         let mut from = 0;
