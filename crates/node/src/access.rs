@@ -27,12 +27,12 @@ pub const EVERY_STORE: &str = "*";
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Computes the fingerprint of `secret`.
+    /// The fingerprint of a token's `secret`.
     pub fn of(secret: &[u8]) -> Fingerprint {
         Fingerprint(Sha256::digest(secret).into())
     }
 
-    /// Whether both fingerprints are equal. The comparison takes the same time whichever byte differs.
+    /// Whether both fingerprints are equal. The comparison takes the same time, whichever byte differs.
     pub fn is(&self, other: &Fingerprint) -> bool {
         self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b)) == 0
     }
@@ -78,7 +78,7 @@ impl<'de> Deserialize<'de> for Fingerprint {
     }
 }
 
-/// The rights to one store in a token file: a list of words, or `all`.
+/// The rights to one store in a token file. Their form there is a list of words, or `all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant(pub Rights);
 
@@ -129,13 +129,13 @@ impl<'de> Deserialize<'de> for Grant {
     }
 }
 
-/// A token as stored in the token file.
+/// An entry of the token file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
-    /// Name of the token, for people and logs.
+    /// The token's name, for people and logs.
     pub name: String,
-    /// Hash of the token's secret.
+    /// SHA-256 of the token's secret.
     pub sha256: Fingerprint,
     /// Whether the token permits to create, drop, scan and list all stores.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -146,7 +146,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// Returns the token's rights to a store.
+    /// The token's rights to the store named `store`.
     pub fn rights(&self, store: &str) -> Rights {
         let grant = self.stores.get(store).or_else(|| self.stores.get(EVERY_STORE));
         grant.map_or(Rights::NONE, |grant| grant.0)
@@ -160,8 +160,8 @@ impl Token {
     /// Checks that the token permits a request.
     ///
     /// # Errors
-    /// The token does not permit it; the error names the missing right. A store that the token may not know of is
-    /// refused like a missing store.
+    /// The token does not permit the request; the error names the missing right. A store that the token may not know of
+    /// is refused like a missing store.
     pub fn judge(&self, ask: &Ask) -> Result<(), String> {
         let needs = |what: &str| {
             Err(format!(
@@ -195,8 +195,8 @@ impl Token {
         format!("there is no store '{name}' that the token '{}' may open: it may open {may}", self.name)
     }
 
-    /// Removes from a response what the token may not know. Lists contain only the stores that it may open. The
-    /// processes and addresses of the node's host, and the traffic of all clients, are for admins only.
+    /// Removes from a response what the token may not know. Lists contain only the stores that the token may open. Only
+    /// admins see the processes and addresses of the node's host, and the traffic of all clients.
     pub fn may_know(&self, answer: Answer) -> Answer {
         match answer {
             Answer::Stores(mut stores) => {
@@ -227,7 +227,7 @@ impl Tokens {
     /// Checks that the tokens are distinct, and have printable names.
     ///
     /// # Errors
-    /// The error names the token and the remedy.
+    /// Two tokens are alike, or a token is invalid. The error names the token and the remedy.
     pub fn check(&self) -> Result<(), String> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         for (index, Token { name, sha256, stores, .. }) in self.token.iter().enumerate() {
@@ -287,7 +287,7 @@ impl Access {
         matches!(self, Access::Tokens(_))
     }
 
-    /// The token of this secret. Always compares all tokens, so the time does not depend on which one matches.
+    /// The token with this secret. Always compares with all tokens, so the time does not depend on which token matches.
     pub fn admit(&self, secret: &[u8]) -> Option<Arc<Token>> {
         match self {
             Access::Everyone(everyone) => Some(Arc::clone(everyone)),
@@ -295,7 +295,7 @@ impl Access {
         }
     }
 
-    /// The shared secret of the token with this name in sealed datagrams.
+    /// The shared secret of the token that has this name in sealed datagrams.
     pub fn shared(&self, name: u64) -> Option<Shared> {
         match self {
             Access::Everyone(_) => None,
@@ -351,14 +351,14 @@ impl std::fmt::Display for Source {
 
 /// Number of wrong tokens from one source after which it is locked out.
 pub const GUESSES_MAX: u32 = 8;
-/// The number of a source's wrong tokens restarts from 0 after this time without a wrong token.
+/// Time without a wrong token from a source after which the number of its wrong tokens restarts from 0.
 pub const GUESSES_WITHIN: Duration = Duration::from_secs(60);
-/// Duration of a lock-out.
+/// Time for which a source is locked out.
 pub const LOCKED_FOR: Duration = Duration::from_secs(10);
-/// Maximum number of sources that are remembered.
+/// Maximum number of sources whose wrong tokens are remembered.
 pub const SOURCES_MAX: usize = 1024;
 
-/// Numbers of recent wrong tokens and lock-outs, by source.
+/// The recent wrong tokens and the lock-outs of each source.
 #[derive(Debug, Default)]
 pub struct Guesses {
     sources: BTreeMap<Source, Guessed>,
@@ -378,7 +378,7 @@ impl Guesses {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Records a wrong token from a source. Returns true if that locks the source out, for [`LOCKED_FOR`].
+    /// Records a wrong token from a source. Returns true if this token locks the source out, for [`LOCKED_FOR`].
     pub fn guessed(&mut self, source: Source, now: Duration) -> bool {
         if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&source) {
             let oldest = self.sources.iter().min_by_key(|(_, guessed)| guessed.last);
@@ -408,12 +408,12 @@ pub struct SessionLimit {
 }
 
 impl SessionLimit {
-    /// Allows at most `limit` sessions per source; no session is open yet.
+    /// Allows at most `limit` sessions per source. No session is open yet.
     pub fn new(limit: u32) -> SessionLimit {
         SessionLimit { limit, sources: BTreeMap::new() }
     }
 
-    /// Counts one more session. Returns false if the source is at the limit.
+    /// Records that a session of the source begins. Returns false if the source is at the limit already.
     pub fn enter(&mut self, source: Source) -> bool {
         let count = self.sources.entry(source).or_default();
         let may = *count < self.limit;
@@ -421,7 +421,7 @@ impl SessionLimit {
         may
     }
 
-    /// Counts that a session of `source` has ended.
+    /// Records that a session of the source has ended.
     pub fn leave(&mut self, source: Source) {
         let count = self.sources.get_mut(&source).expect("a session leaves after it entered");
         *count -= 1;
@@ -439,7 +439,7 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// Minimum time between two messages.
+    /// Minimum time between two messages of this limit.
     pub const PAUSE: Duration = Duration::from_secs(10);
 
     /// Counts an occurrence. If a message may be logged now, returns a suffix for it with the number of occurrences
@@ -477,7 +477,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_sha_256_in_hexadecimal() {
-        // FIPS 180-4's first example.
+        // The first example of FIPS 180-4.
         let digits = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let parsed = Fingerprint::parse(&digits.to_uppercase()).expect("digits of either case");
         assert!(parsed.is(&Fingerprint::of(b"abc")) && !parsed.is(&Fingerprint::of(b"abd")));

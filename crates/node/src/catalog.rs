@@ -12,7 +12,7 @@ use farside_remote::service::{Kind, Service};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The longest name of a store, in bytes.
+/// Maximum length of a store's name, in bytes.
 pub const NAME_MAX: usize = 64;
 
 /// A store, and the node's own state of that store. The node's memory records only `store`: a node that takes over
@@ -22,20 +22,20 @@ pub struct Entry<M: Memory> {
     pub store: Store,
     /// Service of the store.
     pub served: Arc<Served<M>>,
-    /// All segments granted to it, for its tables, its buffers and its reserve.
+    /// All segments granted to the store, for its tables, its buffers and its reserve.
     pub segments: Vec<u32>,
-    /// The rebuild of its table, if one is in progress.
+    /// The rebuild of the store's table, if one is in progress.
     pub rebuild: Option<Rebuild>,
-    /// Whether its service has found its table crowded.
+    /// Whether the store's service has found the table crowded.
     pub is_crowded: bool,
-    /// Number of free segments below which no rebuild is started, after one failed for lack of memory.
+    /// Number of free segments below which no rebuild is started, set after a rebuild failed for lack of memory.
     pub(crate) segments_needed: u32,
     /// Number of completed scans. It is not in the node's memory, so another node that takes over starts at zero.
     pub(crate) scans: u64,
 }
 
 impl<M: Memory> Entry<M> {
-    /// Creates the entry of a store that is not being rebuilt.
+    /// Creates an entry without a rebuild.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
         Entry { store, served, segments, rebuild: None, is_crowded: false, segments_needed: 0, scans: 0 }
@@ -80,7 +80,7 @@ impl Division {
     /// Divides a quota, given the size of the table, both in bytes.
     ///
     /// # Errors
-    /// The quota does not hold the table and one segment of buffers.
+    /// The quota does not have space for the table and one segment of buffers.
     pub fn of(quota: u64, table_len: u64) -> Result<Division, String> {
         let quota_segments = quota / SEGMENT_SIZE;
         let table = table_len.div_ceil(SEGMENT_SIZE);
@@ -101,8 +101,8 @@ impl Division {
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
     }
 
-    /// Size of the reserve of a store with `buffers` segments for buffers. The result is in segments and grows with
-    /// `buffers`. So the result for a whole quota is the maximum that a node adds to that quota.
+    /// Number of segments in the reserve of a store with `buffers` segments for buffers. The result grows with
+    /// `buffers`, so the result for a whole quota is the maximum that a node adds to that quota.
     pub fn reserve_of(buffers: u64) -> u64 {
         (buffers / 64).clamp(1, 16)
     }
@@ -114,7 +114,7 @@ impl Division {
 }
 
 impl<M: Memory> Catalog<M> {
-    /// Creates an empty catalog that supports these kinds of stores.
+    /// Creates an empty catalog that supports these kinds.
     pub fn new(kinds: Vec<Box<dyn Kind<M>>>) -> Catalog<M> {
         Catalog { kinds, stores: BTreeMap::new(), busy: Vec::new() }
     }
@@ -170,12 +170,12 @@ impl<M: Memory> Catalog<M> {
         self.stores.values_mut()
     }
 
-    /// Returns the store of this region, for changes.
+    /// The store with this region, mutable.
     pub(crate) fn by_region_mut(&mut self, region: u32) -> Option<&mut Entry<M>> {
         self.stores.values_mut().find(|entry| entry.store.region == region)
     }
 
-    /// Returns the store of this region.
+    /// The store with this region.
     pub fn by_region(&self, region: u32) -> Option<&Entry<M>> {
         self.stores.values().find(|entry| entry.store.region == region)
     }
@@ -202,14 +202,15 @@ impl<M: Memory> Catalog<M> {
         Ok(region)
     }
 
-    /// Sets the segments of a store. Used by a node that takes over, when it has found them in the segment table.
+    /// Sets the segments of a store. A node that takes over calls this after it has found the segments in the segment
+    /// table.
     pub fn set_segments(&mut self, region: u32, segments: Vec<u32>) {
         if let Some(entry) = self.by_region_mut(region) {
             entry.segments = segments;
         }
     }
 
-    /// Releases a region number.
+    /// Makes a region number and its store's name available again.
     pub fn release(&mut self, region: u32) {
         self.busy.retain(|(busy, _)| *busy != region);
     }
@@ -221,7 +222,7 @@ impl<M: Memory> Catalog<M> {
         assert!(before.is_none(), "two stores have the same name");
     }
 
-    /// Removes a store from the catalog. Its region's number stays reserved.
+    /// Removes a store. The store's region stays reserved.
     ///
     /// # Errors
     /// No store has this name.

@@ -1,9 +1,9 @@
 //! Access control for an engine's sessions: each session's keys, and the memory that chains can access with these keys.
 //!
-//! A session gets keys of its own: random ones that are valid only in this session and only until it ends. Each of
+//! A session gets keys of its own: random keys that are valid only in this session and only until it ends. Each of
 //! these keys stands for the key of one store, with the rights that the session's token has to that store.
-//! Invariant: a chain accesses memory only while both the session's key and the store's key are valid, so either can be
-//! revoked at any moment.
+//! Invariant: a chain accesses memory only while both the session's key and the store's key are valid, so either key
+//! can be revoked at any moment.
 
 use farside_remote::arena::Geometry;
 use farside_remote::control::Store;
@@ -66,20 +66,20 @@ impl Keys {
         is_less
     }
 
-    /// Whether this is a current key of the session, or one of its last `FORMER_MAX` replaced keys. A session that uses
-    /// any other key guesses, or is faulty.
+    /// Whether `key` is a current key of the session, or one of its last `FORMER_MAX` replaced keys. A session that
+    /// uses any other key guesses, or is faulty.
     pub fn was_granted(&self, key: Key) -> bool {
         self.held.iter().chain(&self.former).any(|held| held.is(key))
     }
 
-    /// The store's key for which the session's key `key` stands, and the rights of the session's key.
+    /// The store's key that the session's key `key` stands for, and the rights of the session's key.
     #[inline]
     pub fn stands_for(&self, key: Key) -> Option<(Key, Rights)> {
         let held = self.held.iter().find(|held| held.own.region() == key.region())?;
         held.own.opens(key.secret()).then_some((held.store, held.rights))
     }
 
-    /// Whether the session has the right to retire its own buffers of that region.
+    /// Whether the session has the right ALLOCATE in that region, and so may retire its own buffers there.
     pub fn may_allocate(&self, region: u32) -> bool {
         self.held.iter().any(|held| held.own.region() == region && held.rights.contains(Rights::ALLOCATE))
     }
@@ -91,9 +91,9 @@ impl Keys {
     }
 }
 
-/// A node's memory as a session's chains access it.
+/// A node's memory, with access limited to the keys of one session.
 pub struct Guarded<'a, M> {
-    /// Memory of the node.
+    /// The node's memory.
     pub memory: &'a M,
     /// Keys through which the session sees that memory.
     pub keys: &'a Keys,

@@ -1,4 +1,4 @@
-//! The segments that no store owns.
+//! The segments of a node's memory that no store owns.
 //!
 //! Invariant: a segment is free here or assigned to exactly one region in the segment table, never both.
 
@@ -11,7 +11,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Creates the set of `segments` segments, all of them free.
+    /// Creates the set of segments 0 to `segments` - 1, all free.
     pub fn new(segments: u32) -> Extents {
         Extents { free: (0..segments).collect() }
     }
@@ -21,7 +21,8 @@ impl Extents {
         self.free.len() as u32
     }
 
-    /// Takes the lowest `count` adjacent segments; returns the first.
+    /// Takes the lowest `count` adjacent free segments, and returns the first one's number. `None` if there are no such
+    /// segments.
     pub fn take_run(&mut self, count: u32) -> Option<u32> {
         let (mut first, mut len) = (0, 0);
         for &index in &self.free {
@@ -50,10 +51,10 @@ impl Extents {
         Some(taken)
     }
 
-    /// Takes the segment `index`, which a store already owns when a node takes over.
+    /// Takes segment `index`, which a store already owns when a node takes over.
     ///
     /// # Panics
-    /// If it is not free.
+    /// If the segment is not free.
     pub fn take_exactly(&mut self, index: u32) {
         assert!(self.free.remove(&index), "segment {index} was taken twice");
     }
@@ -61,7 +62,7 @@ impl Extents {
     /// Frees a segment.
     ///
     /// # Panics
-    /// If it is free already.
+    /// If the segment is free already.
     pub fn give(&mut self, index: u32) {
         assert!(self.free.insert(index), "segment {index} was freed twice");
     }

@@ -2,8 +2,8 @@
 //! any system.
 //!
 //! [`node::Node`] is a state machine. The caller passes in requests, and runs the node in steps of at most about 16
-//! accesses each, so that a simulator can interleave these accesses with those of other processes. Only [`host`] has
-//! threads and sockets.
+//! memory accesses each, so that a simulator can interleave these accesses with those of other processes. Only [`host`]
+//! has threads and sockets.
 //!
 //! Invariant: a step changes the node's own state only after its last access has completed.
 

@@ -5,9 +5,9 @@ farside_remote::mutants! {
     REPOST_AT_ONCE = "RepostAtOnce";
     /// A scan frees all buffers that the structure does not reach, even held ones, and without a grace period.
     SCAN_BY_REACHABILITY_ALONE = "ScanByReachabilityAlone";
-    /// A scan sweeps without waiting for chains that may have replaced a suspect but not yet retired it.
+    /// A scan sweeps without waiting for chains that may have replaced a suspect buffer but not yet retired it.
     SWEEP_WITHOUT_GRACE = "SweepWithoutGrace";
-    /// A buffer may be freed after a scan has seen that it is reachable and before the scan has recorded that.
+    /// A buffer may be freed after a scan has seen it reachable and before the scan has recorded it as reachable.
     REUSE_WHILE_ADOPTING = "ReuseWhileAdopting";
     /// A store is dropped while its buffers are still on sessions' retired lists, among those of other stores.
     DROP_WITHOUT_TAKING_LISTS = "DropWithoutTakingLists";

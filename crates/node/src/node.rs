@@ -26,13 +26,13 @@ use farside_remote::service::{Kind, Plan, Step, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Memory whose segments a node can also zero, and so return their pages to the system.
+/// Memory whose segments a node can also zero, which returns their pages to the system.
 pub trait NodeMemory: Memory {
-    /// Zeroes segment `index`.
+    /// Zeroes segment `index`, and returns its pages to the system if possible.
     fn discard(&self, index: u32) -> Result<(), Self::Wait>;
 }
 
-/// Number that identifies a request, and with it the response.
+/// Number that identifies a request and its response.
 pub type Ticket = u64;
 
 /// Outcome of a step.
@@ -54,13 +54,14 @@ pub struct Node<M: NodeMemory> {
     /// Ended sessions whose retired buffers are still being taken.
     closing: VecDeque<SessionId>,
     reclaim: Reclaim,
-    /// Stores being created or dropped. Each one has a region, so the number of regions bounds the number of jobs.
+    /// Stores being created or dropped. Each job has a region, so the number of regions bounds the number of jobs.
     jobs: VecDeque<(Ticket, Job<M>)>,
     /// Index of the current job, and the number of consecutive jobs that were found waiting.
     at_job: (usize, usize),
-    /// Statistics requests in progress, with their tickets.
+    /// Statistics requests in progress, each with the tickets that wait for its result.
     stat_requests: VecDeque<(StatRequest, Vec<Ticket>)>,
-    /// Regions to be scanned, with the tickets of the requests. A scan after the death of a client has no ticket.
+    /// Regions to be scanned, each with the tickets that wait for the scan. A scan after a client's death has no
+    /// ticket.
     scans_due: VecDeque<(u32, Vec<Ticket>)>,
     scan: Option<(Scan, Vec<Ticket>)>,
     /// Regions to be checked for shortage of memory, each with the class to check next.
@@ -76,7 +77,7 @@ pub struct Node<M: NodeMemory> {
     next_ticket: Ticket,
     info: NodeInfo,
     geometry: Geometry,
-    /// Sequence number of the last written record of the catalog.
+    /// Sequence number of the catalog record that was written last.
     catalog_sequence: u64,
     /// The sum of the counters of closed sessions.
     counted: Counters,
@@ -88,12 +89,12 @@ enum Job<M: NodeMemory> {
     Drop { entry: Box<Entry<M>>, leaving: Leaving, freed: usize },
 }
 
-/// A traversal of all buffers of a store, for its statistics.
+/// A traversal of a store's buffers, for the store's statistics.
 struct StatRequest {
     name: String,
     /// The store's id, which distinguishes it from a later store of the same name.
     id: u64,
-    /// Next segment, by its index in the store's list, and the next buffer in it.
+    /// Position of the next buffer: the index of its segment in the store's list, and its number in this segment.
     at: (usize, u32),
     stat: Box<StoreStat>,
 }
@@ -107,16 +108,16 @@ enum Leaving {
     Not,
     /// The key is revoked, but chains that it admitted may still run.
     Chains(Grace),
-    /// No more buffers of the store will be retired. Earlier retired ones are on sessions' lists, among buffers of
-    /// other stores.
+    /// The chains have ended, so no more buffers of the store will be retired. Buffers retired earlier are on sessions'
+    /// lists, among buffers of other stores.
     Retired { is_round_begun: bool },
     /// No key and no pointer refers to the store's memory any more.
     Left,
 }
 
 impl<M: NodeMemory> Node<M> {
-    /// Creates a node on fresh memory that supports these kinds of stores. [`Node::info`] fills in the fields of `info`
-    /// that change.
+    /// Creates a node on fresh memory that supports these kinds of stores. `info` has the constant fields of
+    /// [`Node::info`], which fills in the others.
     pub fn new(memory: &M, kinds: Vec<Box<dyn Kind<M>>>, info: NodeInfo) -> Node<M> {
         Node {
             extents: Extents::new(memory.geometry().segments()),
@@ -182,7 +183,7 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.by_region(region).map(|entry| Arc::clone(&entry.served))
     }
 
-    /// Describes the node's current state.
+    /// The node's current state, for an `Ask::NodeInfo`.
     pub fn info(&self) -> NodeInfo {
         NodeInfo {
             unassigned_bytes: u64::from(self.extents.free()) * SEGMENT_SIZE,
@@ -192,7 +193,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// The sum of all sessions' counters, including closed ones. One read per session.
+    /// The sum of the counters of all sessions, including closed sessions. Reads memory once per session.
     pub fn counters(&self, memory: &M) -> Result<Counters, M::Wait> {
         let mut sum = self.counted;
         for session in self.sessions.iter() {
@@ -201,7 +202,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(sum)
     }
 
-    /// Opens a session for a process; `None` if all slots are taken.
+    /// Opens a session for a process. Returns `None` if all slots are taken.
     pub fn open_session(
         &mut self,
         memory: &M,
@@ -237,8 +238,8 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// Ends a session, whose owner runs no more chains. Unless it ended cleanly, stores are scanned for its
-    /// buffers. Does nothing if it has ended already.
+    /// Ends a session, whose owner runs no more chains. Unless the session ended cleanly, stores are scanned for its
+    /// buffers. Does nothing if the session has ended already.
     pub fn end_session(&mut self, id: SessionId, is_clean: bool) {
         if !self.sessions.may_run(id) {
             return;
@@ -296,7 +297,8 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// Accepts a request; [`Node::answer`] returns its response after some steps. `entropy` is random.
+    /// Accepts a request and returns its ticket. [`Node::answer`] returns the response after some steps. `entropy` is
+    /// random.
     pub fn ask(&mut self, ask: Ask, entropy: [u64; 2]) -> Ticket {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -308,8 +310,8 @@ impl<M: NodeMemory> Node<M> {
         ticket
     }
 
-    /// Cancels the responses to these tickets. Requests that only read are dropped; requests that change something are
-    /// still carried out.
+    /// Cancels the responses to these tickets. Requests that only read are dropped; requests that change the catalog or
+    /// memory are still carried out.
     pub fn cancel(&mut self, tickets: &BTreeSet<Ticket>) {
         let is_wanted = |ticket: &Ticket| !tickets.contains(ticket);
         self.stat_requests.iter_mut().for_each(|(_, asked)| asked.retain(is_wanted));
@@ -321,14 +323,14 @@ impl<M: NodeMemory> Node<M> {
         scans.chain(rebuilds).for_each(|asked| asked.retain(is_wanted));
     }
 
-    /// Takes the next response that is ready.
+    /// Removes and returns the next available response, if there is one.
     pub fn answer(&mut self) -> Option<(Ticket, Result<Answer, String>)> {
         self.answers.pop_front()
     }
 
-    /// Makes a step of one part, in rotation. Returns [`Progress::Idle`] once every part in a row had nothing to do.
-    /// Each call runs only one part: even a part with nothing to do may change the node's own state after its last
-    /// access, so no access may follow.
+    /// Makes a step of one part of the node, in rotation. Returns [`Progress::Idle`] once each part in turn had nothing
+    /// to do. Each call runs only one part: even a part with nothing to do may change the node's own state after its
+    /// last access, so no access may follow.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
         let parts: [Part<M>; 8] = [
@@ -348,7 +350,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(if is_idle { Progress::Idle } else { Progress::Made })
     }
 
-    // Requests.
+    // The next functions handle requests.
 
     /// Responds at once if possible, or starts a job.
     fn begin(&mut self, ticket: Ticket, ask: Ask, entropy: [u64; 2]) -> Result<Option<Answer>, String> {
@@ -472,7 +474,7 @@ impl<M: NodeMemory> Node<M> {
             id: seed,
             former: None,
         };
-        // Reserve space in the record for stores that are still being created.
+        // Reserve space in the catalog's record for stores that are still being created.
         let fits = restart::record(1, &self.stores_and(self.being_made().chain([&store])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
@@ -531,7 +533,7 @@ impl<M: NodeMemory> Node<M> {
         )
     }
 
-    /// Adds a ticket to those that get the response of the rebuild in progress.
+    /// Adds a ticket to the tickets that get the response of the rebuild in progress.
     fn ask_along(&mut self, name: &str, ticket: Ticket) {
         let entry = self.catalog.iter_mut().find(|entry| entry.store.name == name);
         if let Some(Rebuild { asked, .. }) = entry.and_then(|entry| entry.rebuild.as_mut()) {
@@ -539,7 +541,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    // Steps of the node's parts. Each function returns whether it did anything.
+    // The next functions are steps of the node's parts. Each returns whether it did anything.
 
     fn close_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&id) = self.closing.front().filter(|id| self.reclaim.is_done_with(id.slot)) else {
@@ -560,7 +562,7 @@ impl<M: NodeMemory> Node<M> {
         if self.is_adopting() { Ok(false) } else { self.reclaim.regrant_step(memory, &self.sessions) }
     }
 
-    /// Whether a scan requires that no buffer is freed.
+    /// Whether a scan requires that no buffer is freed now.
     fn is_adopting(&self) -> bool {
         let is_adopting = self.scan.as_ref().is_some_and(|(scan, _)| scan.is_adopting());
         is_adopting && !mutants::REUSE_WHILE_ADOPTING.is_on()
@@ -611,7 +613,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(made)
     }
 
-    /// Makes one step for one class of a region that may be short of memory.
+    /// Makes one step that frees segments of a region which may be short of memory, for one class.
     fn relief_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&(region, class)) = self.relief.front() else { return Ok(false) };
         if self.catalog.by_region(region).is_none() {
@@ -631,7 +633,8 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// Makes one background step of a store's service, or of the rebuild of its table, for one store after another.
+    /// Makes one background step of one store's service, or of the rebuild of its table. Calls take the stores one
+    /// after another.
     fn tick_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&region) = self.ticks.front() else { return Ok(false) };
         let made = self.rebuild_step(memory, region)?;
@@ -730,7 +733,7 @@ impl<M: NodeMemory> Node<M> {
         rebuild.stage = RebuildStage::Grant { plan, segments, granted: 0 };
     }
 
-    /// Publishes both tables of a store; if that is impossible, starts to free the granted segments.
+    /// Publishes both tables of a store. If that is impossible, starts to free the granted segments.
     fn publish_both(&mut self, memory: &M, store: Store, segments: Vec<u32>) -> Result<(), M::Wait> {
         let region = store.region;
         let served = self.catalog.serve(&store);
@@ -758,7 +761,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// Publishes a store that has left its former tables: with only its next table, and another key.
+    /// Publishes a store that has left its former tables: only its next table, with another key.
     fn publish_one(&mut self, memory: &M, sequence: u64, store: Store) -> Result<(), M::Wait> {
         let service = self.catalog.serve(&store).expect("it was served together with its former tables");
         let record =
@@ -776,7 +779,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// Abandons the requested table. If an earlier move was in progress, it continues.
+    /// Abandons the requested table. If an earlier move was in progress, that move continues.
     fn end_rebuild(&mut self, region: u32, reported: Result<Answer, String>) {
         let Some(entry) = self.catalog.by_region_mut(region) else { return };
         let resumed = entry.store.former.as_ref().map(Rebuild::resumed);
@@ -785,7 +788,7 @@ impl<M: NodeMemory> Node<M> {
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, reported.clone())));
     }
 
-    /// Makes a step of the current job, or moves on to the next one if that job waits.
+    /// Makes a step of the current job. If that job waits, goes on to the next job.
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let (place, waiting) = self.at_job;
         let is_forgetting =
@@ -810,7 +813,7 @@ impl<M: NodeMemory> Node<M> {
             None => self.end_job(memory, place)?,
             Some(true) => self.at_job.1 = 0,
             Some(false) => {
-                // There is work while a job exists that was not tried since the last job made progress.
+                // There is work while a job remains that was not tried since the last job made progress.
                 let is_any_left = waiting + 1 < self.jobs.len();
                 self.at_job = ((place + 1) % self.jobs.len(), if is_any_left { waiting + 1 } else { 0 });
                 return Ok(is_any_left);
@@ -823,7 +826,7 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.iter().map(|entry| &entry.store).chain(more).collect()
     }
 
-    /// All stores of the catalog, with `changed` instead of the store that it replaces.
+    /// All stores of the catalog, with `changed` in the place of the store of the same region.
     fn stores_with<'a>(&'a self, changed: &'a Store) -> Vec<&'a Store> {
         let stores = self.catalog.iter().map(|entry| &entry.store);
         stores.map(|store| if store.region == changed.region { changed } else { store }).collect()
@@ -841,7 +844,7 @@ impl<M: NodeMemory> Node<M> {
         memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)
     }
 
-    /// Removes the completed job at index `place`, changes the catalog, and makes the job's response available.
+    /// Removes the completed job at index `place`, makes its change of the catalog, and makes its response available.
     fn end_job(&mut self, memory: &M, place: usize) -> Result<(), M::Wait> {
         if let Some((_, Job::Create { entry, .. })) = self.jobs.get(place) {
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and([&entry.store]));
@@ -903,10 +906,10 @@ fn no_room_for_table(needed: u32, free: u32) -> String {
     )
 }
 
-/// Whether the step did anything; `None` once the job is done.
+/// Whether the step did anything. `None` once the job is done.
 type JobStep<W> = Result<Option<bool>, W>;
 
-/// Assigns one more segment; writes the store's key last.
+/// Assigns one more segment to a store that is being created. Writes the store's key last.
 fn grant_step<M: NodeMemory>(
     memory: &M,
     entry: &Entry<M>,
@@ -937,8 +940,8 @@ fn grant_step<M: NodeMemory>(
 }
 
 /// Number of segments (1 MiB each) of a new table that are prepared at its creation, since its keys will soon be spread
-/// over the whole table. Clients prepare the rest of a larger table as they fill it, so that the creator does not wait
-/// too long.
+/// over the whole table. Clients prepare the other segments of a larger table when they fill them, so that the creator
+/// does not wait too long.
 const TABLE_FILLED_MAX: usize = 1024;
 
 /// Announces that a table's segment will be filled, if its position `before` in the table is below
@@ -989,7 +992,7 @@ fn leave_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Frees a segment of a store to which nothing refers any more.
+/// Frees one segment of a store that is being dropped and to which nothing refers any more.
 fn free_step<M: NodeMemory>(
     memory: &M,
     extents: &mut Extents,
@@ -1013,7 +1016,7 @@ fn free_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Number of buffers read in one step.
+/// Number of buffers that a statistics request reads in one step.
 const STAT_BUFFERS: u32 = 8;
 
 fn stat_step<M: NodeMemory>(

@@ -2,8 +2,8 @@
 //!
 //! 1. *Survey*: the service computes the size of the next table.
 //! 2. *Grant*: the node assigns the next table's segments to the store.
-//! 3. *Move*: the catalog shows both tables, and the service moves the entries of the former one. If they do not all
-//!    fit, the first three steps are repeated, and a further table takes the entries of all others.
+//! 3. *Move*: the catalog shows both tables, and the service moves the entries of the former table. If the next table
+//!    cannot hold them all, steps 1 to 3 are repeated, and a further table takes the entries of all others.
 //! 4. *Leave*: the catalog shows only the next table, with another key; the node waits until all chains that the former
 //!    key admitted have ended.
 //! 5. *Free*: the former table's segments become free.
@@ -23,9 +23,9 @@ use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Former, Store};
 use farside_remote::service::{self, Plan, Service};
 
-/// A rebuild in progress.
+/// A rebuild of one store's table that is in progress.
 pub struct Rebuild {
-    /// Requests to respond to once the catalog shows both tables.
+    /// Requests that get a response once the catalog shows both tables.
     pub(crate) asked: Vec<Ticket>,
     /// Whether the request left the size of the table to the service.
     pub(crate) is_growth: bool,
@@ -44,12 +44,12 @@ pub(crate) enum Stage {
         granted: usize,
     },
     Move,
-    /// The former table's segments are freed when no chain can access them any more.
+    /// The former table's segments wait until no chain can access them any more.
     Leave {
         grace: Option<Grace>,
         segments: Vec<u32>,
     },
-    /// Segments of the former table, or of a table that was abandoned.
+    /// The segments of the former table, or of an abandoned table, are being freed.
     Free {
         segments: Vec<u32>,
     },
@@ -60,17 +60,17 @@ impl Rebuild {
         Rebuild { asked, is_growth, next_secret, stage: Stage::Survey, is_stuck: false }
     }
 
-    /// Continues a rebuild that the previous node had begun.
+    /// Creates a rebuild that continues the one which the previous node had begun.
     pub(crate) fn resumed(former: &Former) -> Rebuild {
         Rebuild { stage: Stage::Move, ..Rebuild::new(Vec::new(), false, former.next_secret.max(1)) }
     }
 
-    /// The cleanup of an abandoned table: only its segments remain to be freed.
+    /// Creates a rebuild that only frees the segments of an abandoned table.
     pub(crate) fn freeing(segments: Vec<u32>) -> Rebuild {
         Rebuild { stage: Stage::Free { segments }, ..Rebuild::new(Vec::new(), false, 0) }
     }
 
-    /// Whether the rebuild waits for a further table.
+    /// Whether the rebuild waits for a further table, since the next one is too small.
     pub(crate) fn wants_more(&self) -> bool {
         self.is_stuck && matches!(self.stage, Stage::Move)
     }
@@ -80,7 +80,7 @@ impl Rebuild {
         !matches!(self.stage, Stage::Survey | Stage::Grant { .. })
     }
 
-    /// The grace period that the rebuild waits for.
+    /// The grace period that the rebuild waits for, if it waits for one.
     pub(crate) fn waiting_for(&self) -> Option<&Grace> {
         match &self.stage {
             Stage::Leave { grace, .. } => grace.as_ref(),
@@ -89,7 +89,7 @@ impl Rebuild {
     }
 }
 
-/// The service's [`service::Rebuild`] interface.
+/// Returns the service's [`service::Rebuild`] interface.
 ///
 /// # Errors
 /// The service cannot rebuild its table.
@@ -99,7 +99,7 @@ pub(crate) fn of<M: Memory>(service: &mut dyn Service<M>) -> Result<&mut dyn ser
     })
 }
 
-/// The store's entry with a further table in addition to the existing ones.
+/// The store's catalog entry with a further table in addition to the existing ones.
 pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: u64) -> Store {
     let before = store.former.as_ref().map(|former| Box::new(Former { next_secret: 0, ..former.clone() }));
     let former = Former {
@@ -114,7 +114,7 @@ pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: 
     Store { parameters: plan.parameters.clone(), table_at, table_len, former: Some(former), ..store.clone() }
 }
 
-/// The store's entry once its former tables are left.
+/// The store's catalog entry after the former tables were left: with one table.
 pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
     Store { former: None, secret, ..store.clone() }
 }
@@ -128,7 +128,7 @@ pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
     Store { former, ..entry.store.clone() }
 }
 
-/// Returns the segments of a table.
+/// The numbers of a table's segments.
 pub(crate) fn segments_of(geometry: Geometry, table_at: u64, table_len: u64) -> Vec<u32> {
     let first = geometry.segment_of(table_at);
     first.map_or(Vec::new(), |first| (first..first + (table_len / SEGMENT_SIZE) as u32).collect())
@@ -168,7 +168,7 @@ pub(crate) fn is_left<M: NodeMemory>(
     Ok(false)
 }
 
-/// Frees one segment, the last of the list. Returns false once none is left.
+/// Frees the last segment of the list. Returns false once the list is empty.
 pub(crate) fn free_step<M: NodeMemory>(
     memory: &M,
     extents: &mut Extents,

@@ -7,7 +7,7 @@
 //! before it grants the segment again: a process that was stopped while it helped to take one of the segment's buffers
 //! may still compare with old states.
 //!
-//! Invariant: the buffers in `buffers` are RETIRED and owned by the node; parked buffers are PARKED.
+//! Invariant: the buffers in `Reclaim::buffers` are RETIRED and owned by the node; parked buffers are PARKED.
 
 use crate::mutants;
 use crate::node::NodeMemory;
@@ -20,24 +20,24 @@ use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, Buffer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The buffers being reclaimed.
+/// The buffers that are being reclaimed, and the segments that are being emptied.
 #[derive(Debug, Default)]
 pub struct Reclaim {
     /// Slots of the sessions whose retired lists are still to be taken in this round.
     round: Vec<u32>,
-    /// The slot whose list is being traversed, and the next buffer on it.
+    /// The slot whose retired list is being traversed, and the address of the next buffer on this list.
     walking: Option<(u32, u64)>,
-    /// Retired buffers that wait for their grace period, and are then freed.
+    /// Retired buffers that wait for their grace period before they are freed.
     buffers: Delayed<u64>,
-    /// Per region and class: the segments with parked buffers, and those buffers.
+    /// The parked buffers of each region and class, by segment.
     parked: BTreeMap<(u32, u8), BTreeMap<u32, Vec<u64>>>,
     /// Parked buffers that will go back to their free lists.
     unparked: Vec<u64>,
-    /// Segments whose buffers are all parked, with their regions. They wait to be granted again.
+    /// Numbers and regions of the segments whose buffers are all parked. These segments wait to be granted again.
     emptied: Delayed<(u32, u32)>,
-    /// Regions to which no segment could be granted.
+    /// Regions that have no granted segment left.
     short: BTreeSet<u32>,
-    /// Total number of reclaimed buffers.
+    /// Total number of buffers reclaimed so far.
     pub reclaimed: u64,
 }
 
@@ -56,8 +56,8 @@ impl<T> Default for Delayed<T> {
 }
 
 impl<T> Delayed<T> {
-    /// Makes one step towards an item that may be reused. Returns false if the items wait for a session's turn to end,
-    /// or there are none.
+    /// Makes one step of the items' grace periods. Returns false if the items wait for a session's turn to end, or if
+    /// there are no items.
     fn step<M: Memory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         if mutants::REPOST_AT_ONCE.is_on() && !self.added.is_empty() {
             self.ready.append(&mut self.added);
@@ -100,12 +100,13 @@ impl Reclaim {
         self.buffers.waiting_for().chain(self.emptied.waiting_for()).map(|id| id.slot)
     }
 
-    /// Whether the list of the session in `slot` is neither being traversed nor due in this round.
+    /// Whether the retired list of the session in `slot` is neither being traversed nor still to be taken in this
+    /// round.
     pub fn is_done_with(&self, slot: u32) -> bool {
         !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
     }
 
-    /// Whether no session's list is being taken.
+    /// Whether no session's retired list is being taken.
     pub fn is_between_rounds(&self) -> bool {
         self.round.is_empty() && self.walking.is_none()
     }
@@ -131,26 +132,26 @@ impl Reclaim {
         self.emptied.retain(|&(of, _)| of != region);
     }
 
-    /// Forgets the buffers of a region that is about to be freed. Otherwise later buffers at these addresses would be
-    /// freed without a grace period of their own.
+    /// Forgets the buffers of a region that is about to be freed. Otherwise later buffers at the same addresses would
+    /// be freed without a grace period of their own.
     pub fn forget_buffers(&mut self, is_of_region: impl Fn(u64) -> bool) {
         self.buffers.retain(|&at| !is_of_region(at));
         self.unparked.retain(|&at| !is_of_region(at));
     }
 
-    /// Adds one session's list to this round.
+    /// Adds one session's retired list to this round.
     pub fn take_from(&mut self, slot: u32) {
         self.round.push(slot);
     }
 
-    /// Starts a round that takes all sessions' lists, unless one is in progress.
+    /// Starts a round that takes all sessions' retired lists, unless a round is in progress.
     pub fn begin_round(&mut self, sessions: &Sessions) {
         if self.round.is_empty() {
             self.round = sessions.iter().map(|session| session.id.slot).collect();
         }
     }
 
-    /// One step of reclaiming buffers. Returns false if there was nothing to do.
+    /// Makes one step of reclaiming buffers. Returns false if there was nothing to do.
     pub fn step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         if let Some((slot, at)) = self.walking {
             let next = self.take_over(memory, at)?;
@@ -176,7 +177,7 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// One step of granting emptied segments again. Returns false if there was nothing to do.
+    /// Makes one step of granting emptied segments again. Returns false if there was nothing to do.
     pub fn regrant_step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         let Some(&(region, index)) = self.emptied.ready.last() else {
             return self.emptied.step(memory, sessions);
@@ -186,8 +187,8 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// Makes the node the owner of one retired buffer, and returns the next on its list. If a peer has damaged the
-    /// list, returns 0; a scan finds the rest of the list.
+    /// Makes the node the owner of one retired buffer. Returns the address of the next buffer on the list, or 0 if a
+    /// peer has damaged the list. In that case a scan finds the other buffers.
     fn take_over<M: Memory>(&mut self, memory: &M, at: u64) -> Result<u64, M::Wait> {
         let arena = Arena::of(memory);
         let Some((_, buffer)) = arena.buffer_at(at)? else { return Ok(0) };
@@ -239,8 +240,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// One step for a class of a region that is short of memory. Unparks buffers if the free list has run low, and
-    /// parks one if the list has many. Returns false if there was nothing to do.
+    /// Makes one step for a class of a region that is short of memory. Unparks buffers if the free list has run low,
+    /// and parks one buffer if the list has many. Returns false if there was nothing to do.
     pub fn relieve<M: Memory>(
         &mut self,
         memory: &M,
@@ -263,7 +264,7 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// Chooses the segment with the fewest parked buffers, and sends these back to their free list.
+    /// Chooses the segment with the fewest parked buffers, and sends these buffers back to their free list.
     fn unpark(&mut self, region: u32, class: &'static Class) -> bool {
         let Some(segments) = self.parked.get_mut(&(region, class.index)) else { return false };
         let least = segments.iter().min_by_key(|(_, parked)| parked.len()).map(|(&index, _)| index);

@@ -1,4 +1,4 @@
-//! The catalog in the node's memory, and how another node takes over after the node's death.
+//! The catalog in the node's memory, and how a new node takes over this memory after the old node's death.
 //!
 //! The catalog has two copies, each `| sequence u64 | length u64 | CRC u64 | JSON |`. A node reads the copy with the
 //! greater sequence among those with a valid CRC. So if a node dies while it writes one copy, the other copy remains.
@@ -53,7 +53,7 @@ fn checksum(sequence: u64, json: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, json) ^ sequence.rotate_left(32)
 }
 
-/// The newest catalog and its sequence; `None` in fresh memory.
+/// The newest catalog: its sequence and its stores. `None` in fresh memory.
 fn newest_record<M: Memory>(memory: &M) -> Result<Option<(u64, Vec<Store>)>, M::Wait> {
     let mut newest = None;
     for copy in 0..2 {
@@ -85,11 +85,11 @@ pub(crate) struct Restored<M: Memory> {
     pub(crate) next_session: u32,
 }
 
-/// Takes over a memory that another node served; no other process may use it in the meantime.
+/// Takes over a memory that another node served. No other process may use the memory in the meantime.
 ///
 /// # Errors
-/// The catalog names an unsupported kind, or is inconsistent. The node has then made no change that a client may not
-/// make, too.
+/// The catalog names an unsupported kind, or is inconsistent. The node has then made only changes that a client may
+/// also make.
 pub(crate) fn restore<M: NodeMemory>(
     memory: &M,
     kinds: Vec<Box<dyn Kind<M>>>,
@@ -139,7 +139,7 @@ pub(crate) fn restore<M: NodeMemory>(
         }
     }
     for store in &stores {
-        // The node may have died between writing the record and the key.
+        // The old node may have died after it had written the record and before it wrote the key: write the key.
         arena.set_secret(store.region, store.secret)?;
     }
     for (region, owned) in segments {
@@ -151,12 +151,12 @@ pub(crate) fn restore<M: NodeMemory>(
     Ok(Ok(Restored { extents, catalog, sequence, next_session: next_session as u32 }))
 }
 
-/// Limits of the numbers that a record may contain. No real memory reaches them, and the numbers above are left for
-/// this node to continue with.
+/// Maxima of the numbers that a record may contain. No real memory reaches them, and this node needs larger numbers to
+/// continue.
 const SEQUENCE_MAX: u64 = u64::MAX / 2;
 const NEXT_SESSION_MAX: u64 = owner::NODE as u64 / 2;
 
-/// Checks that a node may have written these stores and numbers, and that this node can continue from them.
+/// Checks that a node can have written these stores and numbers, and that this node can continue from them.
 fn check<M: Memory>(
     memory: &M,
     sequence: u64,
@@ -194,7 +194,7 @@ fn check<M: Memory>(
     Ok(Ok(()))
 }
 
-/// Addresses and sizes of a store's tables: several if it is being rebuilt.
+/// Addresses and sizes (bytes) of a store's tables. A store that is being rebuilt has several tables.
 fn tables_of(store: &Store) -> impl Iterator<Item = (u64, u64)> {
     let extents = store.formers().into_iter().map(|(_, extent)| extent).chain([store.extent()]);
     extents.map(|extent| (extent.at, extent.len)).collect::<Vec<_>>().into_iter()
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// A memory with stores a and b, each with a table of two segments; b has region 7.
+    /// A memory with the stores a and b, each with a table of two segments. The region of b is 7.
     fn two_stores() -> (Mapping, Vec<Store>) {
         let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
         let mut stores = Vec::new();

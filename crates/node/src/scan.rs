@@ -1,14 +1,14 @@
 //! The scan: finds leaked buffers, which no live client holds and no pointer reaches. A buffer leaks if a client dies
-//! while it holds the buffer, or after it has replaced the buffer and before it retires it.
+//! while it holds the buffer, or after it has replaced the buffer in a structure and before it retires the buffer.
 //!
 //! 1. *Suspect*: mark every LIVE buffer whose owner was gone when the scan began, or that belongs to the structure
 //!    itself. Reclaim every RETIRED buffer that a dead session never linked into its list.
 //! 2. *Mark*: the service reports the buffers that its structure reaches. These buffers are no longer suspect, and
 //!    their owner becomes the structure instead of the client that allocated them. So a later scan suspects them again,
 //!    and finds them if they were replaced. No buffer is freed between being reported and being recorded.
-//! 3. *Grace*: wait until every chain that may have replaced a suspect before step 2 saw it has retired it, or its
-//!    runner is dead.
-//! 4. *Sweep*: buffers that are still LIVE and suspect become RETIRED, and are reclaimed like any other.
+//! 3. *Grace*: wait until every chain that may have replaced a suspect before step 2 saw the suspect has retired it, or
+//!    until the chain's runner is dead.
+//! 4. *Sweep*: buffers that are still LIVE and suspect become RETIRED, and are reclaimed like any retired buffer.
 //!
 //! Safety: a suspect that is not installed can never be installed, since only its owner has its address, and the owner
 //! is gone. So in step 2, each suspect is reachable, replaced, or was never installed. The chain that replaced a
@@ -38,7 +38,7 @@ pub struct Scan {
 
 #[derive(Debug)]
 enum Phase {
-    /// Completes the step that a dead client left unfinished on this class's list.
+    /// Completes the step that a dead client left unfinished on the free list of this class.
     Settle {
         class: u8,
     },
@@ -58,7 +58,7 @@ enum Phase {
     Done,
 }
 
-/// Position of a buffer: its segment, and its ordinal in the segment.
+/// Position of a buffer: its segment and its number in that segment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     segment: u32,
@@ -66,7 +66,7 @@ struct Place {
 }
 
 impl Scan {
-    /// Starts a scan of `region`. Before, every ended session must be closed: its retired list must have been taken.
+    /// Starts a scan of `region`. Every ended session must be closed before: its retired list must have been taken.
     pub fn new(region: u32, sessions: &Sessions) -> Scan {
         Scan { region, gone: sessions.gone(), phase: Phase::Settle { class: 0 }, found: 0 }
     }
@@ -76,7 +76,7 @@ impl Scan {
         matches!(self.phase, Phase::Done)
     }
 
-    /// Whether the scan has seen buffers reachable that it has not yet recorded as the structure's. Until then none of
+    /// Whether the scan has seen reachable buffers that it has not yet recorded as the structure's. Until then none of
     /// these buffers may be reused: the scan would mistake the new allocation for the one that it saw.
     pub fn is_adopting(&self) -> bool {
         matches!(&self.phase, Phase::Mark { reached, .. } if !reached.is_empty())
@@ -156,7 +156,7 @@ fn waits_for_nobody() -> bool {
 }
 
 impl Gone {
-    /// The state of a buffer after step 1, *suspect*.
+    /// The state that a buffer in `state` gets in step 1, *suspect*.
     fn suspects(&self, state: State) -> State {
         let unheld = self.includes(state.owner) || mutants::SCAN_BY_REACHABILITY_ALONE.is_on();
         match state.stage {
@@ -168,7 +168,7 @@ impl Gone {
     }
 }
 
-/// The state of a buffer after step 4, *sweep*.
+/// The state that a buffer in `state` gets in step 4, *sweep*.
 fn sweep(state: State) -> State {
     match state.stage {
         Stage::Live if state.suspect => {
@@ -182,13 +182,13 @@ enum Judged {
     End,
     Next {
         at: Place,
-        /// A leaked buffer, now RETIRED and owned by the node.
+        /// Address of a leaked buffer, which is now RETIRED and owned by the node.
         lost: Option<u64>,
     },
 }
 
-/// Applies `verdict` to the state of the buffer at a position, and returns the next position; the same one if the state
-/// changed concurrently.
+/// Applies `verdict` to the state of the buffer at position `at`, and returns the next position. If the state changed
+/// concurrently, returns the same position again.
 fn judge<M: NodeMemory>(
     memory: &M,
     region: u32,

@@ -12,7 +12,7 @@ use farside_remote::service::{Call, Service};
 use farside_remote::{Key, Memory, Rights};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// The service of one store.
+/// The service of one store, with the store's key.
 pub struct Served<M: Memory> {
     key: Key,
     is_wide: bool,
@@ -38,7 +38,7 @@ impl<M: Memory> Served<M> {
 
     /// Like [`Served::lock`], but returns `None` if a call is in progress. If the caller's memory may return *wait*,
     /// the caller must hold the guard until the call has its response. Such a caller must not start a call while a step
-    /// of the node waits, since a step locks services, too.
+    /// of the node waits, since a node's step locks services as well.
     pub fn try_lock(&self) -> Option<ServiceGuard<'_, M>> {
         let service = match self.service.try_lock() {
             Ok(service) => service,
@@ -56,7 +56,7 @@ pub struct ServiceGuard<'a, M: Memory> {
 }
 
 impl<M: Memory> ServiceGuard<'_, M> {
-    /// Serves a call of a caller with `key`, which must be the store's own, and with these rights. May be called again
+    /// Serves a call of a caller with these rights and with `key`, which must be the store's own. May be called again
     /// after memory returned *wait*, see [`Service::call`].
     pub fn call(
         &mut self,
@@ -82,7 +82,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
         Ok(answered)
     }
 
-    /// Returns the service, for a call or a step.
+    /// The service that is locked.
     pub fn service(&mut self) -> &mut dyn Service<M> {
         &mut **self.service
     }

@@ -1,9 +1,9 @@
 //! Open sessions, which run chains on this memory, and grace periods, which wait for the turns of these sessions.
 //!
-//! A session with a slot runs its own chains, and publishes in the slot each turn, in which it may hold pointers. A
-//! *remote* session has a number, which its buffers record as their owner, but no slot: an engine runs its chains in a
-//! turn of the engine's slot. A chain retires buffers that it makes unreachable within its own turn, so a grace period
-//! need only wait for turns.
+//! A session with a slot runs its own chains. It publishes each turn in the slot, and may hold pointers only during a
+//! turn. A *remote* session has a number, which its buffers record as their owner, but no slot: an engine runs its
+//! chains in a turn of the engine's slot. A chain retires buffers that it makes unreachable within its own turn, so a
+//! grace period need only wait for turns.
 //!
 //! Invariant: numbers grow and are never reused, so a number shows whether its session ended before a given moment.
 //! Invariant: a session counts as open until the buffers that it retired have been taken from its slot.
@@ -14,18 +14,18 @@ use farside_remote::arena::state::owner;
 use farside_remote::arena::{Arena, SESSIONS_MAX, header};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One session.
+/// An open session that has a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Slot and number of the session.
     pub id: SessionId,
-    /// Id of the process that opened the session.
+    /// Id of the session's process.
     pub pid: u32,
     /// Whether the session's process has declared that it runs no more chains, or is dead.
     pub ended: bool,
 }
 
-/// The open sessions, by slot.
+/// The open sessions: those with slots, by slot, and the remote ones.
 #[derive(Debug)]
 pub struct Sessions {
     open: BTreeMap<u32, Session>,
@@ -34,7 +34,7 @@ pub struct Sessions {
     next_number: u32,
 }
 
-/// A grace period: the sessions that may still follow old pointers, each with its turn at the start.
+/// A grace period: the sessions that may still follow old pointers, each with its turn when the period began.
 #[derive(Debug)]
 pub struct Grace {
     waiting: Vec<(SessionId, u64)>,
@@ -58,7 +58,7 @@ impl Gone {
 }
 
 impl Sessions {
-    /// Starts without open sessions. New sessions get numbers from `first_number` on, which must be higher than all
+    /// Creates an empty set of sessions. New sessions get numbers from `first_number` on, which must be higher than all
     /// earlier numbers in this memory.
     pub fn new(first_number: u32) -> Sessions {
         let (open, remote) = (BTreeMap::new(), BTreeSet::new());
@@ -70,7 +70,7 @@ impl Sessions {
         self.open.values()
     }
 
-    /// Number of open sessions.
+    /// Number of open sessions, including remote ones.
     pub fn len(&self) -> usize {
         self.open.len() + self.remote.len()
     }
@@ -80,7 +80,7 @@ impl Sessions {
         self.len() == 0
     }
 
-    /// Opens a session for a process; `None` if all slots are taken.
+    /// Opens a session for a process. Returns `None` if all slots are taken.
     pub fn open<M: Memory>(
         &mut self,
         memory: &M,
@@ -98,7 +98,7 @@ impl Sessions {
         Ok(Some(id))
     }
 
-    /// Opens a remote session; returns its number.
+    /// Opens a remote session, and returns its number.
     pub fn open_remote<M: Memory>(&mut self, memory: &M) -> Result<u32, M::Wait> {
         let number = self.next_number;
         self.note_next(memory)?;
@@ -131,7 +131,7 @@ impl Sessions {
         self.open.get(&id.slot).is_some_and(|session| session.id == id && !session.ended)
     }
 
-    /// Ends a session: its owner said that it runs no more chains, or is dead.
+    /// Ends a session whose owner has declared that it runs no more chains, or is dead.
     pub fn end(&mut self, id: SessionId) {
         if let Some(session) = self.open.get_mut(&id.slot).filter(|session| session.id == id) {
             session.ended = true;
@@ -145,7 +145,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Returns the set of sessions that have ended.
+    /// The set of sessions that have ended so far.
     pub fn gone(&self) -> Gone {
         let open = self.open.values().map(|session| session.id.number);
         let mut alive: Vec<u32> = open.chain(self.remote.iter().copied()).collect();
@@ -153,7 +153,7 @@ impl Sessions {
         Gone { alive, next_number: self.next_number }
     }
 
-    /// Starts a grace period for all sessions that may hold a pointer now. One load per session.
+    /// Starts a grace period for all sessions that may hold a pointer now. Loads one word per session.
     pub fn begin_grace<M: Memory>(&self, memory: &M) -> Result<Grace, M::Wait> {
         let mut waiting = Vec::new();
         for session in self.open.values().filter(|session| !session.ended) {
@@ -166,7 +166,7 @@ impl Sessions {
     }
 
     /// Whether every session that was in a turn when `grace` began has ended that turn or has itself ended. Checks all
-    /// these sessions, so that afterwards `grace` lists only those that delay it.
+    /// these sessions, so that afterwards `grace` lists only the sessions that delay it.
     pub fn is_over<M: Memory>(&self, memory: &M, grace: &mut Grace) -> Result<bool, M::Wait> {
         let mut waiting = Vec::new();
         for &(id, turn) in &grace.waiting {
@@ -180,7 +180,7 @@ impl Sessions {
 }
 
 impl Grace {
-    /// The sessions whose turns the grace period waits for.
+    /// The sessions whose turns must end before this grace period is over.
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.waiting.iter().map(|&(id, _)| id)
     }

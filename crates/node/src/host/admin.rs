@@ -1,4 +1,4 @@
-//! The admin server: HTTP for people and monitoring. Operations on stores never use it.
+//! The admin server, which people and monitoring systems query over HTTP. Operations on stores never use this server.
 //!
 //! `GET /health` and `GET /stores` return JSON, `GET /metrics` OpenMetrics. One-sided clients count their own
 //! operations in their session slots; the metrics sum these counters.
@@ -41,7 +41,7 @@ pub struct Admin {
     pub token: Option<String>,
 }
 
-/// The server's thread; stops when dropped.
+/// The thread of the admin server. The thread stops when this value is dropped.
 pub(super) struct Server {
     at: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -147,7 +147,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// The outcome `tried` of a read or write, or an error if it is pending and the time is up.
+    /// Returns `tried`, the outcome of a read or write, or an error if the outcome is pending and the time is up.
     fn in_time<T>(&mut self, context: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if tried.is_ready() {
             return tried;
@@ -231,7 +231,7 @@ async fn authorize(
     (StatusCode::UNAUTHORIZED, challenge, "send 'Authorization: Bearer TOKEN'\n").into_response()
 }
 
-/// Whether the headers contain the token. The comparison takes the same time whichever byte of a wrong token differs.
+/// Whether the headers contain the token. The comparison takes the same time, whichever byte of a wrong token differs.
 fn presents(headers: &HeaderMap, token: &str) -> bool {
     let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
     // A scheme's name is case-insensitive (RFC 9110, 11.1).
@@ -285,7 +285,7 @@ async fn metrics(State(app): State<AppState>) -> Response {
     }
 }
 
-/// Collects the node's metrics at the time of the request.
+/// Reads the node's metrics at the time of each HTTP request.
 struct Figures {
     shared: Arc<Shared>,
 }

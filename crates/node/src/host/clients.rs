@@ -1,10 +1,10 @@
 //! The shm clients of a node: their sockets, their processes, and their outstanding requests.
 //!
-//! Invariant: a session ends only when its client says so or its process has exited. A client that only closes its
-//! socket may still run chains on the memory that it has mapped. Exception: a client that never read its welcome never
-//! received the memory, so its session ends when it hangs up.
-//! Invariant: a client whose rings the node does not poll will ring the node's bell, since the node has set its request
-//! to be woken in these rings.
+//! Invariant: a session ends only when its client says so or the client's process has exited. A client that only closes
+//! its socket may still run chains on the memory that it has mapped. Exception: a client that never read its welcome
+//! never received the memory, so its session ends when it hangs up.
+//! Invariant: a client whose rings the node does not poll rings the node's bell when it writes to them, since the node
+//! has requested this in the rings.
 
 use super::Options;
 use crate::node::Ticket;
@@ -27,30 +27,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Reason why a node could not be started. Nothing is left behind.
+/// Reason why a node could not be started. A failed start leaves nothing behind.
 #[derive(Debug)]
 pub enum BindError {
-    /// Another node serves at this path, in the process with this pid if known.
+    /// Another node serves at this path. Its pid, if known.
     Served(PathBuf, Option<u32>),
     /// The path exists and is not a node's socket.
     InTheWay(PathBuf),
     /// The path is too long for a unix socket.
     Name(PathBuf),
-    /// The system refused the socket. Holds the attempted operation, the path, and the system's error.
+    /// The system refused an action on the socket: the action, the path, and the system's error.
     Socket(&'static str, PathBuf, std::io::Error),
-    /// The system refused another resource. Holds the attempted operation and the system's error.
+    /// The system refused another resource: the action, and the system's error.
     System(&'static str, std::io::Error),
-    /// The system refused this address of the admin server.
+    /// The system refused to listen at the admin server's address: the address, and the system's error.
     Admin(std::net::SocketAddr, std::io::Error),
-    /// The system refused to listen at this address.
+    /// The system refused to listen at an engines' url: the url, and the system's error.
     Listen(String, std::io::Error),
     /// An engine could not be started, for this reason.
     Engine(String),
-    /// The admin server would be open to the network without a token.
+    /// The admin server at this address would be open to the network without a token.
     NoToken(std::net::SocketAddr),
-    /// Engines would be open to the network without tokens.
+    /// Engines at this url would be open to the network without tokens.
     NoTokens(String),
-    /// Clients of the memory's old node are still alive.
+    /// Clients of the memory's old node are still alive. Their pids.
     OldClients(Vec<u32>),
     /// This process itself is a client of the memory's old node.
     OwnClients,
@@ -127,7 +127,7 @@ impl From<ListenError> for BindError {
     }
 }
 
-/// An event of a client.
+/// An event that the host must handle for a client.
 pub(super) enum Event {
     /// The client requests a session.
     Greeted { pid: u32 },
@@ -139,7 +139,7 @@ pub(super) enum Event {
     Left { tickets: BTreeSet<Ticket> },
 }
 
-/// Reaction to an event.
+/// The host's reaction to an event.
 pub(super) enum Reaction {
     Welcome {
         session: SessionId,
@@ -147,30 +147,30 @@ pub(super) enum Reaction {
         memory: Arc<Mapping>,
     },
     Refuse(String),
-    /// The called service's response.
+    /// The response of the called service, or its refusal.
     Answer(Result<Vec<u8>, String>),
-    /// The response to this ticket is for the client.
+    /// The client waits for the node's response to this ticket.
     Wait(Ticket),
     Nothing,
 }
 
-/// All clients, and the socket at which new ones arrive.
+/// All shm clients, and the socket at which new clients connect.
 pub(super) struct Clients {
     poll: OwnedFd,
     listener: Option<Listener>,
-    /// Spare descriptor, closed to accept and refuse a client when no other descriptor is free.
+    /// Spare descriptor. If no other descriptor is free, it is closed so that a client can be accepted and refused.
     spare: Option<OwnedFd>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
-    /// Clients that may not have sent a hello yet, with their times of arrival, the oldest first.
+    /// Numbers of the clients that may not have sent a hello yet, with their times of arrival, the oldest first.
     newcomers: VecDeque<(Instant, u64)>,
-    /// Whether the last new client could not be admitted for lack of resources.
+    /// Whether the last new client was not admitted for lack of resources.
     is_full: bool,
     waiting: BTreeMap<Ticket, (u64, FrameHeader)>,
     evict_stopped_after: Option<Duration>,
-    /// Stopped processes that reclamation waits for, with the time when the node first saw each stopped.
+    /// Pids of stopped processes that reclamation waits for, with the time when the node first saw each one stopped.
     stopped: BTreeMap<u32, Instant>,
-    /// Clients with unread requests at the last poll.
+    /// Numbers of the clients that had unread requests at the last poll.
     eager: Vec<u64>,
     greeting: Vec<u8>,
     inbox: Inbox,
@@ -186,9 +186,9 @@ struct Client {
     asked: u32,
 }
 
-/// Connection to a client.
+/// The connection to a client.
 enum Line {
-    /// The client has not sent a hello.
+    /// A connection over which the client has not sent a hello yet.
     New(OwnedFd),
     Welcomed(Calls),
 }
@@ -199,12 +199,13 @@ struct Session {
     has_spoken: bool,
 }
 
-// An epoll token is a client's number and an index for which of its descriptors is ready. Number 0 is not a client.
+// An epoll token consists of a client's number and an index that shows which of its descriptors is ready. No client has
+// number 0.
 const TOKENS: u64 = 2;
 const SOCKET: u64 = 0;
 const PIDFD: u64 = 1;
 const LISTENER: u64 = 0;
-/// The eventfd of this process.
+/// Index of this process's own eventfd, in a token with number 0.
 const OWN_BELL: u64 = 1;
 
 const fn token(client: u64, descriptor: u64) -> epoll::EventData {
@@ -218,11 +219,12 @@ const WORDS_AT_A_TIME: usize = 512;
 const HELLO_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of outstanding requests of one client.
 const ASKED_MAX: u32 = 256;
-/// Edge-triggered: epoll reports each write to the eventfd, so the eventfd's counter need not be read.
+/// Events to wait for at the eventfd. Edge-triggered: epoll reports each write, so the eventfd's counter need not be
+/// read.
 const BELL_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
-/// Maximum size of a refusal's reason in bytes: it may contain parts of the request.
+/// Maximum size of a refusal's reason in bytes. A limit is needed because a reason may contain parts of the request.
 const REASON_MAX: usize = 4096;
-/// Pause before the next accept if not even the spare descriptor helps.
+/// Pause before the next accept if closing the spare descriptor does not help either.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 impl Clients {
@@ -346,7 +348,7 @@ impl Clients {
         Ok((pid.as_raw_nonzero().get() as u32, pidfd))
     }
 
-    /// Logs that a client was not admitted: once, until a client is admitted again.
+    /// Logs that a client was not admitted. Logs this only once until a client is admitted again.
     fn note_full(&mut self, errno: rustix::io::Errno) {
         if !std::mem::replace(&mut self.is_full, true) {
             tracing::warn!(
@@ -412,7 +414,7 @@ impl Clients {
         self.rest(id);
     }
 
-    /// Makes sure that the client rings from now on, or is polled again soon.
+    /// Makes sure that the client rings the bell from now on, or that it is polled again soon.
     fn rest(&mut self, id: u64) {
         if let Some(Line::Welcomed(calls)) = self.clients.get(&id).and_then(|client| client.line.as_ref())
             && !calls.rests()
@@ -429,8 +431,8 @@ impl Clients {
         }
     }
 
-    /// Handles a client that hung up with unread messages. If the welcome is the only message that the client was sent,
-    /// it is unread: the client never had the memory, so its session ends.
+    /// Handles a client that hung up with unread messages. If the welcome is the only message sent to the client, the
+    /// welcome is unread: the client never had the memory, so its session ends.
     fn end_unwelcomed(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let session = self.clients.get(&id).and_then(|client| client.session.as_ref());
         if session.is_some_and(|session| !session.has_spoken) {
@@ -494,8 +496,8 @@ impl Clients {
         }
     }
 
-    /// Closes the connection to a client. A client without a session is removed now, any other when its process exits.
-    /// Outstanding responses to the client are dropped.
+    /// Closes the connection to a client. A client without a session is removed now, any other client when its process
+    /// exits. Outstanding responses to the client are dropped.
     fn hang_up(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.line = None;
@@ -538,8 +540,8 @@ impl Clients {
         }
     }
 
-    /// Returns those of the processes `delaying` reclamation that are stopped. Logs each once, and kills those stopped
-    /// for longer than allowed.
+    /// Returns the processes in `delaying` that are stopped; `delaying` lists those that delay reclamation. Logs each
+    /// stopped process once, and kills those stopped for longer than allowed.
     pub(super) fn watch_stopped(&mut self, delaying: &[u32]) -> Vec<u32> {
         let now = Instant::now();
         let stopped: Vec<u32> = delaying.iter().copied().filter(|&pid| is_stopped(pid)).collect();
@@ -576,11 +578,11 @@ impl Clients {
 
 /// Reason why a connecting process was not admitted.
 enum NotAdmitted {
-    /// The client has hung up.
+    /// The process has hung up.
     Gone,
-    /// The node does not serve the client, for this reason.
+    /// The node does not serve the process, for this reason.
     Refused(String),
-    /// The node is out of resources. Holds the system's error.
+    /// The node is out of resources: the system's error.
     Full(rustix::io::Errno),
 }
 

@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A session that was silent for this long ends.
+/// Time without a message from a session after which the session ends.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Interval of checks for silent sessions.
 const EXPIRY: Duration = Duration::from_millis(500);
@@ -50,7 +50,7 @@ const SESSIONS_PER_SOURCE: u32 = 12 * 1024;
 /// Number of chains with keys that were never issued to a session, after which the session ends.
 const WRONG_KEYS_MAX: u32 = 16;
 
-/// The mailbox between an engine's thread and the node's.
+/// The mailbox through which the node's thread sends responses and notices to an engine's thread.
 pub(super) struct Mail {
     answers: Mutex<Vec<(RequestRef, Result<Answer, String>)>>,
     has_answers: AtomicBool,
@@ -62,14 +62,14 @@ pub(super) struct Mail {
     counted: Mutex<Counted>,
 }
 
-/// An engine's counters.
+/// The counters of one engine.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counted {
     /// Number of open sessions.
     pub(super) sessions: u64,
-    /// Traffic of all its sessions, including closed ones.
+    /// Traffic of all the engine's sessions, including closed ones.
     pub(super) session: Counters,
-    /// Counts of the requests that the engine refused.
+    /// Numbers of refused requests.
     pub(super) refusals: Refusals,
 }
 
@@ -93,7 +93,7 @@ impl Mail {
         self.ring();
     }
 
-    /// Makes the engine check its sessions again: some tokens may be gone, or have other rights.
+    /// Makes the engine check its sessions again, since some tokens may be gone or have other rights.
     pub(super) fn renew_access(&self) {
         self.has_access.store(true, Ordering::SeqCst);
         self.ring();
@@ -117,7 +117,7 @@ impl Mail {
     }
 }
 
-/// A message from an engine to the node's thread. The engine does not wait for it to be read.
+/// A message from an engine to the node's thread. The engine does not wait until the message is read.
 pub(super) enum Letter {
     /// A session sends a request to the node.
     Asked { engine: usize, at: RequestRef, ask: Ask },
@@ -125,7 +125,7 @@ pub(super) enum Letter {
     Ended { number: u32, is_clean: bool },
 }
 
-/// A running engine.
+/// A running engine, which stops when it is dropped.
 pub(super) struct Engine {
     mail: Arc<Mail>,
     thread: Option<JoinHandle<()>>,
@@ -176,12 +176,12 @@ impl Drop for Engine {
     }
 }
 
-/// An engine: its port, its sessions, and their handler.
+/// The loop of an engine's thread: the engine's port, its sessions, and their handler.
 struct EngineLoop<P: Port> {
     port: P,
     server: Server<P::Address, Handler>,
     handler: Handler,
-    /// Number of executed requests when the engine last slept.
+    /// Number of requests that had been executed when the engine last slept.
     executed: u64,
     out: Vec<u8>,
     expires_at: Duration,
@@ -222,7 +222,7 @@ impl<P: Port> EngineLoop<P> {
         }
     }
 
-    /// Receives requests, runs them and responds. Returns false if there were none.
+    /// Receives requests, runs them and responds. Returns false if no request arrived.
     #[inline]
     fn turn(&mut self) -> Result<bool, String> {
         let EngineLoop { port, server, handler, .. } = self;
@@ -252,7 +252,7 @@ impl<P: Port> EngineLoop<P> {
         Ok(is_busy)
     }
 
-    /// Sends all responses, and ends the turn.
+    /// Sends all responses, and ends the engine's turn.
     fn answer(&mut self) {
         while let Some(to) = self.server.transmit(&mut self.out) {
             self.port.send(to, &self.out);
@@ -304,7 +304,7 @@ impl<P: Port> EngineLoop<P> {
         true
     }
 
-    /// Nothing has arrived: polls for a while if there were requests lately, then sleeps.
+    /// Called when nothing has arrived: polls for a while if there were requests lately, then sleeps.
     fn idle(&mut self) {
         self.keep_time(None);
         let executed = self.server.counters().executed;
@@ -367,18 +367,18 @@ const SEALED: &str = "it accepts no sealed packets, since it serves without --to
 
 const TOO_MANY_KEYS: &str = "the session used too many invalid keys, and is closed";
 
-/// The handler of an engine's sessions.
+/// The handler of an engine's sessions, which runs their chains and calls.
 struct Handler {
     shared: Arc<Shared>,
     index: usize,
     mail: Arc<Mail>,
     runner: Runner,
     reply: Reply,
-    /// Buffer for the response of a store's service.
+    /// Response of the store's service that was called last.
     answer: Vec<u8>,
-    /// The last called service of each region. Its key shows whether it is still current.
+    /// The service that was last called in each region. The service's key shows whether the service is still current.
     served: BTreeMap<u32, Arc<Served<Mapping>>>,
-    /// Number of prefetch hints of each chain received but not yet run, in order.
+    /// Numbers of prefetch hints of the chains that were received and not yet run, in order.
     expected: VecDeque<usize>,
     /// Source of the message being received.
     source: Option<Source>,
@@ -390,9 +390,9 @@ struct Handler {
     locks_log: LogLimit,
 }
 
-/// An engine's state of a session.
+/// The state that an engine keeps for one session.
 struct Client {
-    /// Number of the session. It is the owner of the session's buffers.
+    /// Session number, which the session's buffers record as their owner.
     number: u32,
     source: Option<Source>,
     token: Arc<Token>,
@@ -405,7 +405,7 @@ struct Client {
 }
 
 impl Client {
-    /// Gives the session's keys the rights that its token has now. Returns false if the token is no longer known.
+    /// Updates the session's keys to its token's current rights. Returns false if the token is no longer known.
     fn renew(&mut self, access: &Access) -> bool {
         let Some(token) = access.renew(&self.token) else { return false };
         self.was_limited |= self.keys.limit(|store| token.rights(store));
@@ -590,7 +590,7 @@ impl Handler {
         }
     }
 
-    /// Handles a refused chain or buffer: its key may never have been given to the session.
+    /// Handles a refused chain or buffer: its key may never have been issued to the session.
     #[cold]
     fn note_refused(&mut self, client: &mut Client, key: Key) {
         if client.keys.was_granted(key) {

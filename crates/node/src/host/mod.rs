@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 /// Options of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Socket for shm clients; without it only this process can connect.
+    /// Path of the socket for shm clients. If there is none, only this process can connect.
     pub socket: Option<PathBuf>,
     /// Kills a client whose process was stopped for this long in the middle of a turn, so that memory can be reclaimed.
     pub evict_stopped_after: Option<Duration>,
@@ -55,7 +55,7 @@ pub struct Options {
     pub listen: Vec<Listen>,
     /// Number of engines at each address; 0 means 1.
     pub engines: usize,
-    /// The tokens that engines accept. Without tokens everyone may do everything, which is refused if other machines
+    /// The tokens that engines accept. Without tokens every client may do everything; this is refused if other machines
     /// can reach an engine. Tokens do not apply to shm clients, which map the whole memory.
     pub tokens: Option<Tokens>,
     /// Does not seal UDP packets, which are otherwise sealed if there are tokens. Anyone who sees unsealed packets can
@@ -70,7 +70,7 @@ pub struct Options {
     pub evict: bool,
 }
 
-/// Address at which engines listen.
+/// An address at which engines listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// UDP at this address; port 0 means any port.
@@ -109,7 +109,7 @@ impl std::fmt::Display for Listen {
     }
 }
 
-/// A running node.
+/// A running node: its threads and sockets.
 pub struct Host {
     shared: Arc<Shared>,
     engines: Mutex<Vec<Engine>>,
@@ -120,7 +120,7 @@ pub struct Host {
 
 struct Shared {
     memory: Arc<Mapping>,
-    /// The same memory as a wide memory, for all engines' chains of wide regions.
+    /// The same memory as wide memory, on which all engines run the chains of wide regions.
     wide: Wide<Arc<Mapping>>,
     state: Mutex<State>,
     /// Signalled when a response for a caller in this process has arrived.
@@ -128,27 +128,27 @@ struct Shared {
     /// Eventfd that wakes the node's thread; rung only by this process.
     bell: OwnedFd,
     stop: AtomicBool,
-    /// Mailboxes of the engines.
+    /// Mailbox of each engine, by the engine's index.
     mails: Vec<Arc<Mail>>,
-    /// Letters from engines. The lock is held only to add a letter or to take all.
+    /// Letters from engines. The lock is held only to add a letter or to take all letters.
     letters: Mutex<Vec<Letter>>,
-    /// The current access rules, replaced at each reload; engines pick them up by themselves.
+    /// The current access rules. A reload replaces the rules; each engine then reads the new ones by itself.
     access: Mutex<Arc<Access>>,
     /// Recent wrong tokens and keys at all engines.
     guesses: Mutex<Guesses>,
-    /// Time at which the node started, from which the ages of guesses are measured.
+    /// Time from which the clock for `guesses` counts.
     began: Instant,
 }
 
 struct State {
     node: Node<Mapping>,
-    /// Responses for callers in this process, not fetched yet.
+    /// Responses for callers in this process that they have not fetched yet.
     answers: BTreeMap<Ticket, Result<Answer, String>>,
-    /// Outstanding requests of callers in this process.
+    /// Tickets of the outstanding requests of callers in this process.
     callers: Vec<Ticket>,
-    /// Outstanding requests of remote sessions: the engine, and the request there.
+    /// Engine and request at that engine, for each outstanding request of a remote session.
     remote: BTreeMap<Ticket, (usize, RequestRef)>,
-    /// Stopped processes that delay reclamation, as last seen.
+    /// Pids of the stopped processes that delay reclamation, as last seen.
     stopped: Vec<u32>,
 }
 
@@ -156,7 +156,7 @@ impl NodeMemory for Mapping {
     fn discard(&self, index: u32) -> Result<(), Self::Wait> {
         let at = self.geometry().segment_at(index);
         if Mapping::discard(self, at, SEGMENT_SIZE).is_err() {
-            // The memory's kind of file does not support holes: write zeros instead.
+            // The kind of file that backs the memory does not support holes: write zeros instead.
             static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
             for offset in (0..SEGMENT_SIZE).step_by(ZEROS.len()) {
                 self.write(at + offset, &ZEROS)?;
@@ -166,10 +166,10 @@ impl NodeMemory for Mapping {
     }
 }
 
-/// Number of steps before the sockets are polled again.
+/// Number of steps after which the sockets are polled again.
 const STEPS_AT_A_TIME: u32 = 4096;
-/// Maximum time before the sockets are polled again, checked every few steps: a step that prepares memory takes much
-/// longer than others.
+/// Maximum time after which the sockets are polled again. It is checked every few steps, since a step that prepares
+/// memory takes much longer than other steps.
 const STEPPING_MAX: Duration = Duration::from_millis(5);
 const STEPS_PER_LOOK: u32 = 4;
 const LOOK_FIRST: Duration = Duration::from_millis(1);
@@ -295,7 +295,7 @@ impl Host {
         self.shared.ask(ask, deadline)
     }
 
-    /// Returns the sum of all sessions' counters.
+    /// The sum of the counters of all sessions, including closed ones.
     pub fn counters(&self) -> Counters {
         let Ok(counters) = self.shared.state().node.counters(&self.shared.memory);
         counters
@@ -331,7 +331,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the current access rules.
+    /// The access rules that currently apply.
     fn access(&self) -> Arc<Access> {
         Arc::clone(&self.access.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -366,7 +366,7 @@ impl Shared {
     /// Calls a store's service in this thread, for a caller that has the memory mapped.
     ///
     /// # Errors
-    /// The service's refusal, or that the store is missing.
+    /// The service refused the call, or the store is missing.
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
         let (key, asked) = addressed(service, request)?;
         let served = self.served(key)?;
@@ -379,7 +379,7 @@ impl Shared {
         self.state().node.served(key.region()).ok_or_else(|| no_store(key))
     }
 
-    /// Body of the node's own thread.
+    /// The main function of the node's thread.
     fn tend(&self, mut clients: Clients) {
         let mut pause = LOOK_FIRST;
         let mut last_look = Instant::now();
@@ -428,7 +428,7 @@ impl Shared {
         }
     }
 
-    /// Steps the node for a while and delivers responses. Returns true if there is more to do.
+    /// Steps the node for a while and delivers responses. Returns true if more steps have work to do.
     fn step(&self, clients: &mut Clients) -> bool {
         let mut state = self.state();
         self.read_letters(&mut state);
@@ -580,7 +580,7 @@ fn parse(request: &[u8]) -> Result<Ask, String> {
     serde_json::from_slice(request).map_err(|error| format!("the request is not understood: {error}"))
 }
 
-/// Returns the response for a client that runs its own chains: without the key, if the store has wide words.
+/// Removes the key of a wide store from a response to a client that runs its own chains.
 fn for_runner(answer: Answer) -> Answer {
     match answer {
         Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
@@ -588,7 +588,7 @@ fn for_runner(answer: Answer) -> Answer {
     }
 }
 
-/// Checks that it is safe to listen at the requested addresses.
+/// Checks that it is safe to listen at the requested addresses. Warns if traffic there is readable by others.
 fn check_listening(options: &Options) -> Result<(), BindError> {
     for listen in options.listen.iter().filter(|listen| listen.is_open()) {
         if options.tokens.is_none() {
@@ -620,7 +620,7 @@ fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
     })
 }
 
-/// A port of any kind.
+/// A port of one of the remote fabrics.
 enum AnyPort {
     Udp(UdpPort),
     Tcp(TcpPort),
@@ -629,7 +629,7 @@ enum AnyPort {
     Ring(RingPort),
 }
 
-/// Binds a port for every engine; returns the ports and their addresses.
+/// Binds a port for every engine. Returns the ports and the addresses where they listen.
 fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
     let (mut ports, mut listening) = (Vec::new(), Vec::new());
     let engines = options.engines.max(1);
@@ -671,7 +671,7 @@ fn too_many_sessions() -> String {
     format!("the node has {SESSIONS_MAX} sessions, the maximum: end another client first")
 }
 
-/// Returns 128 random bits from the system.
+/// Draws 128 random bits from the system.
 fn entropy() -> [u64; 2] {
     let mut bytes = [0; 16];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

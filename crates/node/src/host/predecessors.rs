@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// Maximum time for a killed process to exit.
 const END_WAIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Makes sure that no old client is alive. With `evict`, first kills the old clients that are alive.
+/// Makes sure that no client of the old node is alive. With `evict`, first kills the old clients that are alive.
 pub(super) fn ensure_no_old_clients(memory: &Mapping, evict: bool) -> Result<(), BindError> {
     let mut alive = alive(memory);
     // This process's own sessions are excluded: `is_mapped` tells whether it still uses the memory, and it must not
@@ -51,7 +51,7 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
     poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&END_WAIT)).map(drop)
 }
 
-/// Returns the processes of old sessions that are still alive.
+/// Pids of the live processes of old sessions.
 fn alive(memory: &Mapping) -> Vec<u32> {
     let mut boot = [0; 16];
     let Ok(()) = memory.read(header::BOOT_AT, &mut boot);
@@ -70,8 +70,8 @@ fn alive(memory: &Mapping) -> Vec<u32> {
     pids
 }
 
-/// Whether the process with this start time is alive. If the system does not report start times, a process with the
-/// same pid counts as the same.
+/// Whether the process that had this pid and start time is alive. If the system does not report start times, a process
+/// with the same pid is taken for the same process.
 fn is_alive(pid: u32, began: u64) -> bool {
     !has_ended(pid) && start_time(pid).is_none_or(|started| began == UNKNOWN || started == began)
 }
@@ -79,7 +79,7 @@ fn is_alive(pid: u32, began: u64) -> bool {
 /// Value that is recorded if the start time of a process is unknown.
 const UNKNOWN: u64 = 0;
 
-/// Whether a process has exited, even if its parent has not waited for it.
+/// Whether a process has exited. A process that exited and that its parent has not waited for counts as well.
 fn has_ended(pid: u32) -> bool {
     const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
@@ -91,7 +91,7 @@ fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// Records the boot id to which future sessions belong.
+/// Records the machine's boot id in the memory. Future sessions belong to this boot.
 pub(super) fn note_boot(memory: &Mapping) {
     let Ok(()) = memory.write(header::BOOT_AT, &this_boot());
 }

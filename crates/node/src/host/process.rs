@@ -1,9 +1,9 @@
-//! Reads from the system which processes are alive, stopped or gone.
+//! Facts about processes that the system reports.
 
-/// Start time of a process, in clock ticks since boot. Together with the pid it identifies the process.
+/// Start time of a process, in clock ticks since boot. The pid and the start time together identify the process.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Field 22, counted from 1. The name, field 2, may contain anything up to the last parenthesis.
+    // Field 22, counted from 1, is the start time. Field 2, the name, may contain anything up to the last parenthesis.
     stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
 }
 
