@@ -19,10 +19,10 @@ const STEPS: [Step; 6] = [
     ("doc", doc),
 ];
 
-/// Environment variable for the number of tests of one test binary that run concurrently.
+/// Environment variable that sets how many tests of one test binary run concurrently.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// Outcome of a step.
+/// Outcome of one step of the check.
 struct Outcome {
     name: &'static str,
     passed: bool,
@@ -45,7 +45,7 @@ fn format(root: &Path) -> bool {
     succeeds(cargo(root, &["fmt", "--all", "--check"]))
 }
 
-/// Prints every violation of a house rule. Returns whether there is none.
+/// Prints every violation of a house rule. Returns whether there are none.
 pub(crate) fn house_rules(root: &Path) -> bool {
     let findings = tidy::findings(root);
     for finding in &findings {
@@ -54,7 +54,7 @@ pub(crate) fn house_rules(root: &Path) -> bool {
     findings.is_empty()
 }
 
-/// Lints the build without mutants. [`test()`] builds with mutants, so both builds are compiled.
+/// Lints the build without mutants. [`test()`] builds with mutants, so that both builds are compiled.
 fn clippy(root: &Path) -> bool {
     succeeds(cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
@@ -73,7 +73,8 @@ fn test(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// Returns two tests per core: most of the longest tests wait for processes or for time to pass.
+/// Returns the number of tests to run concurrently: two per core, since most of the longest tests wait for processes or
+/// for time to pass.
 fn tests_at_a_time() -> usize {
     2 * std::thread::available_parallelism().map_or(1, usize::from)
 }

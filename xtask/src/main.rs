@@ -38,7 +38,7 @@ Maintenance commands: cargo xtask CHORE
     help    prints this text
 ";
 
-/// Exit code for an invalid command line.
+/// Exit code of this program for an invalid command line.
 const USAGE: u8 = 2;
 
 #[derive(Debug, PartialEq)]
@@ -46,7 +46,7 @@ enum Chore {
     Check,
     Tidy,
     Soak,
-    /// Runs each target for this many seconds.
+    /// Runs each fuzz target for this many seconds.
     Fuzz(u64),
     Sim(sim::Options),
     Size,
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    // Prefer the folder for which cargo runs this program to the one where it was compiled: clones may share a target
-    // folder.
+    // Prefer the folder for which cargo runs this program to the folder where the program was compiled, since clones
+    // may share a target folder.
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let root = Path::new(&own).parent().expect("xtask is a folder of the workspace's root");
     let passed = match chore {
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Parses the command line. The error message says how to correct it.
+/// Parses the command line of this program. The error message says how to correct it.
 fn chore(arguments: &[String]) -> Result<Chore, String> {
     let Some((name, rest)) = arguments.split_first() else {
         return Err("no chore given; `cargo xtask help` lists the chores".into());

@@ -1,7 +1,7 @@
 //! A wrapper around rustc that compiles the mutants in (variants of the code with a deliberate bug).
 //!
 //! cargo calls the program in `RUSTC_WORKSPACE_WRAPPER` only for the workspace's own packages. Flags in `RUSTFLAGS`
-//! would make it recompile every dependency, too.
+//! would make cargo recompile every dependency as well.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 
-/// Environment variable that is set for a cargo which calls this program as its wrapper around rustc.
+/// Environment variable that tells this program that cargo calls it as the wrapper around rustc.
 const WRAPS: &str = "FARSIDE_XTASK_WRAPS_RUSTC";
 
-/// Makes the `cargo` command compile the mutants in.
+/// Makes the command `cargo` compile the mutants in.
 pub(crate) fn compile_in(cargo: &mut Command) {
     // The path is read only once: when cargo rebuilds this program, the running process can no longer find its path.
     static THIS: OnceLock<PathBuf> = OnceLock::new();
     let this = THIS.get_or_init(|| std::env::current_exe().expect("a running program has a path"));
     cargo.env("RUSTC_WORKSPACE_WRAPPER", this).env(WRAPS, "1");
-    // Incremental compilation does not pay: nobody edits this build step by step, and it takes more than twice the CPU
-    // time.
+    // Incremental compilation does not pay: nobody edits this build step by step, and incremental compilation takes
+    // more than twice the CPU time.
     cargo.env("CARGO_INCREMENTAL", "0");
 }
 

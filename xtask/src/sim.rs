@@ -1,9 +1,10 @@
 //! `cargo xtask sim`: runs systems in the simulator with many seeds, in one process per core by default.
 //!
-//! For this, xtask starts processes of `farside sim --json`, which prints each seed's verdict on a line. They are built
-//! with all assertions enabled, since a failed assertion is a finding too.
+//! The processes run `farside sim --json`, which prints each seed's verdict on a line. They are built with all
+//! assertions enabled, since a failed assertion is a finding too.
 //!
-//! Invariant: if a process exits or hangs within a seed, that is a finding of this seed, and the other seeds still run.
+//! Invariant: if a process exits or hangs while it runs a seed, that is a finding of this seed, and the other seeds
+//! still run.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
@@ -18,18 +19,18 @@ use serde_json::Value;
 use crate::cargo::{cargo, succeeds};
 use crate::mutants;
 
-/// Seeds that run by default.
+/// The seeds that run by default.
 const SEEDS: RangeInclusive<u64> = 1..=1000;
-/// Number of seeds from which on it is a failure if a fault has never struck.
+/// Minimum number of seeds in a run that fails if a fault has never struck.
 const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
 /// Maximum time that a process may take for one seed. The longest known seed takes a few seconds.
 const SILENCE: Duration = Duration::from_secs(120);
 /// File of the digests that `cargo test` compares with.
 const DIGESTS: &str = "crates/farside/tests/all/sim/digests.txt";
-/// Folder with a file of killing seeds for each system.
+/// Folder with one file per system, which lists the seeds that kill the system's mutants.
 const KILLS: &str = "crates/trial/kills";
 
-/// Parsed command line of `cargo xtask sim`.
+/// The parsed command line of `cargo xtask sim`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Options {
     mode: Mode,
@@ -43,17 +44,17 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
-    /// Expects the verdict of every seed to be good.
+    /// Runs seeds and expects the verdict of each to be good.
     Seeds,
-    /// Searches for a seed that exposes each broken variant.
+    /// Searches for a seed that exposes each mutant (broken variant).
     Mutants,
-    /// Expects every broken variant to be exposed by its saved seed.
+    /// Replays the saved seeds and expects each mutant to be exposed by its seed.
     Kills,
-    /// Recomputes the digests of the tests.
+    /// Recomputes the digests that the tests compare with.
     Digests,
 }
 
-/// Parses the command line. The error message names the remedy.
+/// Parses the command line of `cargo xtask sim`. The error message names the remedy.
 pub(crate) fn parse(arguments: &[String]) -> Result<Options, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options =
@@ -98,7 +99,7 @@ fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
     (!seeds.is_empty()).then_some(seeds)
 }
 
-/// Maximum length of the printed reason why a mutant was killed.
+/// Maximum length in characters of the printed reason why a mutant was killed.
 const WHY_CHARS_MAX: usize = 80;
 
 /// Runs the parsed command. Returns whether it succeeded.
@@ -173,7 +174,7 @@ fn try_seeds(binary: &Path, options: &Options) -> bool {
     totals.print(is_whole)
 }
 
-/// Sums over all seeds, and the bad seeds.
+/// Sums over all seeds that have run, and the bad seeds.
 struct Totals {
     of: u64,
     done: u64,
@@ -181,9 +182,9 @@ struct Totals {
     events: u64,
     struck: BTreeMap<String, u64>,
     within: PhaseCounts,
-    /// For each bad seed, the reason and the command that replays it.
+    /// For each bad seed, the reason and the command that replays the seed.
     bad: BTreeMap<u64, (String, String)>,
-    /// Whether a history was not checked.
+    /// Whether some seed's history was not checked.
     is_unchecked: bool,
     /// The checked property, as `farside sim` names it.
     property: String,
@@ -236,8 +237,8 @@ impl Totals {
         self.count_seed();
     }
 
-    /// Adds one to the number of finished seeds, and prints the progress: in place on a terminal, else on a new line
-    /// every 10 s.
+    /// Adds one to the number of finished seeds. Prints the progress: in place on a terminal, else on a new line every
+    /// 10 s.
     fn count_seed(&mut self) {
         self.done += 1;
         let is_terminal = std::io::stderr().is_terminal();
@@ -294,7 +295,8 @@ impl Totals {
 #[derive(Default)]
 struct PhaseCounts {
     phases: Vec<String>,
-    /// `None` for a phase in which the fault cannot strike.
+    /// The phases of each fault in order: how often the fault struck in each, or `None` for a phase in which it cannot
+    /// strike.
     struck: Vec<(String, Vec<Option<u64>>)>,
 }
 
@@ -354,7 +356,7 @@ fn reasons_of(line: &Value) -> String {
     reported
 }
 
-/// Runs each broken variant with seeds that the correct code passes, until a seed exposes it.
+/// Runs each mutant with seeds that the correct code passes, until a seed exposes the mutant.
 fn find_mutants(root: &Path, binary: &Path, options: &Options) -> bool {
     let mutants = match mutants_of(binary, options.system()) {
         Ok(mutants) => mutants,
@@ -430,7 +432,7 @@ fn find_mutants(root: &Path, binary: &Path, options: &Options) -> bool {
     alive.is_empty()
 }
 
-/// Returns the broken variants of `system`, or of all systems if `None`. Each comes with the name of its system.
+/// Returns the mutants of `system`, or of all systems if `None`. Each item is a mutant's name and its system's name.
 fn mutants_of(binary: &Path, system: Option<&str>) -> Result<Vec<(String, String)>, String> {
     let output = Command::new(binary).args(["sim", "--list-mutants"]).output();
     let output = output.map_err(|error| format!("cannot run {}: {error}", binary.display()))?;
@@ -457,7 +459,7 @@ fn without_system(flags: &[String]) -> Vec<String> {
     rest
 }
 
-/// Writes a file for each system, with its mutants in order.
+/// Writes one file for each system, which lists its mutants in order, each with the seed that exposes it.
 fn write_kills(
     root: &Path,
     mutants: &[(String, String)],
@@ -535,7 +537,7 @@ fn wrong_without_mutant(
     }
 }
 
-/// Recomputes the digests that the tests compare with, and writes each of them as the last word of its line.
+/// Recomputes the digests that the tests compare with, and writes each digest as the last word of its line.
 fn refresh_digests(root: &Path, binary: &Path, options: &Options) -> bool {
     if !options.rest.is_empty() {
         println!("sim: unsupported flags: {}; the runs are listed in {DIGESTS}", options.rest.join(" "));
@@ -602,7 +604,7 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Outcome of a process that ran seeds.
+/// Outcome of one `farside sim` process.
 #[derive(Debug, PartialEq)]
 enum End {
     /// The process has reported all its seeds, or the caller has stopped it.
@@ -645,8 +647,8 @@ fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMu
     End::Done
 }
 
-/// Returns the lines of a process's standard output, and a handle that returns all of its standard error. The two
-/// threads that read them exit with the process.
+/// Returns the lines of a process's standard output, and a handle that returns all of its standard error. Two threads
+/// read them and exit with the process.
 fn read_output(child: &mut Child) -> (mpsc::Receiver<String>, std::thread::JoinHandle<String>) {
     let output = BufReader::new(child.stdout.take().expect("the stream is piped"));
     let mut errors = child.stderr.take().expect("the stream is piped");

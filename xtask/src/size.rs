@@ -1,4 +1,4 @@
-//! `cargo xtask size`: lines of code, comments and tests of each crate. Blank lines are not counted.
+//! `cargo xtask size`: counts the lines of code, comments and tests of each crate. Blank lines are not counted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ struct Size {
     test: usize,
 }
 
-/// Prints one line per crate and one for the total.
+/// Prints one line per crate and one for the total. Always returns true.
 pub(crate) fn run(root: &Path) -> bool {
     let mut sizes: BTreeMap<String, Size> = BTreeMap::new();
     for file in tidy::files(root).iter().filter(|file| file.ends_with(".rs")) {

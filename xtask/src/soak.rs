@@ -10,7 +10,7 @@ use crate::tidy;
 
 const TEST: [&str; 5] = ["test", "--release", "--locked", "--test", "all"];
 
-/// Lists the long tests and runs them. Returns whether all of them passed; finding no test is a failure.
+/// Lists the long tests and runs them. Returns whether all of them passed. It is a failure if there are no long tests.
 pub(crate) fn run(root: &Path) -> bool {
     let packages = packages(root);
     let test: Vec<&str> =
@@ -54,7 +54,7 @@ fn package_of(file: &str) -> Option<String> {
     }
 }
 
-/// Names of the long tests, or `None` if the tests do not build.
+/// Returns the names of the long tests, or `None` if the tests do not build.
 fn long_tests(root: &Path, test: &[&str]) -> Option<Vec<String>> {
     let listing = cargo(root, &[test, &["--quiet", "--", "--ignored", "--list", "soak_"]].concat())
         .stderr(Stdio::inherit())

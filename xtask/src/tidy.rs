@@ -1,6 +1,6 @@
 //! House rules that no other tool checks: which crates may depend on which, and conventions of text.
 //!
-//! A rule is a function that takes a file's path and text and returns findings. So its test needs only a few lines of
+//! A rule is a function that takes a file's path and text and returns findings, so its test needs only a few lines of
 //! sample text.
 //! [`rust`] checks Rust files, [`manifest`] the dependencies between crates, and [`markdown`] the links of documents.
 //! Paths are relative to the workspace's root, with `/` as separator.
@@ -100,7 +100,7 @@ pub(crate) fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.split('/').any(|folder| folder == "tests" || folder == "benches")
 }
 
-/// Words that mark unfinished work. Each is split in two, so that this file does not contain it.
+/// Words that mark unfinished work. Each word is split in two, so that this file does not contain it.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
 
 fn unfinished(path: &str, text: &str) -> Vec<Finding> {
@@ -110,7 +110,7 @@ fn unfinished(path: &str, text: &str) -> Vec<Finding> {
     })
 }
 
-/// Folders whose paths differ between machines. Each is split in two, so that this file does not contain it.
+/// Folders whose paths differ between machines. Each path is split in two, so that this file does not contain it.
 const FOLDERS_OF_ONE_MACHINE: [&str; 4] =
     [concat!("/", "home/"), concat!("/", "root/"), concat!("/", "work/"), concat!("/", "Users/")];
 

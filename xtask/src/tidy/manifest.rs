@@ -3,17 +3,17 @@
 use super::Finding;
 
 /// A package, and the packages of this workspace that it may depend on. Every package may depend on itself, since tests
-/// do so to enable features.
+/// do that to enable features.
 struct Arrows {
     package: &'static str,
     uses: &'static [&'static str],
-    /// Packages that only the package's tests may use.
+    /// Packages that only the tests of `package` may use.
     tests_use: &'static [&'static str],
 }
 
 const ARROWS: [Arrows; 9] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
-    // Its conformance suite runs fabrics against a real node.
+    // The conformance suite of farside-fabrics runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
     Arrows { package: "farside-node", uses: &["farside-remote", "farside-fabrics"], tests_use: &[] },
     Arrows {
@@ -21,7 +21,7 @@ const ARROWS: [Arrows; 9] = [
         uses: &["farside-remote"],
         tests_use: &["farside-fabrics", "farside-node", "farside-sim", "farside-trial"],
     },
-    // It simulates the real sessions and the real node, and knows no system.
+    // The simulator runs the real sessions and the real node, and knows no system.
     Arrows {
         package: "farside-sim",
         uses: &["farside-remote", "farside-fabrics", "farside-node"],
@@ -84,7 +84,7 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns the dependencies on packages of this workspace, each with whether it is a dev-dependency.
+/// Returns the dependencies on packages of this workspace. Each item is a package, and whether it is a dev-dependency.
 fn ours(manifest: &toml::Table) -> Vec<(String, bool)> {
     let targets = manifest.get("target").and_then(|targets| targets.as_table());
     let tables = targets.into_iter().flatten().filter_map(|(_, target)| target.as_table());

@@ -32,7 +32,7 @@ pub(super) fn findings(
     findings
 }
 
-/// Whether a document has a heading with this anchor, as GitHub makes anchors.
+/// Whether a document has a heading with this anchor, made from the heading as GitHub does.
 pub(super) fn has_heading(text: &str, anchor: &str) -> bool {
     let anchor_of = |heading: &str| -> String {
         let title = heading.trim_start_matches('#').trim().to_lowercase();
@@ -42,7 +42,7 @@ pub(super) fn has_heading(text: &str, anchor: &str) -> bool {
     prose(text).any(|(_, line)| line.starts_with('#') && anchor_of(line) == anchor)
 }
 
-/// Returns the lines outside fenced blocks, with their indices.
+/// Returns the lines outside fenced blocks, each with its index (from 0).
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_fence = false;
     text.lines().enumerate().filter(move |(_, line)| {
@@ -52,10 +52,10 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Destination of a link.
+/// Where a link leads.
 #[derive(Debug, PartialEq)]
 enum Target {
-    /// The link leads to another host.
+    /// The link leads to another site.
     Elsewhere,
     /// The link leads to this path, which is relative to the repository's root.
     Local(String),

@@ -4,10 +4,10 @@
 
 use super::{Finding, found, is_test_file};
 
-/// Paths in which the lint against `unsafe` may be lifted, in addition to shared test code.
+/// Paths where the lint against `unsafe` may be lifted. Shared test code is also allowed.
 const UNSAFE: [&str; 2] = ["crates/fabrics/", "bench/src/lib.rs"];
 
-/// Paths in which the lint against reading the environment may be lifted, in addition to tests.
+/// Paths where the lint against reading the environment may be lifted. Tests are also allowed.
 const ENVIRONMENT: [&str; 2] = ["crates/farside/", "xtask/"];
 
 /// Maximum line width in characters. This rule is needed because rustfmt does not wrap long comments and literals.
@@ -34,7 +34,7 @@ fn purpose(path: &str, text: &str) -> Option<Finding> {
     (!text.starts_with("//!")).then(|| Finding::new(path, 1, "the file has no module doc", remedy))
 }
 
-/// Finds attributes that lift `lint`. The caller excludes the paths where ARCHITECTURE.md allows it.
+/// Finds attributes that lift `lint`. The caller leaves out the paths where ARCHITECTURE.md allows this.
 fn lifted(path: &str, text: &str, lint: &str) -> Vec<Finding> {
     let attributes = ["allow(", "expect(", "warn("].map(|level| format!("{level}{lint}"));
     found(path, text, "remove the attribute; ARCHITECTURE.md lists where it is allowed", |line| {
@@ -42,7 +42,7 @@ fn lifted(path: &str, text: &str, lint: &str) -> Vec<Finding> {
     })
 }
 
-/// Invariant: the floors share no code with the systems they are compared with.
+/// Checks an invariant: the floors share no code with the systems that they are compared with.
 fn floor(path: &str, text: &str) -> Vec<Finding> {
     if !path.starts_with("bench/src/floor") {
         return Vec::new();

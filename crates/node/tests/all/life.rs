@@ -1,4 +1,4 @@
-//! The fate of buffers when clients die, stop, err or corrupt memory; the tests step the node by hand.
+//! The fate of buffers when clients die, stop, make errors or corrupt memory. The tests step the node by hand.
 
 use crate::support::{self, Home};
 use farside_remote::control::{Answer, Ask};
@@ -14,7 +14,7 @@ macro_rules! tests {
 }
 support::cases::with_all_cases!(tests);
 
-// Requests that wait for one another.
+// Tests of requests that wait for one another.
 
 fn drop_store(name: &str) -> Ask {
     Ask::DropStore { name: name.into() }
@@ -54,7 +54,7 @@ fn a_stopped_client_delays_only_the_jobs_that_wait_for_it() {
         home.ask(Ask::ListStores).map(|answer| matches!(answer, Answer::Stores(all) if all.len() == 2)),
         Some(true)
     );
-    // A drop waits only for the turns that were in progress when it began.
+    // The drop of a store waits only for the turns that were in progress when the drop began.
     other.in_turn(|_| ());
     stopped.end_turn();
     stopped.begin_turn();
@@ -103,7 +103,7 @@ fn too_many_outstanding_requests_are_refused() {
     // Requests that change something are limited separately.
     home.node.ask(drop_store("s"), [1, 1]);
     assert!(home.node.answer().is_none(), "it is in progress");
-    // The clients are gone: they get no responses, and no work is left for them.
+    // The clients are gone: they get no responses, and the node has no work for them any more.
     home.node.cancel(&tickets);
     client.end_turn();
     home.idle();
@@ -162,7 +162,7 @@ fn stores_created_concurrently_must_fit_the_catalog_together() {
     let mut refused = 0;
     for n in 0..200 {
         let (name, kind) = (format!("t{n}"), "slots".into());
-        // The number may have any number of leading zeros.
+        // A number in the parameters may have any number of leading zeros.
         let parameters = format!("{}32", "0".repeat(4000));
         home.node.ask(Ask::CreateStore { name, kind, parameters, quota: 2 << 20 }, [1, 1]);
     }

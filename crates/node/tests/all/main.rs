@@ -1,4 +1,4 @@
-//! All integration tests of this crate, in one binary to link only once.
+//! All integration tests of this crate, in one binary so that linking is done only once.
 
 mod life;
 #[cfg(farside_mutants)]

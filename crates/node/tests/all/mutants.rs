@@ -1,4 +1,4 @@
-//! The mutants of this crate: one of the cases must kill each.
+//! The mutants of this crate: for each mutant, at least one of the cases must fail.
 
 use crate::support::cases::CASES;
 use crate::support::quiescence::{Announces, explore};
@@ -12,7 +12,7 @@ fn every_mutant_is_killed_and_the_original_passes() {
     for (name, case) in CASES {
         assert!(passes(None, *case), "{name} fails without a mutant");
     }
-    // The tests of the system that rebuilds tables kill that mutant.
+    // The tests of the system that rebuilds tables kill the mutant left out here.
     let own = mutants::ALL.iter().copied().filter(|mutant| *mutant != OLD_TABLE_FREED_AT_ONCE);
     let mutants: Vec<Mutant> = own.chain([RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED]).collect();
     let mut killed = 0;

@@ -1,11 +1,12 @@
-//! Turns, retired buffers and their reuse, under every interleaving that a scheduler finds.
+//! Turns, retired buffers and the reuse of these buffers, under every interleaving that a scheduler finds.
 
 use crate::support::quiescence::{Announces, explore};
 use std::panic::catch_unwind;
 use std::sync::atomic::Ordering;
 
 const SEED: u64 = 1;
-/// Number of schedules. It suffices to expose the faulty reader, so a correct reader that passes them is credible.
+/// Number of schedules. These many schedules expose the faulty reader, so passing them says something about a correct
+/// one.
 const ITERATIONS: usize = 10_000;
 
 #[test]

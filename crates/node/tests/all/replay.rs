@@ -1,5 +1,5 @@
-//! Every step of the node can be replayed. A memory returns *wait* for each new access and records the result. A step
-//! must repeat the same accesses however often it is restarted, and change nothing until it has all results.
+//! Every step of the node can be replayed. A memory returns *wait* for each new access and records the access's result.
+//! A step must repeat the same accesses however often it is restarted, and change nothing until it has all results.
 
 use crate::support::Slots;
 use farside_fabrics::memory::{Mapping, Pages};
@@ -12,7 +12,7 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_remote::{Key, Memory, Rights, Width};
 use std::cell::{Cell, RefCell};
 
-/// An access and its result.
+/// One access to the memory, with its result.
 #[derive(Clone, Debug, PartialEq)]
 enum Access {
     Read(u64, Vec<u8>),
@@ -22,21 +22,22 @@ enum Access {
     Discard(u32),
 }
 
-/// Wait: memory returns it for an access that is not yet in the record.
+/// The error of an access that this attempt is the first to make: the step must be restarted.
 #[derive(Debug)]
 struct Wait;
 
 struct Replayed {
     mapping: Mapping,
     recorded: RefCell<Vec<Access>>,
-    /// Number of accesses that this attempt has repeated.
+    /// Number of recorded accesses that this attempt has repeated so far.
     again: Cell<usize>,
     /// Whether accesses complete at once and are not recorded.
     at_once: Cell<bool>,
 }
 
 impl Replayed {
-    /// Returns the recorded result, which must be of this access; otherwise performs the access, and waits.
+    /// Returns the recorded result, if the record is of this access. If there is no record, performs the access and
+    /// waits.
     fn ask(
         &self,
         matches: impl Fn(&Access) -> bool,
@@ -54,7 +55,8 @@ impl Replayed {
         Err(Wait)
     }
 
-    /// Makes one step, with as many attempts as needed; returns its outcome and number of accesses.
+    /// Makes one step of the node, with as many attempts as needed. Returns the step's outcome and its number of
+    /// accesses.
     fn step(&self, node: &mut Node<Replayed>) -> (Progress, usize) {
         loop {
             self.again.set(0);
@@ -141,7 +143,7 @@ impl NodeMemory for Replayed {
     }
 }
 
-/// A node, and the maximum number of accesses of its steps.
+/// A node on the replaying memory, and the maximum number of accesses in one of its steps.
 struct Home {
     memory: Replayed,
     node: Node<Replayed>,

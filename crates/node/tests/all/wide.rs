@@ -1,4 +1,4 @@
-//! Wide stores are opened only by clients whose chains an engine runs.
+//! Only clients whose chains an engine runs can open wide stores.
 
 use crate::support::Slots;
 use farside_fabrics::executor::{Turns, block_on};

@@ -1,6 +1,6 @@
-//! Step-by-step scenarios of buffers' lifecycles.
+//! Scenarios of buffers' lifecycles, made step by step.
 //!
-//! They are functions, so that the same scenarios run against the mutants.
+//! The scenarios are functions, so that they also run against the mutants.
 
 use super::{Home, LARGE, MEDIUM, class};
 use farside_node::Progress;
@@ -9,7 +9,7 @@ use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::control::{Answer, Ask};
 use std::sync::atomic::Ordering;
 
-/// Passes the names of all cases to a macro; this is their only list.
+/// Passes the names of all cases to a macro. No other list of the cases exists.
 macro_rules! with_all_cases {
     ($do:ident) => {
         $do! {
@@ -41,7 +41,7 @@ pub(crate) use with_all_cases;
 
 macro_rules! list {
     ($($name:ident)*) => {
-        /// All cases, with their names.
+        /// The names and functions of all cases.
         pub(crate) const CASES: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
     };
 }
@@ -189,7 +189,7 @@ pub(crate) fn a_scan_waits_for_the_client_that_replaced_a_suspect() {
     let old = client.in_turn(|client| client.take());
     client.install(0, old);
     home.scan().expect("the scan ends");
-    // In this turn the client has replaced `old`, and not yet retired it.
+    // In this turn the client has replaced `old`, but not retired it yet.
     client.begin_turn();
     let new = client.take();
     assert_eq!(client.install(0, new), old);
@@ -234,7 +234,7 @@ pub(crate) fn a_buffer_is_not_reused_while_a_scan_adopts_it() {
     while home.kind.looks.load(Ordering::Relaxed) == 0 {
         assert_eq!(home.step(), Progress::Made);
     }
-    // The scan has read the slots, but has not yet made the structure the owner of their buffers.
+    // The scan has read the slots, but has not made the structure the owner of their buffers yet.
     client.in_turn(|client| {
         let new = client.take();
         assert_eq!(client.install(0, new), first);
@@ -410,11 +410,11 @@ pub(crate) fn two_merging_retired_lists_are_reclaimed() {
 }
 
 /// A client that was stopped while it helped a take may still compare with old states of that segment's buffers. The
-/// states must not return to these values while the client may exchange them.
+/// states must not return to these values as long as the client may exchange them.
 pub(crate) fn an_emptied_segment_waits_for_clients_that_may_help() {
     let mut home = Home::of(24, 9);
     let (writer, helper) = (home.client(), home.client());
-    // Seven of the eight segments become large buffers, and all of these are freed, while no client wants the memory.
+    // Seven of the eight segments become large buffers. All of these are freed, while no client wants the memory.
     let count = class(LARGE).count as usize * 7;
     let all: Vec<u64> = writer.in_turn(|client| (0..count).map(|_| client.take()).collect());
     all.iter().for_each(|&at| assert!(writer.retire(at)));
@@ -433,8 +433,8 @@ pub(crate) fn an_emptied_segment_waits_for_clients_that_may_help() {
     assert!(stat.granted_bytes > 1 << 20, "an emptied segment serves any class: {stat:?}");
 }
 
-/// A buffer is being reclaimed when its store is dropped. Another store gets the same memory, and the buffer at the
-/// same address is being reclaimed again, with its own grace period.
+/// A buffer is being reclaimed when its store is dropped. Another store gets the same memory, and its buffer at the
+/// same address is reclaimed, too: that buffer must get its own grace period.
 pub(crate) fn a_dropped_stores_buffers_do_not_affect_the_next_store() {
     let mut home = Home::new();
     let (client, stopped) = (home.client(), home.client());

@@ -21,7 +21,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The class of all buffers here: 15 per segment, so that a segment is quickly full.
+/// The class of almost all buffers in the tests, with 15 buffers per segment, so that a segment is soon full.
 pub(crate) const LARGE: u8 = 40;
 /// Number of a class of which a segment holds 18 buffers.
 pub(crate) const MEDIUM: u8 = 39;
@@ -30,15 +30,15 @@ pub(crate) fn class(index: u8) -> &'static Class {
     Class::get(index).expect("a class")
 }
 
-/// The simplest structure: a table of addresses. A store's parameters are the number of slots, with a leading `+` if
-/// the store is wide.
+/// A kind of store with the simplest structure: a table of addresses. A store's parameters are its number of slots,
+/// with a leading `+` if the store is wide.
 #[derive(Clone, Default)]
 pub(crate) struct Slots {
-    /// Number of calls of `live`, which the node makes to find reachable buffers.
+    /// Number of calls of `live`, with which the node searches for reachable buffers.
     pub(crate) looks: Arc<AtomicU64>,
 }
 
-/// Number of slots read in one step.
+/// Number of slots that one step reads.
 pub(crate) const SLOTS_PER_LOOK: u64 = 16;
 
 impl<M: Memory> Kind<M> for Slots {
@@ -89,16 +89,16 @@ pub(crate) struct Home {
     next_pid: u32,
 }
 
-/// Maximum number of steps. No correct test reaches it.
+/// Maximum number of steps until the node is idle, which no correct test reaches.
 const STEPS_MAX: u32 = 400_000;
 
 impl Home {
-    /// A node with 14 segments: the store has one for its table, four for buffers and one in reserve.
+    /// Creates a node with 14 segments. The store has one segment for its table, four for buffers and one in reserve.
     pub(crate) fn new() -> Home {
         Home::of(16, 5)
     }
 
-    /// A node with a memory of this size, and a store with this quota for its table and buffers.
+    /// Creates a node with a memory of `memory_mib` MiB, and a store with a quota of `quota_mib` MiB.
     pub(crate) fn of(memory_mib: u64, quota_mib: u64) -> Home {
         let memory = Arc::new(Mapping::create(memory_mib << 20, Pages::Small).expect("memory"));
         let kind = Slots::default();
@@ -135,7 +135,7 @@ impl Home {
         }
     }
 
-    /// Sends a request, and steps until there is nothing to do. Returns `None` if there is no response.
+    /// Sends a request, and steps the node until there is nothing to do. Returns `None` if there is no response yet.
     pub(crate) fn ask(&mut self, ask: Ask) -> Option<Answer> {
         let ticket = self.node.ask(ask, [7, 0x5ec2_e700]);
         self.idle();
@@ -160,7 +160,7 @@ impl Home {
         progress
     }
 
-    /// Runs steps until the node has nothing to do.
+    /// Steps the node until there is nothing to do.
     pub(crate) fn idle(&mut self) {
         for _ in 0..STEPS_MAX {
             if self.step() == Progress::Idle {
@@ -170,7 +170,7 @@ impl Home {
         panic!("the node is not idle after {STEPS_MAX} steps");
     }
 
-    /// Runs the node's periodic check: takes retired buffers, and steps until there is nothing to do.
+    /// Runs the node's periodic check, which takes retired buffers, and steps the node until there is nothing to do.
     pub(crate) fn poll_shared(&mut self) {
         self.node.poll_shared();
         self.idle();
@@ -185,12 +185,12 @@ impl Home {
         Client { memory: Arc::clone(&self.memory), store: self.store.clone(), id, pid, turn: Cell::new(0) }
     }
 
-    /// Ends the client's session as after the death of its process.
+    /// Ends a client's session as after the death of the client's process.
     pub(crate) fn kill(&mut self, client: &Client) {
         self.node.end_session(client.id, false);
     }
 
-    /// Ends the client's session cleanly.
+    /// Ends a client's session cleanly.
     pub(crate) fn part(&mut self, client: &Client) {
         self.node.end_session(client.id, true);
     }
@@ -210,7 +210,7 @@ impl Home {
         found.unwrap_or_else(|| panic!("{at:#x} is not a buffer")).1
     }
 
-    /// Overwrites a buffer's state, as a peer can.
+    /// Changes a buffer's state, as a peer that corrupts memory can.
     pub(crate) fn damage_state(&self, at: u64, damage: impl FnOnce(State) -> State) {
         let state = self.state(at);
         let Ok(changed) = Arena::of(&*self.memory).exchange_state(&self.buffer(at), state, damage(state));
@@ -218,7 +218,7 @@ impl Home {
     }
 }
 
-/// A client that the test steps by hand. It may be in the middle of a turn for any time.
+/// A client that the test steps by hand. The client may stay in a turn for any time.
 pub(crate) struct Client {
     memory: Arc<Mapping>,
     pub(crate) store: Store,
@@ -234,7 +234,7 @@ impl Client {
         self.set_turn(self.turn.get() + 1);
     }
 
-    /// Ends the turn: the client holds no pointers any more.
+    /// Ends the turn, after which the client holds no pointers.
     pub(crate) fn end_turn(&self) {
         assert!(!self.turn.get().is_multiple_of(2), "it is not in a turn");
         self.set_turn(self.turn.get() + 1);
@@ -245,7 +245,7 @@ impl Client {
         let Ok(()) = self.memory.write(turn_at(self.id.slot), &turn.to_le_bytes());
     }
 
-    /// Runs `what` in a turn.
+    /// Runs `what` within a turn of the client.
     pub(crate) fn in_turn<T>(&self, what: impl FnOnce(&Client) -> T) -> T {
         self.begin_turn();
         let done = what(self);
@@ -263,7 +263,7 @@ impl Client {
         taken.expect("there is a buffer")
     }
 
-    /// Points slot `slot` to a buffer; returns the old pointer.
+    /// Stores a buffer's address in slot `slot`. Returns the old pointer.
     pub(crate) fn install(&self, slot: u64, at: u64) -> u64 {
         let slot_at = self.store.table_at + slot * 8;
         let Ok(old) = self.memory.load(slot_at, Width::W8);
@@ -277,13 +277,13 @@ impl Client {
         retired
     }
 
-    /// Retires a buffer that the client has taken and never published, outside any chain.
+    /// Retires a buffer that the client has taken and never published, without a chain.
     pub(crate) fn give_back(&self, at: u64) -> bool {
         let Ok(retired) = Arena::of(&*self.memory).retire_own(self.id, self.id.number, self.store.region, at);
         retired
     }
 
-    /// Makes the first half of a retirement: the buffer is RETIRED, but on no list.
+    /// Makes the first half of a retirement: makes the buffer RETIRED, but puts it on no list.
     pub(crate) fn begin_to_retire(&self, at: u64) {
         let arena = Arena::of(&*self.memory);
         let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is not a buffer") };
@@ -294,7 +294,7 @@ impl Client {
         assert!(changed);
     }
 
-    /// Overwrites the head of its list of retired buffers, as a peer can.
+    /// Overwrites the head of the client's list of retired buffers, as a peer can.
     pub(crate) fn damage_list(&self, first: u64) {
         let Ok(()) = self.memory.write(turn_at(self.id.slot) + RETIRED_AFTER_TURN, &first.to_le_bytes());
     }
@@ -304,5 +304,5 @@ impl Client {
     }
 }
 
-/// Offset of the retired list's head from the turn in a session's slot.
+/// Distance in a session's slot from the turn to the head of the retired list, in bytes.
 const RETIRED_AFTER_TURN: u64 = 64;

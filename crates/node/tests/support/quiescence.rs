@@ -1,5 +1,5 @@
-//! A writer that replaces an item, a reader that follows the pointer to it, and the node that frees old items, under a
-//! scheduler that may switch before every access. Buffers are poisoned before they go onto a free list.
+//! A writer that replaces an item, a reader that follows the pointer to the item, and a node that frees old items. A
+//! scheduler may switch between these three before every access. Buffers are poisoned before they go onto a free list.
 //!
 //! Invariant: a reader sees both halves of one version of an item, and never poison.
 
@@ -18,16 +18,16 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Moment at which the reader announces its turn.
+/// The moment at which the reader announces its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Announces {
-    /// Before its first access, as required.
+    /// The reader announces its turn before its first access, as required.
     First,
-    /// Once it has the pointer, as with a missing fence.
+    /// The reader announces its turn once it has the pointer, as with a missing fence.
     Late,
 }
 
-/// Totals over all schedules.
+/// Totals of the scenario's runs over all schedules.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) schedules: u64,
@@ -38,10 +38,10 @@ pub(crate) struct Figures {
 const LARGE: u8 = 40;
 const POISON: u64 = 0xdddd_dddd_dddd_dddd;
 const ROUNDS: u64 = 3;
-/// Offset of the second half of an item.
+/// Offset of the second half of an item in its buffer, in bytes.
 const SECOND_HALF: u64 = 4096;
 
-/// Memory in which every access is a scheduling point.
+/// A memory in which every access is a scheduling point.
 struct Stepped {
     geometry: Geometry,
     bytes: Mutex<Vec<u8>>,
@@ -62,7 +62,7 @@ impl Stepped {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Poisons a buffer that is being put onto a free list, when the list's head is about to name it.
+    /// Poisons a buffer that is being put onto a free list, at the moment when the list's head is about to name it.
     fn look_at(&self, bytes: &mut [u8], at: u64, new: u128) {
         let is_head = at < self.geometry.segment_at(0) && at % 4096 >= 128 && at.is_multiple_of(64);
         if is_head && at < 4096 * 257 && new as u64 & 0xf == 2 {
@@ -144,7 +144,7 @@ impl Client {
         word as u64
     }
 
-    /// Replaces the item in the slot, and retires the old one, in one turn.
+    /// Replaces the item in the slot and retires the old item, in one turn.
     fn replace(&self, round: u64) {
         let arena = Arena::of(&*self.memory);
         self.set_turn(2 * round + 1);
@@ -164,7 +164,7 @@ impl Client {
         self.set_turn(2 * round + 2);
     }
 
-    /// Follows the slot's pointer repeatedly, each time in a new turn. Returns the number of times.
+    /// Follows the slot's pointer repeatedly, each time in a separate turn. Returns the number of times.
     fn follow(&self, announces: Announces) -> u64 {
         for round in 0..ROUNDS {
             if announces == Announces::First {
@@ -216,7 +216,7 @@ fn play(announces: Announces, figures: &Figures) {
     figures.followed.fetch_add(followed, Ordering::Relaxed);
     let while_others_ran = seen.poisoned.load(Ordering::Relaxed);
     figures.reused.fetch_add(while_others_ran, Ordering::Relaxed);
-    // In the end all replaced items are free.
+    // At the end all replaced items are free.
     node.poll_shared();
     while node.step(&*memory) == Ok(Progress::Made) {}
     let arena = Arena::of(&*memory);
@@ -232,7 +232,7 @@ fn play(announces: Announces, figures: &Figures) {
     assert_eq!((live, live + free), (1, stages.len()), "{stages:?}");
 }
 
-/// Runs under `iterations` random schedules, and as many with a few priority changes.
+/// Runs the scenario under `iterations` random schedules, and under as many with a few priority changes.
 pub(crate) fn explore(announces: Announces, seed: u64, iterations: usize) -> Figures {
     let figures = Arc::new(Figures::default());
     let mut config = Config::new();
