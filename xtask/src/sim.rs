@@ -390,7 +390,7 @@ fn find_mutants(root: &Path, binary: &Path, options: &Options) -> bool {
             && let Some(why) = wrong_without_mutant(binary, &system, seed, &rest)?
         {
             return Err(format!(
-                "seed {seed} of {system} is bad without {mutant}, too, and proves nothing: {why}"
+                "seed {seed} of {system} is bad even without {mutant}, so it proves nothing: {why}"
             ));
         }
         match killed {

@@ -204,7 +204,8 @@ pub struct StoreStat {
     pub retired_buffers: u64,
     /// Number of buffers that are set aside until their whole segment is free and can be granted again.
     pub parked_buffers: u64,
-    /// Pids of the processes for whose turns reclamation waits. A process that stays in this list is suspended.
+    /// Pids of the processes for whose turns reclamation waits. A process that stays in this list is stopped
+    /// (suspended).
     pub delaying_pids: Vec<u32>,
     /// Progress of the rebuild of the store's table in percent, if one is in progress.
     #[serde(default)]

@@ -279,7 +279,7 @@ pub enum WireError {
 impl std::fmt::Display for WireError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            WireError::Truncated => write!(f, "the chain ends early"),
+            WireError::Truncated => write!(f, "the chain is truncated"),
             WireError::TooLong { bytes } => {
                 write!(f, "{bytes} bytes exceed the limit (a chain has at most {CHAIN_BYTES_MAX})")
             }

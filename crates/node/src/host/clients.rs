@@ -671,8 +671,11 @@ fn answer(calls: &Calls, mut header: FrameHeader, answered: Result<Vec<u8>, Stri
         Ok(body) if body.len() <= CALL_BYTES_MAX => (frame::ANSWERED, body),
         Ok(body) => (
             frame::REFUSED,
-            format!("the response has {} bytes, a call carries {CALL_BYTES_MAX}: request less", body.len())
-                .into_bytes(),
+            format!(
+                "the response has {} bytes, and a call carries at most {CALL_BYTES_MAX}: request less",
+                body.len()
+            )
+            .into_bytes(),
         ),
         Err(reason) => (frame::REFUSED, cut(reason).into_bytes()),
     };

@@ -428,7 +428,7 @@ impl Client {
         let body = serde_json::to_vec(&answer).expect("plain data");
         if body.len() > CALL_BYTES_MAX {
             return Err(format!(
-                "the response has {} bytes, a call carries {CALL_BYTES_MAX}: request less",
+                "the response has {} bytes, and a call carries at most {CALL_BYTES_MAX}: request less",
                 body.len()
             ));
         }

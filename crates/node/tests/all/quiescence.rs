@@ -5,8 +5,7 @@ use std::panic::catch_unwind;
 use std::sync::atomic::Ordering;
 
 const SEED: u64 = 1;
-/// Number of schedules. These many schedules expose the faulty reader, so passing them says something about a correct
-/// one.
+/// Number of schedules. This number exposes the faulty reader, so a correct reader that passes them is credible.
 const ITERATIONS: usize = 10_000;
 
 #[test]
