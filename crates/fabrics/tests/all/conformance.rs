@@ -17,3 +17,5 @@ conformance!(three_shm, Three<Shm>);
 conformance!(three_udp, Three<Engine<Udp>>);
 conformance!(three_tcp, Three<Engine<Tcp>>);
 conformance!(three_rings, Three<Engine<Rings>>);
+conformance!(mixed_at_shm, Mixed<0>);
+conformance!(mixed_at_tcp, Mixed<1>);

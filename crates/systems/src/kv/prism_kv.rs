@@ -409,9 +409,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Lookup::Absent)
     }
 
-    /// Returns the number of slots, from the start of its path in a table, that a new key may take. During a rebuild there
-    /// are fewer, because the keys that are being moved need slots in the next table, too. If keys are being moved out of
-    /// two tables, the second was too small for the keys of the first; then no table after the second takes new keys.
+    /// Returns the number of slots, from the start of its path in a table, that a new key may take. During a rebuild
+    /// there are fewer, because the keys that are being moved need slots in the next table, too. If keys are being
+    /// moved out of two tables, the second was too small for the keys of the first; then no table after the second
+    /// takes new keys.
     fn new_key_probes(&self, epoch: Epoch) -> u64 {
         match (self.formers.len(), epoch) {
             (0, _) | (1 | 2, Epoch::Former(_)) => PROBES_MAX,

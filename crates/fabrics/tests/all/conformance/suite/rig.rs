@@ -14,16 +14,18 @@ use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::tcp::tls::{HostName, Identity, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
+use farside_fabrics::wait::{Waits, Wakeup};
 use farside_node::access::{EVERY_STORE, Fingerprint, Grant, Token, Tokens};
 use farside_node::host::{Host, Listen, Options};
 use farside_remote::Rights;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Call, Extent, Kind, Plan, Service};
-use farside_remote::{Fabric, Memory, NodeId};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, Memory, NodeId, Reply};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -412,6 +414,161 @@ impl<R: Rig<Endpoint: Session> + Send + 'static> Rig for Three<R> {
 
     fn busy(&self) -> &AtomicBool {
         self.0[NODE.0 as usize].busy()
+    }
+}
+
+/// A pool of three nodes over three fabrics. `STORE` is the number of the fabric, in the order of [`Over`], to the node
+/// that has the store.
+pub(crate) struct Mixed<const STORE: u32> {
+    shm: Arc<Shm>,
+    tcp: Arc<Engine<Tcp>>,
+    rings: Arc<Engine<Rings>>,
+}
+
+/// A session over one of three fabrics.
+pub(crate) enum Over<const STORE: u32> {
+    Shm(Direct),
+    Tcp(Remote<TcpLine>),
+    Ring(Remote<RingLine>),
+}
+
+/// Number of the fabric to a node of the pool.
+const fn fabric_of(node: NodeId, store: u32) -> u32 {
+    (node.0 + store + 3 - NODE.0) % 3
+}
+
+/// Evaluates `$then` for the fabric of a session, with `$inner` bound to the session over it.
+macro_rules! over {
+    ($session:expr, $inner:ident => $then:expr) => {
+        match $session {
+            Over::Shm($inner) => $then,
+            Over::Tcp($inner) => $then,
+            Over::Ring($inner) => $then,
+        }
+    };
+}
+
+impl<const STORE: u32> Fabric for Over<STORE> {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        over!(self, inner => inner.run(node, chain, reply).await)
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        over!(self, inner => inner.call(node, service, request, answer).await)
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        over!(self, inner => inner.retire(node, key, buffer));
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        over!(self, inner => inner.capabilities(node))
+    }
+}
+
+impl<const STORE: u32> Turns for Over<STORE> {
+    fn end_turn(&self) {
+        over!(self, inner => inner.end_turn());
+    }
+}
+
+impl<const STORE: u32> Waits for Over<STORE> {
+    fn begin_wait(&self) {
+        over!(self, inner => inner.begin_wait());
+    }
+
+    fn is_waiting(&self) -> bool {
+        over!(self, inner => inner.is_waiting())
+    }
+
+    fn poll(&self) -> bool {
+        over!(self, inner => inner.poll())
+    }
+
+    fn end_wait(&self, wakeup: Wakeup) {
+        over!(self, inner => inner.end_wait(wakeup));
+    }
+
+    fn may_sleep(&self) -> bool {
+        over!(self, inner => inner.may_sleep())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        over!(self, inner => inner.fd())
+    }
+
+    fn sleep_max(&self, now: Duration) -> Option<Duration> {
+        over!(self, inner => inner.sleep_max(now))
+    }
+}
+
+impl<const STORE: u32> Session for Over<STORE> {
+    fn is_over(&self) -> bool {
+        over!(self, inner => inner.is_over())
+    }
+
+    async fn drive(&self) {
+        over!(self, inner => inner.drive().await);
+    }
+}
+
+impl<const STORE: u32> Endpoint for Over<STORE> {
+    const RUNS_HERE: bool = STORE == 0;
+
+    async fn drive(&self) {
+        over!(self, inner => inner.drive().await);
+    }
+
+    fn owner(&self) -> u32 {
+        over!(self, inner => inner.owner())
+    }
+}
+
+impl<const STORE: u32> Rig for Mixed<STORE> {
+    type Endpoint = Nodes<Over<STORE>>;
+
+    fn start() -> Mixed<STORE> {
+        Mixed {
+            shm: Arc::new(Shm::start()),
+            tcp: Arc::new(Engine::start()),
+            rings: Arc::new(Engine::start()),
+        }
+    }
+
+    fn open(&self, _: NodeId) -> Nodes<Over<STORE>> {
+        let (shm, tcp, rings) = (Arc::clone(&self.shm), Arc::clone(&self.tcp), Arc::clone(&self.rings));
+        Nodes::open(
+            3,
+            Arc::new(move |node| {
+                Ok(match fabric_of(node, STORE) {
+                    0 => Over::Shm(shm.open(node)),
+                    1 => Over::Tcp(tcp.open(node)),
+                    _ => Over::Ring(rings.open(node)),
+                })
+            }),
+        )
+    }
+
+    fn memory(&self) -> &Mapping {
+        match fabric_of(NODE, STORE) {
+            0 => self.shm.memory(),
+            1 => self.tcp.memory(),
+            _ => self.rings.memory(),
+        }
+    }
+
+    fn busy(&self) -> &AtomicBool {
+        match fabric_of(NODE, STORE) {
+            0 => self.shm.busy(),
+            1 => self.tcp.busy(),
+            _ => self.rings.busy(),
+        }
     }
 }
 
