@@ -45,10 +45,10 @@ enum What {
     RivalServer(compare::RivalServer),
 }
 
-/// A system that can be measured.
+/// A system that `bench` can measure.
 pub(super) type System = &'static Registered;
 
-/// Parses, for clap, the name of a system.
+/// Returns the clap parser for the name of a system.
 fn systems() -> impl TypedValueParser<Value = System> {
     let names =
         registry::family(Family::Kv).map(|system| PossibleValue::new(system.kind).help(system.summary));
@@ -213,20 +213,20 @@ enum Phase {
     Run,
 }
 
-/// Below this number of operations, every one is timed.
+/// If a run has fewer operations than this number, every operation is timed.
 const ALL_TIMED_BELOW: u64 = 100_000;
 /// Maximum number of records of a store.
 const RECORDS_MAX: u64 = 1 << 30;
 /// Maximum of `--items`.
 const ITEMS_MAX: u64 = 1 << 32;
 
-/// Parses, for clap, a target rate in operations per second.
+/// Parses, for clap, a rate in operations a second.
 fn target(text: &str) -> Result<f64, String> {
     let target = text.parse().ok().filter(|target| (0.01..=1e9).contains(target));
     target.ok_or_else(|| format!("'{text}' is not a number of operations a second: give 0.01 to 1000000000"))
 }
 
-/// Parses, for clap, the length of a warm-up.
+/// Parses, for clap, the duration of a warm-up.
 fn warm_up(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(3600);
     let warm_up = duration(text)?;
@@ -236,7 +236,7 @@ fn warm_up(text: &str) -> Result<Duration, String> {
     Ok(warm_up)
 }
 
-/// Parses, for clap, the length of an interval of the latency log.
+/// Parses, for clap, the length of a log's intervals.
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;
     if interval < Duration::from_millis(1) {
@@ -245,7 +245,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
-/// Parses, for clap, the one-way delay that is added to the node's.
+/// Parses, for clap, the one-way delay to add to the way to the node.
 fn one_way(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(1);
     let one_way = duration(text)?;
@@ -258,10 +258,10 @@ fn one_way(text: &str) -> Result<Duration, String> {
     Ok(one_way)
 }
 
-/// Remedy for an error message: how to need less memory.
+/// Remedy in the error message if the machine has not enough memory.
 const FEWER_RECORDS: &str = "give fewer --records or a smaller --value-size";
 
-/// Remedy if there is not enough memory; mentions `--items` if the user gave it.
+/// Returns the remedy for a lack of memory. It mentions `--items` if the user gave that flag.
 fn fewer(items: Option<u64>) -> &'static str {
     match items {
         Some(_) => "give fewer --items or --records, or a smaller --value-size",
@@ -354,7 +354,7 @@ impl Ycsb {
                     .into(),
             ));
         }
-        // With a number of operations, only an explicit --seconds limits the time.
+        // If the number of operations is given, only an explicit --seconds limits the time.
         let operations = self.operations.or(chosen.operations.filter(|_| self.seconds.is_none()));
         workload.operations = operations.unwrap_or(0);
         let seconds_max = if operations.is_some() { SECONDS_MAX } else { 5.0 };
@@ -446,7 +446,7 @@ impl Ycsb {
     }
 }
 
-/// Describes, for people, the effective settings other than the workload.
+/// Describes the settings in force besides the workload, for people.
 fn how(config: &SessionConfig) -> String {
     let SessionConfig { value_size, threads, tasks, sampled, .. } = config;
     let plural = |count: u32| if count == 1 { "" } else { "s" };
@@ -464,7 +464,7 @@ fn how(config: &SessionConfig) -> String {
     )
 }
 
-/// Parses, for clap, injected faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
+/// Parses, for clap, a list of faults such as `loss=0.02,wait=1ms..5ms,seed=7`.
 fn faults(text: &str) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for part in text.split(',') {
@@ -501,7 +501,7 @@ fn faults(text: &str) -> Result<Faults, String> {
     Ok(faults)
 }
 
-/// Maximum of `--seconds`; stands for "no limit".
+/// Maximum of `--seconds`. It also stands for "no limit".
 const SECONDS_MAX: f64 = 1e6;
 
 fn checked_seconds(seconds: f64) -> Result<f64, Failure> {

@@ -1,19 +1,20 @@
-//! Servers that a command starts and ends: its own nodes, and rivals.
+//! Servers that a command starts as child processes and ends: nodes, and the servers of rivals such as Redis.
 //!
-//! Invariant: a server has its own process group. A terminal's Ctrl-C therefore reaches this command alone, and the
-//! system continues a stopped server when this command is gone.
-//! Invariant: ending a server also ends the processes that it started. If this command is killed, the system ends the
-//! server alone.
+//! Invariant: a server has its own process group. So Ctrl-C at a terminal signals this command alone. If this command
+//! ends while a server is stopped, the system continues the server.
+//! Invariant: when this command ends a server, it also ends the processes that the server started. If this command is
+//! killed, the system ends only the server.
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 
-/// A server, with the processes that it started.
+/// A server process, with the processes that it started.
 pub(super) struct Server {
     child: Child,
-    /// Exit status, once the child has been waited for: from then on its process id may belong to another process.
+    /// Exit status of the child; `None` until this process has waited for the child. Afterwards the child's process id
+    /// may belong to another process.
     ended: Option<ExitStatus>,
 }
 
@@ -40,7 +41,8 @@ impl Server {
         &mut self.child.stderr
     }
 
-    /// Returns the exit status if the server has ended; then also ends the processes that it started.
+    /// Returns the exit status if the server has ended, and kills the processes that the server started. Returns `None`
+    /// while the server runs.
     ///
     /// # Errors
     /// The system cannot report the server's state.
@@ -53,7 +55,8 @@ impl Server {
         self.end().map(Some)
     }
 
-    /// Waits until the server ends by itself, and returns its exit status.
+    /// Waits until the server ends by itself, kills the processes that it started, and returns the server's exit
+    /// status.
     ///
     /// # Errors
     /// The system cannot report the server's state.
@@ -74,7 +77,7 @@ impl Server {
     /// Kills the server's process group, and returns the exit status of the server.
     ///
     /// # Errors
-    /// This process may not kill it, or the system cannot report its state.
+    /// This process may not kill the server, or the system cannot report the server's state.
     pub(super) fn end(&mut self) -> io::Result<ExitStatus> {
         if let Some(ended) = self.ended {
             return Ok(ended);

@@ -1,6 +1,7 @@
-//! `completions`: completion scripts for shells.
+//! `completions`: generates completion scripts for shells.
 //!
-//! The binary generates them, as the set of commands depends on the features it was built with.
+//! The binary generates the scripts, because the set of commands depends on the features that the binary was built
+//! with.
 
 use super::{Cli, Done, written};
 use clap::{Command, CommandFactory};
@@ -21,14 +22,15 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(super) fn run(self) -> Done {
-        // The generator panics on a write error, which a closed pipe causes, so it writes to memory.
+        // The generator panics if a write fails, for example because a pipe is closed. So it writes to memory.
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut visible(Cli::command()), "farside", &mut script);
         written(std::io::stdout().write_all(&script))
     }
 }
 
-/// Returns the command without its hidden subcommands, which only other commands start. The generator would offer them.
+/// Returns the command without its hidden subcommands. Only other commands start these, but the generator would offer
+/// them to users.
 fn visible(command: Command) -> Command {
     if !command.get_subcommands().any(Command::is_hide_set) {
         return command.mut_subcommands(visible);

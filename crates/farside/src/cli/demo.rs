@@ -1,6 +1,7 @@
-//! `demo`: shows Farside in under two minutes, as text and as a web page.
+//! `demo`: shows what Farside does, in under two minutes, as text and as a web page.
 //!
-//! Invariant: every figure is measured in this run, on a node in its own process unless the line says `local`.
+//! Invariant: every figure is measured in this run. The node runs in its own process, unless the line of the figure
+//! says `local`.
 //! Invariant: the demo overwrites no file except its own pages and empty files.
 
 mod measure;
@@ -45,7 +46,7 @@ pub(super) struct Demo {
     json: bool,
 }
 
-/// One line of `--json`.
+/// One line of the output of `--json`.
 #[derive(Serialize)]
 #[serde(tag = "measured", rename_all = "kebab-case")]
 enum Row<'a> {

@@ -1,6 +1,6 @@
 //! `doctor`: checks which fabrics work on this machine, finds settings that stand in the way, and gives remedies.
 //!
-//! A check reads files of the system as text and passes the text to a function that judges it. So tests can use text
+//! A check reads files of the system as text, and passes the text to a function that judges it. So tests can use text
 //! from any machine.
 //! Invariant: `doctor` changes nothing on the machine and needs no privileges. Information that the system does not
 //! provide, as in a container, is reported as unknown.
@@ -103,7 +103,7 @@ impl Doctor {
     }
 }
 
-/// Prints checks, and counts their verdicts.
+/// Prints the checks' results, and counts their verdicts.
 struct Report {
     json: bool,
     colour: bool,
@@ -164,7 +164,7 @@ impl Report {
     }
 }
 
-/// Reads a file of the system, up to 16 MiB. `None` if it is missing or cannot be read.
+/// Reads a text file of the system, up to 16 MiB. Returns `None` if the file is missing or cannot be read.
 fn text(path: &str) -> Option<String> {
     const BYTES_MAX: u64 = 16 << 20;
     let mut bytes = Vec::new();
@@ -172,7 +172,7 @@ fn text(path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the sorted names in a folder of the system. `None` if it is missing or cannot be read.
+/// Returns the sorted names in a folder of the system, or `None` if the folder is missing or cannot be read.
 fn names(folder: &str) -> Option<Vec<String>> {
     let entries = std::fs::read_dir(folder).ok()?;
     let mut names: Vec<String> =
@@ -181,8 +181,8 @@ fn names(folder: &str) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// Folders of the control groups that limit this process by a controller: its own group and all its ancestors, in both
-/// versions of control groups. `cgroup` is the content of `/proc/self/cgroup`.
+/// Returns the folders of the control groups that limit this process by a controller such as `memory`: its own group
+/// and all ancestors, in both versions of control groups. `cgroup` is the content of `/proc/self/cgroup`.
 fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
     const ROOT: &str = "/sys/fs/cgroup";
     let mut folders = Vec::new();
@@ -194,7 +194,7 @@ fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
             some if some.split(',').any(|name| name == controller) => format!("{ROOT}/{controller}"),
             _ => continue,
         };
-        // A path with `..` is outside of the part that this process sees, so only the root can be read.
+        // A path with `..` is outside of the part of the tree that this process can see, so only the root can be read.
         let mut path = if path.contains("..") { "" } else { path.trim_end_matches('/') };
         loop {
             folders.push(format!("{root}{path}"));
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     /// Asserts the verdict of a check, a part of its finding, and a part of its remedy. An empty `remedy` asserts that
-    /// the check has none.
+    /// the check has no remedy.
     #[track_caller]
     pub(super) fn is(check: &Check, verdict: Verdict, found: &str, remedy: &str) {
         assert_eq!(check.verdict, verdict, "{check:?}");

@@ -1,5 +1,6 @@
-//! `figure`: reproduces a paper's figure. Either the simulator predicts it, beside the published numbers; or a real
-//! fabric is measured, and its ratios are compared with the published ones.
+//! `figure`: reproduces a paper's figure in one of two ways:
+//! - The simulator predicts the figure, and the output lists its numbers next to the published ones.
+//! - A real fabric is measured, and the measured ratios are compared with the published ratios.
 
 mod measure;
 
@@ -49,12 +50,12 @@ pub(super) struct Figure {
     json: bool,
 }
 
-/// Source of a figure.
+/// Source of a figure's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// The simulator's prediction.
+    /// The simulator, which predicts the numbers.
     Sim,
-    /// A measurement on a node over this fabric.
+    /// A node that is measured over this fabric.
     Fabric(FabricArg),
 }
 
@@ -68,7 +69,8 @@ fn named(name: &str) -> Result<&'static PaperFigure, String> {
     })
 }
 
-/// Lists the names of the figures whose measurement satisfies `is_meant`, with `last` before the last name.
+/// Lists the names of the figures whose measurement satisfies `is_meant`, separated by commas. The word `last` stands
+/// before the last name.
 fn listed(is_meant: impl Fn(&OnFabrics) -> bool, last: &str) -> String {
     let meant = FIGURES.into_iter().filter(|which| is_meant(&which.fabrics)).map(|which| which.name);
     let names: Vec<&str> = meant.collect();
@@ -78,7 +80,7 @@ fn listed(is_meant: impl Fn(&OnFabrics) -> bool, last: &str) -> String {
     }
 }
 
-/// Parses, for clap, the source of a figure.
+/// Parses, for clap, the source of a figure's numbers.
 fn fabric(name: &str) -> Result<Source, String> {
     if name == SIM {
         return Ok(Source::Sim);
@@ -89,7 +91,7 @@ fn fabric(name: &str) -> Result<Source, String> {
     })
 }
 
-/// Parses, for clap, the name of a distance.
+/// Parses, for clap, the name of a network distance.
 fn distance(name: &str) -> Result<Distance, String> {
     Distance::ALL.into_iter().find(|distance| distance.name() == name).ok_or_else(|| {
         let names: Vec<&str> = Distance::ALL.into_iter().map(Distance::name).collect();
@@ -97,7 +99,7 @@ fn distance(name: &str) -> Result<Distance, String> {
     })
 }
 
-/// The powers of two below `most`, then `most`.
+/// Returns the powers of two below `most`, then `most` itself.
 fn doubling(most: u32) -> impl Iterator<Item = u32> {
     let powers = std::iter::successors(Some(1), |clients| Some(clients * 2));
     powers.take_while(move |&clients| clients < most).chain([most])
@@ -110,7 +112,7 @@ impl Figure {
                 "--csv and --svg name the same file: give two different files".into(),
             ));
         }
-        // Checked first: a figure takes minutes, which would be lost if a folder were missing.
+        // The files are checked first, because a figure takes minutes, which would be lost if a folder were missing.
         [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| files::check_writable(path))?;
         match self.fabric {
             Source::Sim => self.predict(),

@@ -11,15 +11,15 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A temporary folder, for sockets, certificates and logs of child processes. Only this user may access it. It is
-/// removed with its content when it is dropped, and when a signal ends this process.
+/// A temporary folder for sockets, certificates and logs of child processes. Only this user may access it. The folder
+/// and its content are removed when this value is dropped, and when a signal ends this process.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Creates a folder whose name contains `command`.
+    /// Creates a temporary folder whose name contains `command`.
     ///
     /// # Errors
-    /// The folder cannot be created where temporary files are kept.
+    /// The folder cannot be created, or the thread that handles signals cannot be started.
     pub(super) fn make(command: &str) -> Result<Folder, String> {
         let drawn = getrandom::u64().expect("the system has random bytes");
         let path = std::env::temp_dir().join(format!("farside-{command}-{drawn:016x}"));
@@ -46,7 +46,7 @@ impl Drop for Folder {
     }
 }
 
-/// All folders that this process created, including those already removed.
+/// Paths of all temporary folders that this process created, including those already removed.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -70,14 +70,14 @@ fn watch_for_the_end() -> io::Result<()> {
 /// # Errors
 /// The file cannot be opened for writing.
 pub(super) fn check_writable(path: &Path) -> Done {
-    // Not opened if it is a pipe: closing it again would look like the end of the data to the reader.
+    // A pipe is not opened, because its reader would take the closing of it for the end of the data.
     if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return Ok(());
     }
     let is_new = !path.exists();
     OpenOptions::new().append(true).create(true).open(path).map_err(|error| unwritable(path, &error))?;
     if is_new {
-        // Removed, so that an interrupted command leaves no empty file.
+        // The new file is removed, so that an interrupted command leaves no empty file.
         std::fs::remove_file(path).map_err(|error| unwritable(path, &error))?;
     }
     Ok(())

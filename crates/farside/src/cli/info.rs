@@ -57,7 +57,7 @@ impl Info {
     }
 }
 
-/// The settings that a settings file can set, by name; `None` if one is not set.
+/// Returns the name and the value of each setting that a settings file can hold. The value is `None` if it is not set.
 fn settable(settings: &Settings) -> [(&'static str, Option<&Setting>); 4] {
     [
         ("pool", Some(&settings.pool)),
@@ -67,7 +67,8 @@ fn settable(settings: &Settings) -> [(&'static str, Option<&Setting>); 4] {
     ]
 }
 
-/// All settings by name, including those that no file can set and those that are built in.
+/// Returns the name and the value of each setting, including the built-in ones and those that no settings file can
+/// hold.
 fn all(settings: &Settings) -> Vec<(&'static str, Setting)> {
     let built_in = |value: String| Setting { value, origin: "built in".into() };
     let set = settable(settings).into_iter();
@@ -120,7 +121,7 @@ fn as_file(settings: &Settings) -> String {
     for (name, setting) in settable(settings) {
         file += &match setting {
             Some(Setting { value, origin }) => {
-                // Escaped, as a path may contain a line feed, which would end the comment.
+                // The origin is escaped: it may be a path with a line feed, which would end the comment.
                 format!("{name} = {}  # {}\n", toml::Value::from(value.as_str()), origin.escape_debug())
             }
             None => format!("# {name} is not set\n"),

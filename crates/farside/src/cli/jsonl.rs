@@ -1,4 +1,5 @@
-//! Keys and values as lines of JSON: strings if they are UTF-8, else base64.
+//! Writes and parses lines of JSON, each with a key and a value. Bytes that are UTF-8 are strings; others are in
+//! base64.
 //!
 //! Invariant: [`parse_line`] reads back what [`write_line`] wrote, byte for byte.
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-/// A line: either `key` or `key_base64`, and either `value` or `value_base64`.
+/// A line. It has either `key` or `key_base64`, and either `value` or `value_base64`.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Line<'a> {
@@ -23,7 +24,7 @@ struct Line<'a> {
     value_base64: Option<Cow<'a, str>>,
 }
 
-/// Writes one line.
+/// Writes a key and its value as one line.
 pub(super) fn write_line(out: &mut impl Write, key: &[u8], value: &[u8]) -> io::Result<()> {
     let (key, key_base64) = text_or_base64(key);
     let (value, value_base64) = text_or_base64(value);
@@ -60,7 +61,7 @@ fn bytes_of(name: &str, text: Option<Cow<'_, str>>, base64: Option<Cow<'_, str>>
     }
 }
 
-/// Inserts bytes into an object: as the string `NAME` if they are UTF-8, else as `NAME_base64`.
+/// Inserts bytes into a JSON object: as the string `NAME` if they are UTF-8, else as the base64 string `NAME_base64`.
 pub(super) fn insert(object: &mut serde_json::Map<String, Value>, name: &str, bytes: &[u8]) {
     match text_or_base64(bytes) {
         (Some(text), _) => object.insert(name.to_owned(), text.into()),

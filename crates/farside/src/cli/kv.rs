@@ -1,8 +1,9 @@
-//! `kv`: keys and values from the command line.
+//! `kv`: puts, gets and deletes keys, loads and dumps files, and shows statistics of a store.
 //!
 //! - `load`, `dump`: copy a file into a store, and a store into a file.
-//! - `records`: the records of such a file. `binary`: the binary file format.
-//! - `progress`: how far an interrupted load or dump came.
+//! - `records`: reads and writes the records of such a file.
+//! - `binary`: encodes the binary file format.
+//! - `progress`: records the progress of a load or a dump, so that it can be resumed.
 //! - `watch`, `view`: sample statistics for `stat --watch`, and display them.
 
 mod binary;
@@ -135,7 +136,7 @@ impl Kv {
     }
 }
 
-/// Runs put, get or del through a layer that prints each request and its response.
+/// Runs `put`, `get` or `del` through a layer that prints each request and its reply.
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let endpoint = Rc::new(pool.endpoint_here()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
@@ -163,7 +164,7 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
 }
 
 /// Explains why a store could not be opened. If no store has that name, the message does not say that the store is
-/// gone, as it may never have existed.
+/// gone, because the store may never have existed.
 pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvError>) -> Failure {
     let reason = match error.into() {
         KvError::Store(StoreError::Gone(reason)) => reason,
@@ -182,7 +183,8 @@ pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvE
     }
 }
 
-/// Returns the value that an argument of `put` stands for.
+/// Returns the value that an argument of `put` stands for: the text itself, or the content of a file or of standard
+/// input.
 fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     let Some(argument) = argument.filter(|argument| argument != "-") else {
         if is_closed(io::stdin().as_fd()) {
@@ -205,8 +207,8 @@ fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// Whether this process was started with standard input closed. Rust then opens the null device in its place, for
-/// reading and writing, whereas a shell's `</dev/null` opens it for reading only.
+/// Whether this process was started with standard input closed. Rust then opens the null device instead, for reading
+/// and writing. A shell's `</dev/null` opens that device only for reading.
 fn is_closed(input: BorrowedFd<'_>) -> bool {
     let is_null = fstat(input).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == makedev(1, 3)

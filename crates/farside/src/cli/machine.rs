@@ -1,4 +1,4 @@
-//! Description of this machine, for readers of measurements, and its available memory.
+//! Describes this machine for readers of measurements, and determines its available memory.
 //!
 //! Invariant: a value that the system does not report is omitted, not guessed.
 
@@ -6,14 +6,14 @@ use super::human_bytes;
 use serde::Serialize;
 use std::fs::read_to_string;
 
-/// A machine, as the system describes it.
+/// Description of a machine, as its operating system reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Machine {
     /// Release of this program.
     pub(super) release: String,
-    /// Kind of build of this program.
+    /// Kind of build of this program, such as "a release build, for x86_64".
     pub(super) build: String,
-    /// Start of the measurement, in UTC.
+    /// Date and time at which the measurement started, in UTC.
     pub(super) date: String,
     /// Name of the processor.
     pub(super) processor: Option<String>,
@@ -25,14 +25,14 @@ pub(super) struct Machine {
     pub(super) memory_bytes: Option<u64>,
     /// Number of reserved huge pages of the default size.
     pub(super) huge_pages: Option<u64>,
-    /// Load average of the minute before the start: tasks that run or wait for a core.
+    /// Load average of the minute before the start: the mean number of tasks that run or wait for a core.
     pub(super) load_at_start: Option<f64>,
-    /// Load average at the end, this program included.
+    /// Load average of the minute before the end, which includes this program.
     pub(super) load_at_end: Option<f64>,
 }
 
 impl Machine {
-    /// Describes this machine as it is now.
+    /// Describes this machine, as it is at the time of the call.
     pub(super) fn current() -> Machine {
         // An unreadable file counts as empty, so its values are omitted.
         let [cpuinfo, meminfo] =
@@ -53,7 +53,7 @@ impl Machine {
         }
     }
 
-    /// The machine and its load in one line, for people.
+    /// Formats the machine and its load as one line, for people.
     pub(super) fn description(&self) -> String {
         let cores = self.cores.map(|cores| {
             let kind = if self.is_virtual { " virtual" } else { "" };
@@ -71,7 +71,7 @@ impl Machine {
         parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
-    /// Records the load at the end.
+    /// Records the load average at the end of the measurement.
     pub(super) fn record_end_load(&mut self) {
         self.load_at_end = load();
     }
@@ -86,7 +86,7 @@ fn build() -> &'static str {
     }
 }
 
-/// Date and time in UTC, to the second.
+/// Returns the current date and time in UTC, to the second.
 fn date() -> String {
     use tracing_subscriber::fmt::format::Writer;
     use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -99,7 +99,7 @@ fn load() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the first non-empty value of `name` in a list of `name : value` lines.
+/// Returns the first non-empty value of `name` in a list of lines `name : value`.
 fn field<'a>(list: &'a str, name: &str) -> Option<&'a str> {
     let fields = list.lines().filter_map(|line| line.split_once(':'));
     let mut values = fields.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim());
@@ -114,18 +114,18 @@ fn is_virtual(cpuinfo: &str) -> bool {
     field(cpuinfo, "flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Returns the number in a line of /proc/meminfo such as `HugePages_Total:       7`.
+/// Returns the number in the line `name` of /proc/meminfo: 7 for the line `HugePages_Total:       7`.
 fn number(meminfo: &str, name: &str) -> Option<u64> {
     field(meminfo, name)?.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the number of bytes that a line of /proc/meminfo states in units of 1024 bytes, such as `MemAvailable:
-/// 1024 kB`.
+/// Returns the bytes of the line `name` of /proc/meminfo, which is in units of 1024 bytes: 1 MiB for the line
+/// `MemAvailable:    1024 kB`.
 pub(super) fn bytes(meminfo: &str, name: &str) -> Option<u64> {
     number(meminfo, name)?.checked_mul(1 << 10)
 }
 
-/// Bytes of available memory and free swap.
+/// Returns the sum of available memory and free swap, in bytes. `meminfo` is the content of /proc/meminfo.
 pub(super) fn available(meminfo: &str) -> Option<u64> {
     bytes(meminfo, "MemAvailable")?.checked_add(bytes(meminfo, "SwapFree").unwrap_or(0))
 }

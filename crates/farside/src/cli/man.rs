@@ -1,6 +1,7 @@
-//! `man`: the pages of the manual, one for each command.
+//! `man`: generates the pages of the manual, one for each command.
 //!
-//! The binary generates them, so that packagers need no sources and the pages match the features it was built with.
+//! The binary generates the pages. So packagers need no sources, and the pages match the features that the binary was
+//! built with.
 //! Invariant: the same binary always writes the same bytes.
 
 use super::{Cli, Done, Failure, written};
@@ -50,10 +51,10 @@ fn write_all(command: &Command, folder: &Path) -> std::io::Result<usize> {
     below(command).try_fold(1, |count, below| Ok(count + write_all(below, folder)?))
 }
 
-/// Finds a command by the names on the way to it.
+/// Finds a command by the path of names that leads to it, such as `kv`, `get`.
 ///
 /// # Errors
-/// No such command; the message lists those that exist.
+/// There is no such command. The message lists the existing ones.
 fn named<'a>(whole: &'a Command, names: &[String]) -> Result<&'a Command, String> {
     names.iter().try_fold(whole, |command, name| {
         below(command).find(|below| below.get_name() == name).ok_or_else(|| {
@@ -67,7 +68,8 @@ fn named<'a>(whole: &'a Command, names: &[String]) -> Result<&'a Command, String
     })
 }
 
-/// Visible subcommands of a command. Hidden ones are started only by other commands.
+/// Returns the visible subcommands of a command. Hidden subcommands are omitted, because only other commands start
+/// them.
 fn below(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|below| !below.is_hide_set())
 }

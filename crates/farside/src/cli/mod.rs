@@ -15,7 +15,7 @@ macro_rules! print_line {
     }};
 }
 
-/// Prints a line to standard error; ignores errors.
+/// Prints a line to standard error. Ignores a failed write.
 macro_rules! note {
     ($($text:tt)*) => {{
         use std::io::Write;
@@ -152,7 +152,7 @@ impl Target {
 /// Connects to the node that the settings select.
 ///
 /// # Errors
-/// The node cannot be reached, or its URL is `local:`: such a node would end with this command.
+/// The node cannot be reached, or its URL is `local:`, because such a node would run in this process and end with it.
 fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
     let url = &settings.pool.value;
     if url.starts_with("local:") {
@@ -188,7 +188,7 @@ impl StoreTarget {
     }
 }
 
-/// Reason why a command does not succeed. Selects the exit code.
+/// Reason why a command does not succeed. Determines the exit code.
 #[derive(Debug)]
 enum Failure {
     /// The store has no such key.
@@ -210,7 +210,7 @@ impl<E: std::error::Error> From<E> for Failure {
 
 type Done = Result<(), Failure>;
 
-/// Converts the result of a write to standard output.
+/// Converts the error of a write to standard output into a `Failure`.
 fn written(result: io::Result<()>) -> Done {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::ClosedPipe,
@@ -270,16 +270,18 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Raises the limit on file descriptors to the maximum that the system allows: each connection takes some at both ends.
+/// Raises this process's limit on open file descriptors to the hard limit, because each connection needs several
+/// descriptors at the client and at the node.
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     // If the limit is still too low, the call that runs out of descriptors reports it.
     let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Fails if this machine has less memory available than `bytes`.
+/// Fails, with `remedy` in the error, if this machine has fewer than `bytes` bytes of memory available.
 ///
-/// Pages are allocated on first write, so a shortage would show only later, when the OOM killer ends some process.
+/// Without this check, a shortage would show only later: the system allocates pages on first write, and its OOM killer
+/// then ends a process.
 fn check_available(bytes: u64, remedy: &str) -> Done {
     match available_memory() {
         Some(available) if bytes > available => Err(Failure::Error(format!(
@@ -358,7 +360,8 @@ fn human_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{amount:.1} {}", units[unit]) }
 }
 
-/// Creates a progress bar if standard error is a terminal. Otherwise prints one line. Prints nothing if `quiet`.
+/// Returns a progress bar on standard error, with the label `what`. If standard error is not a terminal, prints the
+/// label once and hides the bar. If `quiet`, prints nothing.
 fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressBar {
     use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
     if quiet {

@@ -1,7 +1,6 @@
 //! `perf`: measures single ops, chains and calls, with the flags and the output of perftest.
 //!
-//! Invariant: invalid arguments are refused before anything is measured, and standard output is empty until the first
-//! result.
+//! Invariant: invalid arguments are refused before any measurement. Standard output is empty until the first result.
 
 mod place;
 mod report;
@@ -281,7 +280,7 @@ impl Perf {
         let max = match request {
             Request::Read => READ_MAX,
             Request::Write => WRITE_MAX,
-            // A GET reads a value that a PUT has stored.
+            // A GET reads a value that a PUT has stored, so both have the same maximum.
             Request::Get | Request::Put => PUT_MAX,
             Request::Call => ECHO_MAX,
             Request::Cas | Request::FetchAdd => {
@@ -312,7 +311,7 @@ impl Perf {
         }
     }
 
-    /// Number of requests in flight of a bandwidth test; `None` for a latency test.
+    /// Returns the number of requests in flight of a bandwidth test, or `None` for a latency test.
     fn depth(&self) -> Result<Option<u32>, Failure> {
         match (self.test.is_latency(), self.tx_depth) {
             (true, None) => Ok(None),
@@ -336,7 +335,7 @@ impl Perf {
         self.out_json_file.clone().or_else(default)
     }
 
-    /// Name of the test on the command line.
+    /// Returns the name of the test, as on the command line.
     fn name(&self) -> String {
         self.test.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -371,7 +370,7 @@ fn refuse<T>(reason: &str) -> Result<T, Failure> {
     Err(Failure::Error(reason.to_owned()))
 }
 
-/// Parses, for clap, the number of bytes of a request.
+/// Parses, for clap, the size of a request in bytes.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     match farside::config::parse_bytes(text)? {
         0 => Err("a request of 0 bytes cannot be measured: give 1 or more".into()),

@@ -1,12 +1,13 @@
 //! `shell`: commands on a store, typed at a terminal, given as arguments, or read from a pipe.
 //!
-//! - `words`: splits lines into words.
+//! - `words`: splits lines into words, and quotes bytes.
 //! - `command`: parses words into commands.
 //! - `session`: runs operations on the store, and reopens it if needed.
 //! - `answer`: prints results.
 //! - `editor`: reads lines from a terminal.
 //!
-//! Invariant: at a terminal, an error has a remedy and does not end the shell; the shell survives a node's restart.
+//! Invariant: at a terminal, an error message has a remedy, and no error ends the shell. The shell continues after a
+//! restart of the node.
 
 mod answer;
 mod command;
@@ -81,28 +82,29 @@ impl Shell {
     }
 }
 
-/// Maximum bytes in a line: a key and a value of maximum length, every byte as the 4-byte escape `\xHH`, and a command.
+/// Maximum number of bytes in a line: a command, and a key and a value of maximum length in which every byte is the
+/// 4-byte escape `\xHH`.
 const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
 
-/// An open shell.
+/// A shell that is connected to a node.
 struct Open {
     session: Session,
     printer: Printer,
     /// Whether to print the duration of each command.
     timing: bool,
-    /// Set by Ctrl-C: a listing stops early.
+    /// Ctrl-C sets this flag, on which a listing stops early.
     stop: Arc<AtomicBool>,
 }
 
-/// Result of a command that ran without an error.
+/// Result of a shell command that ran without an error.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Done,
     /// The store has no such key.
     Absent,
-    /// A condition was not met and nothing was stored. Holds the reason.
+    /// The condition of the command was not met, so nothing was stored. Holds the reason.
     Unmet(String),
-    /// The user leaves the shell.
+    /// The command ends the shell.
     Leave,
 }
 
@@ -162,7 +164,7 @@ impl Open {
         )?;
         let file = config::state_folder().map(|folder| folder.join("history"));
         let mut lines = Lines::open(self.session.pool.clone(), file).map_err(Failure::Error)?;
-        // Registered after the editor's own handler, because the last one registered is called.
+        // This handler is registered after the editor's own one, because only the last registered handler is called.
         signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&self.stop))?;
         if self.printer.format == Format::Quoted {
             let url = self.session.pool.url();
@@ -206,7 +208,7 @@ impl Open {
         outcome
     }
 
-    /// Runs a command. If it is the only one (`is_alone`), the exit code reports its result.
+    /// Runs a command. `is_alone`: it is the only command, so the exit code reports its result.
     fn carry_out(&mut self, command: Command, is_alone: bool) -> Result<Outcome, Failure> {
         let json = self.printer.format == Format::Json;
         match command {
@@ -297,8 +299,8 @@ impl Open {
         }
     }
 
-    /// Reports that a condition was not met. `has` is the key's current version, if it is known. `Some(None)` means
-    /// that the key is absent.
+    /// Reports that the condition of a command was not met. `has` is the key's present version: `None` if it is
+    /// unknown, `Some(None)` if the key is absent.
     fn unmet(&self, has: Option<Option<u32>>, reason: &str) -> Result<Outcome, Failure> {
         match self.printer.format {
             Format::Json => {

@@ -1,11 +1,11 @@
-//! Signals on which a command ends in an orderly way.
+//! Determines the signals on which a command cleans up and ends.
 
 use rustix::process::Signal;
 use std::ffi::c_int;
 
-/// The signals that ask a process to end: SIGTERM, SIGINT, SIGHUP and SIGQUIT.
+/// Returns the signals that ask a process to end: SIGTERM, SIGINT, SIGHUP and SIGQUIT.
 ///
-/// SIGHUP and SIGQUIT are left out if the process ignores them: `nohup` and shells set that for background processes.
+/// SIGHUP and SIGQUIT are omitted if this process ignores them, as `nohup` and shells arrange for background processes.
 pub(super) fn ending() -> Vec<c_int> {
     let ignored = ignored();
     let is_handled = |signal: &Signal| ignored & (1 << (signal.as_raw() - 1)) == 0;
@@ -15,15 +15,15 @@ pub(super) fn ending() -> Vec<c_int> {
 
 /// Ends this process by the default action of a signal, as if the signal were not handled.
 pub(super) fn end_by(signal: c_int) -> ! {
-    // Returns only if the system refuses. The exit code is then the one that a shell reports for the signal.
+    // The call returns only if the system refuses. The exit code is then the one that a shell reports for the signal.
     let _ended = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal);
 }
 
-/// Bit mask of the signals that this process ignores.
+/// Returns the bit mask of the signals that this process ignores. Bit 0 is signal 1.
 fn ignored() -> u64 {
-    // If the system does not report the mask, no signal counts as ignored. The command then ends in good order on a
-    // signal that it should ignore, which is better than the reverse.
+    // If the system does not report the mask, no signal counts as ignored. The command then cleans up and ends even on
+    // a signal that it should ignore. That is better than to ignore a signal that should end it.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

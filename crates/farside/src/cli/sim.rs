@@ -1,6 +1,6 @@
-//! `sim`: runs a system in the simulator, by one seed or by many.
+//! `sim`: runs a system in the simulator, with one seed or with a range of seeds.
 //!
-//! Invariant: every run that is not good is reported with the command that replays it.
+//! Invariant: the report of a run that is not good includes the command that replays the run.
 
 use super::{Done, Failure, files, progress};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -93,13 +93,13 @@ pub(super) struct Seeds(RangeInclusive<u64>);
 #[derive(Clone)]
 pub(super) struct Faults(Vec<Fault>);
 
-/// Parses, for clap, the name of a system.
+/// Returns the clap parser for the name of a system.
 fn systems() -> impl TypedValueParser<Value = System> {
     PossibleValuesParser::new(System::all().map(System::name))
         .map(|name| System::named(&name).expect("clap accepts only the listed names"))
 }
 
-/// Parses, for clap, the name of a carrier.
+/// Returns the clap parser for the name of a carrier.
 fn carriers() -> impl TypedValueParser<Value = Carrier> {
     PossibleValuesParser::new(Carrier::ALL.map(Carrier::name))
         .map(|name| Carrier::named(&name).expect("clap accepts only the listed names"))
@@ -113,7 +113,7 @@ fn mutant(name: &str) -> Result<Mutant, String> {
     named.ok_or_else(|| format!("unknown mutant '{name}': --list-mutants lists all"))
 }
 
-/// Parses, for clap, a range of seeds.
+/// Parses, for clap, a range of seeds such as `1..300`, which includes both ends.
 pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     let number = |text: &str| text.parse::<u64>().ok();
     let ends = text.split_once("..").and_then(|(first, last)| number(first).zip(number(last)));
@@ -126,8 +126,8 @@ pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     }
 }
 
-/// Parses, for clap, kinds of faults. Sorts them in the order of [`Fault::ALL`], since the random draws depend on the
-/// order.
+/// Parses, for clap, a list of faults. Sorts them in the order of [`Fault::ALL`], because the random draws depend on
+/// the order.
 pub(super) fn faults(text: &str) -> Result<Faults, String> {
     let chosen = match text {
         "all" => Fault::ALL.to_vec(),
@@ -268,7 +268,7 @@ impl Sim {
     }
 }
 
-/// Replays the kills of a file, and reports the mutants that survive.
+/// Replays the kills listed in a file, and reports the mutants that are not killed.
 #[cfg(farside_mutants)]
 fn replay_kills(system: System, path: &Path) -> Done {
     let unread = |reason: String| Failure::Error(format!("{}: {reason}", path.display()));
@@ -287,7 +287,7 @@ fn replay_kills(system: System, path: &Path) -> Done {
     good(alive, kills.len() as u64)
 }
 
-/// File for the events of a run.
+/// File into which the events of a run are written.
 struct EventFile<'a> {
     path: &'a Path,
     out: Rc<RefCell<io::BufWriter<std::fs::File>>>,
@@ -322,7 +322,7 @@ impl EventFile<'_> {
     }
 }
 
-/// Error message for a fault that cannot occur over a carrier.
+/// Returns the error message for a fault that cannot occur over a carrier.
 fn impossible_fault(carrier: Carrier, fault: Fault) -> String {
     let others = Carrier::ALL.into_iter().filter(|other| other.can_have(fault)).map(Carrier::name);
     format!(
@@ -349,12 +349,12 @@ fn verdict_on_many(bad: usize, is_unchecked: bool, property: Option<&str>) -> St
     }
 }
 
-/// Returns the verdict on good runs. `property` names the property that was checked, if at least one run completed.
+/// Returns the verdict's text for good runs. `property` is the property that was checked; `None` if no run completed.
 fn good_because(property: Option<&str>) -> String {
     format!("verdict  good: {}", property.unwrap_or("nothing was wrong"))
 }
 
-/// Formats the report of one run for people.
+/// Formats the report of one run, for people.
 fn report_text(judged: &Judged) -> String {
     let mut out = Vec::new();
     if let Some(report) = &judged.report {
@@ -389,7 +389,7 @@ fn report_text(judged: &Judged) -> String {
     out.join("\n")
 }
 
-/// Totals of runs.
+/// Totals over several runs.
 #[derive(Default)]
 struct Totals {
     operations: u64,
@@ -448,7 +448,8 @@ impl Totals {
         )
     }
 
-    /// Number of strikes of each fault within each phase, one line per fault; `-` if the fault cannot strike there.
+    /// Formats how often each fault struck within each phase: one line per fault, one column per phase. `-` means that
+    /// the fault cannot strike in that phase.
     fn within_phases(&self, setup: &Setup) -> String {
         let Some(Phases { all, .. }) = self.phases else { return String::new() };
         let mut out = format!("\n{:14}", "within");
@@ -465,7 +466,7 @@ impl Totals {
     }
 }
 
-/// The requested faults that the carrier can have.
+/// Returns the requested faults that can occur over the carrier.
 fn possible(setup: &Setup) -> impl Iterator<Item = Fault> + '_ {
     let is_there = |fault: &Fault| setup.carrier.is_none_or(|carrier| carrier.can_have(*fault));
     setup.faults.iter().copied().filter(is_there)
@@ -476,7 +477,7 @@ fn listed(words: impl Iterator<Item = String>) -> String {
     if words.is_empty() { "none".into() } else { words.join(", ") }
 }
 
-/// Formats the report of one run as JSON, for scripts.
+/// Returns the report of one run as JSON, for scripts.
 fn json(judged: &Judged) -> serde_json::Value {
     let Judged { setup, seed, report, verdict, reasons, window } = judged;
     let strikes = |fault: Fault| report.as_ref().map_or(0, |report| report.struck.of(fault));
@@ -532,7 +533,8 @@ fn json(judged: &Judged) -> serde_json::Value {
     object
 }
 
-/// Number of strikes of each fault within each phase; null if the fault cannot strike there.
+/// Returns, as JSON, how often each fault struck within each phase. `null` means that the fault cannot strike in that
+/// phase.
 fn within(setup: &Setup, phases: &Phases, matrix: &Matrix) -> serde_json::Value {
     let names: Vec<&str> = phases.all.iter().map(|phase| phase.name).collect();
     let row = |fault: Fault| {

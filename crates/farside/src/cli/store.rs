@@ -90,7 +90,7 @@ impl Store {
     }
 }
 
-/// Prints the stores of each node of the pool.
+/// Prints one line for each store of a node: a JSON object if `json`, else text.
 pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
     each_node(pool, json, |node, place| {
         for store in node.stores()? {
@@ -111,7 +111,7 @@ pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
 /// Interval at which the progress of a rebuild is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Describes a store's table in words, and the progress of a rebuild if there is one.
+/// Describes a store's table in words, and the progress of its rebuild if one is running.
 pub(super) fn table_of(store: &farside::Store) -> String {
     let Some(Shape { slots, epoch, .. }) = shape_of(store) else { return String::new() };
     let moved =
@@ -119,7 +119,7 @@ pub(super) fn table_of(store: &farside::Store) -> String {
     format!("table {epoch}, of {slots} slots{}", moved.unwrap_or_default())
 }
 
-/// Describes a store as a JSON object. Leaves out its key, its addresses and the seed of its hash.
+/// Describes a store as a JSON object. Omits the store's key, its addresses and the seed of its hash function.
 pub(super) fn store_json(store: &farside::Store) -> serde_json::Value {
     let mut parameters = serde_json::from_str(&store.parameters).unwrap_or(serde_json::Value::Null);
     if let Some(parameters) = parameters.as_object_mut() {

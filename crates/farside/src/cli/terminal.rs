@@ -1,4 +1,4 @@
-//! Full-screen views of a terminal, and its restoration however this process ends.
+//! Shows full-screen views in a terminal. Restores the terminal when a view ends, on a panic, and on a signal.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{
@@ -8,8 +8,8 @@ use std::ffi::c_int;
 use std::io::{self, Write};
 use std::time::Instant;
 
-/// Saves the terminal's modes. When one of `signals` arrives, restores them, writes `leave`, and ends this process by
-/// the signal.
+/// Saves the terminal's modes. When one of `signals` arrives, restores the modes, writes `leave` to the terminal, and
+/// ends this process by that signal.
 pub(super) fn restore_on(signals: impl IntoIterator<Item = c_int>, leave: &'static str) -> io::Result<()> {
     let found = tcgetattr(io::stdin())?;
     let mut signals = signal_hook::iterator::Signals::new(signals)?;
@@ -30,7 +30,7 @@ pub(super) struct Screen {
     found: Termios,
 }
 
-/// Escape sequence that switches to the alternate screen and hides the cursor; `LEAVE` reverts both.
+/// Escape sequences that switch to the alternate screen and hide the cursor. `LEAVE` reverts both.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
@@ -62,7 +62,7 @@ impl Screen {
         size.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
     }
 
-    /// Replaces the content of the screen by `lines`, cut to its size.
+    /// Replaces the content of the screen by `lines`. Cuts off lines and columns that do not fit.
     pub(super) fn show(lines: &[String]) -> io::Result<()> {
         let (columns, rows) = Screen::size();
         let mut text = String::from("\x1b[H");
@@ -74,7 +74,7 @@ impl Screen {
         write(&(text + "\x1b[J"))
     }
 
-    /// Waits until `end` for a key that ends the view. Returns whether the user pressed one.
+    /// Waits at most until `end` for a key that ends the view. Returns whether such a key was typed.
     pub(super) fn is_ended_before(end: Instant) -> io::Result<bool> {
         loop {
             let left = end.saturating_duration_since(Instant::now());

@@ -78,15 +78,15 @@ fn url_of(host: &str) -> (String, &'static str) {
 pub(super) struct Certificate {
     /// The certificate, in PEM.
     pub(super) text: String,
-    /// The private key, in PEM. A secret.
+    /// The private key, in PEM. It is secret.
     key: String,
 }
 
 impl Certificate {
-    /// Creates a certificate for these hosts, with a new key.
+    /// Creates a certificate for `hosts` that is valid for `days` days, with a new key.
     ///
     /// # Errors
-    /// An element of `hosts` is not a name or an address of a host; the message names it.
+    /// An element of `hosts` is neither a name nor an address of a host; the message names the element.
     pub(super) fn new(hosts: &[String], days: u32) -> Result<Certificate, String> {
         let bare: Vec<String> = hosts.iter().map(|host| host.trim_matches(['[', ']']).to_owned()).collect();
         for host in &bare {
@@ -113,7 +113,7 @@ impl Certificate {
     /// Writes the certificate and the key to new files. No other user may read the key.
     ///
     /// # Errors
-    /// One of the files exists, or cannot be created. Then neither file was created.
+    /// One of the two files exists already, or cannot be created. Then neither file is created.
     pub(super) fn write(&self, certificate: &Path, key: &Path) -> Result<(), String> {
         write_new(key, 0o600, &self.key)?;
         write_new(certificate, 0o644, &self.text).inspect_err(|_| {

@@ -1,6 +1,6 @@
-//! `token`: credentials that grant clients rights to stores.
+//! `token`: creates tokens, which grant clients rights to stores.
 //!
-//! A secret is printed once, for the client. The file of `serve --tokens` holds only its hash.
+//! A token's secret is printed only once, for the client. The file of `serve --tokens` holds only the secret's hash.
 
 use super::{Done, Failure};
 use farside::config::read_private;
@@ -85,7 +85,7 @@ fn write_new(path: &Path, secret: &str) -> Result<(), String> {
     written.map_err(|error| format!("could not write {}: {error}; name another new file", path.display()))
 }
 
-/// Parses, for clap, a store and the rights to it.
+/// Parses, for clap, the name of a store and the rights to it, such as `default=read,write`.
 fn grant(text: &str) -> Result<(String, Grant), String> {
     let (store, words) = text.split_once('=').ok_or_else(|| {
         format!("'{text}' names no rights: write it like default=read,write or default=all")
@@ -124,7 +124,7 @@ pub(super) fn read(path: &Path) -> Result<Tokens, String> {
     Ok(tokens)
 }
 
-/// Formats a byte offset as `:LINE:COLUMN`, counted from 1.
+/// Formats the byte offset `at` in `text` as `:LINE:COLUMN`. Lines and columns are numbered from 1.
 fn place(text: &str, at: usize) -> String {
     let before = text.get(..at).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

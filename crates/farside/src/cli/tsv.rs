@@ -1,11 +1,12 @@
-//! Lines of `key TAB value`. The escapes `\t`, `\n`, `\r`, `\\` and `\xHH` represent bytes that cannot stand in a line.
+//! Writes and parses lines `key TAB value`. The escapes `\t`, `\n`, `\r`, `\\` and `\xHH` represent bytes that a line
+//! cannot contain.
 //!
-//! Invariant: [`parse_line`] reads back what [`write_line`] wrote, byte for byte; a line is printable ASCII, except for
-//! its tab.
+//! Invariant: [`parse_line`] reads back what [`write_line`] wrote, byte for byte.
+//! Invariant: a written line is printable ASCII, except for its tab.
 
 use std::io::{self, Write};
 
-/// Writes one line.
+/// Writes a key and its value as one line.
 pub(super) fn write_line(out: &mut impl Write, key: &[u8], value: &[u8]) -> io::Result<()> {
     write_escaped(out, key)?;
     out.write_all(b"\t")?;

@@ -34,9 +34,9 @@ fn system(kind: &str) -> Result<&'static str, String> {
     load::system(kind).map(|system| system.kind)
 }
 
-/// Default bytes per value, as in PRISM's figures.
+/// Default size of a value in bytes, as in the figures of the PRISM paper.
 const VALUE_LEN: usize = 512;
-/// Maximum bytes per value: with larger ones, the simulated store would exceed the memory of most machines.
+/// Maximum size of a value in bytes. With larger values, the simulated store would exceed the memory of most machines.
 const VALUE_LEN_MAX: usize = 32 << 10;
 
 impl WhatIf {
@@ -67,7 +67,7 @@ impl WhatIf {
     }
 }
 
-/// The share of reads of a workload, and the bytes per value.
+/// Returns a workload's share of reads (0 to 1), and its bytes per value.
 fn mix(workload: &str) -> Result<(f64, usize), Failure> {
     if workload.contains('=') {
         return terms(workload).map_err(Failure::Error);

@@ -1,10 +1,11 @@
 //! `bench compare`: compares Farside with Redis, memcached and LMDB on this machine, under the same workload.
 //!
-//! All contenders have the same records, operations, connections and operations in flight. Each has one turn in every
-//! round, so that other load on the machine affects all alike. In a turn, clients connect, warm up, and count.
+//! A *contender* is Farside over one fabric, or a rival. All contenders have the same records, operations, connections
+//! and operations in flight. In every round, each contender has one *turn*: an interval in which it runs alone. So
+//! other load on the machine affects all contenders alike. In a turn, clients connect, warm up, and count.
 //!
-//! Invariant: a wrong value or a failed operation ends the comparison: reported operations were all correct.
-//! Invariant: if a rival can be driven in several ways (number of batches), the fastest is measured.
+//! Invariant: a wrong value or a failed operation ends the comparison, so all reported operations were correct.
+//! Invariant: a rival's requests are sent in the number of batches with which it is fastest.
 
 mod cores;
 mod lanes;
@@ -85,17 +86,17 @@ pub(in crate::cli) struct Compare {
     is_brief: bool,
 }
 
-/// Outcome of a comparison.
+/// Outcome of a comparison with rivals.
 #[derive(Default)]
 pub(in crate::cli) struct Comparison {
     pub(in crate::cli) reports: Vec<CompareReport>,
-    /// The contenders, each with its release.
+    /// Names of the compared systems, each with its release.
     pub(in crate::cli) versions: Vec<String>,
     /// Skipped rivals, each with the reason and the remedy.
     pub(in crate::cli) skipped: Vec<String>,
-    /// Cores of servers and clients, and the distance between them.
+    /// Description of the cores of servers and clients, and of the distance between them.
     pub(in crate::cli) cores: String,
-    /// Time that a cache line takes from one of these cores to the other, in nanoseconds.
+    /// Time in which a cache line moves from the server's core to the client's, in nanoseconds.
     distance_ns: Option<Spread>,
     /// Number of records that `redis-benchmark` requested; `None` if it did not run.
     benchmarked: Option<u64>,
@@ -115,9 +116,9 @@ enum Rival {
 const VALUE_MAX: u32 = 60_000;
 /// Maximum number of records that `redis-benchmark` requests.
 const BENCHMARKED_MAX: u64 = 100_000;
-/// Maximum number of bytes that a rival stores for a record in addition to its value.
+/// Maximum number of bytes that a rival needs for a record besides its value.
 const BESIDES_VALUE: u64 = 160;
-/// Maximum bytes of a rival without any record.
+/// Maximum number of bytes that a rival needs without any record.
 const BESIDES_RECORDS: u64 = 128 << 20;
 
 impl Compare {
@@ -158,9 +159,10 @@ impl Compare {
         )
     }
 
-    /// Compares Farside with all installed rivals: one client thread reads uniformly, with one operation in flight and
-    /// with 64. A server has its own core, if there are two, and the client polls. Rivals that are missing, or for
-    /// which there is not enough memory, are skipped.
+    /// Compares Farside with all installed rivals:
+    /// - One client thread reads uniformly distributed keys, with one operation in flight and with 64.
+    /// - A server has its own core if the machine has two. The client polls.
+    /// - Rivals that are missing, or for which there is not enough memory, are skipped.
     pub(in crate::cli) fn brief(
         records: u64,
         value_size: u32,
@@ -261,13 +263,13 @@ impl Compare {
         })
     }
 
-    /// Items that the tables are sized for, so that no table grows during the measurement. By default twice the
-    /// records, since a real table is not full from the start.
+    /// Returns the number of items that the tables are sized for, so that no table grows during the measurement. The
+    /// default is twice the records, because a real table is not full from the start.
     fn items(&self) -> u64 {
         self.items.unwrap_or(2 * self.records)
     }
 
-    /// Returns the plan by which Farside's own systems are measured.
+    /// Returns the plan for the measurement of Farside.
     fn config(&self, workload: &Workload) -> SessionConfig {
         SessionConfig {
             fabric: Some(FabricArg::Shm),
@@ -293,13 +295,13 @@ impl Compare {
     }
 }
 
-/// Bytes of Farside's table for `items` items.
+/// Returns the size in bytes of Farside's table for `items` items.
 fn our_table(items: u64) -> u64 {
     let footprint = (default_kv().footprint)(&Sizing { items: Some(items), ..Sizing::default() });
     footprint.expect("--items is at most what the largest table holds").table_bytes
 }
 
-/// Rivals that were found, and those that are skipped.
+/// Rivals to measure, with the paths of their programs.
 struct Found {
     redis: Option<std::path::PathBuf>,
     memcached: Option<std::path::PathBuf>,
@@ -322,7 +324,7 @@ struct Contenders {
     memcached: Option<Server>,
     #[cfg(feature = "lmdb")]
     lmdb: Option<compare::lmdb::Lmdb>,
-    /// Path of `redis-benchmark`, and the number of records loaded for it; `None` if it does not run.
+    /// Path of `redis-benchmark`, and the number of records that were loaded for it.
     benchmark: Option<(std::path::PathBuf, u64)>,
 }
 
@@ -340,7 +342,8 @@ impl Contenders {
 }
 
 impl Compare {
-    /// Finds the named rivals, or all installed ones.
+    /// Finds the rivals that the user named, or else all installed ones. A missing rival is an error only if the user
+    /// named it.
     fn find(&self) -> Result<Found, Failure> {
         let is_named = |rival| self.rivals.as_ref().is_some_and(|named| named.contains(&rival));
         let is_wanted = |rival| self.rivals.is_none() || is_named(rival);
@@ -371,9 +374,9 @@ impl Compare {
         Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, skipped })
     }
 
-    /// Returns the number of bytes of memory that a rival needs for the records.
+    /// Returns the bytes of memory that a rival needs for its records.
     fn rival_bytes(&self) -> u64 {
-        // An allocator with size classes leaves up to a quarter of each value's buffer unused.
+        // An allocator with size classes may leave a quarter of each value's buffer unused.
         self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE) + BESIDES_RECORDS
     }
 
@@ -464,7 +467,7 @@ impl Compare {
         Ok(())
     }
 
-    /// Returns the turns of a round, in order.
+    /// Returns the lanes, in the order in which they have their turns in a round.
     fn lanes(&self, contenders: &Contenders, cores: &Cores) -> Vec<Lane> {
         use rows::{Client, Cores, Way};
         let two = [(Cores::Two, Client::Looks), (Cores::Two, Client::Sleeps)];
@@ -512,8 +515,9 @@ impl Compare {
         [depth, 1].into_iter().take(if depth == 1 { 1 } else { 2 })
     }
 
-    /// Pairs of operations in flight per thread and number of threads, for contenders without a server: the same as
-    /// with a server, and once more on all cores, since no server needs one.
+    /// Returns the setups of contenders without a server, as pairs of operations in flight per thread and number of
+    /// threads. These are the setups of contenders with a server, and one setup more on all cores, because no server
+    /// needs a core.
     fn unserved(&self, cores: u32) -> Vec<(u32, u32)> {
         let shared = (self.threads == 1 && !self.is_brief && cores > 1 && self.depth >= cores)
             .then(|| (self.depth / cores, cores));

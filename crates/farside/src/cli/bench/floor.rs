@@ -1,7 +1,7 @@
-//! `bench floor`: measures the same fetch without a system, in this process or, for fabrics that send messages, between
-//! two processes.
+//! `bench floor`: measures the same fetch without a system. The fetch runs in this process. For fabrics that send
+//! messages, it is requested from a second process (an *echo*).
 //!
-//! Invariant: the server of an echo ends with the process that started it.
+//! Invariant: the server process of an echo ends with the process that started it.
 
 use super::{FEWER_RECORDS, FabricArg, seconds};
 use crate::cli::node::die_with_parent;
@@ -85,7 +85,7 @@ enum FloorFabric {
     Tcp,
 }
 
-/// Minimum number of bytes of a floor's record in addition to its value: slots, a header and a key.
+/// Minimum number of bytes of a floor's record besides its value: slots, a header and a key.
 const BESIDES_VALUE: u64 = 4 * 16 + 24;
 
 impl Floor {
@@ -103,7 +103,8 @@ impl Floor {
         check_mismatches(mismatches)
     }
 
-    /// Returns the report of `bench floor --fabric FABRIC --tasks K` for a fabric that sends messages; none for others.
+    /// Measures like `bench floor --fabric FABRIC --tasks K`, and returns the report. Returns `None` if the fabric
+    /// sends no messages.
     pub(in crate::cli) fn measure_messages(
         fabric: FabricArg,
         records: u64,
@@ -234,7 +235,7 @@ impl FloorFabric {
         }
     }
 
-    /// Medium that carries this floor's messages; `None` if the floor sends none.
+    /// Returns the medium that carries the fabric's messages, or `None` if the fabric sends none.
     fn medium(self) -> Option<Medium> {
         match self {
             FloorFabric::Local | FloorFabric::Shm => None,
@@ -297,7 +298,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails if it has already exited.
+        // This call fails if the server has already exited.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A loaded store under measurement, on a node that the session starts or on an existing one.
+//! Measures a loaded store, on a node that the session starts or on an existing node.
 
 mod config;
 mod node;
@@ -50,32 +50,33 @@ pub(in crate::cli) struct Session {
     pool: Pool,
     run: Run,
     load: Option<LoadReport>,
-    /// Store that is dropped at the end, because the node outlives this session.
+    /// The store on an existing node, which is dropped at the end; `None` if the node ends with this session.
     temporary: Option<TemporaryStore>,
-    /// The node's memory. It stays mapped between clients, so that pages are faulted in once, as in any program that
-    /// stays connected.
+    /// The node's memory, if this process maps it. The mapping is kept between clients, so that its pages are faulted
+    /// in only once, as in a program that stays connected.
     _memory: Option<Arc<Mapping>>,
-    /// The node that this session started, shared with the sessions that were started together with it.
+    /// The node that was started for this session, shared with the other sessions on that node.
     node: Option<Arc<NodeProcess>>,
-    /// Costs of single operations. Counted once, because they do not depend on the number of operations in flight.
+    /// Costs of a sample of operations. They are counted only once, because they do not depend on the number of
+    /// operations in flight.
     sampled: OnceLock<Sampled>,
 }
 
-/// Tasks per thread while the store is loaded.
+/// Number of tasks per thread while the store is loaded.
 const LOADERS: u32 = 64;
-/// Number of operations whose round trips are counted.
+/// Number of operations in the sample whose round trips are counted.
 const COUNTED: u64 = 20_000;
-/// Maximum time that counting their round trips may take.
+/// Maximum time to count the costs of that sample.
 const COUNT_MAX: Duration = Duration::from_millis(500);
 
 impl Session {
-    /// Starts a node unless one is named, creates a store, and loads it.
+    /// Starts a node unless the plan names one, creates a store there, and loads the store.
     pub(in crate::cli) fn start(config: SessionConfig) -> Result<Session, Failure> {
         let mut sessions = Session::start_all(vec![config])?;
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
-    /// Like [`Session::start`]; the node also serves the fabrics `also` ([`Session::pool_over`]).
+    /// Starts a session like [`Session::start`]. The node also serves the fabrics `also`, for [`Session::pool_over`].
     pub(in crate::cli) fn start_serving(
         config: SessionConfig,
         also: &[FabricArg],
@@ -84,8 +85,8 @@ impl Session {
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
-    /// Starts one node for all sessions unless one is named, creates a store for each, and loads it. The plans differ
-    /// in the system and its workload only.
+    /// Starts one node for all plans unless they name a node. Creates and loads a store for each plan. The plans may
+    /// differ only in the system and its workload.
     pub(in crate::cli) fn start_all(all: Vec<SessionConfig>) -> Result<Vec<Session>, Failure> {
         Session::start_all_serving(all, &[])
     }
@@ -135,7 +136,7 @@ impl Session {
                 None
             }
         };
-        // Only now, so that no fault hits the creation of the store.
+        // Faults are injected only from here on, so that none hits the creation of the store.
         let pool = match &config.faults {
             Some(faults) => pool.clone().with_faults(faults.clone())?,
             None => pool.clone(),
@@ -154,8 +155,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns a session for the same store over `fabric`, under `workload`, which has the same number of records and
-    /// inserts none.
+    /// Returns a session for the same store over `fabric`, under another workload. `workload` must have the same number
+    /// of records, and insert none.
     ///
     /// # Errors
     /// The node does not serve that fabric, or is gone.
@@ -168,8 +169,8 @@ impl Session {
         self.with_config(config, pool, OnceLock::new())
     }
 
-    /// Returns a session for the same store with `tasks` operations in flight, at most as many as the store was created
-    /// for.
+    /// Returns a session for the same store with `tasks` operations in flight. `tasks` must not exceed the number for
+    /// which the store was created.
     ///
     /// # Errors
     /// The node is gone.
@@ -198,7 +199,7 @@ impl Session {
         })
     }
 
-    /// Process id of the node that this session started.
+    /// Returns the process id of the node that was started for this session.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
         self.node.as_ref().map(|node| node.pid())
     }
@@ -206,18 +207,18 @@ impl Session {
     /// Connects to the started node over `fabric`.
     ///
     /// # Errors
-    /// The node does not serve that fabric, or is gone; or none was started.
+    /// No node was started, or the node does not serve that fabric, or the node is gone.
     pub(in crate::cli) fn pool_over(&self, fabric: FabricArg) -> Result<Pool, Failure> {
         let node = self.node.as_ref().ok_or_else(|| Failure::Error("no node was started".into()))?;
         node.pool(fabric)
     }
 
-    /// State that all clients of the session share.
+    /// Returns the state that all clients of the session share.
     pub(in crate::cli) fn run(&self) -> &Run {
         &self.run
     }
 
-    /// Number of injected faults, if faults were requested.
+    /// Returns the numbers of injected faults, or `None` if no faults were requested.
     pub(in crate::cli) fn strikes(&self) -> Option<Strikes> {
         self.pool.strikes()
     }
@@ -265,7 +266,7 @@ impl Session {
             core.spawn(async move {
                 let tell = |count, took: &Latencies| {
                     latencies.borrow_mut().merge(took);
-                    // The receiver is gone if the load has failed elsewhere.
+                    // The receiver is gone if another thread's load has failed.
                     reported.send(count).unwrap_or(());
                 };
                 let loaded = with_kv!(&mut kv, kv => self.run.load(kv, first, tasks, tell).await);
@@ -279,7 +280,7 @@ impl Session {
         failed.into_inner().map_or(Ok(latencies.into_inner()), |reason| Err(Failure::Error(reason)))
     }
 
-    /// Opens a connection for the calling thread.
+    /// Opens a connection to the node for the calling thread.
     pub(in crate::cli) fn endpoint(&self) -> Result<Endpoint, Failure> {
         Ok(self.pool.endpoint_here()?)
     }
@@ -293,12 +294,12 @@ impl Session {
         Ok(block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store, &options))?)
     }
 
-    /// Report of the load phase, if this session loaded the store.
+    /// Returns the report of the load phase, or `None` if this session did not load the store.
     pub(in crate::cli) fn loaded(&self) -> Option<LoadReport> {
         self.load
     }
 
-    /// Runs the workload for `duration` after a warm-up, once for each repeat.
+    /// Runs the workload for `duration` after a warm-up, once for each repeat, and returns the report.
     pub(in crate::cli) fn measure(&self, duration: Duration) -> Result<YcsbReport, Failure> {
         let sampled = match self.sampled.get() {
             Some(sampled) => sampled,
@@ -314,10 +315,11 @@ impl Session {
         Ok(self.report(ended, sampled))
     }
 
-    /// Like [`repeat`](Session::repeat), with a thread that writes the latencies to the log.
+    /// Returns the outcome of each repeat, like [`repeat`](Session::repeat), while a thread writes the latencies to the
+    /// log.
     fn repeat_logged(&self, duration: Duration, log: &Log) -> Result<Vec<Outcome>, Failure> {
         let unwritable = |error: io::Error| files::unwritable(&log.path, &error);
-        // Line-buffered: an interrupted run keeps the lines written so far.
+        // The file is line-buffered, so that an interrupted run keeps the lines written so far.
         let mut file = io::LineWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
@@ -339,7 +341,7 @@ impl Session {
         })
     }
 
-    /// Returns the outcome of each repeat.
+    /// Runs the workload once for each repeat, and returns the outcomes.
     fn repeat(&self, duration: Duration, cut: Option<&Cut>) -> Result<Vec<Outcome>, Failure> {
         (0..self.config.repeats).map(|_| self.measure_once(duration, cut)).collect()
     }
@@ -368,7 +370,8 @@ impl Session {
         })
     }
 
-    /// Waits until every client has warmed up, then lets them run for `duration` or until all have ended.
+    /// Waits until every client has warmed up, and lets the clients run for `duration`, or until all have ended. Then
+    /// stops the run.
     fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
         const TICK: Duration = Duration::from_millis(100);
         // An error means that all clients have ended; each client returns its own error.
@@ -400,7 +403,8 @@ impl Session {
         }
     }
 
-    /// One client thread: warms up, then counts until the end. `fabric` sends its requests through `endpoint`.
+    /// Runs one client thread: warms up, then counts operations until the end. `fabric` is a layer that sends its
+    /// requests through `endpoint`, or that endpoint itself.
     fn client_over<F>(
         &self,
         fabric: &Rc<F>,
@@ -453,7 +457,7 @@ impl Session {
         })
     }
 
-    /// Number of operations of a thread after its warm-up.
+    /// Returns the maximum number of operations of a thread after its warm-up: its share of the session's operations.
     fn operations_of(&self, thread: u32) -> u64 {
         let share = |operations: u64| {
             let (threads, thread) = (u64::from(self.config.threads), u64::from(thread));
@@ -462,7 +466,8 @@ impl Session {
         self.config.operations.map_or(u64::MAX, share)
     }
 
-    /// Reads over one connection until [`Session::stop_reading`], and adds to `count` as it goes.
+    /// Reads over one connection until [`Session::stop_reading`]. Adds the number of completed reads to `count`
+    /// meanwhile.
     pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
         const STEP: u64 = 256;
         let endpoint = Rc::new(self.pool.endpoint_here()?);
@@ -492,7 +497,7 @@ impl Session {
         self.run.stop();
     }
 
-    /// Counts the costs of a sample of operations: round trips, bytes and probes.
+    /// Runs a sample of operations, and counts their costs: round trips, bytes and probes.
     fn sample(&self) -> Result<Sampled, Failure> {
         let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
         let drawn = self.run.thread(u32::MAX);
@@ -520,7 +525,8 @@ impl Session {
     }
 }
 
-/// Log of latencies: how they are divided into intervals, and where the intervals are sent.
+/// Division of latencies into intervals of length `every` from `since` on, and the channel to which each interval is
+/// sent.
 #[derive(Clone)]
 struct Cut {
     since: Instant,
@@ -528,7 +534,8 @@ struct Cut {
     to: mpsc::Sender<Interval>,
 }
 
-/// Checks that the store is loaded as the run expects: its first and last record exist and have the right length.
+/// Checks that the store is loaded as the run expects: its first and its last record exist, with values of the right
+/// length.
 fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Failure> {
     let stores = pool.stores()?;
     let Some(found) = stores.iter().find(|found| found.name == store) else {
@@ -569,8 +576,8 @@ fn own_cpu() -> Duration {
     report::own_cpu_time().expect("Linux reports a process's own CPU time")
 }
 
-/// Returns the CPU time that the node has used. Returns `None`, and the report omits the time, if the node runs in this
-/// process or has exited.
+/// Returns the CPU time that the node has used. Returns `None` if the node runs in this process or is gone; the report
+/// then omits the time.
 fn node_cpu(session: &Session) -> Option<Duration> {
     let pid = match (&session.node, session.pool.fabric()) {
         (Some(node), _) => node.pid(),
@@ -580,7 +587,7 @@ fn node_cpu(session: &Session) -> Option<Duration> {
     report::cpu_time_of(pid).ok()
 }
 
-/// Adds a network delay to a session.
+/// Wraps a session's endpoint in a layer that adds a network delay.
 pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<Rc<Endpoint>> {
     match endpoint.memory() {
         Some(_) => Delay::of_requests(Rc::clone(endpoint), distance),

@@ -1,7 +1,7 @@
-//! The demo's measurements, and their results.
+//! Runs the demo's measurements, and holds their results.
 //!
-//! Invariant: a run and the floor that it is compared with have the same records, values and operations in flight, and
-//! one client thread each.
+//! Invariant: a run and the floor that it is compared with have the same numbers of records and operations in flight,
+//! values of the same size, and one client thread each.
 
 use crate::cli::bench::{Compare, FabricArg, Floor as Echo, Session, SessionConfig, check_mismatches};
 use crate::cli::machine::Machine;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Settings {
     pub(super) records: u64,
     pub(super) value_size: u32,
-    /// Time of each measurement.
+    /// Duration of each measurement.
     pub(super) each: Duration,
 }
 
@@ -34,49 +34,49 @@ pub(super) struct Results {
     /// Reports of the floors. The floor of `shm` is also that of `local`.
     pub(super) floors: Vec<FloorReport>,
     pub(super) runs: Vec<YcsbReport>,
-    /// Comparison with rivals; empty if none is installed.
+    /// Reports of the comparison with rivals; empty if no rival is installed.
     pub(super) compared: Vec<CompareReport>,
-    /// The contenders, each with its release.
+    /// The names of the compared systems, each with its release.
     pub(super) versions: Vec<String>,
     /// Skipped rivals, each with the reason and the remedy.
     pub(super) skipped: Vec<String>,
-    /// Cores of servers and clients in the comparison.
+    /// Description of the cores on which servers and clients ran in the comparison.
     pub(super) cores: String,
 }
 
-/// Results of a client that reads while the node's process is stopped.
+/// Results of a client that reads before, during and after a stop of the node's process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Stopped {
     pub(super) fabric: String,
     pub(super) tasks: u32,
     pub(super) pid: i32,
-    /// For each interval: its end, in seconds since the start, and the number of values read per second in it.
+    /// For each interval: its end, in seconds since the start, and the number of values read per second.
     pub(super) intervals: Vec<(f64, f64)>,
     /// Time at which the node was stopped, in seconds since the start.
     pub(super) stopped_at_s: f64,
     /// Time at which the node was continued, in seconds since the start.
     pub(super) continued_at_s: f64,
-    /// Number of values read per second before, during and after the stop.
+    /// Values read per second before, during and after the stop: this field and the next two.
     pub(super) before_ops_per_s: f64,
     pub(super) while_ops_per_s: f64,
     pub(super) after_ops_per_s: f64,
 }
 
-/// Numbers of operations in flight that are measured.
+/// Numbers of operations in flight with which reads are measured.
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
-/// Number of operations in flight of the mixed workload, and of the reads while the node is stopped.
+/// Number of operations in flight for the mixed workload, and for the client that reads while the node is stopped.
 pub(super) const MIDDLE: u32 = 16;
 /// Numbers of operations in flight for the floor of a fabric that sends messages. There are only two, because each
-/// measurement loads a new server.
+/// starts and loads a new server.
 pub(super) const ENDS: [u32; 2] = [1, 64];
-/// Number of intervals in each phase: before, during and after the stop.
+/// Number of intervals before the stop, during it, and after it.
 const INTERVALS: u32 = 20;
-/// Maximum warm-up of a client.
+/// Maximum duration of a client's warm-up.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// Rounds of the comparison with rivals.
+/// Number of rounds in the comparison with rivals.
 pub(super) const ROUNDS: u32 = 5;
 
-/// Fabrics to a node in another process, in the order of the output.
+/// Returns the fabrics to a node in another process, in the order of the output.
 fn fabrics() -> Vec<FabricArg> {
     vec![
         FabricArg::Shm,
@@ -123,12 +123,12 @@ impl Settings {
         })
     }
 
-    /// Warm-up of a client.
+    /// Returns the duration of a client's warm-up.
     pub(super) fn warm_up(self) -> Duration {
         WARM_UP.min(self.each)
     }
 
-    /// Time of one contender's turn in a round.
+    /// Returns the time for which a round of the comparison measures each contender.
     pub(super) fn turn(self) -> Duration {
         self.each.mul_f64(0.3)
     }
@@ -149,7 +149,7 @@ impl Settings {
         })
     }
 
-    /// Measures the floors of memory that this process maps.
+    /// Measures the floors of fabrics that access memory without messages.
     fn floors(self) -> Result<Vec<FloorReport>, Failure> {
         let layout = Layout {
             records: self.records,
@@ -270,7 +270,7 @@ impl Results {
         Ok(())
     }
 
-    /// Rate of a run divided by the rate of its floor, if that was measured.
+    /// Returns a run's rate divided by its floor's rate, or `None` if that floor was not measured.
     pub(super) fn of_floor(&self, run: &YcsbReport) -> Option<f64> {
         let fabric = floor_of(&run.fabric);
         let mut floors = self.floors.iter();
@@ -278,12 +278,12 @@ impl Results {
         Some(run.ops_per_s / floor.ops_per_s)
     }
 
-    /// The read-only runs with `tasks` operations in flight.
+    /// Returns the read-only runs with `tasks` operations in flight.
     pub(super) fn reads_at(&self, tasks: u32) -> impl Iterator<Item = &YcsbReport> {
         self.runs.iter().filter(move |run| run.workload == "c" && run.tasks == u64::from(tasks))
     }
 
-    /// Names of the fabrics, in the order of the output.
+    /// Returns the names of the measured fabrics, in the order of the output.
     pub(super) fn fabrics(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.runs.iter().map(|run| &*run.fabric).collect();
         names.dedup();
@@ -291,7 +291,8 @@ impl Results {
     }
 }
 
-/// Returns the fabric whose floor is the baseline for `fabric`. For `tls` it is `tcp`, since no floor encrypts.
+/// Returns the fabric whose floor is the baseline for `fabric`. For `tls` it is `tcp`, because the floor's programs do
+/// not encrypt.
 fn floor_of(fabric: &str) -> &str {
     match fabric {
         "local" => "shm",

@@ -1,4 +1,5 @@
-//! The demo's web page: one file that a browser shows without a network, made from the measurements alone.
+//! Generates the demo's web page: one file that a browser shows without a network, and whose figures are this run's
+//! measurements.
 //!
 //! Invariant: a page loads nothing and runs nothing: no script, no image, no external style or font.
 //! Invariant: below each figure are the same numbers as a table, and the command that measures them again.
@@ -12,27 +13,27 @@ use farside_bench::report::{LatencyUs, YcsbReport};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Text that marks a page as made by the demo. It stands within the first [`MARKED_WITHIN`] bytes.
+/// Text that marks a file as a page of the demo. The mark is within the first [`MARKED_WITHIN`] bytes of the file.
 pub(super) const MARK: &str = "<meta name=\"generator\" content=\"farside demo\">";
 pub(super) const MARKED_WITHIN: u64 = 512;
 
 /// A figure with its text, table and command.
 struct Figure {
     title: &'static str,
-    /// Explanation of the figure.
+    /// Text that explains the figure.
     text: String,
     pictures: Vec<(String, String)>,
     table: Cells,
     command: String,
 }
 
-/// A table: its heading, and its rows.
+/// A table of text cells.
 struct Cells {
     heading: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
-/// Renders the results as one HTML page.
+/// Returns the page as HTML.
 pub(super) fn page(results: &Results) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n{MARK}\n\
@@ -78,7 +79,7 @@ pub(super) fn page(results: &Results) -> String {
     html
 }
 
-/// Escapes text for HTML, also within an attribute's quotes.
+/// Escapes text for HTML, so that it is also safe within the quotes of an attribute.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -95,7 +96,7 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
-/// Describes the setup that a group of reports has in common.
+/// Describes the setup that a group of reports shares, for people.
 pub(super) fn setup_of(group: &[CompareReport]) -> String {
     let first = group.first().expect("a group is not empty");
     let in_flight = match first.depth {
@@ -440,18 +441,18 @@ fn axis(label: &'static str, scale: Scale) -> Axis {
     Axis { label, scale }
 }
 
-/// The read-only runs of a fabric, in order of their operations in flight.
+/// Returns a fabric's read-only runs, in order of their operations in flight.
 fn reads_of<'a>(results: &'a Results, fabric: &'a str) -> impl Iterator<Item = &'a YcsbReport> {
     results.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
 }
 
-/// Returns a table row for each run: its fabric, workload and tasks, then the cells that `reported` returns.
+/// Returns a table row for each run: the run's fabric, workload and number of tasks, then the cells of `reported`.
 fn run_rows(results: &Results, reported: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
     let which = |run: &YcsbReport| vec![run.fabric.clone(), run.workload.clone(), run.tasks.to_string()];
     results.runs.iter().map(|run| [which(run), reported(run)].concat()).collect()
 }
 
-/// The demo's settings as flags.
+/// Returns the demo's settings as command-line flags, to repeat a measurement.
 fn size_flags(results: &Results) -> String {
     let settings = results.settings;
     format!(
@@ -462,7 +463,7 @@ fn size_flags(results: &Results) -> String {
     )
 }
 
-/// Command that repeats the reads.
+/// Returns the shell command that repeats the measurement of reads.
 fn reads_command(results: &Results) -> String {
     ycsb_command(results, "tasks", &DEPTHS.map(|tasks| tasks.to_string()), "--workload c --tasks $tasks")
 }
@@ -558,7 +559,8 @@ fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
     html.write_fmt(text).expect("a string takes all that is written to it");
 }
 
-/// Style sheet. In both modes, colours have a contrast of at least 3 with the background, and text of at least 7.
+/// Style sheet of the page. In light and in dark mode, colours have a contrast of at least 3 with the background, and
+/// text has one of at least 7.
 const STYLE: &str = "
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1c2024; --soft: #4f5860; --grid: #d9dde1;
   --panel: #f4f6f8; --c1: #1b6ca8; --c2: #c2571a; --c3: #2e7d32; --c4: #7b3fa0; --c5: #a8324a; --c6: #6b6b13; }

@@ -1,4 +1,4 @@
-//! Draws figures as SVG inside a page: they use the page's colours, and shrink with the page.
+//! Draws figures as SVG inside a page. The figures use the page's colours, and shrink with the page.
 //!
 //! Invariant: no information depends on colour alone: every curve has its own marker, and every bar a name.
 
@@ -26,17 +26,17 @@ pub(super) enum Scale {
     /// Linear scale that starts at 0.
     Linear,
     Log,
-    /// Scale of percentiles, spaced by their number of nines; see [`nines`].
+    /// Scale for percentiles, spaced by their number of nines, as [`nines`] computes it.
     Percentiles,
 }
 
-/// A labelled vertical line.
+/// A vertical line with a label.
 pub(super) struct Mark {
     pub(super) at: f64,
     pub(super) text: &'static str,
 }
 
-/// Colours of the page's style sheet, which defines them for light and dark mode.
+/// Colours of curves and bars: variables that the page's style sheet defines for light and dark mode.
 const COLOURS: [&str; 6] = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"];
 const MARKERS: [MarkerShape; 6] = [
     MarkerShape::Circle,
@@ -47,12 +47,12 @@ const MARKERS: [MarkerShape; 6] = [
     MarkerShape::Star,
 ];
 const WIDTH: f64 = 500.0;
-/// Height of a figure relative to its highest point, so that labels of marks fit above.
+/// Height of a figure, as a multiple of its highest point, so that the labels of marks fit above the curves.
 const HEADROOM: f64 = 1.2;
-/// Width of the last tick's label beyond the figure, in pixels.
+/// Width by which the last tick's label extends beyond the figure, in pixels.
 const LAST_LABEL: f64 = 20.0;
 
-/// Position of a percentile on an axis of [`Scale::Percentiles`].
+/// Returns the position of a percentile on an axis of [`Scale::Percentiles`]: 1 for 90 %, 2 for 99 %.
 pub(super) fn nines(percent: f64) -> f64 {
     -(1.0 - percent / 100.0).log10()
 }
@@ -96,7 +96,7 @@ pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], d
     framed(render_to_svg(plots, layout), description)
 }
 
-/// Draws horizontal bars, grouped by place, with one bar for each of `series`.
+/// Draws horizontal bars in groups. A group has a name and one value for each of `series`.
 pub(super) fn bars(
     places: &[(String, Vec<f64>)],
     series: &[&str],
@@ -105,7 +105,7 @@ pub(super) fn bars(
     description: &str,
 ) -> String {
     let mut plot = BarPlot::new().with_horizontal(true).with_width(0.75);
-    // Reversed, since the library draws the first group at the bottom.
+    // The order is reversed, because the library draws the first group at the bottom.
     for (place, values) in places.iter().rev() {
         let in_order: Vec<(f64, &str)> = values.iter().copied().zip(COLOURS).collect();
         plot = plot.with_group(place.clone(), in_order);
@@ -150,7 +150,7 @@ fn looks_of(layout: Layout) -> Layout {
 fn ticks(scale: Scale) -> TickFormat {
     TickFormat::Custom(Arc::new(move |at| match scale {
         Scale::Percentiles => percentile(at),
-        // The labels 1, 2 and 5 of each decade would overlap on the right.
+        // On the right, the labels 1, 2 and 5 of a decade would overlap. So the label 2 is omitted.
         Scale::Log if short(at).starts_with('2') => String::new(),
         Scale::Linear | Scale::Log => short(at),
     }))
@@ -165,7 +165,7 @@ fn percentile(at: f64) -> String {
     }
 }
 
-/// A number as a tick's label: `0.5`, `20`, `300 k`, `1.5 M`.
+/// Formats a number as a tick's label: `0.5`, `20`, `300 k`, `1.5 M`.
 fn short(number: f64) -> String {
     let (scaled, unit) = match number.abs() {
         large if large >= 1e6 => (number / 1e6, " M"),
@@ -177,8 +177,10 @@ fn short(number: f64) -> String {
     format!("{digits}{unit}")
 }
 
-/// Makes the SVG fit into the page: replaces its size by a view box, so that it shrinks, adds a label for screen
-/// readers, and removes the namespace, which HTML does not need.
+/// Makes the SVG fit into the page:
+/// - Replaces its fixed size by a view box, so that it shrinks with the page.
+/// - Adds a label for screen readers.
+/// - Removes the namespace, which HTML does not need.
 fn framed(svg: String, description: &str) -> String {
     let size = |name: &str| {
         let value = svg.split_once(&format!(" {name}=\""))?.1;

@@ -1,4 +1,4 @@
-//! The result of a check, and its output: one or two lines for people, an object a line for scripts.
+//! The result of a check, and its output: one or two lines for people, or one JSON object a line for scripts.
 //!
 //! Invariant: a check's id never changes its meaning, because scripts depend on it.
 
@@ -8,11 +8,11 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
-    /// The machine needs no change.
+    /// The finding is as it should be.
     Ok,
-    /// Information only, or the state is unknown on this machine.
+    /// The finding is worth knowing, or nothing is known on this machine.
     Note,
-    /// Farside works, but more slowly or less reliably than it could on this machine.
+    /// Farside works, but more slowly or less reliably than it could.
     Warn,
     /// A feature of this release does not work on this machine.
     Fail,
@@ -23,13 +23,13 @@ pub(super) enum Verdict {
 pub(super) struct Check {
     pub(super) id: &'static str,
     pub(super) verdict: Verdict,
-    /// Subject of the check, for people.
+    /// Name of the checked property, for people.
     pub(super) what: &'static str,
-    /// Finding of the check, in words.
+    /// Finding of the check, for people.
     pub(super) found: String,
-    /// Why the finding matters, in half a sentence.
+    /// Reason why the finding matters, in half a sentence.
     pub(super) why: Option<&'static str>,
-    /// A command to run, or another remedy.
+    /// Remedy: a command to run, or an advice.
     pub(super) remedy: Option<String>,
     /// Median latency of a get in microseconds, if the check measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ impl Check {
         Check { verdict: Verdict::Fail, ..Check::ok(id, what, found) }
     }
 
-    /// A check for which the system provides no information, as in many containers.
+    /// Returns the result of a check for which the system provides no information, as in many containers.
     pub(super) fn unknown(id: &'static str, what: &'static str) -> Check {
         Check::note(id, what, UNKNOWN)
     }
@@ -70,7 +70,7 @@ impl Check {
         Check { remedy: Some(remedy.into()), ..self }
     }
 
-    /// Formats the check for people. The remedy is on a line of its own, so that it can be copied.
+    /// Formats the result for people. The remedy is on a line of its own, so that it can be copied.
     pub(super) fn text(&self, colour: bool) -> String {
         let (name, paint) = match self.verdict {
             Verdict::Ok => ("ok", "32"),

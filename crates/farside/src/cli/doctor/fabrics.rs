@@ -1,6 +1,6 @@
 //! Tries each fabric: starts a node with a store, puts a value, and gets it a thousand times.
 //!
-//! Invariant: every node started here is stopped, and the files it left are removed.
+//! Invariant: every node that a check starts is stopped, and its files are removed.
 
 use super::check::Check;
 use crate::cli::Failure;
@@ -49,8 +49,7 @@ impl Fabric {
     }
 }
 
-/// Tries a fabric. If it is unsupported, that is a failure if the user named the fabric (`is_named`), and a note
-/// otherwise.
+/// Tries a fabric. `is_named`: the user named it, so that an unsupported fabric is a failure instead of a note.
 pub(super) fn check(fabric: Fabric, is_named: bool) -> Check {
     let (id, what) = fabric.described();
     match fabric {
@@ -72,7 +71,7 @@ pub(super) fn check(fabric: Fabric, is_named: bool) -> Check {
 
 const LOCAL: &str = "local:16MiB";
 
-/// Returns a command that reproduces the failure with the node's full output.
+/// Returns a command that reproduces a fabric's failure with the full output of the node.
 fn remedy(fabric: Fabric) -> &'static str {
     match fabric {
         Fabric::Local => "farside bench ycsb --fabric local --records 1000   (shows it again)",
@@ -85,7 +84,7 @@ fn remedy(fabric: Fabric) -> &'static str {
     }
 }
 
-/// Number and latency of the gets of one check.
+/// Median latency and number of the measured gets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gets {
     pub(super) p50_us: f64,
@@ -95,8 +94,8 @@ pub(super) struct Gets {
 const GETS: usize = 1000;
 const GETS_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Measures the latency of gets of one key: [`GETS`] of them, or as many as [`GETS_TIME_MAX`] allows. If `put` is
-/// given, it first puts that value; otherwise it changes nothing.
+/// Measures the latency of gets of one key: [`GETS`] gets, or as many as [`GETS_TIME_MAX`] allows. If `put` is given,
+/// first puts that value; otherwise changes nothing.
 pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Gets, String> {
     const KEY: &[u8] = b"farside doctor";
     let mut client = farside::local::Client::open(pool, store).map_err(|error| error.to_string())?;
@@ -119,7 +118,7 @@ pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Ge
     Ok(Gets { p50_us: took[took.len() / 2].as_nanos() as f64 / 1e3, count: took.len() })
 }
 
-/// Describes the latency in words.
+/// Describes the median latency and the number of gets in words.
 pub(super) fn describe_latency(gets: Gets) -> String {
     format!("a get takes {:.2} us (median of {}, one at a time; a rough figure)", gets.p50_us, gets.count)
 }
@@ -142,7 +141,7 @@ fn no_tls(is_named: bool) -> Check {
 #[derive(Clone, Debug, PartialEq)]
 struct Device {
     name: String,
-    /// State and link layer of each port.
+    /// For each port: the text of its state, and the name of its link layer.
     ports: Vec<(String, String)>,
 }
 
@@ -164,7 +163,7 @@ fn verbs(devices: &[Device], is_named: bool) -> Check {
     let (id, what) = Fabric::Verbs.described();
     let described = devices.iter().map(|device| {
         let ports = device.ports.iter().map(|(state, link)| {
-            // "4: ACTIVE"
+            // The system writes a port's state as "4: ACTIVE".
             let state = state.rsplit(':').next().unwrap_or_default().trim();
             [state, link.trim()].iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>().join(" ")
         });
@@ -183,22 +182,22 @@ fn verbs(devices: &[Device], is_named: bool) -> Check {
     }
 }
 
-/// A node in a child process, with a store and a folder of its own.
+/// A node in a child process, with its own store and its own folder.
 struct Node {
     child: Server,
     url: String,
     options: farside::Options,
-    // Declared after the child, so that it is dropped after it: the child uses the folder.
+    // The folder is declared after the child, so that it is dropped after the child, which uses it.
     _folder: Folder,
 }
 
 const START_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Node {
-    /// Starts a node that serves `fabric`.
+    /// Starts a node that serves `fabric`, and waits until it serves.
     ///
     /// # Errors
-    /// The node does not start. The message is the node's own, if it printed one.
+    /// The node does not start. The message is the node's own error message, if it printed one.
     fn start(fabric: Fabric) -> Result<Node, String> {
         let folder = Folder::make("doctor")?;
         let socket = folder.path().join("node.sock");
@@ -225,7 +224,7 @@ impl Node {
         let next = || lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         let mut line = next();
         if line.is_ok() && fabric != Fabric::Shm {
-            // "farside: an engine serves at URL"
+            // The second line is "farside: an engine serves at URL".
             line = next();
             let url = line.as_ref().ok().and_then(|line| line.trim().rsplit_once(" at "));
             node.url = url.map_or_else(String::new, |(_, url)| url.to_owned());
@@ -240,7 +239,7 @@ impl Node {
             mpsc::RecvTimeoutError::Timeout => self.child.end(),
             mpsc::RecvTimeoutError::Disconnected => self.child.wait(),
         };
-        // The process has ended, so its output is complete. The last line has the reason.
+        // The process has ended, so its output is complete. The last line with the program's name has the reason.
         let log: Vec<String> = log.iter().collect();
         let reason = log.iter().rev().find_map(|line| line.strip_prefix("farside: "));
         match (reason, status) {
@@ -253,7 +252,7 @@ impl Node {
     }
 }
 
-/// Adds the arguments for a fabric to the node's command. Returns the options that a client needs.
+/// Adds the arguments that serve a fabric to the node's command. Returns the options with which a client connects.
 fn listen(command: &mut Command, fabric: Fabric, folder: &Path) -> Result<farside::Options, String> {
     let at = match fabric {
         Fabric::Udp => "udp://127.0.0.1:0".into(),
@@ -274,8 +273,8 @@ fn listen(command: &mut Command, fabric: Fabric, folder: &Path) -> Result<farsid
     Ok(farside::Options::default())
 }
 
-/// Reads a child's output in a thread, line by line. The channel closes when the child ends. The thread reads on if the
-/// receiver is dropped, so that the child never blocks.
+/// Starts a thread that reads a child's output line by line. The channel closes when the child ends. If the receiver is
+/// dropped, the thread reads on, so that the child never blocks.
 fn lines_of(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     if let Some(output) = output {
@@ -288,7 +287,7 @@ fn lines_of(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String
     lines
 }
 
-/// Handles SIGXFSZ, so that exceeding the limit on file sizes makes a system call fail and does not end this process.
+/// Handles SIGXFSZ, so that a write beyond the limit on file sizes fails instead of ending this process.
 pub(super) fn handle_file_size_limit() -> Result<(), Failure> {
     let flag = std::sync::Arc::default();
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, flag)?;

@@ -1,6 +1,6 @@
-//! This user's settings, secrets, default socket, and programs to compare with.
+//! Checks this user's settings, secrets and default socket, and finds installed programs to compare with.
 //!
-//! Invariant: no secret is printed, nor any byte of a file that holds one.
+//! Invariant: no secret is printed, and no byte of a file that holds a secret.
 
 use super::check::Check;
 use farside::Error;
@@ -9,7 +9,7 @@ use farside_fabrics::shm::{ConnectError, NAME_MAX};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Runs the checks. Flags override other settings, as for all commands.
+/// Runs the checks. As for all commands, `flags` override other settings.
 pub(super) fn checks(flags: File) -> Vec<Check> {
     let settings = Settings::resolve(flags);
     let mut checks = vec![file(&settings)];
@@ -52,7 +52,7 @@ fn file(settings: &Result<Settings, String>) -> Check {
     }
 }
 
-/// Checks a file that a setting names. `read` is the result of reading the file.
+/// Checks a file that a setting names. `read` is the result of reading that file.
 fn named(id: &'static str, what: &'static str, path: Option<String>, read: Result<(), String>) -> Check {
     match (path, read) {
         (_, Err(reason)) => Check::fail(id, what, reason).because("no node can be reached with it"),
@@ -71,7 +71,7 @@ fn variables(unknown: &[String]) -> Check {
     }
 }
 
-/// The folder of the default socket, as found on disk.
+/// Type, owner and mode of the file at the path of the default socket's folder.
 #[derive(Clone, Copy)]
 struct Folder {
     is_dir: bool,
@@ -114,15 +114,15 @@ fn folder_of(socket: &Path, found: Option<Folder>, own_uid: u32) -> Check {
 #[derive(Clone, Debug, PartialEq)]
 enum SocketState {
     Nothing,
-    /// A socket that no process serves.
+    /// The file is a socket that no process serves.
     Stale,
     Node {
         pid: u32,
         release: String,
     },
-    /// A node whose process, with this pid, is stopped.
+    /// The process of the node, with this pid, is stopped.
     Stopped(u32),
-    /// Any other file, or an error of the connection. Holds the reason.
+    /// The file is not a socket, or the connection failed. Holds the reason.
     Wrong(String),
 }
 

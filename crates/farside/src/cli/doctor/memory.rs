@@ -1,4 +1,4 @@
-//! The memory that a node can lend, and the pages that back it.
+//! Checks the memory that a node can lend, and the pages that back it.
 //!
 //! Invariant: information that the system does not provide is not guessed.
 
@@ -45,12 +45,12 @@ fn available(meminfo: Option<&str>) -> Check {
         .remedy(format!("farside up --memory {}MiB", half_in_mib(memory)))
 }
 
-/// Half of `bytes`, in MiB, but at least the 8 MiB that is the minimum of a node.
+/// Returns half of `bytes` in MiB, but at least 8 MiB, which is a node's minimum.
 fn half_in_mib(bytes: u64) -> u64 {
     ((bytes / 2) >> 20).max(8)
 }
 
-/// Memory limit and use of a control group, in bytes.
+/// Content of the files with the memory limit and the memory use of a control group, in bytes.
 #[derive(Clone, Debug, Default)]
 struct Group {
     limit: Option<String>,
@@ -58,7 +58,7 @@ struct Group {
 }
 
 impl Group {
-    /// Reads the files of either version of control groups.
+    /// Reads the files of a control group, of either version.
     fn read(folder: &str) -> Group {
         let either =
             |names: [&str; 2]| names.iter().find_map(|name| super::text(&format!("{folder}/{name}")));
@@ -95,7 +95,8 @@ fn group(groups: &[Group]) -> Check {
         ))
 }
 
-/// Checks the reserved huge pages. `are_made` says whether the system forms huge pages without a reservation.
+/// Checks the number of reserved huge pages. `are_made`: whether the system forms huge pages without a reservation, if
+/// that is known.
 fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.huge_pages", "huge pages");
     const NEEDED: u64 = GIB / HUGE;
@@ -120,15 +121,15 @@ fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> C
     }
 }
 
-/// Whether this setting gives huge pages to memory for which a process asks by `madvise`, as a node does. Kernels
-/// before Linux 6.1 honour the setting too.
+/// Whether this setting gives huge pages to memory that requests them with `madvise`, as a node does. Such a setting
+/// works even before Linux 6.1.
 fn gives_pages(shmem_enabled: Option<&str>) -> bool {
     let chosen =
         shmem_enabled.and_then(|text| text.split_once('[')?.1.split_once(']')).map(|(chosen, _)| chosen);
     matches!(chosen, Some("always" | "within_size" | "advise" | "force"))
 }
 
-/// Checks whether the system forms huge pages without a reservation.
+/// Judges whether the system forms huge pages without a reservation, as `are_made` says.
 fn transparent(are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.transparent_huge_pages", "shared huge pages");
     match are_made {
@@ -153,7 +154,7 @@ fn noexec(memfd_noexec: Option<&str>) -> Check {
     }
 }
 
-/// Runs the checks on arbitrary text.
+/// Runs the checks on arbitrary text instead of the system's files.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let any = Some(text);

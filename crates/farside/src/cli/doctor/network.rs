@@ -1,6 +1,6 @@
-//! Network: UDP buffers and segmentation, and the processes at Farside's default ports.
+//! Checks UDP buffers and segmentation, and finds the processes at Farside's default ports.
 //!
-//! Invariant: ports are looked up in the system's tables, and never bound.
+//! Invariant: ports are looked up in the system's tables of sockets; no port is bound.
 
 use super::check::Check;
 use super::system::{Capability, has};
@@ -100,12 +100,13 @@ const PORTS: [Port; 2] = [
     },
 ];
 
-/// State of a listening TCP socket in the system's tables.
+/// Code of a listening TCP socket's state in the system's tables.
 const LISTENS: &str = "0A";
-/// State of a bound UDP socket in the system's tables.
+/// Code of a bound UDP socket's state in the system's tables.
 const BOUND: &str = "07";
 
-/// Returns the inodes of the sockets at a port that are in `state`. `table` is a file such as `/proc/net/tcp`.
+/// Returns the inodes of the sockets at a port that are in `state`. `table` is the content of a file such as
+/// `/proc/net/tcp`.
 fn sockets(table: &str, port: u16, state: &str) -> Vec<u64> {
     const STATE: usize = 3;
     const SOCKET: usize = 9;
@@ -119,7 +120,7 @@ fn sockets(table: &str, port: u16, state: &str) -> Vec<u64> {
     lines.collect()
 }
 
-/// Owner of a socket.
+/// Owner of the socket at a port.
 #[derive(Clone, Debug, PartialEq)]
 enum Holder {
     Nobody,
@@ -129,7 +130,7 @@ enum Holder {
     Process(u32, String),
 }
 
-/// Finds the owner of a socket in the descriptors of all processes that this process may inspect.
+/// Finds the owner of one of `sockets` (inodes), by the descriptors of all processes that this process may inspect.
 fn holder(sockets: &[u64]) -> Holder {
     if sockets.is_empty() {
         return Holder::Nobody;
@@ -159,7 +160,7 @@ fn judged(port: &Port, holder: Option<Holder>) -> Check {
     }
 }
 
-/// Runs the checks on arbitrary text.
+/// Runs the checks on arbitrary text instead of the system's files.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let found = sockets(text, DATA_PORT, LISTENS);

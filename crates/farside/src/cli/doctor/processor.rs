@@ -1,4 +1,4 @@
-//! The CPU: its features, cores, quota, frequency, clock and performance counters.
+//! Checks the CPU: its features, cores, quota, frequency, clock and performance counters.
 //!
 //! Invariant: information that the system does not provide is not guessed.
 
@@ -37,7 +37,7 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// Returns the CPU quota and its period (`QUOTA PERIOD`) of a control group of either version.
+/// Returns the CPU quota of a control group of either version, as the text `QUOTA PERIOD`, in microseconds.
 fn quota_of(folder: &str) -> Option<String> {
     super::text(&format!("{folder}/cpu.max")).or_else(|| {
         let quota = super::text(&format!("{folder}/cpu.cfs_quota_us"))?;
@@ -46,7 +46,7 @@ fn quota_of(folder: &str) -> Option<String> {
     })
 }
 
-/// Returns the frequency governors of the cores, and the first frequency driver.
+/// Returns the names of the cores' frequency governors, each once, and of the first frequency driver.
 fn governors() -> (Vec<String>, Option<String>) {
     let folder = "/sys/devices/system/cpu/cpufreq";
     let policies = super::names(folder).unwrap_or_default();
@@ -73,7 +73,7 @@ fn features(architecture: &str, avx: bool, cmpxchg16b: bool) -> Check {
     }
 }
 
-/// Counts the numbers in a list such as `0-3,8`.
+/// Counts the numbers in a list such as `0-3,8`, which has 5.
 fn count(list: &str) -> Option<u64> {
     let ranges = list.trim().split(',').map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -156,7 +156,7 @@ fn clock_source(current: Option<&str>, available: Option<&str>) -> Check {
     let Some(current) = current.map(str::trim).filter(|name| !name.is_empty()) else {
         return Check::unknown(ID.0, ID.1);
     };
-    // Clock sources that a process reads without a system call.
+    // A process reads these clock sources without a system call.
     let is_fast = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"].contains(&current);
     if is_fast {
         return Check::ok(ID.0, ID.1, current);
@@ -193,7 +193,7 @@ fn counters(paranoid: Option<&str>, sources: Option<&[String]>, may: bool) -> Ch
     Check::ok(ID.0, ID.1, format!("the CPU provides them; perf_event_paranoid is {level}"))
 }
 
-/// Runs the checks on arbitrary text.
+/// Runs the checks on arbitrary text instead of the system's files.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let (any, lines) = (Some(text), text.lines().map(str::to_owned).collect::<Vec<_>>());

@@ -1,6 +1,6 @@
-//! The kernel, and this process's privileges and limits.
+//! Checks the kernel, and this process's privileges and limits.
 //!
-//! Invariant: these checks acquire no privileges; they only read which ones the process has.
+//! Invariant: the checks acquire no privileges. They only read which privileges the process has.
 
 use super::check::Check;
 use crate::cli::human_bytes;
@@ -40,7 +40,7 @@ impl Capability {
         Capability::Perfmon,
     ];
 
-    /// Returns the capability's bit, and a text with its name and its use.
+    /// Returns the capability's bit number, and a text with its name and its use.
     fn described(self) -> (u32, &'static str) {
         match self {
             Capability::NetAdmin => (12, "CAP_NET_ADMIN (UDP buffers beyond the system's maximum)"),
@@ -105,7 +105,7 @@ fn privileges(status: Option<&str>) -> Check {
     }
 }
 
-/// Returns the soft and the hard limit in a line of `/proc/PID/limits`. An unlimited one is `u64::MAX`.
+/// Returns the soft and the hard limit in the line `name` of `/proc/PID/limits`. `u64::MAX` stands for "unlimited".
 fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
     let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut values = rest.split_whitespace().map(|value| match value {
@@ -122,7 +122,7 @@ fn reported(bytes: u64) -> String {
 fn files(limits: Option<&str>) -> Check {
     const ID: (&str, &str) = ("limit.files", "open files");
     const PLENTY: u64 = 4096;
-    // The hard limit counts, as `allow_descriptors` raises the soft limit to it.
+    // The hard limit is checked, because `allow_descriptors` raises the soft limit to it.
     let Some((_, most)) = limits.and_then(|limits| limit(limits, "Max open files")) else {
         return Check::unknown(ID.0, ID.1);
     };
@@ -171,7 +171,7 @@ fn bounded(
     }
 }
 
-/// Runs the checks on arbitrary text.
+/// Runs the checks on arbitrary text instead of the system's files.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let any = Some(text);

@@ -1,4 +1,5 @@
-//! Measures a figure on a real fabric: starts a node, and measures the figure's systems or ops there alternately.
+//! Measures a figure over a real fabric: starts a node, and measures the figure's systems or ops alternately on that
+//! node.
 
 use super::{doubling, listed};
 use crate::cli::Failure;
@@ -23,22 +24,22 @@ use std::time::{Duration, Instant};
 pub(super) struct Measure {
     pub(super) figure: &'static Figure,
     pub(super) fabric: FabricArg,
-    /// Network delay to add between client and node; the figure's default if `None`.
+    /// Network distance to add to the fabric's own; `None` for the figure's default.
     pub(super) distance: Option<Distance>,
-    /// Number of rounds; each system or op is measured once per round.
+    /// Number of rounds. Each round measures each system or op once.
     pub(super) rounds: u32,
     /// Maximum number of clients under load.
     pub(super) clients: u32,
-    /// Records of each store under load.
+    /// Number of records in each store under load.
     pub(super) records: u64,
 }
 
-/// Bytes per value, and bytes that an op moves (PRISM, figure 1 and section 6.2).
+/// Size of a value, and number of bytes that an op moves: 512 bytes (PRISM, figure 1 and section 6.2).
 const LEN: usize = 512;
 const NODE: NodeId = NodeId(0);
 
 impl Measure {
-    /// Starts a node and measures.
+    /// Starts a node, and measures the figure on it.
     ///
     /// # Errors
     /// The figure cannot be measured on a real fabric, there is not enough memory for the node, or an operation failed.
@@ -56,7 +57,7 @@ impl Measure {
         }
     }
 
-    /// Measures all stores, with an increasing number of clients.
+    /// Measures the figure's systems, one store for each, with an increasing number of clients.
     fn stores(&self, stores: &Stores) -> Result<Measurement, Failure> {
         let distance = self.distance.unwrap_or(stores.distance);
         let config = |&system: &&str| self.config(system, stores.workload, self.records, self.clients);
@@ -89,7 +90,7 @@ impl Measure {
         Ok(Measurement::of_ops(self.figure, ops, self.fabric.name(), self.runner(), &measured))
     }
 
-    /// A store with few records, for measurements of single ops.
+    /// Starts a node with a store of few records, for measurements of single ops.
     fn one_record(&self) -> Result<Session, Failure> {
         const RECORDS: u64 = 64;
         let session = Session::start(self.config(prism_kv::KIND, "c", RECORDS, 1)?)?;
@@ -110,7 +111,7 @@ impl Measure {
             fabric: Some(self.fabric),
             value_size: LEN,
             tasks: clients,
-            // As in the paper's runs.
+            // The paper's runs have no collisions either.
             collision_free: true,
             ..SessionConfig::new(load::system(system).map_err(Failure::Error)?, workload)
         })
@@ -124,7 +125,7 @@ impl Measure {
     }
 }
 
-/// Converts a distance of the papers into a setting of the delay layer that adds its round trip.
+/// Converts a simulated distance into a distance of the delay layer that adds the same round trip.
 fn layer(distance: Distance) -> delay::Distance {
     let one_way = Duration::from_nanos(distance.round_trip_ns()) / 2;
     delay::Distance { one_way, ..delay::Distance::default() }
@@ -132,8 +133,8 @@ fn layer(distance: Distance) -> delay::Distance {
 
 type Far = Rc<Delay<Rc<Endpoint>>>;
 
-/// Measures single ops on a store: reads of one record's slot and item, and writes to a buffer that no other client
-/// uses.
+/// Measures single ops on a store. The ops read the slot and the item of one record, and write to a buffer that no
+/// other client uses.
 struct OpBench {
     fabric: Far,
     key: Key,
@@ -162,7 +163,7 @@ impl OpBench {
 
     /// Runs an op for [`TURN`] and returns its mean latency, in microseconds.
     fn turn(&mut self, op: MicroOp) -> Result<f64, Failure> {
-        // Ops between two readings of the clock: a reading takes as long as a READ of local memory.
+        // Number of ops between two readings of the clock, because one reading takes as long as a READ of local memory.
         const OPS: u32 = 16;
         let fabric = Rc::clone(&self.fabric);
         block_on(&fabric, async {
@@ -213,8 +214,8 @@ impl OpBench {
         Ok(slot.ptr)
     }
 
-    /// Allocates a buffer and returns its address, so that the caller can retire it. As in the paper, ALLOCATE
-    /// redirects the address, and the chain then reads it.
+    /// Allocates a buffer and returns its address, so that the caller can retire the buffer. As in the paper, ALLOCATE
+    /// redirects the address to the scratch, and the chain then reads it from there.
     async fn allocate(&mut self) -> Result<Addr, Failure> {
         const FRESH: Addr = Addr::scratch(0);
         let (payload, class) = ([7; LEN], Class::for_len(LEN).expect("buffers are larger"));

@@ -1,4 +1,5 @@
-//! The binary format of keys and values. It detects lost and changed bytes, and truncation.
+//! Encodes and decodes the binary format of keys and values. The format detects lost bytes, changed bytes and
+//! truncation.
 //!
 //! ```text
 //! file:    | magic 93 'farside' | version u32 = 1 | zero u32 | records ... | end |
@@ -6,9 +7,9 @@
 //! end:     | zero u32       | zero u32         | check u64 | count u64 |
 //! ```
 //!
-//! Numbers are little-endian. A check is the CRC-64/NVME of the record's number (u64, from 0), both lengths, key and
-//! value. The end's number is the count.
-//! Invariant: a decoded record was written at this very position.
+//! Numbers are little-endian. A record's check is the CRC-64/NVME of the record's number (u64, from 0), both lengths,
+//! the key and the value. The check of the end covers the number of records in place of a record's number.
+//! Invariant: a record is accepted only at the position in the file at which it was written.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use farside::{KEY_MAX, VALUE_MAX};
@@ -16,7 +17,7 @@ use std::io::{self, Write};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First bytes of a file.
+/// First bytes of a binary file.
 pub(super) const MAGIC: [u8; 8] = *b"\x93farside";
 const VERSION: u32 = 1;
 
@@ -24,7 +25,7 @@ const VERSION: u32 = 1;
 pub(super) const NOT_BINARY: &str =
     "it does not begin like a binary dump: give its format with --format tsv or jsonl";
 
-/// Header of a file.
+/// Header of a binary file.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Head {
@@ -33,7 +34,7 @@ struct Head {
     zero: U32,
 }
 
-/// Header of a record, or of the end.
+/// Header of a record, or of the file's end.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RecordHead {
@@ -47,21 +48,21 @@ pub(super) const RECORD_HEAD_SIZE: usize = size_of::<RecordHead>();
 pub(super) const COUNT_SIZE: usize = 8;
 const _: () = assert!(HEAD_SIZE == 16 && RECORD_HEAD_SIZE == 16);
 
-/// The entry that a record's header announces.
+/// The part of a file that follows a [`RecordHead`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A pair: the lengths of its key and its value in bytes, and their checksum.
+    /// A key and a value of these lengths in bytes, and their check.
     Pair { key_len: usize, value_len: usize, check: u64 },
-    /// The end of the file: the number of records follows, in [`COUNT_SIZE`] bytes.
+    /// The number of records, in [`COUNT_SIZE`] bytes, and its check.
     End { check: u64 },
 }
 
-/// Writes a file's header.
+/// Writes the file's header.
 pub(super) fn write_head(out: &mut impl Write) -> io::Result<()> {
     out.write_all(Head { magic: MAGIC, version: VERSION.into(), zero: 0.into() }.as_bytes())
 }
 
-/// Writes record `number`. Key and value must be within the limits of a store.
+/// Writes the record with this number, from 0. Key and value must be within the limits of a store.
 pub(super) fn write_record(out: &mut impl Write, number: u64, key: &[u8], value: &[u8]) -> io::Result<()> {
     let (key_len, value_len) = (key.len() as u32, value.len() as u32);
     let check = check_of(number, key, value);
@@ -78,7 +79,7 @@ pub(super) fn write_end(out: &mut impl Write, count: u64) -> io::Result<()> {
     out.write_all(&count.to_le_bytes())
 }
 
-/// Checks a file's header.
+/// Checks that `bytes` are the header of a binary file of a known version.
 pub(super) fn check_head(bytes: &[u8]) -> Result<(), String> {
     let head = Head::ref_from_bytes(bytes).ok().filter(|head| head.magic == MAGIC);
     let head = head.ok_or(NOT_BINARY)?;
@@ -90,7 +91,7 @@ pub(super) fn check_head(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Decodes a record's header.
+/// Decodes a record's header, or the header of the file's end.
 pub(super) fn decode(bytes: &[u8]) -> Result<Next, String> {
     let head = RecordHead::ref_from_bytes(bytes).map_err(|_| "it has no header".to_owned())?;
     let (key_len, value_len) = (head.key_len.get() as usize, head.value_len.get() as usize);
@@ -102,7 +103,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Next, String> {
     }
 }
 
-/// Checks that key and value were written as record `number`. For the end, `number` is the count, and both are empty.
+/// Checks that key and value were written as the record `number`. For the end of the file, `number` is the number of
+/// records, and key and value are empty.
 pub(super) fn verify(number: u64, key: &[u8], value: &[u8], check: u64) -> Result<(), String> {
     if check_of(number, key, value) == check {
         Ok(())

@@ -1,7 +1,7 @@
 //! `kv dump`: writes every key and value of a store to standard output, or to a file. A dump to a file can be resumed.
 //!
-//! A dump visits the store's table slot by slot. A key stays in its slot as long as the table lasts, so an interrupted
-//! dump resumes at its slot. If the table was rebuilt meanwhile, the dump is refused.
+//! A dump visits the store's table slot by slot. A key stays in its slot as long as the table exists, so an interrupted
+//! dump can resume at the slot that it reached. If the table was rebuilt meanwhile, the dump cannot be resumed.
 //! Invariant: an existing file is neither overwritten nor extended without a flag.
 
 use super::progress::{Identity, Interrupt, Progress, ProgressFile, Work};
@@ -49,7 +49,8 @@ impl Dump {
                 let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
                 let format = self.format.unwrap_or(Format::Tsv);
                 let mut cursor = Cursor::default();
-                // Created at the first key, so that nothing is written if the store's kind has no iteration.
+                // The writer is created at the first key, so that nothing is written if the store's kind has no
+                // iteration.
                 let mut writer = None;
                 let mut out = Some(out);
                 loop {
@@ -152,7 +153,7 @@ impl Dump {
     }
 }
 
-/// Returns the writer. The first call creates it, which writes the file's header.
+/// Returns the writer. The first call creates the writer, which then writes the file's header.
 fn started<'a, W: io::Write>(
     writer: &'a mut Option<Writer<W>>,
     out: &mut Option<W>,
@@ -191,7 +192,8 @@ fn create(path: &Path, force: bool) -> Result<File, Failure> {
     })
 }
 
-/// Opens the file of an interrupted dump. Cuts off the bytes after the last record that is known to be complete.
+/// Opens the file of an interrupted dump for appending. First cuts off the bytes after the recorded progress, as their
+/// last record may be incomplete.
 fn reopen(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
     let cannot = |error: io::Error| Failure::Error(format!("could not resume {}: {error}", path.display()));
     let mut file = File::options().read(true).write(true).open(path).map_err(cannot)?;

@@ -1,8 +1,11 @@
-//! `kv load`: puts every record of a file, many at a time.
+//! `kv load`: puts every record of a file, many records at a time.
 //!
-//! Records are put in *windows*. The puts of a window are in flight concurrently; the next window starts when all of
-//! them are stored. A key occurs at most once in a window, so the later of two puts of a key wins. If a put fails, the
-//! window is put again record by record, to find the first record that fails. Repeating a put has no further effect.
+//! Records are put in *windows*:
+//! - The puts of one window are in flight concurrently. The next window starts when all records of this one are stored.
+//! - A window holds each key at most once, so of two records with one key the later one wins.
+//! - If a put fails, the window is put again, record by record, to find the first record that fails. To put a record
+//!   again has no further effect.
+//!
 //! Invariant: all records before the one that an error names are stored.
 
 use super::progress::{Identity, Interrupt, Progress, ProgressFile, Work};
@@ -48,9 +51,9 @@ pub(super) struct Load {
 
 /// Number of concurrent tasks.
 const TASKS: usize = 16;
-/// Number of records that a task puts together: the most that one chain can store.
+/// Maximum number of records that a task puts together: as many as one chain can store.
 const GROUP: usize = 16;
-/// Bytes of keys and values after which a window is full. A single record may be larger.
+/// A window is full when its keys and values have at least this many bytes. A single record may be larger.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
 
 impl Load {
@@ -62,7 +65,7 @@ impl Load {
         let mut putter = Putter::open(pool, store)?;
         let mut progress_file = len.map(|_| ProgressFile::of(path));
         let start = self.start(&mut input, format, &progress_file, &putter.identity)?;
-        // Only for regular files: a load that waits for a pipe must end on a signal at once.
+        // Signals are handled only for regular files: a load that waits for a pipe must end on a signal at once.
         let interrupt = progress_file.as_ref().map(|_| Interrupt::watch()).transpose()?;
         let bar = progress("loading bytes", len.unwrap_or(0), self.quiet);
         let mut windows = Windows { records: Records::new(input, format, start), held: None };
@@ -92,7 +95,7 @@ impl Load {
                 continue;
             }
             let mut may_resume = false;
-            // Without a stored record there is nothing to resume.
+            // While no record is stored, there is nothing to resume.
             if let Some(kept) = progress_file.as_mut().filter(|_| done.offset > 0) {
                 let progress = Progress {
                     work: Work::Load,
@@ -142,7 +145,8 @@ impl Load {
         Ok(())
     }
 
-    /// Reads the input up to the position at which the load resumes, and returns it; `None` for the beginning.
+    /// Reads the input up to the position at which the load resumes, and returns that position; `None` if the load
+    /// starts at the beginning.
     fn start(
         &self,
         input: &mut File,
@@ -190,24 +194,24 @@ fn open(path: &Path) -> Result<(File, Option<u64>), Failure> {
     Ok((file, found.is_file().then_some(found.len())))
 }
 
-/// Records that are put together.
+/// A window: records that are in flight together.
 struct Window {
     pairs: Vec<Pair>,
-    /// Position of the first record after the window.
+    /// Position in the input after the last record of `pairs`.
     end: Position,
-    /// Reason why the record after the window cannot be read, if it cannot.
+    /// Reason why the record at `end` cannot be read.
     error: Option<RecordError>,
 }
 
 /// Divides the records of an input into windows.
 struct Windows<R> {
     records: Records<R>,
-    /// A record that ended the previous window, because that window already had its key.
+    /// A record that was read but left for the next window, because the last window already had its key.
     held: Option<Pair>,
 }
 
 impl<R: Read> Windows<R> {
-    /// Returns the next window. It is empty at the end of the input.
+    /// Returns the next window. An empty window without an error means the end of the input.
     fn next(&mut self) -> Window {
         let hasher = RandomState::new();
         let (mut keys, mut bytes) = (BTreeSet::new(), 0);
@@ -221,7 +225,7 @@ impl<R: Read> Windows<R> {
                     Err(error) => return Window { error: Some(error), ..window },
                 },
             };
-            // A hash collision of two keys only ends the window early.
+            // If the hashes of two different keys are equal, the window only ends early.
             if !keys.insert(hasher.hash_one(&pair.0)) {
                 self.held = Some(pair);
                 return window;
@@ -230,7 +234,7 @@ impl<R: Read> Windows<R> {
             window.pairs.push(pair);
             window.end = self.records.position();
             let is_full = window.pairs.len() >= TASKS * GROUP || bytes >= WINDOW_BYTES_MAX;
-            // Records that have arrived are stored before the load waits for more input.
+            // Records that have arrived are stored before more input is awaited.
             if is_full || !self.records.is_buffered() {
                 return window;
             }
@@ -238,11 +242,11 @@ impl<R: Read> Windows<R> {
     }
 }
 
-/// The first record of a window that is not stored.
+/// Describes the first record of a window that could not be stored.
 struct Unstored {
-    /// Number of records that precede it in the window. All of them are stored.
+    /// Number of records of the window before that record. All of them are stored.
     before: u64,
-    /// Number of records that follow it in the window. Each of them may or may not be stored.
+    /// Number of records of the window after that record. Each of them may or may not be stored.
     unsure: u64,
     reason: String,
 }
@@ -271,7 +275,7 @@ struct Putter {
     pool: Pool,
     store: String,
     identity: Identity,
-    /// A session with a client for each task; `None` after it failed.
+    /// A session with a client for each task; `None` after the session has failed.
     tasks: Option<Tasks>,
 }
 
@@ -287,7 +291,7 @@ impl Putter {
         Ok(Putter { pool: pool.clone(), store: store.to_owned(), identity, tasks: Some(tasks) })
     }
 
-    /// Stores all of `pairs`.
+    /// Stores all records of a window.
     ///
     /// # Errors
     /// A put failed. The error names the first record that is not stored.
@@ -303,7 +307,7 @@ impl Putter {
         if put.is_ok() {
             return Ok(());
         }
-        // The session may have ended, as the node closes idle ones.
+        // The session may have ended, because the node closes idle sessions.
         self.tasks = None;
         let mut client = Client::open(&self.pool, &self.store).map_err(|error| first(error.to_string()))?;
         if Identity::of(client.kv().store()) != self.identity {
@@ -318,7 +322,7 @@ impl Putter {
                 reason: error.to_string(),
             })?;
         }
-        // If this fails, the next window takes the same path, which reports the reason.
+        // If no session can be opened now, the next window is also put record by record, which reports the reason.
         self.tasks = Tasks::open(&self.pool, &self.store).ok();
         Ok(())
     }
@@ -337,10 +341,7 @@ impl Tasks {
         Ok(Tasks { endpoint, kvs })
     }
 
-    /// Stores all of `pairs`.
-    ///
-    /// # Errors
-    /// A put failed. Each pair may or may not be stored.
+    /// Stores all records of a window concurrently. After an error, each record may or may not be stored.
     fn put_all(&mut self, pairs: &[Pair]) -> Result<(), ()> {
         let groups: Vec<_> = pairs.chunks(GROUP).collect();
         let (next, failed) = (Cell::new(0), Cell::new(false));

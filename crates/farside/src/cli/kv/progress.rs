@@ -1,7 +1,7 @@
-//! Progress of a load or a dump, in a file `FILE.progress` beside the data file, so that it can be resumed.
+//! Records the progress of a load or a dump in a file `FILE.progress` next to the data file, so that it can be resumed.
 //!
-//! Invariant: all work that the progress file records is done.
-//! Invariant: a data file that was changed before the recorded position is not resumed.
+//! Invariant: all records that the progress file covers are stored or written.
+//! Invariant: if the data file was changed before the recorded position, the work is not resumed.
 
 use super::records::{Format, Position};
 use crate::cli::{Failure, signals};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Kind of work.
+/// Kind of work that can be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Work {
@@ -43,27 +43,28 @@ pub(super) struct Progress {
     pub(super) work: Work,
     pub(super) format: Format,
     pub(super) store: Identity,
-    /// Number of bytes of the data file that are done.
+    /// Number of bytes at the start of the data file that are done.
     pub(super) offset: u64,
     /// Number of records in those bytes.
     pub(super) records: u64,
     /// CRC-64/NVME of the bytes before `offset`.
     pub(super) crc64: u64,
-    /// For a dump that has started: the epoch of the table, and the first slot that is not yet dumped.
+    /// For a dump that has visited a slot: the epoch of the store's table, and the number of the slot at which the dump
+    /// resumes.
     pub(super) place: Option<(u64, u64)>,
 }
 
-/// The progress file.
+/// The progress file of a data file.
 pub(super) struct ProgressFile {
     path: PathBuf,
     saved: Instant,
 }
 
-/// Interval between two writes of the progress file.
+/// Minimum interval between two writes of the progress file.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ProgressFile {
-    /// The progress file of the data file at `path`.
+    /// Returns the progress file of the data file at `path`, without reading it.
     pub(super) fn of(path: &Path) -> ProgressFile {
         let mut name = path.as_os_str().to_owned();
         name.push(".progress");
@@ -83,7 +84,7 @@ impl ProgressFile {
         self.saved.elapsed() >= SAVE_INTERVAL
     }
 
-    /// Replaces the file atomically: a reader finds either the former content or the new one.
+    /// Replaces the progress file atomically: a reader finds either the former content or the new one.
     pub(super) fn save(&mut self, progress: &Progress) -> io::Result<()> {
         self.saved = Instant::now();
         let next = self.path.with_extension("progress-next");
@@ -91,15 +92,15 @@ impl ProgressFile {
         std::fs::rename(&next, &self.path)
     }
 
-    /// Removes the file, as the work is complete.
+    /// Removes the progress file, because the work is complete.
     pub(super) fn remove(&self) {
         let _never_written = std::fs::remove_file(&self.path);
     }
 
-    /// Reads the file.
+    /// Reads the progress file.
     ///
     /// # Errors
-    /// The file is missing or malformed, or it belongs to other work, another format or another store.
+    /// The progress file is missing or malformed, or belongs to another kind of work, another format or another store.
     pub(super) fn read(&self, work: Work, format: Format, store: &Identity) -> Result<Progress, Failure> {
         let name = self.path.display();
         let again = "leave --resume out to start again";
@@ -136,7 +137,7 @@ impl Progress {
     /// Checks that the data file is unchanged up to the recorded position.
     ///
     /// # Errors
-    /// The file is shorter, or its bytes differ.
+    /// The data file is shorter, or its bytes differ.
     pub(super) fn check(&self, found: Option<Position>, file: &Path) -> Result<Position, Failure> {
         found.filter(|found| found.digest.finalize() == self.crc64).ok_or_else(|| {
             Failure::Error(format!(

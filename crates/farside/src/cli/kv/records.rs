@@ -1,7 +1,8 @@
-//! Files of keys and values, read and written record by record. Formats: lines with tabs, JSON lines, and binary.
+//! Reads and writes files of keys and values, record by record. The formats are lines with tabs, JSON lines, and
+//! binary.
 //!
-//! Invariant: offset, count and digest cover exactly the records that were read or written completely, so that reading
-//! or writing can resume from them.
+//! Invariant: the offset, count and digest of a position cover only records that were read or written completely, so
+//! that reading or writing can resume there.
 
 use super::binary::{self, Next};
 use crate::cli::{jsonl, tsv};
@@ -22,7 +23,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Chooses the format by the extension of a file's name. The default is lines with tabs.
+    /// Chooses the format by the extension of a file's name. Unknown extensions mean lines with tabs.
     pub(super) fn of(path: &Path) -> Format {
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         match ending.to_ascii_lowercase().as_str() {
@@ -36,11 +37,11 @@ impl Format {
 /// Position between two records of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
-    /// Bytes before the position.
+    /// Number of bytes before the position.
     pub(super) offset: u64,
-    /// Records before the position.
+    /// Number of records before the position.
     pub(super) count: u64,
-    /// Digest of the bytes before the position.
+    /// CRC of the bytes before the position.
     pub(super) digest: Digest,
 }
 
@@ -55,8 +56,8 @@ impl Position {
     }
 }
 
-/// Reads the bytes before `offset` and returns that position, with `count` records before it. Returns `None` if the
-/// input is shorter.
+/// Reads `input` up to `offset`, and returns the position there, which has `count` records before it. Returns `None` if
+/// the input is shorter.
 pub(super) fn position_at(input: &mut impl Read, offset: u64, count: u64) -> io::Result<Option<Position>> {
     let mut at = Position { count, ..Position::start() };
     let mut bytes = vec![0; 1 << 16];
@@ -72,7 +73,8 @@ pub(super) fn position_at(input: &mut impl Read, offset: u64, count: u64) -> io:
     Ok(Some(at))
 }
 
-/// Maximum bytes in a line: a key and a value of maximum length, every byte as JSON's longest escape (6 bytes).
+/// Maximum number of bytes in a line: a key and a value of maximum length, in which every byte is JSON's longest escape
+/// (6 bytes).
 const LINE_MAX: u64 = 6 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
 
 /// A key and its value.
@@ -101,19 +103,19 @@ pub(super) struct Records<R> {
 }
 
 impl<R: Read> Records<R> {
-    /// Creates a reader of `input` that starts at position `at`, up to which the caller has read the input; `None` if
-    /// the caller has read nothing.
+    /// Creates a reader of `input`. The caller has read `input` up to the position `at`, or not at all if `at` is
+    /// `None`.
     pub(super) fn new(input: R, format: Format, at: Option<Position>) -> Records<R> {
         let input = BufReader::with_capacity(1 << 20, input);
         Records { input, format, at: at.unwrap_or_else(Position::start), record: Vec::new() }
     }
 
-    /// Position of the next record.
+    /// Returns the position of the next record.
     pub(super) fn position(&self) -> Position {
         self.at
     }
 
-    /// Whether the next record is buffered, so that reading it does not wait for input.
+    /// Whether the next record is buffered as a whole, so that [`Records::next`] does not wait for input.
     pub(super) fn is_buffered(&self) -> bool {
         let buffer = self.input.buffer();
         match self.format {
@@ -126,7 +128,7 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// Reads the next record. Returns `None` at the end.
+    /// Reads the next record. Returns `None` at the end of the file.
     pub(super) fn next(&mut self) -> Result<Option<Pair>, RecordError> {
         match self.format {
             Format::Tsv => self.line(tsv::parse_line),
@@ -200,7 +202,7 @@ impl<R: Read> Records<R> {
 
     /// Appends `len` bytes of the input to `record`.
     fn take(&mut self, len: usize) -> Result<(), RecordError> {
-        // Memory grows with the bytes read, not with the length claimed, which a damaged file may inflate.
+        // Memory grows with the bytes that were read, not with the stated length, which may be huge in a damaged file.
         let read = self.input.by_ref().take(len as u64).read_to_end(&mut self.record)?;
         if read < len {
             return Err(RecordError::Malformed(
@@ -213,7 +215,7 @@ impl<R: Read> Records<R> {
     }
 }
 
-/// Writes a file of records.
+/// Writes the records of a file in order.
 pub(super) struct Writer<W: Write> {
     out: W,
     format: Format,
@@ -222,8 +224,8 @@ pub(super) struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Creates a writer that continues at `at`; `None` if the file is empty, in which case it writes the header of the
-    /// binary format.
+    /// Creates a writer that continues at the position `at`. `None` means an empty file; the writer then writes the
+    /// header, if the format has one.
     pub(super) fn new(out: W, format: Format, at: Option<Position>) -> io::Result<Writer<W>> {
         let is_new = at.is_none();
         let mut writer = Writer { out, format, at: at.unwrap_or_else(Position::start), record: Vec::new() };
@@ -234,12 +236,12 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Position of the next record.
+    /// Returns the position of the next record.
     pub(super) fn position(&self) -> Position {
         self.at
     }
 
-    /// Writes a record.
+    /// Writes a key and its value as the next record.
     pub(super) fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         match self.format {
             Format::Tsv => tsv::write_line(&mut self.record, key, value)?,
@@ -251,12 +253,12 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Flushes the buffered bytes to the system.
+    /// Passes the buffered bytes to the operating system.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
-    /// Writes the end mark, if the format has one, and flushes.
+    /// Writes the end mark, if the format has one, and flushes the buffered bytes.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         if self.format == Format::Binary {
             binary::write_end(&mut self.record, self.at.count)?;
@@ -288,7 +290,7 @@ mod tests {
         bytes
     }
 
-    /// Reads all records up to the end, or up to the first mistake.
+    /// Returns all records up to the end of the file or the first error, and that error.
     fn read(format: Format, bytes: &[u8]) -> (Vec<Pair>, Result<(), String>) {
         let mut records = Records::new(bytes, format, None);
         let mut pairs = Vec::new();
@@ -362,8 +364,8 @@ mod tests {
         assert!(read(Format::Tsv, &whole).1.expect_err("it is binary").contains("--format binary"));
     }
 
-    /// Reading a changed binary file returns a prefix of the records that were written. Reading succeeds only if the
-    /// file is unchanged.
+    /// The records that are read from a changed binary file are a prefix of the written ones. The whole file is read
+    /// without an error only if it is unchanged.
     #[test]
     fn fuzz_binary_files() {
         let executions = Executions::of("binary files of kv load");
@@ -380,7 +382,7 @@ mod tests {
         });
     }
 
-    /// Reading a file of any bytes in any format comes to an end.
+    /// A reader of arbitrary bytes comes to an end, in every format.
     #[test]
     fn fuzz_files_of_any_bytes() {
         let executions = Executions::of("files of any bytes");

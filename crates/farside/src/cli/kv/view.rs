@@ -1,4 +1,4 @@
-//! Output of `kv stat --watch`: a screen, or a line or a JSON object for each sample.
+//! Formats the output of `kv stat --watch`: a full screen, or else one line or JSON object for each sample.
 //!
 //! Invariant: the output is a function of the samples and of the screen's width.
 
@@ -9,13 +9,13 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Maximum samples in a sparkline.
+/// Maximum number of samples in a sparkline.
 const PAST: usize = 60;
-/// Widths of the columns for a line's name and for its figure.
+/// Width of the name at the start of a line, in columns; below it, the width of the figure after the name.
 const NAME_WIDTH: usize = 14;
 const FIGURE_WIDTH: usize = 14;
 
-/// A rate: its name, the counter it is computed from, and its format.
+/// A rate: its name, a function that returns the counter it is computed from, and a function that formats it.
 type Rate = (&'static str, fn(&Traffic) -> u64, fn(f64) -> String);
 
 const RATES: [Rate; 5] = [
@@ -26,7 +26,7 @@ const RATES: [Rate; 5] = [
     ("replies/s", |traffic| traffic.reply_bytes, |bytes| human_bytes(bytes as u64)),
 ];
 
-/// The last [`PAST`] samples, newest first, and how to display them.
+/// The screen of a store, which shows the last [`PAST`] samples. The newest sample is first.
 pub(super) struct View {
     url: String,
     store: String,
@@ -43,12 +43,12 @@ impl View {
         self.samples.push_front(sample);
     }
 
-    /// Returns the screen's lines while there is no sample, with the reason.
+    /// Returns the screen's lines while there is no sample. `reason` says why there is none.
     pub(super) fn waiting(&self, reason: &str) -> Vec<String> {
         vec![self.title(), String::new(), reason.to_owned()]
     }
 
-    /// Returns the screen's lines.
+    /// Returns the screen's lines for the latest sample.
     pub(super) fn lines(&self, columns: usize) -> Vec<String> {
         let Some(sample) = self.samples.front() else { return self.waiting("sampling ...") };
         let mut lines = vec![self.title(), String::new()];
@@ -121,7 +121,7 @@ impl View {
         lines
     }
 
-    /// Returns the heading for the lines that [`line`] formats.
+    /// Returns the heading of the columns that [`line`] formats.
     pub(super) fn heading(&self) -> String {
         COLUMNS.iter().map(|name| format!("{name:>11}")).collect::<Vec<_>>().join(" ")
     }
@@ -134,7 +134,7 @@ impl View {
         format!("store '{}' at {}{node}   q quits", self.store, self.url)
     }
 
-    /// Formats a figure and the sparkline of its past.
+    /// Formats a line of the screen: the name, the figure, and the sparkline of its past values.
     fn row(&self, columns: usize, name: &str, figure: &str, of: impl Fn(&Sample) -> f64) -> String {
         let room = columns.saturating_sub(NAME_WIDTH + FIGURE_WIDTH + 4).min(PAST);
         let past: Vec<f64> = self.samples.iter().take(room).rev().map(of).collect();
@@ -158,7 +158,7 @@ const COLUMNS: [&str; 12] = [
     "probe max",
 ];
 
-/// Formats a sample as a line.
+/// Formats a sample as a line of columns.
 pub(super) fn line(sample: &Sample) -> String {
     let rate =
         |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
@@ -216,7 +216,7 @@ fn per_second(count: u64, sample: &Sample) -> f64 {
     count as f64 / sample.lasted.as_secs_f64().max(1e-9)
 }
 
-/// Formats a number with about three digits and a decimal unit.
+/// Formats a number with about three digits and a decimal unit, such as k or M.
 fn count(number: f64) -> String {
     match number {
         1e9.. => format!("{:.2} G", number / 1e9),
@@ -230,7 +230,7 @@ fn micros(time: Duration) -> String {
     format!("{:.1} us", time.as_secs_f64() * 1e6)
 }
 
-/// Draws figures as bars of up to eight eighths of a line. The greatest has full height.
+/// Draws each figure as a bar with a height in eighths of a line. The greatest figure has the full height.
 fn sparkline(past: &[f64]) -> String {
     const SIGNS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = past.iter().copied().fold(0.0, f64::max);
@@ -241,7 +241,8 @@ fn sparkline(past: &[f64]) -> String {
     past.iter().map(sign).collect()
 }
 
-/// Draws the parts of a whole as a bar. Each part has its own sign, and the remainder is blank.
+/// Draws the parts of `whole` as a bar of `width` columns. A part consists of its sign, its name and its size. The
+/// remainder of the bar is blank.
 fn bar(parts: &[(char, &str, u64)], whole: u64, width: usize) -> String {
     let (mut text, mut sum) = (String::from("["), 0u64);
     let mut drawn = 0;

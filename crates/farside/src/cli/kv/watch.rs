@@ -1,11 +1,12 @@
-//! `kv stat --watch`: samples a node's counters at an interval.
+//! `kv stat --watch`: samples a node's counters and a store's statistics at an interval.
 //!
-//! - Rates are differences of the node's counters, which cover all clients and all stores.
-//! - Memory is that of the store.
-//! - Latency is that of a *probe*: GETs of an absent key by this process. They are subtracted from the rates.
+//! - Rates are differences of the node's counters, which cover all clients and all stores. The probe's own requests are
+//!   subtracted.
+//! - The memory shown is that of the store.
+//! - Latency is measured by a *probe*: GETs of an absent key by this process.
 //!
-//! Invariant: sampling does not keep the node busy. The node visits every buffer to compute a store's statistics, so
-//! the requests for them take at most a tenth of the time.
+//! Invariant: sampling does not keep the node busy. To compute a store's statistics, the node visits every buffer of
+//! the store. So this program requests statistics for at most a tenth of the time.
 
 use super::not_opened;
 use super::view::{self, View};
@@ -33,21 +34,22 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// A sample: the activity since the sample before.
+/// A sample: the activity since the previous sample.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     /// Time since the first sample.
     pub(super) since: Duration,
-    /// Time since the sample before.
+    /// Time since the previous sample.
     pub(super) lasted: Duration,
     pub(super) info: NodeInfo,
     pub(super) stat: StoreStat,
-    /// Traffic in the interval, without the probe's. `None` if the node does not report it.
+    /// Traffic of all clients since the previous sample, without this session's own. `None` if the node does not report
+    /// traffic.
     pub(super) traffic: Option<Traffic>,
     pub(super) reclaimed: u64,
     pub(super) lost: u64,
     pub(super) refusals: u64,
-    /// Median and maximum latency of a probe's GETs, or the error of the probe.
+    /// Median and maximum latency of the probe's GETs, in that order, or the probe's error.
     pub(super) probe: Result<(Duration, Duration), String>,
 }
 
@@ -70,7 +72,7 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
         next = (next + every).max(Instant::now());
         let result = match &mut watch {
             Some(watch) => watch.sample().map(Some),
-            // After a failure this may be another node, so its counters cannot be compared with the former ones.
+            // After a failure, another node may respond, whose counters cannot be compared with the former ones.
             None => Watch::start(&pool, &store).map(|again| {
                 watch = Some(again);
                 None
@@ -113,10 +115,10 @@ fn by_lines(mut watch: Watch, view: &View, every: Duration, count: Option<u64>, 
     Ok(())
 }
 
-/// Lines between two headings: about a page of a terminal.
+/// Number of lines between two headings: about one page of a terminal.
 const HEADING_EVERY: u64 = 20;
 
-/// GETs in a probe.
+/// Number of GETs in a probe.
 const PROBES: usize = 16;
 /// Key of the probe, which no client is expected to store.
 const PROBE_KEY: &[u8] = b"\0farside stat --watch";
@@ -129,10 +131,10 @@ struct Watch {
     began: Instant,
     sampled_at: Instant,
     info: NodeInfo,
-    /// This session's own traffic at the time of `info`.
+    /// Traffic of this session itself when `info` was requested.
     own: Traffic,
     stat: StoreStat,
-    /// Time of the next request for the store's statistics.
+    /// Earliest time of the next request for the store's statistics.
     stat_next: Instant,
 }
 
@@ -159,7 +161,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Takes a sample.
+    /// Takes a sample of the activity since the previous one.
     fn sample(&mut self) -> Result<Sample, Failure> {
         let probe = self.probe();
         if self.stat_next <= Instant::now() {

@@ -1,6 +1,7 @@
-//! The node that `perf` measures: a perf server, a node that it starts, or an existing node.
+//! Finds or starts the node that `perf` measures: a perf server, a node that this command starts, or an existing node.
+//! Also runs a perf server.
 //!
-//! Invariant: the store is of plain memory, and no other program is meant to use it.
+//! Invariant: the measured store is plain memory, and no other program is meant to use it.
 
 use crate::cli::bench::{FabricArg, NodeProcess, TemporaryStore};
 use crate::cli::{Done, Failure, check_available, connect, signals, token};
@@ -16,17 +17,18 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Default port, the same as perftest's.
+/// Default port of a perf server, the same as perftest's.
 pub(super) const PORT: u16 = 18515;
-/// Name of a server's store.
+/// Name of the store on a perf server, or on a node that this command starts.
 const STORE: &str = "perf";
-/// Bytes of a node for `perf` alone; the system commits its pages when they are written.
+/// Bytes of memory of a node that only `perf` uses. The system allocates a page when it is first written.
 const MEMORY: u64 = 256 << 20;
-/// Quota of its store, in bytes.
+/// Quota of the store on such a node, in bytes.
 const QUOTA: u64 = 192 << 20;
-/// Quota of a store on an existing node, in bytes: twice what 64 tasks read and write.
+/// Quota of a store on an existing node, in bytes: at least twice the bytes that 64 tasks read and write.
 const QUOTA_TEMPORARY: u64 = 16 << 20;
-/// The same for PUT chains, in bytes: each request takes a buffer, which is free again after the grace period.
+/// Quota of a store on an existing node for PUT chains, in bytes. It is larger, because each request takes a buffer
+/// that is free again only after the grace period.
 const QUOTA_OF_PUTS: u64 = 128 << 20;
 const _: () = assert!(QUOTA_TEMPORARY / 2 >= (64 << 16) + (1 << 20));
 
@@ -46,7 +48,7 @@ impl Device {
     }
 }
 
-/// Parses, for clap, a transport.
+/// Parses, for clap, a transport between server and client.
 pub(super) fn device(text: &str) -> Result<Device, String> {
     match text {
         "tcp" => Ok(Device::Tcp),
@@ -62,11 +64,11 @@ pub(super) fn device(text: &str) -> Result<Device, String> {
 pub(super) struct Place {
     pub(super) pool: Pool,
     pub(super) store: String,
-    /// Description of the node, for the report.
+    /// Description of the node, for the report's readers.
     pub(super) node: String,
-    /// Store that this command created on an existing node, and drops at its end.
+    /// The store on an existing node, which is dropped at the end; `None` for other nodes.
     _temporary: Option<TemporaryStore>,
-    /// Node that this command started, and stops at its end.
+    /// The child process of the node, if this command started one.
     _node: Option<NodeProcess>,
 }
 
@@ -74,7 +76,8 @@ impl Place {
     /// Connects to a perf server.
     ///
     /// # Errors
-    /// The host is invalid, or no server responds there. Takes at most a second, besides the lookup of the host's name.
+    /// The host is invalid, or no server responds there. Without a response, this takes at most a second after the
+    /// lookup of the host's name.
     pub(super) fn at_host(
         host: &str,
         port: u16,
@@ -101,7 +104,7 @@ impl Place {
     /// Starts a node, in its own process or in this one.
     ///
     /// # Errors
-    /// There is not enough memory, or the node does not start.
+    /// The machine has not enough memory, or the node does not start.
     pub(super) fn started(fabric: FabricArg) -> Result<Place, Failure> {
         check_available(MEMORY, "stop other programs")?;
         let (pool, node) = match fabric {
@@ -116,7 +119,8 @@ impl Place {
         Ok(Place { pool, store: STORE.into(), node: reported.into(), _temporary: None, _node: node })
     }
 
-    /// Connects to an existing node and creates a store, which is dropped at the end.
+    /// Connects to an existing node and creates a store there, which is dropped at the end. `puts`: the test runs PUT
+    /// chains.
     ///
     /// # Errors
     /// The node cannot be reached, or has no space for the store.
@@ -138,7 +142,7 @@ fn raw_store(name: &str, quota: u64) -> NewStore {
     NewStore { kind: raw::KIND.into(), ..NewStore::prism_kv(name, quota) }
 }
 
-/// A host's name or address, as written in a URL.
+/// Returns a host's name or address in the form in which a URL contains it.
 fn host_in_url(host: &str) -> Result<String, Failure> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if bare.parse::<Ipv6Addr>().is_ok() {
@@ -158,19 +162,19 @@ pub(super) struct Server {
     pub(super) name: String,
     pub(super) bind: IpAddr,
     pub(super) port: u16,
-    /// The only transport that is served; `None` if both are.
+    /// The only transport to serve; `None` to serve both.
     pub(super) device: Option<Device>,
     pub(super) tokens: Option<PathBuf>,
     pub(super) insecure_udp: bool,
 }
 
 impl Server {
-    /// Serves until a signal arrives.
+    /// Starts the node, prints its addresses, and serves until a signal arrives.
     ///
     /// # Errors
     /// The address or the combination of flags cannot be served.
     pub(super) fn serve(self) -> Done {
-        // First, so that no signal is missed.
+        // The signals are registered first, so that none is missed.
         let mut signals = signal_hook::iterator::Signals::new(signals::ending())?;
         let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Error)?;
         if self.insecure_udp && (tokens.is_none() || self.device == Some(Device::Tcp)) {
@@ -202,7 +206,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns a command line with which a client uses this server.
+    /// Returns the command line with which a client measures this server.
     fn hint(&self, listening: &[Listen]) -> String {
         let at = listening.iter().find_map(|listen| match listen {
             Listen::Tcp(at) => Some((*at, "")),

@@ -1,6 +1,6 @@
-//! Results in perftest's format: its columns, its framing, and JSON.
+//! Prints results in perftest's format: with its columns, its lines around the table, and as JSON.
 //!
-//! Invariant: columns have perftest's names, order and units. Its lines about RDMA devices are omitted.
+//! Invariant: columns have perftest's names, order and units. Perftest's lines about RDMA devices are omitted.
 
 use super::place::Place;
 use super::work::{Bandwidth, Latency, Request, Until};
@@ -10,19 +10,19 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Format of the results.
+/// Format in which results are printed.
 pub(super) struct Format {
     pub(super) gbits: bool,
     pub(super) json: bool,
 }
 
-/// Result of the test for one message size.
+/// Result of the test at one request size.
 pub(super) enum Row {
     Latency(Latency),
     Bandwidth(Bandwidth),
 }
 
-/// The results of one test.
+/// Report of one test, with the results at all sizes.
 pub(super) struct Report {
     format: Format,
     info: Info,
@@ -38,12 +38,12 @@ struct Info {
     /// Number of requests in flight of a bandwidth test; `None` for a latency test.
     depth: Option<u32>,
     until: Until,
-    /// Time that one reading of the clock takes, in nanoseconds.
+    /// Duration of one reading of the clock, in nanoseconds.
     clock_ns: f64,
 }
 
 impl Info {
-    /// Names the CPU that runs the request.
+    /// Describes the CPU that runs the requests.
     fn runs_on(&self) -> &'static str {
         match (self.fabric, self.request) {
             ("local", _) => "the client's CPU, in the node's process",
@@ -58,7 +58,7 @@ const LINE: &str = "------------------------------------------------------------
 const MIB: f64 = (1 << 20) as f64;
 
 impl Report {
-    /// Starts the report of `test`; `depth` is the number of requests in flight of a bandwidth test.
+    /// Creates the report of `test`, without results. `depth` is the number of requests in flight of a bandwidth test.
     pub(super) fn new(
         format: Format,
         place: &Place,
@@ -73,7 +73,7 @@ impl Report {
         Report { format, info, results: Vec::new() }
     }
 
-    /// Prints the result of one message size. Prints the header first, if this is the first result.
+    /// Prints the result at one request size, in bytes. Before the first result, also prints the table's header.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -100,7 +100,7 @@ impl Report {
         Ok(())
     }
 
-    /// Prints the end of the table.
+    /// Prints the end of the table, unless the format is JSON.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -111,7 +111,7 @@ impl Report {
         Ok(())
     }
 
-    /// Writes the report to a file; `results` is an object for one size, or a list for several.
+    /// Writes the report to a file as JSON. Its `results` are an object for one size, or a list of objects for several.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -222,13 +222,13 @@ impl Report {
     }
 }
 
-/// A number of a result, with its names in the output formats.
+/// A column of a result: its number, and the number's names.
 struct Column {
-    /// Name in the table.
+    /// Name of the number in the table.
     name: &'static str,
-    /// Name in `--json`.
+    /// Name of the number in `--json`.
     key: &'static str,
-    /// perftest's name, in the file of `--out_json`.
+    /// Perftest's name of the number, in the file of `--out_json`.
     perftest: &'static str,
     text: String,
     value: Value,
@@ -249,20 +249,20 @@ impl Column {
         Column::new(name, key, perftest, count.to_string(), count)
     }
 
-    /// Returns a column of microseconds with three decimals, since an op on mapped memory takes a fraction of a
+    /// Returns a column of microseconds with three decimals, because an op on mapped memory takes a fraction of a
     /// microsecond.
     fn us(name: &'static str, key: &'static str, perftest: &'static str, us: f64) -> Column {
         Column::new(name, key, perftest, format!("{us:.3}"), rounded(us, 3))
     }
 
     fn rate(name: &'static str, key: &'static str, perftest: &'static str, rate: f64) -> Column {
-        // Rates of small requests are far below 1 in either unit.
+        // In either unit, rates of small requests are far below 1, so they need more decimals.
         let text = if rate < 0.1 { format!("{rate:.6}") } else { format!("{rate:.2}") };
         Column::new(name, key, perftest, text, rounded(rate, 6))
     }
 }
 
-/// Rounds to `digits` decimals.
+/// Rounds a number to `digits` decimals.
 fn rounded(number: f64, digits: i32) -> f64 {
     let unit = 10f64.powi(digits);
     (number * unit).round() / unit
@@ -272,7 +272,7 @@ fn unit(gbits: bool) -> &'static str {
     if gbits { "Gb/sec" } else { "MiB/sec" }
 }
 
-/// Measures the time that one reading of the clock takes, in nanoseconds: the minimum of 20 means, to exclude
+/// Measures the duration of one reading of the clock, in nanoseconds. Returns the minimum of 20 means, which excludes
 /// interruptions.
 fn clock_ns() -> f64 {
     const READINGS: u32 = 500;
@@ -284,7 +284,7 @@ fn clock_ns() -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// Checks that the file at `path` can be written. Keeps the file's contents.
+/// Checks that the file at `path` can be written. Does not change its content.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,10 +1,10 @@
-//! Repeats one request: one at a time to measure each latency, or many in flight to measure the rate.
+//! Repeats one kind of request: one at a time to measure each latency, or many in flight to measure the rate.
 //!
-//! Invariant: every response is checked, and the memory that requests change is checked at the end: only requests that
-//! were done are counted.
+//! Invariant: every response is checked, and at the end also the memory that the requests changed. So only requests
+//! that were really executed are counted.
 //! Invariant: no memory of this process is allocated between two chains.
-//! Invariant: a request has its own turn unless others are in flight, as in a program that does one operation at a
-//! time.
+//! Invariant: each request runs in its own turn, as in a program that does one operation at a time. Only requests that
+//! are in flight together share a turn.
 
 use crate::cli::Failure;
 use farside::Pool;
@@ -21,7 +21,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::{U64, U128};
 
-/// Kind of request.
+/// Kind of request that a test repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Read,
@@ -59,20 +59,20 @@ impl Request {
     }
 }
 
-/// When a measurement ends.
+/// Length of a measurement: a number of requests, or a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
     Iterations(u64),
     Time(Duration),
 }
 
-/// Latencies of requests, one at a time, in nanoseconds.
+/// Latencies of requests that were sent one at a time.
 pub(super) struct Latency {
     pub(super) iterations: u64,
     pub(super) min_ns: f64,
     pub(super) max_ns: f64,
     pub(super) mean_ns: f64,
-    /// Sum of squared distances from the mean.
+    /// Sum of the squared distances of the latencies from their mean, in ns².
     squares: f64,
     latencies: Latencies,
 }
@@ -96,7 +96,7 @@ impl Latency {
         let ns = latency.as_nanos() as f64;
         self.min_ns = self.min_ns.min(ns);
         self.max_ns = self.max_ns.max(ns);
-        // Welford's algorithm: neither sum grows so large that it loses precision.
+        // This is Welford's algorithm, in which no sum grows so large that it loses precision.
         let distance = ns - self.mean_ns;
         self.mean_ns += distance / self.iterations as f64;
         self.squares += distance * (ns - self.mean_ns);
@@ -106,38 +106,40 @@ impl Latency {
         (self.squares / self.iterations as f64).sqrt()
     }
 
-    /// Percentile in microseconds, clamped to the measured range, since the histogram is coarse.
+    /// Returns a percentile of the latencies in microseconds. It is clamped to the measured range, because the
+    /// histogram is coarse.
     pub(super) fn percentile_us(&self, percent: f64) -> f64 {
         self.latencies.percentile_us(percent).clamp(self.min_ns / 1e3, self.max_ns / 1e3)
     }
 }
 
-/// Rates of requests, many in flight.
+/// Number and rates of requests of which many were in flight.
 pub(super) struct Bandwidth {
     pub(super) iterations: u64,
     pub(super) per_s: f64,
-    /// Rate of the fastest [`Bandwidth::stretch`] requests in a row; the mean rate if there were fewer requests.
+    /// Rate of the fastest [`Bandwidth::stretch`] consecutive requests; the mean rate if there were fewer requests than
+    /// that.
     pub(super) peak_per_s: f64,
     pub(super) stretch: u64,
 }
 
-/// Number of requests in the warm-up.
+/// Maximum number of requests in the warm-up.
 const WARM_UP: u64 = 1000;
-/// Maximum time of the warm-up.
+/// Maximum duration of the warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(100);
-/// Minimum number of requests of a stretch.
+/// Minimum number of requests in a stretch: consecutive requests whose rate is measured to find the peak rate.
 const STRETCH_MIN: u64 = 512;
-/// Minimum length of a stretch, as a multiple of the requests in flight.
+/// Minimum number of requests in a stretch, as a multiple of the number of requests in flight.
 const STRETCH_DEPTHS: u64 = 8;
 
-/// A client core with its tasks.
+/// A client core with its tasks, each of which has at most one request in flight.
 pub(super) struct Worker {
     endpoint: Rc<Endpoint>,
     tasks: Vec<Task>,
 }
 
 impl Worker {
-    /// Connects, with `depth` tasks or one.
+    /// Opens a session with the store, for `depth` tasks, or for one task if `depth` is `None`.
     ///
     /// # Errors
     /// The store does not exist, or no session can be opened.
@@ -183,17 +185,17 @@ impl Worker {
         self.tasks.iter_mut().try_for_each(|task| Ok(block_on(&endpoint, task.prepare(size))?))
     }
 
-    /// Checks that the store's memory holds what the requests should have left there.
+    /// Checks that the store's memory holds what the requests should have written.
     ///
     /// # Errors
-    /// The memory holds something else.
+    /// The memory holds something else, or a request failed.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         let endpoint = Rc::clone(&self.endpoint);
         self.tasks.iter_mut().try_for_each(|task| Ok(block_on(&endpoint, task.check())?))
     }
 
-    /// Measures the latency of each request, one after another. The interval between two readings of the clock contains
-    /// one request, and the recording of the previous latency.
+    /// Measures the latency of each request, one after another. A latency is the interval between two readings of the
+    /// clock. It contains one request, and the recording of the previous latency.
     ///
     /// # Errors
     /// A request failed, or returned wrong bytes.
@@ -215,7 +217,7 @@ impl Worker {
             let mut last = began;
             loop {
                 task.once().await?;
-                // On other fabrics every request waits, which ends the turn.
+                // On fabrics without direct access to memory, each request waits for its reply, which ends the turn.
                 if is_direct {
                     endpoint.end_turn();
                 }
@@ -234,7 +236,7 @@ impl Worker {
         Ok(latency)
     }
 
-    /// Counts requests while each task has one in flight.
+    /// Measures the rate of requests while each task has one request in flight.
     ///
     /// # Errors
     /// A request failed, or returned wrong bytes.
@@ -256,7 +258,7 @@ impl Worker {
             if let Until::Time(duration) = until {
                 let stopped = &stopped;
                 scope.spawn(move || {
-                    // An error means that the measurement has ended.
+                    // The channel is closed when the measurement has ended before the time is over.
                     let _in_time = end.recv_timeout(duration);
                     stopped.store(true, Ordering::Relaxed);
                 });
@@ -275,12 +277,12 @@ impl Worker {
             let per_s = count.get() as f64 / began.elapsed().as_secs_f64();
             drop(ended);
             let peak_per_s = shortest.get().map_or(per_s, |took| stretch as f64 / took.as_secs_f64());
-            // The rest after the last stretch may have been the fastest.
+            // The requests after the last stretch may have been the fastest, so the mean rate may exceed the peak.
             Ok(Bandwidth { iterations: count.get(), per_s, peak_per_s: peak_per_s.max(per_s), stretch })
         })
     }
 
-    /// Lets every task send requests while `more` returns true; calls `done` after each request.
+    /// Lets every task send requests while `more` returns true. Calls `done` after each completed request.
     fn flood(&mut self, more: impl Fn() -> bool, done: impl Fn()) -> Result<(), Failure> {
         let endpoint = &*self.endpoint;
         let is_alone_and_direct = self.tasks.len() == 1 && endpoint.memory().is_some();
@@ -307,7 +309,7 @@ impl Worker {
     }
 }
 
-/// Decrements the counter; returns false if it is 0.
+/// Decrements the counter `left`. Returns false, without a change, if the counter is 0.
 fn take(left: &Cell<u64>) -> bool {
     let some = left.get() > 0;
     left.set(left.get() - u64::from(some));
@@ -319,17 +321,17 @@ struct Task {
     raw: Raw<Rc<Endpoint>>,
     request: Request,
     number: u64,
-    /// Offset of the bytes that the task reads and writes.
+    /// Offset in the store's memory of the bytes that the task reads and writes.
     at: u64,
     /// Bytes that the task writes, and expects to read.
     bytes: Vec<u8>,
-    /// Value that the task expects in its word.
+    /// Expected value of the task's word, which atomics change.
     word: u128,
-    /// Pointer that the task expects in its slot.
+    /// Expected value of the task's slot, which PUT chains change.
     held: BoundedPtr,
 }
 
-/// Bytes of a WRITE that prepares memory.
+/// Maximum number of bytes of a WRITE that prepares memory for READs.
 const PIECE: usize = 1 << 15;
 
 const MEDDLED: RawError =
@@ -342,7 +344,7 @@ impl Task {
         self.bytes = (0..size).map(|at| (at as u64 + 37 * self.number + 1) as u8).collect();
         match self.request {
             Request::Read => {
-                // A READ can return more bytes than one WRITE can carry.
+                // The bytes are written in pieces, because one READ can return more bytes than one WRITE can carry.
                 for (at, piece) in (self.at..).step_by(PIECE).zip(self.bytes.chunks(PIECE)) {
                     self.raw.write(at, piece).await?;
                 }
@@ -402,7 +404,7 @@ impl Task {
         }
     }
 
-    /// Checks the memory that the requests have left.
+    /// Checks that the task's memory holds what its requests should have written.
     async fn check(&mut self) -> Result<(), RawError> {
         let len = self.bytes.len() as u32;
         let is_right = match self.request {

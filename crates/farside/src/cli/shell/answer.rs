@@ -1,14 +1,14 @@
-//! Output of the shell: quoted for terminals, raw for pipes, JSON for programs.
+//! Prints the shell's results: quoted for terminals, raw for pipes, as JSON for programs.
 //!
-//! Invariant: on a terminal, a store's bytes are quoted and escaped, so that they cannot control the terminal. `--raw`
-//! and pipes get them unchanged; `--json` prints one object a line.
+//! Invariant: on a terminal, keys and values are quoted and escaped, so that they cannot control the terminal. With
+//! `--raw` and in pipes they are printed unchanged; with `--json`, each result is one JSON object a line.
 
 use super::words::quoted;
 use crate::cli::{Done, jsonl, tsv, written};
 use serde_json::{Map, Value};
 use std::io::{self, Write};
 
-/// Output format.
+/// Format in which the shell prints results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// Values in quotes, with escapes.
@@ -22,7 +22,7 @@ pub(super) enum Format {
 /// Prints results to standard output.
 pub(super) struct Printer {
     pub(super) format: Format,
-    /// Number of the line of a script that is being executed, if there is a script.
+    /// Line number of the command in a script; `None` if the commands do not come from a script.
     pub(super) line: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Printer {
         self.result("ok", &[("ok", true.into())])
     }
 
-    /// Prints `words`, or an object of `fields` if the format is JSON.
+    /// Prints `words`; in the JSON format, an object with `fields` instead.
     pub(super) fn result(&self, words: &str, fields: &[(&str, Value)]) -> Done {
         if self.format != Format::Json {
             return self.line(words.as_bytes());
@@ -68,8 +68,7 @@ impl Printer {
         }
     }
 
-    /// Reports an absent key. A script gets a line for this as well, so that every command of the script has one line
-    /// of output.
+    /// Reports that a key is absent. Scripts get a line for this too, so that every command prints a line.
     pub(super) fn absent(&self, key: &[u8], is_alone: bool) -> Done {
         match self.format {
             Format::Json => {
@@ -84,7 +83,7 @@ impl Printer {
         }
     }
 
-    /// Prints a key of a listing, and its value if given.
+    /// Prints a key of a listing, and its value if `value` is given. `number` is its position in the listing.
     pub(super) fn item(&self, number: u64, key: &[u8], value: Option<&[u8]>) -> Done {
         match (self.format, value) {
             (Format::Json, value) => {
@@ -104,7 +103,7 @@ impl Printer {
         }
     }
 
-    /// Ends a listing of `count` keys. `more` says whether the store may hold further keys.
+    /// Prints the end of a listing of `count` keys. `more`: the store may hold further keys.
     pub(super) fn listed(&self, count: u64, more: bool) -> Done {
         match self.format {
             Format::Json => self.result("", &[("count", count.into()), ("more", more.into())]),

@@ -1,26 +1,26 @@
-//! The commands of the shell: their descriptions, and how they are parsed from words.
+//! Describes the commands of the shell, and parses them from words.
 
-/// Description of a command.
+/// Description of a shell command.
 pub(super) struct Description {
     /// Name of the command.
     pub(super) name: &'static str,
-    /// Placeholders of its arguments.
+    /// Placeholders of the command's arguments, such as `KEY VALUE`.
     pub(super) usage: &'static str,
-    /// Its effect, in one line.
+    /// Effect of the command, in one line.
     pub(super) what: &'static str,
     /// Further explanation for `help COMMAND`; may be empty.
     pub(super) more: &'static str,
-    /// Whether its arguments include a value.
+    /// Whether the command's arguments include a value, which must not be written to the history file.
     pub(super) has_value: bool,
-    /// Parses the words that follow the name.
+    /// Function that parses the words after the command's name.
     build: fn(Vec<Vec<u8>>) -> Parsed,
 }
 
-/// Result of parsing a command's arguments. `None` if the number of arguments is wrong. An error contains the reason
-/// and the remedy.
+/// Result of parsing a command's arguments. `None` means a wrong number of arguments; an error holds the reason and the
+/// remedy.
 type Parsed = Option<Result<Command, String>>;
 
-/// A parsed command.
+/// A shell command with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Get { key: Vec<u8> },
@@ -41,7 +41,7 @@ pub(super) enum Command {
     Quit,
 }
 
-/// Default number of keys in a listing.
+/// Default maximum number of keys in a listing.
 const COUNT: u64 = 100;
 
 const BYTES: &str = "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" may contain \
@@ -192,13 +192,13 @@ pub(super) const ALL: [Description; 16] = [
     },
 ];
 
-/// Names of the command that leaves the shell.
+/// Names of the command that ends the shell.
 pub(super) const LEAVE: [&str; 2] = ["quit", "exit"];
 
-/// Parses a command.
+/// Parses a command from the words of a line.
 ///
 /// # Panics
-/// There are no words.
+/// If `words` is empty.
 pub(super) fn parse(words: Vec<Vec<u8>>) -> Result<Command, String> {
     let mut words = words.into_iter();
     let name = words.next().expect("the caller skips lines without words");
@@ -220,7 +220,7 @@ pub(super) fn parse(words: Vec<Vec<u8>>) -> Result<Command, String> {
     })
 }
 
-/// Finds the description of a command by its name, in any case.
+/// Finds the description of a command by its name. Upper and lower case are equal.
 pub(super) fn find(name: &[u8]) -> Result<&'static Description, String> {
     ALL.iter().find(|known| name.eq_ignore_ascii_case(known.name.as_bytes())).ok_or_else(|| {
         const SHOWN_MAX: usize = 40;
@@ -231,7 +231,7 @@ pub(super) fn find(name: &[u8]) -> Result<&'static Description, String> {
 }
 
 impl Description {
-    /// The name followed by the placeholders of the arguments.
+    /// Returns the command's name, followed by the placeholders of its arguments.
     pub(super) fn form(&self) -> String {
         format!("{} {}", self.name, self.usage).trim_end().to_owned()
     }
@@ -309,7 +309,7 @@ fn list(words: Vec<Vec<u8>>, values: bool) -> Parsed {
     Some(Ok(Command::List { prefix, count, values }))
 }
 
-/// Parses a number of digits only. A sign is refused as a typing mistake.
+/// Parses a number. The word may contain digits only; a sign is refused as a typing mistake.
 fn number<N: std::str::FromStr>(word: &[u8]) -> Option<N> {
     let text = std::str::from_utf8(word).ok()?;
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?

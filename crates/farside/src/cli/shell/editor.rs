@@ -1,7 +1,8 @@
-//! Line editing at a terminal: completion, hints, and a history file.
+//! Edits lines at a terminal, with completion, hints, and a history file.
 //!
-//! Invariant: no value is written to the history file. Lines with a value, lines that are not a command and lines that
-//! begin with a blank stay in memory, if they are kept at all. Only the file's owner may read it.
+//! Invariant: no value is written to the history file. These lines stay in memory, if they are kept at all: lines with
+//! a value, lines that are not a command, and lines that begin with a blank.
+//! Invariant: only the owner of the history file may read it.
 
 use super::command::{self, ALL, LEAVE};
 use super::words;
@@ -19,10 +20,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Turns bracketed paste off, which the editor turned on, and starts a new line.
+/// Escape sequence that turns off bracketed paste, which the editor has turned on, and starts a new line.
 pub(super) const LEAVE_EDITOR: &str = "\x1b[?2004l\r\n";
 
-/// Maximum lines in the history.
+/// Maximum number of lines in the history.
 const LINES_MAX: usize = 1000;
 
 /// Reads lines from the terminal and keeps the history.
@@ -31,18 +32,18 @@ pub(super) struct Lines {
     file: Option<PathBuf>,
 }
 
-/// Input from the terminal.
+/// Input that the user typed at the prompt.
 pub(super) enum Typed {
     /// A line, or several lines that were pasted.
     Line(String),
     /// The user cancelled the line, with Ctrl-C.
     Cancelled,
-    /// End of input, as by Ctrl-D.
+    /// The input has ended, for example by Ctrl-D.
     End,
 }
 
 impl Lines {
-    /// Opens the editor, with the history in `file`.
+    /// Opens the editor. The history is kept in `file`, or only in memory if that is `None`.
     pub(super) fn open(pool: Pool, file: Option<PathBuf>) -> Result<Lines, String> {
         let config = Config::builder()
             .max_history_size(LINES_MAX)
@@ -59,7 +60,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Reads the next line, and adds it to the history.
+    /// Reads the next line from the terminal, and adds it to the history.
     pub(super) fn next(&mut self, prompt: &str) -> Result<Typed, String> {
         match self.editor.readline(prompt) {
             Ok(line) => {
@@ -72,14 +73,14 @@ impl Lines {
         }
     }
 
-    /// Loads the history file. Shortens it to its last [`LINES_MAX`] lines if it has more.
+    /// Loads the history file. If it has more than [`LINES_MAX`] lines, shortens the file to the last ones.
     fn recall(&mut self) {
         let Some(path) = &self.file else { return };
         let Ok(text) = std::fs::read_to_string(path) else { return };
         let lines: Vec<&str> = text.lines().collect();
         let kept = &lines[lines.len().saturating_sub(LINES_MAX)..];
         for line in kept {
-            // The editor drops a line that equals the one before.
+            // The editor drops a line that equals the previous one.
             let _same = self.editor.history_mut().add(line);
         }
         if kept.len() < lines.len() {
@@ -103,7 +104,8 @@ fn read_error(error: &ReadlineError) -> String {
     format!("could not read from the terminal: {error}; pipe commands in, or give one as arguments")
 }
 
-/// Whether a line may be written to the history file: it is one command without a value, and begins with no blank.
+/// Whether a line may be written to the history file: it must be one command without a value, and must not begin with a
+/// blank.
 fn may_be_saved(line: &str) -> bool {
     let known = words::split(line.as_bytes()).ok().and_then(|words| {
         let name = words.first()?.clone();
@@ -120,7 +122,7 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
     let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
-    // A single write, because two shells may append to one file.
+    // The line is written at once, because two shells may append to the same file.
     file.write_all(format!("{line}\n").as_bytes())
 }
 
@@ -139,7 +141,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-/// Completes commands and names of stores, and hints at the arguments that follow.
+/// Completes the names of commands and stores, and shows hints for the arguments that follow.
 struct Assistant {
     pool: Pool,
 }
@@ -152,7 +154,7 @@ impl Assistant {
             Some(_) if before.len() > 1 => Vec::new(),
             Some("help") => names().collect(),
             Some("trace" | "time") => vec!["on".into(), "off".into()],
-            // If the node does not respond, there are no candidates.
+            // If the node does not respond, nothing is completed.
             Some("use") => {
                 self.pool.stores().unwrap_or_default().into_iter().map(|store| store.name).collect()
             }
@@ -174,7 +176,7 @@ impl Completer for Assistant {
     }
 }
 
-/// Splits a line into the finished words and the word being typed.
+/// Splits a line into the finished words and the unfinished last word.
 fn split_last(line: &str) -> (Vec<&str>, &str) {
     let start = line.rfind(char::is_whitespace).map_or(0, |at| at + 1);
     (line[..start].split_whitespace().collect(), &line[start..])

@@ -1,4 +1,5 @@
-//! The shell's session with a store. It is opened for the first operation, and opened again after it has ended.
+//! The shell's session with a store. The session is opened for the first operation, and opened again for the first
+//! operation after it has ended.
 //!
 //! Invariant: an operation is retried at most once, and only if it is known that it did not run.
 
@@ -13,10 +14,10 @@ use farside_systems::system::Options;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// The fabric, wrapped in a layer that prints each request while tracing is on.
+/// The fabric to the node, in a layer that prints each request while tracing is on.
 type TracedFabric = Rc<Trace<Rc<Endpoint>, Box<dyn Fn(&str)>>>;
 
-/// A client of a store.
+/// The shell's client of a store.
 pub(super) type Kv = AnyKv<TracedFabric>;
 
 /// The node, the store in use, and the open session with it, if any.
@@ -42,7 +43,7 @@ struct Identity {
 }
 
 impl Session {
-    /// Prepares a session with the store called `store`; does not open it.
+    /// Prepares a session with the store of this name. Does not open the session.
     pub(super) fn new(pool: Pool, store: String) -> Session {
         Session { pool, store, opened: None, last_opened: None, tracing: Rc::default() }
     }
@@ -52,7 +53,7 @@ impl Session {
         &self.store
     }
 
-    /// Turns the printing of requests on or off.
+    /// Starts or stops the printing of each request to the node.
     pub(super) fn trace(&self, on: bool) {
         self.tracing.set(on);
     }
@@ -66,7 +67,8 @@ impl Session {
         Ok(())
     }
 
-    /// Runs an operation. Retries it once, over a new session, if the session has ended and the operation did not run.
+    /// Runs an operation. If the session has ended and the operation did not run, retries the operation once over a new
+    /// session.
     pub(super) fn carry_out<O>(
         &mut self,
         mut operation: impl AsyncFnMut(&mut Kv) -> Result<O, KvError>,
@@ -98,7 +100,7 @@ impl Session {
         Ok(block_on(&*endpoint, operation(kv)))
     }
 
-    /// Returns the open session, or opens one.
+    /// Returns the open session, or opens a session.
     fn open(&mut self) -> Result<&mut Opened, Failure> {
         if self.opened.is_none() {
             let endpoint = Rc::new(self.pool.endpoint_here()?);
@@ -125,13 +127,13 @@ impl Session {
         Ok(self.opened.as_mut().expect("it was opened above"))
     }
 
-    /// Opens the store unless it is open.
+    /// Opens the session with the store, unless it is open.
     pub(super) fn ensure(&mut self) -> Result<(), Failure> {
         self.open().map(drop)
     }
 }
 
-/// Whether an error ends the session, or revokes its key to the store.
+/// Whether an error means that the session has ended, or that its key to the store was revoked.
 fn ends_session(error: &KvError) -> bool {
     use FabricError::{Broken, Lost, NodeDied};
     matches!(

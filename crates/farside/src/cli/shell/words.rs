@@ -4,10 +4,10 @@
 //! - `"..."` is a word that may contain blanks and the escapes `\n`, `\r`, `\t`, `\\`, `\"` and `\xHH`.
 //! - `'...'` is a word in which every byte stands for itself, except for the escape `\'`.
 //!
-//! Invariant: [`split`] reads what [`quoted`] wrote as one word, byte for byte; and the quoted text contains no control
+//! Invariant: [`split`] reads what [`quoted`] wrote as one word, byte for byte. The quoted text contains no control
 //! sequence of terminals.
 
-/// Splits a line into words. An empty line and a comment, whose first word begins with `#`, have none.
+/// Splits a line into words. Returns none for an empty line, and for a comment, whose first word begins with `#`.
 pub(super) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let mut words = Vec::new();
     let mut rest = line.trim_ascii_start();
@@ -107,7 +107,7 @@ fn single(text: &[u8]) -> Word<'_> {
     }
 }
 
-/// Quotes bytes in double quotes. Letters and digits of any script stand for themselves. Characters that could move the
+/// Quotes bytes in double quotes. Letters and digits of any script stay unchanged. Characters that could move the
 /// cursor or change the direction of text are escaped.
 pub(super) fn quoted(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() + 2);
@@ -182,7 +182,8 @@ mod tests {
         assert_eq!(quoted("键 7".as_bytes()), "\"键 7\"");
     }
 
-    /// Quoted bytes are read back as one word. Any line is either refused, or split into words that can be quoted.
+    /// Quoted bytes are read back as one word. Any line is either refused, or split into words that can be quoted and
+    /// read back.
     #[test]
     fn fuzz_lines_of_the_shell() {
         let executions = Executions::of("lines of the shell");

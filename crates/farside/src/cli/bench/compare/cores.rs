@@ -1,8 +1,8 @@
-//! The cores of clients and servers, and the distance between them.
+//! Assigns cores to clients and servers, and measures the distance between these cores.
 //!
-//! Every request to a server on another core moves cache lines from core to core. A hypervisor migrates virtual cores:
-//! sometimes two share a cache, and sometimes they do not, and a line then takes several times as long. The distance is
-//! therefore measured before each turn, and reported.
+//! Every request to a server on another core moves cache lines between the two cores. A hypervisor migrates virtual
+//! cores. Two of them may share a cache at one time and not at another, when a line takes several times as long.
+//! Therefore the distance is measured before each turn, and reported.
 
 use crate::cli::Failure;
 use farside_bench::compare::rows;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The cores that this process may run on: the first is the server's, the last the client's.
 pub(super) struct Cores {
     all: Vec<usize>,
-    /// Cores on which this process could run when it started.
+    /// The affinity mask with which the process started.
     before: CpuSet,
 }
 
@@ -34,8 +34,10 @@ impl Cores {
         *self.all.first().expect("a process may run on at least one core")
     }
 
-    /// Returns the cores of the client threads: the last core for one thread. For several threads: all cores without a
-    /// server, else all but the server's.
+    /// Returns the cores of the client threads:
+    /// - One thread: the last core.
+    /// - Several threads: all cores but the server's, or all cores if there is no server.
+    /// - If server and clients share one core: that core.
     fn clients(&self, cores: Option<rows::Cores>, threads: u32) -> CpuSet {
         let last = &self.all[self.all.len() - 1..];
         let chosen = match cores {
@@ -47,12 +49,13 @@ impl Cores {
         set(chosen)
     }
 
-    /// Moves the calling thread to the clients' cores.
+    /// Moves the calling thread to the cores of the clients.
     pub(super) fn take_client(&self, cores: Option<rows::Cores>, threads: u32) -> Result<(), Failure> {
         Ok(sched_setaffinity(None, &self.clients(cores, threads))?)
     }
 
-    /// Restores the original affinity of the calling thread; processes that it starts inherit it.
+    /// Restores the original affinity of the calling thread, because processes that the thread starts inherit its
+    /// affinity.
     pub(super) fn release(&self) -> Result<(), Failure> {
         Ok(sched_setaffinity(None, &self.before)?)
     }
@@ -64,7 +67,7 @@ impl Cores {
             let name = entry?.file_name();
             let thread = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
             match thread.map(|thread| sched_setaffinity(Some(thread), &core)) {
-                // The thread may have exited meanwhile.
+                // A thread that has exited meanwhile is no error.
                 None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => {}
                 Some(Err(error)) => return Err(error.into()),
             }
@@ -72,9 +75,9 @@ impl Cores {
         Ok(())
     }
 
-    /// Measures the time that a cache line takes from the server's core to the last client core, in nanoseconds: the
-    /// minimum of a few samples, which take about a millisecond together. Returns `None` if there is only one core, or
-    /// if other programs keep the cores too busy to measure it.
+    /// Measures the time in which a cache line moves from the server's core to the last client core, in nanoseconds.
+    /// Returns the minimum of a few samples, which take about a millisecond together. Returns `None` if there is only
+    /// one core, or if other programs keep the cores too busy for a measurement.
     pub(super) fn distance_ns(&self) -> Result<Option<f64>, Failure> {
         const SAMPLES: u32 = 8;
         const RETURNS: u32 = 200;
@@ -83,7 +86,8 @@ impl Cores {
         let [there, .., here] = self.all[..] else { return Ok(None) };
         let line = Line(AtomicU32::new(0));
         let until = Instant::now() + LONGEST;
-        // Adds one when the number is odd (`is_odd` 1) or even (0). None if the other thread did not do so in time.
+        // Waits until the number is odd (`is_odd` is 1) or even (`is_odd` is 0), then adds one. Returns `None` if the
+        // other thread does not respond in time.
         let take_turn = |is_odd: u32| {
             for tries in 1_u32.. {
                 if line.0.load(Ordering::Acquire) % 2 == is_odd {
@@ -120,7 +124,7 @@ impl Cores {
         })
     }
 
-    /// Describes the cores in words.
+    /// Describes the cores of server and client, for people.
     pub(super) fn description(&self) -> String {
         format!("server on CPU {}, client on CPU {}", self.server(), self.all[self.all.len() - 1])
     }
@@ -132,11 +136,11 @@ fn set(cores: &[usize]) -> CpuSet {
     set
 }
 
-/// A number that shares neither its cache line nor the line prefetched with it.
+/// A number that shares neither its cache line nor the adjacent line, which the CPU prefetches with it.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Describes in words the measured distances between the cores.
+/// Describes the distances that were measured between the cores, for people.
 pub(super) fn describe_distance(ns: &Spread) -> String {
     let Spread { median, min, max } = *ns;
     format!(

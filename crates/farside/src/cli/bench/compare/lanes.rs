@@ -1,7 +1,8 @@
-//! The lanes of a comparison (a contender under one setup), and a turn of a lane.
+//! Runs the turns of a comparison's lanes. A *lane* is a contender under one setup. Its *turn* is the interval of a
+//! round in which it runs.
 //!
-//! Invariant: during a turn no other contender has an operation in flight, and client and server are on the cores that
-//! the lane's [`Way`] names.
+//! Invariant: during a turn, no other contender has an operation in flight. Client and server run on the cores that the
+//! lane's [`Way`] names.
 
 use super::cores::Cores;
 use super::servers::{Server, command};
@@ -24,7 +25,7 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A contender: a row of the table.
+/// A contender of the comparison, which has one row in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     Redis { mget: bool, unix: bool },
@@ -34,7 +35,7 @@ pub(super) enum Contender {
     RedisBenchmark,
 }
 
-/// A contender under one setup.
+/// A contender under one setup, with its measurements.
 pub(super) struct Lane {
     pub(super) contender: Contender,
     pub(super) way: Way,
@@ -42,28 +43,28 @@ pub(super) struct Lane {
     pub(super) measured: Measured,
 }
 
-/// Runs the turns.
+/// Runs the turns of lanes.
 pub(super) struct TurnRunner<'c> {
     pub(super) contenders: &'c Contenders,
     pub(super) cores: &'c Cores,
-    /// Length of a turn.
+    /// Length of a turn, after its warm-up.
     pub(super) length: Duration,
 }
 
-/// Warm-up before the measurement in a turn. A shorter turn has a warm-up of the turn's length.
+/// Duration of a turn's warm-up. It is at most the length of the turn.
 const WARM_UP: Duration = Duration::from_millis(30);
-/// Length of a trial of a number of batches; at most the length of a turn.
+/// Length of a trial turn that tests a number of batches. It is at most the length of a turn.
 const TRIAL: Duration = Duration::from_millis(50);
-/// Trials of each number of batches.
+/// Number of trial turns for each number of batches.
 const TRIALS: u32 = 3;
-/// Maximum number of times that a turn without a completed operation is repeated. Each repetition is twice as long as
-/// the one before.
+/// Maximum number of retries of a turn in which no operation completed. Each retry is twice as long as the previous
+/// one.
 const PROLONGED_MAX: u32 = 10;
-/// Requests of `redis-benchmark` for each second of a turn, within the bounds below.
+/// Number of requests of `redis-benchmark` for each second of a turn, within the bounds below.
 const REQUESTS_PER_SECOND: f64 = 800_000.0;
 const REQUESTS_MIN: u64 = 10_000;
 const REQUESTS_MAX: u64 = 200_000;
-/// Timeout of `redis-benchmark`.
+/// Maximum duration of a run of `redis-benchmark`.
 const BENCHMARK_MAX: Duration = Duration::from_secs(60);
 
 impl Contender {
@@ -96,7 +97,7 @@ impl Contender {
         }
     }
 
-    /// The contenders, each with its release.
+    /// Returns the names of the compared systems, each with its release.
     pub(super) fn versions(contenders: &Contenders) -> Vec<String> {
         let named = |name: &str, contender: Contender| format!("{name} {}", contender.version(contenders));
         let redis = Contender::Redis { mget: false, unix: false };
@@ -107,7 +108,7 @@ impl Contender {
         versions
     }
 
-    /// Whether other contenders' rates are divided by this contender's.
+    /// Whether this contender is a rival whose rate other contenders are divided by.
     fn is_measure(self) -> bool {
         matches!(self, Contender::Redis { .. } | Contender::Memcached)
     }
@@ -127,7 +128,8 @@ impl Lane {
         Lane { contender, way, shape: Shape { depth: way.depth, batches: 1 }, measured: Measured::default() }
     }
 
-    /// Number of batches into which this program divides the operations in flight; `None` if it does not divide them.
+    /// Returns the number of batches into which the operations in flight are divided, or `None` if this program does
+    /// not divide them.
     pub(super) fn batches(&self) -> Option<u32> {
         self.contender.is_measure().then_some(self.shape.batches)
     }
@@ -137,7 +139,7 @@ impl Lane {
     }
 }
 
-/// Divides each lane's rate of the last round by the better rival's.
+/// Divides each lane's rate in the last round by the rate of the better comparable rival, and records the ratio.
 pub(super) fn rate_round(lanes: &mut [Lane]) {
     let rivals: Vec<(Contender, Way, f64)> = lanes
         .iter()
@@ -157,7 +159,7 @@ pub(super) fn rate_round(lanes: &mut [Lane]) {
     }
 }
 
-/// Outcome of a turn.
+/// Measurements of one turn.
 struct Turn {
     rate: f64,
     operations: u64,
@@ -167,7 +169,7 @@ struct Turn {
 }
 
 impl TurnRunner<'_> {
-    /// Finds the number of batches with which a rival is fastest.
+    /// Finds the number of batches with which a rival is fastest, and sets it in the rival's lane.
     pub(super) fn choose_shape(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
         if lane.batches().is_none() || lane.way.depth == 1 {
             return Ok(());
@@ -185,7 +187,7 @@ impl TurnRunner<'_> {
         Ok(())
     }
 
-    /// Runs one turn of a lane, and adds its outcome to the lane.
+    /// Runs one turn of a lane, and adds the measurements to the lane.
     pub(super) fn take_turn(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
         if lane.contender == Contender::RedisBenchmark {
             let said = self.benchmark(lane)?;
@@ -203,8 +205,7 @@ impl TurnRunner<'_> {
     }
 
     /// Runs a turn, and repeats it with twice the length until at least one operation completes. On a busy machine,
-    /// clients may wait for the whole of a short turn. Its rate of 0 would not describe the contender, and no ratio
-    /// could be computed.
+    /// clients may have to wait for a whole short turn. The rate would then be 0, from which no ratio can be computed.
     fn turn_with_work(&self, lane: &Lane, threads: &mut [Thread]) -> Result<Turn, Failure> {
         let mut length = self.length;
         for _ in 0..=PROLONGED_MAX {
@@ -279,7 +280,7 @@ impl TurnRunner<'_> {
         }
     }
 
-    /// Runs one client thread for the lane's turn. Returns for how many seconds it counted operations.
+    /// Runs a client thread's turn. Returns how long the thread counted operations, in seconds.
     fn client(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
         let cores = lane.way.served.map(|(cores, _)| cores);
         self.cores
@@ -368,7 +369,8 @@ impl TurnRunner<'_> {
                 with_kv!(kv, kv => {
                     let mut is_connected = true;
                     if task == 0 {
-                        // All tasks work meanwhile; `counts_from_here` discards what was counted.
+                        // All tasks work during the warm-up. `counts_from_here` then discards the operations counted so
+                        // far.
                         let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
                         while is_connected && began.elapsed() < warm_up && !run.is_stopped() {
                             is_connected = run.task(kv, thread, task, 1).await;
@@ -387,7 +389,7 @@ impl TurnRunner<'_> {
         Ok(since.elapsed().as_secs_f64())
     }
 
-    /// Runs Redis's own benchmark and returns its output, parsed.
+    /// Runs `redis-benchmark`, and returns its parsed output.
     fn benchmark(&self, lane: &Lane) -> Result<benchmark::Said, Failure> {
         let (program, records) =
             self.contenders.benchmark.as_ref().expect("its lane exists only with the program");
@@ -422,7 +424,7 @@ impl TurnRunner<'_> {
     }
 }
 
-/// Discards the counts of the warm-up, signals that it has ended, and returns the current time.
+/// Discards the counts of the warm-up, signals that the warm-up has ended, and returns the current time.
 fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
     thread.end_warm_up();
     warm.send(()).unwrap_or(()); // The turn outlives its clients.

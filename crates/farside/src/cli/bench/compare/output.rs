@@ -1,4 +1,4 @@
-//! Output of a comparison for people: a table for each setup, and notes on how to read them.
+//! Prints a comparison for people: a table for each setup, and notes on how to read the tables.
 //!
 //! Invariant: every statement about which contender is faster is derived from the reports.
 
@@ -8,7 +8,7 @@ use crate::cli::Done;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
 use farside_systems::registry::default_kv;
 
-/// Maximum width of a paragraph, in columns.
+/// Maximum width of a note's lines, in columns.
 const WIDTH: usize = 112;
 
 /// Prints a table for each setup, in the order of the reports.
@@ -107,7 +107,7 @@ pub(super) fn print_notes(
     Ok(())
 }
 
-/// Describes the sizes of the contenders' hash tables.
+/// Describes the sizes of the contenders' hash tables, for people.
 pub(super) fn table_sizes(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
     let mut text = format!(
@@ -133,7 +133,7 @@ fn is_among(reports: &[CompareReport], contender: &str) -> bool {
     reports.iter().any(|report| report.contender == contender)
 }
 
-/// Describes the setups in which Farside is slower than the better rival, if there are any.
+/// Describes the setups in which Farside is slower than the better rival; `None` if there are none.
 fn slower(reports: &[CompareReport]) -> Option<String> {
     let ours = reports.iter().filter(|report| report.contender.starts_with("farside"));
     let behind = ours.filter_map(|report| {
@@ -157,8 +157,8 @@ fn slower(reports: &[CompareReport]) -> Option<String> {
         .then(|| format!("Farside is slower than the better of Redis and memcached: {}.", behind.join("; ")))
 }
 
-/// Describes the rivals that are faster on their client's core than on another, with one operation at a time, if there
-/// are any.
+/// Describes the rivals that are faster with client and server on one core than on two, with one operation at a time;
+/// `None` if there are none.
 fn better_on_one_core(reports: &[CompareReport]) -> Option<String> {
     let one_at_a_time = |name: &str, cores| {
         let found = reports.iter().filter(|report| report.depth == 1 && report.cores == Some(cores));
@@ -182,7 +182,7 @@ fn better_on_one_core(reports: &[CompareReport]) -> Option<String> {
     })
 }
 
-/// Wraps the text to lines of at most [`WIDTH`] columns, as an item of a list.
+/// Wraps text to lines of at most [`WIDTH`] columns, and formats it as an item of a list.
 fn wrapped(text: &str) -> String {
     let mut lines = vec!["-".to_owned()];
     for word in text.split(' ') {

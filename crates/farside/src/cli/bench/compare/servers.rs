@@ -1,7 +1,10 @@
-//! The rivals' servers: found on PATH, started on loopback without persistence, and ended with this process.
+//! Starts the rivals' servers, which are found on PATH. A server runs on loopback, without persistence, and ends with
+//! this process.
 //!
-//! Invariant: however this process ends, its servers end: a wrapper starts each with a parent-death signal.
-//! Invariant: no request is sent to a server before it has reported the process id that was started here.
+//! Invariant: however this process ends, its servers end too, because a wrapper starts each server with a parent-death
+//! signal.
+//! Invariant: the first request to a server asks for its process id. Other requests are sent only if that is the id of
+//! the process that was started here.
 
 use crate::cli::child;
 use crate::cli::files::Folder;
@@ -17,9 +20,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Maximum time until a started server responds.
+/// Maximum time that a started server needs to respond.
 const START_MAX: Duration = Duration::from_secs(10);
-/// Attempts to start a server: another program may take a port that was free a moment ago.
+/// Number of attempts to start a server. An attempt fails if another program has meanwhile taken the free port that was
+/// chosen.
 const TRIES: u32 = 5;
 
 /// Hidden command that executes a rival's server and makes the system end that server when the starting process ends.
@@ -39,19 +43,19 @@ impl RivalServer {
     }
 }
 
-/// A command that ends with this process.
+/// Returns a command that runs `program` and ends with this process.
 pub(super) fn command(program: &Path) -> Result<Command, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["bench", "rival-server", "--"]).arg(program);
     Ok(command)
 }
 
-/// A rival's server.
+/// The running server of a rival.
 pub(super) struct Server {
     child: child::Server,
     /// TCP address of the server.
     pub(super) address: Address,
-    /// Unix socket, if the server has one.
+    /// Unix socket of the server, if it has one.
     pub(super) socket: Option<Address>,
     pub(super) version: String,
 }
@@ -81,8 +85,8 @@ impl Server {
         })
     }
 
-    /// Starts memcached with one thread, a table for `items` items and `bytes` bytes of memory. It uses huge pages if
-    /// the system has them, like Farside, and refuses a value that does not fit instead of evicting another.
+    /// Starts memcached with one thread, a table for `items` items and `bytes` bytes of memory. Like Farside, it uses
+    /// huge pages if the system has them. It refuses a value that does not fit, instead of evicting another one.
     pub(super) fn memcached(
         program: &Path,
         folder: &Folder,
@@ -95,7 +99,7 @@ impl Server {
         Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
             command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
             command.args(["-p", &port.to_string(), "-o", &hashpower]);
-            // On a system without huge pages memcached would refuse to start with this flag.
+            // On a system without transparent huge pages, memcached would refuse to start with this flag.
             if Path::new("/sys/kernel/mm/transparent_hugepage/enabled").is_file() {
                 command.arg("-L");
             }
@@ -173,19 +177,19 @@ impl Server {
     }
 }
 
-/// Buckets of memcached's table for `items` items: one for each item, rounded up to a power of two, and at least
-/// memcached's default.
+/// Returns the number of buckets in memcached's table for `items` items: one for each item, rounded up to a power of
+/// two, but at least memcached's default.
 fn memcached_places(items: u64) -> u64 {
     items.next_power_of_two().max(1 << 16)
 }
 
-/// Bytes of memcached's table for `items` items: a pointer for each bucket.
+/// Returns the size in bytes of memcached's table for `items` items, which has a pointer for each bucket.
 pub(super) fn memcached_table(items: u64) -> u64 {
     const PLACE_SIZE: u64 = 8;
     memcached_places(items) * PLACE_SIZE
 }
 
-/// Maximum time that a program may take for `--version`.
+/// Maximum duration of a program's run with `--version`.
 const VERSION_MAX: Duration = Duration::from_secs(5);
 
 /// Reads a program's release from the output of `--version`: `Redis server v=7.0.15 sha=...`, `memcached 1.6.18`.

@@ -1,4 +1,4 @@
-//! The plan of a measurement, and the size of the store that it needs.
+//! Holds the plan of a measurement, and computes the size of the store that the measurement needs.
 
 use super::super::{ExistingNode, FabricArg, System, fewer};
 use super::COUNTED;
@@ -14,29 +14,30 @@ use farside_systems::system::{Footprint, Sizing, SizingError};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Default warm-up of each thread.
+/// Default duration of each thread's warm-up.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Maximum number of operations that one measurement of the costs counts.
+/// Maximum number of operations in the sample whose costs are counted.
 const COUNTED_MAX: u64 = COUNTED + Step::MAX;
-/// Default sampling rate: one in this many operations is timed.
+/// Default value of N if one operation in N is timed.
 pub(in crate::cli) const SAMPLED: u64 = 64;
 
-/// Bytes of a key.
+/// Size of a key, in bytes.
 const KEY_SIZE: usize = 8;
 
 /// The plan of a measurement.
 #[derive(Clone)]
 pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) system: System,
-    /// Fabric of the node to start. For an existing node: the fabric that its URL must have, if given.
+    /// Fabric to the node that is started. For an existing node: the fabric that the node's URL must have, if any is
+    /// given.
     pub(in crate::cli) fabric: Option<FabricArg>,
-    /// The existing node, if one is named.
+    /// The existing node to measure, if the user named one.
     pub(in crate::cli) existing: ExistingNode,
     /// Pause of each task before every operation.
     pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
-    /// Items that the store's table is sized for; by default the maximum number of records of the run.
+    /// Number of items that the store's table is sized for; by default the maximum number of records of the run.
     pub(in crate::cli) items: Option<u64>,
     pub(in crate::cli) threads: u32,
     pub(in crate::cli) tasks: u32,
@@ -47,13 +48,13 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
     pub(in crate::cli) quiet: bool,
-    /// Number of operations per timed operation.
+    /// One operation in this number is timed.
     pub(in crate::cli) sampled: u64,
-    /// Operations a second of an open loop; none for a closed loop.
+    /// Rate of an open loop, in operations a second; `None` for a closed loop.
     pub(in crate::cli) target: Option<f64>,
     /// Maximum number of operations of a repeat.
     pub(in crate::cli) operations: Option<u64>,
-    /// Maximum duration of a repeat in seconds. It determines how much memory inserts may need.
+    /// Maximum seconds of a repeat, from which the memory for inserted records is computed.
     pub(in crate::cli) seconds: f64,
     pub(in crate::cli) warm_up: Duration,
     pub(in crate::cli) repeats: u32,
@@ -61,26 +62,26 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) phases: Phases,
 }
 
-/// Log file of latencies by intervals.
+/// Log file of latencies, in intervals of length `every`.
 #[derive(Clone)]
 pub(in crate::cli) struct Log {
     pub(in crate::cli) path: PathBuf,
     pub(in crate::cli) every: Duration,
 }
 
-/// Phases of YCSB that run, and the store that they use.
+/// Phases of YCSB to run, and the name of their store.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::cli) enum Phases {
-    /// Both phases, on a store that exists only for the run.
+    /// Load a store that exists only for the run, and run on it.
     Both,
-    /// Creates this store and loads it.
+    /// Only create the store with this name, and load it.
     Load(String),
-    /// Runs on this store, which is already loaded.
+    /// Only run on the store with this name, which is already loaded.
     Run(String),
 }
 
 impl SessionConfig {
-    /// A plan with one client thread, 16 tasks, and its own store, in a closed loop.
+    /// Creates a plan with one client thread and 16 tasks, in a closed loop, on a new store.
     pub(in crate::cli) fn new(system: System, workload: Workload) -> SessionConfig {
         SessionConfig {
             system,
@@ -109,12 +110,12 @@ impl SessionConfig {
         }
     }
 
-    /// Items that the store's table is sized for.
+    /// Returns the number of items that the store's table is sized for.
     pub(super) fn items(&self) -> u64 {
         self.items.unwrap_or_else(|| self.records_max())
     }
 
-    /// Memory that the store needs.
+    /// Returns the memory that the store needs for its table and for each item.
     pub(super) fn footprint(&self) -> Result<Footprint, SizingError> {
         let (items, value_len) = (Some(self.items()), self.value_size);
         let sizing = Sizing { items, key_len: KEY_SIZE, value_len, collision_free: self.collision_free };
@@ -152,16 +153,17 @@ impl SessionConfig {
         plan.run().map_err(Failure::Error)
     }
 
-    /// Maximum number of records after the run.
+    /// Returns the maximum number of records in the store after the run.
     fn records_max(&self) -> u64 {
         self.workload.records.saturating_add(self.inserts_max())
     }
 
-    /// Sampling rate: one in this many operations is timed.
+    /// Returns the maximum number of records that the run inserts, including its sample and its warm-ups. If neither a
+    /// target rate nor a number of operations limits the run, the speed of the cores does.
     fn inserts_max(&self) -> u64 {
-        /// Operations a second of one core; 1.5 times the rate that was seen with 5 % inserts.
+        /// Maximum operations a second of one core: 1.5 times the rate that was measured with 5 % inserts.
         const OPS_PER_S_MAX: f64 = 6e6;
-        /// Maximum delay, in seconds, between the starts of two threads' measurements. Threads that have started run
+        /// Maximum time between the starts of two threads' measurements, in seconds. The earlier thread inserts records
         /// meanwhile.
         const LATE_S: f64 = 0.004;
         let share = self.workload.mix.share(Operation::Insert);
@@ -178,11 +180,11 @@ impl SessionConfig {
         let measured = requested.min(idle * (self.seconds + LATE_S * f64::from(self.threads - 1)));
         let each = busy * self.warm_up.as_secs_f64() + measured + tasks;
         let expected = share * (each * f64::from(self.repeats) + COUNTED_MAX as f64);
-        // Operations are drawn at random: four standard deviations above the mean are never exceeded in practice.
+        // Operations are drawn at random. In practice, their number never exceeds the mean by four standard deviations.
         (expected + 4.0 * expected.sqrt() + 16.0) as u64
     }
 
-    /// Remedy if there is not enough memory for the run.
+    /// Returns the remedy for the error that there is not enough memory for the run.
     pub(super) fn remedy(&self) -> String {
         let fewer = fewer(self.items);
         let inserts = self.inserts_max();
@@ -197,8 +199,8 @@ impl SessionConfig {
     }
 }
 
-/// Bytes of a store for its table and items, with space for the buffers that overwrites have retired and the grace
-/// period has not yet freed. 0 for a run on an existing store.
+/// Returns the quota of a store in bytes: for its table, its items, and the buffers that overwrites have retired and
+/// the grace period has not yet freed. Returns 0 for a run on an existing store.
 ///
 /// # Errors
 /// The system does not support values of that size, or no store can be that large.

@@ -1,7 +1,7 @@
-//! The node under measurement: an existing node, or a child process that serves the requested fabrics.
+//! Connects to the node under measurement: an existing node, or a child process that serves the requested fabrics.
 //!
-//! Invariant: the child ends with its [`NodeProcess`], and with this process however that ends. Its files are removed
-//! too; if this process is killed, an empty folder may remain.
+//! Invariant: the child process ends with its [`NodeProcess`], and also with this process, however this process ends.
+//! Invariant: the child's files are removed when it ends. If this process is killed, an empty folder may remain.
 
 use super::SessionConfig;
 use crate::cli::bench::FabricArg;
@@ -15,21 +15,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// A child `farside serve` that ends with this process.
+/// A child process `farside serve`, which ends with this process.
 pub(in crate::cli) struct NodeProcess {
     server: Server,
     socket: PathBuf,
-    /// Options to connect to the node's engines.
+    /// Options with which clients connect to the node's engines.
     options: farside::Options,
-    // Dropped after the server, which uses the files in it.
+    // The folder is dropped after the server, which uses the files in it.
     _folder: Folder,
 }
 
-/// Files of a TLS node; removed as soon as the node has read them.
+/// Names of a TLS node's certificate and key files. They are removed as soon as the node has read them.
 const SECRETS: [&str; 2] = ["node.cert", "node.key"];
 
 impl NodeProcess {
-    /// Starts a node with `memory` bytes and waits until it serves.
+    /// Starts a node that lends `memory` bytes over `fabrics`, and waits until it serves.
     pub(in crate::cli) fn start(memory: u64, fabrics: &[FabricArg]) -> Result<NodeProcess, Failure> {
         let folder = Folder::make("bench").map_err(Failure::Error)?;
         let socket = folder.path().join("node.sock");
@@ -45,12 +45,12 @@ impl NodeProcess {
         }
         let mut server = Server::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         let mut line = String::new();
-        // The pipe stays open: the node writes more, and a closed pipe would kill it.
+        // The pipe stays open, because the node writes further lines, and a closed pipe would kill the node.
         if let Some(output) = server.stdout() {
             BufReader::new(output).read_line(&mut line)?;
         }
         for name in SECRETS {
-            // By now the node has read them or has failed. Without TLS the files do not exist.
+            // The node has read the files or has failed. Without TLS, the files do not exist.
             let _absent_without_tls = std::fs::remove_file(folder.path().join(name));
         }
         if line.is_empty() {
@@ -63,7 +63,7 @@ impl NodeProcess {
         self.server.pid()
     }
 
-    /// Connects to the node over `fabric`, which must be one of those it was started with.
+    /// Connects to the node over `fabric`, which must be shm or one of the fabrics with which the node was started.
     ///
     /// # Errors
     /// The node is gone.
@@ -78,7 +78,8 @@ impl NodeProcess {
     }
 }
 
-/// Arguments with which a node serves `fabric` (its sockets and rings lie in `folder`), and options to connect to it.
+/// Returns the arguments with which a node serves `fabric`, and the options with which clients connect to it. Sockets
+/// and rings are created in `folder`.
 fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::Options), Failure> {
     let at = |url: String| (vec!["--listen".to_owned(), url], farside::Options::default());
     Ok(match fabric {
@@ -99,7 +100,7 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
     })
 }
 
-/// Connects to the named node, or starts one with `memory` bytes.
+/// Connects to the node that the plan names, or starts a node that lends `memory` bytes.
 pub(super) fn reach(
     config: &SessionConfig,
     memory: u64,

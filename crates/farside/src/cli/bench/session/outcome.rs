@@ -1,4 +1,4 @@
-//! Outcomes of a measurement: those of one client, of all clients and of all repeats, and the report made from them.
+//! Collects the outcome of a measurement over all clients and all repeats, and makes the report.
 
 use super::{Phases, Session};
 use farside_bench::driver::{ByKind, Tally};
@@ -19,7 +19,7 @@ impl Session {
         if let Some(first) = tally.failures.first() {
             note!("farside: first failure: {first}");
         }
-        let info = self.pool.info().ok(); // The report is made even if the node is gone by now.
+        let info = self.pool.info().ok(); // The report is made even if the node is gone.
         let slots = match self.config.phases {
             Phases::Run(_) => None, // The load may have used another table size.
             Phases::Both | Phases::Load(_) => self.config.footprint().ok().map(|footprint| footprint.slots),
@@ -63,7 +63,7 @@ impl Session {
     }
 }
 
-/// Returns the report of each kind of operation, by its name.
+/// Returns the report of each kind of operation, by the kind's name.
 fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
     let of = |(kind, name): (usize, &&str)| {
         let latencies = |of: &ByKind| of.of(kind).map(LatencyUs::from);
@@ -77,12 +77,12 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
     tally.kinds.iter().enumerate().map(of).filter(|(_, done)| done.count > 0).collect()
 }
 
-/// Costs of a sample of operations, measured by one client alone on the node.
+/// Costs of a sample of operations, measured by a single client.
 #[derive(Clone)]
 pub(super) struct Sampled {
     pub(super) costs: Costs,
     pub(super) operations: f64,
-    /// Mean number of slots that a read probes.
+    /// Mean number of probes per read.
     pub(super) probes: f64,
 }
 
@@ -99,7 +99,7 @@ impl Sampled {
     }
 }
 
-/// Outcome of one client, or of all clients together.
+/// Outcome of a measurement for one client, or for all clients together.
 #[derive(Default)]
 pub(super) struct Outcome {
     pub(super) tally: Tally,
@@ -111,7 +111,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// Adds a later repeat.
+    /// Adds the outcome of a later repeat.
     pub(super) fn with_later(mut self, later: Outcome) -> Outcome {
         self.tally.merge(later.tally);
         self.counters.add(&later.counters);
@@ -123,13 +123,14 @@ impl Outcome {
         self
     }
 
-    /// Adds a client that ran concurrently.
+    /// Adds the outcome of a client that ran concurrently.
     pub(super) fn add(&mut self, other: Outcome) {
         self.operations_per_s += other.tally.operations() as f64 / other.seconds;
         self.seconds = self.seconds.max(other.seconds);
         self.tally.merge(other.tally);
         self.counters.add(&other.counters);
-        // CPU times are of whole processes, so every thread sees the total.
+        // CPU times are those of whole processes, so every thread measures the total: the maximum is taken, not the
+        // sum.
         self.own_cpu = self.own_cpu.max(other.own_cpu);
         self.node_cpu = self.node_cpu.max(other.node_cpu);
     }

@@ -1,8 +1,8 @@
-//! Starts the operations of a measurement's tasks: each after the previous one (a closed loop), or by a schedule (an
-//! open loop).
+//! Determines when the tasks of a measurement start their operations: in a closed loop, or by a schedule (an open
+//! loop).
 //!
-//! Invariant: a schedule starts an operation when it is due, whether or not the previous one has ended. A slow store
-//! therefore cannot influence which latencies are sampled (coordinated omission).
+//! Invariant: a schedule starts an operation when it is due, whether or not the previous operation has ended. So a slow
+//! store cannot influence which latencies are sampled (coordinated omission).
 
 use super::SessionConfig;
 use farside_bench::driver::{Perform, Run, Schedule, Thread};
@@ -13,21 +13,22 @@ use std::time::{Duration, Instant};
 /// Progress of a thread's tasks through their warm-up.
 pub(super) struct Start {
     pub(super) began: Instant,
-    /// Number of tasks that are still warming up.
+    /// Number of the thread's tasks that are still warming up.
     pub(super) cold: Cell<u32>,
-    /// Time at which the last of these tasks finished its warm-up.
+    /// Time at which the last task finished its warm-up; `None` before that.
     pub(super) warm: Cell<Option<Instant>>,
 }
 
-/// Pace of a task's operations: a closed loop or a schedule.
+/// Rule by which a task starts its operations: a closed loop, a closed loop with pauses, or an open loop.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// Operations per second of all tasks together, which start them in turn; `None` for a closed loop.
+    /// Rate of an open loop, in operations a second of all tasks together, which start operations alternately; `None`
+    /// for a closed loop.
     target: Option<f64>,
-    /// Pause before each operation of a closed loop.
+    /// Pause before each operation of a closed loop, if there is one.
     idle: Option<Duration>,
     warm_up: Duration,
-    /// Number of tasks of all threads.
+    /// Number of tasks of all threads together.
     tasks: u32,
 }
 
@@ -37,8 +38,8 @@ impl Pace {
         Pace { target, idle, warm_up, tasks: threads * tasks }
     }
 
-    /// Body of a task: performs operations until the run is over. One task of each thread is given `warmed_up`: it
-    /// times the thread's warm-up and calls the function at its end.
+    /// Runs a task: performs operations until the run is over. Only one task of each thread has `warmed_up`. That task
+    /// times the warm-up, and calls `warmed_up` at the end of the warm-up.
     pub(super) async fn task<C, W: Perform<C>>(
         self,
         run: &Run<W>,
@@ -53,7 +54,7 @@ impl Pace {
         }
         let mut is_connected = true;
         if let Some(warmed_up) = warmed_up {
-            // `warmed_up` discards what was counted before.
+            // `warmed_up` discards the operations counted before it.
             let mut step = Step::default();
             while is_connected && start.began.elapsed() < self.warm_up && !run.is_stopped() {
                 is_connected = run.task(client, drawn, number, step.next()).await;
@@ -72,8 +73,8 @@ impl Pace {
         }
     }
 
-    /// Like [`Pace::task`], but starts operations by a schedule. The schedule restarts after the warm-up. It skips
-    /// operations that were late at that moment.
+    /// Runs a task like [`Pace::task`], but by a schedule. The schedule starts again after the warm-up. Operations of
+    /// the warm-up that have not started when it ends are skipped.
     #[allow(clippy::too_many_arguments, reason = "the arguments of `task`, and the rate")]
     async fn scheduled<C, W: Perform<C>>(
         self,
@@ -96,7 +97,7 @@ impl Pace {
         run.scheduled(client, drawn, number, from(start.began), until_warm).await;
         start.cold.set(start.cold.get() - 1);
         if let Some(warmed_up) = warmed_up {
-            // Wait until no operation of the warm-up is in flight.
+            // This task waits until no operation of the warm-up is in flight.
             while start.cold.get() > 0 {
                 executor::yield_now().await;
             }
@@ -117,9 +118,10 @@ impl Pace {
     }
 }
 
-/// Returns at `due`, or earlier if `is_over`. Sleeps first, then polls the clock, to be exact.
+/// Waits until `due`, or less if `is_over` returns true. To return exactly at `due`, sleeps first, then polls the
+/// clock.
 async fn until(due: Instant, is_over: impl Fn() -> bool) {
-    /// Maximum delay of the system's timer.
+    /// Maximum time by which a timer fires too late.
     const LATE: Duration = Duration::from_micros(300);
     /// Interval at which `is_over` is polled.
     const LOOK: Duration = Duration::from_millis(50);
@@ -135,8 +137,8 @@ async fn until(due: Instant, is_over: impl Fn() -> bool) {
     }
 }
 
-/// Number of operations to do before the clock is read again: as many as take about [`Step::TIME`], so that a run of
-/// slow operations does not exceed its time by much.
+/// Number of operations to do before the clock is read again. They take about [`Step::TIME`], so that a run of slow
+/// operations does not exceed its time by much.
 pub(super) struct Step {
     operations: u64,
     since: Option<Instant>,
@@ -152,7 +154,7 @@ impl Step {
     const TIME: Duration = Duration::from_millis(5);
     pub(super) const MAX: u64 = 1000;
 
-    /// Returns the next number of operations; called when the previous step is done.
+    /// Returns the number of operations for the next step. The caller has done those of the previous step.
     pub(super) fn next(&mut self) -> u64 {
         let since = self.since.replace(Instant::now());
         self.operations = match since.map(|since| since.elapsed() < Step::TIME) {

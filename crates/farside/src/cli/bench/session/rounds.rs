@@ -1,8 +1,8 @@
 //! Measures sessions alternately, each for [`TURN`], round after round. Other load on the machine then slows all
-//! sessions alike, so their ratio within a round is meaningful.
+//! sessions alike, so that the ratio of two sessions within a round is meaningful.
 //!
-//! Invariant: all sessions use one connection and one client core, and a session has no operation in flight outside its
-//! own interval.
+//! Invariant: all sessions use the same connection and the same client core. A session has operations in flight only
+//! during its own interval.
 
 use super::pace::Step;
 use super::{Session, far};
@@ -15,18 +15,18 @@ use farside_systems::with_kv;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long each session runs in a round.
+/// Time for which each session runs in a round.
 pub(in crate::cli) const TURN: Duration = Duration::from_millis(20);
 
 type Far = Rc<Delay<Rc<Endpoint>>>;
 
-/// A client core that measures sessions on one node alternately.
+/// A client core that alternately measures sessions on one node.
 pub(in crate::cli) struct Rounds<'s> {
     fabric: Far,
     lanes: Vec<Lane<'s>>,
 }
 
-/// One session with its clients, measured in turn with the others.
+/// A session with its clients on the shared connection.
 struct Lane<'s> {
     session: &'s Session,
     drawn: Thread,
@@ -34,7 +34,7 @@ struct Lane<'s> {
 }
 
 impl<'s> Rounds<'s> {
-    /// Connects to the node of these sessions, with `clients_max` clients for each session.
+    /// Connects to the node of `sessions`, and opens `clients_max` clients for each session.
     ///
     /// # Errors
     /// The connection fails, or a store is gone.
@@ -57,8 +57,8 @@ impl<'s> Rounds<'s> {
         Ok(Rounds { fabric, lanes })
     }
 
-    /// Returns the operations a second of each session in each of `rounds` rounds, with `clients` clients in a closed
-    /// loop.
+    /// Measures all sessions in `rounds` rounds, with `clients` clients in a closed loop. Returns, for each round, the
+    /// operations a second of each session.
     ///
     /// # Errors
     /// An operation failed, or returned a wrong value.
@@ -86,7 +86,7 @@ impl Lane<'_> {
             let drawn = &*drawn;
             core.spawn(async move {
                 with_kv!(kv, kv => {
-                    // The first client reads the clock for all.
+                    // Only the first client reads the clock, and stops all clients.
                     if client > 0 {
                         run.task(kv, drawn, client, u64::MAX).await;
                         return;

@@ -1,7 +1,7 @@
-//! Temporary stores on existing nodes: created for a measurement, dropped after it.
+//! Creates temporary stores on existing nodes for a measurement, and drops them after it.
 //!
-//! Invariant: the store is dropped exactly once, however the process ends, except by SIGKILL. If the drop fails, the
-//! command that drops the store is printed.
+//! Invariant: a temporary store is dropped exactly once, however the process ends, except by SIGKILL. If the drop
+//! fails, the command that drops the store by hand is printed.
 
 use crate::cli::{Failure, human_bytes, signals};
 use farside::{NewStore, Pool};
@@ -20,7 +20,7 @@ struct Held {
 }
 
 impl TemporaryStore {
-    /// Creates the store. `remedy` is an alternative for the error message if the node has not enough memory.
+    /// Creates the store. If the node has not enough memory, the error message contains `remedy` as an alternative.
     pub(in crate::cli) fn make(pool: &Pool, new: &NewStore, remedy: &str) -> Result<TemporaryStore, Failure> {
         let held = Held { pool: pool.clone(), name: new.name.clone(), exists: Mutex::new(false) };
         let held = Arc::new(held);
@@ -29,7 +29,7 @@ impl TemporaryStore {
         let watched = Arc::clone(&held);
         std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
         pool.create_store(new).map_err(|error| {
-            // If the node does not respond, the original error says more.
+            // If the node does not respond, the original error is reported, because it says more.
             let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
             if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
                 Failure::Error(format!(
@@ -53,13 +53,13 @@ impl Held {
         self.exists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Thread body: waits for a signal that ends this process, and drops the store first.
+    /// Waits for a signal that ends this process, and drops the store before the process ends. Runs in its own thread.
     fn watch(self: Arc<Held>, mut ending: signal_hook::iterator::Signals) {
         let mut heard = ending.forever();
         let Some(first) = heard.next() else { return };
         let dropping = Arc::clone(&self);
         std::thread::spawn(move || {
-            // The lock is held until the process ends: no thread reports errors that the missing store causes.
+            // The lock is held until the process ends. So no other thread reports errors that the missing store causes.
             let mut exists = dropping.lock();
             dropping.end(&mut exists);
             signals::end_by(first);

@@ -125,7 +125,7 @@ fn results() -> Results {
     }
 }
 
-/// The cells of all tables, row by row.
+/// Returns the cells of all tables of a page, row by row.
 fn rows(page: &str) -> Vec<Vec<String>> {
     let lines = page.lines().filter(|line| line.starts_with("<tr>"));
     let cells = |line: &str| {
@@ -157,7 +157,7 @@ fn text_from_the_machine_is_escaped() {
     let page = page(&results());
     assert_eq!(count(&page, "<b>"), 0);
     let text = "&quot;&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &lt;b&gt;\u{fffd}";
-    // The processor, the kernel, a version, and a skipped rival.
+    // The text occurs as the processor, the kernel, a version, and a skipped rival.
     assert_eq!(count(&page, text), 4);
 }
 
