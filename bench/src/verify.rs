@@ -2,6 +2,7 @@
 //!
 //! Invariant: two values of one key differ in every word of their filler. So a value that mixes bytes of both fails
 //! the checksum, wherever the bytes of one value end and those of the other value begin.
+//! Invariant: a writer's sequence numbers start at 1 and are never used twice. 0 means that no value was written.
 
 mod ledger;
 

@@ -2,6 +2,8 @@
 //!
 //! This module defines the layout of slots and items again, so that a mistake in the system's layout is not repeated
 //! here.
+//!
+//! Invariant: the GET makes only the checks that are needed to be safe on bytes that other processes write.
 
 use std::io;
 use std::os::fd::BorrowedFd;

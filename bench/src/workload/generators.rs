@@ -1,6 +1,7 @@
 //! YCSB's number generators, with YCSB's formulas, so that results are comparable with YCSB's own.
 //!
 //! Invariant: a generator draws only from the random source that its caller passes. One seed yields one sequence.
+//! Invariant: no input makes a generator panic or leave its range. Comments mark the places where YCSB's own would.
 
 use rand_core::Rng;
 

@@ -200,7 +200,8 @@ impl Reply {
     /// Like [`Reply::decode`], for a wire form that `fill` writes into this reply's own buffer, without a copy. `fill`
     /// may replace the buffer.
     ///
-    /// The bytes are not a well-formed reply to `ops` ops.
+    /// # Errors
+    /// The bytes are not a well-formed reply to `ops` ops. This reply is then empty.
     #[inline]
     pub fn fill(&mut self, ops: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
         (self.used, self.ops, self.last, self.retired) = (0, 0, None, 0);

@@ -18,7 +18,7 @@ pub fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
 }
 
 /// Replays a system's kills on this thread, each with its mutant and with the correct code. Returns for each mutant's
-/// name the reason why the mutant was killed, or, as the error, the reason why the mutant's line is wrong.
+/// name the reason why the mutant was killed, or, as the error, the reason why the mutant's entry in `kills` is wrong.
 #[cfg(farside_mutants)]
 pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Result<String, String>)> {
     use crate::judge::Verdict;

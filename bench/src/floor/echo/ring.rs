@@ -6,6 +6,8 @@
 //!
 //! Invariant: the slot of id i is reused for id i + slots. At most `slots` requests are in flight, so the reader has
 //! finished with id i before this reuse, and needs no acknowledgement.
+//! Invariant: each slot has one writer, which does not write between a slot's publication and the reader's next
+//! message.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

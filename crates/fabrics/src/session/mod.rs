@@ -89,7 +89,7 @@ impl std::ops::DerefMut for Buffer {
 #[derive(Default)]
 struct Pool {
     buffers: [Vec<Vec<u8>>; 4],
-    /// Total size of the buffers lent to slots.
+    /// Total size in bytes of the message buffers that request slots hold now.
     lent: usize,
 }
 

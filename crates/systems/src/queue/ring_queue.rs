@@ -23,6 +23,7 @@
 //!
 //! Invariant: a slot's word never returns to an earlier value. The slot's round grows by one with every value that
 //! leaves the slot (32 bits, wrapping).
+//! Invariant: no counter is ahead of the slots. Therefore:
 //! * Values are put and taken in the order of their tickets.
 //! * If the slot of the next ticket to take has no value at an instant, the queue is empty at that instant.
 //! * If the slot of the next ticket to put still has the value of the round before at an instant, the queue is full at

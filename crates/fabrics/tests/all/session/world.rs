@@ -175,7 +175,7 @@ impl Host for Runner {
     }
 }
 
-/// A request of these tests: `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern. A request shorter than 16
+/// A request of these tests: `| tag u64 | bytes of the reply u32 | delay in ms u32 |`, then a pattern. A request shorter than 16
 /// bytes contains only the first bytes of this form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {

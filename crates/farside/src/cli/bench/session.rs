@@ -66,7 +66,7 @@ pub(in crate::cli) struct Session {
 const LOADERS: u32 = 64;
 /// Number of operations in the sample whose round trips are counted.
 const COUNTED: u64 = 20_000;
-/// Maximum time to count the costs of that sample.
+/// Maximum time that counting the costs of [`COUNTED`] operations may take.
 const COUNT_MAX: Duration = Duration::from_millis(500);
 
 impl Session {
