@@ -175,8 +175,8 @@ impl Host for Runner {
     }
 }
 
-/// A request of these tests: `| tag u64 | bytes of the reply u32 | delay in ms u32 |`, then a pattern. A request shorter than 16
-/// bytes contains only the first bytes of this form.
+/// A request of these tests: `| tag u64 | bytes of the reply u32 | delay in ms u32 |`, then a pattern. A request
+/// shorter than 16 bytes contains only the first bytes of this form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) tag: u64,
