@@ -51,7 +51,7 @@ pub enum Written {
     Unknown,
 }
 
-/// Number of shards of the ledger. There are so many shards that threads rarely wait for each other.
+/// Number of shards of the ledger. With many shards, threads rarely wait for each other.
 const SHARDS: u64 = 256;
 
 #[derive(Debug, Default)]

@@ -53,7 +53,6 @@ pub struct Nodes<S: Session> {
     /// The sessions of all members that have one.
     live: RefCell<Vec<Rc<S>>>,
     open: Arc<Open<S>>,
-    waiting: Cell<Waiting>,
     driver: RefCell<Option<Waker>>,
 }
 
@@ -121,26 +120,10 @@ impl<S: Session> Nodes<S> {
                 .collect()
         });
         let members = ids().zip(first).map(|(node, opened)| Member::new(node, opened)).collect();
-        let nodes = Nodes {
-            members,
-            live: RefCell::default(),
-            open,
-            waiting: Cell::default(),
-            driver: RefCell::default(),
-        };
+        let nodes = Nodes { members, live: RefCell::default(), open, driver: RefCell::default() };
         nodes.members.iter().for_each(|member| nodes.ensure_opening(member));
         nodes.list_live();
         nodes
-    }
-
-    /// Number of nodes.
-    pub fn len(&self) -> usize {
-        self.members.len()
-    }
-
-    /// Whether the pool has no node.
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
     }
 
     /// Returns the session with a node. Sessions differ in their keys, so a client that keeps keys compares
@@ -159,16 +142,6 @@ impl<S: Session> Nodes<S> {
     /// Number of the current or last session with a node, from 1; 0 if there was none.
     pub fn session_number(&self, node: NodeId) -> u64 {
         self.member(node).map_or(0, |member| member.sessions.get())
-    }
-
-    /// Sets how a core waits for responses.
-    pub fn set_waiting(&self, waiting: Waiting) {
-        self.waiting.set(waiting);
-    }
-
-    /// Calls `visit` for each open session.
-    pub fn for_each_session(&self, mut visit: impl FnMut(&S)) {
-        self.live.borrow().iter().for_each(|session| visit(session));
     }
 
     /// Drives all sessions under a foreign executor: spawn this future on the same thread and keep it running while the
@@ -410,7 +383,7 @@ impl<S: Session> Turns for Nodes<S> {
 
     fn wait(&self, core: &Idle<'_>) {
         let at_most = (!self.is_complete()).then_some(SLEEP_WHILE_OPENING);
-        wait(self.live.borrow().iter().map(|session| &**session), self.waiting.get(), at_most, core);
+        wait(self.live.borrow().iter().map(|session| &**session), Waiting::Briefly, at_most, core);
         self.replace_sessions();
     }
 }

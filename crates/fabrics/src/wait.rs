@@ -54,10 +54,17 @@ pub fn wait<'a, W: Waits + 'a>(
 ) {
     let all = || endpoints.clone();
     let end = |wakeup| all().for_each(|endpoint| endpoint.end_wait(wakeup));
-    let poll = || all().fold(false, |received, endpoint| endpoint.poll() | received);
     all().for_each(W::begin_wait);
     if all().any(W::is_waiting) {
-        let look = || if poll() { Some(Wakeup::Received) } else { core.is_woken().then_some(Wakeup::Woken) };
+        // Polling may be a system call, so only the endpoints with outstanding responses are polled.
+        let poll_waiting = || {
+            let waiting = all().filter(|endpoint| endpoint.is_waiting());
+            waiting.fold(false, |received, endpoint| endpoint.poll() | received)
+        };
+        let look = || match poll_waiting() {
+            true => Some(Wakeup::Received),
+            false => core.is_woken().then_some(Wakeup::Woken),
+        };
         let found = if waiting == Waiting::Asleep { look() } else { spin(look) };
         match found {
             Some(wakeup) => return end(wakeup),
@@ -65,8 +72,7 @@ pub fn wait<'a, W: Waits + 'a>(
             None => {}
         }
     }
-    // Every endpoint must prepare: the core may sleep on all of them in the next round.
-    if all().fold(true, |may_sleep, endpoint| endpoint.may_sleep() & may_sleep) {
+    if all().all(W::may_sleep) {
         let now = timer::now();
         let timeout = all().filter_map(|endpoint| endpoint.sleep_max(now)).chain(at_most).min();
         let mut fds = all().filter_map(W::fd).peekable();
@@ -76,6 +82,8 @@ pub fn wait<'a, W: Waits + 'a>(
             core.sleep_on(fds, timeout);
         }
     }
-    poll();
+    for endpoint in all() {
+        endpoint.poll();
+    }
     end(Wakeup::Time);
 }

@@ -68,7 +68,7 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 #[doc(hidden)]
 pub mod parts {
     pub use crate::endpoint::Endpoint;
-    pub use crate::pool::{NO_TLS, addresses, nodes_of};
+    pub use crate::pool::{NO_TLS, addresses, join_urls, nodes_of};
     pub use farside_systems::registry::{AnyKv, kinds};
 }
 

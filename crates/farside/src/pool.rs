@@ -2,6 +2,8 @@
 
 mod nodes;
 
+pub use nodes::join as join_urls;
+
 use crate::client::Client;
 use crate::config::DATA_PORT as PORT;
 use crate::endpoint::Endpoint;

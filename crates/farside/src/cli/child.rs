@@ -6,9 +6,9 @@
 //! killed, the system ends only the server.
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 /// A server process, with the processes that it started.
 pub(super) struct Server {
@@ -25,6 +25,21 @@ impl Server {
     /// The program cannot be started.
     pub(super) fn start(command: &mut Command) -> io::Result<Server> {
         Ok(Server { child: command.process_group(0).spawn()?, ended: None })
+    }
+
+    /// Starts a server in its own process group, with its standard output piped, and reads the first line. The line is
+    /// empty if the server ended without one.
+    ///
+    /// # Errors
+    /// The program cannot be started, or its output cannot be read.
+    pub(super) fn start_and_read_line(command: &mut Command) -> io::Result<(Server, String)> {
+        let mut server = Server::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+        let mut line = String::new();
+        // The pipe stays open, because the server writes further lines, and a closed pipe would kill the server.
+        if let Some(output) = server.stdout() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        Ok((server, line))
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -100,8 +115,6 @@ impl Drop for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, BufReader};
-    use std::process::Stdio;
 
     /// Starts a shell that starts a process, prints that process's id, and then runs the command `then`.
     fn shell(then: &str) -> (Server, Pid) {

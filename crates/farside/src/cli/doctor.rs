@@ -49,10 +49,6 @@ impl Doctor {
         };
         fabrics::handle_file_size_limit()?;
         if let Some(pool) = &self.target.node.pool {
-            let is_list = pool.contains(',') || pool.starts_with('@');
-            if !is_list {
-                report.heading(&format!("The way to {pool}"))?;
-            }
             let settings = self.target.settings().map_err(|failure| match failure {
                 Failure::Error(reason) => reason,
                 other => unreachable!("invalid settings are a failure with a reason: {other:?}"),
@@ -60,15 +56,14 @@ impl Doctor {
             let (nodes, store) = match reach::selected(settings) {
                 Ok(selected) => selected,
                 Err(check) => {
+                    report.heading(&format!("The way to {pool}"))?;
                     report.print(&check)?;
                     return report.finish("", "the node cannot be reached");
                 }
             };
             for node in &nodes {
-                if is_list {
-                    report.heading(&format!("The way to {}", node.0))?;
-                    report.node = Some(node.0.clone());
-                }
+                report.heading(&format!("The way to {}", node.0))?;
+                report.node = (nodes.len() > 1).then(|| node.0.clone());
                 reach::checks(node, &store, |check| report.print(&check))?;
             }
             return match nodes.len() {

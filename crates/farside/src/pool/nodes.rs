@@ -64,14 +64,9 @@ pub(super) fn parse(pool: &str, options: &Options) -> Result<Vec<(String, Option
     Err(Error::Url(wrong))
 }
 
-/// Joins urls to a list that [`parse`] reads.
-pub(super) fn join<'a>(urls: impl Iterator<Item = &'a str>) -> String {
-    let urls: Vec<&str> = urls.collect();
-    match urls[..] {
-        // A single url needs no escape: it is not a list.
-        [url] if !url.contains(',') => url.to_owned(),
-        _ => urls.iter().map(|url| url.replace(',', COMMA)).collect::<Vec<_>>().join(","),
-    }
+/// Joins the urls of nodes to a list, in the form that `--pool` takes.
+pub fn join<'a>(urls: impl Iterator<Item = &'a str>) -> String {
+    urls.map(|url| url.replace(',', COMMA)).collect::<Vec<_>>().join(",")
 }
 
 fn read(path: &Path, options: &Options) -> Result<Vec<(String, Options)>, Error> {

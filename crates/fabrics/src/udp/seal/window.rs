@@ -8,7 +8,8 @@
 const WORD: u64 = u64::BITS as u64;
 /// Number of words, one of which is being filled.
 const WORDS: usize = 32;
-/// Maximum distance of an acceptable counter below the highest one. A datagram may be overtaken by so many others.
+/// Maximum distance of an acceptable counter below the highest one. Up to this many later datagrams may overtake a
+/// datagram.
 pub(super) const REACH: u64 = (WORDS as u64 - 1) * WORD;
 
 #[derive(Default)]

@@ -7,9 +7,10 @@ use super::{program, quoted};
 use crate::cli::child::Server;
 use crate::cli::{Done, Failure, signals};
 use farside::config::make_folder_of;
-use std::io::{BufRead, BufReader, Write};
+use farside::parts::join_urls;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Interval at which exited nodes are noticed.
@@ -42,8 +43,7 @@ pub(super) fn run(count: u32, socket: &Path, arguments: Vec<String>) -> Done {
             }
         }
     }
-    let pool: Vec<String> = nodes.iter().map(|node| node.url.replace(',', "%2C")).collect();
-    let (program, pool) = (quoted(&program()?), pool.join(","));
+    let (program, pool) = (quoted(&program()?), join_urls(nodes.iter().map(|node| &*node.url)));
     let hints = format!(
         "farside: pool {pool}\n\
          Try in another terminal:\n  \
@@ -89,12 +89,7 @@ fn stop(nodes: &mut [Node]) -> Done {
 fn start(socket: &Path, arguments: &[String]) -> Result<Node, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["serve", "--die-with-parent", "--socket"]).arg(socket).args(arguments);
-    let mut server = Server::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
-    let mut line = String::new();
-    // The pipe stays open: the node writes more, and a closed pipe would kill it.
-    if let Some(output) = server.stdout() {
-        BufReader::new(output).read_line(&mut line)?;
-    }
+    let (server, line) = Server::start_and_read_line(&mut command)?;
     if line.is_empty() {
         return Err(Failure::Error(format!(
             "the node at {} did not start: its output above has the reason; the other nodes were stopped",

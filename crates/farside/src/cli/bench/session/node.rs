@@ -10,9 +10,8 @@ use crate::cli::files::Folder;
 use crate::cli::{Failure, connect};
 use farside::Pool;
 use farside::config::{File, Settings};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
 /// A child process `farside serve`, which ends with this process.
@@ -43,12 +42,7 @@ impl NodeProcess {
             command.args(listen);
             options.tls_ca = options.tls_ca.or(by.tls_ca);
         }
-        let mut server = Server::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
-        let mut line = String::new();
-        // The pipe stays open, because the node writes further lines, and a closed pipe would kill the node.
-        if let Some(output) = server.stdout() {
-            BufReader::new(output).read_line(&mut line)?;
-        }
+        let (server, line) = Server::start_and_read_line(&mut command)?;
         for name in SECRETS {
             // The node has read the files or has failed. Without TLS, the files do not exist.
             let _absent_without_tls = std::fs::remove_file(folder.path().join(name));
