@@ -238,6 +238,14 @@ impl<M: Runs + Send + 'static> Session for Direct<M> {
         self.died.load(Ordering::Relaxed)
     }
 
+    fn set_call_timeout(&self, patience: Duration) {
+        self.set_call_timeout(patience);
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters()
+    }
+
     async fn drive(&self) {
         self.drive().await;
     }

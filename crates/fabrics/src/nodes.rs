@@ -11,6 +11,7 @@ use crate::executor::{FDS_MAX, Idle, Turns};
 use crate::spin::Waiting;
 use crate::timer;
 use crate::wait::{Waits, wait};
+use farside_remote::arena::session::Counters;
 use farside_remote::clock::Clock;
 use farside_remote::draws::Draws;
 use farside_remote::fabric::ServiceId;
@@ -18,6 +19,7 @@ use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -40,6 +42,12 @@ pub trait Session: Fabric + Waits + Send + 'static {
     /// Whether the session is over: all further requests fail.
     fn is_over(&self) -> bool;
 
+    /// Sets the time after which a call without a response times out.
+    fn set_call_timeout(&self, patience: Duration);
+
+    /// The counters of this session.
+    fn counters(&self) -> Counters;
+
     /// Drives the session under a foreign executor. Never completes.
     async fn drive(&self);
 }
@@ -54,6 +62,12 @@ pub struct Nodes<S: Session> {
     live: RefCell<Vec<Rc<S>>>,
     open: Arc<Open<S>>,
     driver: RefCell<Option<Waker>>,
+    waiting: Cell<Waiting>,
+    news: News,
+    /// Timeout of calls, if it was set. Each new session gets it.
+    call_timeout: Cell<Option<Duration>>,
+    /// Sum of the counters of the sessions that have ended.
+    counted: Cell<Counters>,
 }
 
 /// A node of the pool.
@@ -96,6 +110,9 @@ struct Progress<S> {
     driver: Option<Waker>,
 }
 
+/// Whether a thread has opened a session since the pool last looked. All such threads of a pool share it.
+type News = Arc<AtomicBool>;
+
 impl<S: Session> Nodes<S> {
     /// Opens a session with each of `count` nodes, which have the numbers from 0. A node that cannot be reached stays
     /// in the pool; its session is opened in the background.
@@ -120,7 +137,16 @@ impl<S: Session> Nodes<S> {
                 .collect()
         });
         let members = ids().zip(first).map(|(node, opened)| Member::new(node, opened)).collect();
-        let nodes = Nodes { members, live: RefCell::default(), open, driver: RefCell::default() };
+        let nodes = Nodes {
+            members,
+            live: RefCell::default(),
+            open,
+            driver: RefCell::default(),
+            waiting: Cell::new(Waiting::Briefly),
+            news: News::default(),
+            call_timeout: Cell::new(None),
+            counted: Cell::default(),
+        };
         nodes.members.iter().for_each(|member| nodes.ensure_opening(member));
         nodes.list_live();
         nodes
@@ -142,6 +168,29 @@ impl<S: Session> Nodes<S> {
     /// Number of the current or last session with a node, from 1; 0 if there was none.
     pub fn session_number(&self, node: NodeId) -> u64 {
         self.member(node).map_or(0, |member| member.sessions.get())
+    }
+
+    /// Number of nodes in the pool, with and without a session.
+    pub fn count(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// Sets how the core waits for the responses of all nodes.
+    pub fn set_waiting(&self, waiting: Waiting) {
+        self.waiting.set(waiting);
+    }
+
+    /// Sets the time after which a call without a response times out, at every node.
+    pub fn set_call_timeout(&self, patience: Duration) {
+        self.call_timeout.set(Some(patience));
+        self.live.borrow().iter().for_each(|session| session.set_call_timeout(patience));
+    }
+
+    /// The sum of the counters of all sessions so far.
+    pub fn counters(&self) -> Counters {
+        let mut sum = self.counted.get();
+        self.live.borrow().iter().for_each(|session| sum.add(&session.counters()));
+        sum
     }
 
     /// Drives all sessions under a foreign executor: spawn this future on the same thread and keep it running while the
@@ -193,6 +242,9 @@ impl<S: Session> Nodes<S> {
         let is_current =
             matches!(&*member.state.borrow(), State::Up(current) if Rc::ptr_eq(current, session));
         if is_current {
+            let mut counted = self.counted.get();
+            counted.add(&session.counters());
+            self.counted.set(counted);
             member.state.replace(State::Down { reason: reason.to_owned(), opening: None });
             self.ensure_opening(member);
             self.list_live();
@@ -203,7 +255,7 @@ impl<S: Session> Nodes<S> {
     fn ensure_opening(&self, member: &Member<S>) {
         if let State::Down { opening: opening @ None, .. } = &mut *member.state.borrow_mut() {
             let driver = self.driver.borrow().clone();
-            *opening = Opening::start(member.node, Arc::clone(&self.open), driver);
+            *opening = Opening::start(member.node, Arc::clone(&self.open), driver, Arc::clone(&self.news));
         }
     }
 
@@ -222,7 +274,11 @@ impl<S: Session> Nodes<S> {
         }
         for member in &self.members {
             self.ensure_opening(member);
-            member.adopt();
+            if let Some(session) = member.adopt()
+                && let Some(patience) = self.call_timeout.get()
+            {
+                session.set_call_timeout(patience);
+            }
         }
         self.list_live();
     }
@@ -251,20 +307,23 @@ impl<S: Session> Member<S> {
             capabilities: Cell::new(Capabilities::SOFTWARE),
         };
         match opened {
-            Ok(session) => member.set_up(session),
+            Ok(session) => drop(member.set_up(session)),
             Err(reason) => drop(member.state.replace(State::Down { reason, opening: None })),
         }
         member
     }
 
-    fn set_up(&self, session: S) {
+    fn set_up(&self, session: S) -> Rc<S> {
         self.capabilities.set(session.capabilities(self.node));
         self.sessions.set(self.sessions.get() + 1);
-        self.state.replace(State::Up(Rc::new(session)));
+        let session = Rc::new(session);
+        self.state.replace(State::Up(Rc::clone(&session)));
+        session
     }
 
-    /// Takes the session that was opened in the background, if there is one; otherwise the reason of the last failure.
-    fn adopt(&self) {
+    /// Takes and returns the session that was opened in the background, if there is one; otherwise takes the reason of
+    /// the last failure.
+    fn adopt(&self) -> Option<Rc<S>> {
         let opened = match &mut *self.state.borrow_mut() {
             State::Down { reason, opening: Some(opening) } => {
                 let mut progress = opening.progress();
@@ -275,9 +334,7 @@ impl<S: Session> Member<S> {
             }
             _ => None,
         };
-        if let Some(session) = opened {
-            self.set_up(session);
-        }
+        opened.map(|session| self.set_up(session))
     }
 }
 
@@ -291,15 +348,15 @@ impl<S> Drop for Member<S> {
 
 impl<S: Session> Opening<S> {
     /// Starts the thread. `None` if the system can start no thread now.
-    fn start(node: NodeId, open: Arc<Open<S>>, driver: Option<Waker>) -> Option<Arc<Opening<S>>> {
+    fn start(node: NodeId, open: Arc<Open<S>>, driver: Option<Waker>, news: News) -> Option<Arc<Opening<S>>> {
         let progress = Progress { opened: None, failure: None, is_stopped: false, driver };
         let opening = Arc::new(Opening { progress: Mutex::new(progress), stopped: Condvar::new() });
         let shared = Arc::clone(&opening);
         let thread = std::thread::Builder::new().name("farside-reopen".into());
-        thread.spawn(move || shared.run(node, &*open)).is_ok().then_some(opening)
+        thread.spawn(move || shared.run(node, &*open, &news)).is_ok().then_some(opening)
     }
 
-    fn run(&self, node: NodeId, open: &Open<S>) {
+    fn run(&self, node: NodeId, open: &Open<S>, news: &AtomicBool) {
         // The seed only has to differ between clients, so that they do not all return at once.
         let mut draws =
             Draws(timer::now().as_nanos() as u64 ^ u64::from(node.0) << 32 ^ u64::from(std::process::id()));
@@ -315,6 +372,7 @@ impl<S: Session> Opening<S> {
                     progress.opened = Some(session);
                     let driver = progress.driver.take();
                     drop(progress);
+                    news.store(true, Ordering::Release);
                     return driver.into_iter().for_each(Waker::wake);
                 }
                 Err(reason) => progress.failure = Some(reason),
@@ -376,14 +434,15 @@ impl<S: Session> Fabric for Nodes<S> {
 impl<S: Session> Turns for Nodes<S> {
     fn end_turn(&self) {
         self.live.borrow().iter().for_each(|session| session.end_turn());
-        if !self.is_complete() {
+        // Cheap, since the tasks of the surviving nodes make many turns while a node is down.
+        if !self.is_complete() && self.news.swap(false, Ordering::Acquire) {
             self.replace_sessions();
         }
     }
 
     fn wait(&self, core: &Idle<'_>) {
         let at_most = (!self.is_complete()).then_some(SLEEP_WHILE_OPENING);
-        wait(self.live.borrow().iter().map(|session| &**session), Waiting::Briefly, at_most, core);
+        wait(self.live.borrow().iter().map(|session| &**session), self.waiting.get(), at_most, core);
         self.replace_sessions();
     }
 }

@@ -67,7 +67,7 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 /// Internals that the `farside` command uses to build nodes and run benchmarks. Not stable; programs must not use them.
 #[doc(hidden)]
 pub mod parts {
-    pub use crate::endpoint::Endpoint;
+    pub use crate::endpoint::{Endpoint, Session};
     pub use crate::pool::{NO_TLS, addresses, join_urls, nodes_of};
     pub use farside_systems::registry::{AnyKv, kinds};
 }

@@ -6,12 +6,13 @@ pub use nodes::join as join_urls;
 
 use crate::client::Client;
 use crate::config::DATA_PORT as PORT;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Session};
 use crate::error::Error;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::fault::{FaultLine, Faults, Strikes, Struck};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::nodes::Nodes;
 use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::TOKEN_BYTES_MAX;
 use farside_fabrics::session::carrier::Line;
@@ -482,7 +483,7 @@ impl Pool {
     }
 
     fn ask(&self, ask: &Ask) -> Result<Answer, Error> {
-        let endpoint = self.endpoint()?;
+        let endpoint = self.endpoint_here()?;
         endpoint.set_call_timeout(ask.patience());
         let request = serde_json::to_vec(ask).expect("plain data");
         let mut answer = Vec::new();
@@ -530,21 +531,29 @@ impl Pool {
         self.nodes.iter().find_map(|node| node.faults.as_ref()).map(|injected| injected.struck.so_far())
     }
 
-    /// Opens a session with the node, for the calling thread.
+    /// Opens a session with the only node, for the calling thread.
+    ///
+    /// # Errors
+    /// As [`connect`]; or the pool has several nodes.
+    #[doc(hidden)]
+    pub fn endpoint_here(&self) -> Result<Endpoint, Error> {
+        self.only()?;
+        self.endpoint_over_all()
+    }
+
+    /// Opens sessions with all nodes, for the calling thread. Of several nodes, those that cannot be reached now get a
+    /// session later.
     ///
     /// # Errors
     /// As [`connect`].
     #[doc(hidden)]
-    pub fn endpoint_here(&self) -> Result<Endpoint, Error> {
-        self.endpoint()
-    }
-
-    /// Opens a session with the node, for the calling thread.
-    ///
-    /// # Errors
-    /// As [`connect`]; or the pool has several nodes.
-    pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
-        self.only()?.endpoint(NodeId(0))
+    pub fn endpoint_over_all(&self) -> Result<Endpoint, Error> {
+        if let [node] = &*self.nodes {
+            return Ok(Endpoint::One(node.session(NodeId(0))?));
+        }
+        let nodes = Arc::clone(&self.nodes);
+        let open = move |id: NodeId| nodes[id.0 as usize].session(id).map_err(|error| error.to_string());
+        Ok(Endpoint::Many(Box::new(Nodes::open(self.nodes.len(), Arc::new(open)))))
     }
 }
 
@@ -581,25 +590,25 @@ impl Node {
     }
 
     /// Opens a session with the node, which the session calls `id`, for the calling thread.
-    fn endpoint(&self, id: NodeId) -> Result<Endpoint, Error> {
+    fn session(&self, id: NodeId) -> Result<Session, Error> {
         match &self.reach {
-            Reach::Shm(path) => Ok(Endpoint::Direct(shm::connect(path, id)?)),
+            Reach::Shm(path) => Ok(Session::Direct(shm::connect(path, id)?)),
             Reach::Local(host) => {
                 let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
-                Ok(Endpoint::Direct(local::connect(&node, id)?))
+                Ok(Session::Direct(local::connect(&node, id)?))
             }
             Reach::Udp(address) => {
                 let line = UdpLine::connect(*address, self.shared.clone());
                 match &self.faults {
-                    None => Ok(Endpoint::Udp(self.dialled(id, line)?)),
-                    Some(injected) => Ok(Endpoint::FaultyUdp(self.dialled(id, injected.strike(line))?)),
+                    None => Ok(Session::Udp(self.dialled(id, line)?)),
+                    Some(injected) => Ok(Session::FaultyUdp(self.dialled(id, injected.strike(line))?)),
                 }
             }
             Reach::Tcp(address) => {
                 let line = TcpLine::connect(*address);
                 match &self.faults {
-                    None => Ok(Endpoint::Tcp(self.dialled(id, line)?)),
-                    Some(injected) => Ok(Endpoint::FaultyTcp(self.dialled(id, injected.strike(line))?)),
+                    None => Ok(Session::Tcp(self.dialled(id, line)?)),
+                    Some(injected) => Ok(Session::FaultyTcp(self.dialled(id, injected.strike(line))?)),
                 }
             }
             #[cfg(feature = "tls")]
@@ -607,11 +616,11 @@ impl Node {
                 let line = TlsLine::connect(*address, name, trust);
                 let line = line.map_err(|error| Error::Tls(self.url.clone(), error))?;
                 match &self.faults {
-                    None => Ok(Endpoint::Tls(self.remote(id, line)?)),
-                    Some(injected) => Ok(Endpoint::FaultyTls(self.dialled(id, injected.strike(Ok(line)))?)),
+                    None => Ok(Session::Tls(self.remote(id, line)?)),
+                    Some(injected) => Ok(Session::FaultyTls(self.dialled(id, injected.strike(Ok(line)))?)),
                 }
             }
-            Reach::Ring(path) => Ok(Endpoint::Ring(self.remote(id, RingLine::connect(path)?)?)),
+            Reach::Ring(path) => Ok(Session::Ring(self.remote(id, RingLine::connect(path)?)?)),
         }
     }
 
@@ -651,4 +660,31 @@ fn unexpected_answer(answer: &Answer) -> Error {
     Error::Fabric(FabricError::Refused(format!(
         "the node sent an unexpected answer ({answer:?}): use the same release on both sides"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_endpoint_reaches_every_node_of_a_pool() {
+        let nodes = [(); 3].map(|()| Pool::serve_here(8 << 20).expect("a node in this process"));
+        let pool = Pool::of(nodes.iter().map(|node| node.nodes[0].clone()).collect());
+        assert!(pool.endpoint_here().is_err(), "the pool has several nodes");
+        let endpoint = pool.endpoint_over_all().expect("sessions");
+        assert_eq!(endpoint.nodes(), 3);
+        let request = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
+        for (number, node) in (0..).zip(&nodes) {
+            let mut answer = Vec::new();
+            let call = endpoint.call(NodeId(number), ServiceId::NODE, &request, &mut answer);
+            block_on(&endpoint, call).expect("the node responds");
+            let Ok(Answer::NodeInfo(found)) = serde_json::from_slice(&answer) else {
+                panic!("no information")
+            };
+            assert_eq!(found.incarnation, node.info().expect("the node responds").incarnation);
+        }
+        let mut answer = Vec::new();
+        let nobody = endpoint.call(NodeId(3), ServiceId::NODE, &request, &mut answer);
+        assert_eq!(block_on(&endpoint, nobody), Err(FabricError::NoSuchNode(NodeId(3))));
+    }
 }

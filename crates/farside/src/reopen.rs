@@ -26,7 +26,7 @@ pub(crate) struct Opened {
 impl Opened {
     /// Opens the store called `name` for `tasks` tasks. Costs one call to the node, for any number of tasks.
     pub(crate) fn new(pool: &Pool, name: &str, tasks: usize, options: &Options) -> Result<Opened, Error> {
-        let endpoint = Rc::new(pool.endpoint()?);
+        let endpoint = Rc::new(pool.endpoint_here()?);
         let kvs = block_on(&endpoint, async {
             let store = store::fetch(&endpoint, NodeId(0), name).await?;
             let members = Members::one(NodeId(0), store);
@@ -93,7 +93,7 @@ mod tests {
         for system in family(Family::Kv) {
             let new = NewStore { kind: system.kind.into(), ..NewStore::prism_kv(system.kind, 4 << 20) };
             pool.create_store(&new).expect("the node has enough memory");
-            let fabric = Count::new(pool.endpoint().expect("the node has capacity for a session"));
+            let fabric = Count::new(pool.endpoint_here().expect("the node has capacity for a session"));
             let opened = AnyKv::open(&fabric, NodeId(0), system.kind, &options);
             let kv = block_on(fabric.inner(), opened).expect("the store was just created");
             assert_eq!(kv.store().kind, system.kind);

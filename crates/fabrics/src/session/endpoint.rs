@@ -714,6 +714,14 @@ impl<L: Line + Send + 'static> Session for Endpoint<L> {
         self.state.borrow().over.is_some()
     }
 
+    fn set_call_timeout(&self, patience: Duration) {
+        self.set_call_timeout(patience);
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters()
+    }
+
     async fn drive(&self) {
         self.drive().await;
     }

@@ -6,7 +6,7 @@
 use crate::faults::{WORDS, connect};
 use crate::support::Process;
 use farside::Ran;
-use farside::parts::Endpoint;
+use farside::parts::{Endpoint, Session};
 use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::layer::fault::Faults;
 use farside_fabrics::timer;
@@ -237,8 +237,8 @@ fn reported(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> Reported
 /// Returns the maximum number of bytes of a datagram of this session.
 fn datagram(endpoint: &Endpoint) -> usize {
     match endpoint {
-        Endpoint::FaultyUdp(remote) => remote.granted().datagram,
-        Endpoint::FaultyTcp(remote) => remote.granted().datagram,
+        Endpoint::One(Session::FaultyUdp(remote)) => remote.granted().datagram,
+        Endpoint::One(Session::FaultyTcp(remote)) => remote.granted().datagram,
         _ => panic!("the pool has faults"),
     }
 }

@@ -18,6 +18,7 @@ use farside_fabrics::wait::{Waits, Wakeup};
 use farside_node::access::{EVERY_STORE, Fingerprint, Grant, Token, Tokens};
 use farside_node::host::{Host, Listen, Options};
 use farside_remote::Rights;
+use farside_remote::arena::session::Counters;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Call, Extent, Kind, Plan, Service};
@@ -511,6 +512,14 @@ impl<const STORE: u32> Waits for Over<STORE> {
 impl<const STORE: u32> Session for Over<STORE> {
     fn is_over(&self) -> bool {
         over!(self, inner => inner.is_over())
+    }
+
+    fn set_call_timeout(&self, patience: Duration) {
+        over!(self, inner => inner.set_call_timeout(patience));
+    }
+
+    fn counters(&self) -> Counters {
+        over!(self, inner => inner.counters())
     }
 
     async fn drive(&self) {
