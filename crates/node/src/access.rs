@@ -170,7 +170,11 @@ impl Token {
             ))
         };
         match ask {
-            Ask::OpenStore { name } | Ask::StoreStat { name } if !self.sees(name) => Err(self.no_store(name)),
+            Ask::OpenStore { name } | Ask::StoreStat { name } | Ask::FindStore { name }
+                if !self.sees(name) =>
+            {
+                Err(self.no_store(name))
+            }
             Ask::OpenStore { name } if self.rights(name) == Rights::NONE => needs("a right to the store"),
             Ask::StoreStat { name } if !self.rights(name).contains(Rights::READ) => {
                 needs("the right 'read' to the store")
@@ -179,7 +183,12 @@ impl Token {
             Ask::GrowStore { name } if !self.rights(name).contains(Rights::ALLOCATE) => {
                 needs("the right 'allocate' to the store")
             }
-            Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::RebuildStore { .. } | Ask::Scan { .. }
+            Ask::CreateStore { .. }
+            | Ask::PrepareStore { .. }
+            | Ask::Decide { .. }
+            | Ask::DropStore { .. }
+            | Ask::RebuildStore { .. }
+            | Ask::Scan { .. }
                 if !self.admin =>
             {
                 needs("admin rights")
@@ -561,6 +570,7 @@ mod tests {
             wide: false,
             id: 0,
             former: None,
+            membership: None,
         };
         let all = || Answer::Stores(vec![store("a"), store("b")]);
         let info = || {

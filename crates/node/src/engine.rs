@@ -175,6 +175,7 @@ mod tests {
             wide,
             id: 0,
             former: None,
+            membership: None,
         };
         let store = Key::new(3, 77);
         let own = keys.grant(&known(77, false), Rights::READ, 5);
@@ -216,6 +217,7 @@ mod tests {
             wide: false,
             id: 0,
             former: None,
+            membership: None,
         };
         let [a, b] =
             [(1, "a"), (2, "b")].map(|(region, name)| keys.grant(&store(region, name), Rights::ALL, 5));

@@ -1,4 +1,4 @@
-//! Mutants of reclamation, scans and rebuilds.
+//! Mutants of reclamation, scans, rebuilds and decisions.
 
 farside_remote::mutants! {
     /// The node frees a retired buffer without a grace period.
@@ -13,4 +13,6 @@ farside_remote::mutants! {
     DROP_WITHOUT_TAKING_LISTS = "DropWithoutTakingLists";
     /// A former table's memory is freed while chains may still run in it.
     OLD_TABLE_FREED_AT_ONCE = "OldTableFreedAtOnce";
+    /// A node that has committed a store with several members also aborts it.
+    BOTH_DECISIONS = "BothDecisions";
 }

@@ -21,7 +21,9 @@ use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
-use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
+use farside_remote::control::{
+    Answer, Ask, Attempt, Decided, Decision, Found, MemberState, Membership, NodeInfo, Store, StoreStat,
+};
 use farside_remote::service::{Kind, Plan, Step, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -56,6 +58,8 @@ pub struct Node<M: NodeMemory> {
     reclaim: Reclaim,
     /// Stores being created or dropped. Each job has a region, so the number of regions bounds the number of jobs.
     jobs: VecDeque<(Ticket, Job<M>)>,
+    /// Questions about members of stores that wait until the catalog's record shows what the node knows.
+    questions: VecDeque<(Ticket, Question)>,
     /// Index of the current job, and the number of consecutive jobs that were found waiting.
     at_job: (usize, usize),
     /// Statistics requests in progress, each with the tickets that wait for its result.
@@ -85,8 +89,33 @@ pub struct Node<M: NodeMemory> {
 
 /// A change of the catalog that takes several steps.
 enum Job<M: NodeMemory> {
-    Create { entry: Box<Entry<M>>, division: Division, granted: usize },
-    Drop { entry: Box<Entry<M>>, leaving: Leaving, freed: usize },
+    Create {
+        entry: Box<Entry<M>>,
+        division: Division,
+        granted: usize,
+    },
+    /// `answer` is the response at the end.
+    Drop {
+        entry: Box<Entry<M>>,
+        leaving: Leaving,
+        freed: usize,
+        answer: Answer,
+    },
+}
+
+/// A request about a member of a store that changes at most the member's state.
+enum Question {
+    Find { name: String },
+    Commit { name: String, attempt: Attempt },
+    Absent { name: String },
+}
+
+impl Question {
+    fn name(&self) -> &str {
+        match self {
+            Question::Find { name } | Question::Commit { name, .. } | Question::Absent { name } => name,
+        }
+    }
 }
 
 /// A traversal of a store's buffers, for the store's statistics.
@@ -127,6 +156,7 @@ impl<M: NodeMemory> Node<M> {
             closing: VecDeque::new(),
             reclaim: Reclaim::default(),
             jobs: VecDeque::new(),
+            questions: VecDeque::new(),
             at_job: (0, 0),
             stat_requests: VecDeque::new(),
             scans_due: VecDeque::new(),
@@ -316,6 +346,8 @@ impl<M: NodeMemory> Node<M> {
         let is_wanted = |ticket: &Ticket| !tickets.contains(ticket);
         self.stat_requests.iter_mut().for_each(|(_, asked)| asked.retain(is_wanted));
         self.stat_requests.retain(|(_, asked)| !asked.is_empty());
+        self.questions
+            .retain(|(ticket, question)| matches!(question, Question::Commit { .. }) || is_wanted(ticket));
         self.answers.retain(|(ticket, _)| is_wanted(ticket));
         let scans = self.scans_due.iter_mut().map(|(_, asked)| asked);
         let rebuilds = self.catalog.iter_mut().filter_map(|entry| Some(&mut entry.rebuild.as_mut()?.asked));
@@ -333,11 +365,12 @@ impl<M: NodeMemory> Node<M> {
     /// last access, so no access may follow.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
-        let parts: [Part<M>; 8] = [
+        let parts: [Part<M>; 9] = [
             Node::close_step,
             Node::reclaim_step,
             Node::regrant_step,
             Node::job_step,
+            Node::question_step,
             Node::stat_request_step,
             Node::scan_step,
             Node::relief_step,
@@ -356,14 +389,37 @@ impl<M: NodeMemory> Node<M> {
     fn begin(&mut self, ticket: Ticket, ask: Ask, entropy: [u64; 2]) -> Result<Option<Answer>, String> {
         let job = match ask {
             Ask::CreateStore { name, kind, parameters, quota } => {
-                self.begin_create(&name, &kind, &parameters, quota, entropy)?
+                self.begin_create(&name, &kind, &parameters, quota, None, entropy)?
+            }
+            Ask::PrepareStore { name, kind, parameters, quota, membership } => {
+                let wrong = membership.check(self.info.incarnation).err();
+                let wrong = wrong.or_else(|| {
+                    (membership.state != MemberState::Prepared).then(|| "a new member is PREPARED".to_owned())
+                });
+                if let Some(wrong) = wrong {
+                    return Err(format!(
+                        "store '{name}' was not prepared: {wrong}: create it again, by a client of this release"
+                    ));
+                }
+                self.begin_create(&name, &kind, &parameters, quota, Some(membership), entropy)?
+            }
+            Ask::Decide { name, attempt, decision } => {
+                return self.begin_decision(ticket, name, attempt, decision);
+            }
+            Ask::FindStore { name } => {
+                self.check_outstanding()?;
+                self.questions.push_back((ticket, Question::Find { name }));
+                return Ok(None);
             }
             Ask::DropStore { name } => {
-                let mut entry = Box::new(self.catalog.remove(&name)?);
-                let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
-                let dropped = Err(format!("store '{name}' was dropped in the meantime"));
-                self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
-                Job::Drop { entry, leaving: Leaving::Not, freed: 0 }
+                if let Some(membership) = &self.catalog.get(&name)?.store.membership {
+                    return Err(format!(
+                        "store '{name}' has {} members, and this node holds only one of them: drop it with all of its \
+                         nodes in --pool",
+                        membership.members.len()
+                    ));
+                }
+                self.begin_drop(&name, Answer::Done)?
             }
             Ask::StoreStat { name } => {
                 self.check_outstanding()?;
@@ -389,6 +445,7 @@ impl<M: NodeMemory> Node<M> {
             }
             Ask::RebuildStore { name, parameters } => {
                 self.check_outstanding()?;
+                self.check_committed(&name)?;
                 let entry = self.catalog.get(&name)?;
                 if let Some(rebuild) = entry.rebuild.as_ref().filter(|rebuild| !rebuild.wants_more()) {
                     return Err(self.is_being_rebuilt(&name, rebuild));
@@ -397,6 +454,7 @@ impl<M: NodeMemory> Node<M> {
             }
             Ask::GrowStore { name } => {
                 self.check_outstanding()?;
+                self.check_committed(&name)?;
                 match &self.catalog.get(&name)?.rebuild {
                     Some(rebuild) if rebuild.wants_more() => {
                         self.begin_rebuild(ticket, &name, None, entropy)?
@@ -408,6 +466,7 @@ impl<M: NodeMemory> Node<M> {
                 return Ok(None);
             }
             Ask::OpenStore { name } => {
+                self.check_committed(&name)?;
                 return Ok(Some(Answer::Store(rebuild::shown(self.catalog.get(&name)?))));
             }
             Ask::ListStores => {
@@ -421,12 +480,73 @@ impl<M: NodeMemory> Node<M> {
         Ok(None)
     }
 
+    /// Starts to drop a store. The node forgets it at once, and responds with `answer` when its memory is free.
+    fn begin_drop(&mut self, name: &str, answer: Answer) -> Result<Job<M>, String> {
+        let mut entry = Box::new(self.catalog.remove(name)?);
+        let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
+        let dropped = Err(format!("store '{name}' was dropped in the meantime"));
+        self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
+        Ok(Job::Drop { entry, leaving: Leaving::Not, freed: 0, answer })
+    }
+
+    /// Handles a decision on an attempt to create a store with several members. The first decision holds: only a drop
+    /// changes a committed store, and nothing changes an aborted one.
+    fn begin_decision(
+        &mut self,
+        ticket: Ticket,
+        name: String,
+        attempt: Attempt,
+        decision: Decision,
+    ) -> Result<Option<Answer>, String> {
+        let member = self.catalog.get(&name).ok().and_then(|entry| entry.store.membership.as_ref());
+        let member = member.filter(|member| member.attempt == attempt);
+        let (is_first, state) = match member {
+            Some(member) => (member.index == 0, member.state),
+            None => (false, MemberState::Aborted),
+        };
+        match (decision, state) {
+            (_, MemberState::Aborted) => {
+                self.check_outstanding()?;
+                self.questions.push_back((ticket, Question::Absent { name }));
+            }
+            (Decision::Commit, MemberState::Prepared) => {
+                self.check_outstanding()?;
+                self.questions.push_back((ticket, Question::Commit { name, attempt }));
+            }
+            (Decision::Commit, MemberState::Committed) => return Ok(Some(self.decided(state))),
+            (Decision::Abort, MemberState::Committed) if is_first && !mutants::BOTH_DECISIONS.is_on() => {
+                return Ok(Some(self.decided(state)));
+            }
+            (Decision::Abort | Decision::Drop, _) => {
+                let job = self.begin_drop(&name, self.decided(MemberState::Aborted))?;
+                self.jobs.push_back((ticket, job));
+            }
+        }
+        Ok(None)
+    }
+
+    fn decided(&self, state: MemberState) -> Answer {
+        Answer::Decided(Decided { incarnation: self.info.incarnation, state })
+    }
+
+    /// # Errors
+    /// The store is PREPARED, so nobody may use it yet.
+    fn check_committed(&self, name: &str) -> Result<(), String> {
+        if self.catalog.get(name)?.store.is_prepared() {
+            return Err(format!(
+                "store '{name}' is being created on several nodes: retry with all of its nodes in --pool, or drop it"
+            ));
+        }
+        Ok(())
+    }
+
     fn check_outstanding(&self) -> Result<(), String> {
         let stat_requests = self.stat_requests.iter().map(|(_, asked)| asked.len());
         let due = self.scans_due.iter().map(|(_, asked)| asked.len());
         let under_way = self.scan.iter().map(|(_, asked)| asked.len());
         let rebuilds = self.catalog.iter().filter_map(|entry| Some(entry.rebuild.as_ref()?.asked.len()));
-        if stat_requests.chain(due).chain(under_way).chain(rebuilds).sum::<usize>() < WAITING_MAX {
+        let others = stat_requests.chain(due).chain(under_way).chain(rebuilds).sum::<usize>();
+        if others + self.questions.len() < WAITING_MAX {
             return Ok(());
         }
         Err(format!("{WAITING_MAX} requests about stores are outstanding, the maximum: retry later"))
@@ -438,6 +558,7 @@ impl<M: NodeMemory> Node<M> {
         kind: &str,
         parameters: &str,
         quota: u64,
+        membership: Option<Membership>,
         [seed, secret]: [u64; 2],
     ) -> Result<Job<M>, String> {
         let plan = self.catalog.kind(kind)?.plan(parameters, quota, seed)?;
@@ -473,6 +594,7 @@ impl<M: NodeMemory> Node<M> {
             wide: plan.wide,
             id: seed,
             former: None,
+            membership,
         };
         // Reserve space in the catalog's record for stores that are still being created.
         let fits = restart::record(1, &self.stores_and(self.being_made().chain([&store])));
@@ -801,7 +923,7 @@ impl<M: NodeMemory> Node<M> {
         let Some((_, job)) = self.jobs.get_mut(place) else { return Ok(false) };
         let ended = match job {
             Job::Create { entry, division, granted } => grant_step(memory, entry, division, granted)?,
-            Job::Drop { leaving: Leaving::Left, entry, freed } => {
+            Job::Drop { leaving: Leaving::Left, entry, freed, .. } => {
                 free_step(memory, &mut self.extents, entry, freed)?
             }
             Job::Drop { entry, leaving, .. } => {
@@ -855,18 +977,74 @@ impl<M: NodeMemory> Node<M> {
         self.at_job = (if place < self.jobs.len() { place } else { 0 }, 0);
         let answer = match job {
             Job::Create { entry, .. } => {
-                let store = entry.store.clone();
+                let store = without_key_if_prepared(entry.store.clone());
                 self.catalog.insert(*entry);
                 Answer::Store(store)
             }
-            Job::Drop { entry, .. } => {
+            Job::Drop { entry, answer, .. } => {
                 self.reclaim.forget(entry.store.region);
                 self.catalog.release(entry.store.region);
-                Answer::Done
+                answer
             }
         };
         self.answers.push_back((ticket, Ok(answer)));
         Ok(())
+    }
+
+    /// Answers the first question about a member. The response to a question says only what the catalog's record says:
+    /// a node that takes over must not know another answer.
+    fn question_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some((_, question)) = self.questions.front() else { return Ok(false) };
+        let name = question.name();
+        let is_unrecorded = self.jobs.iter().any(|(_, job)| match job {
+            Job::Drop { entry, leaving: Leaving::Not, .. } => entry.store.name == name,
+            _ => false,
+        });
+        if is_unrecorded {
+            return Ok(false); // The job's next step writes the record.
+        }
+        let entry = self.catalog.get(name).ok();
+        let answer = match question {
+            Question::Find { .. } => {
+                let store = entry.map(|entry| Store { secret: 0, id: 0, ..rebuild::shown(entry) });
+                Ok(Answer::Found(Found { incarnation: self.info.incarnation, store }))
+            }
+            Question::Absent { .. } => Ok(self.decided(MemberState::Aborted)),
+            Question::Commit { attempt, .. } => {
+                let member = entry.and_then(|entry| entry.store.membership.as_ref());
+                match member.filter(|member| member.attempt == *attempt).map(|member| member.state) {
+                    Some(MemberState::Prepared) => {
+                        let region = entry.map_or(0, |entry| entry.store.region);
+                        self.commit(memory, region)?.map(|()| self.decided(MemberState::Committed))
+                    }
+                    state => Ok(self.decided(state.unwrap_or(MemberState::Aborted))),
+                }
+            }
+        };
+        let Some((ticket, _)) = self.questions.pop_front() else { return Ok(false) };
+        self.answers.push_back((ticket, answer));
+        Ok(true)
+    }
+
+    /// Commits a prepared store: writes the record, then the key. The inner error is the reason if the record does not
+    /// fit.
+    fn commit(&mut self, memory: &M, region: u32) -> Result<Result<(), String>, M::Wait> {
+        let Some(entry) = self.catalog.by_region(region) else { return Ok(Ok(())) };
+        let mut store = entry.store.clone();
+        if let Some(membership) = &mut store.membership {
+            membership.state = MemberState::Committed;
+        }
+        let record = match restart::record(self.catalog_sequence + 1, &self.stores_with(&store)) {
+            Ok(record) => record,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        self.write_catalog(memory, &record)?;
+        Arena::of(memory).set_secret(region, store.secret)?;
+        self.catalog_sequence += 1;
+        if let Some(entry) = self.catalog.by_region_mut(region) {
+            entry.store = store;
+        }
+        Ok(Ok(()))
     }
 
     fn stat_request_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
@@ -896,6 +1074,10 @@ impl<M: NodeMemory> Node<M> {
     }
 }
 
+fn without_key_if_prepared(store: Store) -> Store {
+    if store.is_prepared() { Store { secret: 0, id: 0, ..store } } else { store }
+}
+
 const NOT_CROWDED: &str = "all slots for the key are taken, although the table as a whole is not crowded: enlarge it \
                            with 'farside store rebuild --items'";
 
@@ -919,7 +1101,9 @@ fn grant_step<M: NodeMemory>(
     let arena = Arena::of(memory);
     let region = entry.store.region;
     let Some(&index) = entry.segments.get(*granted) else {
-        arena.set_secret(region, entry.store.secret)?;
+        // The key of a PREPARED store opens nothing.
+        let secret = if entry.store.is_prepared() { 0 } else { entry.store.secret };
+        arena.set_secret(region, secret)?;
         return Ok(None);
     };
     let (table, quota) = (division.table as usize, (division.table + division.buffers) as usize);

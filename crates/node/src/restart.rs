@@ -38,7 +38,10 @@ const RECORD_HEADER: usize = 24;
 /// The stores' descriptions do not fit into one copy of the catalog.
 pub(crate) fn record(sequence: u64, stores: &[&Store]) -> Result<Vec<u8>, String> {
     let json = serde_json::to_vec(stores).expect("plain data");
-    if json.len() + RECORD_HEADER > CATALOG_SIZE as usize {
+    // A store that is PREPARED now must fit when it is COMMITTED, which is a longer word.
+    let prepared = stores.iter().filter(|store| store.is_prepared()).count();
+    let growth = "committed".len() - "prepared".len();
+    if json.len() + prepared * growth + RECORD_HEADER > CATALOG_SIZE as usize {
         return Err(format!("the catalog is full with {} stores: drop one", stores.len() - 1));
     }
     let mut record = Vec::with_capacity(RECORD_HEADER + json.len());
@@ -140,7 +143,8 @@ pub(crate) fn restore<M: NodeMemory>(
     }
     for store in &stores {
         // The old node may have died after it had written the record and before it wrote the key: write the key.
-        arena.set_secret(store.region, store.secret)?;
+        // The key of a PREPARED store opens nothing.
+        arena.set_secret(store.region, if store.is_prepared() { 0 } else { store.secret })?;
     }
     for (region, owned) in segments {
         catalog.set_segments(region, owned);
@@ -181,6 +185,11 @@ fn check<M: Memory>(
                 "the catalog gives store '{}' region {}, which is invalid or another store's",
                 store.name, store.region
             )));
+        }
+        if let Some(Err(wrong)) =
+            store.membership.as_ref().map(|membership| membership.check(store.incarnation))
+        {
+            return Ok(Err(format!("the catalog gives store '{}' invalid members: {wrong}", store.name)));
         }
         for (table_at, table_len) in tables_of(store) {
             if !is_table(memory, store.region, table_at, table_len)? {
@@ -318,6 +327,7 @@ mod tests {
                 wide: false,
                 id: 0,
                 former: None,
+                membership: None,
             });
         }
         (memory, stores)

@@ -8,6 +8,7 @@ use crate::fabric::DEADLINE;
 use crate::key::Key;
 use crate::service::Extent;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// A request to the node.
@@ -24,6 +25,35 @@ pub enum Ask {
         parameters: String,
         /// Bytes of memory for tables and buffers together.
         quota: u64,
+    },
+    /// Creates this node's member of a store with several members. The member is PREPARED: its key opens nothing until
+    /// an [`Ask::Decide`] commits the store. Never sent twice for one attempt.
+    PrepareStore {
+        /// Name of the new store.
+        name: String,
+        /// Kind of the store.
+        kind: String,
+        /// The kind's parameters for this member, as JSON.
+        parameters: String,
+        /// Bytes of memory for the tables and buffers of this member.
+        quota: u64,
+        /// The store's members, and the index of this member among them. The state is [`MemberState::Prepared`].
+        membership: Membership,
+    },
+    /// Decides on an attempt to create a store. The first member decides; the others are told its decision.
+    Decide {
+        /// Name of the store.
+        name: String,
+        /// The attempt that created the store.
+        attempt: Attempt,
+        /// The requested decision.
+        decision: Decision,
+    },
+    /// Returns the node's incarnation and its store of this name, without the store's key, if there is one. Unlike
+    /// [`Ask::OpenStore`], not refused if there is none.
+    FindStore {
+        /// Name of the store.
+        name: String,
     },
     /// Drops a store and all its data.
     DropStore {
@@ -72,12 +102,14 @@ impl Ask {
     pub const fn patience(&self) -> Duration {
         match self {
             Ask::CreateStore { .. }
+            | Ask::PrepareStore { .. }
+            | Ask::Decide { .. }
             | Ask::DropStore { .. }
             | Ask::RebuildStore { .. }
             | Ask::GrowStore { .. }
             | Ask::StoreStat { .. }
             | Ask::Scan { .. } => Duration::from_secs(30),
-            Ask::OpenStore { .. } | Ask::ListStores | Ask::NodeInfo => DEADLINE,
+            Ask::OpenStore { .. } | Ask::FindStore { .. } | Ask::ListStores | Ask::NodeInfo => DEADLINE,
         }
     }
 }
@@ -96,6 +128,110 @@ pub enum Answer {
     StoreStat(StoreStat),
     /// The node's state.
     NodeInfo(NodeInfo),
+    /// The outcome of an [`Ask::Decide`].
+    Decided(Decided),
+    /// The response to an [`Ask::FindStore`].
+    Found(Found),
+}
+
+/// Random number that identifies an attempt to create a store with several members.
+pub type Attempt = [u64; 2];
+
+/// A requested decision on an attempt to create a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Commits the store.
+    Commit,
+    /// Aborts the attempt, and frees its memory. At the first member, changes nothing if the store is committed.
+    Abort,
+    /// Drops the store, committed or not, and frees its memory.
+    Drop,
+}
+
+/// State of a member of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberState {
+    /// The member's memory is granted, and the attempt is not decided as far as this member knows.
+    Prepared,
+    /// The store was created.
+    Committed,
+    /// The attempt was aborted, or the store was dropped. No catalog contains this state: the member is removed.
+    Aborted,
+}
+
+/// A member of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberId {
+    /// Place of the member's node in the pool of the client that created the store. A hint only: other clients may list
+    /// the nodes in another order.
+    pub node: u32,
+    /// Incarnation of the memory of the member's node. Identifies the member.
+    pub incarnation: u64,
+}
+
+/// Maximum number of members of a store.
+pub const MEMBERS_MAX: usize = 64;
+
+/// The members of a store that lies on several nodes, from the view of one of the members.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Membership {
+    /// The attempt that created the store. Two stores of one name differ in it.
+    pub attempt: Attempt,
+    /// State of this member.
+    pub state: MemberState,
+    /// Index of this member in `members`. The member 0 decides on the attempt.
+    pub index: u32,
+    /// Number of the configuration, 1 at creation.
+    pub configuration: u64,
+    /// All members.
+    pub members: Vec<MemberId>,
+}
+
+impl Membership {
+    /// Checks that the list of members is well-formed: 2 to [`MEMBERS_MAX`] members with distinct incarnations, one of
+    /// which is this member, with this incarnation.
+    ///
+    /// # Errors
+    /// The list is not well-formed. The text names the reason.
+    pub fn check(&self, incarnation: u64) -> Result<(), String> {
+        let count = self.members.len();
+        if !(2..=MEMBERS_MAX).contains(&count) {
+            return Err(format!("a store has 2 to {MEMBERS_MAX} members, not {count}"));
+        }
+        let own = self.members.get(self.index as usize).map(|member| member.incarnation);
+        if own != Some(incarnation) {
+            return Err(format!("member {} of the store is not this node's memory", self.index));
+        }
+        let distinct: BTreeSet<u64> = self.members.iter().map(|member| member.incarnation).collect();
+        if distinct.len() != count {
+            return Err("two members of the store are the same node's memory".into());
+        }
+        if self.configuration == 0 || self.state == MemberState::Aborted {
+            return Err("the state of the store's member is invalid".into());
+        }
+        Ok(())
+    }
+}
+
+/// Outcome of an [`Ask::Decide`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decided {
+    /// Incarnation of the node's memory.
+    pub incarnation: u64,
+    /// The state that holds now. [`MemberState::Aborted`] also if the node has no member of this attempt.
+    pub state: MemberState,
+}
+
+/// Response to an [`Ask::FindStore`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Incarnation of the node's memory.
+    pub incarnation: u64,
+    /// The node's store of this name, without its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<Store>,
 }
 
 /// A store's entry in the catalog.
@@ -130,6 +266,9 @@ pub struct Store {
     /// The previous table, while its entries are being moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former: Option<Former>,
+    /// The members of the store, if it has several. `None` if the whole store lies on this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub membership: Option<Membership>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands it a reference")]
@@ -158,6 +297,11 @@ pub struct Former {
 }
 
 impl Store {
+    /// Whether the store has several members and is not known to be committed. If so, its key opens nothing.
+    pub fn is_prepared(&self) -> bool {
+        self.membership.as_ref().is_some_and(|membership| membership.state == MemberState::Prepared)
+    }
+
     /// The location of the current table, with the store's key.
     pub fn extent(&self) -> Extent {
         Extent { key: self.key(), at: self.table_at, len: self.table_len }

@@ -216,6 +216,7 @@ mod tests {
             wide: false,
             id: 1,
             former: None,
+            membership: None,
         };
         let (members, options) = (Members::one(NodeId(3), store), Options::default());
         at_once(AnyKv::of(Bare(has), &members, &options)).map(drop)

@@ -113,6 +113,7 @@ fn fuzz_control() {
         wide: false,
         id: 0,
         former: None,
+        membership: None,
     };
     let answers = [
         Answer::Done,

@@ -116,6 +116,7 @@ impl Home {
             wide: false,
             id: 0,
             former: None,
+            membership: None,
         };
         let mut home = Home { memory, node, kind, store, next_pid: 1001 };
         home.store = home.create("s", quota_mib);
