@@ -26,8 +26,23 @@ pub enum StoreError {
         /// Capabilities that the fabric has.
         has: Capabilities,
     },
-    /// The fabric returned no response.
+    /// The fabric returned no response. If the request would have changed the store, [`FabricError::ran`] says whether
+    /// it may have done so.
     Fabric(FabricError),
+    /// A member of the store has lost its memory.
+    MemoryLost {
+        /// Name of the store.
+        name: String,
+        /// Index of the member.
+        member: u32,
+        /// Node that held the member.
+        node: NodeId,
+    },
+    /// Another client is creating the store.
+    BeingCreated {
+        /// Name of the store.
+        name: String,
+    },
 }
 
 impl StoreError {
@@ -52,6 +67,17 @@ impl std::fmt::Display for StoreError {
                 needs.without(*has)
             ),
             StoreError::Fabric(error) => error.fmt(f),
+            StoreError::MemoryLost { name, member, node } => write!(
+                f,
+                "store '{name}' has lost the memory of its member {member} at node {}, with all items in it: drop the \
+                 store with 'farside store drop {name}', then create and load it again",
+                node.0
+            ),
+            StoreError::BeingCreated { name } => write!(
+                f,
+                "store '{name}' is being created by another client: retry in a moment; if that client has ended, drop \
+                 the store with 'farside store drop {name}'"
+            ),
         }
     }
 }
@@ -128,34 +154,102 @@ fn check_needs<S: System>(fabric: &impl Fabric, node: NodeId) -> Result<(), Stor
     if has.contains(needs) { Ok(()) } else { Err(StoreError::Lacks { kind: S::KIND, node, needs, has }) }
 }
 
-/// Nodes that hold a store, each with the store's description in its catalog. Today every store lies on one node.
+/// A member of a store: the node that holds it, and the store's description there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Node that holds the member.
+    pub node: NodeId,
+    /// Description of the store in the node's catalog, with the member's key. The error of all operations on this
+    /// member if the member has lost its memory ([`StoreError::MemoryLost`]), or did not answer
+    /// ([`StoreError::Fabric`]).
+    pub store: Result<Store, StoreError>,
+}
+
+/// Members of a store. At least one has a description.
+///
+/// A store on one node has one member. A store on several nodes has the members that were fixed when it was created, in
+/// the order of their indices, and every member with a description is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
-    node: NodeId,
-    store: Store,
+    list: Vec<Member>,
+    /// Index of the first member with a description.
+    first: usize,
 }
 
 impl Members {
     /// Creates the members of a store that lies on one node.
     pub fn one(node: NodeId, store: Store) -> Members {
-        Members { node, store }
+        Members { list: vec![Member { node, store: Ok(store) }], first: 0 }
     }
 
-    /// Description of the store in the first member's catalog.
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
-
-    /// Returns the only member of a store that `S` keeps on one node. Checks that the store's kind is that of `S`, and
-    /// that `fabric` has every capability that `S` needs.
+    /// Creates the members of a store from its complete list.
     ///
     /// # Errors
-    /// One of the two checks failed.
-    pub fn one_of<S: System>(&self, fabric: &impl Fabric) -> Result<(NodeId, &Store), StoreError> {
-        let (node, store) = (self.node, &self.store);
+    /// No member has a description: the error of the first.
+    pub(crate) fn of(list: Vec<Member>) -> Result<Members, StoreError> {
+        match list.iter().position(|member| member.store.is_ok()) {
+            Some(first) => Ok(Members { list, first }),
+            None => Err(list.into_iter().find_map(|member| member.store.err()).unwrap_or_else(|| {
+                StoreError::Gone("the store has no member: create it with 'farside store create'".into())
+            })),
+        }
+    }
+
+    /// All members, by index.
+    pub fn list(&self) -> &[Member] {
+        &self.list
+    }
+
+    /// Number of the store's configuration; 1 unless members were replaced.
+    pub fn configuration(&self) -> u64 {
+        self.store().membership.as_ref().map_or(1, |membership| membership.configuration)
+    }
+
+    /// Description of the store at its first member that has one.
+    pub fn store(&self) -> &Store {
+        match &self.list[self.first].store {
+            Ok(store) => store,
+            Err(_) => unreachable!("the constructors require a member with a description"),
+        }
+    }
+
+    /// Checks that the store's kind is that of `S`, and that `fabric` has every capability that `S` needs at every
+    /// member.
+    ///
+    /// # Errors
+    /// One of the checks failed, or some of the store's members are missing from this list.
+    pub fn check<S: System>(&self, fabric: &impl Fabric) -> Result<(), StoreError> {
+        let store = self.store();
         check_kind(store, S::KIND)?;
-        check_needs::<S>(fabric, node)?;
-        Ok((node, store))
+        self.list.iter().try_for_each(|member| check_needs::<S>(fabric, member.node))?;
+        let count = store.membership.as_ref().map_or(1, |membership| membership.members.len());
+        if count != self.list.len() {
+            return Err(StoreError::Gone(format!(
+                "store '{}' has {count} members, and only {} of their nodes are in the pool: name all of its nodes in \
+                 --pool",
+                store.name,
+                self.list.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the only member of a store that `S` keeps on one node, after the checks of [`Members::check`].
+    ///
+    /// # Errors
+    /// One of the checks failed, or the store has several members.
+    pub fn one_of<S: System>(&self, fabric: &impl Fabric) -> Result<(NodeId, &Store), StoreError> {
+        self.check::<S>(fabric)?;
+        let store = self.store();
+        if self.list.len() > 1 {
+            return Err(StoreError::Gone(format!(
+                "store '{}' has {} members, and this client of a {} store uses one: create the store with --members 1",
+                store.name,
+                self.list.len(),
+                S::KIND
+            )));
+        }
+        Ok((self.list[self.first].node, store))
     }
 }
 

@@ -4,7 +4,7 @@ use super::layout::{ENTRY_SIZE, HEAD_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE, 
 use super::service::PilafKind;
 use super::{KIND, Pilaf, mutants};
 use crate::store::{Members, StoreError, buffer_bytes};
-use crate::system::{Family, Footprint, Options, Sizing, SizingError, System, Work};
+use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::{ADDRESS_SIZE, Kind};
@@ -20,6 +20,7 @@ impl System for PilafKind {
     const TITLE: &'static str = "Pilaf";
     const SUMMARY: &'static str = "GET is two READs, PUT a call";
     const FAMILY: Family = Family::Kv;
+    const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CALLS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     const WORK: Work = Work {

@@ -7,7 +7,7 @@ use super::service::PrismKvKind;
 use super::{KIND, PrismKv, mutants};
 use crate::kv::VALUE_MAX;
 use crate::store::{Members, StoreError, buffer_bytes};
-use crate::system::{Family, Footprint, Options, Shape, Sizing, SizingError, System};
+use crate::system::{Family, Footprint, Nodes, Options, Shape, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
@@ -19,6 +19,7 @@ impl System for PrismKvKind {
     const SUMMARY: &'static str = "GET is one indirect READ, PUT two chains";
     const FAMILY: Family = Family::Kv;
     /// Capabilities that PRISM-KV needs. A PUT to a cached slot compares the tag alone, which needs a masked CAS.
+    const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     /// Mutants that trials expose too seldom. The first mutant shows only on a probe path without a free slot. The
