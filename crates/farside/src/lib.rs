@@ -69,7 +69,8 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 pub mod parts {
     pub use crate::endpoint::{Endpoint, Session};
     pub use crate::pool::{NO_TLS, addresses, join_urls, nodes_of};
-    pub use farside_systems::registry::{AnyKv, kinds};
+    pub use farside_systems::kv::AnyKv;
+    pub use farside_systems::registry::kinds;
 }
 
 /// Compiles and runs the README's examples as documentation tests.

@@ -27,10 +27,8 @@ use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, may_retry, not_opened};
 use farside_fabrics::executor::{Turns, block_on};
-use farside_remote::NodeId;
 pub use farside_systems::kv::Cursor;
-use farside_systems::kv::{Item, Kv, KvError};
-use farside_systems::registry::AnyKv;
+use farside_systems::kv::{AnyKv, Item, Kv, KvError};
 use farside_systems::store::Members;
 use farside_systems::system::Options;
 use farside_systems::with_kv;
@@ -47,6 +45,7 @@ type LocalKv = AnyKv<Rc<Endpoint>>;
 pub struct Client {
     pool: Pool,
     endpoint: Rc<Endpoint>,
+    members: Members,
     kv: LocalKv,
     options: Options,
 }
@@ -59,16 +58,16 @@ impl Client {
     /// node has no capacity for another session.
     pub fn open(pool: &Pool, name: &str) -> Result<Client, Error> {
         let options = Options::default();
-        let (endpoint, kv) = only(Opened::new(pool, name, 1, &options)?);
-        Ok(Client { pool: pool.clone(), endpoint, kv, options })
+        let (endpoint, members, kv) = only(Opened::new(pool, name, 1, &options)?);
+        Ok(Client { pool: pool.clone(), endpoint, members, kv, options })
     }
 
     /// Caches the slot addresses of up to `keys` keys. Putting a key whose slot is cached takes one round trip instead
     /// of two.
     pub fn with_slot_cache(self, keys: usize) -> Client {
         let options = Options { slot_cache: keys };
-        let members = Members::one(NodeId(0), self.kv.store().clone());
-        let kv = run_now(&self.endpoint, AnyKv::of(Rc::clone(&self.endpoint), &members, &options));
+        let (fabric, nodes) = (Rc::clone(&self.endpoint), self.endpoint.nodes());
+        let kv = run_now(&self.endpoint, AnyKv::of(fabric, nodes, &self.members, &options));
         Client { kv: kv.expect("the store was opened before, with the same catalog entry"), options, ..self }
     }
 
@@ -167,7 +166,8 @@ impl Client {
         mut operation: impl FnMut(&Rc<Endpoint>, &mut LocalKv) -> Result<O, KvError>,
     ) -> Result<O, KvError> {
         match operation(&self.endpoint, &mut self.kv) {
-            Err(error) if may_retry(&error) => {
+            // Of several nodes, each gets its next session in the background, and the store's client waits for it.
+            Err(error) if may_retry(&error) && self.endpoint.nodes() == 1 => {
                 self.reopen()?;
                 operation(&self.endpoint, &mut self.kv)
             }
@@ -178,14 +178,14 @@ impl Client {
     #[cold]
     fn reopen(&mut self) -> Result<(), KvError> {
         let opened = Opened::reopen(&self.pool, self.kv.store(), 1, &self.options);
-        (self.endpoint, self.kv) = only(opened.map_err(|error| not_opened(&error))?);
+        (self.endpoint, self.members, self.kv) = only(opened.map_err(|error| not_opened(&error))?);
         Ok(())
     }
 }
 
-fn only(opened: Opened) -> (Rc<Endpoint>, LocalKv) {
-    let Opened { endpoint, mut kvs } = opened;
-    (endpoint, kvs.pop().expect("the store was opened for one task"))
+fn only(opened: Opened) -> (Rc<Endpoint>, Members, LocalKv) {
+    let Opened { endpoint, members, mut kvs } = opened;
+    (endpoint, members, kvs.pop().expect("the store was opened for one task"))
 }
 
 /// Runs an operation to completion. On mapped memory, nearly all operations complete at the first poll, which needs no

@@ -11,32 +11,33 @@ use farside_fabrics::executor::block_on;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
+use farside_systems::kv::AnyKv;
 use farside_systems::kv::KvError;
-use farside_systems::registry::AnyKv;
-use farside_systems::store::{self, Members, StoreError};
+use farside_systems::members;
+use farside_systems::store::{Members, StoreError};
 use farside_systems::system::Options;
 use std::rc::Rc;
 
-/// A session with the node, for the calling thread, and one client of the store per task.
+/// Sessions with all nodes, for the calling thread, and one client of the store per task.
 pub(crate) struct Opened {
     pub(crate) endpoint: Rc<Endpoint>,
+    pub(crate) members: Members,
     pub(crate) kvs: Vec<AnyKv<Rc<Endpoint>>>,
 }
 
 impl Opened {
-    /// Opens the store called `name` for `tasks` tasks. Costs one call to the node, for any number of tasks.
+    /// Opens the store called `name` for `tasks` tasks. Costs one call to a node that is alone, for any number of tasks.
     pub(crate) fn new(pool: &Pool, name: &str, tasks: usize, options: &Options) -> Result<Opened, Error> {
-        let endpoint = Rc::new(pool.endpoint_here()?);
-        let kvs = block_on(&endpoint, async {
-            let store = store::fetch(&endpoint, NodeId(0), name).await?;
-            let members = Members::one(NodeId(0), store);
+        let endpoint = Rc::new(pool.endpoint_over_all()?);
+        let (members, kvs) = block_on(&endpoint, async {
+            let members = members::open(&endpoint, endpoint.nodes(), name).await?;
             let mut kvs = Vec::with_capacity(tasks);
             for _ in 0..tasks {
-                kvs.push(AnyKv::of(Rc::clone(&endpoint), &members, options).await?);
+                kvs.push(AnyKv::of(Rc::clone(&endpoint), endpoint.nodes(), &members, options).await?);
             }
-            Ok::<_, StoreError>(kvs)
+            Ok::<_, StoreError>((members, kvs))
         })?;
-        Ok(Opened { endpoint, kvs })
+        Ok(Opened { endpoint, members, kvs })
     }
 
     /// Opens `store` again over a new session. Fails if the node has another store under that name.
@@ -94,7 +95,7 @@ mod tests {
             let new = NewStore { kind: system.kind.into(), ..NewStore::prism_kv(system.kind, 4 << 20) };
             pool.create_store(&new).expect("the node has enough memory");
             let fabric = Count::new(pool.endpoint_here().expect("the node has capacity for a session"));
-            let opened = AnyKv::open(&fabric, NodeId(0), system.kind, &options);
+            let opened = AnyKv::open(&fabric, 1, system.kind, &options);
             let kv = block_on(fabric.inner(), opened).expect("the store was just created");
             assert_eq!(kv.store().kind, system.kind);
             let costs = fabric.take();

@@ -278,6 +278,45 @@ pub async fn settle<F: Fabric + Clock>(fabric: &F, nodes: u32) -> Result<Vec<Set
     Ok(settled)
 }
 
+/// Fetches the description of one member of an open store again, since its node did not answer before, or its part of
+/// the store seems to be gone. Tells the member that the store is committed if it missed that.
+///
+/// # Errors
+/// [`StoreError`]: the member has lost its memory, the store was dropped, or the node does not answer.
+pub(crate) async fn fetch_member<F: Fabric>(
+    fabric: &F,
+    members: &Members,
+    index: usize,
+) -> Result<Members, StoreError> {
+    let node = match &members.list()[index] {
+        Member { store: Err(lost @ StoreError::MemoryLost { .. }), .. } => return Err(lost.clone()),
+        Member { node, .. } => *node,
+    };
+    let Store { name, membership, .. } = members.store();
+    let Some(of) = membership else {
+        return Ok(Members::one(node, fetch(fabric, node, name).await?));
+    };
+    let lost = || StoreError::MemoryLost { name: name.clone(), member: index as u32, node };
+    let is_same = |store: &Store| {
+        store.membership.as_ref().is_some_and(|own| own.attempt == of.attempt && own.index as usize == index)
+    };
+    let found = match ask(fabric, node, &Ask::FindStore { name: name.clone() }).await? {
+        Answer::Found(found) => found,
+        _ => return Err(not_understood(node)),
+    };
+    if found.incarnation != of.members[index].incarnation && !mutants::WIPED_MEMBER_ABSENT.is_on() {
+        return Err(lost());
+    }
+    let dropped = || StoreError::Gone(format!("store '{name}' was dropped: open another"));
+    let held = found.store.filter(is_same).ok_or_else(dropped)?;
+    if held.is_prepared() {
+        let decision = Decision::Commit;
+        ask(fabric, node, &Ask::Decide { name: name.clone(), attempt: of.attempt, decision }).await?;
+    }
+    let store = fetch(fabric, node, name).await?;
+    if is_same(&store) { Ok(Members::part(node, store)) } else { Err(dropped()) }
+}
+
 /// # Errors
 /// The pool has too few nodes, or a store of this kind cannot have that many members.
 fn check_distribution(new: &New, nodes: u32) -> Result<(), StoreError> {
@@ -735,7 +774,7 @@ fn not_understood(node: NodeId) -> StoreError {
 }
 
 /// Runs futures at the same time and returns their outputs, in order.
-async fn all<T: Unpin>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+pub(crate) async fn all<T: Unpin>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut running: Vec<(Option<Pin<Box<_>>>, Option<T>)> =
         futures.map(|future| (Some(Box::pin(future)), None)).collect();
     std::future::poll_fn(move |cx| {

@@ -97,8 +97,8 @@ macro_rules! registry {
 }
 
 registry! {
-    /// A client of a key-value store of any kind.
-    family Kv: AnyKv by with_kv $ {
+    /// A client of a key-value store of any kind that lies on one node; see [`crate::kv::AnyKv`].
+    family Kv: OneKv by with_one_kv $ {
         PrismKv = PrismKvKind;
         Pilaf = PilafKind;
     }
@@ -110,6 +110,10 @@ registry! {
         RawKind;
     }
 }
+
+// A macro that another macro defines has no path of its own.
+#[doc(hidden)]
+pub use with_one_kv;
 
 /// Node-side halves of all systems, except systems that exist for tests only.
 pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {

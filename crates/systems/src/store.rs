@@ -182,6 +182,11 @@ impl Members {
         Members { list: vec![Member { node, store: Ok(store) }], first: 0 }
     }
 
+    /// Creates the members of the part of a store that lies on one of its nodes, as if the part were a whole store.
+    pub(crate) fn part(node: NodeId, store: Store) -> Members {
+        Members::one(node, Store { membership: None, ..store })
+    }
+
     /// Creates the members of a store from its complete list.
     ///
     /// # Errors
@@ -263,7 +268,7 @@ pub(crate) fn buffer_bytes(len: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::kv::pilaf::service::PilafKind;
-    use crate::registry::{ALL, AnyKv};
+    use crate::registry::{ALL, OneKv};
     use farside_remote::{Addr, Chain, Key, Reply};
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
@@ -313,7 +318,7 @@ mod tests {
             membership: None,
         };
         let (members, options) = (Members::one(NodeId(3), store), Options::default());
-        at_once(AnyKv::of(Bare(has), &members, &options)).map(drop)
+        at_once(OneKv::of(Bare(has), &members, &options)).map(drop)
     }
 
     /// Returns the output of a future that never waits.

@@ -13,7 +13,7 @@ use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_systems::kv::prism_kv::layout::TableSpec;
 use farside_systems::kv::{Kv as _, Version as Installed};
-use farside_systems::registry::{self, AnyKv, Registered};
+use farside_systems::registry::{self, OneKv, Registered};
 use farside_systems::system::{Options, Sizing};
 
 /// A key-value system, with the options that a seed has drawn for the system.
@@ -80,7 +80,7 @@ impl Sizes {
 
 /// Client of the system under trial. `seen` is the key and the version that the client has seen last.
 pub(crate) struct Client {
-    kv: AnyKv<Tracked>,
+    kv: OneKv<Tracked>,
     seen: Option<(u64, Installed)>,
 }
 
@@ -189,7 +189,7 @@ impl Family for Kv {
 
     async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Client, Failure> {
         let options = Options { slot_cache: self.sizes.slot_cache };
-        let kv = AnyKv::open(fabric, node, name, &options).await?;
+        let kv = OneKv::open(fabric, node, name, &options).await?;
         Ok(Client { kv, seen: None })
     }
 

@@ -21,7 +21,6 @@ use farside::local::Client;
 use farside::parts::AnyKv;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
-use farside_remote::NodeId;
 use farside_systems::kv::Kv as _;
 use farside_systems::registry::shape_of;
 use farside_systems::store::StoreError;
@@ -138,9 +137,9 @@ impl Kv {
 
 /// Runs `put`, `get` or `del` through a layer that prints each request and its reply.
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
-    let endpoint = Rc::new(pool.endpoint_here()?);
+    let endpoint = Rc::new(pool.endpoint_over_all()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
-    let mut kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), store, &Options::default()))
+    let mut kv = block_on(&endpoint, AnyKv::open(fabric, endpoint.nodes(), store, &Options::default()))
         .map_err(|error| not_opened(pool, store, error))?;
     match action {
         Action::Put { key, value } => {

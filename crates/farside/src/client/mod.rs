@@ -13,8 +13,7 @@ use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, is_over, may_retry, not_opened};
 use farside_fabrics::executor::{Core, block_on};
-use farside_systems::kv::{Conflict, Item, Kv, KvError, Version};
-use farside_systems::registry::AnyKv;
+use farside_systems::kv::{AnyKv, Conflict, Item, Kv, KvError, Version};
 use farside_systems::system::Options;
 use pending::{Promise, promise};
 use std::cell::{Cell, RefCell};
@@ -345,7 +344,9 @@ fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), E
 /// Serves requests, `retries` first, until the session is over. Returns the requests to retry over another session, or
 /// `None` once the queue is closed and empty.
 fn serve_all(opened: Opened, queue: &Queue, retries: Vec<Request>) -> Option<Vec<Request>> {
-    let Opened { endpoint, kvs } = opened;
+    let Opened { endpoint, kvs, .. } = opened;
+    // Of several nodes, each gets its next session in the background, and the store's client waits for it.
+    let has_one_session = endpoint.nodes() == 1;
     let (retries, left) = (RefCell::new(retries), RefCell::new(Vec::new()));
     let is_over = Cell::new(false);
     let mut core = Core::new(&endpoint);
@@ -355,7 +356,7 @@ fn serve_all(opened: Opened, queue: &Queue, retries: Vec<Request>) -> Option<Vec
             loop {
                 // A request is retried once: its second outcome is final.
                 let second = retries.borrow_mut().pop();
-                let may_return = second.is_none();
+                let may_return = second.is_none() && has_one_session;
                 let request = match second {
                     Some(request) => request,
                     None => match queue.pop(is_over).await {
@@ -364,7 +365,7 @@ fn serve_all(opened: Opened, queue: &Queue, retries: Vec<Request>) -> Option<Vec
                     },
                 };
                 let served = serve(&mut kv, request, may_return).await;
-                if !matches!(served, Served::Completed) {
+                if has_one_session && !matches!(served, Served::Completed) {
                     is_over.set(true);
                     queue.wake_idle();
                 }

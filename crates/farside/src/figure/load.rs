@@ -11,7 +11,7 @@ use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_sim::world::{MILLIS, Nanos, SECONDS, World};
 use farside_systems::kv::{Kv, KvError};
-use farside_systems::registry::{self, AnyKv, Registered};
+use farside_systems::registry::{self, OneKv, Registered};
 use farside_systems::store::StoreError;
 use farside_systems::system::{Family, Options, Sizing};
 use std::cell::{Cell, RefCell};
@@ -260,8 +260,8 @@ struct Work {
     failed: RefCell<Option<String>>,
 }
 
-async fn connect(client: &Rc<Client>) -> Result<AnyKv<Rc<Client>>, StoreError> {
-    AnyKv::open(Rc::clone(client), NodeId(0), STORE, &Options::default()).await
+async fn connect(client: &Rc<Client>) -> Result<OneKv<Rc<Client>>, StoreError> {
+    OneKv::open(Rc::clone(client), NodeId(0), STORE, &Options::default()).await
 }
 
 async fn put_all(client: Rc<Client>, load: Load, keys: impl Iterator<Item = u64>) -> Result<(), KvError> {

@@ -8,7 +8,6 @@ use farside_bench::driver::Tally;
 use farside_bench::kv::Plan;
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, block_on};
-use farside_remote::NodeId;
 use farside_systems::kv::{Fetched, Item, Kv, KvError};
 use farside_systems::system::Options;
 use std::rc::Rc;
@@ -162,7 +161,8 @@ fn on_core(pool: &Pool, driven: Driven<'_>, wrap: &Wrap<'_>, work: impl AsyncFn(
     let options = Options { slot_cache: driven.slot_cache };
     let mut core = Core::new(&endpoint);
     for task in 0..TASKS {
-        let opened = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), STORE, &options));
+        let opened =
+            block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), endpoint.nodes(), STORE, &options));
         let client = wrap(opened.expect("a store"));
         let (mut client, work) = (TaskClient { client, value: Vec::new() }, &work);
         core.spawn(async move { work(&mut client, task).await });

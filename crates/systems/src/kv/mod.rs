@@ -4,18 +4,19 @@
 //! node's CPU. Every key-value system implements [`Kv`], so one benchmark, one checker and one command line serve all
 //! of them.
 
+mod any;
 mod cursor;
 pub mod pilaf;
 pub mod prism_kv;
+mod sharded;
 
+pub use any::AnyKv;
 pub use cursor::{Cursor, Place};
+pub use sharded::Sharded;
 
-use crate::registry::AnyKv;
 use crate::store::StoreError;
-use farside_remote::clock::Clock;
-use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
-use farside_remote::{Fabric, FabricError, Status};
+use farside_remote::{FabricError, Status};
 
 /// Length of the longest key, in bytes. The shortest key has 1 byte.
 pub const KEY_MAX: usize = 4096;
@@ -169,78 +170,6 @@ pub trait Kv {
 
 const CONDITIONAL_PUTS: &str = "conditional puts";
 const ALL_KEYS: &str = "iteration over all keys";
-
-impl<F: Fabric + Clock> AnyKv<F> {
-    /// Returns the store's description in the catalog.
-    pub fn store(&self) -> &Store {
-        with_kv!(self, kv => kv.store())
-    }
-}
-
-impl<F: Fabric + Clock> Kv for AnyKv<F> {
-    fn kind(&self) -> &'static str {
-        with_kv!(self, kv => kv.kind())
-    }
-
-    #[inline]
-    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        with_kv!(self, kv => kv.fetch(key).await)
-    }
-
-    #[inline]
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        with_kv!(self, kv => kv.item(fetched))
-    }
-
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        with_kv!(self, kv => kv.get(key).await)
-    }
-
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        with_kv!(self, kv => kv.put(key, value).await)
-    }
-
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        with_kv!(self, kv => kv.delete(key).await)
-    }
-
-    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
-        with_kv!(self, kv => kv.put_if_absent(key, value).await)
-    }
-
-    async fn compare_and_put(
-        &mut self,
-        key: &[u8],
-        expected: Version,
-        value: &[u8],
-    ) -> Result<Result<Version, Conflict>, KvError> {
-        with_kv!(self, kv => kv.compare_and_put(key, expected, value).await)
-    }
-
-    async fn get_many(
-        &mut self,
-        keys: &[&[u8]],
-        visit: impl FnMut(usize, Option<Item<'_>>),
-    ) -> Result<(), KvError> {
-        with_kv!(self, kv => kv.get_many(keys, visit).await)
-    }
-
-    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
-        with_kv!(self, kv => kv.put_many(items).await)
-    }
-
-    fn first(&self) -> Result<Cursor, KvError> {
-        with_kv!(self, kv => kv.first())
-    }
-
-    async fn next(
-        &mut self,
-        cursor: &mut Cursor,
-        visit: impl FnMut(&[u8], Item<'_>),
-    ) -> Result<bool, KvError> {
-        with_kv!(self, kv => kv.next(cursor, visit).await)
-    }
-}
 
 /// Error of a key-value operation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,5 +21,6 @@ mod prism_kv_rebuild;
 mod prism_kv_steps;
 mod raw;
 mod ring_queue;
+mod sharded;
 #[path = "../support/mod.rs"]
 mod support;

@@ -28,7 +28,6 @@ use farside_fabrics::layer::count::Count;
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::Strikes;
 use farside_fabrics::memory::Mapping;
-use farside_remote::NodeId;
 use farside_systems::kv::{Kv, KvError};
 use farside_systems::system::Options;
 use farside_systems::with_kv;
@@ -141,7 +140,7 @@ impl Session {
             Some(faults) => pool.clone().with_faults(faults.clone())?,
             None => pool.clone(),
         };
-        let memory = pool.endpoint_here()?.memory().map(Arc::clone);
+        let memory = pool.endpoint_over_all()?.memory().map(Arc::clone);
         let sampled = OnceLock::new();
         let mut session =
             Session { config, store, pool, run, load: None, temporary, _memory: memory, node, sampled };
@@ -185,7 +184,7 @@ impl Session {
         pool: Pool,
         sampled: OnceLock<Sampled>,
     ) -> Result<Session, Failure> {
-        let memory = pool.endpoint_here()?.memory().map(Arc::clone);
+        let memory = pool.endpoint_over_all()?.memory().map(Arc::clone);
         Ok(Session {
             run: config.planned()?,
             config,
@@ -255,7 +254,7 @@ impl Session {
         tasks: u64,
         reported: &mpsc::Sender<u64>,
     ) -> Result<Latencies, Failure> {
-        let endpoint = Rc::new(self.pool.endpoint_here()?);
+        let endpoint = Rc::new(self.pool.endpoint_over_all()?);
         let failed = std::cell::RefCell::new(None);
         let latencies = std::cell::RefCell::new(Latencies::new());
         let mut core = Core::new(&endpoint);
@@ -282,7 +281,7 @@ impl Session {
 
     /// Opens a connection to the node for the calling thread.
     pub(in crate::cli) fn endpoint(&self) -> Result<Endpoint, Failure> {
-        Ok(self.pool.endpoint_here()?)
+        Ok(self.pool.endpoint_over_all()?)
     }
 
     /// Opens a client of the store.
@@ -291,7 +290,10 @@ impl Session {
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
         let options = Options { slot_cache: self.config.slot_cache };
-        Ok(block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store, &options))?)
+        Ok(block_on(
+            fabric,
+            AnyKv::open(Rc::clone(fabric), self.pool.nodes().len() as u32, &self.store, &options),
+        )?)
     }
 
     /// Returns the report of the load phase, or `None` if this session did not load the store.
@@ -392,7 +394,7 @@ impl Session {
     }
 
     fn client(&self, thread: u32, warm: &mpsc::Sender<()>, cut: Option<Cut>) -> Result<Outcome, Failure> {
-        let endpoint = Rc::new(self.pool.endpoint_here()?);
+        let endpoint = Rc::new(self.pool.endpoint_over_all()?);
         match self.config.distance {
             None => self.client_over(&endpoint, &endpoint, thread, warm, cut),
             Some(distance) => {
@@ -470,7 +472,7 @@ impl Session {
     /// meanwhile.
     pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
         const STEP: u64 = 256;
-        let endpoint = Rc::new(self.pool.endpoint_here()?);
+        let endpoint = Rc::new(self.pool.endpoint_over_all()?);
         let drawn = self.run.thread(0);
         let mut core = Core::new(&endpoint);
         self.run.resume();
@@ -499,7 +501,7 @@ impl Session {
 
     /// Runs a sample of operations, and counts their costs: round trips, bytes and probes.
     fn sample(&self) -> Result<Sampled, Failure> {
-        let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
+        let counted = Rc::new(Count::new(self.pool.endpoint_over_all()?));
         let drawn = self.run.thread(u32::MAX);
         let mut kv = self.kv(&counted)?;
         counted.take();
@@ -549,9 +551,9 @@ fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(
             found.kind, config.system.kind, found.kind
         )));
     }
-    let endpoint = Rc::new(pool.endpoint_here()?);
+    let endpoint = Rc::new(pool.endpoint_over_all()?);
     let mut kv =
-        block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))?;
+        block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), endpoint.nodes(), store, &Options::default()))?;
     for record in [0, config.workload.records - 1] {
         let item = block_on(&endpoint, kv.get(&farside_bench::workload::key(record)))?;
         match item.map(|item| item.value.len()) {

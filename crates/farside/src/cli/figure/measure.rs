@@ -17,6 +17,7 @@ use farside_remote::{
 use farside_sim::hardware::Distance;
 use farside_sim::micro::MicroOp;
 use farside_systems::kv::prism_kv;
+use farside_systems::registry::OneKv;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -148,7 +149,9 @@ struct OpBench {
 impl OpBench {
     fn open(session: &Session, endpoint: &Rc<Endpoint>, distance: Distance) -> Result<OpBench, Failure> {
         let fabric = Rc::new(far(endpoint, layer(distance)));
-        let AnyKv::PrismKv(kv) = session.kv(&fabric)? else { panic!("the session created a PRISM-KV store") };
+        let AnyKv::One(OneKv::PrismKv(kv)) = session.kv(&fabric)? else {
+            panic!("the session created a PRISM-KV store")
+        };
         let first = kv.table().probe(&workload::key(0)).next().expect("every key has a first probe");
         let (slot, key) = (kv.table().slot_at(first), kv.store().extent().key);
         let (chain, reply) = (ChainBuf::new(), Reply::new());

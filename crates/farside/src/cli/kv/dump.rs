@@ -81,7 +81,8 @@ impl Dump {
             if !self.quiet {
                 note!("resuming after {} keys, at byte {}", at.count, at.offset);
             }
-            let place = before.place.map(|(table_epoch, slot)| Place { table_epoch, slot });
+            let place =
+                before.place.map(|(table_epoch, slot)| Place { member: before.member, table_epoch, slot });
             (file, Some(at).filter(|at| at.offset > 0), place.map_or(first, Cursor::at))
         } else {
             (create(path, self.force)?, None, first)
@@ -220,6 +221,7 @@ fn save<W: io::Write>(
         offset: at.offset,
         records: at.count,
         crc64: at.digest.finalize(),
+        member: cursor.place().map_or(0, |place| place.member),
         place: cursor.place().map(|place| (place.table_epoch, place.slot)),
     })
 }

@@ -16,7 +16,6 @@ use farside::local::Client;
 use farside::parts::{AnyKv, Endpoint};
 use farside::{KvError, Pool};
 use farside_fabrics::executor::{Core, block_on};
-use farside_remote::NodeId;
 use farside_systems::kv::Kv;
 use farside_systems::system::Options;
 use std::cell::Cell;
@@ -104,6 +103,7 @@ impl Load {
                     offset: done.offset,
                     records: done.count,
                     crc64: done.digest.finalize(),
+                    member: 0,
                     place: None,
                 };
                 match kept.save(&progress) {
@@ -330,12 +330,14 @@ impl Putter {
 
 impl Tasks {
     fn open(pool: &Pool, store: &str) -> Result<Tasks, Failure> {
-        let endpoint = Rc::new(pool.endpoint_here()?);
+        let endpoint = Rc::new(pool.endpoint_over_all()?);
         let mut kvs = Vec::with_capacity(TASKS);
         for _ in 0..TASKS {
-            let kv =
-                block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))
-                    .map_err(|error| not_opened(pool, store, error))?;
+            let kv = block_on(
+                &endpoint,
+                AnyKv::open(Rc::clone(&endpoint), endpoint.nodes(), store, &Options::default()),
+            )
+            .map_err(|error| not_opened(pool, store, error))?;
             kvs.push(kv);
         }
         Ok(Tasks { endpoint, kvs })

@@ -49,6 +49,10 @@ pub(super) struct Progress {
     pub(super) records: u64,
     /// CRC-64/NVME of the bytes before `offset`.
     pub(super) crc64: u64,
+    /// For a dump that has visited a slot: the index of the member of the store at which the dump resumes; 0 if the
+    /// store lies on one node.
+    #[serde(default)]
+    pub(super) member: u32,
     /// For a dump that has visited a slot: the epoch of the store's table, and the number of the slot at which the dump
     /// resumes.
     pub(super) place: Option<(u64, u64)>,

@@ -141,9 +141,11 @@ struct Watch {
 impl Watch {
     fn start(pool: &Pool, store: &str) -> Result<Watch, Failure> {
         let endpoint = Rc::new(pool.endpoint_here()?);
-        let kv =
-            block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))
-                .map_err(|error| not_opened(pool, store, error))?;
+        let kv = block_on(
+            &endpoint,
+            AnyKv::open(Rc::clone(&endpoint), endpoint.nodes(), store, &Options::default()),
+        )
+        .map_err(|error| not_opened(pool, store, error))?;
         let now = Instant::now();
         let mut watch = Watch {
             endpoint,

@@ -9,7 +9,7 @@ use farside::parts::{AnyKv, Endpoint};
 use farside::{KvError, Pool, Ran};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
-use farside_remote::{FabricError, NodeId, Status};
+use farside_remote::{FabricError, Status};
 use farside_systems::system::Options;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -103,7 +103,7 @@ impl Session {
     /// Returns the open session, or opens a session.
     fn open(&mut self) -> Result<&mut Opened, Failure> {
         if self.opened.is_none() {
-            let endpoint = Rc::new(self.pool.endpoint_here()?);
+            let endpoint = Rc::new(self.pool.endpoint_over_all()?);
             let tracing = Rc::clone(&self.tracing);
             let print: Box<dyn Fn(&str)> = Box::new(move |text| {
                 if tracing.get() {
@@ -111,8 +111,9 @@ impl Session {
                 }
             });
             let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), print));
-            let kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), &self.store, &Options::default()))
-                .map_err(|error| not_opened(&self.pool, &self.store, error))?;
+            let kv =
+                block_on(&endpoint, AnyKv::open(fabric, endpoint.nodes(), &self.store, &Options::default()))
+                    .map_err(|error| not_opened(&self.pool, &self.store, error))?;
             let store = kv.store();
             let found = Identity { name: store.name.clone(), id: store.id, incarnation: store.incarnation };
             if self.last_opened.as_ref().is_some_and(|last| *last != found) {

@@ -1,0 +1,208 @@
+//! Clients of key-value stores of any kind: [`OneKv`] of a store that lies on one node, [`AnyKv`] of any store.
+//!
+//! Invariant: the dispatch is static, so an operation costs no more than the system's own.
+
+use super::{Conflict, Cursor, Fetched, Item, Kv, KvError, Sharded, Version};
+use crate::members;
+use crate::registry::OneKv;
+use crate::store::{Members, StoreError};
+use crate::system::Options;
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use farside_remote::control::Store;
+
+/// A client of a key-value store of any kind, on one node or on several.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a task has one client, and the path to a store on one node must be the shortest"
+)]
+pub enum AnyKv<F: Fabric + Clock> {
+    /// The whole store lies on one node.
+    One(OneKv<F>),
+    /// Each member of the store holds a part of the keys.
+    Sharded(Sharded<F>),
+}
+
+/// Evaluates the expression `then`, with `client` bound to the client inside the [`AnyKv`] `any`. The dispatch is
+/// static, so the operation costs no more than the system's own.
+#[macro_export]
+macro_rules! with_kv {
+    ($any:expr, $client:ident => $then:expr) => {
+        match $any {
+            $crate::kv::AnyKv::One(one) => $crate::registry::with_one_kv!(one, $client => $then),
+            $crate::kv::AnyKv::Sharded($client) => $then,
+        }
+    };
+}
+
+impl<F: Fabric + Clock + Clone> AnyKv<F> {
+    /// Opens the key-value store called `name`, of any kind, in a pool of `nodes` nodes. Makes one or two calls to each node.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing was changed.
+    pub async fn open(fabric: F, nodes: u32, name: &str, options: &Options) -> Result<AnyKv<F>, StoreError> {
+        let members = members::open(&fabric, nodes, name).await?;
+        AnyKv::of(fabric, nodes, &members, options).await
+    }
+
+    /// Creates a client of the store that `members` describe, in a pool of `nodes` nodes. In a pool of several, the
+    /// client waits for the next session of a node, even if its store lies on that node alone.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing was changed.
+    pub async fn of(
+        fabric: F,
+        nodes: u32,
+        members: &Members,
+        options: &Options,
+    ) -> Result<AnyKv<F>, StoreError> {
+        if nodes == 1 && members.list().len() == 1 {
+            return OneKv::of(fabric, members, options).await.map(AnyKv::One);
+        }
+        Sharded::of(fabric, members, options).await.map(AnyKv::Sharded)
+    }
+}
+
+impl<F: Fabric + Clock> AnyKv<F> {
+    /// Returns the store's description in the catalog of its first member.
+    pub fn store(&self) -> &Store {
+        with_kv!(self, kv => kv.store())
+    }
+}
+
+impl<F: Fabric + Clock> OneKv<F> {
+    /// Returns the store's description in the catalog.
+    pub fn store(&self) -> &Store {
+        with_one_kv!(self, kv => kv.store())
+    }
+}
+
+impl<F: Fabric + Clock + Clone> Kv for AnyKv<F> {
+    fn kind(&self) -> &'static str {
+        with_kv!(self, kv => kv.kind())
+    }
+
+    #[inline]
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        with_kv!(self, kv => kv.fetch(key).await)
+    }
+
+    #[inline]
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        with_kv!(self, kv => kv.item(fetched))
+    }
+
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        with_kv!(self, kv => kv.get(key).await)
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        with_kv!(self, kv => kv.put(key, value).await)
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        with_kv!(self, kv => kv.delete(key).await)
+    }
+
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+        with_kv!(self, kv => kv.put_if_absent(key, value).await)
+    }
+
+    async fn compare_and_put(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        with_kv!(self, kv => kv.compare_and_put(key, expected, value).await)
+    }
+
+    async fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> Result<(), KvError> {
+        with_kv!(self, kv => kv.get_many(keys, visit).await)
+    }
+
+    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        with_kv!(self, kv => kv.put_many(items).await)
+    }
+
+    fn first(&self) -> Result<Cursor, KvError> {
+        with_kv!(self, kv => kv.first())
+    }
+
+    async fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        visit: impl FnMut(&[u8], Item<'_>),
+    ) -> Result<bool, KvError> {
+        with_kv!(self, kv => kv.next(cursor, visit).await)
+    }
+}
+
+impl<F: Fabric + Clock> Kv for OneKv<F> {
+    fn kind(&self) -> &'static str {
+        with_one_kv!(self, kv => kv.kind())
+    }
+
+    #[inline]
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        with_one_kv!(self, kv => kv.fetch(key).await)
+    }
+
+    #[inline]
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        with_one_kv!(self, kv => kv.item(fetched))
+    }
+
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        with_one_kv!(self, kv => kv.get(key).await)
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        with_one_kv!(self, kv => kv.put(key, value).await)
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        with_one_kv!(self, kv => kv.delete(key).await)
+    }
+
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+        with_one_kv!(self, kv => kv.put_if_absent(key, value).await)
+    }
+
+    async fn compare_and_put(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        with_one_kv!(self, kv => kv.compare_and_put(key, expected, value).await)
+    }
+
+    async fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> Result<(), KvError> {
+        with_one_kv!(self, kv => kv.get_many(keys, visit).await)
+    }
+
+    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        with_one_kv!(self, kv => kv.put_many(items).await)
+    }
+
+    fn first(&self) -> Result<Cursor, KvError> {
+        with_one_kv!(self, kv => kv.first())
+    }
+
+    async fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        visit: impl FnMut(&[u8], Item<'_>),
+    ) -> Result<bool, KvError> {
+        with_one_kv!(self, kv => kv.next(cursor, visit).await)
+    }
+}

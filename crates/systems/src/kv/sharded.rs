@@ -1,0 +1,267 @@
+//! A key-value store in a pool of several nodes: each member of the store holds a part of the keys, in a store of its own.
+//!
+//! Rendezvous hashing assigns keys to members: a key belongs to the member for which the hash of key and member is
+//! largest. So every client finds the same member, in whatever order it lists the nodes.
+//!
+//! Invariant: the member of a key depends only on the key and on the incarnations of the store's members, which never
+//! change. A member whose node has lost its memory is an error, never a store without keys.
+//! Invariant: requests for one member do not wait for another, except those of an operation on several keys.
+
+use super::{Conflict, Cursor, Fetched, Item, Kv, KvError, Version};
+use crate::members::{all, fetch_member};
+use crate::registry::OneKv;
+use crate::store::{Members, StoreError};
+use crate::system::Options;
+use farside_remote::clock::Clock;
+use farside_remote::control::Store;
+use farside_remote::fabric::Ran;
+use farside_remote::{Fabric, FabricError};
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Longest time that an operation waits for a new session after the session with its node has ended.
+const SESSION_WAIT: Duration = Duration::from_millis(8);
+/// Pause between two attempts to use the new session.
+const SESSION_PAUSE: Duration = Duration::from_millis(1);
+
+/// Client of one key-value store in a pool of several nodes. It runs one operation at a time: give each task its own
+/// client.
+pub struct Sharded<F: Fabric + Clock> {
+    /// Never empty.
+    shards: Box<[Shard<F>]>,
+    /// Seeds of the hash, one for each shard, derived from the incarnation of the member.
+    seeds: Box<[RapidSecrets]>,
+    /// The store's description in the catalog of a member that responded.
+    store: Box<Store>,
+    /// Index of the shard that was read last.
+    last: usize,
+}
+
+/// The part of the store that lies on one member.
+struct Shard<F: Fabric + Clock> {
+    fabric: F,
+    members: Rc<Members>,
+    index: usize,
+    options: Options,
+    /// The client of the member's part; `None` until the node has responded.
+    kv: Option<OneKv<F>>,
+}
+
+impl<F: Fabric + Clock + Clone> Sharded<F> {
+    /// Creates a client of the store that `members` describe. Members that did not respond are asked again by the
+    /// first operation on one of their keys.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing was changed.
+    pub(super) async fn of(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<Sharded<F>, StoreError> {
+        let shared = Rc::new(members.clone());
+        let mut shards = Vec::with_capacity(members.list().len());
+        for (index, member) in members.list().iter().enumerate() {
+            let kv = match &member.store {
+                Ok(store) => {
+                    let part = Members::part(member.node, store.clone());
+                    Some(OneKv::of(fabric.clone(), &part, options).await?)
+                }
+                Err(_) => None,
+            };
+            let (fabric, members, options) = (fabric.clone(), Rc::clone(&shared), *options);
+            shards.push(Shard { fabric, members, index, options, kv });
+        }
+        let seeds: Box<[_]> = match &members.store().membership {
+            Some(of) => of.members.iter().map(|id| RapidSecrets::seed(id.incarnation)).collect(),
+            None => [RapidSecrets::seed(members.store().incarnation)].into(),
+        };
+        if seeds.len() != shards.len() {
+            return Err(StoreError::Gone(format!(
+                "store '{}' has {} members, and {} were found: name all of its nodes in --pool",
+                members.store().name,
+                seeds.len(),
+                shards.len()
+            )));
+        }
+        Ok(Sharded { shards: shards.into(), seeds, store: Box::new(members.store().clone()), last: 0 })
+    }
+}
+
+impl<F: Fabric + Clock> Sharded<F> {
+    /// Returns the store's description in the catalog of one of its members.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Index of the member to which a key belongs.
+    fn shard_of(&self, key: &[u8]) -> usize {
+        let hashes = self.seeds.iter().map(|seed| rapidhash_v3_seeded(key, seed));
+        let highest = hashes.enumerate().max_by_key(|&(_, hash)| hash);
+        highest.expect("a store has a member").0
+    }
+
+    /// Indices of `keys`, grouped by shard.
+    fn grouped<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Vec<usize>> {
+        let mut groups = vec![Vec::new(); self.shards.len()];
+        for (index, key) in keys.enumerate() {
+            groups[self.shard_of(key)].push(index);
+        }
+        groups
+    }
+
+    fn shard(&mut self, key: &[u8]) -> &mut Shard<F> {
+        let shard = self.shard_of(key);
+        &mut self.shards[shard]
+    }
+}
+
+impl<F: Fabric + Clock + Clone> Shard<F> {
+    /// Runs an operation on the member's part of the store. If the session with the node has ended, and the operation
+    /// was not carried out, tries it again over the next session, unless that session is not open soon.
+    async fn run<O>(
+        &mut self,
+        mut operation: impl AsyncFnMut(&mut OneKv<F>) -> Result<O, KvError>,
+    ) -> Result<O, KvError> {
+        let mut ended = None;
+        loop {
+            let error = match self.client().await {
+                Ok(kv) => match operation(kv).await {
+                    Ok(output) => return Ok(output),
+                    Err(error) => error,
+                },
+                Err(error) => error.into(),
+            };
+            let is_reopening = match &error {
+                KvError::Fabric(lost @ FabricError::Lost { .. }) => ended.is_none() && lost.ran() == Ran::No,
+                KvError::Fabric(FabricError::Unreachable { .. }) => ended.is_some(),
+                KvError::Store(StoreError::Gone(_)) => return Err(self.explain(error).await),
+                _ => false,
+            };
+            let since = *ended.get_or_insert(self.fabric.now());
+            if !is_reopening || self.fabric.now().saturating_sub(since) >= SESSION_WAIT {
+                return Err(error);
+            }
+            self.fabric.sleep(SESSION_PAUSE).await;
+        }
+    }
+
+    /// Returns the client of the member's part. Creates it if this is the first operation since the node responds.
+    async fn client(&mut self) -> Result<&mut OneKv<F>, StoreError> {
+        if self.kv.is_none() {
+            let part = fetch_member(&self.fabric, &self.members, self.index).await?;
+            self.kv = Some(OneKv::of(self.fabric.clone(), &part, &self.options).await?);
+        }
+        Ok(self.kv.as_mut().expect("it was just created"))
+    }
+
+    /// Returns the reason why a member's part of the store is gone: the member has lost its memory, or the store was
+    /// dropped.
+    #[cold]
+    async fn explain(&mut self, gone: KvError) -> KvError {
+        match fetch_member(&self.fabric, &self.members, self.index).await {
+            Err(lost @ StoreError::MemoryLost { .. }) => lost.into(),
+            _ => gone,
+        }
+    }
+}
+
+impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
+    fn kind(&self) -> &'static str {
+        self.shards.iter().find_map(|shard| Some(shard.kv.as_ref()?.kind())).unwrap_or("sharded")
+    }
+
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        self.last = self.shard_of(key);
+        self.shards[self.last].run(async |kv: &mut OneKv<F>| kv.fetch(key).await).await
+    }
+
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        let kv = self.shards[self.last].kv.as_ref();
+        kv.expect("the last operation was the fetch that created the client").item(fetched)
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        self.shard(key).run(async |kv: &mut OneKv<F>| kv.put(key, value).await).await
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        self.shard(key).run(async |kv: &mut OneKv<F>| kv.delete(key).await).await
+    }
+
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+        self.shard(key).run(async |kv: &mut OneKv<F>| kv.put_if_absent(key, value).await).await
+    }
+
+    async fn compare_and_put(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        self.shard(key).run(async |kv: &mut OneKv<F>| kv.compare_and_put(key, expected, value).await).await
+    }
+
+    /// Asks all members at the same time, so the keys of all members take as long as those of one.
+    async fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> Result<(), KvError> {
+        let groups = self.grouped(keys.iter().copied());
+        let visit = &RefCell::new(visit);
+        let asked = self.shards.iter_mut().zip(groups).filter(|(_, group)| !group.is_empty());
+        let asked = asked.map(async |(shard, group)| {
+            // A second attempt reads only the keys that were not visited.
+            let mut is_visited = vec![false; group.len()];
+            let attempt = async |kv: &mut OneKv<F>| {
+                let places: Vec<usize> = (0..group.len()).filter(|&place| !is_visited[place]).collect();
+                let left: Vec<&[u8]> = places.iter().map(|&place| keys[group[place]]).collect();
+                let visit = |index: usize, item: Option<Item<'_>>| {
+                    is_visited[places[index]] = true;
+                    visit.borrow_mut()(group[places[index]], item);
+                };
+                kv.get_many(&left, visit).await
+            };
+            shard.run(attempt).await
+        });
+        all(asked).await.into_iter().collect()
+    }
+
+    /// Asks all members at the same time.
+    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        let groups = self.grouped(items.iter().map(|&(key, _)| key));
+        let asked = self.shards.iter_mut().zip(groups).filter(|(_, group)| !group.is_empty());
+        let asked = asked.map(async |(shard, group)| {
+            let of_shard: Vec<(&[u8], &[u8])> = group.iter().map(|&index| items[index]).collect();
+            shard.run(async |kv: &mut OneKv<F>| kv.put_many(&of_shard).await).await
+        });
+        let outcomes = all(asked).await;
+        let is_any_stored = outcomes
+            .iter()
+            .any(|outcome| outcome.as_ref().map_or_else(|error| error.ran() != Ran::No, |()| true));
+        let all: Result<(), KvError> = outcomes.into_iter().collect();
+        all.map_err(|error| if is_any_stored { error.of_several() } else { error })
+    }
+
+    fn first(&self) -> Result<Cursor, KvError> {
+        self.shards.iter().find_map(|shard| shard.kv.as_ref()).map_or(Ok(Cursor::default()), Kv::first)
+    }
+
+    /// Visits the keys of one member after those of another.
+    async fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        mut visit: impl FnMut(&[u8], Item<'_>),
+    ) -> Result<bool, KvError> {
+        while let Some(shard) = self.shards.get_mut(cursor.member as usize) {
+            let visited = shard.run(async |kv: &mut OneKv<F>| kv.next(cursor, &mut visit).await).await?;
+            if visited {
+                return Ok(true);
+            }
+            *cursor = Cursor::at_member(cursor.member + 1);
+        }
+        Ok(false)
+    }
+}
