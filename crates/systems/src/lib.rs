@@ -15,7 +15,7 @@ pub mod registry;
 mod hash_slots;
 pub mod kv;
 pub mod members;
-mod mutants;
+pub mod mutants;
 pub mod queue;
 pub mod raw;
 mod ready;

@@ -386,6 +386,8 @@ struct Survey {
     name: String,
     found: Vec<Result<Found, FabricError>>,
     groups: Vec<Group>,
+    /// Whether an attempt was too new to be judged.
+    is_moving: bool,
 }
 
 /// Members of one attempt that were found.
@@ -421,11 +423,23 @@ impl Place {
 }
 
 impl Survey {
-    /// Asks all nodes at the same time.
+    /// Asks all nodes at the same time, and asks again if any has a member of a store.
+    ///
+    /// The nodes answer at different times: one may answer before the attempt is prepared there, and another after. So
+    /// the absence of an attempt is known only from answers to questions that were asked after a member was seen.
     async fn of<F: Fabric>(fabric: &F, nodes: u32, name: &str) -> Result<Survey, StoreError> {
+        let before = Survey::ask(fabric, nodes, name).await?;
+        if before.memberships().next().is_none() || mutants::ABSENCE_SEEN_TOO_EARLY.is_on() {
+            return Ok(before.grouped(None));
+        }
+        Ok(Survey::ask(fabric, nodes, name).await?.grouped(Some(&before)))
+    }
+
+    async fn ask<F: Fabric>(fabric: &F, nodes: u32, name: &str) -> Result<Survey, StoreError> {
         let request = Ask::FindStore { name: name.to_owned() };
         let found = all((0..nodes).map(|node| raw_ask(fabric, NodeId(node), &request))).await;
-        let mut survey = Survey { name: name.to_owned(), found: Vec::new(), groups: Vec::new() };
+        let mut survey =
+            Survey { name: name.to_owned(), found: Vec::new(), groups: Vec::new(), is_moving: false };
         for (node, found) in found.into_iter().enumerate() {
             survey.found.push(match found {
                 Ok(Answer::Found(found)) => {
@@ -443,14 +457,31 @@ impl Survey {
         if survey.found.iter().all(Result::is_err) {
             return Err(survey.absent());
         }
-        let mut groups: Vec<Group> = Vec::new();
-        for membership in survey.memberships() {
-            if !groups.iter().any(|group| group.is(membership)) {
-                groups.push(survey.group(membership));
-            }
-        }
-        survey.groups = groups;
         Ok(survey)
+    }
+
+    /// Groups the members by their attempts. An attempt, or its commitment, that `before` does not show is too new to be
+    /// judged.
+    fn grouped(mut self, before: Option<&Survey>) -> Survey {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut is_moving = false;
+        for membership in self.memberships() {
+            if groups.iter().any(|group| group.is(membership)) {
+                continue;
+            }
+            let group = self.group(membership);
+            let is_lacking = group.places.iter().any(|place| matches!(place, Place::Lacks(_)));
+            let is_committed = group.states().any(|state| state == MemberState::Committed);
+            let is_seen = before.is_none_or(|before| {
+                before
+                    .memberships()
+                    .any(|seen| group.is(seen) && (!is_committed || seen.state == MemberState::Committed))
+            });
+            is_moving |= is_lacking && !is_seen;
+            groups.push(group);
+        }
+        (self.groups, self.is_moving) = (groups, is_moving);
+        self
     }
 
     fn memberships(&self) -> impl Iterator<Item = &Membership> {
@@ -505,6 +536,9 @@ impl Survey {
         fabric: &F,
         unfinished: Unfinished,
     ) -> Result<Standing<'_>, StoreError> {
+        if self.is_moving {
+            return Ok(Standing::Undecided);
+        }
         let alone = (0..).map(NodeId).zip(&self.found).filter(|(_, found)| {
             let store = found.as_ref().ok().and_then(|found| found.store.as_ref());
             store.is_some_and(|store| store.membership.is_none())
@@ -585,9 +619,6 @@ impl Group {
         let is_everywhere = self.states().count() == self.places.len();
         let has_committed = self.states().any(|state| state == MemberState::Committed);
         let state = match self.places[0] {
-            Place::Holds(_, MemberState::Prepared) if mutants::HALF_CREATED_USED.is_on() => {
-                return Ok(Standing::Here(self));
-            }
             Place::Holds(node, MemberState::Prepared) => {
                 let decision = match unfinished {
                     Unfinished::Abort => Decision::Abort,
@@ -619,7 +650,8 @@ impl Group {
             MemberState::Committed => (Decision::Commit, self.holders(Some(MemberState::Prepared))),
             _ => (Decision::Abort, self.holders(None)),
         };
-        if !uninformed.is_empty() {
+        let is_told = state == MemberState::Committed && mutants::HALF_CREATED_USED.is_on();
+        if !uninformed.is_empty() && !is_told {
             let silent = tell_all(fabric, name, self.attempt, decision, &uninformed).await;
             return Ok(match (silent.is_empty(), state) {
                 (true, _) => Standing::Changed,
@@ -662,7 +694,9 @@ impl Group {
             Ok(store) => store.membership.as_ref().is_some_and(|own| {
                 (self.is(own) && own.index as usize == index) || mutants::MEMBERS_MIXED.is_on()
             }),
-            Err(StoreError::Gone(_)) => mutants::WIPED_MEMBER_ABSENT.is_on(),
+            Err(StoreError::Gone(_)) => {
+                mutants::WIPED_MEMBER_ABSENT.is_on() || mutants::HALF_CREATED_USED.is_on()
+            }
             Err(_) => true,
         };
         if !opened.iter().enumerate().all(is_same) {

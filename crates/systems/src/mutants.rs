@@ -5,6 +5,8 @@ farside_remote::mutants! {
     HALF_CREATED_USED = "HalfCreatedUsed";
     /// A member that has lost its memory counts as a missing store.
     WIPED_MEMBER_ABSENT = "WipedMemberAbsent";
+    /// An attempt counts as aborted if the first member lacked it before another member was seen to hold it.
+    ABSENCE_SEEN_TOO_EARLY = "AbsenceSeenTooEarly";
     /// A client mixes members of two attempts.
     MEMBERS_MIXED = "MembersMixed";
 }

@@ -13,6 +13,7 @@ pub mod events;
 pub mod flight;
 pub mod judge;
 pub mod kills;
+pub mod members;
 pub mod values;
 
 mod family;

@@ -1,4 +1,6 @@
-//! Tests of values, kills files, replay commands, and panics within a trial.
+//! Tests of values, kills files, replay commands, panics within a trial, and trials of stores with several members.
+
+mod members;
 
 use farside_sim::fault::Fault;
 use farside_sim::history::register::Value;

@@ -1,0 +1,56 @@
+//! Trials of stores with several members, over a fixed range of seeds.
+
+use farside_trial::members::{FAULTS, Step, run};
+use std::collections::BTreeMap;
+
+/// Seeds of every run of the tests.
+const SEEDS: u64 = 60;
+
+#[test]
+fn a_store_is_at_all_of_its_members_or_at_none() {
+    let (mut matrix, mut done, mut lost) = (BTreeMap::<_, u64>::new(), [0; 3], 0);
+    for seed in 0..SEEDS {
+        let outcome = run(seed);
+        assert!(outcome.violated.is_empty(), "members::run({seed}) is violated: {:?}", outcome.violated);
+        for (cell, count) in outcome.matrix {
+            *matrix.entry(cell).or_default() += count;
+        }
+        (0..3).for_each(|index| done[index] += outcome.done[index]);
+        lost += outcome.lost;
+    }
+    println!("created, opened, dropped: {done:?}; members lost: {lost}; {matrix:?}");
+    assert!(done.iter().all(|count| *count > 0) && lost > 0, "{done:?}, {lost}");
+    let empty = FAULTS.iter().flat_map(|fault| Step::ALL.map(|step| (fault.name().to_owned(), step)));
+    let empty: Vec<_> = empty.filter(|cell| !matrix.contains_key(cell)).collect();
+    assert!(empty.is_empty(), "these faults never struck within these steps: {empty:?}");
+}
+
+#[cfg(farside_mutants)]
+#[test]
+fn every_mutant_is_killed_by_its_seed() {
+    use farside_remote::mutant::Mutant;
+    let kills = farside_trial::kills::parse(include_str!("../../kills/members.txt")).expect("valid lines");
+    let own = farside_systems::mutants::ALL.iter().chain([&farside_node::mutants::BOTH_DECISIONS]);
+    let mut wrong = Vec::new();
+    for mutant in own {
+        let seed = kills.iter().find(|(name, _)| name == mutant.name()).map(|(_, seed)| *seed);
+        let mut seeds = seed.map_or(0..600, |seed| seed..seed + 1);
+        Mutant::switch(Some(*mutant));
+        let killed = seeds.find(|seed| {
+            let violated = farside_trial::judge::caught(|| run(*seed).violated);
+            violated.is_ok_and(|violated| !violated.is_empty())
+        });
+        Mutant::switch(None);
+        match killed {
+            None => wrong.push(format!("{mutant:?} survives")),
+            Some(found) if Some(found) != seed => {
+                wrong.push(format!("write '{mutant:?} {found}' to kills/members.txt"));
+            }
+            Some(seed) if !run(seed).violated.is_empty() => {
+                wrong.push(format!("{mutant:?}: the correct code fails seed {seed}, too"));
+            }
+            Some(_) => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
