@@ -323,14 +323,15 @@ fn check_distribution(new: &New, nodes: u32) -> Result<(), StoreError> {
     let New { name, kind, members, .. } = new;
     if *members == 0 || *members > nodes as usize || *members > MEMBERS_MAX {
         return Err(StoreError::Gone(format!(
-            "store '{name}' cannot have {members} members: give --members from 1 to {}, the number of nodes in the pool",
+            "store '{name}' cannot have {members} members: give --members from 1 to {}, the number of nodes in \
+             the pool",
             (nodes as usize).min(MEMBERS_MAX)
         )));
     }
     if *members > 1 && named(kind).is_some_and(|system| system.nodes == Nodes::One) {
         return Err(StoreError::Gone(format!(
-            "a {kind} store lies on one node, and the pool has {nodes}: create it with --members 1, or on a pool of one \
-             node"
+            "a {kind} store lies on one node, and the pool has {nodes}: create it with --members 1, or on a pool of \
+             one node"
         )));
     }
     Ok(())
@@ -460,8 +461,8 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Groups the members by their attempts. An attempt, or its commitment, that `before` does not show is too new to be
-    /// judged.
+    /// Groups the members by their attempts. An attempt, or its commitment, that `before` does not show is too new to
+    /// be judged.
     fn grouped(mut self, before: Option<&Survey>) -> Survey {
         let mut groups: Vec<Group> = Vec::new();
         let mut is_moving = false;
@@ -638,7 +639,8 @@ impl Group {
             }
             Place::Silent(_) | Place::Lost(_) | Place::Elsewhere if has_committed => MemberState::Committed,
             Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Ok(Standing::Absent),
-            // The first member may have committed the attempt, and lost that decision with data. Only a drop forgets it.
+            // The first member may have committed the attempt, and lost that decision with data. Only a drop forgets
+            // it.
             Place::Lost(_) | Place::Elsewhere if unfinished == Unfinished::Abort => {
                 return Ok(Standing::Here(self));
             }
