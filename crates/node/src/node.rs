@@ -99,7 +99,7 @@ enum Job<M: NodeMemory> {
         entry: Box<Entry<M>>,
         leaving: Leaving,
         freed: usize,
-        answer: Answer,
+        answer: Box<Answer>,
     },
 }
 
@@ -486,7 +486,7 @@ impl<M: NodeMemory> Node<M> {
         let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
         let dropped = Err(format!("store '{name}' was dropped in the meantime"));
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
-        Ok(Job::Drop { entry, leaving: Leaving::Not, freed: 0, answer })
+        Ok(Job::Drop { entry, leaving: Leaving::Not, freed: 0, answer: Box::new(answer) })
     }
 
     /// Handles a decision on an attempt to create a store with several members. The first decision holds: only a drop
@@ -984,7 +984,7 @@ impl<M: NodeMemory> Node<M> {
             Job::Drop { entry, answer, .. } => {
                 self.reclaim.forget(entry.store.region);
                 self.catalog.release(entry.store.region);
-                answer
+                *answer
             }
         };
         self.answers.push_back((ticket, Ok(answer)));
