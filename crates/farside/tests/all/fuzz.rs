@@ -11,7 +11,7 @@ use driver::{Change, Executions, budget, change};
 use farside::config::parse_bytes;
 use farside::{NewStore, NodeInfo, Store, StoreStat};
 use farside_bench::workload::Workload;
-use farside_remote::control::{Answer, Ask};
+use farside_remote::control::{Answer, Ask, Decided, Decision, Found, MemberId, MemberState, Membership};
 
 /// Picks a seed input and applies the changes to its bytes.
 fn changed(seeds: &[Vec<u8>], seed: u8, changes: &[Change]) -> Vec<u8> {
@@ -91,6 +91,11 @@ fn fuzz_pilaf() {
 fn fuzz_control() {
     let executions = Executions::of("requests and answers of the control plane");
     let name = || "default".to_owned();
+    let membership = || {
+        let members = (1..3).map(|id| MemberId { node: id, incarnation: id.into() }).collect();
+        let state = MemberState::Prepared;
+        Membership { attempt: [1, 2], state, index: 0, configuration: 1, members }
+    };
     let asks = [
         NewStore::prism_kv("s", 8 << 20).ask(),
         Ask::DropStore { name: name() },
@@ -99,6 +104,15 @@ fn fuzz_control() {
         Ask::StoreStat { name: name() },
         Ask::NodeInfo,
         Ask::Scan { name: name() },
+        Ask::FindStore { name: name() },
+        Ask::Decide { name: name(), attempt: [1, 2], decision: Decision::Commit },
+        Ask::PrepareStore {
+            name: name(),
+            kind: "prism-kv".into(),
+            parameters: "{}".into(),
+            quota: 2 << 20,
+            membership: membership(),
+        },
     ];
     let store = Store {
         name: name(),
@@ -115,12 +129,15 @@ fn fuzz_control() {
         former: None,
         membership: None,
     };
+    let member = Store { membership: Some(membership()), ..store.clone() };
     let answers = [
         Answer::Done,
         Answer::Store(store.clone()),
         Answer::Stores(vec![store.clone(), store]),
         Answer::StoreStat(StoreStat::default()),
         Answer::NodeInfo(NodeInfo::default()),
+        Answer::Decided(Decided { incarnation: 1, state: MemberState::Committed }),
+        Answer::Found(Found { incarnation: 1, store: Some(member) }),
     ];
     let json = |value: Result<Vec<u8>, serde_json::Error>| value.expect("plain data");
     let seeds: Vec<Vec<u8>> = asks
