@@ -503,10 +503,7 @@ impl Survey {
             });
             if let Some((node, found)) = own {
                 let held = found.store.as_ref().and_then(|store| store.membership.as_ref());
-                let is_held = |held: &&Membership| {
-                    (held.attempt == of.attempt && held.members == of.members)
-                        || mutants::MEMBERS_MIXED.is_on()
-                };
+                let is_held = |held: &&Membership| held.attempt == of.attempt && held.members == of.members;
                 return match held.filter(is_held) {
                     Some(held) => Place::Holds(node, held.state),
                     None => Place::Lacks(node),
@@ -693,9 +690,9 @@ impl Group {
         .await;
         // The store may have been dropped, and another one created, since the survey.
         let is_same = |(index, member): (usize, &Member)| match &member.store {
-            Ok(store) => store.membership.as_ref().is_some_and(|own| {
-                (self.is(own) && own.index as usize == index) || mutants::MEMBERS_MIXED.is_on()
-            }),
+            Ok(store) => {
+                store.membership.as_ref().is_some_and(|own| self.is(own) && own.index as usize == index)
+            }
             Err(StoreError::Gone(_)) => {
                 mutants::WIPED_MEMBER_ABSENT.is_on() || mutants::HALF_CREATED_USED.is_on()
             }

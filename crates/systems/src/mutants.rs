@@ -7,6 +7,4 @@ farside_remote::mutants! {
     WIPED_MEMBER_ABSENT = "WipedMemberAbsent";
     /// An attempt counts as aborted if the first member lacked it before another member was seen to hold it.
     ABSENCE_SEEN_TOO_EARLY = "AbsenceSeenTooEarly";
-    /// A client mixes members of two attempts.
-    MEMBERS_MIXED = "MembersMixed";
 }
