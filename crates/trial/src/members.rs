@@ -20,7 +20,7 @@ use farside_sim::node::{Node, Options as NodeOptions};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World, within};
 use farside_systems::kv::{Kv, prism_kv};
 use farside_systems::members::{self, New};
-use farside_systems::registry::{self, AnyKv};
+use farside_systems::registry::{self, OneKv};
 use farside_systems::store::{Members, StoreError};
 use farside_systems::system::{Options, Sizing};
 use std::cell::{Cell, RefCell};
@@ -481,7 +481,7 @@ async fn use_members(pool: &Rc<Pool>, opened: &Members) {
         let Ok(store) = &member.store else { continue };
         let alone = Store { membership: None, ..store.clone() };
         let one = Members::one(member.node, alone);
-        let Ok(AnyKv::PrismKv(mut kv)) = AnyKv::of(Rc::clone(pool), &one, &Options::default()).await else {
+        let Ok(OneKv::PrismKv(mut kv)) = OneKv::of(Rc::clone(pool), &one, &Options::default()).await else {
             continue;
         };
         let value = pool.scene.world.random().bits().to_le_bytes();
