@@ -30,17 +30,22 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::kv::prism_kv;
+use farside_systems::members;
 use farside_systems::registry;
+use farside_systems::store::{Member, StoreError};
 use farside_systems::system::Sizing;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A pool of memory nodes, each named by a url. Returned by [`connect`].
 ///
-/// Most pools have one node. [`Pool::nodes`] returns the nodes of a pool that has several, each as a pool of its own.
-/// The methods below need a pool of one node; a pool of several returns [`Error::Url`], and nothing was sent.
+/// Most pools have one node. In a pool of several, a store lies on all nodes or on some of them, its members.
+/// [`Pool::nodes`] returns the nodes, each as a pool of its own. [`Pool::info`] needs a pool of one node; a pool of
+/// several returns [`Error::Url`], and nothing was sent.
 ///
 /// [`Pool::open`] opens a store. The other methods are control operations: [`Pool::create_store`],
 /// [`Pool::rebuild_store`], [`Pool::drop_store`], [`Pool::stores`], [`Pool::stat`] and [`Pool::info`]. Each opens a
@@ -148,25 +153,35 @@ pub struct NewStore {
     pub items: Option<u64>,
     /// Whether keys of 8 bytes are numbers that each have a slot of their own: the paper's collision-free layout.
     pub collision_free: bool,
+    /// Number of nodes that hold a part of the store each, the first of the pool; all nodes if absent.
+    pub members: Option<usize>,
 }
 
 impl NewStore {
     /// A PRISM-KV store with a quota in bytes.
     pub fn prism_kv(name: impl Into<String>, quota: u64) -> NewStore {
         let kind = prism_kv::KIND.to_owned();
-        NewStore { name: name.into(), kind, quota, items: None, collision_free: false }
+        NewStore { name: name.into(), kind, quota, items: None, collision_free: false, members: None }
     }
 
-    /// The control request that creates the store.
+    /// Size of the store's table.
+    fn sizing(&self) -> Sizing {
+        Sizing { items: self.items, collision_free: self.collision_free, ..Sizing::default() }
+    }
+
+    /// The control request that creates the store on one node.
     #[doc(hidden)]
     pub fn ask(&self) -> Ask {
-        let sizing = Sizing { items: self.items, collision_free: self.collision_free, ..Sizing::default() };
+        let sizing = self.sizing();
         // The node refuses a kind that this release does not know, whatever its parameters.
         let system = registry::named(&self.kind);
         let parameters = system.map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
         Ask::CreateStore { name: self.name.clone(), kind: self.kind.clone(), parameters, quota: self.quota }
     }
 }
+
+/// Maximum time to wait for the response to a control request that grants or zeroes memory.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Default memory of the node that `local:` starts, in bytes.
 const LOCAL_MEMORY: u64 = 256 << 20;
@@ -393,11 +408,7 @@ impl Pool {
     /// # Errors
     /// No node has responded: the error of the first.
     fn check_any_responds(&self) -> Result<(), Error> {
-        let answers: Vec<_> = std::thread::scope(|scope| {
-            let asked: Vec<_> = self.nodes().map(|node| scope.spawn(move || node.info())).collect();
-            asked.into_iter().map(|asked| asked.join().expect("a request does not panic")).collect()
-        });
-        let mut errors = answers.into_iter().map(Result::err);
+        let mut errors = self.at_all_nodes(|node| node.info()).into_iter().map(Result::err);
         match errors.next().flatten() {
             Some(first) if errors.all(|error| error.is_some()) => Err(first),
             _ => Ok(()),
@@ -413,13 +424,24 @@ impl Pool {
         Client::start(self.clone(), name)
     }
 
-    /// Creates a store; returns its entry in the node's catalog.
+    /// Creates a store; returns its entry in the catalog of its first node. If several nodes are to hold the store,
+    /// either all of them have it afterwards or none; each gets an equal part of the quota.
     ///
     /// # Errors
-    /// The name is taken, the kind is unknown, or the node has not enough unassigned memory: no store was created. If
-    /// [`Error::ran`] is [`Ran::Unknown`](crate::Ran::Unknown), the store may have been created: check
-    /// [`Pool::stores`].
+    /// The name is taken, the kind is unknown or does not lie on several nodes, a node cannot be reached or has not
+    /// enough unassigned memory: no store was created. If [`Error::ran`] is [`Ran::Unknown`](crate::Ran::Unknown), the
+    /// store may have been created: check [`Pool::stores`].
     pub fn create_store(&self, new: &NewStore) -> Result<Store, Error> {
+        if self.nodes.len() > 1 || new.members.is_some_and(|members| members != 1) {
+            let members = new.members.unwrap_or(self.nodes.len());
+            let (name, kind, quota) = (new.name.clone(), new.kind.clone(), new.quota);
+            let new = members::New { name, kind, sizing: new.sizing(), quota, members };
+            let attempt = [(); 2].map(|()| getrandom::u64().expect("the system has random bytes"));
+            let created = self.over_all(async |endpoint| {
+                members::create(endpoint, endpoint.nodes(), &new, attempt).await
+            })?;
+            return Ok(created.into_iter().next().expect("a store has a member").1);
+        }
         match self.ask(&new.ask())? {
             Answer::Store(store) => Ok(store),
             other => Err(unexpected_answer(&other)),
@@ -427,7 +449,7 @@ impl Pool {
     }
 
     /// Starts to rebuild a store with a table for `items` items; if absent, for the items that it holds. Returns once
-    /// the rebuild has started.
+    /// the rebuild has started, at all of the store's nodes.
     ///
     /// The items move to the new table while clients use the store. [`Store::former`] is set until all have moved.
     ///
@@ -435,36 +457,82 @@ impl Pool {
     /// The store does not exist, it is already being rebuilt, or the node has no memory for the table: nothing was
     /// changed. If [`Error::ran`] is [`Ran::Unknown`](crate::Ran::Unknown), the rebuild may have started.
     pub fn rebuild_store(&self, name: &str, items: Option<u64>) -> Result<(), Error> {
+        if self.nodes.len() > 1 {
+            let members = self.members(name)?;
+            let items = items.map(|items| items.div_ceil(members.len() as u64));
+            return members.iter().try_for_each(|member| member.rebuild_store(name, items));
+        }
         // 0 requests the smallest table that holds the store's items.
         let parameters = serde_json::json!({ "items": items.unwrap_or(0) }).to_string();
         self.ask(&Ask::RebuildStore { name: name.to_owned(), parameters }).map(drop)
     }
 
-    /// Drops a store and all its items. The node zeroes its memory before another store gets it.
+    /// Drops a store and all its items. A node zeroes its memory before another store gets it. Returns the urls of the
+    /// nodes that hold a part of the store and did not respond: they free it when a client next opens, creates or drops
+    /// a store of this name.
     ///
     /// # Errors
     /// The store does not exist, or the token has no right to drop it: nothing was changed. If [`Error::ran`] is
     /// [`Ran::Unknown`](crate::Ran::Unknown), the store may have been dropped.
-    pub fn drop_store(&self, name: &str) -> Result<(), Error> {
-        self.ask(&Ask::DropStore { name: name.to_owned() }).map(drop)
+    pub fn drop_store(&self, name: &str) -> Result<Vec<String>, Error> {
+        let untold =
+            self.over_all(async |endpoint| members::drop_store(endpoint, endpoint.nodes(), name).await)?;
+        Ok(untold.into_iter().map(|node| self.nodes[node.0 as usize].url.clone()).collect())
     }
 
-    /// Lists all stores, without their secrets (`secret` and `id` are zero).
+    /// Lists all stores, without their secrets (`secret` and `id` are zero), sorted by name. A store on several nodes
+    /// is listed once, with its entry at the first node that responds.
     ///
     /// # Errors
-    /// The node cannot be reached or did not respond; nothing was changed.
+    /// No node has responded; nothing was changed.
     pub fn stores(&self) -> Result<Vec<Store>, Error> {
+        if self.nodes.len() > 1 {
+            let listed = self.at_all_nodes(|node| node.stores());
+            if listed.iter().all(Result::is_err) {
+                return Err(listed.into_iter().find_map(Result::err).expect("a pool has a node"));
+            }
+            let mut stores: Vec<Store> = Vec::new();
+            for store in listed.into_iter().flatten().flatten() {
+                let attempt = |store: &Store| store.membership.as_ref().map(|of| of.attempt);
+                let is_listed = |other: &Store| attempt(other).is_some() && attempt(other) == attempt(&store);
+                if !stores.iter().any(is_listed) {
+                    stores.push(store);
+                }
+            }
+            stores.sort_by(|one, other| one.name.cmp(&other.name));
+            return Ok(stores);
+        }
         match self.ask(&Ask::ListStores)? {
             Answer::Stores(stores) => Ok(stores),
             other => Err(unexpected_answer(&other)),
         }
     }
 
-    /// Returns how a store's memory is used. The node walks the store's memory for it.
+    /// Returns the nodes that hold a store, each as a pool of its own, in the order of the store's members.
     ///
     /// # Errors
-    /// The store does not exist, or the node did not respond; nothing was changed.
+    /// The store does not exist, or one of its members is lost or did not respond; nothing was changed.
+    pub fn members(&self, name: &str) -> Result<Vec<Pool>, Error> {
+        let members =
+            self.over_all(async |endpoint| members::open(endpoint, endpoint.nodes(), name).await)?;
+        let node = |member: &Member| match &member.store {
+            Ok(_) => Ok(Pool::of(vec![self.nodes[member.node.0 as usize].clone()])),
+            Err(error) => Err(error.clone().into()),
+        };
+        members.list().iter().map(node).collect()
+    }
+
+    /// Returns how a store's memory is used, summed over the nodes that hold it. Each node walks the store's memory for
+    /// it.
+    ///
+    /// # Errors
+    /// The store does not exist, or a node did not respond; nothing was changed.
     pub fn stat(&self, name: &str) -> Result<StoreStat, Error> {
+        if self.nodes.len() > 1 {
+            let mut sum = StoreStat::default();
+            self.members(name)?.iter().try_for_each(|member| Ok::<_, Error>(sum.add(&member.stat(name)?)))?;
+            return Ok(sum);
+        }
         match self.ask(&Ask::StoreStat { name: name.to_owned() })? {
             Answer::StoreStat(stat) => Ok(stat),
             other => Err(unexpected_answer(&other)),
@@ -480,6 +548,28 @@ impl Pool {
             Answer::NodeInfo(info) => Ok(info),
             other => Err(unexpected_answer(&other)),
         }
+    }
+
+    /// Runs `request` at each node, at the same time.
+    fn at_all_nodes<O: Send>(
+        &self,
+        request: impl Fn(Pool) -> Result<O, Error> + Sync,
+    ) -> Vec<Result<O, Error>> {
+        std::thread::scope(|scope| {
+            let request = &request;
+            let asked: Vec<_> = self.nodes().map(|node| scope.spawn(move || request(node))).collect();
+            asked.into_iter().map(|asked| asked.join().expect("a request does not panic")).collect()
+        })
+    }
+
+    /// Runs control requests over sessions with all nodes, to the end.
+    fn over_all<O>(
+        &self,
+        requests: impl AsyncFnOnce(&Rc<Endpoint>) -> Result<O, StoreError>,
+    ) -> Result<O, Error> {
+        let endpoint = Rc::new(self.endpoint_over_all()?);
+        endpoint.set_call_timeout(LONGEST_PATIENCE);
+        Ok(block_on(&endpoint, requests(&endpoint))?)
     }
 
     fn ask(&self, ask: &Ask) -> Result<Answer, Error> {

@@ -359,6 +359,27 @@ pub struct StoreStat {
     pub scans: u64,
 }
 
+impl StoreStat {
+    /// Adds the statistics of another member of the store. The progress of a rebuild is that of the slowest member, and
+    /// the number of scans is the smallest.
+    pub fn add(&mut self, other: &StoreStat) {
+        let is_first = *self == StoreStat::default();
+        self.quota_bytes += other.quota_bytes;
+        self.table_bytes += other.table_bytes;
+        self.granted_bytes += other.granted_bytes;
+        self.buffer_segment_bytes += other.buffer_segment_bytes;
+        self.live_buffers += other.live_buffers;
+        self.live_bytes += other.live_bytes;
+        self.free_buffers += other.free_buffers;
+        self.free_bytes += other.free_bytes;
+        self.retired_buffers += other.retired_buffers;
+        self.parked_buffers += other.parked_buffers;
+        self.delaying_pids.extend(&other.delaying_pids);
+        self.moved_percent = self.moved_percent.into_iter().chain(other.moved_percent).min();
+        self.scans = if is_first { other.scans } else { self.scans.min(other.scans) };
+    }
+}
+
 /// A node's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {

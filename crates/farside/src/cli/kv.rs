@@ -16,9 +16,9 @@ mod watch;
 
 use super::store::table_of;
 use super::{Done, Failure, StoreTarget, human_bytes, written};
-use farside::KvError;
 use farside::local::Client;
 use farside::parts::AnyKv;
+use farside::{KvError, StoreStat};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_systems::kv::Kv as _;
@@ -241,9 +241,25 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
 pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     let stat = pool.stat(store)?;
     let known = pool.stores()?.into_iter().find(|known| known.name == store);
+    let members = match known.as_ref().and_then(|store| store.membership.as_ref()) {
+        None => Vec::new(),
+        Some(_) => pool.members(store)?,
+    };
+    let members: Vec<(String, StoreStat)> = members
+        .iter()
+        .map(|member| Ok((member.url().to_owned(), member.stat(store)?)))
+        .collect::<Result<_, farside::Error>>()?;
     if json {
         let mut stat = serde_json::to_value(&stat)?;
         stat["epoch"] = known.and_then(|store| shape_of(&store)).map(|table| table.epoch).into();
+        if !members.is_empty() {
+            let of_member = |(url, stat): &(String, StoreStat)| {
+                let mut stat = serde_json::to_value(stat)?;
+                stat["url"] = url.as_str().into();
+                Ok(stat)
+            };
+            stat["members"] = members.iter().map(of_member).collect::<Result<_, serde_json::Error>>()?;
+        }
         print_line!("{stat}");
         return Ok(());
     }
@@ -260,6 +276,10 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     ];
     for (name, amount, more) in rows {
         print_line!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
+    }
+    for (index, (url, stat)) in members.iter().enumerate() {
+        let (name, live) = (format!("member {index}"), human_bytes(stat.live_bytes));
+        print_line!("{name:<24}{live:>12}  {} live buffers at {url}", stat.live_buffers);
     }
     for pid in &stat.delaying_pids {
         print_line!("memory waits for process {pid}; if it is stopped, resume it with 'kill -CONT {pid}'");

@@ -138,10 +138,14 @@ impl Up {
         let quota = Some((self.memory / 2) >> 20 << 20).filter(|&quota| quota > 0);
         if self.nodes > 1 {
             let socket = self.socket.unwrap_or_else(default_socket);
-            let quota = quota.map(|quota| ["--quota".to_owned(), quota.to_string()]);
-            let arguments = ["--memory".into(), self.memory.to_string(), "--store".into(), "default".into()];
-            let arguments = arguments.into_iter().chain(quota.into_iter().flatten()).collect();
-            return processes::run(self.nodes, &socket, arguments);
+            let quota = quota.unwrap_or(0) * u64::from(self.nodes);
+            let store = NewStore::prism_kv("default", quota);
+            return processes::run(
+                self.nodes,
+                &socket,
+                &["--memory".into(), self.memory.to_string()],
+                &store,
+            );
         }
         let serve = Serve {
             memory: Some(self.memory),

@@ -33,6 +33,9 @@ enum Action {
         /// Give each 8-byte key its own slot (the paper's collision-free layout)
         #[arg(long)]
         collision_free: bool,
+        /// Number of nodes that hold a part of the store each: the first N of the pool [default: all]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        members: Option<u32>,
     },
     /// List the stores
     List {
@@ -63,30 +66,52 @@ impl Store {
     pub(super) fn run(self) -> Done {
         let pool = self.target.connect()?;
         match self.action {
-            Action::Create { name, quota, items, kind, collision_free } => {
-                let store = pool.create_store(&NewStore { name, kind, quota, items, collision_free })?;
-                print_line!("store '{}' has {}", store.name, human_bytes(store.quota));
+            Action::Create { name, quota, items, kind, collision_free, members } => {
+                let members = members.map(|members| members as usize);
+                let new = NewStore { name, kind, quota, items, collision_free, members };
+                let store = pool.create_store(&new)?;
+                match &store.membership {
+                    None => print_line!("store '{}' has {}", store.name, human_bytes(store.quota)),
+                    Some(of) => print_line!(
+                        "store '{}' has {} on each of {} nodes",
+                        store.name,
+                        human_bytes(store.quota),
+                        of.members.len()
+                    ),
+                }
             }
             Action::List { json } => list(&pool, json)?,
             Action::Rebuild { name, items } => {
                 pool.rebuild_store(&name, items)?;
-                loop {
-                    let store = pool.stores()?.into_iter().find(|store| store.name == name);
-                    let store = store
-                        .ok_or_else(|| Failure::Error(format!("store '{name}' was dropped meanwhile")))?;
-                    if store.former.is_none() {
-                        print_line!("store '{name}' has {}", table_of(&store));
-                        break;
-                    }
-                    std::thread::sleep(POLL_INTERVAL);
+                for member in pool.members(&name)? {
+                    let store = rebuilt(&member, &name)?;
+                    print_line!("store '{name}' has {}", table_of(&store));
                 }
             }
             Action::Drop { name } => {
-                pool.drop_store(&name)?;
+                let untold = pool.drop_store(&name)?;
                 print_line!("store '{name}' is dropped");
+                for url in untold {
+                    note!(
+                        "farside: {url} did not answer: it frees its part when a store '{name}' is next opened, created \
+                         or dropped"
+                    );
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// Waits until a node has rebuilt the table of a store, and returns the store's entry.
+fn rebuilt(node: &farside::Pool, name: &str) -> Result<farside::Store, Failure> {
+    loop {
+        let store = node.stores()?.into_iter().find(|store| store.name == name);
+        let store = store.ok_or_else(|| Failure::Error(format!("store '{name}' was dropped meanwhile")))?;
+        if store.former.is_none() {
+            return Ok(store);
+        }
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -101,7 +126,10 @@ pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
             } else {
                 let table = table_of(&store);
                 let line = format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
-                print_line!("{}", line.trim_end());
+                match &store.membership {
+                    None => print_line!("{}", line.trim_end()),
+                    Some(of) => print_line!("{line}\tmember {} of {}", of.index, of.members.len()),
+                }
             }
         }
         Ok(())
@@ -125,12 +153,18 @@ pub(super) fn store_json(store: &farside::Store) -> serde_json::Value {
     if let Some(parameters) = parameters.as_object_mut() {
         parameters.remove("seed");
     }
-    serde_json::json!({
+    let mut object = serde_json::json!({
         "name": store.name,
         "kind": store.kind,
         "quota_bytes": store.quota,
         "table_bytes": store.table_len,
         "parameters": parameters,
         "moved_percent": store.former.as_ref().map(|former| former.moved_percent),
-    })
+    });
+    if let Some(of) = &store.membership {
+        object["member"] = of.index.into();
+        object["members"] = of.members.len().into();
+        object["state"] = serde_json::to_value(of.state).expect("plain data");
+    }
+    object
 }

@@ -6,6 +6,7 @@
 use super::{program, quoted};
 use crate::cli::child::Server;
 use crate::cli::{Done, Failure, signals};
+use farside::NewStore;
 use farside::config::make_folder_of;
 use farside::parts::join_urls;
 use std::io::Write;
@@ -23,19 +24,19 @@ struct Node {
     is_serving: bool,
 }
 
-/// Starts `count` nodes with these arguments of `serve`, prints their pool, and serves until a signal arrives or no
-/// node is left.
+/// Starts `count` nodes with these arguments of `serve`, creates a store over all of them, prints their pool, and serves
+/// until a signal arrives or no node is left.
 ///
 /// # Errors
-/// A node does not start: the others are ended. Or all nodes have exited by themselves.
-pub(super) fn run(count: u32, socket: &Path, arguments: Vec<String>) -> Done {
+/// A node does not start, or the store cannot be created: the nodes are ended. Or all nodes have exited by themselves.
+pub(super) fn run(count: u32, socket: &Path, arguments: &[String], store: &NewStore) -> Done {
     // The first step, so that no signal is missed.
     let mut signals = signal_hook::iterator::Signals::new(signals::ending())?;
     let socket = std::path::absolute(socket)?;
     make_folder_of(&socket).map_err(Failure::Error)?;
     let mut nodes = Vec::new();
     for number in 0..count {
-        match start(&numbered(&socket, number), &arguments) {
+        match start(&numbered(&socket, number), arguments) {
             Ok(node) => nodes.push(node),
             Err(failure) => {
                 stop(&mut nodes)?;
@@ -44,14 +45,17 @@ pub(super) fn run(count: u32, socket: &Path, arguments: Vec<String>) -> Done {
         }
     }
     let (program, pool) = (quoted(&program()?), join_urls(nodes.iter().map(|node| &*node.url)));
+    if let Err(error) = farside::connect(&pool).and_then(|pool| pool.create_store(store)) {
+        stop(&mut nodes)?;
+        return Err(error.into());
+    }
     let hints = format!(
         "farside: pool {pool}\n\
          Try in another terminal:\n  \
          {program} info --pool {pool}\n  \
-         {program} kv put greeting hello --pool {first} --store default\n\
+         {program} kv put greeting hello --pool {pool} --store default\n\
          Press Ctrl-C to stop; the memory is gone then.\n",
-        pool = quoted(&pool),
-        first = quoted(&nodes[0].url)
+        pool = quoted(&pool)
     );
     // A script may close the pipe after the first lines, which say that the nodes serve.
     let _unread = std::io::stdout().write_all(hints.as_bytes());

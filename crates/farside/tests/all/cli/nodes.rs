@@ -295,7 +295,7 @@ fn up_starts_several_nodes_and_shows_each() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = command();
     command
-        .args(["up", "--nodes", "3", "--memory", "16MiB", "--socket"])
+        .args(["up", "--nodes", "3", "--memory", "32MiB", "--socket"])
         .arg(folder.path().join("pool.sock"));
     let mut up = Process::start(command, folder.path().join("log"));
     let urls: Vec<String> = (0..3)
@@ -340,9 +340,49 @@ fn up_starts_several_nodes_and_shows_each() {
     std::fs::write(&file, nodes).expect("a file");
     let by_file = farside(["info", "--json", "--pool", &format!("@{}", file.display())]).done();
     assert_eq!(by_file.text().lines().count(), 3);
-    // Operations need a pool of one node.
-    farside(["kv", "get", "k", "--pool", &pool])
-        .refused("the pool has 3 nodes, and this needs a pool of one");
+    // The store 'default' lies on all three nodes.
+    let with_pool = |arguments: &[&str]| farside([arguments, &["--pool", &pool]].concat());
+    with_pool(&["kv", "put", "greeting", "hello"]).done();
+    assert_eq!(with_pool(&["kv", "get", "greeting"]).done().text(), "hello");
+    let records: String = (0..300).map(|n| format!("key-{n}\tvalue-{n}\n")).collect();
+    let (from, dumped) = (folder.path().join("records.tsv"), folder.path().join("dumped.tsv"));
+    std::fs::write(&from, &records).expect("a file");
+    with_pool(&["kv", "load", &from.display().to_string()]).done();
+    with_pool(&["kv", "dump", &dumped.display().to_string()]).done();
+    // A dump of three nodes loads into one, and a dump of that one into three.
+    let one = urls[1].as_str();
+    farside(["kv", "load", &dumped.display().to_string(), "--pool", one, "--store", "extra"]).done();
+    let again = folder.path().join("again.tsv");
+    farside(["kv", "dump", &again.display().to_string(), "--pool", one, "--store", "extra"]).done();
+    let sorted = |path: &std::path::Path| {
+        let text = std::fs::read_to_string(path).expect("a dump");
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&dumped).len(), 301);
+    assert_eq!(sorted(&dumped), sorted(&again));
+    with_pool(&["store", "create", "second", "--quota", "6MiB"]).done();
+    with_pool(&["kv", "load", &again.display().to_string(), "--store", "second"]).done();
+    let stat = with_pool(&["kv", "stat", "--json", "--store", "second"]).done();
+    let stat: serde_json::Value = serde_json::from_str(stat.text()).expect("JSON");
+    let live = |stat: &serde_json::Value| stat["live_buffers"].as_u64().expect("a number");
+    assert_eq!(live(&stat), 301);
+    let members = stat["members"].as_array().expect("members");
+    assert!(members.len() == 3 && members.iter().all(|member| live(member) > 50), "{stat}");
+    assert!(with_pool(&["kv", "stat", "--store", "second"]).done().text().contains("member 2"));
+    with_pool(&["store", "rebuild", "second"]).done();
+    with_pool(&["store", "drop", "second"]).done();
+    with_pool(&["kv", "get", "k", "--store", "second"]).refused("there is no store 'second'");
+    with_pool(&["store", "create", "plain", "--kind", "raw", "--quota", "2MiB"])
+        .refused("create it with --members 1");
+    with_pool(&["store", "create", "plain", "--kind", "raw", "--quota", "2MiB", "--members", "1"]).done();
+    with_pool(&["store", "create", "wide", "--quota", "6MiB", "--members", "4"])
+        .refused("give --members from 1 to 3");
+    with_pool(&["store", "drop", "plain"]).done();
+    let shell = with_pool(&["shell", "-c", "get key-7"]);
+    assert!(shell.err.is_empty(), "{}", shell.err);
+    farside(["kv", "get", "k", "--pool", one]).refused("name all of its nodes in --pool");
 
     rustix::process::kill_process(pids[2], Signal::KILL).expect("it lives");
     until("the exit is reported", || up.log().contains("node 2 at"));
@@ -354,6 +394,11 @@ fn up_starts_several_nodes_and_shows_each() {
     assert_eq!(lines.iter().filter(|info| info["error"].is_null()).count(), 2, "{lines:?}");
     assert!(lines[2]["error"].is_string(), "{lines:?}");
     assert!(ran.err.contains("1 of 3 nodes could not be reached"), "{}", ran.err);
+    // Only the keys of the dead node fail, with an error that names it.
+    let gets: Vec<_> = (0..40).map(|n| with_pool(&["kv", "get", &format!("key-{n}")])).collect();
+    let (served, failed): (Vec<_>, Vec<_>) = gets.iter().partition(|get| get.err.is_empty());
+    assert!(served.len() > 15 && failed.len() > 3, "{} served, {} failed", served.len(), failed.len());
+    assert!(failed.iter().all(|get| get.err.contains("node 2")), "{}", failed[0].err);
     let doctor = farside(["doctor", "--pool", &pool]);
     assert!(doctor.err.contains("not all nodes can be reached"), "{}", doctor.err);
 
