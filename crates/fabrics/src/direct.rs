@@ -5,9 +5,12 @@
 //!
 //! Invariant: the turn number is odd before a chain's first access, and all processes can see that. It stays odd until
 //! the buffers that the chain made unreachable are on the session's list of retired buffers.
+//! Invariant: a turn in which the session is found fenced ends without a chain. The session is not over then, so a pool
+//! opens no other one in its place, which would not be fenced.
 
 use crate::executor::{self, Idle, Turns};
 use crate::memory::Mapping;
+use crate::mutants;
 use crate::nodes::Session;
 use crate::runner::{Runner, Runs};
 use crate::spin::Waiting;
@@ -15,7 +18,7 @@ use crate::timer;
 use crate::wait::{Waits, Wakeup, wait};
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::clock::Clock;
-use farside_remote::fabric::{DEADLINE, ServiceId};
+use farside_remote::fabric::{DEADLINE, FENCED, Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
@@ -126,15 +129,29 @@ impl<M: Runs> Direct<M> {
     }
 
     /// Announces, before a chain runs, that this session may hold pointers from now on.
+    ///
+    /// # Errors
+    /// The session is fenced, so no chain may run.
     #[inline]
-    fn enter(&self) {
+    fn enter(&self) -> Result<(), FabricError> {
+        let was_fenced = mutants::FENCED_READ_TOO_EARLY.is_on() && self.runner.is_fenced();
         if !self.runner.enter() {
-            return;
+            return Ok(());
+        }
+        if was_fenced || !mutants::FENCED_READ_TOO_EARLY.is_on() && self.runner.is_fenced() {
+            return Err(self.leave_fenced());
         }
         let driver = self.driver.borrow().clone(); // Cloned: `wake` may run code that borrows it.
         if let Some(driver) = driver {
             driver.wake();
         }
+        Ok(())
+    }
+
+    #[cold]
+    fn leave_fenced(&self) -> FabricError {
+        self.runner.end_turn();
+        FabricError::Lost { node: self.node, ran: Ran::No, reason: FENCED.to_owned() }
     }
 }
 
@@ -186,7 +203,7 @@ impl<M: Runs> Fabric for Direct<M> {
             self.runner.proceed(hints);
         }
         self.check(node)?;
-        self.enter();
+        self.enter()?;
         chain.note_posted();
         let view = chain.view(); // Created again, so that the future need not store it.
         self.runner.run(self.session().number, view, reply);
@@ -209,7 +226,7 @@ impl<M: Runs> Fabric for Direct<M> {
         // next await.
         self.runner.end_turn();
         if service != ServiceId::NODE {
-            self.enter(); // On `local`, this thread runs the service, which follows pointers.
+            self.enter()?; // On `local`, this thread runs the service, which follows pointers.
         }
         let called = timer::within(self.patience.get(), self.control.call(service, request, answer)).await;
         called.unwrap_or(Err(FabricError::Deadline { node, waited: self.patience.get() }))
@@ -221,7 +238,9 @@ impl<M: Runs> Fabric for Direct<M> {
         }
         // The turn protects the buffer until it is on the list of retired buffers. Without a turn, the store could be
         // dropped before, and its segments be reused by another store.
-        self.enter();
+        if self.enter().is_err() {
+            return; // The session is fenced: a scan finds its buffers.
+        }
         self.runner.retire(self.session().number, key.region(), buffer);
         if self.runner.is_much_retired() {
             self.control.ring();

@@ -26,11 +26,17 @@ pub trait LocalNode: Send + Sync {
     /// Ends a session, after which its owner runs no more chains.
     fn close_session(&self, session: SessionId);
 
-    /// Runs `service` on `request`, and writes the service's response to `answer`.
+    /// Runs `service` on a `request` of this session, and writes the service's response to `answer`.
     ///
     /// # Errors
     /// The service refused the call.
-    fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError>;
+    fn call(
+        &self,
+        session: SessionId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError>;
 
     /// Wakes the node's own thread if it sleeps.
     fn ring(&self);
@@ -66,7 +72,7 @@ impl Control for Session {
         answer: &'a mut Vec<u8>,
     ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>> {
         Box::pin(async move {
-            self.node.call(service, request, answer).map_err(|error| match error {
+            self.node.call(self.session, service, request, answer).map_err(|error| match error {
                 // The node does not know the number that its client gives it.
                 FabricError::Deadline { waited, .. } => FabricError::Deadline { node: self.id, waited },
                 other => other,

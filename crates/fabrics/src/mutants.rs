@@ -1,4 +1,4 @@
-//! Broken variants of datagram sessions and of wide words.
+//! Broken variants of datagram sessions, of wide words, and of turns.
 
 farside_remote::mutants! {
     /// Compares and swaps a wide word without taking the lock that makes it atomic.
@@ -7,4 +7,6 @@ farside_remote::mutants! {
     DUPLICATE_RUNS_AGAIN = "DuplicateRunsAgain";
     /// Keeps a client's earlier session alive after the client opens a new one.
     OLD_SESSION_LIVES = "OldSessionLives";
+    /// A session reads whether it is fenced before it has published its turn.
+    FENCED_READ_TOO_EARLY = "FencedReadTooEarly";
 }

@@ -115,6 +115,14 @@ impl<M: Runs> Runner<M> {
         true
     }
 
+    /// Whether the node has fenced this session. Only after [`Runner::enter`] has begun a turn, the answer holds until
+    /// the turn ends.
+    #[inline]
+    pub fn is_fenced(&self) -> bool {
+        let Ok(is_fenced) = Arena::of(&self.memory).is_fenced(self.session.slot);
+        is_fenced
+    }
+
     /// Runs a chain within an entered turn. The buffers that the chain allocates belong to session number `owner`.
     #[inline(always)]
     pub fn run(&self, owner: u32, chain: ChainView<'_>, reply: &mut Reply) {

@@ -179,7 +179,15 @@ impl Token {
             Ask::StoreStat { name } if !self.rights(name).contains(Rights::READ) => {
                 needs("the right 'read' to the store")
             }
-            Ask::GrowStore { name } if !self.sees(name) => Err(self.no_store(name)),
+            Ask::GrowStore { name } | Ask::Bind { name, .. } | Ask::Fence { name, .. }
+                if !self.sees(name) =>
+            {
+                Err(self.no_store(name))
+            }
+            Ask::Bind { name, .. } if self.rights(name) == Rights::NONE => needs("a right to the store"),
+            Ask::Fence { name, .. } if !self.rights(name).contains(Rights::WRITE) => {
+                needs("the right 'write' to the store")
+            }
             Ask::GrowStore { name } if !self.rights(name).contains(Rights::ALLOCATE) => {
                 needs("the right 'allocate' to the store")
             }

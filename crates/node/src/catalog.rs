@@ -9,14 +9,14 @@ use farside_remote::Memory;
 use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
 use farside_remote::control::Store;
 use farside_remote::service::{Kind, Service};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Maximum length of a store's name, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A store, and the node's own state of that store. The node's memory records only `store`: a node that takes over
-/// derives the service, the segments and a rebuild from it and from the memory, and starts the rest anew.
+/// A store, and the node's own state of that store. The node's memory records only `store` and `fenced`: a node that
+/// takes over derives the service, the segments and a rebuild from them and from the memory, and starts the rest anew.
 pub struct Entry<M: Memory> {
     /// The description of the store that clients receive.
     pub store: Store,
@@ -30,6 +30,8 @@ pub struct Entry<M: Memory> {
     pub is_crowded: bool,
     /// Number of free segments below which no rebuild is started, set after a rebuild failed for lack of memory.
     pub(crate) segments_needed: u32,
+    /// Nonces of the clients that were fenced for this store. They are in the node's memory, too.
+    pub(crate) fenced: BTreeSet<u64>,
     /// Number of completed scans. It is not in the node's memory, so another node that takes over starts at zero.
     pub(crate) scans: u64,
 }
@@ -38,7 +40,8 @@ impl<M: Memory> Entry<M> {
     /// Creates an entry without a rebuild.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
-        Entry { store, served, segments, rebuild: None, is_crowded: false, segments_needed: 0, scans: 0 }
+        let (rebuild, fenced) = (None, BTreeSet::new());
+        Entry { store, served, segments, rebuild, is_crowded: false, segments_needed: 0, fenced, scans: 0 }
     }
 }
 
@@ -158,6 +161,23 @@ impl<M: Memory> Catalog<M> {
                 format!("there is no store '{name}': the node has {}", names.join(", "))
             }
         })
+    }
+
+    /// Returns the store with this name and id. Also checks the nonce of a client of this store.
+    ///
+    /// # Errors
+    /// No store has this name and id, or the nonce is invalid.
+    pub(crate) fn same(&self, name: &str, id: u64, nonce: u64) -> Result<&Entry<M>, String> {
+        let entry = self.get(name)?;
+        if entry.store.id != id {
+            return Err(format!(
+                "store '{name}' was replaced by a new store of the same name: open it again"
+            ));
+        }
+        if nonce == 0 {
+            return Err("0 is no client's nonce: draw a random number of 64 bits".into());
+        }
+        Ok(entry)
     }
 
     /// Iterates over all stores, sorted by name.

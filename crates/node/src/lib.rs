@@ -14,6 +14,7 @@ pub mod catalog;
 pub mod engine;
 pub mod extents;
 pub mod host;
+pub mod identity;
 pub mod mutants;
 pub mod node;
 mod rebuild;

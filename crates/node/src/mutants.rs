@@ -1,4 +1,4 @@
-//! Mutants of reclamation, scans, rebuilds and decisions.
+//! Mutants of reclamation, scans, rebuilds, decisions and fencing.
 
 farside_remote::mutants! {
     /// The node frees a retired buffer without a grace period.
@@ -15,4 +15,10 @@ farside_remote::mutants! {
     OLD_TABLE_FREED_AT_ONCE = "OldTableFreedAtOnce";
     /// A node that has committed a store with several members also aborts it.
     BOTH_DECISIONS = "BothDecisions";
+    /// A fence ends a client's sessions at one engine only.
+    FENCE_MISSES_AN_ENGINE = "FenceMissesAnEngine";
+    /// A fence does not wait until the turns of the client's sessions have ended.
+    FENCE_WITHOUT_GRACE = "FenceWithoutGrace";
+    /// A fenced nonce may be bound to a reopened session.
+    FENCED_NONCE_BINDS = "FencedNonceBinds";
 }

@@ -6,10 +6,11 @@
 
 use crate::catalog::{Catalog, Division, Entry};
 use crate::extents::Extents;
+use crate::identity::{self, Bindings, FENCED_MAX, Fence, Fencing, Sender};
 use crate::mutants;
 use crate::rebuild::{self, Rebuild, Stage as RebuildStage};
 use crate::reclaim::Reclaim;
-use crate::restart;
+use crate::restart::{self, Recorded};
 use crate::scan::Scan;
 use crate::served::Served;
 use crate::session::{Grace, Sessions};
@@ -51,12 +52,14 @@ pub struct Node<M: NodeMemory> {
     extents: Extents,
     catalog: Catalog<M>,
     sessions: Sessions,
+    bindings: Bindings,
     /// Number of engines among the sessions.
     engines: u64,
     /// Ended sessions whose retired buffers are still being taken.
     closing: VecDeque<SessionId>,
     reclaim: Reclaim,
-    /// Stores being created or dropped. Each job has a region, so the number of regions bounds the number of jobs.
+    /// Stores being created or dropped, and fences. Each store has a region, so the number of regions bounds the number
+    /// of stores' jobs. The number of fences is bounded together with that of other requests.
     jobs: VecDeque<(Ticket, Job<M>)>,
     /// Questions about members of stores that wait until the catalog's record shows what the node knows.
     questions: VecDeque<(Ticket, Question)>,
@@ -89,6 +92,7 @@ pub struct Node<M: NodeMemory> {
 
 /// A change of the catalog that takes several steps.
 enum Job<M: NodeMemory> {
+    Fence(Fence),
     Create {
         entry: Box<Entry<M>>,
         division: Division,
@@ -152,6 +156,7 @@ impl<M: NodeMemory> Node<M> {
             extents: Extents::new(memory.geometry().segments()),
             catalog: Catalog::new(kinds),
             sessions: Sessions::new(1),
+            bindings: Bindings::default(),
             engines: 0,
             closing: VecDeque::new(),
             reclaim: Reclaim::default(),
@@ -263,7 +268,7 @@ impl<M: NodeMemory> Node<M> {
     /// Ends a remote session, which runs no more chains. Unless it ended cleanly, stores are scanned for its buffers.
     pub fn end_remote(&mut self, number: u32, is_clean: bool) {
         self.sessions.end_remote(number);
-        if !is_clean {
+        if self.bindings.forget_session(number) || !is_clean {
             self.scan_all();
         }
     }
@@ -277,7 +282,7 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.end(id);
         self.closing.push_back(id);
         self.reclaim.take_from(id.slot);
-        if !is_clean {
+        if self.bindings.forget_session(id.number) || !is_clean {
             self.scan_all();
         }
     }
@@ -289,11 +294,46 @@ impl<M: NodeMemory> Node<M> {
             _ => None,
         });
         let others = dropping.flat_map(Grace::waiting_for);
+        let others = others.chain(self.fences().flat_map(Fence::waiting_for));
         let rebuilding = self.catalog.iter().filter_map(|entry| entry.rebuild.as_ref()?.waiting_for());
         let others = others.chain(rebuilding.flat_map(Grace::waiting_for));
         let others = others.chain(self.scan.iter().flat_map(|(scan, _)| scan.waiting_for()));
         let slots: Vec<u32> = self.reclaim.waiting_for().chain(others.map(|id| id.slot)).collect();
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
+    }
+
+    /// Responds to the requests for fences that wait for one of these processes, which are stopped. The fences go on.
+    pub fn report_stopped(&mut self, stopped: &[u32]) {
+        for (_, job) in &mut self.jobs {
+            let Job::Fence(fence) = job else { continue };
+            let slots: Vec<u32> = fence.waiting_for().map(|id| id.slot).collect();
+            let sessions = self.sessions.iter().filter(|session| slots.contains(&session.id.slot));
+            let pids = sessions.map(|session| session.pid).filter(|pid| stopped.contains(pid));
+            let pids: BTreeSet<u32> = pids.collect();
+            if !pids.is_empty() {
+                let refusal = identity::delayed(&pids);
+                let asked = std::mem::take(&mut fence.asked);
+                self.answers.extend(asked.into_iter().map(|ticket| (ticket, Err(refusal.clone()))));
+            }
+        }
+    }
+
+    /// Removes and returns the next remote session that its engine must end as fenced: the engine's index, and the
+    /// session's number.
+    pub fn ending(&mut self) -> Option<(usize, u32)> {
+        self.bindings.endings.pop_front()
+    }
+
+    /// Whether the sender's session is fenced. None of its calls may be served then.
+    pub fn is_fenced(&self, sender: Sender) -> bool {
+        self.bindings.is_fenced(sender)
+    }
+
+    fn fences(&self) -> impl Iterator<Item = &Fence> {
+        self.jobs.iter().filter_map(|(_, job)| match job {
+            Job::Fence(fence) => Some(fence),
+            _ => None,
+        })
     }
 
     /// The stores whose tables have become crowded since the last call and can be enlarged. The host then requests the
@@ -327,12 +367,21 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
+    /// Accepts a request of the node's own process, like [`Node::ask_from`].
+    pub fn ask(&mut self, ask: Ask, entropy: [u64; 2]) -> Ticket {
+        self.ask_from(Sender::Host, ask, entropy)
+    }
+
     /// Accepts a request and returns its ticket. [`Node::answer`] returns the response after some steps. `entropy` is
     /// random.
-    pub fn ask(&mut self, ask: Ask, entropy: [u64; 2]) -> Ticket {
+    pub fn ask_from(&mut self, sender: Sender, ask: Ask, entropy: [u64; 2]) -> Ticket {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        match self.begin(ticket, ask, entropy) {
+        let begun = match self.bindings.is_fenced(sender) {
+            true => Err(identity::fenced_session()),
+            false => self.begin(ticket, sender, ask, entropy),
+        };
+        match begun {
             Ok(Some(answer)) => self.answers.push_back((ticket, Ok(answer))),
             Ok(None) => {}
             Err(refusal) => self.answers.push_back((ticket, Err(refusal))),
@@ -352,7 +401,11 @@ impl<M: NodeMemory> Node<M> {
         let scans = self.scans_due.iter_mut().map(|(_, asked)| asked);
         let rebuilds = self.catalog.iter_mut().filter_map(|entry| Some(&mut entry.rebuild.as_mut()?.asked));
         let scans = scans.chain(self.scan.iter_mut().map(|(_, asked)| asked));
-        scans.chain(rebuilds).for_each(|asked| asked.retain(is_wanted));
+        let fences = self.jobs.iter_mut().filter_map(|(_, job)| match job {
+            Job::Fence(fence) => Some(&mut fence.asked),
+            _ => None,
+        });
+        scans.chain(rebuilds).chain(fences).for_each(|asked| asked.retain(is_wanted));
     }
 
     /// Removes and returns the next available response, if there is one.
@@ -386,7 +439,13 @@ impl<M: NodeMemory> Node<M> {
     // The next functions handle requests.
 
     /// Responds at once if possible, or starts a job.
-    fn begin(&mut self, ticket: Ticket, ask: Ask, entropy: [u64; 2]) -> Result<Option<Answer>, String> {
+    fn begin(
+        &mut self,
+        ticket: Ticket,
+        sender: Sender,
+        ask: Ask,
+        entropy: [u64; 2],
+    ) -> Result<Option<Answer>, String> {
         let job = match ask {
             Ask::CreateStore { name, kind, parameters, quota } => {
                 self.begin_create(&name, &kind, &parameters, quota, None, entropy)?
@@ -465,6 +524,31 @@ impl<M: NodeMemory> Node<M> {
                 }
                 return Ok(None);
             }
+            Ask::Bind { name, id, client, nonce } => {
+                let entry = self.catalog.same(&name, id, nonce)?;
+                if entry.fenced.contains(&nonce) && !mutants::FENCED_NONCE_BINDS.is_on() {
+                    return Err(identity::fenced_nonce(&name));
+                }
+                self.bindings.bind(&self.sessions, sender, entry.store.region, (client, nonce))?;
+                return Ok(Some(Answer::Done));
+            }
+            Ask::Fence { name, id, nonce } => {
+                self.check_outstanding()?;
+                let entry = self.catalog.same(&name, id, nonce)?;
+                if entry.fenced.len() >= FENCED_MAX && !entry.fenced.contains(&nonce) {
+                    return Err(identity::too_many_fenced(&name));
+                }
+                let region = entry.store.region;
+                for (_, job) in &mut self.jobs {
+                    if let Job::Fence(fence) = job
+                        && (fence.id, fence.nonce) == (id, nonce)
+                    {
+                        fence.asked.push(ticket);
+                        return Ok(None);
+                    }
+                }
+                Job::Fence(Fence::new(region, id, nonce, ticket))
+            }
             Ask::OpenStore { name } => {
                 self.check_committed(&name)?;
                 return Ok(Some(Answer::Store(rebuild::shown(self.catalog.get(&name)?))));
@@ -483,6 +567,7 @@ impl<M: NodeMemory> Node<M> {
     /// Starts to drop a store. The node forgets it at once, and responds with `answer` when its memory is free.
     fn begin_drop(&mut self, name: &str, answer: Answer) -> Result<Job<M>, String> {
         let mut entry = Box::new(self.catalog.remove(name)?);
+        self.bindings.forget_store(entry.store.region);
         let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
         let dropped = Err(format!("store '{name}' was dropped in the meantime"));
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
@@ -545,7 +630,8 @@ impl<M: NodeMemory> Node<M> {
         let due = self.scans_due.iter().map(|(_, asked)| asked.len());
         let under_way = self.scan.iter().map(|(_, asked)| asked.len());
         let rebuilds = self.catalog.iter().filter_map(|entry| Some(entry.rebuild.as_ref()?.asked.len()));
-        let others = stat_requests.chain(due).chain(under_way).chain(rebuilds).sum::<usize>();
+        let fences = self.fences().map(|fence| fence.asked.len().max(1));
+        let others = stat_requests.chain(due).chain(under_way).chain(rebuilds).chain(fences).sum::<usize>();
         if others + self.questions.len() < WAITING_MAX {
             return Ok(());
         }
@@ -860,7 +946,9 @@ impl<M: NodeMemory> Node<M> {
         let region = store.region;
         let served = self.catalog.serve(&store);
         let stores = self.stores_with(&store);
-        let fits = restart::record(1, &stores.iter().copied().chain(self.being_made()).collect::<Vec<_>>());
+        let being_made = self.being_made().map(Recorded::from);
+        let fits =
+            restart::record(1, &self.stores_with(&store).into_iter().chain(being_made).collect::<Vec<_>>());
         let service = match served.and_then(|service| fits.map(|_| service)) {
             Ok(service) => service,
             Err(reason) => {
@@ -920,8 +1008,16 @@ impl<M: NodeMemory> Node<M> {
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and([]));
             self.write_catalog(memory, &record.expect("the previous record had one more store"))?;
         }
+        let is_unrecorded =
+            matches!(self.jobs.get(place), Some((_, Job::Fence(Fence { stage: Fencing::Record, .. }))));
+        if is_unrecorded {
+            self.fence_step(memory, place)?;
+            self.at_job.1 = 0;
+            return Ok(true);
+        }
         let Some((_, job)) = self.jobs.get_mut(place) else { return Ok(false) };
         let ended = match job {
+            Job::Fence(fence) => fence.end_step(memory, &self.sessions)?,
             Job::Create { entry, division, granted } => grant_step(memory, entry, division, granted)?,
             Job::Drop { leaving: Leaving::Left, entry, freed, .. } => {
                 free_step(memory, &mut self.extents, entry, freed)?
@@ -944,20 +1040,71 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    fn stores_and<'a>(&'a self, more: impl IntoIterator<Item = &'a Store>) -> Vec<&'a Store> {
-        self.catalog.iter().map(|entry| &entry.store).chain(more).collect()
+    /// Makes the first step of a fence: records the nonce, then marks the sessions that are bound to it.
+    fn fence_step(&mut self, memory: &M, place: usize) -> Result<(), M::Wait> {
+        let Some((_, Job::Fence(Fence { region, id, nonce, .. }))) = self.jobs.get(place) else {
+            return Ok(());
+        };
+        let (region, id, nonce) = (*region, *id, *nonce);
+        let entry = self.catalog.by_region(region).filter(|entry| entry.store.id == id);
+        let recorded = match entry {
+            Some(entry) if entry.fenced.contains(&nonce) => Ok(None),
+            Some(_) => {
+                let fenced = || {
+                    self.catalog.iter().map(|entry| {
+                        let mut recorded = Recorded::from(entry);
+                        if entry.store.region == region {
+                            recorded.fenced.to_mut().insert(nonce);
+                        }
+                        recorded
+                    })
+                };
+                // The stores that are still being created have space in the record.
+                let fits = restart::record(
+                    1,
+                    &fenced().chain(self.being_made().map(Recorded::from)).collect::<Vec<_>>(),
+                );
+                fits.and_then(|_| restart::record(self.catalog_sequence + 1, &fenced().collect::<Vec<_>>()))
+                    .map(Some)
+            }
+            None => Err("the store was dropped in the meantime, and nobody was fenced".to_owned()),
+        };
+        if let Ok(Some(record)) = &recorded {
+            self.write_catalog(memory, record)?;
+            self.catalog_sequence += 1;
+        }
+        if let Some(entry) = self.catalog.by_region_mut(region).filter(|_| recorded.is_ok()) {
+            entry.fenced.insert(nonce);
+        }
+        let Some((_, Job::Fence(fence))) = self.jobs.get_mut(place) else { return Ok(()) };
+        fence.stage = match recorded {
+            Ok(_) => self.bindings.fence(region, nonce),
+            Err(reason) => {
+                fence.outcome = Err(reason);
+                Fencing::nobody()
+            }
+        };
+        Ok(())
+    }
+
+    fn stores_and<'a>(&'a self, more: impl IntoIterator<Item = &'a Store>) -> Vec<Recorded<'a>> {
+        self.catalog.iter().map(Recorded::from).chain(more.into_iter().map(Recorded::from)).collect()
     }
 
     /// All stores of the catalog, with `changed` in the place of the store of the same region.
-    fn stores_with<'a>(&'a self, changed: &'a Store) -> Vec<&'a Store> {
-        let stores = self.catalog.iter().map(|entry| &entry.store);
-        stores.map(|store| if store.region == changed.region { changed } else { store }).collect()
+    fn stores_with<'a>(&'a self, changed: &'a Store) -> Vec<Recorded<'a>> {
+        let stores = self.catalog.iter().map(Recorded::from);
+        let changed = |recorded: Recorded<'a>| match recorded.store.region == changed.region {
+            true => Recorded { store: changed, ..recorded },
+            false => recorded,
+        };
+        stores.map(changed).collect()
     }
 
     fn being_made(&self) -> impl Iterator<Item = &Store> {
         self.jobs.iter().filter_map(|(_, job)| match job {
             Job::Create { entry, .. } => Some(&entry.store),
-            Job::Drop { .. } => None,
+            Job::Drop { .. } | Job::Fence(_) => None,
         })
     }
 
@@ -976,6 +1123,11 @@ impl<M: NodeMemory> Node<M> {
         let Some((ticket, job)) = self.jobs.remove(place) else { return Ok(()) };
         self.at_job = (if place < self.jobs.len() { place } else { 0 }, 0);
         let answer = match job {
+            Job::Fence(Fence { asked, outcome, .. }) => {
+                let answer = outcome.map(|()| Answer::Done);
+                self.answers.extend(asked.into_iter().map(|ticket| (ticket, answer.clone())));
+                return Ok(());
+            }
             Job::Create { entry, .. } => {
                 let store = without_key_if_prepared(entry.store.clone());
                 self.catalog.insert(*entry);

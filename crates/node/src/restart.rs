@@ -28,18 +28,56 @@ use farside_remote::arena::{Arena, CATALOG_SIZE, Geometry, REGIONS_MAX, SEGMENT_
 use farside_remote::control::Store;
 use farside_remote::service::Kind;
 use farside_remote::{Memory, Width};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 const RECORD_HEADER: usize = 24;
+
+/// A store as the catalog in the node's memory describes it.
+#[derive(Serialize)]
+pub(crate) struct Recorded<'a> {
+    #[serde(flatten)]
+    pub(crate) store: &'a Store,
+    /// Nonces of the clients that were fenced for the store.
+    #[serde(skip_serializing_if = "no_nonces")]
+    pub(crate) fenced: Cow<'a, BTreeSet<u64>>,
+}
+
+fn no_nonces(fenced: &BTreeSet<u64>) -> bool {
+    fenced.is_empty()
+}
+
+impl<'a> From<&'a Store> for Recorded<'a> {
+    /// A store for which no client was fenced.
+    fn from(store: &'a Store) -> Recorded<'a> {
+        Recorded { store, fenced: Cow::Owned(BTreeSet::new()) }
+    }
+}
+
+impl<'a, M: Memory> From<&'a Entry<M>> for Recorded<'a> {
+    fn from(entry: &'a Entry<M>) -> Recorded<'a> {
+        Recorded { store: &entry.store, fenced: Cow::Borrowed(&entry.fenced) }
+    }
+}
+
+/// A store as it was read from the catalog in a memory. Unchecked.
+#[derive(Debug, PartialEq, Deserialize)]
+struct Read {
+    #[serde(flatten)]
+    store: Store,
+    #[serde(default)]
+    fenced: BTreeSet<u64>,
+}
 
 /// Encodes a record of the catalog.
 ///
 /// # Errors
 /// The stores' descriptions do not fit into one copy of the catalog.
-pub(crate) fn record(sequence: u64, stores: &[&Store]) -> Result<Vec<u8>, String> {
+pub(crate) fn record(sequence: u64, stores: &[Recorded<'_>]) -> Result<Vec<u8>, String> {
     let json = serde_json::to_vec(stores).expect("plain data");
     // A store that is PREPARED now must fit when it is COMMITTED, which is a longer word.
-    let prepared = stores.iter().filter(|store| store.is_prepared()).count();
+    let prepared = stores.iter().filter(|store| store.store.is_prepared()).count();
     let growth = "committed".len() - "prepared".len();
     if json.len() + prepared * growth + RECORD_HEADER > CATALOG_SIZE as usize {
         return Err(format!("the catalog is full with {} stores: drop one", stores.len() - 1));
@@ -57,7 +95,7 @@ fn checksum(sequence: u64, json: &[u8]) -> u64 {
 }
 
 /// The newest catalog: its sequence and its stores. `None` in fresh memory.
-fn newest_record<M: Memory>(memory: &M) -> Result<Option<(u64, Vec<Store>)>, M::Wait> {
+fn newest_record<M: Memory>(memory: &M) -> Result<Option<(u64, Vec<Read>)>, M::Wait> {
     let mut newest = None;
     for copy in 0..2 {
         let mut bytes = vec![0; CATALOG_SIZE as usize];
@@ -70,7 +108,7 @@ fn newest_record<M: Memory>(memory: &M) -> Result<Option<(u64, Vec<Store>)>, M::
     Ok(newest)
 }
 
-fn parse(bytes: &[u8]) -> Option<(u64, Vec<Store>)> {
+fn parse(bytes: &[u8]) -> Option<(u64, Vec<Read>)> {
     let word = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().expect("eight bytes"));
     let (sequence, len, crc) = (word(0), word(1), word(2));
     let json = bytes[RECORD_HEADER..].get(..usize::try_from(len).ok()?)?;
@@ -98,7 +136,9 @@ pub(crate) fn restore<M: NodeMemory>(
     kinds: Vec<Box<dyn Kind<M>>>,
 ) -> Result<Result<Restored<M>, String>, M::Wait> {
     let (arena, geometry) = (Arena::of(memory), memory.geometry());
-    let (sequence, stores) = newest_record(memory)?.unwrap_or_default();
+    let (sequence, read) = newest_record(memory)?.unwrap_or_default();
+    let (stores, fenced): (Vec<Store>, Vec<_>) =
+        read.into_iter().map(|Read { store, fenced }| (store, fenced)).unzip();
     let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u64;
     if let Err(wrong) = check(memory, sequence, &stores, next_session)? {
         return Ok(Err(format!(
@@ -108,13 +148,14 @@ pub(crate) fn restore<M: NodeMemory>(
     let mut catalog = Catalog::new(kinds);
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
-    for store in &stores {
+    for (store, fenced) in stores.iter().zip(fenced) {
         let service = match catalog.serve(store) {
             Ok(service) => service,
             Err(reason) => return Ok(Err(format!("store '{}' cannot be served: {reason}", store.name))),
         };
         let mut entry = Entry::new(store.clone(), service, Vec::new());
         entry.rebuild = store.former.as_ref().map(Rebuild::resumed);
+        entry.fenced = fenced;
         catalog.insert(entry);
     }
     let tables: BTreeSet<u32> =
@@ -334,7 +375,7 @@ mod tests {
     }
 
     fn take_over(memory: &Mapping, sequence: u64, stores: &[Store]) -> Result<Restored<Mapping>, String> {
-        let stores: Vec<&Store> = stores.iter().collect();
+        let stores: Vec<Recorded<'_>> = stores.iter().map(Recorded::from).collect();
         let Ok(()) = memory.write(Geometry::catalog_at(0), &record(sequence, &stores).expect("it fits"));
         let Ok(restored) = restore(memory, vec![Box::new(Plain)]);
         restored

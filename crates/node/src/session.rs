@@ -35,7 +35,7 @@ pub struct Sessions {
 }
 
 /// A grace period: the sessions that may still follow old pointers, each with its turn when the period began.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Grace {
     waiting: Vec<(SessionId, u64)>,
 }
@@ -107,6 +107,11 @@ impl Sessions {
         Ok(number)
     }
 
+    /// Whether a remote session with this number is open.
+    pub(crate) fn is_remote(&self, number: u32) -> bool {
+        self.remote.contains(&number)
+    }
+
     /// Ends a remote session, which runs no more chains and retires no more buffers.
     pub fn end_remote(&mut self, number: u32) {
         self.remote.remove(&number);
@@ -155,14 +160,12 @@ impl Sessions {
 
     /// Starts a grace period for all sessions that may hold a pointer now. Loads one word per session.
     pub fn begin_grace<M: Memory>(&self, memory: &M) -> Result<Grace, M::Wait> {
-        let mut waiting = Vec::new();
+        let mut grace = Grace::default();
         for session in self.open.values().filter(|session| !session.ended) {
             let turn = Arena::of(memory).turn(session.id.slot)?;
-            if turn % 2 == 1 {
-                waiting.push((session.id, turn));
-            }
+            grace.add(session.id, turn);
         }
-        Ok(Grace { waiting })
+        Ok(grace)
     }
 
     /// Whether every session that was in a turn when `grace` began has ended that turn or has itself ended. Checks all
@@ -180,6 +183,13 @@ impl Sessions {
 }
 
 impl Grace {
+    /// Also waits for the end of this turn of the session, unless `turn` is even.
+    pub(crate) fn add(&mut self, id: SessionId, turn: u64) {
+        if turn % 2 == 1 {
+            self.waiting.push((id, turn));
+        }
+    }
+
     /// The sessions whose turns must end before this grace period is over.
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.waiting.iter().map(|&(id, _)| id)

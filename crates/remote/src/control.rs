@@ -94,6 +94,35 @@ pub enum Ask {
         /// Name of the store.
         name: String,
     },
+    /// Binds the session that sends this request to a client's nonce, for one store. The node responds once it has
+    /// recorded the binding. A session has at most one nonce per store. Several sessions may have the same nonce, and a
+    /// client that reopens a session binds it to the same nonce again.
+    ///
+    /// The node refuses a nonce that was fenced for this store ([`crate::FabricError::is_fenced`]).
+    Bind {
+        /// Name of the store.
+        name: String,
+        /// The store's [`Store::id`].
+        id: u64,
+        /// The client's number, which other clients find in the locks that it holds.
+        client: u32,
+        /// Random number that the client drew when it started. Not 0.
+        nonce: u64,
+    },
+    /// Fences the client with this nonce, for one store. The node first records that it refuses the nonce from now on,
+    /// then ends all sessions that are bound to it for this store. It responds once no chain and no call of these
+    /// sessions runs any more; none will run later. A node that takes over refuses the nonce, too.
+    ///
+    /// Repeating the request does no harm. If a stopped process delays the response, the request is refused with the
+    /// process's id. The nonce then is recorded, and a repeated request waits again.
+    Fence {
+        /// Name of the store.
+        name: String,
+        /// The store's [`Store::id`].
+        id: u64,
+        /// The nonce of the client's sessions.
+        nonce: u64,
+    },
 }
 
 impl Ask {
@@ -109,7 +138,12 @@ impl Ask {
             | Ask::GrowStore { .. }
             | Ask::StoreStat { .. }
             | Ask::Scan { .. } => Duration::from_secs(30),
-            Ask::OpenStore { .. } | Ask::FindStore { .. } | Ask::ListStores | Ask::NodeInfo => DEADLINE,
+            Ask::OpenStore { .. }
+            | Ask::FindStore { .. }
+            | Ask::ListStores
+            | Ask::NodeInfo
+            | Ask::Bind { .. }
+            | Ask::Fence { .. } => DEADLINE,
         }
     }
 }

@@ -27,6 +27,9 @@ pub const CALL_BYTES_MAX: usize = 60 * 1024;
 /// Default deadline of a call or any other wait.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 
+/// Start of the reason why a fenced client's requests fail ([`FabricError::is_fenced`]).
+pub const FENCED: &str = "another client took this one for dead, and fenced it";
+
 /// The interface to memory nodes that carries chains and calls. An endpoint belongs to one thread: it is not `Send`.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Fabric {
@@ -163,6 +166,12 @@ impl FabricError {
         }
     }
 
+    /// Whether the request failed because another client has fenced this one ([`crate::control::Ask::Fence`]). Nothing
+    /// that this client held is its own any more. It can go on only with a new nonce, over a new session.
+    pub fn is_fenced(&self) -> bool {
+        matches!(self, FabricError::Lost { reason, .. } | FabricError::Refused(reason) if reason.starts_with(FENCED))
+    }
+
     /// Converts the error of an operation's last request into the error of the whole operation. `of_operation` receives
     /// whether that request was carried out and returns whether the operation was. Only [`FabricError::Lost`] changes.
     pub fn map_ran(self, of_operation: impl FnOnce(Ran) -> Ran) -> FabricError {
@@ -198,12 +207,16 @@ impl std::fmt::Display for FabricError {
             ),
             FabricError::Lost { node, ran, reason } => write!(
                 f,
-                "the session with node {} is closed ({reason}): the operation {}; reconnect",
+                "the session with node {} is closed ({reason}): the operation {}; {}",
                 node.0,
                 match ran {
                     Ran::No => "was not carried out",
                     Ran::Yes => "was carried out, but its response is lost",
                     Ran::Unknown => "may or may not have been carried out",
+                },
+                match self.is_fenced() {
+                    true => "discard what this client held, and reconnect as a new client",
+                    false => "reconnect",
                 }
             ),
             FabricError::Refused(reason) => f.write_str(reason),

@@ -15,6 +15,7 @@ use crate::network::{Address, HostId, Network};
 use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World};
 use engine::Mail;
 use farside_fabrics::session::server::RequestRef;
+use farside_node::identity::{Sender, fenced_session};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::Served;
 use farside_remote::arena::header;
@@ -116,6 +117,7 @@ enum Recipient {
 
 /// Call to a store's service, and the recipient of its response.
 struct PendingCall {
+    session: SessionId,
     service: ServiceId,
     request: Vec<u8>,
     waiting: Rc<OneShot<Result<Vec<u8>, String>>>,
@@ -157,12 +159,12 @@ pub(crate) enum Letter {
     /// process died.
     Close(SessionId, bool),
     /// A local process calls a store's service.
-    Call(ServiceId, Vec<u8>, Rc<OneShot<Result<Vec<u8>, String>>>),
+    Call(SessionId, ServiceId, Vec<u8>, Rc<OneShot<Result<Vec<u8>, String>>>),
     /// A local process sends a request to the node itself.
-    LocalRequest(Ask, Rc<OneShot<Result<Answer, String>>>),
-    /// A remote session sends a request to the node itself. The fields are the engine's index, the request's
-    /// identifier and the request.
-    RemoteRequest(usize, RequestRef, Ask),
+    LocalRequest(Sender, Ask, Rc<OneShot<Result<Answer, String>>>),
+    /// A remote session sends a request to the node itself. The fields are the engine's index, the session's number,
+    /// the request's identifier and the request.
+    RemoteRequest(usize, u32, RequestRef, Ask),
     /// A remote session has ended. The flag is true if the client closed the session.
     Ended(u32, bool),
 }
@@ -254,7 +256,7 @@ impl Node {
     pub async fn answer(&self, ask: Ask) -> Result<Answer, String> {
         let Some(serving) = self.serving() else { return Err("no process serves the node".to_owned()) };
         let waiting = Rc::new(OneShot::default());
-        serving.post(Letter::LocalRequest(ask, Rc::clone(&waiting)));
+        serving.post(Letter::LocalRequest(Sender::Host, ask, Rc::clone(&waiting)));
         waiting.received().await
     }
 
@@ -280,7 +282,7 @@ impl Node {
     /// Sends a request to the node without waiting for the response. Does nothing if no process serves the node.
     pub fn ask(&self, ask: Ask) {
         if let Some(serving) = self.serving() {
-            serving.post(Letter::LocalRequest(ask, Rc::default()));
+            serving.post(Letter::LocalRequest(Sender::Host, ask, Rc::default()));
         }
     }
 
@@ -494,16 +496,17 @@ impl Serving {
                     let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
                     answer.give(self.memory.run_at_once(open));
                 }
-                Letter::Call(service, request, waiting) => {
-                    self.calls.borrow_mut().push_back(PendingCall { service, request, waiting });
+                Letter::Call(session, service, request, waiting) => {
+                    self.calls.borrow_mut().push_back(PendingCall { session, service, request, waiting });
                 }
                 Letter::Close(session, said_so) => machine.end_session(session, said_so),
-                Letter::LocalRequest(ask, waiting) => {
-                    let ticket = machine.ask(ask, self.entropy());
+                Letter::LocalRequest(sender, ask, waiting) => {
+                    let ticket = machine.ask_from(sender, ask, self.entropy());
                     self.recipients.borrow_mut().insert(ticket, Recipient::Client(waiting));
                 }
-                Letter::RemoteRequest(engine, at, ask) => {
-                    let ticket = machine.ask(ask, self.entropy());
+                Letter::RemoteRequest(engine, number, at, ask) => {
+                    let sender = Sender::Remote { engine, number };
+                    let ticket = machine.ask_from(sender, ask, self.entropy());
                     self.recipients.borrow_mut().insert(ticket, Recipient::Engine(engine, at));
                 }
                 Letter::Ended(number, said_so) => machine.end_remote(number, said_so),
@@ -515,7 +518,11 @@ impl Serving {
     async fn answer_calls(&self) {
         loop {
             let next = self.calls.borrow_mut().pop_front();
-            let Some(PendingCall { service, request, waiting }) = next else { return };
+            let Some(PendingCall { session, service, request, waiting }) = next else { return };
+            if self.machine.borrow().is_fenced(Sender::Slot(session)) {
+                waiting.give(Err(fenced_session()));
+                continue;
+            }
             let answered = match addressed(service, &request) {
                 Ok((key, asked)) => {
                     let served = self.served(key);
@@ -538,6 +545,9 @@ impl Serving {
 
     fn hand_out(&self) {
         let mut machine = self.machine.borrow_mut();
+        while let Some((engine, number)) = machine.ending() {
+            self.mails[engine].end_fenced(number);
+        }
         while let Some((ticket, answer)) = machine.answer() {
             self.respond(ticket, answer);
         }

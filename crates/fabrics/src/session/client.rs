@@ -158,6 +158,8 @@ pub enum Lost {
     Silent,
     /// The node has ended the session, or has restarted and forgotten it.
     Gone,
+    /// The node has ended the session, since another client has fenced this one.
+    Fenced,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1108,13 +1110,19 @@ impl Client {
             self.lose(Lost::Gone, |_| Fate::Unknown);
             return Ok(());
         }
-        let (count, slots) = U64::ref_from_prefix(body).map_err(|_| PacketError::Length)?;
+        let (count, rest) = U32::ref_from_prefix(body).map_err(|_| PacketError::Length)?;
+        let (fenced, slots) = U32::ref_from_prefix(rest).map_err(|_| PacketError::Length)?;
         let slots = <[LastBytes]>::ref_from_bytes(slots).map_err(|_| PacketError::Length)?;
-        if count.get() != slots.len() as u64 || slots.len() != self.granted.window {
+        if count.get() as usize != slots.len() || slots.len() != self.granted.window {
             return Err(PacketError::Field("count of slots"));
         }
+        let why = match fenced.get() {
+            0 => Lost::Gone,
+            1 => Lost::Fenced,
+            _ => return Err(PacketError::Field("reason of the end")),
+        };
         let numbers: Vec<u32> = self.slots.iter().map(|slot| slot.number).collect();
-        self.lose(Lost::Gone, |index| {
+        self.lose(why, |index| {
             let known = slots[index].number.get();
             match slots[index].state.get() {
                 last::RAN if known == numbers[index] => Fate::DidRun,

@@ -20,7 +20,7 @@ use crate::wait::{Waits, Wakeup, wait};
 use farside_remote::arena::session::Counters;
 use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
-use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
+use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, FENCED, Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::{Cell, RefCell};
@@ -477,6 +477,7 @@ impl State {
                         match lost {
                             Lost::Silent => "it did not respond for too long",
                             Lost::Gone => "it has ended the session, or has restarted",
+                            Lost::Fenced => FENCED,
                         }
                         .to_owned(),
                     );

@@ -8,7 +8,7 @@
 //!             | silence ms u32 | window u8 | eager u8 | 0 u16 |
 //!   REFUSED   the reason, as UTF-8
 //!   DATA      entries
-//!   GONE      | slots u32 | 0 u32 | { number u32 | state u32 } per slot |
+//!   GONE      | slots u32 | 1 if the client was fenced, or 0 u32 | { number u32 | state u32 } per slot |
 //!   PING, PONG, BYE   no body
 //! entry:    | kind u8 | slot u8 | index u8 | count u8 | number u32 | len u32 | size u32 |       16 bytes, then
 //!           `len` bytes of payload and zeros up to a multiple of 8

@@ -81,6 +81,8 @@ pub enum End {
     Broken,
     /// The host has chosen this session in [`Server::end_where`].
     Revoked,
+    /// The host has chosen this session in [`Server::end_where`], since another client has fenced its client.
+    Fenced,
 }
 
 /// A client's request for a session.
@@ -297,6 +299,7 @@ struct Tombstone {
     identity: u128,
     incarnation: u64,
     slots: Box<[LastBytes]>,
+    is_fenced: bool,
 }
 
 /// States of a slot's last request in a tombstone.
@@ -517,12 +520,12 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Ends the sessions for which `is_chosen` returns true, such as those of a revoked token. `is_chosen` may change
-    /// the host's data of the sessions that stay.
-    pub fn end_where(&mut self, host: &mut H, mut is_chosen: impl FnMut(&mut H::Session) -> bool) {
+    /// Ends the sessions for which `is_chosen` returns true, such as those of a revoked token, for the reason `end`.
+    /// `is_chosen` may change the host's data of the sessions that stay.
+    pub fn end_where(&mut self, host: &mut H, end: End, mut is_chosen: impl FnMut(&mut H::Session) -> bool) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].as_mut().is_some_and(|session| is_chosen(&mut session.host)) {
-                self.end(index, End::Revoked, host);
+                self.end(index, end, host);
             }
         }
     }
@@ -710,17 +713,17 @@ impl<A: Address, H: Host> Server<A, H> {
     /// have run.
     fn gone(&mut self, to: A, datagram: &Datagram<'_>) -> Result<(), PacketError> {
         let tombstone = self.tombstones.iter().find(|tombstone| tombstone.number == datagram.session);
-        let slots: &[LastBytes] = match tombstone {
+        let (slots, is_fenced): (&[LastBytes], bool) = match tombstone {
             Some(tombstone) if !packet::same(tombstone.secret, datagram.secret) => {
                 return Err(PacketError::Secret);
             }
-            Some(tombstone) => &tombstone.slots,
+            Some(tombstone) => (&tombstone.slots, tombstone.is_fenced),
             // A peer that has not proved that it knows the secret gets no more bytes than it sent.
-            None => &[],
+            None => (&[], false),
         };
         // The response contains the secret that the sender used, which proves to the sender that the response is no
         // forgery.
-        let bytes = gone_bytes(datagram.session, datagram.secret, slots);
+        let bytes = gone_bytes(datagram.session, datagram.secret, slots, is_fenced);
         self.send_outside(to, bytes);
         Err(PacketError::Session(datagram.session))
     }
@@ -766,8 +769,9 @@ impl<A: Address, H: Host> Server<A, H> {
         let slots: Box<[LastBytes]> = session.slots.iter().map(Slot::last).collect();
         // The client does not expect this end. It learns of it from this GONE or, if the GONE is lost, in response to
         // its next datagram.
-        if matches!(end, End::Silent | End::Replaced | End::Revoked) {
-            let bytes = gone_bytes(session.number, session.secret, &slots);
+        let is_fenced = end == End::Fenced;
+        if matches!(end, End::Silent | End::Replaced | End::Revoked | End::Fenced) {
+            let bytes = gone_bytes(session.number, session.secret, &slots, is_fenced);
             self.send_outside(session.address, bytes);
         }
         if self.tombstones.len() == self.config.tombstones_max {
@@ -780,6 +784,7 @@ impl<A: Address, H: Host> Server<A, H> {
                 identity: session.identity,
                 incarnation: session.incarnation,
                 slots,
+                is_fenced,
             });
         }
         host.close(session.host, end);
@@ -977,11 +982,12 @@ impl<A: Address, H: Host> Server<A, H> {
 }
 
 /// Returns a GONE datagram whose checksum is still missing.
-fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
+fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes], is_fenced: bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet::begin(&mut bytes, Kind::Gone, session, secret);
     if !slots.is_empty() {
-        bytes.extend_from_slice(&(slots.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&(slots.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&u32::from(is_fenced).to_le_bytes());
         bytes.extend_from_slice(slots.as_bytes());
     }
     bytes

@@ -630,7 +630,7 @@ fn a_client_learns_at_once_of_a_session_ended_by_the_node() {
     world.step(world.now + MS);
     assert_eq!((world.runs(1), world.runs(2)), (1, 1));
     world.faults.partition = false;
-    world.server.end_where(&mut world.host, |&mut (identity, _)| identity == 1);
+    world.server.end_where(&mut world.host, server::End::Revoked, |&mut (identity, _)| identity == 1);
     assert_eq!(world.host.closed, [server::End::Revoked]);
     world.run_for(Duration::from_micros(300));
     assert_eq!(world.peers[chosen].ends[&1], End::Failed(Fate::Unknown), "the request was running");
@@ -643,6 +643,28 @@ fn a_client_learns_at_once_of_a_session_ended_by_the_node() {
     assert_eq!(world.server.transmit(&mut out), Some(other), "the server reports the end unasked");
     world.peers[other].client.receive(world.now, &out).expect("a valid datagram");
     assert_eq!(world.peers[other].client.next_event(), Some(Event::Lost(Lost::Gone)));
+}
+
+#[test]
+fn a_fenced_client_learns_the_reason_at_once_or_with_its_next_datagram() {
+    for is_lost in [false, true] {
+        let mut world = World::new(1, server());
+        let [fenced, other] = [1, 2].map(|identity| open(&mut world, client(identity, 1)));
+        world.faults.partition = is_lost;
+        world.server.end_where(&mut world.host, server::End::Fenced, |&mut (identity, _)| identity == 1);
+        assert_eq!(world.host.closed, [server::End::Fenced]);
+        world.run_for(MS * 10);
+        assert_eq!(world.peers[fenced].events.contains(&Event::Lost(Lost::Fenced)), !is_lost);
+        world.faults.partition = false;
+        if is_lost {
+            assert!(world.peers[fenced].ask(world.now, order(1)).is_some());
+            world.run_for(MS * 100);
+            assert_eq!(world.peers[fenced].ends[&1], End::Failed(Fate::DidNotRun));
+        }
+        assert!(world.peers[fenced].events.contains(&Event::Lost(Lost::Fenced)), "{is_lost}");
+        assert!(world.peers[other].ask(world.now, order(2)).is_some(), "its session goes on");
+        assert_eq!((world.server.sessions(), world.runs(1)), (1, 0));
+    }
 }
 
 #[test]

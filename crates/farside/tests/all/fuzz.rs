@@ -36,6 +36,7 @@ fn fuzz_pilaf() {
     let new = NewStore { kind: "pilaf".into(), items: Some(1), ..NewStore::prism_kv("p", 8 << 20) };
     let store = host.ask(new.ask(), std::time::Duration::from_secs(10)).expect("the node has memory");
     let Answer::Store(store) = store else { panic!("not a store: {store:?}") };
+    let session = LocalNode::open_session(&host).expect("a session is free");
     // Unwind safe: a panic ends the test, and nothing uses the node afterwards.
     let host = std::panic::AssertUnwindSafe(host);
     let mut item = Vec::new();
@@ -69,7 +70,7 @@ fn fuzz_pilaf() {
             let (mut asked, mut answer) = (Vec::new(), Vec::new());
             let service = address(store.extent().key, &mut asked);
             asked.extend_from_slice(&bytes);
-            match host.call(service, &asked, &mut answer) {
+            match host.call(session, service, &asked, &mut answer) {
                 Ok(()) => drop(layout::Answer::decode(&answer).expect("an answer")),
                 Err(refusal) => assert!(refusal.to_string().contains("use the same release"), "{refusal}"),
             }
@@ -113,6 +114,8 @@ fn fuzz_control() {
             quota: 2 << 20,
             membership: membership(),
         },
+        Ask::Bind { name: name(), id: u64::MAX, client: 7, nonce: 1 << 63 },
+        Ask::Fence { name: name(), id: 1, nonce: 2 },
     ];
     let store = Store {
         name: name(),

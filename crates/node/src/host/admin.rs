@@ -8,6 +8,7 @@
 
 use super::clients::BindError;
 use super::{Host, Shared};
+use crate::identity::Sender;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -268,7 +269,7 @@ async fn stores(State(app): State<AppState>) -> Response {
 }
 
 async fn ask(app: AppState, ask: Ask) -> Result<Answer, String> {
-    let asked = tokio::task::spawn_blocking(move || app.shared.ask(ask, ANSWER_WAIT)).await;
+    let asked = tokio::task::spawn_blocking(move || app.shared.ask(Sender::Host, ask, ANSWER_WAIT)).await;
     asked.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 

@@ -132,7 +132,7 @@ pub(super) enum Event {
     /// The client requests a session.
     Greeted { pid: u32 },
     /// The client calls a service.
-    Asked { service: ServiceId, request: Vec<u8> },
+    Asked { session: SessionId, service: ServiceId, request: Vec<u8> },
     /// The client runs no more chains.
     Ended { session: SessionId, is_clean: bool },
     /// The client has hung up, and no longer waits for these responses.
@@ -476,16 +476,17 @@ impl Clients {
     fn on_call(&mut self, id: u64, frame: &[u8], react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(Line::Welcomed(calls)) = &client.line else { return };
-        if let Some(session) = &mut client.session {
-            session.has_spoken = true;
-        }
+        // Only a client whose session has ended unwelcomed, and that no correct client is, has none.
+        let Some(session) = &mut client.session else { return self.hang_up(id, react) };
+        session.has_spoken = true;
+        let session = session.id;
         let Some((header, request)) = frame::parse(frame) else { return self.hang_up(id, react) };
         if client.asked >= ASKED_MAX {
             let reason = format!("{ASKED_MAX} requests of this client are outstanding: wait for a response");
             return answer(calls, *header, Err(reason));
         }
         let service = ServiceId(header.service.get());
-        match react(Event::Asked { service, request: request.to_vec() }) {
+        match react(Event::Asked { session, service, request: request.to_vec() }) {
             Reaction::Wait(ticket) => {
                 client.asked += 1;
                 self.waiting.insert(ticket, (id, *header));

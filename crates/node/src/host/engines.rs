@@ -53,6 +53,9 @@ const WRONG_KEYS_MAX: u32 = 16;
 /// The mailbox through which the node's thread sends responses and notices to an engine's thread.
 pub(super) struct Mail {
     answers: Mutex<Vec<(RequestRef, Result<Answer, String>)>>,
+    /// Numbers of sessions whose clients were fenced.
+    fenced: Mutex<Vec<u32>>,
+    /// Whether there are responses or numbers of fenced sessions.
     has_answers: AtomicBool,
     /// Whether the set of tokens has changed since the engine last read it.
     has_access: AtomicBool,
@@ -77,6 +80,7 @@ impl Mail {
     pub(super) fn new() -> rustix::io::Result<Mail> {
         Ok(Mail {
             answers: Mutex::default(),
+            fenced: Mutex::default(),
             has_answers: AtomicBool::new(false),
             has_access: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
@@ -89,6 +93,13 @@ impl Mail {
     /// Delivers the response to a session's request.
     pub(super) fn answer(&self, request: RequestRef, answer: Result<Answer, String>) {
         self.answers().push((request, answer));
+        self.has_answers.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Makes the engine end a session whose client was fenced.
+    pub(super) fn end_fenced(&self, number: u32) {
+        self.fenced().push(number);
         self.has_answers.store(true, Ordering::SeqCst);
         self.ring();
     }
@@ -108,6 +119,10 @@ impl Mail {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn fenced(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.fenced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ring(&self) {
         // SeqCst: pairs with the store in `EngineLoop::sleep`, so either the engine sees the new mail before it sleeps,
         // or this thread sees that the engine is asleep.
@@ -120,7 +135,7 @@ impl Mail {
 /// A message from an engine to the node's thread. The engine does not wait until the message is read.
 pub(super) enum Letter {
     /// A session sends a request to the node.
-    Asked { engine: usize, at: RequestRef, ask: Ask },
+    Asked { engine: usize, number: u32, at: RequestRef, ask: Ask },
     /// A session has ended and runs no more chains.
     Ended { number: u32, is_clean: bool },
 }
@@ -216,6 +231,8 @@ impl<P: Port> EngineLoop<P> {
                 Ok(false) => self.idle(),
                 Err(reason) => {
                     tracing::error!("an engine's port broke, and the engine stops: {reason}");
+                    // The node waits for the ends of sessions.
+                    self.server.end_where(&mut self.handler, End::Broken, |_| true);
                     break;
                 }
             }
@@ -242,7 +259,7 @@ impl<P: Port> EngineLoop<P> {
         });
         let mut is_busy = received.map_err(|broken| broken.0)?;
         if std::mem::take(&mut handler.has_guessers) {
-            server.end_where(handler, |client| client.wrong_keys >= WRONG_KEYS_MAX);
+            server.end_where(handler, End::Revoked, |client| client.wrong_keys >= WRONG_KEYS_MAX);
         }
         is_busy |= self.read_mail();
         if is_busy {
@@ -282,7 +299,7 @@ impl<P: Port> EngineLoop<P> {
         if mail.has_access.load(Ordering::Relaxed) {
             mail.has_access.store(false, Ordering::SeqCst);
             let access = self.handler.shared.access();
-            self.server.end_where(&mut self.handler, |client| !client.renew(&access));
+            self.server.end_where(&mut self.handler, End::Revoked, |client| !client.renew(&access));
             is_asked = true;
         }
         let mail = &self.handler.mail;
@@ -291,6 +308,10 @@ impl<P: Port> EngineLoop<P> {
             return is_asked;
         }
         let answers = std::mem::take(&mut *mail.answers());
+        let fenced = std::mem::take(&mut *mail.fenced());
+        if !fenced.is_empty() {
+            self.server.end_where(&mut self.handler, End::Fenced, |client| fenced.contains(&client.number));
+        }
         let mut bytes = Vec::new();
         for (request, answered) in answers {
             let Some(client) = self.server.session_mut(request) else { continue };
@@ -674,7 +695,11 @@ impl Handler {
             return Err(format!("{ASKED_MAX} requests of this client are outstanding: wait for a response"));
         }
         client.token.judge(&ask).inspect_err(|_| self.refusals.asks += 1)?;
-        if let Ask::OpenStore { name } | Ask::StoreStat { name } | Ask::GrowStore { name } = &ask
+        if let Ask::OpenStore { name }
+        | Ask::StoreStat { name }
+        | Ask::GrowStore { name }
+        | Ask::Bind { name, .. }
+        | Ask::Fence { name, .. } = &ask
             && !client.token.admin
             && self.shared.state().node.catalog().get(name).is_err()
         {
@@ -682,7 +707,7 @@ impl Handler {
             return Err(client.token.no_store(name));
         }
         client.asked += 1;
-        self.shared.post(Letter::Asked { engine: self.index, at, ask });
+        self.shared.post(Letter::Asked { engine: self.index, number: client.number, at, ask });
         Ok(())
     }
 

@@ -15,6 +15,7 @@ pub use admin::Admin;
 pub use clients::BindError;
 
 use crate::access::{Access, Guesses, Tokens};
+use crate::identity::{Sender, fenced_session};
 use crate::node::{Node, NodeMemory, Progress, Ticket};
 use crate::served::{Served, no_store};
 use clients::Clients;
@@ -292,7 +293,7 @@ impl Host {
     /// The node refused the request, or did not respond within `deadline`; in the latter case the request may yet be
     /// carried out.
     pub fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
-        self.shared.ask(ask, deadline)
+        self.shared.ask(Sender::Host, ask, deadline)
     }
 
     /// The sum of the counters of all sessions, including closed ones.
@@ -419,8 +420,8 @@ impl Shared {
         let letters = std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner));
         for letter in letters {
             match letter {
-                Letter::Asked { engine, at, ask } => {
-                    let ticket = state.node.ask(ask, entropy());
+                Letter::Asked { engine, number, at, ask } => {
+                    let ticket = state.node.ask_from(Sender::Remote { engine, number }, ask, entropy());
                     state.remote.insert(ticket, (engine, at));
                 }
                 Letter::Ended { number, is_clean } => state.node.end_remote(number, is_clean),
@@ -440,6 +441,9 @@ impl Shared {
             if !busy || made.is_multiple_of(STEPS_PER_LOOK) && began.elapsed() >= STEPPING_MAX {
                 break;
             }
+        }
+        while let Some((engine, number)) = state.node.ending() {
+            self.mails[engine].end_fenced(number);
         }
         while let Some((ticket, mut answer)) = state.node.answer() {
             if let Ok(Answer::NodeInfo(info)) = &mut answer {
@@ -465,6 +469,8 @@ impl Shared {
         state.node.poll_shared();
         let delaying = state.node.delayed_by();
         state.stopped = clients.watch_stopped(&delaying);
+        let State { node, stopped, .. } = &mut *state;
+        node.report_stopped(stopped);
         for name in state.node.crowded() {
             // Nobody waits for the response, so cancel the ticket.
             let ticket = state.node.ask(Ask::GrowStore { name }, entropy());
@@ -484,14 +490,19 @@ impl Shared {
                 },
                 Err(reason) => Reaction::Refuse(reason),
             },
-            Event::Asked { service, request } if service != ServiceId::NODE => {
+            Event::Asked { session, service, request } if service != ServiceId::NODE => {
+                if self.state().node.is_fenced(Sender::Slot(session)) {
+                    return Reaction::Refuse(fenced_session());
+                }
                 let mut answer = Vec::new();
                 Reaction::Answer(self.call(service, &request, &mut answer).map(|()| answer))
             }
-            Event::Asked { request, .. } => {
+            Event::Asked { session, request, .. } => {
                 let ask = parse(&request).and_then(|ask| self.check_runner(&ask).map(|()| ask));
                 match ask {
-                    Ok(ask) => Reaction::Wait(self.state().node.ask(ask, entropy())),
+                    Ok(ask) => {
+                        Reaction::Wait(self.state().node.ask_from(Sender::Slot(session), ask, entropy()))
+                    }
                     Err(refusal) => Reaction::Refuse(refusal),
                 }
             }
@@ -519,10 +530,10 @@ impl Shared {
         opened.ok_or_else(too_many_sessions)
     }
 
-    fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
+    fn ask(&self, sender: Sender, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
         let since = Instant::now();
         let mut state = self.state();
-        let ticket = state.node.ask(ask, entropy());
+        let ticket = state.node.ask_from(sender, ask, entropy());
         state.callers.push(ticket);
         frame::ring(&self.bell);
         loop {
@@ -556,14 +567,20 @@ impl LocalNode for Host {
         frame::ring(&self.shared.bell);
     }
 
-    fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
+    fn call(
+        &self,
+        session: SessionId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
         if service != ServiceId::NODE {
             return self.shared.call(service, request, answer).map_err(FabricError::Refused);
         }
         let ask = parse(request).map_err(FabricError::Refused)?;
         self.shared.check_runner(&ask).map_err(FabricError::Refused)?;
         let patience = ask.patience();
-        let answered = for_runner(self.shared.ask(ask, patience)?);
+        let answered = for_runner(self.shared.ask(Sender::Slot(session), ask, patience)?);
         answer.clear();
         answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));
         Ok(())

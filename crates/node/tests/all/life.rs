@@ -1,7 +1,12 @@
 //! The fate of buffers when clients die, stop, make errors or corrupt memory. The tests step the node by hand.
 
 use crate::support::{self, Home};
-use farside_remote::control::{Answer, Ask};
+use farside_fabrics::memory::Mapping;
+use farside_node::Node;
+use farside_node::identity::{FENCED_MAX, Sender};
+use farside_remote::control::{Answer, Ask, NodeInfo};
+use farside_remote::fabric::FENCED;
+use farside_remote::service::Kind;
 use std::collections::BTreeSet;
 
 macro_rules! tests {
@@ -177,4 +182,42 @@ fn stores_created_concurrently_must_fit_the_catalog_together() {
         }
     }
     assert!(refused > 0, "the catalog cannot hold all stores");
+}
+
+#[test]
+fn a_node_that_takes_over_refuses_fenced_nonces() {
+    let mut home = Home::new();
+    let client = Sender::Slot(home.client().id);
+    assert_eq!((home.bind(client, 5), home.bind(client, 5)), (Ok(Answer::Done), Ok(Answer::Done)));
+    assert_eq!((home.fence(5), home.fence(u64::MAX)), (Some(Ok(Answer::Done)), Some(Ok(Answer::Done))));
+    let kinds: Vec<Box<dyn Kind<Mapping>>> = vec![Box::new(home.kind.clone())];
+    let Ok(restored) = Node::restore(&*home.memory, kinds, NodeInfo::default());
+    home.node = restored.expect("the catalog is valid");
+    assert!(home.bind(client, 7).expect_err("the session is over").contains("has ended"));
+    let client = Sender::Slot(home.client().id);
+    for nonce in [5, u64::MAX] {
+        assert!(home.bind(client, nonce).expect_err("it was fenced").starts_with(FENCED));
+    }
+    assert_eq!(home.bind(client, 7), Ok(Answer::Done));
+    let Some(Answer::Store(store)) = home.ask(Ask::OpenStore { name: "s".into() }) else { panic!("a store") };
+    assert_eq!(store, home.store, "clients see no nonces");
+}
+
+#[test]
+fn a_store_remembers_a_bounded_number_of_fenced_clients() {
+    let mut home = Home::new();
+    for nonce in 1..=FENCED_MAX as u64 {
+        assert_eq!(home.fence(u64::MAX - nonce), Some(Ok(Answer::Done)));
+    }
+    let refused = home.fence(1).expect("an answer").expect_err("the list is full");
+    assert!(refused.contains("drop this one"), "{refused}");
+    assert_eq!(home.fence(u64::MAX - 1), Some(Ok(Answer::Done)), "a repeated fence needs no room");
+    let client = Sender::Slot(home.client().id);
+    assert_eq!(home.bind(client, 1), Ok(Answer::Done), "it was not fenced");
+    for (id, nonce) in [(home.store.id, 0), (home.store.id + 1, 7)] {
+        let name = "s".to_owned();
+        let ask = Ask::Fence { name, id, nonce };
+        assert!(home.ask_from(client, ask).is_some_and(|answer| answer.is_err()), "{id} {nonce}");
+    }
+    assert!(home.bind(Sender::Host, 9).expect_err("no session").contains("over a fabric"));
 }

@@ -4,9 +4,12 @@
 
 use super::{Home, LARGE, MEDIUM, class};
 use farside_node::Progress;
+use farside_node::identity::Sender;
 use farside_remote::Memory;
+use farside_remote::arena::Arena;
 use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::control::{Answer, Ask};
+use farside_remote::fabric::FENCED;
 use std::sync::atomic::Ordering;
 
 /// Passes the names of all cases to a macro. No other list of the cases exists.
@@ -33,6 +36,9 @@ macro_rules! with_all_cases {
             two_merging_retired_lists_are_reclaimed
             an_emptied_segment_waits_for_clients_that_may_help
             a_dropped_stores_buffers_do_not_affect_the_next_store
+            a_fenced_nonce_is_refused_until_its_store_is_dropped
+            a_fence_waits_for_turns_and_names_a_stopped_process
+            a_fence_ends_a_clients_sessions_at_every_engine
         }
     };
 }
@@ -463,4 +469,81 @@ pub(crate) fn a_dropped_stores_buffers_do_not_affect_the_next_store() {
     reader.end_turn();
     home.idle();
     assert_eq!(home.stage(at), Stage::Free);
+}
+
+pub(crate) fn a_fenced_nonce_is_refused_until_its_store_is_dropped() {
+    let mut home = Home::of(32, 5);
+    let (client, reopened) = (home.client(), home.client());
+    let [client, reopened] = [client.id, reopened.id].map(Sender::Slot);
+    assert_eq!(
+        [home.bind(client, 5), home.bind(client, 5), home.bind(reopened, 6)],
+        const { [const { Ok(Answer::Done) }; 3] }
+    );
+    let another = home.bind(client, 7).expect_err("it has a nonce");
+    assert!(another.contains("client 5") && another.contains("open another session"), "{another}");
+    assert_eq!(home.fence(5), Some(Ok(Answer::Done)), "the client is in no turn");
+    assert_eq!(home.fence(5), Some(Ok(Answer::Done)), "a repeated fence does no harm");
+    let list = home.ask_from(client, Ask::ListStores).expect("an answer").expect_err("the session is fenced");
+    assert!(list.starts_with(FENCED), "{list}");
+    assert_eq!(home.ask_from(reopened, Ask::NodeInfo).map(|answer| answer.is_ok()), Some(true));
+    let fresh = Sender::Slot(home.client().id);
+    let refused = home.bind(fresh, 5).expect_err("the nonce was fenced");
+    assert!(refused.starts_with(FENCED) && refused.contains("new nonce"), "{refused}");
+    assert_eq!(home.bind(fresh, 8), Ok(Answer::Done));
+    assert_eq!(home.ask(Ask::DropStore { name: "s".into() }), Some(Answer::Done));
+    assert!(home.bind(fresh, 5).expect_err("the store is gone").contains("no store 's'"));
+    home.store = home.create("s", 5);
+    assert_eq!(home.bind(fresh, 5), Ok(Answer::Done), "another store");
+}
+
+pub(crate) fn a_fence_waits_for_turns_and_names_a_stopped_process() {
+    let mut home = Home::new();
+    let (stopped, other) = (home.client(), home.client());
+    for client in [&stopped, &other] {
+        assert_eq!(home.bind(Sender::Slot(client.id), 5), Ok(Answer::Done));
+        client.begin_turn();
+    }
+    assert_eq!(home.fence(5), None, "both may be running chains");
+    let fenced = |client: &super::Client| {
+        let Ok(fenced) = Arena::of(&*home.memory).is_fenced(client.id.slot);
+        fenced
+    };
+    assert!(fenced(&stopped) && fenced(&other), "they see it when they begin their next turns");
+    other.end_turn();
+    other.begin_turn();
+    home.idle();
+    assert_eq!((home.node.answer(), home.node.delayed_by()), (None, vec![stopped.pid]));
+    home.node.report_stopped(&[stopped.pid]);
+    let (_, delayed) = home.node.answer().expect("the response names the process");
+    let delayed = delayed.expect_err("the process may yet complete its chain");
+    assert!(delayed.contains(&format!("process {} is stopped", stopped.pid)), "{delayed}");
+    assert_eq!(home.fence(5), None, "a repeated fence waits again");
+    stopped.end_turn();
+    home.idle();
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    assert_eq!(home.node.answer(), None);
+}
+
+pub(crate) fn a_fence_ends_a_clients_sessions_at_every_engine() {
+    let mut home = Home::new();
+    let sessions = [0, 1, 1, 0].map(|engine| {
+        let Ok(number) = home.node.open_remote(&home.memory);
+        (engine, number)
+    });
+    let remote = |(engine, number)| Sender::Remote { engine, number };
+    for session in &sessions[..3] {
+        assert_eq!(home.bind(remote(*session), 5), Ok(Answer::Done));
+    }
+    assert_eq!(home.bind(remote(sessions[3]), 6), Ok(Answer::Done));
+    assert_eq!(home.fence(5), None, "the engines have not ended the sessions yet");
+    let mut ended: Vec<_> = std::iter::from_fn(|| home.node.ending()).collect();
+    ended.sort_unstable_by_key(|&(_, number)| number);
+    assert_eq!(ended, sessions[..3]);
+    for (_, number) in ended {
+        assert_eq!(home.node.answer(), None);
+        home.node.end_remote(number, false);
+        home.idle();
+    }
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    assert_eq!(home.ask_from(remote(sessions[3]), Ask::ListStores).map(|answer| answer.is_ok()), Some(true));
 }

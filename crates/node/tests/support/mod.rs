@@ -8,6 +8,7 @@ pub(crate) mod cases;
 pub(crate) mod quiescence;
 
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::identity::Sender;
 use farside_node::{Node, Progress};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
@@ -143,6 +144,27 @@ impl Home {
         let (to, answer) = self.node.answer()?;
         assert_eq!(to, ticket, "responses come in the order of the requests");
         Some(answer.unwrap_or_else(|refusal| panic!("refused: {refusal}")))
+    }
+
+    /// Sends a request of a session, and steps the node until there is nothing to do. Returns `None` if there is no
+    /// response yet.
+    pub(crate) fn ask_from(&mut self, sender: Sender, ask: Ask) -> Option<Result<Answer, String>> {
+        let ticket = self.node.ask_from(sender, ask, [7, 0x5ec2_e700]);
+        self.idle();
+        let (to, answer) = self.node.answer()?;
+        assert_eq!(to, ticket, "responses come in the order of the requests");
+        Some(answer)
+    }
+
+    /// Binds a session to a nonce of the store `s`.
+    pub(crate) fn bind(&mut self, sender: Sender, nonce: u64) -> Result<Answer, String> {
+        let ask = Ask::Bind { name: "s".into(), id: self.store.id, client: nonce as u32, nonce };
+        self.ask_from(sender, ask).expect("a binding is answered at once")
+    }
+
+    /// Fences the client of the store `s` with this nonce. Returns `None` if there is no response yet.
+    pub(crate) fn fence(&mut self, nonce: u64) -> Option<Result<Answer, String>> {
+        self.ask_from(Sender::Host, Ask::Fence { name: "s".into(), id: self.store.id, nonce })
     }
 
     pub(crate) fn scan(&mut self) -> Option<Answer> {

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! 0    number u32, 0 u32 | pid u64 | start time u64 | 0 u64
-//! 64   turn u64          odd while chains may be running, even otherwise; on a cache line of its own
+//! 64   turn u64          odd while chains may be running, even otherwise
+//! 72   fenced u64        not 0 once the node has fenced the session; on the cache line of the turn
 //! 128  retired           | first 48 bits, 0 16 | count u64 |   a list through the buffers' states
 //! 192  counters          8 x u64, written by the session alone, summed by the node
 //! ```
@@ -14,6 +15,8 @@
 //! Invariant: the process that runs a session's chains sets the slot's number to 0 after its last access to the memory,
 //! and before it notifies the node.
 //! Invariant: a chain retires the buffers that it makes unreachable before the end of its turn is published.
+//! Invariant: a process publishes a new turn, then a full fence, then it reads whether the session is fenced. If it is
+//! not, the turn's chains run. So if the node has set the word and then reads an even turn, no further chain runs.
 
 use super::lists::SECRET_OFFSET;
 use super::state::{Stage, State};
@@ -23,6 +26,7 @@ use crate::mutants;
 
 pub(crate) const SLOT_SIZE: u64 = 256;
 const TURN_OFFSET: u64 = 64;
+const FENCED_OFFSET: u64 = 72;
 const RETIRED_OFFSET: u64 = 128;
 const COUNTERS_OFFSET: u64 = 192;
 
@@ -113,6 +117,12 @@ pub const fn turn_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + TURN_OFFSET
 }
 
+/// Address of the word that fences a session. Only the node writes it. The session reads it when it has published a new
+/// turn, before the turn's first chain.
+pub const fn fenced_at(slot: u32) -> u64 {
+    Geometry::session_at(slot) + FENCED_OFFSET
+}
+
 /// Address of a session's counters.
 pub const fn counters_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + COUNTERS_OFFSET
@@ -182,6 +192,20 @@ impl<M: Memory> Arena<'_, M> {
     /// A session's turn: odd while the session may be running chains.
     pub fn turn(&self, slot: u32) -> Result<u64, M::Wait> {
         Ok(self.memory.load(turn_at(slot), Width::W8)? as u64)
+    }
+
+    /// Fences the session in this slot, and returns its turn as of afterwards: if it is even, the session runs no
+    /// further chain. Only the node calls this.
+    pub fn fence_session(&self, slot: u32) -> Result<u64, M::Wait> {
+        // An exchange is a full fence between this word and the load of the turn. It fails if the word is set already.
+        let _set_already = self.memory.exchange(fenced_at(slot), Width::W8, 0, 1)?;
+        self.turn(slot)
+    }
+
+    /// Whether the session in this slot is fenced.
+    #[inline]
+    pub fn is_fenced(&self, slot: u32) -> Result<bool, M::Wait> {
+        Ok(self.memory.load(fenced_at(slot), Width::W8)? != 0)
     }
 
     /// Returns the counters of the session in this slot.

@@ -9,10 +9,13 @@ use crate::clock::ProcessClock;
 use crate::memory::{Pace, Replay};
 use crate::node::{Letter, Node, OneShot, Serving};
 use crate::world::{Bell, MICROS, ProcessId, Turnstile, World, nanos, within};
+use farside_fabrics::mutants;
+use farside_node::identity::Sender;
 use farside_remote::arena::Arena;
-use farside_remote::arena::session::{SessionId, turn_at};
-use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::{Addr, By, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::arena::session::{SessionId, fenced_at, turn_at};
+use farside_remote::control::Ask;
+use farside_remote::fabric::{DEADLINE, FENCED, Ran, ServiceId};
+use farside_remote::{Addr, By, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status, Width};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -22,6 +25,8 @@ use std::time::Duration;
 const HEARD_AFTER: u64 = 100 * MICROS;
 /// Usual one-way latency, in nanoseconds, of a letter: a message between a client and the node's process.
 const LETTER: u64 = 5 * MICROS;
+/// Usual delay, in nanoseconds, between the two accesses with which a bound session begins a turn.
+const BETWEEN: u64 = 20;
 
 /// A client's endpoint of a fabric over which the client's own CPU runs the chains.
 pub struct Direct {
@@ -40,6 +45,8 @@ pub struct Direct {
     /// Set after the node's process has died.
     has_died: Rc<Cell<bool>>,
     is_closed: Cell<bool>,
+    /// Whether the node has bound the session to a client, so that the session may be fenced.
+    is_bound: Cell<bool>,
 }
 
 impl Direct {
@@ -88,6 +95,7 @@ impl Direct {
             ends: Bell::default(),
             has_died,
             is_closed: Cell::new(false),
+            is_bound: Cell::new(false),
         });
         let keeper = Rc::clone(&direct);
         world.spawn(process, async move { keeper.keep_turns().await });
@@ -120,12 +128,44 @@ impl Direct {
     }
 
     /// Starts a turn, unless a turn is in progress. The client may hold pointers into the node's memory until the turn
-    /// ends.
-    fn enter(&self) {
-        if self.turn.get().is_multiple_of(2) {
+    /// ends. The process may be stopped between the two accesses of a bound session.
+    ///
+    /// # Errors
+    /// The session is fenced, so no chain may run.
+    async fn enter(&self) -> Result<(), FabricError> {
+        let is_new = self.turn.get().is_multiple_of(2);
+        if is_new && self.is_bound.get() {
+            let is_early = mutants::FENCED_READ_TOO_EARLY.is_on();
+            let was_fenced = is_early && self.is_fenced();
+            if is_early {
+                self.pause().await;
+            }
+            self.publish();
+            if !is_early {
+                self.pause().await;
+            }
+            if was_fenced || !is_early && self.is_fenced() {
+                self.retired.borrow_mut().clear(); // A scan finds these buffers.
+                self.publish();
+                return Err(self.fenced());
+            }
+        } else if is_new {
             self.publish();
         }
         self.ends.ring();
+        Ok(())
+    }
+
+    async fn pause(&self) {
+        self.world.sleep(self.world.random().heavy(BETWEEN)).await;
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.serving.bytes().load(fenced_at(self.session.slot), Width::W8) != 0
+    }
+
+    fn fenced(&self) -> FabricError {
+        FabricError::Lost { node: self.node, ran: Ran::No, reason: FENCED.to_owned() }
     }
 
     fn publish(&self) {
@@ -180,7 +220,7 @@ impl Fabric for Direct {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let _cpu = self.cpu.enter().await;
         self.check(node)?;
-        self.enter();
+        self.enter().await?;
         chain.note_posted();
         let view = chain.view();
         self.memory.run(|memory| farside_remote::run(memory, By::itself(self.session), view, reply)).await;
@@ -200,14 +240,17 @@ impl Fabric for Direct {
         self.check(node)?;
         if service != ServiceId::NODE {
             let waiting = Rc::new(OneShot::default());
-            let letter = Letter::Call(service, request.to_vec(), Rc::clone(&waiting));
+            let letter = Letter::Call(self.session, service, request.to_vec(), Rc::clone(&waiting));
             let answered = self.answered(letter, &waiting, DEADLINE).await?;
             *answer = answered.map_err(FabricError::Refused)?;
             return Ok(());
         }
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
         let (patience, waiting) = (ask.patience(), Rc::new(OneShot::default()));
-        let letter = Letter::LocalRequest(ask, Rc::clone(&waiting));
+        let is_bind = matches!(ask, Ask::Bind { .. });
+        let letter = Letter::LocalRequest(Sender::Slot(self.session), ask, Rc::clone(&waiting));
+        // Set first: the node may bind the session although its response is lost.
+        self.is_bound.set(self.is_bound.get() || is_bind);
         let answered = self.answered(letter, &waiting, patience).await?.map_err(FabricError::Refused)?;
         answer.clear();
         answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));
@@ -216,8 +259,15 @@ impl Fabric for Direct {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         if self.check(node).is_ok() {
+            if self.turn.get().is_multiple_of(2) {
+                self.publish();
+            }
+            if self.is_fenced() {
+                self.ends.ring(); // A scan finds the buffer.
+                return;
+            }
             self.retired.borrow_mut().push_back((key.region(), buffer));
-            self.enter();
+            self.ends.ring();
         }
     }
 

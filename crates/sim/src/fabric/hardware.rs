@@ -346,7 +346,8 @@ impl Client {
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
         let waiting = Rc::new(OneShot::default());
-        self.machine.serving.post(Letter::LocalRequest(ask, Rc::clone(&waiting)));
+        let sender = farside_node::identity::Sender::Host;
+        self.machine.serving.post(Letter::LocalRequest(sender, ask, Rc::clone(&waiting)));
         let answered = waiting.received().await.map_err(FabricError::Refused)?;
         *answer = serde_json::to_vec(&answered).expect("plain data");
         Ok(())

@@ -16,7 +16,7 @@ use farside_fabrics::session::answer;
 use farside_fabrics::session::client::{Ask, Client, Config, Event, Fate, Lost, SlotRef};
 use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
-use farside_remote::fabric::{DEADLINE, Ran, ServiceId};
+use farside_remote::fabric::{DEADLINE, FENCED, Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -247,6 +247,7 @@ impl Endpoint {
                     let reason = match lost {
                         Lost::Silent => "the node was silent for too long",
                         Lost::Gone => "the node has ended the session, or was restarted",
+                        Lost::Fenced => FENCED,
                     };
                     state.over.get_or_insert_with(|| reason.to_owned());
                 }

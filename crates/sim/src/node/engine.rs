@@ -28,6 +28,8 @@ use std::time::Duration;
 #[derive(Default)]
 pub(crate) struct Mail {
     answers: RefCell<Vec<(RequestRef, Result<Answer, String>)>>,
+    /// Numbers of sessions whose clients were fenced.
+    fenced: RefCell<Vec<u32>>,
     is_new: Cell<bool>,
     bell: RefCell<Option<Rc<Inbox>>>,
 }
@@ -35,6 +37,11 @@ pub(crate) struct Mail {
 impl Mail {
     pub(super) fn answer(&self, request: RequestRef, answer: Result<Answer, String>) {
         self.answers.borrow_mut().push((request, answer));
+        self.ring();
+    }
+
+    pub(super) fn end_fenced(&self, number: u32) {
+        self.fenced.borrow_mut().push(number);
         self.ring();
     }
 
@@ -186,6 +193,9 @@ impl Engine {
             self.work(session).await;
         }
         is_busy |= self.read_mail();
+        if !self.host.letters.is_empty() {
+            self.work(session).await; // Sends the letters about ended sessions.
+        }
         if self.serving.world.now() >= self.expires_at {
             self.expires_at = self.serving.world.now() + self.expiry;
             let now = self.now();
@@ -300,6 +310,10 @@ impl Engine {
             return false;
         }
         let answers = std::mem::take(&mut *self.mail.answers.borrow_mut());
+        let fenced = std::mem::take(&mut *self.mail.fenced.borrow_mut());
+        if !fenced.is_empty() {
+            self.server.end_where(&mut self.host, End::Fenced, |client| fenced.contains(&client.number));
+        }
         let mut bytes = Vec::new();
         for (request, answered) in answers {
             let Some(client) = self.server.session_mut(request) else { continue };
@@ -374,7 +388,7 @@ impl Host for SessionHost {
             }
             Request::Call(_, request) => match super::parse(request) {
                 Ok(ask) => {
-                    self.letters.push(Letter::RemoteRequest(self.index, at, ask));
+                    self.letters.push(Letter::RemoteRequest(self.index, client.number, at, ask));
                     Outcome::Later
                 }
                 Err(refusal) => {

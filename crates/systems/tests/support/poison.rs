@@ -232,7 +232,13 @@ impl LocalNode for Home {
     fn close_session(&self, session: SessionId) {
         self.node().end_session(session, true);
     }
-    fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
+    fn call(
+        &self,
+        _: SessionId,
+        _: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
         let ask = serde_json::from_slice(request).expect("a request");
         let answered = self.ask(ask).map_err(FabricError::Refused)?;
         *answer = serde_json::to_vec(&answered).expect("plain data");
@@ -253,7 +259,7 @@ impl Control for Calls {
         request: &'a [u8],
         answer: &'a mut Vec<u8>,
     ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>> {
-        Box::pin(async move { self.home.call(service, request, answer) })
+        Box::pin(async move { self.home.call(self.session, service, request, answer) })
     }
     fn ring(&self) {}
 }

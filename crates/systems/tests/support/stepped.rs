@@ -219,7 +219,13 @@ impl LocalNode for Stepped {
         self.node().end_session(session, true);
     }
 
-    fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
+    fn call(
+        &self,
+        _: SessionId,
+        _: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
         let ask = serde_json::from_slice(request).expect("a request");
         if matches!(ask, Ask::GrowStore { .. })
             && let Some(items) = self.before_growth.lock().expect("one thread").take()
