@@ -13,6 +13,7 @@
 pub mod registry;
 
 mod hash_slots;
+pub mod identity;
 pub mod kv;
 pub mod members;
 pub mod mutants;
