@@ -4,6 +4,7 @@
 //! Invariant: every fault that a test injects has struck, or the test fails.
 
 mod datagrams;
+mod fences;
 mod hosts;
 mod pauses;
 mod rebuilds;

@@ -12,8 +12,10 @@ use farside_fabrics::layer::fault::Faults;
 use farside_fabrics::timer;
 use farside_remote::control::Store;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, fetch_add, read_as};
+use farside_systems::identity::{Identity, bind};
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::{Kv, KvError};
+use farside_systems::store;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -35,6 +37,9 @@ pub(crate) enum Role {
     Operate { url: String, base: u32, seconds: f64, loss: f64, delay: f64 },
     /// Opens clients, leaves them idle, and uses them again once the file `go` exists.
     Idle { url: String, go: PathBuf },
+    /// Binds a session to a client with this nonce, and adds to word 0 until that fails. Then connects again, first
+    /// with the same nonce.
+    Hold { url: String, nonce: u64 },
 }
 
 /// Reported outcomes of one task's operations.
@@ -100,7 +105,50 @@ pub(crate) fn run_role() {
     match serde_json::from_str(&role).expect("a role") {
         Role::Operate { url, base, seconds, loss, delay } => operate(&url, base, seconds, loss, delay),
         Role::Idle { url, go } => idle(&url, &go),
+        Role::Hold { url, nonce } => hold(&url, nonce),
     }
+}
+
+fn hold(url: &str, nonce: u64) {
+    let endpoint = Rc::new(connect(url).endpoint_here().expect("a session"));
+    let words = words_of(&endpoint);
+    let identity = Identity { client: 1, nonce };
+    block_on(&endpoint, bind(&endpoint, NodeId(0), &words, identity)).expect("nobody has fenced it");
+    let mut added = 0;
+    let error = loop {
+        match block_on(&endpoint, add(&endpoint, &words, 0)) {
+            Ok(_) => added += 1,
+            Err(error) => break error,
+        }
+        if added == 100 {
+            report("progress", &added);
+        }
+    };
+    report("refused", &(added, error.is_fenced(), format!("{:?}", error.ran()), error.to_string()));
+    let next = block_on(&endpoint, add(&endpoint, &words, 0)).expect_err("the session is fenced");
+    report("next", &(next.is_fenced(), format!("{:?}", next.ran())));
+
+    let endpoint = Rc::new(connect(url).endpoint_here().expect("another session"));
+    let words = words_of(&endpoint);
+    let again = block_on(&endpoint, bind(&endpoint, NodeId(0), &words, identity)).expect_err("fenced");
+    report("again", &(again.is_fenced(), again.to_string()));
+    let new = Identity { client: 1, nonce: nonce + 1 };
+    block_on(&endpoint, bind(&endpoint, NodeId(0), &words, new)).expect("a new nonce is a new client");
+    report("new", &block_on(&endpoint, add(&endpoint, &words, 1)).is_ok());
+}
+
+/// The description of the store of words, with this session's key.
+pub(crate) fn words_of(endpoint: &Rc<Endpoint>) -> Store {
+    block_on(endpoint, store::fetch(&**endpoint, NodeId(0), WORDS)).expect("the store exists")
+}
+
+/// Reads a word.
+pub(crate) fn count_of(endpoint: &Endpoint, words: &Store, place: u32) -> u64 {
+    let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+    let mut chain = buffer.begin(words.extent().key);
+    let read = chain.also(read_as::<U64>(word(words, place)));
+    block_on(endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("read");
+    reply.get(read).expect("the word is in the store").get()
 }
 
 fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
@@ -274,11 +322,7 @@ pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] 
                 item.map_or(0, |item| u64::from_le_bytes(item.value.try_into().expect("eight bytes")));
             assert!(number == fate.done || fate.doubtful.contains(&number), "{number} is stored: {fate:?}");
         } else {
-            let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-            let mut chain = buffer.begin(words.extent().key);
-            let read = chain.also(read_as::<U64>(word(&words, place)));
-            block_on(&endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("read");
-            let count = reply.get(read).expect("the word is in the store").get();
+            let count = count_of(&endpoint, &words, place);
             let most = fate.done + fate.doubtful.len() as u64;
             assert!((fate.done..=most).contains(&count), "{count} additions ran: {fate:?}");
         }
