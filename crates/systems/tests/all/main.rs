@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 
 mod allocations;
+mod fenced;
 mod life_and_death;
 mod life_and_death_poison;
 #[cfg(farside_mutants)]

@@ -1,6 +1,8 @@
 //! Tests that kill the mutants which only a running system exposes.
 
+use crate::fenced::a_chain_after_its_fence;
 use crate::support::{paced, poison, stepped};
+use farside_fabrics::mutants::FENCED_READ_TOO_EARLY;
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_systems::kv::pilaf::mutants as pilaf;
@@ -59,4 +61,13 @@ fn every_mutant_of_the_rebuild_is_killed() {
     }
     println!("{killed} of {of} mutants were killed");
     assert_eq!(killed, of);
+}
+
+#[test]
+fn a_client_that_reads_too_early_whether_it_is_fenced_is_detected() {
+    assert_eq!(a_chain_after_its_fence(), Ok(()));
+    Mutant::switch(Some(FENCED_READ_TOO_EARLY));
+    let broken = a_chain_after_its_fence();
+    Mutant::switch(None);
+    println!("FencedReadTooEarly: killed, for {}", broken.expect_err("FencedReadTooEarly lives"));
 }
