@@ -9,6 +9,7 @@ mod life_and_death;
 mod life_and_death_poison;
 #[cfg(farside_mutants)]
 mod mutants;
+mod owned;
 mod pilaf;
 mod pilaf_damage;
 mod pilaf_races;

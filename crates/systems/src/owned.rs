@@ -1,0 +1,261 @@
+//! Jobs that belong to a client and not to the futures of its callers (owned posting).
+//!
+//! An operation that makes something visible to others, such as a lock, an intent or a reservation, runs as a job. The
+//! caller's future only waits for the job's output. If the caller drops this future, the client's own task carries the
+//! job on, to its end. The job learns that nobody waits for it, and may undo instead of finish.
+//!
+//! The client's task is one future, [`Jobs::serve`], which the program spawns on any executor: a client core, a foreign
+//! executor or the simulator. It polls the jobs of all *lanes*. A lane carries out one job at a time. No job allocates.
+//!
+//! Invariant: a job that was begun is polled until it has ended, unless the client's task is dropped. So all requests
+//! of a job are answered, or have failed, before its lane begins the next one.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// The lanes of a client. `J` describes a job, and `O` is its output.
+pub struct Jobs<J, O> {
+    lanes: Box<[Lane<J, O>]>,
+    /// Callers that wait for a free lane, by their numbers, in the order in which they came.
+    queue: RefCell<VecDeque<(u64, Waker)>>,
+    next_caller: Cell<u64>,
+    /// Waker of the client's task.
+    task: RefCell<Option<Waker>>,
+    is_closed: Cell<bool>,
+}
+
+struct Lane<J, O> {
+    state: RefCell<State<J, O>>,
+    caller: RefCell<Option<Waker>>,
+    is_abandoned: Cell<bool>,
+}
+
+enum State<J, O> {
+    Free,
+    /// The job waits for the client's task.
+    Asked(J),
+    Running,
+    /// The output waits for the caller.
+    Done(O),
+}
+
+/// Error: the client's task has ended, so its jobs are not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed;
+
+impl<J, O> Jobs<J, O> {
+    /// Creates the lanes of a client.
+    ///
+    /// # Panics
+    /// If `lanes` is 0.
+    pub fn new(lanes: usize) -> Jobs<J, O> {
+        assert!(lanes > 0, "a client has a lane");
+        let lane = |_| Lane {
+            state: RefCell::new(State::Free),
+            caller: RefCell::new(None),
+            is_abandoned: Cell::new(false),
+        };
+        Jobs {
+            lanes: (0..lanes).map(lane).collect(),
+            queue: RefCell::default(),
+            next_caller: Cell::new(0),
+            task: RefCell::new(None),
+            is_closed: Cell::new(false),
+        }
+    }
+
+    /// Number of lanes.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Carries out a job in a free lane, and returns its output. Waits for a lane if all are busy. If the future is
+    /// dropped before a lane is free, the job is not carried out; if it is dropped later, the job is carried to its end.
+    ///
+    /// # Errors
+    /// The jobs were closed before the job began, or the client's task was dropped.
+    pub async fn carry_out(&self, job: J) -> Result<O, Closed> {
+        let lane = self.lane().await?;
+        let lane = &self.lanes[lane];
+        lane.is_abandoned.set(false);
+        lane.state.replace(State::Asked(job));
+        self.wake_task();
+        let mut waiting = Waiting { jobs: self, lane, is_over: false };
+        let output = poll_fn(|cx| match lane.state.replace(State::Free) {
+            State::Done(output) => Poll::Ready(Ok(output)),
+            State::Free => Poll::Ready(Err(Closed)),
+            state => {
+                lane.state.replace(state);
+                lane.caller.replace(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await;
+        waiting.is_over = true;
+        output
+    }
+
+    /// Waits until a lane is free. Returns its number.
+    async fn lane(&self) -> Result<usize, Closed> {
+        let number = self.next_caller.replace(self.next_caller.get() + 1);
+        let _queued = Queued { jobs: self, number };
+        poll_fn(|cx| {
+            if self.is_closed.get() {
+                return Poll::Ready(Err(Closed));
+            }
+            let mut queue = self.queue.borrow_mut();
+            let is_first = queue.front().is_none_or(|(first, _)| *first == number);
+            let free = self.lanes.iter().position(|lane| matches!(*lane.state.borrow(), State::Free));
+            if let Some(free) = free.filter(|_| is_first) {
+                return Poll::Ready(Ok(free));
+            }
+            match queue.iter_mut().find(|(queued, _)| *queued == number) {
+                Some((_, waker)) => waker.clone_from(cx.waker()),
+                None => queue.push_back((number, cx.waker().clone())),
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Carries out the jobs of all lanes, until the jobs are closed and the last one has ended. The program spawns this
+    /// future once, as a task of the client. `perform` gets the lane's number and the job.
+    ///
+    /// If this future is dropped, the jobs are closed, and those that were begun are lost, as when a process dies.
+    pub async fn serve<F: Future<Output = O>>(&self, mut perform: impl FnMut(usize, J) -> F) {
+        let _closing = Serving(self);
+        let mut places: Box<[Pin<Box<Option<F>>>]> = self.lanes.iter().map(|_| Box::pin(None)).collect();
+        poll_fn(|cx| {
+            self.task.replace(Some(cx.waker().clone()));
+            let mut is_idle = true;
+            for (number, (lane, place)) in self.lanes.iter().zip(&mut places).enumerate() {
+                is_idle &= !self.poll_lane(cx, lane, place, |job| perform(number, job));
+            }
+            if is_idle && self.is_closed.get() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Polls a lane's job. Returns whether the lane still has one.
+    fn poll_lane<F: Future<Output = O>>(
+        &self,
+        cx: &mut Context<'_>,
+        lane: &Lane<J, O>,
+        place: &mut Pin<Box<Option<F>>>,
+        perform: impl FnOnce(J) -> F,
+    ) -> bool {
+        let state = lane.state.replace(State::Running);
+        match state {
+            State::Asked(job) => place.set(Some(perform(job))),
+            State::Running => {}
+            other => {
+                lane.state.replace(other);
+                return false;
+            }
+        }
+        let Some(running) = place.as_mut().as_pin_mut() else { return false };
+        let Poll::Ready(output) = running.poll(cx) else { return true };
+        place.set(None);
+        if lane.is_abandoned.get() {
+            lane.state.replace(State::Free);
+            self.wake_next();
+        } else {
+            lane.state.replace(State::Done(output));
+            lane.caller.take().into_iter().for_each(Waker::wake);
+        }
+        false
+    }
+
+    /// Whether the caller of the lane's job has dropped its future, so that nobody waits for the output.
+    pub fn is_abandoned(&self, lane: usize) -> bool {
+        self.lanes[lane].is_abandoned.get()
+    }
+
+    /// Whether no lane has a job.
+    pub fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|lane| matches!(*lane.state.borrow(), State::Free))
+    }
+
+    /// Begins no further jobs. [`Jobs::serve`] returns once the jobs that were begun have ended.
+    pub fn close(&self) {
+        self.is_closed.set(true);
+        self.queue.take().into_iter().for_each(|(_, waker)| waker.wake());
+        self.wake_task();
+    }
+
+    /// Whether the jobs were closed.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.get()
+    }
+
+    fn wake_task(&self) {
+        if let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+
+    fn wake_next(&self) {
+        if let Some((_, waker)) = self.queue.borrow().front() {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+/// A caller in the queue for a lane. Dropping this value removes the caller.
+struct Queued<'a, J, O> {
+    jobs: &'a Jobs<J, O>,
+    number: u64,
+}
+
+impl<J, O> Drop for Queued<'_, J, O> {
+    fn drop(&mut self) {
+        self.jobs.queue.borrow_mut().retain(|(number, _)| *number != self.number);
+        // The next caller is first now, and there may be a free lane.
+        self.jobs.wake_next();
+    }
+}
+
+/// A caller that waits for its job. Dropping this value before the job's end abandons the job.
+struct Waiting<'a, J, O> {
+    jobs: &'a Jobs<J, O>,
+    lane: &'a Lane<J, O>,
+    is_over: bool,
+}
+
+impl<J, O> Drop for Waiting<'_, J, O> {
+    fn drop(&mut self) {
+        self.lane.caller.take();
+        if self.is_over {
+            return self.jobs.wake_next();
+        }
+        let state = self.lane.state.replace(State::Free);
+        match state {
+            // The job did not begin, or its output was not taken: the lane is free.
+            State::Free | State::Asked(_) | State::Done(_) => self.jobs.wake_next(),
+            State::Running => {
+                self.lane.state.replace(State::Running);
+                self.lane.is_abandoned.set(true);
+                self.jobs.wake_task();
+            }
+        }
+    }
+}
+
+/// The client's task. Dropping this value closes the jobs.
+struct Serving<'a, J, O>(&'a Jobs<J, O>);
+
+impl<J, O> Drop for Serving<'_, J, O> {
+    fn drop(&mut self) {
+        self.0.close();
+        for lane in &self.0.lanes {
+            let state = lane.state.replace(State::Free);
+            match state {
+                State::Done(output) => _ = lane.state.replace(State::Done(output)),
+                _ => lane.caller.take().into_iter().for_each(Waker::wake),
+            }
+        }
+    }
+}

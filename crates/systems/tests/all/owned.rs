@@ -1,0 +1,126 @@
+//! Tests of jobs that belong to a client: their callers may go at any time, under any executor.
+
+use farside_fabrics::executor::{Core, yield_now};
+use farside_systems::owned::{Closed, Jobs};
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A lock that one job at a time may hold.
+#[derive(Default)]
+struct Lock {
+    is_held: Cell<bool>,
+    taken: Cell<u32>,
+    undone: Cell<u32>,
+}
+
+/// Takes the lock, waits for a few polls, and frees the lock. Undoes the rest of its work if its caller is gone.
+async fn under_lock(lock: &Lock, jobs: &Jobs<u32, u32>, lane: usize, polls: u32) -> u32 {
+    while lock.is_held.replace(true) {
+        yield_now().await;
+    }
+    lock.taken.set(lock.taken.get() + 1);
+    for left in (0..polls).rev() {
+        yield_now().await;
+        if jobs.is_abandoned(lane) {
+            lock.undone.set(lock.undone.get() + 1);
+            lock.is_held.set(false);
+            return left;
+        }
+    }
+    lock.is_held.set(false);
+    0
+}
+
+#[test]
+fn a_job_whose_caller_goes_at_any_poll_frees_its_lock() {
+    for polls_of_caller in 0..4 {
+        for polls_of_task in 0..6 {
+            let (jobs, lock) = (Jobs::new(1), Lock::default());
+            let mut task = pin!(jobs.serve(|lane, polls| under_lock(&lock, &jobs, lane, polls)));
+            assert!(poll(task.as_mut()).is_pending());
+            {
+                let mut caller = pin!(jobs.carry_out(3));
+                for _ in 0..polls_of_caller {
+                    if poll(caller.as_mut()).is_ready() {
+                        break;
+                    }
+                    (0..polls_of_task).for_each(|_| assert!(poll(task.as_mut()).is_pending()));
+                }
+            }
+            jobs.close();
+            let ended = (0..10).any(|_| poll(task.as_mut()).is_ready());
+            assert!(ended && jobs.is_idle() && !lock.is_held.get(), "{polls_of_caller} {polls_of_task}");
+            let began = u32::from(polls_of_caller > 0 && polls_of_task > 0);
+            assert_eq!(lock.taken.get(), began, "{polls_of_caller} {polls_of_task}");
+            assert!(lock.undone.get() <= began);
+        }
+    }
+}
+
+#[test]
+fn more_callers_than_lanes_take_turns_even_if_one_of_them_goes() {
+    let (jobs, order) = (Jobs::new(2), RefCell::new(Vec::new()));
+    let mut core = Core::new(());
+    core.spawn(jobs.serve(async |_, job: u32| {
+        yield_now().await;
+        order.borrow_mut().push(job);
+        job * 2
+    }));
+    let left = Cell::new(20);
+    for caller in 0..20 {
+        let (jobs, left) = (&jobs, &left);
+        core.spawn(async move {
+            if caller % 5 == 3 {
+                // This caller leaves the queue, or its job, after one poll.
+                let mut asked = Box::pin(jobs.carry_out(caller));
+                std::future::poll_fn(|cx| Poll::Ready(_ = asked.as_mut().poll(cx))).await;
+            } else {
+                assert_eq!(jobs.carry_out(caller).await, Ok(caller * 2));
+            }
+            left.set(left.get() - 1);
+            if left.get() == 0 {
+                jobs.close();
+            }
+        });
+    }
+    core.run();
+    drop(core);
+    let mut done = order.into_inner();
+    done.sort_unstable();
+    done.retain(|caller| caller % 5 != 3);
+    assert_eq!(done.len(), 16, "each caller that stayed had its job done");
+}
+
+#[test]
+fn jobs_run_under_a_foreign_executor_and_end_with_the_task() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let set = tokio::task::LocalSet::new();
+    set.block_on(&runtime, async {
+        let jobs = Rc::new(Jobs::new(1));
+        let theirs = Rc::clone(&jobs);
+        let task = tokio::task::spawn_local(async move {
+            theirs
+                .serve(async |_, job: u32| {
+                    for _ in 0..job {
+                        tokio::task::yield_now().await;
+                    }
+                    job + 1
+                })
+                .await;
+        });
+        assert_eq!(jobs.carry_out(2).await, Ok(3));
+        let asked = Rc::clone(&jobs);
+        let caller = tokio::task::spawn_local(async move { asked.carry_out(u32::MAX).await });
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
+        task.abort();
+        assert_eq!(caller.await.expect("it ends"), Err(Closed));
+        assert_eq!(jobs.carry_out(1).await, Err(Closed));
+    });
+}
