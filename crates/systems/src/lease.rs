@@ -1,0 +1,434 @@
+//! Leased client ids, and what may be done once a lease has expired: fencing, never taking.
+//!
+//! A client that takes locks *leases* an id from the table of leases of its store. The id stands in each lock word that
+//! the client takes, so that others know whose lock it is. If the client dies, its lease stops being renewed.
+//!
+//! ```text
+//! table | entry 16 bytes | x ids          entry i is that of the id i + 1
+//! entry | nonce u64, 0 if free | beat u64
+//! ```
+//!
+//! A client claims a free entry by a CAS that writes its nonce, and renews it by a CAS that raises the beat. If a store
+//! is replicated, each member has a table, and a claim or a renewal counts once a majority has it.
+//!
+//! Four types lead to a dead client's lock. Each is made from the one before:
+//! 1. [`Observer`] returns [`Expired`] for an entry that it has seen unchanged for the lease's length.
+//! 2. [`Leases::fence`] turns it into [`Fenced`]: no chain of that client runs any more, at any member.
+//! 3. A lock word of that client may then be taken, by CAS on the whole word: [`Fenced::owns`], [`crate::redo`].
+//! 4. When all its locks are free, the id is too: [`Fenced::recovered`], [`Leases::free`].
+//!
+//! Invariant: an observer measures time by its own monotonic clock. No two clocks are compared.
+//! Invariant: a nonce is never reused, and an entry's beat never falls, not even when its id is leased again.
+//! Invariant: an id is leased again only after its last holder was fenced, or had closed its session, and after all
+//! locks with that id are free.
+
+use crate::quorum::quorum;
+use farside_remote::clock::Clock;
+use farside_remote::{Addr, ChainBuf, Fabric, FabricError, Key, Mode, NodeId, Reply, Status, cas, read_as};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::pin::pin;
+use std::time::Duration;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Size of an entry in bytes.
+pub const ENTRY_SIZE: u64 = size_of::<Entry>() as u64;
+/// Maximum number of members that hold a table.
+pub const MEMBERS_MAX: usize = 5;
+/// Largest number of tokens of an id.
+const TOKEN_BITS: u32 = 48;
+
+/// Number of a client in the locks of a store. Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(u16);
+
+impl ClientId {
+    /// Returns the id with this number; `None` if it is 0.
+    pub const fn new(number: u16) -> Option<ClientId> {
+        if number == 0 { None } else { Some(ClientId(number)) }
+    }
+
+    /// The number.
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+
+    /// Index of the id's entry in the table.
+    pub const fn index(self) -> u64 {
+        self.0 as u64 - 1
+    }
+}
+
+/// Word of a lock: 0 if it is free, else its owner's id in the low 16 bits, and above them the token of the operation
+/// that took it. No two operations have the same word.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(transparent)]
+pub struct LockWord(U64);
+
+impl LockWord {
+    /// Word of a free lock.
+    pub const FREE: LockWord = LockWord(U64::ZERO);
+
+    /// Returns the word of an operation. Returns `None` if the token has more than 48 bits.
+    pub fn new(owner: ClientId, token: u64) -> Option<LockWord> {
+        (token >> TOKEN_BITS == 0).then(|| LockWord(U64::new(token << 16 | u64::from(owner.0))))
+    }
+
+    /// The owner; `None` if the lock is free.
+    pub fn owner(self) -> Option<ClientId> {
+        ClientId::new(self.0.get() as u16)
+    }
+
+    /// The token of the operation that holds the lock.
+    pub fn token(self) -> u64 {
+        self.0.get() >> 16
+    }
+
+    /// Whether no client holds the lock.
+    pub fn is_free(self) -> bool {
+        self == LockWord::FREE
+    }
+}
+
+/// Entry of the table of leases.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Entry {
+    nonce: U64,
+    beat: U64,
+}
+
+impl Entry {
+    /// The holder's nonce; `None` if the id is free.
+    pub fn nonce(&self) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.nonce.get())
+    }
+
+    /// Number of claims and renewals of the id so far, by all its holders.
+    pub fn beat(&self) -> u64 {
+        self.beat.get()
+    }
+
+    fn with(nonce: u64, beat: u64) -> Entry {
+        Entry { nonce: U64::new(nonce), beat: U64::new(beat) }
+    }
+}
+
+/// Table of leases at one member of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Node of the member.
+    pub node: NodeId,
+    /// Key of the store at this member.
+    pub key: Key,
+    /// Address of the first entry.
+    pub at: Addr,
+}
+
+impl Table {
+    /// Address of an id's entry.
+    pub fn entry(&self, id: ClientId) -> Addr {
+        self.at.plus(id.index() * ENTRY_SIZE)
+    }
+}
+
+/// A leased id, and the holder's proof of it. Not `Clone`: a client has one.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Lease {
+    id: ClientId,
+    nonce: NonZeroU64,
+    beat: u64,
+}
+
+impl Lease {
+    /// The leased id.
+    pub fn id(&self) -> ClientId {
+        self.id
+    }
+
+    /// The holder's nonce.
+    pub fn nonce(&self) -> NonZeroU64 {
+        self.nonce
+    }
+}
+
+/// Proof that an observer has seen an entry unchanged for the length of a lease. Permits fencing, and nothing else.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Expired {
+    id: ClientId,
+    nonce: NonZeroU64,
+}
+
+impl Expired {
+    /// Id of the expired lease.
+    pub fn id(&self) -> ClientId {
+        self.id
+    }
+
+    /// Nonce of the client to fence.
+    pub fn nonce(&self) -> NonZeroU64 {
+        self.nonce
+    }
+}
+
+/// Proof that a client was fenced at every member: no chain of its sessions runs, or will run.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fenced {
+    id: ClientId,
+    nonce: NonZeroU64,
+}
+
+impl Fenced {
+    /// Id of the fenced client.
+    pub fn id(&self) -> ClientId {
+        self.id
+    }
+
+    /// Whether the fenced client holds a lock with this word, so that the lock may be taken by a CAS on the word.
+    /// `entry` is that of the word's owner, read after the word: if it has the fenced client's nonce, then the word is
+    /// not that of a later holder of the same id.
+    pub fn owns(&self, word: LockWord, entry: Entry) -> bool {
+        word.owner() == Some(self.id) && entry.nonce() == Some(self.nonce)
+    }
+
+    /// States that the caller has read every lock of the store since the fence, and that none has this client's id.
+    pub fn recovered(self) -> Recovered {
+        Recovered(self)
+    }
+}
+
+/// Proof that a fenced client holds no locks any more, so that its id may be leased again.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Recovered(Fenced);
+
+/// Watches entries by one monotonic clock, until a lease has expired.
+#[derive(Debug)]
+pub struct Observer {
+    length: Duration,
+    seen: BTreeMap<ClientId, (Entry, Duration)>,
+}
+
+impl Observer {
+    /// Creates an observer for leases of this length. Holders renew their leases several times within it.
+    pub fn new(length: Duration) -> Observer {
+        Observer { length, seen: BTreeMap::new() }
+    }
+
+    /// Notes an entry that was read just before `now`, by the observer's clock. Returns whether the lease has expired:
+    /// all entries that were noted within its length are equal to this one. A gap in the observations does no harm: it
+    /// can only make a live client be fenced, which is safe.
+    pub fn look(&mut self, id: ClientId, entry: Entry, now: Duration) -> Option<Expired> {
+        let Some(nonce) = entry.nonce() else {
+            self.seen.remove(&id);
+            return None;
+        };
+        match self.seen.get(&id) {
+            Some((seen, since)) if *seen == entry => {
+                (now.saturating_sub(*since) >= self.length).then_some(Expired { id, nonce })
+            }
+            _ => {
+                self.seen.insert(id, (entry, now));
+                None
+            }
+        }
+    }
+}
+
+/// Reason why a lease was not claimed, renewed or given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseError {
+    /// All ids are leased.
+    NoneFree,
+    /// The entry has another nonce: the lease was lost.
+    Lost,
+    /// A member refused a chain with this status.
+    Refused(Status),
+    /// A member did not respond.
+    Fabric(FabricError),
+}
+
+impl From<FabricError> for LeaseError {
+    fn from(error: FabricError) -> LeaseError {
+        LeaseError::Fabric(error)
+    }
+}
+
+impl std::fmt::Display for LeaseError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LeaseError::NoneFree => f.write_str(
+                "all client ids of the store are leased, and nothing was changed: close other clients, or wait until \
+                 the leases of dead ones are recovered",
+            ),
+            LeaseError::Lost => f.write_str(
+                "the lease of this client has expired and another client has recovered it: discard what this client \
+                 held, and open the store again",
+            ),
+            LeaseError::Refused(status) => {
+                write!(f, "the node refused access to the table of leases ({status}): open the store again")
+            }
+            LeaseError::Fabric(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LeaseError {}
+
+/// The leases of a store: one table at each member.
+pub struct Leases<F> {
+    fabric: F,
+    members: Vec<Table>,
+    ids: u16,
+}
+
+impl<F: Fabric + Clock> Leases<F> {
+    /// Creates access to the tables of leases of a store's members, each with `ids` entries.
+    ///
+    /// # Panics
+    /// If there are no members, or more than [`MEMBERS_MAX`].
+    pub fn new(fabric: F, members: Vec<Table>, ids: u16) -> Leases<F> {
+        assert!((1..=MEMBERS_MAX).contains(&members.len()), "a store has 1 to {MEMBERS_MAX} members");
+        Leases { fabric, members, ids }
+    }
+
+    fn majority(&self) -> usize {
+        self.members.len() / 2 + 1
+    }
+
+    /// Claims a free id with this nonce, which must be random and new. Tries the ids in turn, from `first` on; clients
+    /// that begin at different ids seldom compete.
+    ///
+    /// # Errors
+    /// [`LeaseError`]. An id that was claimed at a minority of the members is given back; if that fails as well, its
+    /// entry expires.
+    pub async fn claim(&self, nonce: NonZeroU64, first: u16) -> Result<Lease, LeaseError> {
+        for tried in 0..self.ids {
+            let number = (u32::from(first) + u32::from(tried)) % u32::from(self.ids) + 1;
+            let id = ClientId(number as u16);
+            let entry = self.entry(id).await?;
+            if entry.nonce().is_some() {
+                continue;
+            }
+            let new = Entry::with(nonce.get(), entry.beat() + 1);
+            match self.swap(id, |found| found.nonce().is_none().then_some(new)).await {
+                Ok(()) => return Ok(Lease { id, nonce, beat: new.beat() }),
+                Err(LeaseError::Lost) => {
+                    let free = Entry::with(0, new.beat());
+                    let is_mine = |found: Entry| (found.nonce() == Some(nonce)).then_some(free);
+                    match self.swap(id, is_mine).await {
+                        Ok(()) | Err(LeaseError::Lost) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(LeaseError::NoneFree)
+    }
+
+    /// Renews a lease at a majority of the members.
+    ///
+    /// # Errors
+    /// [`LeaseError::Lost`] if the entry is no longer this client's. After any other error the lease may or may not be
+    /// renewed, and another renewal may follow.
+    pub async fn renew(&self, lease: &mut Lease) -> Result<(), LeaseError> {
+        let (nonce, highest) = (lease.nonce, Cell::new(lease.beat));
+        let raised = |found: Entry| {
+            // A renewal whose answer was lost may have raised the beat at some members only.
+            highest.set(highest.get().max(found.beat()));
+            (found.nonce() == Some(nonce)).then(|| Entry::with(nonce.get(), highest.get() + 1))
+        };
+        let renewed = self.swap(lease.id, raised).await;
+        lease.beat = highest.get() + 1;
+        renewed
+    }
+
+    /// Gives a lease back. The caller holds no locks, and all its chains have been answered.
+    ///
+    /// # Errors
+    /// [`LeaseError`]; if the lease was not given back, it expires.
+    pub async fn release(&self, lease: Lease) -> Result<(), LeaseError> {
+        self.vacate(lease.id, lease.nonce, lease.beat + 1).await
+    }
+
+    /// Frees the id of a client whose locks were all recovered.
+    ///
+    /// # Errors
+    /// [`LeaseError`]; [`LeaseError::Lost`] if another client has freed the id.
+    pub async fn free(&self, Recovered(fenced): Recovered) -> Result<(), LeaseError> {
+        let entry = self.entry(fenced.id).await?;
+        self.vacate(fenced.id, fenced.nonce, entry.beat() + 1).await
+    }
+
+    async fn vacate(&self, id: ClientId, nonce: NonZeroU64, beat: u64) -> Result<(), LeaseError> {
+        let free = Entry::with(0, beat);
+        self.swap(id, |found| (found.nonce() == Some(nonce)).then_some(free)).await
+    }
+
+    /// Reads an id's entry at a majority of the members. Returns the one with the highest beat.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub async fn entry(&self, id: ClientId) -> Result<Entry, LeaseError> {
+        let ask = |member: usize| self.members.get(member).map(|table| self.read_at(table, id));
+        let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
+        let asked = asked.each_mut().map(|asked| asked.as_mut());
+        let outcomes = quorum(self.majority(), asked).await.map_err(first_error)?;
+        let entries = outcomes.into_iter().flatten().flatten();
+        Ok(entries.max_by_key(Entry::beat).expect("a majority has answered"))
+    }
+
+    /// Replaces an id's entry at a majority of the members by what `next` returns for it.
+    ///
+    /// # Errors
+    /// [`LeaseError::Lost`] if `next` returned `None` at so many members that no majority is left.
+    async fn swap(&self, id: ClientId, next: impl Fn(Entry) -> Option<Entry>) -> Result<(), LeaseError> {
+        let next = &next;
+        let ask = |member: usize| self.members.get(member).map(|table| self.swap_at(table, id, next));
+        let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
+        let asked = asked.each_mut().map(|asked| asked.as_mut());
+        quorum(self.majority(), asked).await.map(drop).map_err(first_error)
+    }
+
+    async fn read_at(&self, table: &Table, id: ClientId) -> Result<Entry, LeaseError> {
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = buffer.begin(table.key);
+        let entry = chain.also(read_as::<Entry>(table.entry(id)));
+        self.fabric.run(table.node, &chain, &mut reply).await?;
+        reply.get(entry).copied().map_err(LeaseError::Refused)
+    }
+
+    async fn swap_at(
+        &self,
+        table: &Table,
+        id: ClientId,
+        next: impl Fn(Entry) -> Option<Entry>,
+    ) -> Result<(), LeaseError> {
+        let mut found = self.read_at(table, id).await?;
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        while let Some(new) = next(found) {
+            let mut chain = buffer.begin(table.key);
+            let old = chain.also(cas(Mode::Eq, table.entry(id), &found, &new));
+            self.fabric.run(table.node, &chain, &mut reply).await?;
+            match reply.status(old) {
+                Status::Ok => return Ok(()),
+                Status::CasFailed => found = *reply.get(old).map_err(LeaseError::Refused)?,
+                refused => return Err(LeaseError::Refused(refused)),
+            }
+        }
+        Err(LeaseError::Lost)
+    }
+}
+
+/// Returns the error of a quorum that was not reached: [`LeaseError::Lost`] if a member says so, else the first error.
+fn first_error<T, const N: usize>(outcomes: [Option<Result<T, LeaseError>>; N]) -> LeaseError {
+    let mut errors = outcomes.into_iter().flatten().filter_map(Result::err);
+    let first = errors.next().expect("a quorum is missed by errors");
+    if errors.any(|error| error == LeaseError::Lost) { LeaseError::Lost } else { first }
+}
