@@ -22,8 +22,10 @@
 //! Invariant: an id is leased again only after its last holder was fenced, or had closed its session, and after all
 //! locks with that id are free.
 
+use crate::identity::{self, Identity};
 use crate::quorum::quorum;
 use farside_remote::clock::Clock;
+use farside_remote::control::Store;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, Key, Mode, NodeId, Reply, Status, cas, read_as};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -39,6 +41,14 @@ pub const ENTRY_SIZE: u64 = size_of::<Entry>() as u64;
 pub const MEMBERS_MAX: usize = 5;
 /// Largest number of tokens of an id.
 const TOKEN_BITS: u32 = 48;
+
+/// Mutants of leases.
+pub mod mutants {
+    farside_remote::mutants! {
+        /// A lock is taken from an owner whose lease has expired, without a fence.
+        TAKEN_UNFENCED = "LeaseTakenUnfenced";
+    }
+}
 
 /// Number of a client in the locks of a store. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -347,6 +357,31 @@ impl<F: Fabric + Clock> Leases<F> {
         let renewed = self.swap(lease.id, raised).await;
         lease.beat = highest.get() + 1;
         renewed
+    }
+
+    /// Binds this client's sessions at all members of `store` to the lease's nonce. Precedes the first lock.
+    ///
+    /// # Errors
+    /// [`LeaseError`]. If the nonce was fenced, the client needs another lease, with another nonce.
+    pub async fn bind(&self, lease: &Lease, store: &Store) -> Result<(), LeaseError> {
+        let identity = Identity { client: lease.id.number().into(), nonce: lease.nonce.get() };
+        for table in &self.members {
+            identity::bind(&self.fabric, table.node, store, identity).await?;
+        }
+        Ok(())
+    }
+
+    /// Fences the client of an expired lease at all members of `store`, one after the other.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: a member has not fenced the client, so its locks must not be taken. Fencing may be repeated with
+    /// another proof.
+    pub async fn fence(&self, expired: Expired, store: &Store) -> Result<Fenced, LeaseError> {
+        let Expired { id, nonce } = expired;
+        for table in self.members.iter().filter(|_| !mutants::TAKEN_UNFENCED.is_on()) {
+            identity::fence(&self.fabric, table.node, store, nonce.get()).await?;
+        }
+        Ok(Fenced { id, nonce })
     }
 
     /// Gives a lease back. The caller holds no locks, and all its chains have been answered.

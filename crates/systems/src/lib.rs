@@ -12,6 +12,7 @@
 #[macro_use]
 pub mod registry;
 
+pub mod guarded;
 mod hash_slots;
 pub mod identity;
 pub mod kv;

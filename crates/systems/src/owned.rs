@@ -73,7 +73,7 @@ impl<J, O> Jobs<J, O> {
     }
 
     /// Carries out a job in a free lane, and returns its output. Waits for a lane if all are busy. If the future is
-    /// dropped before a lane is free, the job is not carried out; if it is dropped later, the job is carried to its end.
+    /// dropped before the job has begun, the job is not carried out; if it is dropped later, the job runs to its end.
     ///
     /// # Errors
     /// The jobs were closed before the job began, or the client's task was dropped.

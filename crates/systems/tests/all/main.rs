@@ -5,6 +5,7 @@
 
 mod allocations;
 mod fenced;
+mod guarded;
 mod life_and_death;
 mod life_and_death_poison;
 #[cfg(farside_mutants)]

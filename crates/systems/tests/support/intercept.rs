@@ -2,8 +2,9 @@
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::wire::Code;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 /// Fate of a chain, which [`Intercept`] determines before the chain runs.
@@ -19,11 +20,21 @@ pub(crate) enum Then {
 pub(crate) struct Intercept<'a, F> {
     inner: F,
     before: RefCell<Box<dyn FnMut() -> Then + 'a>>,
+    is_stuck: Cell<bool>,
+    instead: RefCell<Option<Instead<'a>>>,
 }
+
+/// Function that replaces a chain.
+type Instead<'a> = Box<dyn FnOnce(&Chain<'_>) + 'a>;
 
 impl<'a, F> Intercept<'a, F> {
     pub(crate) fn new(inner: F) -> Intercept<'a, F> {
-        Intercept { inner, before: RefCell::new(Box::new(|| Then::Runs)) }
+        Intercept {
+            inner,
+            before: RefCell::new(Box::new(|| Then::Runs)),
+            is_stuck: Cell::new(false),
+            instead: RefCell::new(None),
+        }
     }
 
     /// Calls `before` before each chain from now on.
@@ -55,6 +66,16 @@ impl<'a, F> Intercept<'a, F> {
         });
     }
 
+    /// Calls `instead` in place of the next chain that has a WRITE. That chain's future is never ready.
+    pub(crate) fn instead_of_write(&self, instead: impl FnOnce(&Chain<'_>) + 'a) {
+        *self.instead.borrow_mut() = Some(Box::new(instead));
+    }
+
+    /// Whether a chain was stopped.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.is_stuck.get()
+    }
+
     pub(crate) fn inner(&self) -> &F {
         &self.inner
     }
@@ -63,9 +84,20 @@ impl<'a, F> Intercept<'a, F> {
 impl<F: Fabric> Fabric for Intercept<'_, F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let then = (self.before.borrow_mut())();
+        if chain.view().ops().any(|op| op.code() == Code::Write) {
+            let instead = self.instead.take();
+            if let Some(instead) = instead {
+                self.is_stuck.set(true);
+                instead(chain);
+                return std::future::pending().await;
+            }
+        }
         match then {
             Then::Runs => self.inner.run(node, chain, reply).await,
-            Then::Stops => std::future::pending().await,
+            Then::Stops => {
+                self.is_stuck.set(true);
+                std::future::pending().await
+            }
             Then::Lost(ran) => {
                 if ran == Ran::Yes {
                     self.inner.run(node, chain, reply).await?;
