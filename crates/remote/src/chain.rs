@@ -11,8 +11,8 @@ use crate::key::Key;
 use crate::op::Op;
 use crate::reply::{Reply, Status};
 use crate::wire::{
-    ALLOCATES_MAX, CHAIN_BYTES_MAX, CHAIN_HEADER, ChainHeader, Code, OP_HEADER, OPS_MAX, OpHeader, WireError,
-    flag,
+    ALLOCATES_MAX, CHAIN_BYTES_MAX, CHAIN_HEADER, ChainHeader, Code, FENCED, OP_HEADER, OPS_MAX, OpHeader,
+    WireError, flag,
 };
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -466,9 +466,17 @@ impl<'a> OpView<'a> {
         self.header.has(flag)
     }
 
+    /// The op's mode, without the bit that marks a fenced op.
     #[inline]
     pub(crate) fn mode(&self) -> u8 {
-        self.header.mode
+        self.header.plain_mode()
+    }
+
+    /// Whether the op starts only after all earlier READs and atomics of its queue pair have completed
+    /// ([`Op::fenced`]).
+    #[inline]
+    pub fn is_fenced(&self) -> bool {
+        self.header.mode & FENCED != 0 && self.code().may_be_fenced()
     }
 
     #[inline]
@@ -543,6 +551,9 @@ impl std::fmt::Display for OpView<'_> {
         }
         if let Some(offset) = self.reclaims() {
             write!(f, " reclaiming +{offset}")?;
+        }
+        if self.is_fenced() {
+            write!(f, " fenced")?;
         }
         if let Some(source) = self.source() {
             write!(f, " from {source:?}")?;
@@ -653,6 +664,8 @@ mod tests {
         assert!(matches!(broken(25, 0x80), Some(WireError::Flags { .. })));
         assert_eq!(broken(25, flag::BOUNDED), Some(WireError::BoundedButDirect));
         assert_eq!(broken(26, 1), Some(WireError::Mode(1)));
+        assert_eq!(broken(26, FENCED), None);
+        assert_eq!(broken(26, FENCED | 1), Some(WireError::Mode(FENCED | 1)));
         assert_eq!(broken(27, 8), Some(WireError::Width(8)));
         assert_eq!(broken(31, 1), None, "a READ may request more than the reply holds");
         assert_eq!(broken(15, 1), Some(WireError::TooLong { bytes: 16 + (1 << 24) }));
@@ -723,6 +736,36 @@ mod tests {
             assert!(ChainView::decode(&wire).is_ok());
             wire[25] |= flag::RECLAIMING;
             assert!(matches!(ChainView::decode(&wire).err(), Some(WireError::Flags { .. })), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_verbs_of_a_nic_may_be_fenced() {
+        let mut buf = ChainBuf::new();
+        let (addend, garbage) = (1.into(), [Addr::new(64)]);
+        for code in [Code::Read, Code::Write, Code::Allocate, Code::Cas, Code::FetchAdd, Code::Retire] {
+            let mut chain = buf.begin(KEY);
+            match code {
+                Code::Read => _ = chain.also(op::read(Addr::new(64), 8).fenced()),
+                Code::Write => _ = chain.also(op::write(Addr::new(64), b"12345678").fenced()),
+                Code::Allocate => _ = chain.also(op::allocate(ListId(5), [b"12345678", b"", b""])),
+                Code::Cas => _ = chain.also(op::cas(Mode::Ge, Addr::new(64), &1u64, &2u64).fenced()),
+                Code::FetchAdd => _ = chain.also(op::fetch_add(Addr::new(64), &addend).fenced()),
+                Code::Retire => _ = chain.also(op::retire(&garbage)),
+            }
+            let mut wire = Vec::new();
+            chain.write_to(&mut wire);
+            let first = |wire: &[u8]| {
+                let (view, _) = ChainView::decode(wire).ok()?;
+                let op = view.ops().next().expect("one op");
+                Some((op.is_fenced(), op.mode(), op.to_string()))
+            };
+            let (is_fenced, mode, text) = first(&wire).expect("a built chain is well-formed");
+            assert_eq!(is_fenced, code.may_be_fenced(), "{code:?}");
+            assert_eq!(text.ends_with(" fenced"), is_fenced, "{text}");
+            assert_eq!(mode, if code == Code::Cas { Mode::Ge as u8 } else { 0 });
+            wire[26] |= FENCED;
+            assert_eq!(first(&wire).is_some(), code.may_be_fenced(), "{code:?}");
         }
     }
 

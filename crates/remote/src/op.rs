@@ -8,7 +8,7 @@
 
 use crate::address::Addr;
 use crate::memory::Width;
-use crate::wire::{Code, RETIRES_MAX, flag};
+use crate::wire::{Code, FENCED, RETIRES_MAX, flag};
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 use zerocopy::{Immutable, IntoBytes};
@@ -176,6 +176,22 @@ impl<'a, T: ?Sized> Op<'a, T> {
             payload: self.payload,
             output: PhantomData,
         }
+    }
+
+    /// Makes the op start only after all earlier READs and atomics of its queue pair have completed, those of earlier
+    /// chains included (`IBV_SEND_FENCE`). All later ops start after this one. The fence does not wait for WRITEs,
+    /// because a NIC orders a WRITE before every later op anyway.
+    ///
+    /// Fabrics that run the ops of a chain in order ignore the fence. If a NIC executes the chain's ops as verbs, it
+    /// may otherwise start an op before an earlier READ or atomic has completed.
+    ///
+    /// # Panics
+    /// For ALLOCATE and RETIRE, which no NIC has.
+    #[inline(always)]
+    pub fn fenced(mut self) -> Self {
+        assert!(self.code.may_be_fenced(), "{:?} cannot be fenced", self.code);
+        self.mode |= FENCED;
+        self
     }
 
     /// Makes the CAS reclaiming. The word holds a buffer's address at byte `pointer_at`, and the CAS retires the

@@ -10,7 +10,7 @@
 //! All numbers are little-endian. `bytes` counts everything after the chain's header. A payload is the data of a WRITE
 //! or an ALLOCATE; for CAS `[compare] [swap] [compare mask, swap mask]`, each of `width` bytes; for FETCH-ADD the
 //! addend; for RETIRE the addresses of buffers, 8 bytes each. The `len` of a reclaiming CAS is the offset of the
-//! pointer in its word.
+//! pointer in its word. The highest bit of `mode` marks a fenced op.
 //! Invariant: a decoded chain is well-formed to its last byte, so no later step can fail to parse it.
 
 use crate::address::Addr;
@@ -70,7 +70,8 @@ pub struct OpHeader {
     pub code: u8,
     /// Flags of the op: bits of [`flag`].
     pub flags: u8,
-    /// A [`crate::Mode`] for CAS, 1 for an ALLOCATE that may use the reserve, else 0.
+    /// A [`crate::Mode`] for CAS, 1 for an ALLOCATE that may use the reserve, else 0. READ, WRITE, CAS and FETCH-ADD
+    /// may add [`FENCED`].
     pub mode: u8,
     /// Size of the word in bytes: 8, 16, 24 or 32 for CAS, 8 for FETCH-ADD, else 0.
     pub width: u8,
@@ -80,6 +81,10 @@ pub struct OpHeader {
     /// Address of the target; for ALLOCATE the number of the free list; for RETIRE 0.
     pub at: U64,
 }
+
+/// Bit of [`OpHeader::mode`]: the op starts only after all earlier READs and atomics of its queue pair have completed.
+/// Valid for the verbs of a NIC: READ, WRITE, CAS and FETCH-ADD. All bits of [`OpHeader::flags`] are in use.
+pub const FENCED: u8 = 1 << 7;
 
 pub(crate) const CHAIN_HEADER: usize = size_of::<ChainHeader>();
 pub(crate) const OP_HEADER: usize = size_of::<OpHeader>();
@@ -143,6 +148,12 @@ impl Code {
         matches!(self, Code::Cas | Code::FetchAdd)
     }
 
+    /// Whether the op may be fenced ([`FENCED`]): a NIC without PRISM's operations has a verb for it.
+    #[inline]
+    pub const fn may_be_fenced(self) -> bool {
+        matches!(self, Code::Read | Code::Write | Code::Cas | Code::FetchAdd)
+    }
+
     /// The flags that are valid for this op. Any other flag makes the chain malformed.
     pub const fn flags(self) -> u8 {
         use flag::*;
@@ -168,6 +179,12 @@ impl OpHeader {
 
     pub(crate) const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// The op's mode without the bit [`FENCED`].
+    #[inline(always)]
+    pub(crate) const fn plain_mode(&self) -> u8 {
+        self.mode & !FENCED
     }
 
     /// Size of the payload that follows the header and its optional addresses, in bytes.
@@ -208,7 +225,8 @@ impl OpHeader {
             Code::Allocate => (1, self.width == 0),
             Code::Read | Code::Write | Code::Retire => (0, self.width == 0),
         };
-        if self.mode > mode_max {
+        let mode = if code.may_be_fenced() { self.plain_mode() } else { self.mode };
+        if mode > mode_max {
             return Err(WireError::Mode(self.mode));
         }
         if !has_width {
@@ -259,7 +277,7 @@ pub enum WireError {
     },
     /// An op is BOUNDED but its target is not indirect.
     BoundedButDirect,
-    /// A CAS has an invalid compare mode.
+    /// A CAS has an invalid compare mode, or another op has a mode that is invalid for its code.
     Mode(u8),
     /// An op has an invalid word width.
     Width(u8),

@@ -8,7 +8,7 @@
 use crate::nic::Timing;
 use crate::station::{Picos, Sender};
 use crate::world::Nanos;
-use farside_remote::wire::{Code, flag};
+use farside_remote::wire::{Code, FENCED, flag};
 use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 
 /// Parameters of the hardware, which the model's latencies and times follow from.
@@ -299,7 +299,7 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
         let flags = if place == 0 { header.flags & !flag::CONDITIONAL } else { header.flags };
         let is_plain = match op.code() {
             Code::Read | Code::Write | Code::FetchAdd => true,
-            Code::Cas => header.mode == 0 && header.width == 8,
+            Code::Cas => header.mode & !FENCED == 0 && header.width == 8,
             Code::Allocate | Code::Retire => false,
         };
         is_plain && flags & PRISM == 0 && op.target().scratch_offset().is_none()

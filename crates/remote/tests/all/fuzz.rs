@@ -18,7 +18,7 @@ fn chains() -> Vec<Vec<u8>> {
     let (key, at) = (Key::new(3, 7), Addr::new(4096));
     let (value, addend) = ([7; 700], 1.into());
     let garbage = [Addr::new(1 << 21), Addr::new(64)];
-    for kind in 0..7 {
+    for kind in 0..8 {
         let mut chain = buffer.begin(key);
         match kind {
             0 => {
@@ -46,6 +46,13 @@ fn chains() -> Vec<Vec<u8>> {
             5 => {
                 let _retired = chain.also(op::retire(&[]));
                 let _old = chain.also(op::cas(Mode::Lt, at, &1_u64, &2_u64).reclaiming(0));
+            }
+            6 => {
+                let _item = chain.also(op::read(at, 600));
+                let _seen = chain.also(op::read(at, 8).fenced());
+                let _old = chain.also(op::cas(Mode::Ge, at, &1_u64, &2_u64).fenced());
+                let _sum = chain.also(op::fetch_add(at, &addend).fenced());
+                let _written = chain.also(op::write(at, &[1; 8]).fenced());
             }
             _ => {
                 for n in 0..OPS_MAX as u64 {

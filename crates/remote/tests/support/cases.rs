@@ -347,7 +347,7 @@ pub(crate) fn encode(key: Key, specs: &[OpSpec]) -> Vec<u8> {
             cas && spec.reclaims.is_some(),
         ];
         let flags = flags.iter().enumerate().fold(0, |all, (bit, &set)| all | u8::from(set) << bit);
-        let mode = if cas { spec.mode } else { u8::from(spec.from_reserve) };
+        let mode = if cas { spec.mode } else { u8::from(spec.from_reserve) } | u8::from(spec.fenced) << 7;
         let width = match spec.verb {
             Verb::Cas => spec.width as u8,
             Verb::FetchAdd => 8,
@@ -414,7 +414,7 @@ fn build<'a>(spec: &'a OpSpec, chain: &mut Chain<'a>) -> bool {
         }
         Verb::FetchAdd => {
             let addend = U64::ref_from_bytes(&spec.data).expect("eight bytes");
-            push(spec, fetch_add(at, addend), chain);
+            push(spec, modified(spec, fetch_add(at, addend)), chain);
         }
         Verb::Retire => {
             let buffers = <[Addr]>::ref_from_bytes(&spec.data).expect("addresses");
@@ -455,6 +455,9 @@ fn modified<'a, T: ?Sized>(spec: &OpSpec, mut op: Op<'a, T>) -> Op<'a, T> {
     }
     if spec.bounded {
         op = op.bounded();
+    }
+    if spec.fenced {
+        op = op.fenced();
     }
     op
 }
@@ -497,6 +500,8 @@ pub(crate) struct Shape {
     pub(crate) width: usize,
     pub(crate) reclaims: Option<usize>,
     pub(crate) from_reserve: bool,
+    /// Whether the op is fenced. CAS has too many shapes: its fences are drawn.
+    pub(crate) fenced: bool,
 }
 
 impl Shape {
@@ -516,6 +521,7 @@ impl Shape {
             width: 0,
             reclaims: None,
             from_reserve: false,
+            fenced: false,
         };
         let mut all = Vec::new();
         for conditional in BOTH {
@@ -551,6 +557,10 @@ impl Shape {
                 }
             }
         }
+        let is_fenced = |shape: &&Shape| matches!(shape.verb, Verb::Read | Verb::Write | Verb::FetchAdd);
+        let fenced = all.iter().filter(is_fenced).map(|shape| Shape { fenced: true, ..*shape });
+        let fenced: Vec<Shape> = fenced.collect();
+        all.extend(fenced);
         all
     }
 }
@@ -660,6 +670,7 @@ impl Comparison {
             width: shape.width,
             reclaims: shape.reclaims,
             from_reserve: shape.from_reserve,
+            fenced: shape.fenced,
             len: Comparison::draw_len(random),
             ..OpSpec::default()
         };
@@ -694,7 +705,10 @@ impl Comparison {
                 cuts.sort_unstable();
                 spec.cuts = cuts;
             }
-            Verb::Cas => self.draw_operands(random, shape, target, &mut spec, specs),
+            Verb::Cas => {
+                self.draw_operands(random, shape, target, &mut spec, specs);
+                spec.fenced = random.once_in(3);
+            }
             Verb::FetchAdd => spec.data = random.next().to_le_bytes().into(),
             Verb::Retire => {
                 let count = random.pick(&[0, 1, 1, 2, 3, 40]);

@@ -72,6 +72,8 @@ pub(crate) struct OpSpec {
     /// Offset of the pointer in the word of a reclaiming CAS, in bytes. `None` for any other op.
     pub(crate) reclaims: Option<usize>,
     pub(crate) from_reserve: bool,
+    /// Whether the op waits for earlier READs and atomics. Without effect here: ops run in order.
+    pub(crate) fenced: bool,
     /// Offsets at which the builder cuts the data of an ALLOCATE into three parts.
     pub(crate) cuts: [usize; 2],
 }
