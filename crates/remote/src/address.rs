@@ -19,7 +19,13 @@ pub struct Addr(U64);
 /// applications).
 pub const SCRATCH_SIZE: u64 = 32;
 
+/// Size in bytes of a store's words in the memory of the node's NIC, if the NIC has such words
+/// ([`crate::Capabilities::ON_CHIP_WORDS`]).
+pub const ON_CHIP_SIZE: u64 = 1024;
+
 const SCRATCH_BIT: u64 = 1 << 63;
+/// Marks an address in the memory of the node's NIC. No node's memory is so large.
+const ON_CHIP_BIT: u64 = 1 << 62;
 
 impl Addr {
     /// The null address. An indirect access through it fails with [`crate::Status::NullPointer`].
@@ -33,6 +39,19 @@ impl Addr {
     /// The address of byte `offset` of the running chain's scratch.
     pub const fn scratch(offset: u64) -> Addr {
         Addr::new(SCRATCH_BIT | offset)
+    }
+
+    /// The address of byte `offset` of the store's words in the memory of the node's NIC. The store is that of the
+    /// chain's key, so no chain can name another store's words. The words start as zeros, and a restart of the node
+    /// loses them. Without [`crate::Capabilities::ON_CHIP_WORDS`] the address is outside every region.
+    pub const fn on_chip(offset: u64) -> Addr {
+        Addr::new(ON_CHIP_BIT | offset)
+    }
+
+    /// The offset into the store's words in the memory of the node's NIC, if this address is there.
+    pub const fn on_chip_offset(self) -> Option<u64> {
+        let raw = self.raw();
+        if raw & (SCRATCH_BIT | ON_CHIP_BIT) == ON_CHIP_BIT { Some(raw & !ON_CHIP_BIT) } else { None }
     }
 
     /// The raw 64 bits: an offset into the node's memory, unless [`Addr::scratch_offset`] returns `Some`.
@@ -60,9 +79,10 @@ impl Addr {
 
 impl std::fmt::Debug for Addr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.scratch_offset() {
-            Some(offset) => write!(f, "scratch+{offset}"),
-            None => write!(f, "{:#x}", self.raw()),
+        match (self.scratch_offset(), self.on_chip_offset()) {
+            (Some(offset), _) => write!(f, "scratch+{offset}"),
+            (_, Some(offset)) => write!(f, "on-chip+{offset}"),
+            (None, None) => write!(f, "{:#x}", self.raw()),
         }
     }
 }

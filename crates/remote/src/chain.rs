@@ -514,14 +514,16 @@ impl<'a> OpView<'a> {
         self.has(flag::RECLAIMING).then(|| self.header.len.get())
     }
 
+    /// The op's payload as contiguous pieces, without the optional addresses.
     #[inline]
-    pub(crate) fn payload(&self) -> Payload<'a> {
+    pub fn payload(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         self.payload.clone()
     }
 
-    /// The operands of a CAS or FETCH-ADD, which are always inline, never borrowed.
+    /// The operands of a CAS or FETCH-ADD, which are always inline, never borrowed. Their order is that of
+    /// [`crate::wire`].
     #[inline]
-    pub(crate) fn operands(&self) -> &'a [u8] {
+    pub fn operands(&self) -> &'a [u8] {
         self.payload.bytes
     }
 }

@@ -3,11 +3,14 @@
 //! - [`direct`]: the client's CPU runs the chain on the node's memory, as over `shm`.
 //! - [`session`]: the node's engine runs the chain. The request uses a datagram session, as over `udp`, `tcp` and
 //!   `ring`.
+//! - [`verbs`]: the node's NIC executes the ops of a chain, with the guarantees of one-sided RDMA; the engine serves
+//!   calls.
 //! - [`hardware`]: a NIC or CPU of the papers' testbeds runs the chain, with the papers' latencies.
 
 pub mod direct;
 pub mod hardware;
 pub mod session;
+pub mod verbs;
 
 use crate::clock::ProcessClock;
 use farside_remote::clock::Clock;
@@ -23,6 +26,8 @@ pub enum AnyFabric {
     Direct(Rc<direct::Direct>),
     /// The node's engine runs the chains; see [`session`].
     Session(Rc<session::Endpoint>),
+    /// The node's NIC executes the chains; see [`verbs`].
+    Verbs(Rc<verbs::Verbs>),
 }
 
 impl AnyFabric {
@@ -31,6 +36,7 @@ impl AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.clock(),
             AnyFabric::Session(endpoint) => endpoint.clock(),
+            AnyFabric::Verbs(verbs) => verbs.clock(),
         }
     }
 
@@ -39,6 +45,7 @@ impl AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.close().await,
             AnyFabric::Session(endpoint) => endpoint.close().await,
+            AnyFabric::Verbs(verbs) => verbs.close().await,
         }
     }
 }
@@ -48,6 +55,7 @@ impl Fabric for AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.run(node, chain, reply).await,
             AnyFabric::Session(endpoint) => endpoint.run(node, chain, reply).await,
+            AnyFabric::Verbs(verbs) => verbs.run(node, chain, reply).await,
         }
     }
 
@@ -61,6 +69,7 @@ impl Fabric for AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.call(node, service, request, answer).await,
             AnyFabric::Session(endpoint) => endpoint.call(node, service, request, answer).await,
+            AnyFabric::Verbs(verbs) => verbs.call(node, service, request, answer).await,
         }
     }
 
@@ -68,6 +77,7 @@ impl Fabric for AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.retire(node, key, buffer),
             AnyFabric::Session(endpoint) => endpoint.retire(node, key, buffer),
+            AnyFabric::Verbs(verbs) => verbs.retire(node, key, buffer),
         }
     }
 
@@ -75,6 +85,7 @@ impl Fabric for AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.capabilities(node),
             AnyFabric::Session(endpoint) => endpoint.capabilities(node),
+            AnyFabric::Verbs(verbs) => verbs.capabilities(node),
         }
     }
 }

@@ -117,6 +117,7 @@ impl Inputs {
             atomic_ns: self.atomic_ns,
             slot_ns: self.slot_ns,
             slot_spread_ns: 0,
+            on_chip_ns: self.on_chip_ns,
             slot_mask: self.slot_mask,
             relaxed: false,
         }

@@ -233,7 +233,7 @@ pub fn mverbs(workers: Workers) -> f64 {
         world.spawn(world.start_process(), async move {
             loop {
                 let verb = match workers.is_atomic {
-                    true => Verb::Cas { at, compare: 0, swap: 1 },
+                    true => Verb::cas(at, 0, 1),
                     false => Verb::Read { at, len: 8 },
                 };
                 connection.post(verb, false).complete().await;

@@ -279,24 +279,58 @@ impl Network {
     /// Sends a message over the connection between the addresses, in either direction. Returns false if there is no
     /// connection.
     pub fn send_on(&self, from: Address, to: Address, bytes: Vec<u8>) -> bool {
-        let Some(connection) = self.connection(from, to) else { return false };
+        let Some((at, packet, connection)) = self.leaves_on(from, to, &bytes) else { return false };
+        self.deliver(at, packet, Arrival::Message(from, bytes), Some(connection));
+        true
+    }
+
+    /// Sends a message over the connection as [`Network::send_on`] does, and calls `arrived` when the message arrives.
+    /// No inbox receives the message: a NIC handles it, not a process. `bytes` is the message in the packet's events.
+    pub fn carry_on(
+        &self,
+        from: Address,
+        to: Address,
+        bytes: Vec<u8>,
+        arrived: impl FnOnce() + 'static,
+    ) -> bool {
+        let Some((at, packet, connection)) = self.leaves_on(from, to, &bytes) else { return false };
+        let network = Rc::downgrade(&self.0);
+        self.0.world.at(at, move || {
+            let Some(network) = network.upgrade() else { return };
+            let is_open = network.connections.borrow().contains_key(&connection);
+            network.tell(packet, if is_open { What::Deliver } else { What::Miss }, &bytes);
+            if is_open {
+                arrived();
+            }
+        });
+        true
+    }
+
+    /// Sends a packet over the connection between the addresses. Returns the time of its arrival, the packet, and the
+    /// connection. Returns `None` if there is no connection, or if the connection breaks now.
+    fn leaves_on(
+        &self,
+        from: Address,
+        to: Address,
+        bytes: &[u8],
+    ) -> Option<(Nanos, Packet, (Address, Address))> {
+        let connection = self.connection(from, to)?;
         let (rates, packet) = (self.rates(from, to), self.packet(from, to));
-        self.0.tell(packet, What::Send, &bytes);
+        self.0.tell(packet, What::Send, bytes);
         let Inner { world, struck, .. } = &*self.0;
         if world.random().one_in(rates.reset_one_in) {
             struck.count(Fault::Reset, session(from, to));
             self.end(from, to, Some(Fault::Reset));
-            return false;
+            return None;
         }
         let mut at = world.now() + self.flight();
         if let Some((until, fault)) = self.is_cut(from.host, to.host) {
             let late = until - world.now();
-            self.0.strike(packet, fault, What::Delay(fault, late), &bytes);
+            self.0.strike(packet, fault, What::Delay(fault, late), bytes);
             at += late;
         }
-        let at = self.in_order(packet, at, rates, &bytes);
-        self.deliver(at, packet, Arrival::Message(from, bytes), Some(connection));
-        true
+        let at = self.in_order(packet, at, rates, bytes);
+        Some((at, packet, connection))
     }
 
     /// Ends the connection between the addresses, if any. Its messages in flight are lost; both ends are notified.

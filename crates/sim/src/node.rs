@@ -9,15 +9,19 @@
 mod engine;
 
 use crate::clock::ProcessClock;
+use crate::fabric::verbs::OnChipOwners;
 use crate::fault::Target;
 use crate::memory::{Access, Bytes, Pace, Replay, Seen};
 use crate::network::{Address, HostId, Network};
+use crate::nic::{Connection, Device, Nic};
 use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World};
 use engine::Mail;
 use farside_fabrics::session::server::RequestRef;
 use farside_node::identity::{Sender, fenced_session};
+use farside_node::engine::Keys;
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::Served;
+use farside_remote::address::ON_CHIP_SIZE;
 use farside_remote::arena::header;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
@@ -53,6 +57,8 @@ pub struct Options {
     pub clock_ppm: i64,
     /// Minimum and maximum pause of an idle node, in nanoseconds, before it checks its stores again.
     pub idle_pause: [Nanos; 2],
+    /// The node's NIC, which executes classic verbs; see [`crate::fabric::verbs`].
+    pub nic: Option<Device>,
 }
 
 impl Default for Options {
@@ -67,6 +73,7 @@ impl Default for Options {
             datagram: 4096,
             clock_ppm: 0,
             idle_pause: [MILLIS / 4, 8 * MILLIS],
+            nic: None,
         }
     }
 }
@@ -107,6 +114,47 @@ pub(crate) struct Serving {
     mails: Vec<Rc<Mail>>,
     seen: Rc<Cell<Seen>>,
     idle_pause: [Nanos; 2],
+    nic: Option<(Nic, Device)>,
+    /// The queue pairs of the engines' sessions, by the clients' identities and incarnations.
+    pairs: RefCell<BTreeMap<(u128, u64), Rc<QueuePair>>>,
+    next_pair: Cell<u32>,
+    on_chip_owners: Rc<OnChipOwners>,
+}
+
+/// The node's half of a queue pair: the session's keys, under which the NIC accesses memory. It is closed when the
+/// session ends.
+pub(crate) struct QueuePair {
+    keys: Rc<RefCell<Keys>>,
+    /// The client's connection to the NIC, once the client has opened it, with the NIC.
+    connection: RefCell<Option<(Connection, Nic)>>,
+}
+
+impl QueuePair {
+    /// Keys of the session.
+    pub(crate) fn keys(&self) -> &RefCell<Keys> {
+        &self.keys
+    }
+
+    /// Notes the client's connection, which ends with the session.
+    pub(crate) fn attach(&self, connection: &Connection) {
+        *self.connection.borrow_mut() = Some((connection.clone(), connection.nic().clone()));
+    }
+
+    /// Fills the region's words in the NIC's memory with zeros unless `store` was the last key to open them.
+    pub(crate) fn own_on_chip(&self, owners: &OnChipOwners, store: Key) {
+        let before = owners.borrow_mut().insert(store.region(), store.secret());
+        if before != Some(store.secret())
+            && let Some((_, nic)) = &*self.connection.borrow()
+        {
+            nic.clear_on_chip(u64::from(store.region()) * ON_CHIP_SIZE, ON_CHIP_SIZE);
+        }
+    }
+
+    fn close(&self) {
+        if let Some((connection, _)) = self.connection.take() {
+            connection.close();
+        }
+    }
 }
 
 /// The client or engine that waits for a response of the node.
@@ -358,6 +406,14 @@ impl Node {
         let bytes = self.memory();
         let memory = Replay::new(world, &bytes, options.pace).seen_by(seen);
         let engines = options.engines as usize;
+        let nic = options.nic.map(|device| {
+            let nic = Nic::new(world, &bytes, device.timing);
+            nic.count_in(seen);
+            // The process's registrations of memory end with the process.
+            let stopped = nic.clone();
+            world.on_death(process, move || stopped.stop());
+            (nic, device)
+        });
         let serving = Rc::new(Serving {
             process,
             world: world.clone(),
@@ -373,6 +429,10 @@ impl Node {
             mails: (0..engines).map(|_| Rc::default()).collect(),
             seen: Rc::clone(seen),
             idle_pause: options.idle_pause,
+            nic,
+            pairs: RefCell::default(),
+            next_pair: Cell::new(0),
+            on_chip_owners: Rc::default(),
         });
         for index in 0..engines {
             let inbox = network.bind(self.engine(index as u32));
@@ -402,6 +462,38 @@ impl Serving {
     /// The memory of the served node.
     pub(crate) fn bytes(&self) -> &Rc<Bytes> {
         &self.bytes
+    }
+
+    /// The node's NIC, if it has one.
+    pub(crate) fn nic(&self) -> Option<(Nic, Device)> {
+        self.nic.clone()
+    }
+
+    /// Returns the queue pair of the session of this client's incarnation, if the session is open.
+    pub(crate) fn queue_pair(&self, identity: u128, incarnation: u64) -> Option<Rc<QueuePair>> {
+        self.pairs.borrow().get(&(identity, incarnation)).cloned()
+    }
+
+    /// Returns a number that no other queue pair of the node has.
+    pub(crate) fn next_pair(&self) -> u32 {
+        self.next_pair.replace(self.next_pair.get() + 1)
+    }
+
+    pub(crate) fn on_chip_owners(&self) -> &Rc<OnChipOwners> {
+        &self.on_chip_owners
+    }
+
+    /// Opens the queue pair of a session with these keys.
+    fn open_pair(&self, client: (u128, u64), keys: &Rc<RefCell<Keys>>) -> Rc<QueuePair> {
+        let pair = Rc::new(QueuePair { keys: Rc::clone(keys), connection: RefCell::new(None) });
+        self.pairs.borrow_mut().insert(client, Rc::clone(&pair));
+        pair
+    }
+
+    /// Closes the queue pair of a session.
+    fn close_pair(&self, pair: &Rc<QueuePair>) {
+        pair.close();
+        self.pairs.borrow_mut().retain(|_, other| !Rc::ptr_eq(other, pair));
     }
 
     pub(crate) fn seen(&self) -> &Rc<Cell<Seen>> {

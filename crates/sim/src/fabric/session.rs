@@ -151,6 +151,27 @@ impl Endpoint {
         self.asked.ring();
     }
 
+    /// Addresses of the client and of the engine.
+    pub(super) fn addresses(&self) -> [Address; 2] {
+        [self.inbox.address(), self.engine]
+    }
+
+    /// Checks that the session has not ended.
+    pub(super) fn check_open(&self) -> Result<(), FabricError> {
+        if self.state.borrow().over.is_some() { Err(self.over(Ran::No)) } else { Ok(()) }
+    }
+
+    /// Waits until the session has ended.
+    pub(super) async fn ended(&self) {
+        loop {
+            let changed = self.changed.rung();
+            if self.state.borrow().over.is_some() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     async fn is_open(&self) -> bool {
         loop {
             let changed = self.changed.rung();
@@ -263,7 +284,7 @@ impl Endpoint {
         }
     }
 
-    fn over(&self, ran: Ran) -> FabricError {
+    pub(super) fn over(&self, ran: Ran) -> FabricError {
         let reason = self.state.borrow().over.clone().unwrap_or_default();
         FabricError::Lost { node: self.node, ran, reason }
     }

@@ -4,7 +4,7 @@
 //!
 //! Invariant: messages that arrive while a chain runs wait for its end, as in the real engine, which is one thread.
 
-use super::{Letter, Options, Serving};
+use super::{Letter, Options, QueuePair, Serving};
 use crate::memory::Replay;
 use crate::network::{Arrival, Inbox, Network};
 use crate::world::{MICROS, Nanos};
@@ -99,6 +99,8 @@ enum Work {
 struct Client {
     number: u32,
     keys: Rc<RefCell<Keys>>,
+    /// The session's queue pair, if the node has a NIC.
+    pair: Option<Rc<QueuePair>>,
 }
 
 impl Engine {
@@ -350,10 +352,12 @@ impl Host for SessionHost {
         self.serving.world.random().bits()
     }
 
-    fn open(&mut self, _hello: &Hello<'_>) -> Result<Client, String> {
+    fn open(&mut self, hello: &Hello<'_>) -> Result<Client, String> {
         let mut machine = self.serving.machine.borrow_mut();
         let number = self.serving.memory.run_at_once(|memory| machine.open_remote(memory));
-        Ok(Client { number, keys: Rc::default() })
+        let (keys, client) = (Rc::default(), (hello.identity, hello.incarnation));
+        let pair = self.serving.nic.is_some().then(|| self.serving.open_pair(client, &keys));
+        Ok(Client { number, keys, pair })
     }
 
     fn run(
@@ -400,6 +404,9 @@ impl Host for SessionHost {
     }
 
     fn close(&mut self, client: Client, end: End) {
+        if let Some(pair) = &client.pair {
+            self.serving.close_pair(pair);
+        }
         self.letters.push(Letter::Ended(client.number, end == End::Said));
     }
 }

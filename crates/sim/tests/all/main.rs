@@ -9,3 +9,4 @@ mod nic;
 mod picture;
 #[path = "../support/mod.rs"]
 mod support;
+mod verbs;

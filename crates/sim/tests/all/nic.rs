@@ -33,6 +33,7 @@ fn timing(world: &World, relaxed: bool) -> (Timing, [u64; 3]) {
         atomic_ns: 0,
         slot_ns: 1,
         slot_spread_ns: any(),
+        on_chip_ns: 0,
         slot_mask: 0xfff,
         relaxed,
     };
@@ -96,7 +97,7 @@ fn verb(op: &litmus::Op) -> Verb {
         litmus::Op::Write { .. } => {
             Verb::Write { at, bytes: op.payload().iter().flat_map(|word| word.to_le_bytes()).collect() }
         }
-        litmus::Op::Cas { compare, swap, .. } => Verb::Cas { at, compare, swap },
+        litmus::Op::Cas { compare, swap, .. } => Verb::cas(at, compare, swap),
         litmus::Op::Faa { add, .. } => Verb::FetchAdd { at, add },
     }
 }
