@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::program::Program;
+use super::small;
 use crate::random::Random;
 
 /// Maximum number of outcomes of a program; programs with more are dropped.
@@ -20,6 +21,20 @@ const SEED: u64 = 0x6c69_746d_7573;
 /// Returns over a thousand programs, the named shapes first. Takes about a second, since it enumerates the outcomes of
 /// each program.
 pub fn programs() -> Vec<Program> {
+    shapes().all
+}
+
+/// Returns the whole suite: the programs of [`programs`], then all small programs that these do not contain. Takes a
+/// few seconds.
+pub fn suite() -> Vec<Program> {
+    let mut programs = shapes();
+    for (name, text) in small::texts() {
+        programs.add(name, &text);
+    }
+    programs.all
+}
+
+fn shapes() -> Programs {
     let mut programs = Programs::default();
     for (name, text) in NAMED {
         programs.add(name, text);
@@ -32,7 +47,7 @@ pub fn programs() -> Vec<Program> {
     locks(&mut programs);
     three(&mut programs);
     drawn(&mut programs);
-    programs.all
+    programs
 }
 
 /// Name and text of each well-known shape.
