@@ -60,6 +60,8 @@ pub struct Event<'a> {
     pub what: What,
     /// Payload; empty if the packet is not a message.
     pub bytes: &'a [u8],
+    /// The verb of a NIC, or its completion, that the packet carries; `None` for packets of processes.
+    pub verb: Option<&'static str>,
 }
 
 /// Kind of event that happens to a packet.
@@ -146,6 +148,7 @@ struct Packet {
     number: u64,
     from: Address,
     to: Address,
+    verb: Option<&'static str>,
 }
 
 impl Network {
@@ -179,7 +182,7 @@ impl Network {
     fn packet(&self, from: Address, to: Address) -> Packet {
         let number = self.0.packets.get();
         self.0.packets.set(number + 1);
-        Packet { number, from, to }
+        Packet { number, from, to, verb: None }
     }
 
     /// Number of times that each fault has struck.
@@ -279,21 +282,27 @@ impl Network {
     /// Sends a message over the connection between the addresses, in either direction. Returns false if there is no
     /// connection.
     pub fn send_on(&self, from: Address, to: Address, bytes: Vec<u8>) -> bool {
-        let Some((at, packet, connection)) = self.leaves_on(from, to, &bytes) else { return false };
+        if self.connection(from, to).is_none() {
+            return false;
+        }
+        let packet = self.packet(from, to);
+        let Some((at, connection)) = self.leaves_on(packet, &bytes) else { return false };
         self.deliver(at, packet, Arrival::Message(from, bytes), Some(connection));
         true
     }
 
     /// Sends a message over the connection as [`Network::send_on`] does, and calls `arrived` when the message arrives.
-    /// No inbox receives the message: a NIC handles it, not a process. `bytes` is the message in the packet's events.
+    /// No inbox receives the message: a NIC handles it, not a process. The message carries `verb` with `len` bytes.
     pub fn carry_on(
         &self,
         from: Address,
         to: Address,
-        bytes: Vec<u8>,
+        (verb, len): (&'static str, usize),
         arrived: impl FnOnce() + 'static,
     ) -> bool {
-        let Some((at, packet, connection)) = self.leaves_on(from, to, &bytes) else { return false };
+        let bytes = vec![0; len];
+        let packet = Packet { verb: Some(verb), ..self.packet(from, to) };
+        let Some((at, connection)) = self.leaves_on(packet, &bytes) else { return false };
         let network = Rc::downgrade(&self.0);
         self.0.world.at(at, move || {
             let Some(network) = network.upgrade() else { return };
@@ -306,16 +315,12 @@ impl Network {
         true
     }
 
-    /// Sends a packet over the connection between the addresses. Returns the time of its arrival, the packet, and the
-    /// connection. Returns `None` if there is no connection, or if the connection breaks now.
-    fn leaves_on(
-        &self,
-        from: Address,
-        to: Address,
-        bytes: &[u8],
-    ) -> Option<(Nanos, Packet, (Address, Address))> {
+    /// Sends a packet over the connection between its addresses. Returns the time of its arrival, and the connection.
+    /// Returns `None` if there is no connection, or if the connection breaks now.
+    fn leaves_on(&self, packet: Packet, bytes: &[u8]) -> Option<(Nanos, (Address, Address))> {
+        let Packet { from, to, .. } = packet;
         let connection = self.connection(from, to)?;
-        let (rates, packet) = (self.rates(from, to), self.packet(from, to));
+        let rates = self.rates(from, to);
         self.0.tell(packet, What::Send, bytes);
         let Inner { world, struck, .. } = &*self.0;
         if world.random().one_in(rates.reset_one_in) {
@@ -330,7 +335,7 @@ impl Network {
             at += late;
         }
         let at = self.in_order(packet, at, rates, bytes);
-        Some((at, packet, connection))
+        Some((at, connection))
     }
 
     /// Ends the connection between the addresses, if any. Its messages in flight are lost; both ends are notified.
@@ -413,8 +418,8 @@ impl Inner {
         if self.is_recorded.get()
             && let Some(recorder) = &mut *self.recorder.borrow_mut()
         {
-            let Packet { number, from, to } = packet;
-            recorder(&Event { at: self.world.now(), packet: number, from, to, what, bytes });
+            let Packet { number, from, to, verb } = packet;
+            recorder(&Event { at: self.world.now(), packet: number, from, to, what, bytes, verb });
         }
     }
 

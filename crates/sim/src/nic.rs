@@ -89,16 +89,14 @@ impl Verb {
         }
     }
 
-    /// Text of the verb in the events of packets.
-    fn describe(&self) -> String {
-        let (at, len, _) = self.access();
-        let verb = match self {
+    /// Name of the verb in the events of packets.
+    const fn name(&self) -> &'static str {
+        match self {
             Verb::Read { .. } => "read",
             Verb::Write { .. } => "write",
             Verb::Cas { .. } => "cas",
             Verb::FetchAdd { .. } => "fetch-add",
-        };
-        format!("{verb} {len} bytes at {at:#x}")
+        }
     }
 
     /// Payload bytes of the verb's request and of its response, without headers.
@@ -513,8 +511,8 @@ impl Connection {
         let connection = self.clone();
         let send = move || {
             let Some(Path { network, client, node }) = &connection.0.path else { return };
-            let (text, arrives) = (posted.verb.describe().into_bytes(), connection.clone());
-            let _broken_is_told = network.carry_on(*client, *node, text, move || arrives.arrived(posted));
+            let (packet, arrives) = ((posted.verb.name(), posted.verb.payload()[0]), connection.clone());
+            let _broken_is_told = network.carry_on(*client, *node, packet, move || arrives.arrived(posted));
         };
         if leaves <= self.0.nic.0.world.now() { send() } else { self.0.nic.0.world.at(leaves, send) }
     }
@@ -556,6 +554,7 @@ impl Connection {
     fn completes(&self, done: Nanos, completion: Completion) {
         let Inner { world, timing, .. } = &*self.0.nic.0;
         let connection = self.clone();
+        let completion_bytes = completion.0.answer.borrow().len();
         let complete = move || {
             completion.0.is_done.set(true);
             completion.0.bell.ring();
@@ -572,7 +571,8 @@ impl Connection {
         let answers = self.clone();
         self.at(done, move |_| {
             let Some(Path { network, client, node }) = &answers.0.path else { return };
-            let _broken_is_told = network.carry_on(*node, *client, b"completion".to_vec(), complete);
+            let packet = ("completion", completion_bytes);
+            let _broken_is_told = network.carry_on(*node, *client, packet, complete);
         });
     }
 

@@ -36,7 +36,7 @@ pub(crate) fn record(scene: &Scene, mut lines: Lines) {
     }
     let name = namer(scene);
     scene.network.record(move |event: &Event<'_>| {
-        let Event { at, packet, from, to, what, bytes } = *event;
+        let Event { at, packet, from, to, what, bytes, verb } = *event;
         let (event, fault, late_ns) = match what {
             What::Send => ("send", None, None),
             What::Drop(fault) => ("drop", Some(fault), None),
@@ -55,7 +55,10 @@ pub(crate) fn record(scene: &Scene, mut lines: Lines) {
             from: &name(from),
             to: &name(to),
             bytes: bytes.len(),
-            carries: (!bytes.is_empty()).then(|| packet::describe(bytes)),
+            carries: match verb {
+                Some(verb) => Some(verb.to_owned()),
+                None => (!bytes.is_empty()).then(|| packet::describe(bytes)),
+            },
         };
         lines(&serde_json::to_string(&line).expect("plain data"));
     });

@@ -282,7 +282,7 @@ impl Tracked {
 impl Fabric for Tracked {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let _flight = self.flight(Request::Chain(chain.view()));
-        let is_droppable = matches!(self.inner, AnyFabric::Session(_));
+        let is_droppable = matches!(self.inner, AnyFabric::Session(_) | AnyFabric::Verbs(_));
         self.or_cancelled(self.inner.run(node, chain, reply), is_droppable).await
     }
 

@@ -27,17 +27,20 @@ mod work;
 pub use systems::System;
 
 use family::Family;
-use farside_remote::NodeId;
 use farside_remote::control::Ask;
+use farside_remote::{Capabilities, NodeId};
 use farside_sim::checker::{Checked, Checker};
 use farside_sim::clock::ProcessClock;
 use farside_sim::fault::{Fault, FaultRates, Struck, Target};
+use farside_sim::hardware::{Distance, INPUTS};
 use farside_sim::history::{History, OperationId, lines};
 use farside_sim::memory::{Pace, Seen};
 use farside_sim::network::{HostId, Network, Wire};
+use farside_sim::nic::{Device, Timing};
 use farside_sim::node::{Kinds, Node, Options};
 use farside_sim::picture;
 use farside_sim::random::Random;
+use farside_sim::station::Sender;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
 use flight::{Flights, Matrix, Phases};
 use std::cell::{Cell, RefCell};
@@ -53,11 +56,13 @@ pub enum Carrier {
     Datagrams,
     /// Connections, which may break, as over `tcp` and `ring`.
     Connections,
+    /// Queue pairs, which may break: the node's NIC executes chains as classic verbs, and an engine serves calls.
+    Verbs,
 }
 
 impl Carrier {
     /// All carriers.
-    pub const ALL: [Carrier; 3] = [Carrier::Direct, Carrier::Datagrams, Carrier::Connections];
+    pub const ALL: [Carrier; 4] = [Carrier::Direct, Carrier::Datagrams, Carrier::Connections, Carrier::Verbs];
 
     /// Name of the carrier in flags and reports.
     pub const fn name(self) -> &'static str {
@@ -65,6 +70,7 @@ impl Carrier {
             Carrier::Direct => "direct",
             Carrier::Datagrams => "datagrams",
             Carrier::Connections => "connections",
+            Carrier::Verbs => "verbs",
         }
     }
 
@@ -78,8 +84,16 @@ impl Carrier {
         match fault {
             Fault::Loss | Fault::Duplicate | Fault::Reorder => matches!(self, Carrier::Datagrams),
             Fault::Delay | Fault::Partition | Fault::OneWayPartition => !matches!(self, Carrier::Direct),
-            Fault::Reset => matches!(self, Carrier::Connections),
+            Fault::Reset => matches!(self, Carrier::Connections | Carrier::Verbs),
             _ => true,
+        }
+    }
+
+    /// Capabilities of the carrier's fabric that a system may need.
+    pub const fn capabilities(self) -> Capabilities {
+        match self {
+            Carrier::Direct | Carrier::Datagrams | Carrier::Connections => Capabilities::SOFTWARE,
+            Carrier::Verbs => Capabilities::CALLS,
         }
     }
 }
@@ -119,7 +133,7 @@ impl Setup {
 
     /// Carriers that a seed may draw for this setup.
     pub fn carriers(&self) -> Vec<Carrier> {
-        self.carrier.map_or(Carrier::ALL.to_vec(), |carrier| vec![carrier])
+        self.carrier.map_or_else(|| self.system.carriers(), |carrier| vec![carrier])
     }
 }
 
@@ -163,7 +177,8 @@ pub struct Drawn {
 impl Drawn {
     /// Draws all values, and creates the family's system with drawn options.
     fn new<F: Family>(setup: &Setup, random: &Random) -> (Drawn, F) {
-        let carrier = Carrier::ALL[random.below(3) as usize];
+        let carriers = setup.system.carriers();
+        let carrier = carriers[random.below(carriers.len() as u64) as usize];
         let carrier = setup.carrier.unwrap_or(carrier);
         let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
         // A crowded trial has enough keys to collide and to fill a table.
@@ -358,6 +373,8 @@ struct Scene {
     clients: RefCell<Vec<Option<ProcessId>>>,
     clocks: RefCell<Vec<Option<ProcessClock>>>,
     hosts: Vec<HostId>,
+    /// NIC of each client's host; used with [`Carrier::Verbs`].
+    senders: Vec<Rc<Sender>>,
     /// Tag of the last written value. No two writes of a trial have the same tag.
     tags: Cell<u64>,
     kind: &'static str,
@@ -466,6 +483,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         clients: RefCell::new(vec![None; drawn.clients as usize]),
         clocks: RefCell::new(vec![None; drawn.clients as usize]),
         hosts,
+        senders: (0..=drawn.clients).map(|_| Rc::new(INPUTS.sender())).collect(),
         tags: Cell::new(0),
         kind: setup.system.name(),
         parameters: family.parameters(),
@@ -528,7 +546,8 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
         memory_bytes: 192 << 20,
         idle_pause: [first_pause, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { random.between(1, 2) as u32 },
-        is_reliable: drawn.carrier == Carrier::Connections,
+        is_reliable: matches!(drawn.carrier, Carrier::Connections | Carrier::Verbs),
+        nic: (drawn.carrier == Carrier::Verbs).then(|| device(random)),
         at_once_one_in: [0, 2, 8][random.below(3) as usize],
         datagram: [1200, 4096, 16 << 10][random.below(3) as usize],
         clock_ppm: skew(&faults, random),
@@ -537,6 +556,20 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     let kinds: Kinds = Rc::new(systems::kinds);
     let node = Node::start(world, network, host, NodeId(index as u32), kinds, options);
     Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
+}
+
+/// Draws the timing of a node's NIC. Slow steps let other accesses interleave with a verb.
+fn device(random: &Random) -> Device {
+    let any = || [20, 200, 2_000][random.below(3) as usize];
+    let inputs = INPUTS.timing(Distance::Direct);
+    let timing = Timing {
+        fetch_spread_ns: any(),
+        land_spread_ns: any(),
+        slot_spread_ns: any(),
+        relaxed: random.one_in(4),
+        ..inputs
+    };
+    Device { timing, has_masked_cas: false, has_on_chip_words: false }
 }
 
 /// Draws the skew of a clock in parts per million. A positive skew means that the clock runs faster than the world's.

@@ -4,9 +4,10 @@
 use crate::kv::Kv;
 use crate::queue::Queue;
 use crate::registers::{self, RegistersKind};
-use crate::{Report, Setup, events};
+use crate::{Carrier, Report, Setup, events};
 use farside_fabrics::mutants as sessions;
 use farside_node::mutants as lives;
+use farside_remote::Capabilities;
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants as chains;
 use farside_remote::service::Kind;
@@ -19,6 +20,7 @@ use std::fmt;
 #[derive(Clone, Copy)]
 pub struct System {
     name: &'static str,
+    needs: Capabilities,
     /// The system's own mutants. `rare` lists the mutants that trials expose too rarely; tests of single steps detect
     /// these.
     mutants: &'static [Mutant],
@@ -67,19 +69,20 @@ impl System {
     /// All systems that trials can run.
     pub fn all() -> impl Iterator<Item = System> {
         let run = crate::run_family::<registers::Trial>;
-        let registers = System { name: registers::KIND, mutants: &[], rare: &[], run };
+        let needs = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
+        let registers = System { name: registers::KIND, needs, mutants: &[], rare: &[], run };
         registry::ALL.iter().filter_map(System::registered).chain([registers])
     }
 
     /// Returns a registered system, or `None` if its family has no trials.
     fn registered(system: &Registered) -> Option<System> {
-        let Registered { kind: name, mutants, rare_mutants: rare, .. } = *system;
+        let Registered { kind: name, needs, mutants, rare_mutants: rare, .. } = *system;
         let run: Run = match system.family {
             Family::Kv => crate::run_family::<Kv>,
             Family::Queue => crate::run_family::<Queue>,
             Family::Memory => return None,
         };
-        Some(System { name, mutants, rare, run })
+        Some(System { name, needs, mutants, rare, run })
     }
 
     /// Returns the system with this name, if trials can run it.
@@ -90,6 +93,17 @@ impl System {
     /// Name of the system in flags and reports.
     pub fn name(self) -> &'static str {
         self.name
+    }
+
+    /// Capabilities of a carrier that the system needs.
+    pub fn needs(self) -> Capabilities {
+        self.needs
+    }
+
+    /// Carriers that have the capabilities which the system needs.
+    pub fn carriers(self) -> Vec<Carrier> {
+        let can_carry = |carrier: &Carrier| carrier.capabilities().contains(self.needs);
+        Carrier::ALL.into_iter().filter(can_carry).collect()
     }
 
     /// Mutants that the system's trials must expose.

@@ -11,8 +11,10 @@ use farside_sim::clock::ProcessClock;
 use farside_sim::fabric::AnyFabric;
 use farside_sim::fabric::direct::Direct;
 use farside_sim::fabric::session::{Endpoint, Identity};
+use farside_sim::fabric::verbs::Verbs;
 use farside_sim::fault::{Fault, FaultRates, Target};
 use farside_sim::history::{Ask, OperationId, Outcome};
+use farside_sim::network::HostId;
 use farside_sim::node::Node;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
 use std::cell::{Cell, RefCell};
@@ -152,10 +154,28 @@ impl<F: Family> Client<F> {
         let identity = Identity { identity: u128::from(self.client) + 1, incarnation, silence: SILENCE };
         let engine = self.client % site.node.options().engines;
         let host = scene.hosts[self.client as usize];
-        let endpoint = Endpoint::open(&site.node, engine, self.process, host, &self.clock, identity).await?;
+        let fabric = self.open_session(site, engine, host, identity).await?;
         if self.trial.family.is_one_sided() {
             site_state.settle(&self.trial); // The previous session has ended, and so have its chains.
         }
+        Ok(fabric)
+    }
+
+    /// Opens a session with an engine of the site's node, over the trial's carrier.
+    async fn open_session(
+        &self,
+        site: &Site,
+        engine: u32,
+        host: HostId,
+        identity: Identity,
+    ) -> Result<AnyFabric, FabricError> {
+        let (scene, node, clock) = (&self.trial.scene, &site.node, &self.clock);
+        if scene.drawn.carrier == Carrier::Verbs {
+            let sender = &scene.senders[self.client as usize];
+            let verbs = Verbs::open(node, engine, self.process, host, clock, identity, sender).await?;
+            return Ok(AnyFabric::Verbs(verbs));
+        }
+        let endpoint = Endpoint::open(node, engine, self.process, host, clock, identity).await?;
         Ok(AnyFabric::Session(endpoint))
     }
 
@@ -368,8 +388,7 @@ impl<F: Family> Client<F> {
             AnyFabric::Direct(Direct::open(&site.node, self.process, &self.clock, PACE).await?)
         } else {
             let identity = Identity { identity: u128::MAX, incarnation: 1, silence: SILENCE };
-            let (host, clock) = (scene.hosts[0], &self.clock);
-            AnyFabric::Session(Endpoint::open(&site.node, 0, self.process, host, clock, identity).await?)
+            self.open_session(site, 0, scene.hosts[0], identity).await?
         };
         let Some(mut worker) = self.open_store(site, &fabric).await else {
             // The node may have died before it created the store.

@@ -47,7 +47,8 @@ pub(super) struct Sim {
     /// Total number of operations of all clients, 1 to 5000; the simulated node's memory and time allow no more
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5_000))]
     operations: Option<u32>,
-    /// How clients reach the node: direct (their own CPUs), datagrams (may be lost) or connections (may break)
+    /// How clients reach the node: direct (their own CPUs), datagrams (may be lost), connections (may break) or verbs
+    /// (the node's NIC executes READs, WRITEs and atomics; connections may break)
     #[arg(long, value_name = "NAME", value_parser = carriers())]
     carrier: Option<Carrier>,
     /// Faults to inject: all, none, or a comma-separated list of loss, duplicate, reorder, delay, reset, partition,
@@ -174,6 +175,9 @@ impl Sim {
 
     fn setup(&self) -> Result<Setup, Failure> {
         let Faults(faults) = &self.faults;
+        if let Some(carrier) = self.carrier.filter(|carrier| !self.system.carriers().contains(carrier)) {
+            return Err(Failure::Error(unfit_carrier(carrier, self.system)));
+        }
         if let Some(carrier) = self.carrier.filter(|_| faults.len() < Fault::ALL.len()) {
             let impossible = faults.iter().copied().find(|fault| !carrier.can_have(*fault));
             impossible.map_or(Ok(()), |fault| Err(Failure::Error(impossible_fault(carrier, fault))))?;
@@ -320,6 +324,18 @@ impl EventFile<'_> {
         let flushed = self.out.borrow_mut().flush();
         self.error.take().map_or(flushed, Err).map_err(|error| files::unwritable(self.path, &error))
     }
+}
+
+/// Returns the error message for a carrier that lacks a capability which the system needs.
+fn unfit_carrier(carrier: Carrier, system: System) -> String {
+    let others: Vec<&str> = system.carriers().into_iter().map(Carrier::name).collect();
+    format!(
+        "carrier '{}' lacks {}, which '{}' needs: use --carrier {}",
+        carrier.name(),
+        system.needs().without(carrier.capabilities()),
+        system.name(),
+        others.join(" or ")
+    )
 }
 
 /// Returns the error message for a fault that cannot occur over a carrier.
