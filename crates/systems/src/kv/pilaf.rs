@@ -189,6 +189,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
             };
             let mut chain = self.chain.begin(self.table.extent.key);
             let item = chain.also(read(Addr::new(at), len));
+            let entry_at = Addr::new(self.table.entry_at(slot));
+            let again = mutants::READS_KEEP_ORDER.is_on().then(|| chain.also(read_as::<Entry>(entry_at)));
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
             let bytes = match self.reply.get(item) {
                 Ok(bytes) => bytes,
@@ -202,7 +204,11 @@ impl<F: Fabric + Clock> Pilaf<F> {
             if mutants::SIZE_TRUSTED.is_on() && !entry.is_sound() {
                 continue;
             }
-            if crc(bytes) != entry.crc_item.get() && !mutants::ITEM_UNCHECKED.is_on() {
+            let is_intact = match again {
+                Some(again) => self.reply.get(again) == Ok(&entry),
+                None => crc(bytes) == entry.crc_item.get() || mutants::ITEM_UNCHECKED.is_on(),
+            };
+            if !is_intact {
                 continue; // The item was replaced, and its buffer was reused.
             }
             let item = ItemView::decode(bytes)?;
