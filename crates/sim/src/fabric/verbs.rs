@@ -196,7 +196,7 @@ impl Verbs {
             Some(offset) => {
                 let first = u64::from(key.region()).checked_mul(ON_CHIP_SIZE)?;
                 let is_there = offset.checked_add(len)? <= ON_CHIP_SIZE && first < ON_CHIP_BYTES;
-                is_there.then_some(ON_CHIP | first + offset)?
+                is_there.then_some(ON_CHIP | (first + offset))?
             }
         };
         let mut operands = op

@@ -2,7 +2,8 @@
 //!
 //! A [`Program`] has one to three connections with a few verbs each. [`axioms`] is the contract as data.
 //! [`Program::allowed`] computes all outcomes that the contract allows. [`programs`] returns over a thousand programs
-//! of known shapes, [`suite`] adds all small ones, and [`compare()`] checks a simulator against the programs' allowed outcomes.
+//! of known shapes, and [`suite`] adds all small ones. [`compare()`] checks a simulator against the programs' allowed
+//! outcomes.
 //!
 //! Invariant: this module does not depend on how a NIC is built or simulated. The allowed outcomes follow only from a
 //! partial order on accesses to cache lines, and from the rule for atomics.

@@ -1,5 +1,5 @@
-//! Tests of the simulated NIC against the memory contract. Generated programs run as chains over the fabric of verbs. The
-//! outcomes are exactly those that the axioms allow, according to an enumerator that shares no code with the NIC.
+//! Tests of the simulated NIC against the memory contract. Generated programs run as chains over the fabric of verbs.
+//! The outcomes are exactly those that the axioms allow, according to an enumerator that shares no code with the NIC.
 
 use farside_remote::{Addr, ChainBuf, Fabric, Key, Mode, NodeId, Reply, Status, cas, fetch_add, read, write};
 use farside_sim::fabric::verbs::Verbs;
@@ -72,7 +72,8 @@ impl Bench {
                 theirs.sleep(late).await;
                 // A step that waits begins another chain.
                 for list in steps.chunk_by(|_, next| next.start != Start::Waits) {
-                    run_list(&verbs, list, &mut answers.borrow_mut()).await;
+                    let results = run_list(&verbs, list).await;
+                    answers.borrow_mut().extend(results);
                 }
             });
         }
@@ -93,9 +94,8 @@ enum Operands {
     Addend(zerocopy::little_endian::U64),
 }
 
-/// Runs steps as one chain, and adds their results to `answers`.
-#[allow(clippy::await_holding_refcell_ref, reason = "only this task uses the answers before the run's end")]
-async fn run_list(verbs: &Verbs, list: &[Step], answers: &mut Vec<Vec<u64>>) {
+/// Runs steps as one chain, and returns their results.
+async fn run_list(verbs: &Verbs, list: &[Step]) -> Vec<Vec<u64>> {
     let operands: Vec<Operands> = list
         .iter()
         .map(|step| match step.op {
@@ -126,10 +126,11 @@ async fn run_list(verbs: &Verbs, list: &[Step], answers: &mut Vec<Vec<u64>>) {
         }
     }
     verbs.run(NodeId(0), &chain, &mut reply).await.expect("the NIC executes every verb");
-    for (index, status) in reply.statuses().enumerate() {
+    let results = reply.statuses().enumerate().map(|(index, status)| {
         assert!(matches!(status, Status::Ok | Status::CasFailed), "{status:?}");
-        answers.push(words(reply.output(index)));
-    }
+        words(reply.output(index))
+    });
+    results.collect()
 }
 
 fn words(bytes: &[u8]) -> Vec<u64> {

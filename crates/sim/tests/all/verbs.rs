@@ -319,13 +319,16 @@ fn a_list_whose_future_is_dropped_takes_effect_once() {
 /// Lines of the WRITE of a list that a death cuts.
 const LINES: usize = 4;
 
+/// An endpoint with the key and the table's address of a store.
+type Opened = (Rc<Verbs>, Key, u64);
+
 /// Kills the client or the node while a list of a WRITE and a FETCH-ADD is executed, and returns what is left: the
 /// number of lines written, and the word. Asserts that what is left is a prefix of the list.
 fn left_after_death(seed: u64, kills_node: bool) -> (usize, u64) {
     Bench::run(seed, DEVICE, async move |bench: Rc<Bench>| {
         bench.create("s", "").await;
         let process = bench.world.start_process();
-        let found: Rc<RefCell<Option<(Rc<Verbs>, Key, u64)>>> = Rc::default();
+        let found: Rc<RefCell<Option<Opened>>> = Rc::default();
         let (theirs, opened) = (Rc::clone(&bench), Rc::clone(&found));
         bench.world.spawn(process, async move {
             let verbs = theirs.open(process).await.expect("the node responds");
