@@ -144,6 +144,7 @@ fn verbs(world: &World) {
         slot_ns: 200,
         slot_spread_ns: 50,
         slot_mask: 0xfff,
+        on_chip_ns: 9,
         relaxed: false,
     };
     let nic = Nic::new(world, &bytes, timing);
@@ -159,7 +160,7 @@ async fn post_for_ever(world: World, connection: Connection) {
         let verb = match number % 4 {
             0 | 1 => Verb::Read { at, len: 128 },
             2 => Verb::Write { at, bytes: number.to_le_bytes().repeat(8) },
-            _ => Verb::Cas { at, compare: 0, swap: number },
+            _ => Verb::cas(at, 0, number),
         };
         posted.push_back(connection.post(verb, false));
         if posted.len() == 4 {

@@ -530,7 +530,9 @@ impl Pool {
     pub fn stat(&self, name: &str) -> Result<StoreStat, Error> {
         if self.nodes.len() > 1 {
             let mut sum = StoreStat::default();
-            self.members(name)?.iter().try_for_each(|member| Ok::<_, Error>(sum.add(&member.stat(name)?)))?;
+            for member in self.members(name)? {
+                sum.add(&member.stat(name)?);
+            }
             return Ok(sum);
         }
         match self.ask(&Ask::StoreStat { name: name.to_owned() })? {

@@ -26,7 +26,8 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens the store called `name` for `tasks` tasks. Costs one call to a node that is alone, for any number of tasks.
+    /// Opens the store called `name` for `tasks` tasks. In a pool of one node, costs one call
+    /// for any number of tasks.
     pub(crate) fn new(pool: &Pool, name: &str, tasks: usize, options: &Options) -> Result<Opened, Error> {
         let endpoint = Rc::new(pool.endpoint_over_all()?);
         let (members, kvs) = block_on(&endpoint, async {

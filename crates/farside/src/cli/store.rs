@@ -93,8 +93,8 @@ impl Store {
                 print_line!("store '{name}' is dropped");
                 for url in untold {
                     note!(
-                        "farside: {url} did not answer: it frees its part when a store '{name}' is next opened, created \
-                         or dropped"
+                        "farside: {url} did not answer: it frees its part when a store '{name}' is next opened, \
+                         created or dropped"
                     );
                 }
             }

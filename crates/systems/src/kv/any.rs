@@ -36,7 +36,8 @@ macro_rules! with_kv {
 }
 
 impl<F: Fabric + Clock + Clone> AnyKv<F> {
-    /// Opens the key-value store called `name`, of any kind, in a pool of `nodes` nodes. Makes one or two calls to each node.
+    /// Opens the key-value store called `name`, of any kind, in a pool of `nodes` nodes. Makes one call to the
+    /// only node, or a few to each of several.
     ///
     /// # Errors
     /// [`StoreError`]; nothing was changed.

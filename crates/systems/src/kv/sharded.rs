@@ -1,4 +1,5 @@
-//! A key-value store in a pool of several nodes: each member of the store holds a part of the keys, in a store of its own.
+//! A key-value store in a pool of several nodes: each member of the store holds a part of the keys, in a store of its
+//! own.
 //!
 //! Rendezvous hashing assigns keys to members: a key belongs to the member for which the hash of key and member is
 //! largest. So every client finds the same member, in whatever order it lists the nodes.

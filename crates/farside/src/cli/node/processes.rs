@@ -24,7 +24,7 @@ struct Node {
     is_serving: bool,
 }
 
-/// Starts `count` nodes with these arguments of `serve`, creates a store over all of them, prints their pool, and serves
+/// Starts `count` nodes with these arguments of `serve`, creates a store over all of them, and prints their pool. Serves
 /// until a signal arrives or no node is left.
 ///
 /// # Errors

@@ -35,21 +35,24 @@ fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
 
 #[test]
 fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
-    let runs: Vec<_> =
-        System::all().flat_map(|system| Carrier::ALL.map(|carrier| (system, carrier))).collect();
+    let of = |system: System| system.carriers().into_iter().map(move |carrier| (system, carrier));
+    let runs: Vec<_> = System::all().flat_map(of).collect();
     let outcomes = std::thread::scope(|scope| {
         let threads: Vec<_> =
             runs.iter().map(|(system, carrier)| scope.spawn(|| over(*system, *carrier))).collect();
         threads.into_iter().map(|thread| thread.join().expect("its seeds are good")).collect::<Vec<_>>()
     });
     let mut empty = Vec::new();
-    for (system, of_carriers) in System::all().zip(outcomes.chunks(Carrier::ALL.len())) {
+    let mut outcomes = outcomes.into_iter();
+    for system in System::all() {
+        let carriers = system.carriers();
+        let of_carriers: Vec<_> = outcomes.by_ref().take(carriers.len()).collect();
         let mut within = Matrix::default();
         of_carriers.iter().for_each(|(_, matrix)| within.add(matrix));
         let (phases, _) = of_carriers[0];
         for fault in Fault::ALL {
             for (at, phase) in phases.all.iter().enumerate() {
-                if can_strike(fault, phase, &Carrier::ALL) && within.of(fault, at) == 0 {
+                if can_strike(fault, phase, &carriers) && within.of(fault, at) == 0 {
                     empty.push(format!("{}: {} within {}", system.name(), fault.name(), phase.name));
                 }
             }
