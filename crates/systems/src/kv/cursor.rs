@@ -1,7 +1,7 @@
 //! Position of an iteration over all keys of a store.
 //!
-//! Invariant: a cursor refers to the slots of one table of one member. If the table is rebuilt, the iteration must start
-//! again.
+//! Invariant: a cursor refers to the slots of one table of one member. If the table is rebuilt, the iteration must
+//! start again.
 
 /// Position of an iteration over all keys. It stays valid after the client that created it is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

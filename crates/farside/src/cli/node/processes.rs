@@ -24,8 +24,8 @@ struct Node {
     is_serving: bool,
 }
 
-/// Starts `count` nodes with these arguments of `serve`, creates a store over all of them, and prints their pool. Serves
-/// until a signal arrives or no node is left.
+/// Starts `count` nodes with these arguments of `serve`, creates a store over all of them, and prints their pool.
+/// Serves until a signal arrives or no node is left.
 ///
 /// # Errors
 /// A node does not start, or the store cannot be created: the nodes are ended. Or all nodes have exited by themselves.
