@@ -128,7 +128,8 @@ struct Scene {
     hosts: Vec<HostId>,
     left: Cell<u32>,
     attempts: RefCell<BTreeMap<Attempt, Acknowledged>>,
-    /// All drops that have begun: the name, and the time until which requests of the drop may arrive.
+    /// All drops that have begun: the name, and the time at which the drop ended, cancelled or not. A drop's requests
+    /// name an attempt, so those that arrive after its end cannot remove a store whose creation began later.
     drops: RefCell<Vec<(&'static str, Nanos)>>,
     violated: RefCell<Vec<String>>,
     matrix: RefCell<BTreeMap<(String, Step), u64>>,
@@ -389,21 +390,38 @@ async fn create(pool: &Rc<Pool>, name: &'static str) {
     }
 }
 
+/// A drop in progress, which ends when this value is dropped: also if the caller drops the future, or its process dies.
+struct Running {
+    scene: Rc<Scene>,
+    index: usize,
+}
+
+impl Running {
+    fn begin(scene: &Rc<Scene>, name: &'static str) -> Running {
+        let mut drops = scene.drops.borrow_mut();
+        drops.push((name, Nanos::MAX));
+        Running { scene: Rc::clone(scene), index: drops.len() - 1 }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.scene.drops.borrow_mut()[self.index].1 = self.scene.world.now();
+    }
+}
+
 async fn drop_store(pool: &Rc<Pool>, name: &'static str) {
     let scene = &pool.scene;
     pool.doing.set(Doing::Drop);
-    let index = scene.drops.borrow().len();
-    // If the drop is cancelled or fails, its last requests may arrive later.
-    scene.drops.borrow_mut().push((name, scene.world.now() + 12 * SECONDS));
+    let running = Running::begin(scene, name);
     let before: Vec<Attempt> = {
         let attempts = scene.attempts.borrow();
         attempts.iter().filter(|(_, made)| made.name == name).map(|(attempt, _)| *attempt).collect()
     };
-    if let Ok(untold) = members::drop_store(&**pool, NODES, name).await
-        && untold.is_empty()
-    {
+    let dropped = members::drop_store(&**pool, NODES, name).await;
+    drop(running);
+    if dropped.is_ok_and(|untold| untold.is_empty()) {
         scene.done[2].set(scene.done[2].get() + 1);
-        scene.drops.borrow_mut()[index].1 = scene.world.now();
         let mut attempts = scene.attempts.borrow_mut();
         before.iter().for_each(|attempt| {
             if let Some(made) = attempts.get_mut(attempt) {
