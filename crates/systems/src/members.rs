@@ -12,6 +12,7 @@
 //! Invariant: no key of a member that is not COMMITTED is given to any client.
 //! Invariant: members of two attempts are never in one list.
 //! Invariant: a member that has lost its memory is an error of its own, never a missing store.
+//! Invariant: a member counts as lost only if the node that held it has another memory, or if all nodes have answered.
 
 use crate::mutants;
 use crate::registry::named;
@@ -24,7 +25,7 @@ use farside_remote::control::{
 };
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Fabric, FabricError, NodeId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -99,10 +100,16 @@ pub async fn open<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Resu
         let survey = Survey::of(fabric, nodes, name).await?;
         match survey.settle(fabric, Unfinished::Commit).await? {
             Standing::Here(group) => match group.opened(fabric, &survey).await? {
-                Some(members) => return Ok(members),
-                None => continue, // The store was dropped meanwhile.
+                Ok(members) => return Ok(members),
+                Err(changed) => error = changed,
             },
-            Standing::Alone(node) => return Ok(Members::one(node, fetch(fabric, node, name).await?)),
+            Standing::Alone(node) => {
+                let store = fetch(fabric, node, name).await?;
+                // The store may have been dropped, and one with several members created, since the survey.
+                if store.membership.is_none() {
+                    return Ok(Members::one(node, store));
+                }
+            }
             Standing::Absent => return Err(survey.absent()),
             Standing::Changed => {}
             Standing::Undecided => error = StoreError::BeingCreated { name: name.to_owned() },
@@ -112,7 +119,8 @@ pub async fn open<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Resu
 }
 
 /// Creates a store over the first [`New::members`] nodes of a pool of `nodes` nodes. `attempt` is random. Returns the
-/// nodes and the descriptions of the members, without their keys. Aborts unfinished attempts of the same name.
+/// nodes and the descriptions of the members, without their keys. A member is missing from this list if its node did
+/// not answer, and another client has committed the store. Aborts unfinished attempts of the same name.
 ///
 /// # Errors
 /// [`StoreError`]. Nothing was created, except if the error is a [`FabricError`] whose [`FabricError::ran`] is
@@ -157,8 +165,17 @@ pub async fn create<F: Fabric + Clock>(
         let request = Ask::PrepareStore { name, kind, parameters, quota, membership };
         let node = chosen[index as usize];
         async move {
+            let Ask::PrepareStore { name, membership, .. } = &request else {
+                unreachable!("it was just built")
+            };
             match ask(fabric, node, &request).await? {
-                Answer::Store(store) => Ok(store),
+                Answer::Store(store)
+                    if store.name == *name
+                        && store.membership.as_ref() == Some(membership)
+                        && store.incarnation == membership.members[index as usize].incarnation =>
+                {
+                    Ok(store)
+                }
                 _ => Err(not_understood(node)),
             }
         }
@@ -168,6 +185,12 @@ pub async fn create<F: Fabric + Clock>(
         prepared.extend(all((1..chosen.len() as u32).map(prepare)).await);
     }
     let failure = prepared.iter().find_map(|prepared| prepared.as_ref().err().cloned());
+    let may_be_prepared = |prepared: &Result<Store, StoreError>| match prepared {
+        Ok(_) => true,
+        Err(StoreError::Fabric(error)) => error.ran() != Ran::No,
+        Err(_) => false,
+    };
+    let may_be_everywhere = prepared.len() == chosen.len() && prepared.iter().all(may_be_prepared);
     let decision = if failure.is_some() { Decision::Abort } else { Decision::Commit };
     let state = decide(fabric, chosen[0], &name, attempt, decision, ids[0].incarnation).await;
     let state = match (state, failure) {
@@ -181,7 +204,9 @@ pub async fn create<F: Fabric + Clock>(
                 ))
             }));
         }
-        (Err(error), _) => return Err(error),
+        // A client that finds the attempt PREPARED at all members commits it, also if no decision was requested here.
+        (Err(error), _) if may_be_everywhere => return Err(unknown(chosen[0], error)),
+        (Err(error), failure) => return Err(failure.unwrap_or(error)),
     };
     // A member that does not answer is told later by a client that opens the store.
     tell_all(fabric, &name, attempt, Decision::Commit, &chosen[1..]).await;
@@ -191,7 +216,8 @@ pub async fn create<F: Fabric + Clock>(
         }
         store
     };
-    Ok(chosen.into_iter().zip(prepared.into_iter().flatten().map(committed)).collect())
+    let described = chosen.into_iter().zip(prepared);
+    Ok(described.filter_map(|(node, store)| Some((node, committed(store.ok()?)))).collect())
 }
 
 /// Drops the store called `name`, or aborts its creation. Returns the nodes that hold members and did not answer: their
@@ -259,7 +285,12 @@ pub async fn settle<F: Fabric + Clock>(fabric: &F, nodes: u32) -> Result<Vec<Set
             if round > 0 {
                 fabric.sleep(PAUSE * (1 << round)).await;
             }
-            let survey = Survey::of(fabric, nodes, &name).await?;
+            let survey = match Survey::of(fabric, nodes, &name).await {
+                Ok(survey) => survey,
+                Err(error @ StoreError::Fabric(_)) => return Err(error),
+                // A node refuses to answer about this name.
+                Err(_) => break,
+            };
             match survey.settle(fabric, Unfinished::Decide).await {
                 Ok(Standing::Changed) => was_unfinished = true,
                 Ok(Standing::Undecided) => {}
@@ -288,26 +319,41 @@ pub(crate) async fn fetch_member<F: Fabric>(
     members: &Members,
     index: usize,
 ) -> Result<Members, StoreError> {
-    let node = match &members.list()[index] {
+    let (mut node, is_guess) = match &members.list()[index] {
         Member { store: Err(lost @ StoreError::MemoryLost { .. }), .. } => return Err(lost.clone()),
-        Member { node, .. } => *node,
+        Member { node, store } => (*node, store.is_err()),
     };
     let Store { name, membership, .. } = members.store();
     let Some(of) = membership else {
         return Ok(Members::one(node, fetch(fabric, node, name).await?));
     };
-    let lost = || StoreError::MemoryLost { name: name.clone(), member: index as u32, node };
-    let is_same = |store: &Store| {
-        store.membership.as_ref().is_some_and(|own| own.attempt == of.attempt && own.index as usize == index)
-    };
-    let found = match ask(fabric, node, &Ask::FindStore { name: name.clone() }).await? {
-        Answer::Found(found) => found,
-        _ => return Err(not_understood(node)),
-    };
-    if found.incarnation != of.members[index].incarnation && !mutants::WIPED_MEMBER_ABSENT.is_on() {
-        return Err(lost());
-    }
+    let lost = |node| StoreError::MemoryLost { name: name.clone(), member: index as u32, node };
     let dropped = || StoreError::Gone(format!("store '{name}' was dropped: open another"));
+    let is_same = |store: &Store| {
+        let own = store.membership.as_ref();
+        own.is_some_and(|own| {
+            own.attempt == of.attempt && own.members == of.members && own.index as usize == index
+        })
+    };
+    let incarnation = of.members[index].incarnation;
+    let mut found = find(fabric, node, name).await?;
+    if found.incarnation != incarnation && is_guess {
+        // The node did not answer when the store was opened, so it may be another one than the member's.
+        let survey = Survey::ask(fabric, members.nodes(), name).await?;
+        let group = survey.group(of);
+        match group.places[index] {
+            Place::Holds(holder, _) => node = holder,
+            Place::Lacks(_) => return Err(dropped()),
+            Place::Silent(silent) => return Err(group.silent(&survey, silent)),
+            Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Err(dropped()),
+            Place::Lost(node) => return Err(lost(node)),
+            Place::Elsewhere => return Err(group.too_few(&survey)),
+        }
+        found = find(fabric, node, name).await?;
+    }
+    if found.incarnation != incarnation && !mutants::WIPED_MEMBER_ABSENT.is_on() {
+        return Err(lost(node));
+    }
     let held = found.store.filter(is_same).ok_or_else(dropped)?;
     if held.is_prepared() {
         let decision = Decision::Commit;
@@ -438,22 +484,33 @@ impl Survey {
 
     async fn ask<F: Fabric>(fabric: &F, nodes: u32, name: &str) -> Result<Survey, StoreError> {
         let request = Ask::FindStore { name: name.to_owned() };
-        let found = all((0..nodes).map(|node| raw_ask(fabric, NodeId(node), &request))).await;
+        let answers = all((0..nodes).map(|node| raw_ask(fabric, NodeId(node), &request))).await;
         let mut survey =
             Survey { name: name.to_owned(), found: Vec::new(), groups: Vec::new(), is_moving: false };
-        for (node, found) in found.into_iter().enumerate() {
-            survey.found.push(match found {
-                Ok(Answer::Found(found)) => {
-                    let membership = found.store.as_ref().and_then(|store| store.membership.as_ref());
-                    if membership.is_some_and(|membership| membership.check(found.incarnation).is_err()) {
-                        return Err(not_understood(NodeId(node as u32)));
-                    }
-                    Ok(found)
-                }
-                Ok(_) => return Err(not_understood(NodeId(node as u32))),
-                Err(FabricError::Refused(reason)) => return Err(StoreError::Gone(reason)),
-                Err(error) => Err(error.map_ran(|_| Ran::No)),
-            });
+        for (node, answer) in (0..).map(NodeId).zip(answers) {
+            let found = match understood(node, name, answer) {
+                Err(StoreError::Fabric(error)) => Err(error.map_ran(|_| Ran::No)),
+                understood => Ok(understood?),
+            };
+            survey.found.push(found);
+        }
+        let mut nodes_of = BTreeMap::new();
+        for (node, found) in survey.found.iter().enumerate() {
+            let Ok(found) = found else { continue };
+            if let Some(other) = nodes_of.insert(found.incarnation, node) {
+                return Err(StoreError::Gone(format!(
+                    "the nodes {other} and {node} of the pool are one node: name each node once in --pool"
+                )));
+            }
+        }
+        // Members that contradict each other must not seem to be an aborted attempt, whose members would be removed.
+        let mut lists = BTreeMap::new();
+        for (node, found) in (0..).map(NodeId).zip(&survey.found) {
+            let store = found.as_ref().ok().and_then(|found| found.store.as_ref());
+            let Some(membership) = store.and_then(|store| store.membership.as_ref()) else { continue };
+            if *lists.entry(membership.attempt).or_insert(&membership.members) != &membership.members {
+                return Err(not_understood(node));
+            }
         }
         if survey.found.iter().all(Result::is_err) {
             return Err(survey.absent());
@@ -512,12 +569,8 @@ impl Survey {
             // The hint first, since the client that created the store probably listed the nodes in the same order.
             let mut by_hint: Vec<_> = nodes().collect();
             by_hint.sort_by_key(|(node, _)| node.0 != id.node);
-            let hinted = by_hint.first().filter(|(node, _)| node.0 == id.node);
-            if let Some((node, Ok(found))) = hinted
-                && !is_member(found)
-            {
-                return Place::Lost(*node);
-            }
+            // A member is lost only if every node has answered: its node may have another place in this pool than the
+            // hint says, and be silent.
             if let Some((node, _)) = by_hint.iter().find(|(_, found)| found.is_err()) {
                 return Place::Silent(*node);
             }
@@ -670,8 +723,13 @@ impl Group {
         ))
     }
 
-    /// Opens a committed store at its members. `None` if the store was dropped meanwhile.
-    async fn opened<F: Fabric>(&self, fabric: &F, survey: &Survey) -> Result<Option<Members>, StoreError> {
+    /// Opens a committed store at its members. If a member was dropped meanwhile, or its node refuses to give its key,
+    /// returns the inner error: look again.
+    async fn opened<F: Fabric>(
+        &self,
+        fabric: &F,
+        survey: &Survey,
+    ) -> Result<Result<Members, StoreError>, StoreError> {
         if self.places.contains(&Place::Elsewhere) {
             return Err(self.too_few(survey));
         }
@@ -699,9 +757,21 @@ impl Group {
             Err(_) => true,
         };
         if !opened.iter().enumerate().all(is_same) {
-            return Ok(None);
+            let refused = opened.into_iter().find_map(|member| match member.store {
+                Err(refused @ StoreError::Gone(_)) => Some(refused),
+                _ => None,
+            });
+            return Ok(
+                Err(refused.unwrap_or_else(|| StoreError::BeingCreated { name: survey.name.clone() })),
+            );
         }
-        Members::of(opened).map(Some)
+        let members = Members::of(opened, survey.found.len() as u32)?;
+        let kind = &members.store().kind;
+        let is_other = |member: &&Member| member.store.as_ref().is_ok_and(|store| store.kind != *kind);
+        match members.list().iter().find(is_other) {
+            Some(other) => Err(not_understood(other.node)),
+            None => Ok(Ok(members)),
+        }
     }
 
     /// Drops a committed store, or one whose first member is lost. Returns the nodes that did not answer.
@@ -751,6 +821,7 @@ async fn decide<F: Fabric + Clock>(
 ) -> Result<MemberState, StoreError> {
     let request = Ask::Decide { name: name.to_owned(), attempt, decision };
     match ask(fabric, node, &request).await? {
+        Answer::Decided(Decided { state: MemberState::Prepared, .. }) => Err(not_understood(node)),
         Answer::Decided(decided) if decided.incarnation == incarnation => Ok(decided.state),
         Answer::Decided(_) => Err(StoreError::MemoryLost { name: name.to_owned(), member: 0, node }),
         _ => Err(not_understood(node)),
@@ -793,6 +864,39 @@ async fn raw_ask<F: Fabric>(fabric: &F, node: NodeId, request: &Ask) -> Result<A
     let mut answer = Vec::new();
     fabric.call(node, ServiceId::NODE, &request, &mut answer).await?;
     serde_json::from_slice(&answer).map_err(|_| FabricError::Refused(misunderstood(node)))
+}
+
+/// Asks a node for its store called `name`.
+async fn find<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Found, StoreError> {
+    understood(node, name, raw_ask(fabric, node, &Ask::FindStore { name: name.to_owned() }).await)
+}
+
+/// Checks a node's answer to an [`Ask::FindStore`]. A node may answer anything.
+fn understood(node: NodeId, name: &str, answer: Result<Answer, FabricError>) -> Result<Found, StoreError> {
+    let found = match answer {
+        Ok(Answer::Found(found)) => found,
+        Ok(_) => return Err(not_understood(node)),
+        Err(FabricError::Refused(reason)) => return Err(StoreError::Gone(reason)),
+        Err(error) => return Err(StoreError::Fabric(error)),
+    };
+    let is_sound = found.store.as_ref().is_none_or(|store| {
+        let membership = store.membership.as_ref();
+        store.name == name
+            && store.incarnation == found.incarnation
+            && membership.is_none_or(|membership| membership.check(found.incarnation).is_ok())
+    });
+    if is_sound { Ok(found) } else { Err(not_understood(node)) }
+}
+
+/// Error of a creation whose decision at the first member is unknown.
+fn unknown(node: NodeId, error: StoreError) -> StoreError {
+    let reason = match error {
+        StoreError::Fabric(error) if error.ran() == Ran::Unknown => return StoreError::Fabric(error),
+        lost @ StoreError::MemoryLost { .. } => return lost,
+        StoreError::Fabric(FabricError::Unreachable { reason, .. }) => reason,
+        other => other.to_string(),
+    };
+    StoreError::Fabric(FabricError::Lost { node, ran: Ran::Unknown, reason })
 }
 
 fn misunderstood(node: NodeId) -> String {

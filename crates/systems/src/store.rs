@@ -6,7 +6,7 @@ use crate::registry::{Registered, named};
 use crate::system::{Family, Options, System};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
-use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::control::{Answer, Ask, MemberState, Membership, Store};
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Capabilities, Fabric, FabricError, NodeId};
 
@@ -96,11 +96,20 @@ pub async fn fetch<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<St
         other => StoreError::Fabric(other.map_ran(|_| Ran::No)),
     })?;
     match serde_json::from_slice(&answer) {
-        Ok(Answer::Store(store)) => Ok(store),
+        Ok(Answer::Store(store)) if is_sound(&store, name) => Ok(store),
         _ => Err(StoreError::Gone(format!(
             "the node's answer about store '{name}' is not understood: use the same release on both sides"
         ))),
     }
+}
+
+/// Whether a description of a store to open is that of the requested store, and its members, if any, are well-formed
+/// and committed. A node may answer anything.
+fn is_sound(store: &Store, name: &str) -> bool {
+    let is_committed = |membership: &Membership| {
+        membership.state == MemberState::Committed && membership.check(store.incarnation).is_ok()
+    };
+    store.name == name && store.membership.as_ref().is_none_or(is_committed)
 }
 
 /// Fetches the description of a store as [`fetch`] does, but requires a store of this kind.
@@ -174,12 +183,14 @@ pub struct Members {
     list: Vec<Member>,
     /// Index of the first member with a description.
     first: usize,
+    /// Number of nodes in the pool.
+    nodes: u32,
 }
 
 impl Members {
     /// Creates the members of a store that lies on one node.
     pub fn one(node: NodeId, store: Store) -> Members {
-        Members { list: vec![Member { node, store: Ok(store) }], first: 0 }
+        Members { list: vec![Member { node, store: Ok(store) }], first: 0, nodes: 1 }
     }
 
     /// Creates the members of the part of a store that lies on one of its nodes, as if the part were a whole store.
@@ -187,13 +198,13 @@ impl Members {
         Members::one(node, Store { membership: None, ..store })
     }
 
-    /// Creates the members of a store from its complete list.
+    /// Creates the members of a store in a pool of `nodes` nodes from its complete list.
     ///
     /// # Errors
     /// No member has a description: the error of the first.
-    pub(crate) fn of(list: Vec<Member>) -> Result<Members, StoreError> {
+    pub(crate) fn of(list: Vec<Member>, nodes: u32) -> Result<Members, StoreError> {
         match list.iter().position(|member| member.store.is_ok()) {
-            Some(first) => Ok(Members { list, first }),
+            Some(first) => Ok(Members { list, first, nodes }),
             None => Err(list.into_iter().find_map(|member| member.store.err()).unwrap_or_else(|| {
                 StoreError::Gone("the store has no member: create it with 'farside store create'".into())
             })),
@@ -203,6 +214,11 @@ impl Members {
     /// All members, by index.
     pub fn list(&self) -> &[Member] {
         &self.list
+    }
+
+    /// Number of nodes in the pool in which the store was found.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.nodes
     }
 
     /// Number of the store's configuration; 1 unless members were replaced.

@@ -8,6 +8,7 @@ mod fenced;
 mod guarded;
 mod life_and_death;
 mod life_and_death_poison;
+mod members;
 #[cfg(farside_mutants)]
 mod mutants;
 mod owned;

@@ -14,6 +14,7 @@ pub(crate) mod paced;
 pub(crate) mod poison;
 pub(crate) mod process;
 pub(crate) mod script;
+pub(crate) mod several;
 pub(crate) mod stepped;
 
 use farside_fabrics::direct::Direct;
