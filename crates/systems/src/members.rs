@@ -748,9 +748,9 @@ impl Group {
         .await;
         // The store may have been dropped, and another one created, since the survey.
         let is_same = |(index, member): (usize, &Member)| match &member.store {
-            Ok(store) => {
-                store.membership.as_ref().is_some_and(|own| self.is(own) && own.index as usize == index)
-            }
+            Ok(store) => store.membership.as_ref().is_some_and(|own| {
+                (self.is(own) && own.index as usize == index) || mutants::MEMBERS_MIXED.is_on()
+            }),
             Err(StoreError::Gone(_)) => {
                 mutants::WIPED_MEMBER_ABSENT.is_on() || mutants::HALF_CREATED_USED.is_on()
             }

@@ -7,4 +7,6 @@ farside_remote::mutants! {
     WIPED_MEMBER_ABSENT = "WipedMemberAbsent";
     /// An attempt counts as aborted if the first member lacked it before another member was seen to hold it.
     ABSENCE_SEEN_TOO_EARLY = "AbsenceSeenTooEarly";
+    /// A client that opens a store accepts members of another attempt than the one that it saw.
+    MEMBERS_MIXED = "MembersMixed";
 }

@@ -1,12 +1,13 @@
 //! Tests that kill the mutants which only a running system exposes.
 
 use crate::fenced::a_chain_after_its_fence;
-use crate::support::{paced, poison, stepped};
+use crate::support::{paced, poison, several, stepped};
 use farside_fabrics::mutants::FENCED_READ_TOO_EARLY;
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
+use farside_systems::mutants::MEMBERS_MIXED;
 use std::time::Duration;
 
 #[test]
@@ -70,4 +71,12 @@ fn a_client_that_reads_too_early_whether_it_is_fenced_is_detected() {
     let broken = a_chain_after_its_fence();
     Mutant::switch(None);
     println!("FencedReadTooEarly: killed, for {}", broken.expect_err("FencedReadTooEarly lives"));
+}
+
+#[test]
+fn a_client_that_mixes_members_of_two_attempts_is_detected() {
+    // The correct code passes the same case in `members`.
+    let case = several::members_of_two_attempts_are_never_in_one_list;
+    assert!(!stepped::passes(Some(MEMBERS_MIXED), case), "MembersMixed lives");
+    println!("1 of 1 mutants were killed");
 }

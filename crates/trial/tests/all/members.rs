@@ -30,7 +30,11 @@ fn a_store_is_at_all_of_its_members_or_at_none() {
 fn every_mutant_is_killed_by_its_seed() {
     use farside_remote::mutant::Mutant;
     let kills = farside_trial::kills::parse(include_str!("../../kills/members.txt")).expect("valid lines");
-    let own = farside_systems::mutants::ALL.iter().chain([&farside_node::mutants::BOTH_DECISIONS]);
+    // The fetch of all keys takes a few microseconds, so no seed of 600 drops and creates a store meanwhile. A test of
+    // `farside_systems` does.
+    let is_here = |mutant: &&Mutant| **mutant != farside_systems::mutants::MEMBERS_MIXED;
+    let own = farside_systems::mutants::ALL.iter().filter(is_here);
+    let own = own.chain([&farside_node::mutants::BOTH_DECISIONS]);
     let mut wrong = Vec::new();
     for mutant in own {
         let seed = kills.iter().find(|(name, _)| name == mutant.name()).map(|(_, seed)| *seed);
