@@ -475,6 +475,9 @@ impl Pool {
     /// The store does not exist, or the token has no right to drop it: nothing was changed. If [`Error::ran`] is
     /// [`Ran::Unknown`](crate::Ran::Unknown), the store may have been dropped.
     pub fn drop_store(&self, name: &str) -> Result<Vec<String>, Error> {
+        if self.nodes.len() == 1 {
+            return self.ask(&Ask::DropStore { name: name.to_owned() }).map(|_| Vec::new());
+        }
         let untold =
             self.over_all(async |endpoint| members::drop_store(endpoint, endpoint.nodes(), name).await)?;
         Ok(untold.into_iter().map(|node| self.nodes[node.0 as usize].url.clone()).collect())

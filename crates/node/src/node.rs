@@ -63,6 +63,8 @@ pub struct Node<M: NodeMemory> {
     jobs: VecDeque<(Ticket, Job<M>)>,
     /// Questions about members of stores that wait until the catalog's record shows what the node knows.
     questions: VecDeque<(Ticket, Question)>,
+    /// Whether the catalog's last step has answered a question.
+    has_answered: bool,
     /// Index of the current job, and the number of consecutive jobs that were found waiting.
     at_job: (usize, usize),
     /// Statistics requests in progress, each with the tickets that wait for its result.
@@ -162,6 +164,7 @@ impl<M: NodeMemory> Node<M> {
             reclaim: Reclaim::default(),
             jobs: VecDeque::new(),
             questions: VecDeque::new(),
+            has_answered: false,
             at_job: (0, 0),
             stat_requests: VecDeque::new(),
             scans_due: VecDeque::new(),
@@ -418,12 +421,11 @@ impl<M: NodeMemory> Node<M> {
     /// last access, so no access may follow.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
-        let parts: [Part<M>; 9] = [
+        let parts: [Part<M>; 8] = [
             Node::close_step,
             Node::reclaim_step,
             Node::regrant_step,
-            Node::job_step,
-            Node::question_step,
+            Node::catalog_step,
             Node::stat_request_step,
             Node::scan_step,
             Node::relief_step,
@@ -998,6 +1000,28 @@ impl<M: NodeMemory> Node<M> {
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, reported.clone())));
     }
 
+    /// Makes a step of a job, or answers a question about a member. If both are possible, takes turns.
+    fn catalog_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let is_answerable =
+            self.questions.front().is_some_and(|(_, question)| self.is_recorded(question.name()));
+        if is_answerable && !(self.has_answered && !self.jobs.is_empty()) {
+            let is_done = self.question_step(memory)?;
+            self.has_answered = true;
+            return Ok(is_done);
+        }
+        let is_done = self.job_step(memory)?;
+        self.has_answered = false;
+        Ok(is_done || is_answerable)
+    }
+
+    /// Whether the catalog's record says about this store what the catalog says. If not, a job's next step writes it.
+    fn is_recorded(&self, name: &str) -> bool {
+        !self.jobs.iter().any(|(_, job)| match job {
+            Job::Drop { entry, leaving: Leaving::Not, .. } => entry.store.name == name,
+            _ => false,
+        })
+    }
+
     /// Makes a step of the current job. If that job waits, goes on to the next job.
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let (place, waiting) = self.at_job;
@@ -1143,19 +1167,11 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// Answers the first question about a member. The response to a question says only what the catalog's record says:
-    /// a node that takes over must not know another answer.
+    /// Answers the first question about a member, whose store is recorded ([`Node::is_recorded`]). The response says only
+    /// what the catalog's record says: a node that takes over must not know another answer.
     fn question_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some((_, question)) = self.questions.front() else { return Ok(false) };
-        let name = question.name();
-        let is_unrecorded = self.jobs.iter().any(|(_, job)| match job {
-            Job::Drop { entry, leaving: Leaving::Not, .. } => entry.store.name == name,
-            _ => false,
-        });
-        if is_unrecorded {
-            return Ok(false); // The job's next step writes the record.
-        }
-        let entry = self.catalog.get(name).ok();
+        let entry = self.catalog.get(question.name()).ok();
         let answer = match question {
             Question::Find { .. } => {
                 let store = entry.map(|entry| Store { secret: 0, id: 0, ..rebuild::shown(entry) });

@@ -380,7 +380,7 @@ fn up_starts_several_nodes_and_shows_each() {
     with_pool(&["store", "create", "wide", "--quota", "6MiB", "--members", "4"])
         .refused("give --members from 1 to 3");
     with_pool(&["store", "drop", "plain"]).done();
-    let shell = with_pool(&["shell", "get", "key-7"]);
+    let shell = farside(["shell", "--pool", &pool, "get", "key-7"]);
     assert!(shell.err.is_empty(), "{}", shell.err);
     farside(["kv", "get", "k", "--pool", one]).refused("name all of its nodes in --pool");
 
