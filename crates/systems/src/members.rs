@@ -194,7 +194,10 @@ pub async fn create<F: Fabric + Clock>(
     let decision = if failure.is_some() { Decision::Abort } else { Decision::Commit };
     let state = decide(fabric, chosen[0], &name, attempt, decision, ids[0].incarnation).await;
     let state = match (state, failure) {
-        (Ok(MemberState::Committed), _) => MemberState::Committed,
+        (Ok(MemberState::Committed), None) => MemberState::Committed,
+        (Ok(MemberState::Committed), Some(_)) if may_be_everywhere => MemberState::Committed,
+        // No correct client commits an attempt that is not PREPARED at all members.
+        (Ok(MemberState::Committed), Some(failure)) => return Err(failure),
         (Ok(_), failure) => {
             tell_all(fabric, &name, attempt, Decision::Abort, &chosen[1..]).await;
             return Err(failure.unwrap_or_else(|| {

@@ -391,8 +391,8 @@ pub(crate) fn an_impossible_answer_aborts_a_creation() {
             );
         }
     }
-    let homes = homes();
-    let client = Several::new(&homes, &[0, 1, 2]);
+    let nodes = homes();
+    let client = Several::new(&nodes, &[0, 1, 2]);
     client.before_each(|_, ask| match ask {
         Ask::Decide { .. } => Then::Answers(|answer| {
             if let Answer::Decided(decided) = answer {
@@ -405,4 +405,17 @@ pub(crate) fn an_impossible_answer_aborts_a_creation() {
         Err(StoreError::Fabric(error)) => assert_eq!(error.ran(), Ran::Unknown, "{error}"),
         other => panic!("expected an unknown outcome, got {other:?}"),
     }
+    let nodes = homes();
+    let client = Several::new(&nodes, &[0, 1, 2]);
+    client.before_each(|_, ask| match ask {
+        Ask::PrepareStore { .. } => Then::Answers(|answer| *answer = Answer::Done),
+        Ask::Decide { .. } => Then::Answers(|answer| {
+            if let Answer::Decided(decided) = answer {
+                decided.state = MemberState::Committed;
+            }
+        }),
+        _ => Then::Runs,
+    });
+    let created = client.create(3, [1, 1]);
+    assert!(created.is_err(), "an attempt without a member is committed: {created:?}");
 }
