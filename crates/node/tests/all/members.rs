@@ -65,7 +65,7 @@ fn a_prepared_store_opens_nothing_until_it_is_committed() {
 }
 
 #[test]
-fn the_first_decision_holds_and_only_a_drop_ends_a_committed_store() {
+pub(crate) fn the_first_decision_holds_and_only_a_drop_ends_a_committed_store() {
     let mut home = Home::new();
     let free = home.node.info().unassigned_bytes;
     home.ask(prepare("m", 0));
