@@ -1167,8 +1167,8 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// Answers the first question about a member, whose store is recorded ([`Node::is_recorded`]). The response says only
-    /// what the catalog's record says: a node that takes over must not know another answer.
+    /// Answers the first question about a member, whose store is recorded ([`Node::is_recorded`]). The response says
+    /// only what the catalog's record says: a node that takes over must not know another answer.
     fn question_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some((_, question)) = self.questions.front() else { return Ok(false) };
         let entry = self.catalog.get(question.name()).ok();
