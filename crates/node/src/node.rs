@@ -1004,7 +1004,7 @@ impl<M: NodeMemory> Node<M> {
     fn catalog_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let is_answerable =
             self.questions.front().is_some_and(|(_, question)| self.is_recorded(question.name()));
-        if is_answerable && !(self.has_answered && !self.jobs.is_empty()) {
+        if is_answerable && (!self.has_answered || self.jobs.is_empty()) {
             let is_done = self.question_step(memory)?;
             self.has_answered = true;
             return Ok(is_done);
