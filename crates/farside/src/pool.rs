@@ -574,7 +574,10 @@ impl Pool {
     ) -> Result<O, Error> {
         let endpoint = Rc::new(self.endpoint_over_all()?);
         endpoint.set_call_timeout(LONGEST_PATIENCE);
-        Ok(block_on(&endpoint, requests(&endpoint))?)
+        block_on(&endpoint, requests(&endpoint)).map_err(|error| match error {
+            StoreError::Gone(reason) => Error::Fabric(FabricError::Refused(reason)),
+            other => other.into(),
+        })
     }
 
     fn ask(&self, ask: &Ask) -> Result<Answer, Error> {
