@@ -3,8 +3,6 @@
 //!
 //! A request passes the client's NIC, the network, the node's link and the node's NIC. At the node, one of these runs
 //! the chain: the NIC itself, a core of the CPU, or a core of a BlueField. The response passes the node's link and the
-//! A request passes the client's NIC, the network, the node's link and the node's NIC. At the node, one of these runs
-//! the chain: the NIC itself, a core of the CPU, or a core of a BlueField. The response passes the node's link and the
 //! network. Each of these parts except the network serves one request after the other, so requests queue under load.
 //!
 //! Invariant: a chain takes effect at one instant, between request and response, when it reaches the hardware that runs
