@@ -38,7 +38,7 @@ impl Observer for Fencer {
 
 /// Runs a chain of a client that is fenced while it begins its turn. Returns an error if the fence was answered and the
 /// chain ran nevertheless.
-pub(crate) fn a_chain_after_its_fence() -> Result<(), String> {
+fn a_chain_after_its_fence() -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node");
     let memory = Mapping::create(32 << 20, Pages::Small).expect("memory");
