@@ -40,7 +40,8 @@ pub enum Ask {
         /// The store's members, and the index of this member among them. The state is [`MemberState::Prepared`].
         membership: Membership,
     },
-    /// Decides on an attempt to create a store. The first member decides; the others are told its decision.
+    /// Decides on an attempt to create a store. The first member decides; a client then reports its decision to the
+    /// others.
     Decide {
         /// Name of the store.
         name: String,

@@ -3,8 +3,8 @@
 //!
 //! A member is identified by the incarnation of its node's memory, and a store by the attempt that created it. An
 //! attempt is PREPARED at the first member, then at the others. The state at the first member is the only decision:
-//! PREPARED becomes COMMITTED or ABORTED there, once. Then the others are told. A drop makes COMMITTED ABORTED, in the
-//! same order.
+//! PREPARED becomes COMMITTED or ABORTED there, once. Then the client reports that state to the others. A drop makes
+//! COMMITTED ABORTED, in the same order.
 //!
 //! An aborted member is removed, so a first member that lives and lacks the attempt has aborted it. This is safe: the
 //! first member is prepared before any other, never twice for one attempt, and its answers are in its catalog's record.
@@ -66,7 +66,7 @@ impl New {
     }
 }
 
-/// What [`settle`] did about an unfinished creation or drop.
+/// Outcome of [`settle`] for an unfinished creation or drop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
     /// Name of the store.
@@ -79,7 +79,7 @@ pub struct Settled {
 const ROUNDS: u32 = 6;
 /// Pause after the first look. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Number of times that a member is told of a decision if it does not answer.
+/// Number of attempts to report a decision to a member that does not answer.
 const TELLS: u32 = 3;
 
 /// Opens the store called `name` in a pool of `nodes` nodes, which have the numbers from 0: returns its members with
@@ -211,7 +211,7 @@ pub async fn create<F: Fabric + Clock>(
         (Err(error), _) if may_be_everywhere => return Err(unknown(chosen[0], error)),
         (Err(error), failure) => return Err(failure.unwrap_or(error)),
     };
-    // A member that does not answer is told later by a client that opens the store.
+    // If a member does not answer, a client that opens the store reports the decision later.
     tell_all(fabric, &name, attempt, Decision::Commit, &chosen[1..]).await;
     let committed = |mut store: Store| {
         if let Some(membership) = &mut store.membership {
@@ -406,7 +406,7 @@ async fn free_name<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Res
     Err(StoreError::BeingCreated { name: name.to_owned() })
 }
 
-/// What a function does about an attempt that is not decided.
+/// Treatment of an attempt that is not decided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unfinished {
     /// Commits the attempt if it is PREPARED at all members, and otherwise leaves it to its creator.

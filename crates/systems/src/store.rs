@@ -240,9 +240,15 @@ impl Members {
     /// # Errors
     /// One of the checks failed, or some of the store's members are missing from this list.
     pub fn check<S: System>(&self, fabric: &impl Fabric) -> Result<(), StoreError> {
-        let store = self.store();
-        check_kind(store, S::KIND)?;
+        check_kind(self.store(), S::KIND)?;
         self.list.iter().try_for_each(|member| check_needs::<S>(fabric, member.node))?;
+        self.check_complete()
+    }
+
+    /// # Errors
+    /// Some of the store's members are missing from this list.
+    pub(crate) fn check_complete(&self) -> Result<(), StoreError> {
+        let store = self.store();
         let count = store.membership.as_ref().map_or(1, |membership| membership.members.len());
         if count != self.list.len() {
             return Err(StoreError::Gone(format!(

@@ -239,7 +239,6 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
 
 /// Prints how a store's memory is used.
 pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
-    let stat = pool.stat(store)?;
     let known = pool.stores()?.into_iter().find(|known| known.name == store);
     let members = match known.as_ref().and_then(|store| store.membership.as_ref()) {
         None => Vec::new(),
@@ -249,6 +248,13 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
         .iter()
         .map(|member| Ok((member.url().to_owned(), member.stat(store)?)))
         .collect::<Result<_, farside::Error>>()?;
+    let stat = if members.is_empty() {
+        pool.stat(store)?
+    } else {
+        let mut sum = StoreStat::default();
+        members.iter().for_each(|(_, stat)| sum.add(stat));
+        sum
+    };
     if json {
         let mut stat = serde_json::to_value(&stat)?;
         stat["epoch"] = known.and_then(|store| shape_of(&store)).map(|table| table.epoch).into();

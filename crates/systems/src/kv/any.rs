@@ -78,132 +78,75 @@ impl<F: Fabric + Clock> OneKv<F> {
     }
 }
 
-impl<F: Fabric + Clock + Clone> Kv for AnyKv<F> {
-    fn kind(&self) -> &'static str {
-        with_kv!(self, kv => kv.kind())
-    }
+/// Implements [`Kv`] for an enum of clients, by the macro that dispatches on it.
+macro_rules! kv_by_dispatch {
+    ($client:ident by $with:ident $(where F: $more:ident)?) => {
+        impl<F: Fabric + Clock $(+ $more)?> Kv for $client<F> {
+            fn kind(&self) -> &'static str {
+                $with!(self, kv => kv.kind())
+            }
 
-    #[inline]
-    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        with_kv!(self, kv => kv.fetch(key).await)
-    }
+            #[inline]
+            async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+                $with!(self, kv => kv.fetch(key).await)
+            }
 
-    #[inline]
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        with_kv!(self, kv => kv.item(fetched))
-    }
+            #[inline]
+            fn item(&self, fetched: Fetched) -> Item<'_> {
+                $with!(self, kv => kv.item(fetched))
+            }
 
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        with_kv!(self, kv => kv.get(key).await)
-    }
+            async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+                $with!(self, kv => kv.get(key).await)
+            }
 
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        with_kv!(self, kv => kv.put(key, value).await)
-    }
+            async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+                $with!(self, kv => kv.put(key, value).await)
+            }
 
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        with_kv!(self, kv => kv.delete(key).await)
-    }
+            async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+                $with!(self, kv => kv.delete(key).await)
+            }
 
-    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
-        with_kv!(self, kv => kv.put_if_absent(key, value).await)
-    }
+            async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+                $with!(self, kv => kv.put_if_absent(key, value).await)
+            }
 
-    async fn compare_and_put(
-        &mut self,
-        key: &[u8],
-        expected: Version,
-        value: &[u8],
-    ) -> Result<Result<Version, Conflict>, KvError> {
-        with_kv!(self, kv => kv.compare_and_put(key, expected, value).await)
-    }
+            async fn compare_and_put(
+                &mut self,
+                key: &[u8],
+                expected: Version,
+                value: &[u8],
+            ) -> Result<Result<Version, Conflict>, KvError> {
+                $with!(self, kv => kv.compare_and_put(key, expected, value).await)
+            }
 
-    async fn get_many(
-        &mut self,
-        keys: &[&[u8]],
-        visit: impl FnMut(usize, Option<Item<'_>>),
-    ) -> Result<(), KvError> {
-        with_kv!(self, kv => kv.get_many(keys, visit).await)
-    }
+            async fn get_many(
+                &mut self,
+                keys: &[&[u8]],
+                visit: impl FnMut(usize, Option<Item<'_>>),
+            ) -> Result<(), KvError> {
+                $with!(self, kv => kv.get_many(keys, visit).await)
+            }
 
-    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
-        with_kv!(self, kv => kv.put_many(items).await)
-    }
+            async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+                $with!(self, kv => kv.put_many(items).await)
+            }
 
-    fn first(&self) -> Result<Cursor, KvError> {
-        with_kv!(self, kv => kv.first())
-    }
+            fn first(&self) -> Result<Cursor, KvError> {
+                $with!(self, kv => kv.first())
+            }
 
-    async fn next(
-        &mut self,
-        cursor: &mut Cursor,
-        visit: impl FnMut(&[u8], Item<'_>),
-    ) -> Result<bool, KvError> {
-        with_kv!(self, kv => kv.next(cursor, visit).await)
-    }
+            async fn next(
+                &mut self,
+                cursor: &mut Cursor,
+                visit: impl FnMut(&[u8], Item<'_>),
+            ) -> Result<bool, KvError> {
+                $with!(self, kv => kv.next(cursor, visit).await)
+            }
+        }
+    };
 }
 
-impl<F: Fabric + Clock> Kv for OneKv<F> {
-    fn kind(&self) -> &'static str {
-        with_one_kv!(self, kv => kv.kind())
-    }
-
-    #[inline]
-    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        with_one_kv!(self, kv => kv.fetch(key).await)
-    }
-
-    #[inline]
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        with_one_kv!(self, kv => kv.item(fetched))
-    }
-
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        with_one_kv!(self, kv => kv.get(key).await)
-    }
-
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        with_one_kv!(self, kv => kv.put(key, value).await)
-    }
-
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        with_one_kv!(self, kv => kv.delete(key).await)
-    }
-
-    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
-        with_one_kv!(self, kv => kv.put_if_absent(key, value).await)
-    }
-
-    async fn compare_and_put(
-        &mut self,
-        key: &[u8],
-        expected: Version,
-        value: &[u8],
-    ) -> Result<Result<Version, Conflict>, KvError> {
-        with_one_kv!(self, kv => kv.compare_and_put(key, expected, value).await)
-    }
-
-    async fn get_many(
-        &mut self,
-        keys: &[&[u8]],
-        visit: impl FnMut(usize, Option<Item<'_>>),
-    ) -> Result<(), KvError> {
-        with_one_kv!(self, kv => kv.get_many(keys, visit).await)
-    }
-
-    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
-        with_one_kv!(self, kv => kv.put_many(items).await)
-    }
-
-    fn first(&self) -> Result<Cursor, KvError> {
-        with_one_kv!(self, kv => kv.first())
-    }
-
-    async fn next(
-        &mut self,
-        cursor: &mut Cursor,
-        visit: impl FnMut(&[u8], Item<'_>),
-    ) -> Result<bool, KvError> {
-        with_one_kv!(self, kv => kv.next(cursor, visit).await)
-    }
-}
+kv_by_dispatch!(AnyKv by with_kv where F: Clone);
+kv_by_dispatch!(OneKv by with_one_kv);

@@ -61,6 +61,7 @@ impl<F: Fabric + Clock + Clone> Sharded<F> {
         members: &Members,
         options: &Options,
     ) -> Result<Sharded<F>, StoreError> {
+        members.check_complete()?;
         let shared = Rc::new(members.clone());
         let mut shards = Vec::with_capacity(members.list().len());
         for (index, member) in members.list().iter().enumerate() {
@@ -78,14 +79,6 @@ impl<F: Fabric + Clock + Clone> Sharded<F> {
             Some(of) => of.members.iter().map(|id| RapidSecrets::seed(id.incarnation)).collect(),
             None => [RapidSecrets::seed(members.store().incarnation)].into(),
         };
-        if seeds.len() != shards.len() {
-            return Err(StoreError::Gone(format!(
-                "store '{}' has {} members, and {} were found: name all of its nodes in --pool",
-                members.store().name,
-                seeds.len(),
-                shards.len()
-            )));
-        }
         Ok(Sharded { shards: shards.into(), seeds, store: Box::new(members.store().clone()), last: 0 })
     }
 }
@@ -94,6 +87,12 @@ impl<F: Fabric + Clock> Sharded<F> {
     /// Returns the store's description in the catalog of one of its members.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// The client of a member that has responded.
+    fn responded(&self) -> &OneKv<F> {
+        let responded = self.shards.iter().find_map(|shard| shard.kv.as_ref());
+        responded.expect("the list of members has one with a description")
     }
 
     /// Index of the member to which a key belongs.
@@ -170,7 +169,7 @@ impl<F: Fabric + Clock + Clone> Shard<F> {
 
 impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
     fn kind(&self) -> &'static str {
-        self.shards.iter().find_map(|shard| Some(shard.kv.as_ref()?.kind())).unwrap_or("sharded")
+        self.responded().kind()
     }
 
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
@@ -247,7 +246,7 @@ impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
     }
 
     fn first(&self) -> Result<Cursor, KvError> {
-        self.shards.iter().find_map(|shard| shard.kv.as_ref()).map_or(Ok(Cursor::default()), Kv::first)
+        self.responded().first()
     }
 
     /// Visits the keys of one member after those of another.
