@@ -136,7 +136,8 @@ fn verbs(world: &World) {
     let timing = Timing {
         flight_ns: 600,
         flight_spread_ns: 50,
-        service_ns: 10,
+        link_gbit: 0,
+        op_ps: 10_000,
         fetch_ns: 200,
         fetch_spread_ns: 50,
         land_spread_ns: 20,

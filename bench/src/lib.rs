@@ -5,12 +5,14 @@
 //! * [`compare`]: rival stores (Redis, memcached, LMDB) under the same workload.
 //! * [`driver`]: runs clients of any family of systems.
 //! * [`kv`]: YCSB on key-value stores.
+//! * [`blocks`]: reads and writes of whole blocks.
 //! * [`floor`]: the physical floor, the same fetch written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
 //! Invariant: this crate depends on no fabric, and uses a system only through the trait of its family.
 //! Invariant: only [`floor`] has `unsafe` code.
 
+pub mod blocks;
 pub mod compare;
 pub mod driver;
 #[allow(unsafe_code, reason = "the fetch by hand, and the memory it is made from")]

@@ -172,7 +172,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut workload = Workload::parse("test", text).expect("a workload");
         workload.records = 5000;
-        let plan = Plan { workload, value_size, tasks: 1, verify: false, sampled: 64, seed: 3 };
+        let plan =
+            Plan { workload, value_size, tasks: 1, verify: false, by_node: false, sampled: 64, seed: 3 };
         let run = plan.run().expect("a run");
         let lmdb = Lmdb::create(&folder.path().join("lmdb"), run.work()).expect("a file");
         assert!(!folder.path().join("lmdb").exists(), "the file has no name");

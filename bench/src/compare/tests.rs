@@ -26,7 +26,15 @@ fn value(number: u64) -> Vec<u8> {
 fn run_of(text: &str) -> Run {
     let mut workload = Workload::parse("test", text).expect("a workload");
     workload.records = 8;
-    let plan = Plan { workload, value_size: VALUE_SIZE, tasks: 1, verify: false, sampled: 64, seed: 3 };
+    let plan = Plan {
+        workload,
+        value_size: VALUE_SIZE,
+        tasks: 1,
+        verify: false,
+        by_node: false,
+        sampled: 64,
+        seed: 3,
+    };
     plan.run().expect("a run")
 }
 

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use farside_remote::FabricError;
+
 use crate::report::Latencies;
 use crate::workload::{self, Random};
 use tally::Intervals;
@@ -28,6 +30,8 @@ pub use tally::{ByKind, Interval, Kinds, Tally};
 pub trait Work {
     /// Names of the kinds of operations, as reports print them.
     const KINDS: Kinds;
+    /// Whether the longest stall is measured, which reads the clock after each operation.
+    const TIMES_STALLS: bool = false;
     /// Type of an operation that is drawn and not performed yet.
     type Drawn: Copy;
     /// Type of the source of one thread's operations.
@@ -57,6 +61,10 @@ pub trait Work {
 
     /// Number of records to load before the run.
     fn records(&self) -> u64;
+
+    /// Learns that an operation of a task has ended. Does nothing unless the family counts operations by task.
+    #[inline]
+    fn ended(&self, _task: &mut Self::Task, _has_succeeded: bool) {}
 }
 
 /// Work that clients of the type `C` can perform.
@@ -95,6 +103,17 @@ pub enum Fault {
     Disconnected,
     /// The result of the operation is one that no client may see.
     Violated,
+}
+
+impl Fault {
+    /// Returns the consequence of an operation to which the fabric returned no response.
+    pub(crate) fn of(error: &FabricError) -> Fault {
+        match error {
+            // The next request may succeed.
+            FabricError::Deadline { .. } | FabricError::Refused(_) => Fault::Failed,
+            _ => Fault::Disconnected,
+        }
+    }
 }
 
 /// State that all clients of a run share: its work and its options.
@@ -234,12 +253,18 @@ impl<W: Work> Run<W> {
         let mut task = self.work.task(number);
         let mut done = 0;
         let mut doubt = 0;
+        let mut ended = W::TIMES_STALLS.then(Instant::now);
         while done < limit && !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
             let drawn = thread.draw(doubt);
             let since = (done % self.sampled == 0).then(Instant::now);
             let result = self.work.perform(client, drawn, &mut task).await;
+            self.work.ended(&mut task, result.is_ok());
             let fault = thread.judge(result);
             thread.count(drawn, since);
+            if let Some(before) = &mut ended {
+                let now = Instant::now();
+                thread.note_stall(now.saturating_duration_since(std::mem::replace(before, now)));
+            }
             if fault == Some(Fault::Disconnected) {
                 return false;
             }
@@ -271,10 +296,15 @@ impl<W: Work> Run<W> {
             let drawn = thread.draw(0);
             let begun = Instant::now();
             let result = self.work.perform(client, drawn, &mut task).await;
+            self.work.ended(&mut task, result.is_ok());
             let fault = thread.judge(result);
             // A failed operation counts, too: its caller has waited for the outcome.
             thread.count(drawn, Some(due));
-            thread.tally.borrow_mut().service.record(W::kind(drawn), begun.elapsed());
+            let lasted = begun.elapsed();
+            thread.tally.borrow_mut().service.record(W::kind(drawn), lasted);
+            if W::TIMES_STALLS {
+                thread.note_stall(lasted);
+            }
             if fault == Some(Fault::Disconnected) {
                 break;
             }
@@ -360,6 +390,13 @@ impl<W: Work> Thread<W> {
                 intervals.record(kind, latency, now);
             }
         }
+    }
+
+    /// Takes note that a task has ended no operation for this time.
+    #[inline]
+    fn note_stall(&self, stall: Duration) {
+        let mut tally = self.tally.borrow_mut();
+        tally.longest_stall = tally.longest_stall.max(stall);
     }
 
     /// Counts an error or violation, and returns its consequence. Keeps the texts of the first errors and violations.

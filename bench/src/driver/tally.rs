@@ -25,6 +25,8 @@ pub struct Tally {
     pub latencies: ByKind,
     /// Service times of operations, from start to end. They are recorded only with a schedule.
     pub service: ByKind,
+    /// Longest time in which a task that was not paused ended no operation. Zero unless the work times stalls.
+    pub longest_stall: Duration,
 }
 
 impl Tally {
@@ -48,6 +50,7 @@ impl Tally {
         self.violations += other.violations;
         self.latencies.merge(&other.latencies);
         self.service.merge(&other.service);
+        self.longest_stall = self.longest_stall.max(other.longest_stall);
         self.failures.extend(other.failures);
         self.failures.truncate(FAILURES_MAX);
     }

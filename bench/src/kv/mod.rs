@@ -4,19 +4,21 @@
 //! value's order among the key's values. Without verification, the check covers the length and the first and last
 //! bytes.
 
+mod parts;
 mod records;
 
 use std::fmt;
 use std::sync::Arc;
 
-use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
 use farside_systems::kv::{Kv, KvError};
 
 use crate::driver::{self, Fault, Perform, Trouble, Work};
 use crate::verify::{self, Ledger, Written};
 use crate::workload::{self, Chooser, KeyChooser, Operation, Random, Workload};
-use records::Records;
+pub use parts::Counted;
+use parts::Parts;
+pub(crate) use records::Records;
 
 /// A run of YCSB.
 pub type Run = driver::Run<Ycsb>;
@@ -29,6 +31,8 @@ pub struct Ycsb {
     pub(crate) value_size: usize,
     ledger: Option<Ledger>,
     records: Arc<Records>,
+    /// If each task keeps to the keys of one node.
+    parts: Option<Parts>,
 }
 
 /// Parameters of a run of YCSB.
@@ -42,6 +46,9 @@ pub struct Plan {
     pub tasks: u32,
     /// Whether values carry a checksum and a stamp, and every key is checked to behave as one register.
     pub verify: bool,
+    /// Whether each task keeps to the keys of one node, so that it waits for no other. Task `t` uses node `t` modulo
+    /// their number.
+    pub by_node: bool,
     /// Number of operations for each sampled latency, at least 1.
     pub sampled: u64,
     /// Seed of all random draws.
@@ -54,7 +61,7 @@ impl Plan {
     /// # Errors
     /// The workload has scans, the values are too small to be verified, or the number of tasks is 0.
     pub fn run(self) -> Result<Run, String> {
-        let Plan { workload, value_size, tasks, verify, sampled, seed } = self;
+        let Plan { workload, value_size, tasks, verify, by_node, sampled, seed } = self;
         if workload.mix.share(Operation::Scan) > 0.0 {
             return Err(format!(
                 "workload {} has scans, which no system here supports: choose a, b, c, d or f",
@@ -67,10 +74,17 @@ impl Plan {
                 verify::VALUE_SIZE_MIN
             ));
         }
+        if by_node && workload.mix.share(Operation::Insert) > 0.0 {
+            return Err(format!(
+                "workload {} has inserts, whose keys lie on any node: choose a, b, c or f, or omit --by-node",
+                workload.name
+            ));
+        }
+        let parts = by_node.then(|| Parts::new(tasks, workload.records));
         let records = Arc::new(Records::new(workload.records));
         // The loader is a writer, too.
         let ledger = verify.then(|| Ledger::new(tasks + 1));
-        Run::new(Ycsb { workload, value_size, ledger, records }, tasks, sampled, seed)
+        Run::new(Ycsb { workload, value_size, ledger, records, parts }, tasks, sampled, seed)
     }
 }
 
@@ -89,6 +103,19 @@ pub struct Source {
     records: Arc<Records>,
 }
 
+impl Source {
+    /// Creates the source of one thread's operations on these records.
+    pub(crate) fn new(workload: &Workload, random: Random, records: Arc<Records>) -> Source {
+        Source { chooser: workload.chooser(), keys: workload.keys(), random, records }
+    }
+
+    #[inline]
+    pub(crate) fn draw(&mut self) -> Drawn {
+        let Source { chooser, keys, random, records } = self;
+        Drawn { operation: chooser.next(random), key: keys.next(records.newest(), random) }
+    }
+}
+
 /// State of a task: its number as a writer, and a buffer for values.
 pub struct Task {
     writer: u32,
@@ -103,8 +130,7 @@ impl Work for Ycsb {
     type Trouble = KvTrouble;
 
     fn source(&self, random: Random) -> Source {
-        let (chooser, keys) = (self.workload.chooser(), self.workload.keys());
-        Source { chooser, keys, random, records: Arc::clone(&self.records) }
+        Source::new(&self.workload, random, Arc::clone(&self.records))
     }
 
     /// Operations of a workload with inserts are drawn live, because the newest record is known only when an operation
@@ -114,8 +140,8 @@ impl Work for Ycsb {
     }
 
     #[inline]
-    fn draw(Source { chooser, keys, random, records }: &mut Source) -> Drawn {
-        Drawn { operation: chooser.next(random), key: keys.next(records.newest(), random) }
+    fn draw(source: &mut Source) -> Drawn {
+        source.draw()
     }
 
     #[inline]
@@ -130,6 +156,13 @@ impl Work for Ycsb {
     fn records(&self) -> u64 {
         self.workload.records
     }
+
+    #[inline]
+    fn ended(&self, task: &mut Task, has_succeeded: bool) {
+        if let Some(parts) = &self.parts {
+            parts.count(task.writer, has_succeeded);
+        }
+    }
 }
 
 impl<K: Kv> Perform<K> for Ycsb {
@@ -139,15 +172,19 @@ impl<K: Kv> Perform<K> for Ycsb {
 
     #[inline]
     async fn perform(&self, kv: &mut K, drawn: Drawn, task: &mut Task) -> Result<(), KvTrouble> {
+        let key = match &self.parts {
+            None => drawn.key,
+            Some(parts) => parts.key(kv, drawn.key, task.writer),
+        };
         match drawn.operation {
-            Operation::Update => self.write(kv, drawn.key, task).await,
+            Operation::Update => self.write(kv, key, task).await,
             // One arm for both, so that a read is polled without an extra state.
             read @ (Operation::Read | Operation::ReadModifyWrite) => {
-                let wrong = self.read(kv, drawn.key).await?;
+                let wrong = self.read(kv, key).await?;
                 if read == Operation::ReadModifyWrite {
-                    self.write(kv, drawn.key, task).await?;
+                    self.write(kv, key, task).await?;
                 }
-                if wrong { Err(KvTrouble::Wrong(drawn.key)) } else { Ok(()) }
+                if wrong { Err(KvTrouble::Wrong(key)) } else { Ok(()) }
             }
             Operation::Insert => {
                 let key = self.records.begin();
@@ -164,6 +201,12 @@ impl Ycsb {
     /// Returns the length of a value in bytes.
     pub fn value_size(&self) -> usize {
         self.value_size
+    }
+
+    /// Returns the operations of the tasks of each of `shards` nodes since the start of the run. Empty unless each task
+    /// keeps to one node.
+    pub fn counted(&self, shards: usize) -> Vec<Counted> {
+        self.parts.as_ref().filter(|_| shards > 0).map_or_else(Vec::new, |parts| parts.counted(shards))
     }
 
     /// Reads a key. Returns whether the value is wrong.
@@ -218,11 +261,7 @@ pub enum KvTrouble {
 impl Trouble for KvTrouble {
     fn fault(&self) -> Fault {
         match self {
-            // The next request may succeed.
-            KvTrouble::Failed(KvError::Fabric(FabricError::Deadline { .. } | FabricError::Refused(_))) => {
-                Fault::Failed
-            }
-            KvTrouble::Failed(KvError::Fabric(_)) => Fault::Disconnected,
+            KvTrouble::Failed(KvError::Fabric(error)) => Fault::of(error),
             KvTrouble::Failed(_) => Fault::Failed,
             KvTrouble::Violated(_) | KvTrouble::Wrong(_) => Fault::Violated,
         }

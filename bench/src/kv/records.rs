@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers of the records that exist and that are being inserted.
-pub(super) struct Records {
+pub(crate) struct Records {
     next: AtomicU64,
     newest: AtomicU64,
     /// Numbers of the inserts that have ended while an insert with a lower number has not ended.
@@ -16,7 +16,7 @@ pub(super) struct Records {
 
 impl Records {
     /// Creates the state for `loaded` records that exist at the start.
-    pub(super) fn new(loaded: u64) -> Records {
+    pub(crate) fn new(loaded: u64) -> Records {
         Records {
             next: AtomicU64::new(loaded),
             newest: AtomicU64::new(loaded.saturating_sub(1)),

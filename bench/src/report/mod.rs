@@ -24,7 +24,7 @@ pub use ycsb_text::{load_text, ycsb_text};
 
 use crate::floor::{Echoed, Measured};
 
-/// The result of `farside bench ycsb`.
+/// The result of `farside bench ycsb` and of `farside bench blocks`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct YcsbReport {
     /// Kind of the system, such as `prism-kv`.
@@ -39,6 +39,9 @@ pub struct YcsbReport {
     pub records: u64,
     /// Length of a value in bytes.
     pub value_size: u64,
+    /// Number of replicas of each record; absent if the store keeps no replicas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u64>,
     /// Number of client threads.
     pub threads: u64,
     /// Number of tasks of each thread. Each task has one operation in flight.
@@ -74,6 +77,29 @@ pub struct YcsbReport {
     pub errors: u64,
     /// Number of reads with a wrong result.
     pub violations: u64,
+    /// Longest time in milliseconds in which a task ended no operation; only of block stores. Pauses between operations
+    /// do not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_stall_ms: Option<f64>,
+    /// Number of blocks that a new client has read and checked after the run; only of block stores with verification.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_back: Option<u64>,
+    /// Report of each node of the store, if each task keeps to the keys of one node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeReport>,
+}
+
+/// Operations of the tasks that keep to one node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Url of the node.
+    pub url: String,
+    /// Number of operations that succeeded.
+    pub operations: u64,
+    /// Number of operations that failed.
+    pub errors: u64,
+    /// Operations per second that succeeded, for each repeat.
+    pub repeats_ops_per_s: Vec<f64>,
 }
 
 /// Report of the load phase, which puts the records.
@@ -342,6 +368,7 @@ mod tests {
             distribution: "zipfian".to_owned(),
             records: 1000,
             value_size: 512,
+            replicas: None,
             threads: 1,
             tasks: 16,
             target_ops_per_s: None,
@@ -362,6 +389,9 @@ mod tests {
             cpu_s_per_mop: CpuSeconds { client: 0.4, node: Some(0.0) },
             errors: 0,
             violations: 0,
+            longest_stall_ms: None,
+            read_back: None,
+            nodes: Vec::new(),
         }
     }
 

@@ -7,7 +7,9 @@ use std::fmt;
 
 use rand_core::Rng;
 
-use super::generators::{Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA};
+use super::generators::{
+    Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, fnv_hash,
+};
 
 /// Distribution of requests over the records. YCSB's property is `requestdistribution`; some distributions have
 /// properties of their own.
@@ -17,6 +19,11 @@ pub enum Distribution {
     Uniform,
     /// A few records get most requests. These records are scattered over all records.
     Zipfian,
+    /// The same with another skew, over exactly the records that exist: `zipfian:0.5`.
+    Zipf {
+        /// Skew, above 0 and below 1.
+        theta: f64,
+    },
     /// The newest records get most requests.
     Latest,
     /// A hot set of records gets a fixed share of the requests.
@@ -48,8 +55,12 @@ impl Distribution {
     /// Names of all distributions, for messages.
     pub const NAMES: &'static str = "uniform, zipfian, latest, hotspot, exponential";
 
-    /// Returns the distribution called `name`, with YCSB's defaults for its parameters.
+    /// Returns the distribution called `name`, with YCSB's defaults for its parameters. `zipfian:0.5` has that theta.
     pub fn named(name: &str) -> Option<Self> {
+        if let Some(theta) = name.strip_prefix("zipfian:") {
+            let theta = theta.parse().ok().filter(|theta| (0.001..=0.999).contains(theta))?;
+            return Some(Self::Zipf { theta });
+        }
         Self::ALL.into_iter().find(|distribution| distribution.name() == name)
     }
 
@@ -57,10 +68,18 @@ impl Distribution {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
-            Self::Zipfian => "zipfian",
+            Self::Zipfian | Self::Zipf { .. } => "zipfian",
             Self::Latest => "latest",
             Self::Hotspot { .. } => "hotspot",
             Self::Exponential { .. } => "exponential",
+        }
+    }
+
+    /// Name by which [`Distribution::named`] finds the distribution.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Zipf { theta } => format!("zipfian:{theta}"),
+            other => other.name().into(),
         }
     }
 }
@@ -72,6 +91,7 @@ impl fmt::Display for Distribution {
         match self {
             Self::Uniform | Self::Latest => Ok(()),
             Self::Zipfian => write!(f, " (theta {ZIPFIAN_THETA}, scrambled)"),
+            Self::Zipf { theta } => write!(f, " (theta {theta}, hashed)"),
             Self::Hotspot { data_fraction, operation_fraction } => {
                 write!(
                     f,
@@ -99,6 +119,7 @@ pub struct KeyChooser(Generator);
 enum Generator {
     Uniform(UniformLong),
     Zipfian(ScrambledZipfian),
+    Zipf(Zipfian, u64),
     Latest(SkewedLatest),
     Hotspot(Hotspot),
     Exponential(Exponential),
@@ -115,6 +136,9 @@ impl KeyChooser {
                 // does not change which records are popular.
                 let range = records.saturating_add(inserts_expected).saturating_add(1);
                 Generator::Zipfian(ScrambledZipfian::new(range))
+            }
+            Distribution::Zipf { theta } => {
+                Generator::Zipf(Zipfian::new(records.max(1), theta), records.max(1))
             }
             Distribution::Latest => Generator::Latest(SkewedLatest::new(newest)),
             Distribution::Hotspot { data_fraction, operation_fraction } => {
@@ -137,6 +161,7 @@ impl KeyChooser {
             let drawn = match &mut self.0 {
                 Generator::Uniform(uniform) => Some(uniform.next(random)),
                 Generator::Zipfian(zipfian) => Some(zipfian.next(random)),
+                Generator::Zipf(zipfian, records) => Some(fnv_hash(zipfian.next(random)) % *records),
                 Generator::Latest(latest) => Some(latest.next(newest, random)),
                 Generator::Hotspot(hotspot) => Some(hotspot.next(random)),
                 Generator::Exponential(exponential) => newest.checked_sub(exponential.next(random)),
@@ -162,7 +187,14 @@ mod tests {
             assert!(distribution.to_string().starts_with(distribution.name()));
         }
         assert_eq!(Distribution::ALL.map(|distribution| distribution.name()).join(", "), Distribution::NAMES);
-        assert_eq!(Distribution::named("zipf"), None);
+        for wrong in ["zipf", "zipfian:", "zipfian:0", "zipfian:1", "zipfian:nan", "uniform:0.5"] {
+            assert_eq!(Distribution::named(wrong), None, "{wrong}");
+        }
+        let skewed = Distribution::Zipf { theta: 0.5 };
+        assert_eq!(
+            (skewed.label(), Distribution::named("zipfian:0.5")),
+            ("zipfian:0.5".into(), Some(skewed))
+        );
     }
 
     #[test]
@@ -188,6 +220,19 @@ mod tests {
             (0..seen.len()).max_by_key(|&number| seen[number])
         };
         assert_eq!(hottest(999), hottest(1100));
+    }
+
+    #[test]
+    fn a_larger_theta_is_more_skewed() {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(4);
+        let mut of_the_hottest = |theta| {
+            let mut keys = KeyChooser::new(Distribution::Zipf { theta }, 1000, 0);
+            let mut seen = vec![0; 1000];
+            (0..100_000).for_each(|_| seen[keys.next(999, &mut random) as usize] += 1);
+            seen.into_iter().max().expect("records")
+        };
+        let (low, high) = (of_the_hottest(0.2), of_the_hottest(0.99));
+        assert!((100..1000).contains(&low) && (8_000..25_000).contains(&high), "{low} and {high}");
     }
 
     #[test]

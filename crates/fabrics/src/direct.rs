@@ -117,6 +117,36 @@ impl<M: Runs> Direct<M> {
         .await
     }
 
+    /// First part of [`Fabric::run`] if the thread has other tasks: queues hints of the memory that the chain will
+    /// touch, and returns their number. The caller then yields.
+    #[inline]
+    pub fn expect(&self, chain: &Chain<'_>) -> usize {
+        self.runner.expect(chain.view())
+    }
+
+    /// Second part of [`Fabric::run`], after [`Direct::expect`], which returned `hints`, and the yield.
+    #[inline]
+    pub fn proceed(&self, hints: usize) {
+        self.runner.proceed(hints);
+    }
+
+    /// Last part of [`Fabric::run`]: runs the chain. This function is inlined into each async function that calls it,
+    /// since the compiler inlines an async function only if it has one caller.
+    ///
+    /// # Errors
+    /// Those of [`Fabric::run`].
+    #[inline(always)]
+    pub fn run_now(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.check(node)?;
+        self.enter()?;
+        chain.note_posted();
+        self.runner.run(self.session().number, chain.view(), reply);
+        if self.runner.should_ring(reply) {
+            self.control.ring();
+        }
+        Ok(())
+    }
+
     #[inline]
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
         if node != self.node {
@@ -132,7 +162,7 @@ impl<M: Runs> Direct<M> {
     ///
     /// # Errors
     /// The session is fenced, so no chain may run.
-    #[inline]
+    #[inline(always)]
     fn enter(&self) -> Result<(), FabricError> {
         let was_fenced = mutants::FENCED_READ_TOO_EARLY.is_on() && self.runner.is_fenced();
         if !self.runner.enter() {
@@ -198,19 +228,11 @@ impl<M: Runs> Fabric for Direct<M> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         if executor::in_company() {
-            let hints = self.runner.expect(chain.view());
+            let hints = self.expect(chain);
             executor::yield_now().await;
-            self.runner.proceed(hints);
+            self.proceed(hints);
         }
-        self.check(node)?;
-        self.enter()?;
-        chain.note_posted();
-        let view = chain.view(); // Created again, so that the future need not store it.
-        self.runner.run(self.session().number, view, reply);
-        if self.runner.should_ring(reply) {
-            self.control.ring();
-        }
-        Ok(())
+        self.run_now(node, chain, reply)
     }
 
     async fn call(
@@ -273,6 +295,10 @@ impl<M: Runs + Send + 'static> Session for Direct<M> {
 impl<M: Runs> Clock for Direct<M> {
     fn now(&self) -> Duration {
         timer::now()
+    }
+
+    fn wall(&self) -> Duration {
+        timer::wall()
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {

@@ -9,4 +9,6 @@ farside_remote::mutants! {
     OLD_SESSION_LIVES = "OldSessionLives";
     /// A session reads whether it is fenced before it has published its turn.
     FENCED_READ_TOO_EARLY = "FencedReadTooEarly";
+    /// A pool uses a reopened session that is not bound to the client's nonce.
+    REOPENED_UNBOUND = "ReopenedUnbound";
 }

@@ -4,17 +4,26 @@
 //! thread opens another session, with growing and randomly varied pauses between attempts, so that no task waits for
 //! it. Requests go to the new session from the end of the round in which it was opened.
 //!
-//! Invariant: a request is sent over one session only. It is never repeated over the next one.
+//! A client that binds its session with a node to a nonce ([`Ask::Bind`]) is bound over the next session, too: the
+//! thread that opens that session repeats the request before the pool uses the session. Over `shm`, the key of a store
+//! outlives a restart of the node, so an unbound session would run the chains of a client that was fenced meanwhile. If
+//! the node refuses the nonce as fenced, the pool opens no further session with that node.
+//!
+//! Invariant: a request is sent over one session only, except a binding. No other request is repeated over the next
+//! one.
+//! Invariant: a session carries no request before all bindings of the sessions before it are repeated.
 //! Invariant: the end of one node's session changes nothing for requests to other nodes.
 
-use crate::executor::{FDS_MAX, Idle, Turns};
+use crate::executor::{FDS_MAX, Idle, Turns, block_on};
+use crate::mutants;
 use crate::spin::Waiting;
 use crate::timer;
 use crate::wait::{Waits, wait};
 use farside_remote::arena::session::Counters;
 use farside_remote::clock::Clock;
+use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::draws::Draws;
-use farside_remote::fabric::ServiceId;
+use farside_remote::fabric::{FENCED, Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -35,6 +44,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 const VARIATION: u64 = 25;
 /// Maximum time to sleep while a session is being opened.
 const SLEEP_WHILE_OPENING: Duration = Duration::from_millis(20);
+/// Maximum time to sleep while all nodes have sessions. Nothing wakes a core with idle tasks when a node dies whose
+/// memory it has mapped, and no other node takes over that memory before the session is dropped.
+const SLEEP_MAX: Duration = Duration::from_millis(500);
 
 /// A session with one node, as part of a pool.
 #[allow(async_fn_in_trait, reason = "a session belongs to one thread: no Send bound is wanted")]
@@ -68,6 +80,8 @@ pub struct Nodes<S: Session> {
     call_timeout: Cell<Option<Duration>>,
     /// Sum of the counters of the sessions that have ended.
     counted: Cell<Counters>,
+    /// Number of nodes that have fenced this client.
+    fenced: Cell<usize>,
 }
 
 /// A node of the pool.
@@ -78,6 +92,30 @@ struct Member<S> {
     sessions: Cell<u64>,
     /// Capabilities of the last session.
     capabilities: Cell<Capabilities>,
+    /// Bindings of the session. Each further session gets them, too.
+    bindings: RefCell<Vec<Binding>>,
+}
+
+/// A binding of this client to a nonce of a store.
+#[derive(Clone)]
+struct Binding {
+    /// Name and id of the store. A session has one nonce per store.
+    store: (String, u64),
+    /// The request, as the client has sent it.
+    request: Vec<u8>,
+}
+
+impl Binding {
+    /// Returns the binding that this request makes; `None` if it is another request.
+    fn of(service: ServiceId, request: &[u8]) -> Option<Binding> {
+        if service != ServiceId::NODE {
+            return None;
+        }
+        match serde_json::from_slice(request) {
+            Ok(Ask::Bind { name, id, .. }) => Some(Binding { store: (name, id), request: request.to_vec() }),
+            _ => None,
+        }
+    }
 }
 
 enum State<S> {
@@ -89,6 +127,8 @@ enum State<S> {
         /// The thread that opens another; none if the thread could not be started.
         opening: Option<Arc<Opening<S>>>,
     },
+    /// The node has fenced this client, so there will be no session.
+    Fenced,
 }
 
 /// The future that drives a session.
@@ -101,7 +141,10 @@ struct Opening<S> {
 }
 
 struct Progress<S> {
-    opened: Option<S>,
+    /// The session, with the bindings that it has.
+    opened: Option<(S, Vec<Binding>)>,
+    /// Whether the node has refused a binding, since the client is fenced. The thread has ended then.
+    is_fenced: bool,
     /// Why the last attempt failed.
     failure: Option<String>,
     /// Set when the pool no longer wants the session.
@@ -146,6 +189,7 @@ impl<S: Session> Nodes<S> {
             news: News::default(),
             call_timeout: Cell::new(None),
             counted: Cell::default(),
+            fenced: Cell::new(0),
         };
         nodes.members.iter().for_each(|member| nodes.ensure_opening(member));
         nodes.list_live();
@@ -162,6 +206,7 @@ impl<S: Session> Nodes<S> {
         match &*member.state.borrow() {
             State::Up(session) => Ok(Rc::clone(session)),
             State::Down { reason, .. } => Err(FabricError::Unreachable { node, reason: reason.clone() }),
+            State::Fenced => Err(FabricError::Lost { node, ran: Ran::No, reason: FENCED.to_owned() }),
         }
     }
 
@@ -255,7 +300,12 @@ impl<S: Session> Nodes<S> {
     fn ensure_opening(&self, member: &Member<S>) {
         if let State::Down { opening: opening @ None, .. } = &mut *member.state.borrow_mut() {
             let driver = self.driver.borrow().clone();
-            *opening = Opening::start(member.node, Arc::clone(&self.open), driver, Arc::clone(&self.news));
+            let mut bindings = member.bindings.borrow().clone();
+            if mutants::REOPENED_UNBOUND.is_on() {
+                bindings.clear();
+            }
+            *opening =
+                Opening::start(member.node, Arc::clone(&self.open), bindings, driver, Arc::clone(&self.news));
         }
     }
 
@@ -280,18 +330,36 @@ impl<S: Session> Nodes<S> {
                 session.set_call_timeout(patience);
             }
         }
+        let is_fenced = |member: &&Member<S>| matches!(&*member.state.borrow(), State::Fenced);
+        self.fenced.set(self.members.iter().filter(is_fenced).count());
         self.list_live();
     }
 
-    /// Whether every node has a session.
+    /// Whether every node has a session, except those that will have none.
     fn is_complete(&self) -> bool {
-        self.live.borrow().len() == self.members.len()
+        self.live.borrow().len() + self.fenced.get() == self.members.len()
+    }
+
+    /// Notes a binding that the node has answered over `session`, so that further sessions are bound, too.
+    ///
+    /// # Errors
+    /// The node has another session by now, which is not bound.
+    fn note_binding(&self, node: NodeId, session: &Rc<S>, binding: Binding) -> Result<(), FabricError> {
+        let member = self.member(node)?;
+        if !matches!(&*member.state.borrow(), State::Up(current) if Rc::ptr_eq(current, session)) {
+            let reason = "it ended while it was bound to a client".to_owned();
+            return Err(FabricError::Lost { node, ran: Ran::Yes, reason });
+        }
+        let mut bindings = member.bindings.borrow_mut();
+        bindings.retain(|other| other.store != binding.store);
+        bindings.push(binding);
+        Ok(())
     }
 
     fn list_live(&self) {
         let up = |member: &Member<S>| match &*member.state.borrow() {
             State::Up(session) => Some(Rc::clone(session)),
-            State::Down { .. } => None,
+            State::Down { .. } | State::Fenced => None,
         };
         *self.live.borrow_mut() = self.members.iter().filter_map(up).collect();
     }
@@ -305,6 +373,7 @@ impl<S: Session> Member<S> {
             sessions: Cell::new(0),
             // Until a session says otherwise: every request fails before it needs one of them.
             capabilities: Cell::new(Capabilities::SOFTWARE),
+            bindings: RefCell::default(),
         };
         match opened {
             Ok(session) => drop(member.set_up(session)),
@@ -324,17 +393,22 @@ impl<S: Session> Member<S> {
     /// Takes and returns the session that was opened in the background, if there is one; otherwise takes the reason of
     /// the last failure.
     fn adopt(&self) -> Option<Rc<S>> {
-        let opened = match &mut *self.state.borrow_mut() {
+        let (opened, is_fenced) = match &mut *self.state.borrow_mut() {
             State::Down { reason, opening: Some(opening) } => {
                 let mut progress = opening.progress();
                 if let Some(failure) = progress.failure.take() {
                     *reason = failure;
                 }
-                progress.opened.take()
+                (progress.opened.take(), progress.is_fenced)
             }
-            _ => None,
+            _ => (None, false),
         };
-        opened.map(|session| self.set_up(session))
+        if is_fenced {
+            self.state.replace(State::Fenced);
+        }
+        let (session, bindings) = opened?;
+        self.bindings.replace(bindings);
+        Some(self.set_up(session))
     }
 }
 
@@ -348,28 +422,38 @@ impl<S> Drop for Member<S> {
 
 impl<S: Session> Opening<S> {
     /// Starts the thread. `None` if the system can start no thread now.
-    fn start(node: NodeId, open: Arc<Open<S>>, driver: Option<Waker>, news: News) -> Option<Arc<Opening<S>>> {
-        let progress = Progress { opened: None, failure: None, is_stopped: false, driver };
+    fn start(
+        node: NodeId,
+        open: Arc<Open<S>>,
+        bindings: Vec<Binding>,
+        driver: Option<Waker>,
+        news: News,
+    ) -> Option<Arc<Opening<S>>> {
+        let progress = Progress { opened: None, is_fenced: false, failure: None, is_stopped: false, driver };
         let opening = Arc::new(Opening { progress: Mutex::new(progress), stopped: Condvar::new() });
         let shared = Arc::clone(&opening);
         let thread = std::thread::Builder::new().name("farside-reopen".into());
-        thread.spawn(move || shared.run(node, &*open, &news)).is_ok().then_some(opening)
+        thread.spawn(move || shared.run(node, &*open, &bindings, &news)).is_ok().then_some(opening)
     }
 
-    fn run(&self, node: NodeId, open: &Open<S>, news: &AtomicBool) {
+    fn run(&self, node: NodeId, open: &Open<S>, bindings: &[Binding], news: &AtomicBool) {
         // The seed only has to differ between clients, so that they do not all return at once.
         let mut draws =
             Draws(timer::now().as_nanos() as u64 ^ u64::from(node.0) << 32 ^ u64::from(std::process::id()));
         let mut pause = FIRST_PAUSE;
         loop {
-            let outcome = open(node);
+            let outcome = open(node).and_then(|session| {
+                let bound = bind(&session, node, bindings);
+                bound.map(|bound| bound.map(|bindings| (session, bindings)))
+            });
             let mut progress = self.progress();
             if progress.is_stopped {
                 return;
             }
             match outcome {
-                Ok(session) => {
-                    progress.opened = Some(session);
+                Ok(bound) => {
+                    progress.is_fenced = bound.is_none();
+                    progress.opened = bound;
                     let driver = progress.driver.take();
                     drop(progress);
                     news.store(true, Ordering::Release);
@@ -386,6 +470,36 @@ impl<S: Session> Opening<S> {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
+}
+
+/// Binds a new session as the sessions before it were bound. Returns the bindings that the session has; `None` if the
+/// node has fenced this client.
+///
+/// # Errors
+/// The node does not answer: the session is of no use.
+fn bind<S: Session>(session: &S, node: NodeId, bindings: &[Binding]) -> Result<Option<Vec<Binding>>, String> {
+    let (mut bound, mut answer) = (Vec::new(), Vec::new());
+    for binding in bindings {
+        match block_on(session, session.call(node, ServiceId::NODE, &binding.request, &mut answer)) {
+            Ok(()) => bound.push(binding.clone()),
+            Err(error) if error.is_fenced() => return Ok(None),
+            Err(error @ FabricError::Refused(_)) => {
+                let name = binding.store.0.clone();
+                let open = serde_json::to_vec(&Ask::OpenStore { name }).expect("plain data");
+                let opened = block_on(session, session.call(node, ServiceId::NODE, &open, &mut answer));
+                let is_same = |store: &Store| store.id == binding.store.1;
+                match opened.map(|()| serde_json::from_slice(&answer)) {
+                    // The store was dropped or replaced, or this client has lost all rights to it. So no chain of this
+                    // session runs in that store, and the binding is void.
+                    Err(FabricError::Refused(_)) => {}
+                    Ok(Ok(Answer::Store(store))) if !is_same(&store) => {}
+                    _ => return Err(error.to_string()),
+                }
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(Some(bound))
 }
 
 impl<S> Opening<S> {
@@ -416,7 +530,11 @@ impl<S: Session> Fabric for Nodes<S> {
     ) -> Result<(), FabricError> {
         let session = self.session(node)?;
         let called = session.call(node, service, request, answer).await;
-        self.checked(node, &session, called)
+        self.checked(node, &session, called)?;
+        match Binding::of(service, request) {
+            Some(binding) => self.note_binding(node, &session, binding),
+            None => Ok(()),
+        }
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
@@ -428,6 +546,10 @@ impl<S: Session> Fabric for Nodes<S> {
 
     fn capabilities(&self, node: NodeId) -> Capabilities {
         self.member(node).map_or(Capabilities::NONE, |member| member.capabilities.get())
+    }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        Nodes::session_number(self, node)
     }
 }
 
@@ -441,8 +563,8 @@ impl<S: Session> Turns for Nodes<S> {
     }
 
     fn wait(&self, core: &Idle<'_>) {
-        let at_most = (!self.is_complete()).then_some(SLEEP_WHILE_OPENING);
-        wait(self.live.borrow().iter().map(|session| &**session), self.waiting.get(), at_most, core);
+        let at_most = if self.is_complete() { SLEEP_MAX } else { SLEEP_WHILE_OPENING };
+        wait(self.live.borrow().iter().map(|session| &**session), self.waiting.get(), Some(at_most), core);
         self.replace_sessions();
     }
 }
@@ -450,6 +572,10 @@ impl<S: Session> Turns for Nodes<S> {
 impl<S: Session> Clock for Nodes<S> {
     fn now(&self) -> Duration {
         timer::now()
+    }
+
+    fn wall(&self) -> Duration {
+        timer::wall()
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {

@@ -142,7 +142,7 @@ impl<M: Runs> Runner<M> {
         self.count(&chain, reply);
     }
 
-    #[inline]
+    #[inline(always)]
     fn count(&self, chain: &ChainView<'_>, reply: &Reply) {
         let mut counters = self.counters.borrow_mut();
         counters.chains += 1;

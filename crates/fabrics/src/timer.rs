@@ -27,6 +27,13 @@ pub fn now() -> Duration {
     read_clock(ClockId::Monotonic)
 }
 
+/// Returns the time since the Unix epoch by the system's real-time clock, which may jump. Before the epoch, returns 0.
+#[inline]
+pub fn wall() -> Duration {
+    let time = clock_gettime(ClockId::Realtime);
+    u64::try_from(time.tv_sec).map_or(Duration::ZERO, |seconds| Duration::new(seconds, time.tv_nsec as u32))
+}
+
 /// Returns the time like [`now`], but reads the system's last clock tick. The result is at most a few milliseconds old,
 /// and the call is faster than reading the CPU's clock.
 #[inline]

@@ -3,7 +3,7 @@
 //! Invariant: a pool of one node is reached without the bookkeeping for several.
 
 use farside_fabrics::direct::Direct;
-use farside_fabrics::executor::{Idle, Turns};
+use farside_fabrics::executor::{self, Idle, Turns};
 use farside_fabrics::layer::fault::FaultLine;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::nodes::{self, Nodes};
@@ -98,7 +98,19 @@ impl Endpoint {
 impl Fabric for Endpoint {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        with_endpoint!(self, endpoint => endpoint.run(node, chain, reply).await)
+        match self {
+            // In parts, so that mapped memory is reached without a call.
+            Endpoint::One(Session::Direct(direct)) => {
+                if executor::in_company() {
+                    let hints = direct.expect(chain);
+                    executor::yield_now().await;
+                    direct.proceed(hints);
+                }
+                direct.run_now(node, chain, reply)
+            }
+            Endpoint::One(session) => session.run(node, chain, reply).await,
+            Endpoint::Many(nodes) => nodes.run(node, chain, reply).await,
+        }
     }
 
     async fn call(
@@ -119,6 +131,11 @@ impl Fabric for Endpoint {
     fn capabilities(&self, node: NodeId) -> Capabilities {
         with_endpoint!(self, endpoint => endpoint.capabilities(node))
     }
+
+    #[inline]
+    fn session_number(&self, node: NodeId) -> u64 {
+        with_endpoint!(self, endpoint => endpoint.session_number(node))
+    }
 }
 
 impl Turns for Endpoint {
@@ -135,6 +152,10 @@ impl Turns for Endpoint {
 impl Clock for Endpoint {
     fn now(&self) -> Duration {
         timer::now()
+    }
+
+    fn wall(&self) -> Duration {
+        timer::wall()
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {

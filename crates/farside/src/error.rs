@@ -8,6 +8,7 @@ use farside_fabrics::tcp::tls;
 use farside_node::host::BindError;
 use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
+use farside_systems::blocks::BlocksError;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
 
@@ -34,7 +35,8 @@ use farside_systems::store::StoreError;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The url is invalid, or its host has no address. No node received anything.
+    /// The url is invalid, its host has no address, or the list of nodes that it names cannot be read. No node received
+    /// anything.
     Url(String),
     /// The token is too long. No node received anything.
     Token(String),
@@ -56,6 +58,15 @@ pub enum Error {
     Fabric(FabricError),
     /// An operation on a store failed. [`Error::ran`] tells whether it was carried out.
     Kv(KvError),
+    /// An operation on a volume failed. [`Error::ran`] tells whether it was carried out.
+    Blocks {
+        /// Error of the first block that failed.
+        error: BlocksError,
+        /// Number of other blocks on which the operation was carried out.
+        done: u64,
+    },
+    /// The request is not possible for this volume, or no such volume is possible. Nothing was changed.
+    Volume(String),
     /// The client's thread has exited. Operations in flight at that moment may have been carried out.
     Closed,
     /// The operating system refused to start the client's thread. Nothing was carried out.
@@ -75,6 +86,8 @@ impl Error {
         match self {
             Error::Kv(error) => error.ran(),
             Error::Fabric(error) => error.ran(),
+            Error::Blocks { error, done: 0 } => error.ran(),
+            Error::Blocks { .. } => Ran::Unknown,
             Error::Closed => Ran::Unknown,
             _ => Ran::No,
         }
@@ -84,7 +97,9 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::Url(reason) | Error::Token(reason) | Error::Trust(reason) => f.write_str(reason),
+            Error::Url(reason) | Error::Token(reason) | Error::Trust(reason) | Error::Volume(reason) => {
+                f.write_str(reason)
+            }
             #[cfg(feature = "tls")]
             Error::Tls(url, error) => write!(f, "{url}: {error}"),
             Error::Connect(error) => error.fmt(f),
@@ -93,6 +108,8 @@ impl std::fmt::Display for Error {
             Error::Memory(error) => error.fmt(f),
             Error::Fabric(error) => error.fmt(f),
             Error::Kv(error) => error.fmt(f),
+            Error::Blocks { error, done: 0 } => error.fmt(f),
+            Error::Blocks { error, done } => write!(f, "{error}; {done} other blocks were done before"),
             Error::Closed => f.write_str(
                 "the client has stopped: the operation may or may not have been carried out (a read changes nothing); \
                  open another client",

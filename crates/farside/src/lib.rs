@@ -49,10 +49,12 @@ pub mod config;
 #[doc(hidden)]
 pub mod figure;
 pub mod local;
+pub mod volume;
 
 mod client;
 mod endpoint;
 mod error;
+mod keeper;
 mod pool;
 mod reopen;
 
@@ -60,6 +62,8 @@ pub use client::{Client, Pending, Value};
 pub use error::Error;
 pub use farside_remote::control::{NodeInfo, Store, StoreStat};
 pub use farside_remote::fabric::Ran;
+pub use farside_systems::blocks::BlocksError;
+pub use farside_systems::heal;
 pub use farside_systems::kv::{Conflict, KEY_MAX, KvError, VALUE_MAX, Version};
 pub use farside_systems::store::StoreError;
 pub use pool::{NewStore, Options, Pool, connect, connect_with};
@@ -68,7 +72,9 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 #[doc(hidden)]
 pub mod parts {
     pub use crate::endpoint::{Endpoint, Session};
+    pub use crate::keeper::Keepers;
     pub use crate::pool::{NO_TLS, addresses, join_urls, nodes_of};
+    pub use crate::volume::block_store;
     pub use farside_systems::kv::AnyKv;
     pub use farside_systems::registry::kinds;
 }

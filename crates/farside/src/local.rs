@@ -65,7 +65,7 @@ impl Client {
     /// Caches the slot addresses of up to `keys` keys. Putting a key whose slot is cached takes one round trip instead
     /// of two.
     pub fn with_slot_cache(self, keys: usize) -> Client {
-        let options = Options { slot_cache: keys };
+        let options = Options { slot_cache: keys, ..Options::default() };
         let (fabric, nodes) = (Rc::clone(&self.endpoint), self.endpoint.nodes());
         let kv = run_now(&self.endpoint, AnyKv::of(fabric, nodes, &self.members, &options));
         Client { kv: kv.expect("the store was opened before, with the same catalog entry"), options, ..self }

@@ -1,5 +1,6 @@
 //! Connections to a memory node: its URL, its fabric, and the control operations on its stores.
 
+mod etcd;
 mod nodes;
 
 pub use nodes::join as join_urls;
@@ -24,11 +25,12 @@ use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::tcp::tls::{HostName, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
 use farside_fabrics::udp::seal::Shared;
-use farside_node::access::Fingerprint;
+use farside_node::access::{Fingerprint, GUESSES_WITHIN, LOCKED_FOR};
 use farside_node::host::{self, Host};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
+use farside_systems::heal::{self, Healed};
 use farside_systems::kv::prism_kv;
 use farside_systems::members;
 use farside_systems::registry;
@@ -37,9 +39,9 @@ use farside_systems::system::Sizing;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A pool of memory nodes, each named by a url. Returned by [`connect`].
 ///
@@ -48,9 +50,9 @@ use std::time::Duration;
 /// several returns [`Error::Url`], and nothing was sent.
 ///
 /// [`Pool::open`] opens a store. The other methods are control operations: [`Pool::create_store`],
-/// [`Pool::rebuild_store`], [`Pool::drop_store`], [`Pool::stores`], [`Pool::stat`] and [`Pool::info`]. Each opens a
-/// session, makes one call and blocks until the node responds. The call times out after 1 s, or after 30 s if the node
-/// must walk, grant or zero a store's memory.
+/// [`Pool::rebuild_store`], [`Pool::drop_store`], [`Pool::heal`], [`Pool::stores`], [`Pool::stat`] and [`Pool::info`].
+/// Each opens sessions, makes calls and blocks until the nodes respond. A call times out after 1 s, or after 30 s if
+/// the node must walk, grant or zero a store's memory.
 ///
 /// Cheap to clone; threads may share it.
 #[derive(Clone)]
@@ -79,6 +81,15 @@ struct Node {
     /// Secret that seals UDP packets.
     shared: Option<Shared>,
     faults: Option<Arc<Injected>>,
+    refusal: Arc<Mutex<Option<Refusal>>>,
+}
+
+/// The last refusal of a session by a node, to any client of the pool, if no session was opened since.
+struct Refusal {
+    at: Instant,
+    reason: String,
+    /// Whether the attempt before was refused, too.
+    is_repeated: bool,
 }
 
 /// Faults injected into the datagrams of all the pool's sessions.
@@ -153,7 +164,8 @@ pub struct NewStore {
     pub items: Option<u64>,
     /// Whether keys of 8 bytes are numbers that each have a slot of their own: the paper's collision-free layout.
     pub collision_free: bool,
-    /// Number of nodes that hold a part of the store each, the first of the pool; all nodes if absent.
+    /// Number of nodes that hold a part of the store each; all nodes of the pool if absent. The store's name determines
+    /// which nodes these are.
     pub members: Option<usize>,
 }
 
@@ -183,6 +195,15 @@ impl NewStore {
 /// Maximum time to wait for the response to a control request that grants or zeroes memory.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Pause after a refusal of a session before another is requested, by another thread of the same program.
+const REFUSED_NOW: Duration = Duration::from_secs(1);
+/// Pause after a refusal of a session before another is requested in the background. The node may have locked out this
+/// address for this long.
+const REFUSED_PAUSE: Duration = Duration::from_secs(LOCKED_FOR.as_secs() + 2);
+/// The same after several refusals. The token is probably wrong. A node locks out addresses from which several wrong
+/// tokens come, but forgets those that came this long ago.
+const REFUSED_AGAIN_PAUSE: Duration = Duration::from_secs(GUESSES_WITHIN.as_secs() + 15);
+
 /// Default memory of the node that `local:` starts, in bytes.
 const LOCAL_MEMORY: u64 = 256 << 20;
 
@@ -196,6 +217,10 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 /// | `tcp://HOST:PORT` | on any host | an engine of the node |
 /// | `tls://HOST:PORT` | on any host | an engine of the node |
 /// | `local:` or `local:SIZE` | in this process | the client's CPU |
+///
+/// Several nodes: their urls with commas between them (`%2C` for a comma within a path), `@` and the path of a TOML
+/// file, or `etcd://HOST:PORT,HOST:PORT/PREFIX`. Only a call of this function reads etcd's list, for at most 2 s. If
+/// etcd does not answer, the list that was read last is used.
 ///
 /// * The default port is 7460.
 /// * `local:` starts a node with `SIZE` bytes of memory, such as `64MiB`; the default is 256 MiB. It creates a store
@@ -370,6 +395,12 @@ impl Pool {
         Pool { url: nodes::join(nodes.iter().map(|node| &*node.url)).into(), nodes: nodes.into() }
     }
 
+    /// Joins pools into one, whose nodes are those of all.
+    #[doc(hidden)]
+    pub fn joined(pools: &[Pool]) -> Pool {
+        Pool::of(pools.iter().flat_map(|pool| pool.nodes.iter().cloned()).collect())
+    }
+
     /// The nodes of the pool, each as a pool of its own, in the order of the url. Requests to one node do not wait for
     /// another.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = Pool> + '_ {
@@ -459,7 +490,10 @@ impl Pool {
     pub fn rebuild_store(&self, name: &str, items: Option<u64>) -> Result<(), Error> {
         if self.nodes.len() > 1 {
             let members = self.members(name)?;
-            let items = items.map(|items| items.div_ceil(members.len() as u64));
+            let store = members[0].stores()?.into_iter().find(|store| store.name == name);
+            let shape = store.and_then(|store| registry::shape_of(&store)).unwrap_or_default();
+            let items =
+                items.map(|items| members::items_of_member(items, members.len(), shape.is_collision_free));
             return members.iter().try_for_each(|member| member.rebuild_store(name, items));
         }
         // 0 requests the smallest table that holds the store's items.
@@ -472,15 +506,45 @@ impl Pool {
     /// a store of this name.
     ///
     /// # Errors
-    /// The store does not exist, or the token has no right to drop it: nothing was changed. If [`Error::ran`] is
-    /// [`Ran::Unknown`](crate::Ran::Unknown), the store may have been dropped.
+    /// The store does not exist, the node of its first member does not respond or is not in the pool, or the token has
+    /// no right to drop it: nothing was changed. If [`Error::ran`] is [`Ran::Unknown`](crate::Ran::Unknown), the store
+    /// may have been dropped.
     pub fn drop_store(&self, name: &str) -> Result<Vec<String>, Error> {
         if self.nodes.len() == 1 {
             return self.ask(&Ask::DropStore { name: name.to_owned() }).map(|_| Vec::new());
         }
-        let untold =
-            self.over_all(async |endpoint| members::drop_store(endpoint, endpoint.nodes(), name).await)?;
+        self.drop_without(name, members::WithoutFirst::Refuse)
+    }
+
+    /// Drops a store as [`Pool::drop_store`] does, although the node of its first member is gone for good. If that node
+    /// comes back with its memory, clients find that the store has lost the memory of the others, and can drop it.
+    ///
+    /// # Errors
+    /// As [`Pool::drop_store`], except that the first member's node need not respond.
+    pub fn forget_store(&self, name: &str) -> Result<Vec<String>, Error> {
+        self.drop_without(name, members::WithoutFirst::Forget)
+    }
+
+    pub(crate) fn drop_without(
+        &self,
+        name: &str,
+        first: members::WithoutFirst,
+    ) -> Result<Vec<String>, Error> {
+        let untold = self
+            .over_all(async |endpoint| members::drop_store(endpoint, endpoint.nodes(), name, first).await)?;
         Ok(untold.into_iter().map(|node| self.nodes[node.0 as usize].url.clone()).collect())
+    }
+
+    /// Completes creations and drops that dead clients left unfinished, and repairs stores: all, or the one called
+    /// `only`. Calls `tell` for each thing that was done or could not be done. Clients may use the stores meanwhile.
+    ///
+    /// # Errors
+    /// No node has responded, or there is no store called `only`; nothing was changed.
+    pub fn heal(&self, only: Option<&str>, tell: impl FnMut(Healed)) -> Result<heal::Seen, Error> {
+        self.over_all(async |endpoint| {
+            let entropy = getrandom::u64().expect("the system has random bytes");
+            heal::heal(endpoint, endpoint.nodes(), only, heal::PATIENCE, entropy, tell).await
+        })
     }
 
     /// Lists all stores, without their secrets (`secret` and `id` are zero), sorted by name. A store on several nodes
@@ -489,8 +553,14 @@ impl Pool {
     /// # Errors
     /// No node has responded; nothing was changed.
     pub fn stores(&self) -> Result<Vec<Store>, Error> {
+        Ok(self.stores_found()?.0)
+    }
+
+    /// Lists all stores as [`Pool::stores`] does. Returns also whether all nodes have responded.
+    pub(crate) fn stores_found(&self) -> Result<(Vec<Store>, bool), Error> {
         if self.nodes.len() > 1 {
             let listed = self.at_all_nodes(|node| node.stores());
+            let is_complete = listed.iter().all(Result::is_ok);
             if listed.iter().all(Result::is_err) {
                 return Err(listed.into_iter().find_map(Result::err).expect("a pool has a node"));
             }
@@ -503,10 +573,10 @@ impl Pool {
                 }
             }
             stores.sort_by(|one, other| one.name.cmp(&other.name));
-            return Ok(stores);
+            return Ok((stores, is_complete));
         }
         match self.ask(&Ask::ListStores)? {
-            Answer::Stores(stores) => Ok(stores),
+            Answer::Stores(stores) => Ok((stores, true)),
             other => Err(unexpected_answer(&other)),
         }
     }
@@ -568,7 +638,7 @@ impl Pool {
     }
 
     /// Runs control requests over sessions with all nodes, to the end.
-    fn over_all<O>(
+    pub(crate) fn over_all<O>(
         &self,
         requests: impl AsyncFnOnce(&Rc<Endpoint>) -> Result<O, StoreError>,
     ) -> Result<O, Error> {
@@ -601,7 +671,14 @@ impl Pool {
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
         let reach = Reach::Local(Arc::new(host(memory)?));
         let url = format!("local:{memory}");
-        Ok(Pool::of(vec![Node { url, reach, token: None, shared: None, faults: None }]))
+        Ok(Pool::of(vec![Node {
+            url,
+            reach,
+            token: None,
+            shared: None,
+            faults: None,
+            refusal: Arc::default(),
+        }]))
     }
 
     /// The same node, with faults injected into the datagrams of both directions.
@@ -649,9 +726,20 @@ impl Pool {
         if let [node] = &*self.nodes {
             return Ok(Endpoint::One(node.session(NodeId(0))?));
         }
+        Ok(self.endpoint_that_reopens())
+    }
+
+    /// Opens sessions with all nodes, for the calling thread. A session that is over, or cannot be opened now, is
+    /// opened later, also that with the only node.
+    pub(crate) fn endpoint_that_reopens(&self) -> Endpoint {
         let nodes = Arc::clone(&self.nodes);
-        let open = move |id: NodeId| nodes[id.0 as usize].session(id).map_err(|error| error.to_string());
-        Ok(Endpoint::Many(Box::new(Nodes::open(self.nodes.len(), Arc::new(open)))))
+        let was_tried: Box<[AtomicBool]> = nodes.iter().map(|_| AtomicBool::new(false)).collect();
+        let open = move |id: NodeId| {
+            let index = id.0 as usize;
+            let is_in_background = was_tried[index].swap(true, Ordering::Relaxed);
+            nodes[index].session_or_reason(id, is_in_background)
+        };
+        Endpoint::Many(Box::new(Nodes::open(self.nodes.len(), Arc::new(open))))
     }
 }
 
@@ -672,7 +760,8 @@ impl Node {
         let token = options.token.as_deref().map(Arc::from);
         let sealing = options.token.as_ref().filter(|_| !options.insecure_udp);
         let shared = sealing.map(|token| Fingerprint::of(token.as_bytes()).shared());
-        Ok(Node { url: with_port(url), reach: reach(url, options)?, token, shared, faults: None })
+        let (url, reach) = (with_port(url), reach(url, options)?);
+        Ok(Node { url, reach, token, shared, faults: None, refusal: Arc::default() })
     }
 
     fn fabric(&self) -> &'static str {
@@ -689,6 +778,20 @@ impl Node {
 
     /// Opens a session with the node, which the session calls `id`, for the calling thread.
     fn session(&self, id: NodeId) -> Result<Session, Error> {
+        let opened = self.dial(id);
+        let mut last = self.refusal();
+        match &opened {
+            Ok(_) => *last = None,
+            Err(refused @ Error::Open(_, OpenError::Refused(_))) => {
+                let (reason, is_repeated) = (refused.to_string(), last.is_some());
+                *last = Some(Refusal { at: Instant::now(), reason, is_repeated });
+            }
+            Err(_) => {}
+        }
+        opened
+    }
+
+    fn dial(&self, id: NodeId) -> Result<Session, Error> {
         match &self.reach {
             Reach::Shm(path) => Ok(Session::Direct(shm::connect(path, id)?)),
             Reach::Local(host) => {
@@ -720,6 +823,26 @@ impl Node {
             }
             Reach::Ring(path) => Ok(Session::Ring(self.remote(id, RingLine::connect(path)?)?)),
         }
+    }
+
+    /// Opens a session like [`Node::session`]. If the node has refused one lately, to any client of the pool, returns
+    /// the reason of that refusal instead.
+    fn session_or_reason(&self, id: NodeId, is_in_background: bool) -> Result<Session, String> {
+        if let Some(Refusal { at, reason, is_repeated }) = &*self.refusal() {
+            let pause = match (is_in_background, is_repeated) {
+                (false, _) => REFUSED_NOW,
+                (true, false) => REFUSED_PAUSE,
+                (true, true) => REFUSED_AGAIN_PAUSE,
+            };
+            if at.elapsed() < pause {
+                return Err(reason.clone());
+            }
+        }
+        self.session(id).map_err(|error| error.to_string())
+    }
+
+    fn refusal(&self) -> MutexGuard<'_, Option<Refusal>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn dialled<L: Line>(&self, id: NodeId, line: std::io::Result<L>) -> Result<Box<Remote<L>>, Error> {

@@ -179,12 +179,17 @@ impl Token {
             Ask::StoreStat { name } if !self.rights(name).contains(Rights::READ) => {
                 needs("the right 'read' to the store")
             }
-            Ask::GrowStore { name } | Ask::Bind { name, .. } | Ask::Fence { name, .. }
+            Ask::GrowStore { name }
+            | Ask::Bind { name, .. }
+            | Ask::Wall { name, .. }
+            | Ask::Fence { name, .. }
                 if !self.sees(name) =>
             {
                 Err(self.no_store(name))
             }
-            Ask::Bind { name, .. } if self.rights(name) == Rights::NONE => needs("a right to the store"),
+            Ask::Bind { name, .. } | Ask::Wall { name, .. } if self.rights(name) == Rights::NONE => {
+                needs("a right to the store")
+            }
             Ask::Fence { name, .. } if !self.rights(name).contains(Rights::WRITE) => {
                 needs("the right 'write' to the store")
             }
@@ -197,10 +202,16 @@ impl Token {
             | Ask::DropStore { .. }
             | Ask::RebuildStore { .. }
             | Ask::Scan { .. }
+            | Ask::Promise { .. }
+            | Ask::Accept { .. }
+            | Ask::Revoke { .. }
+            | Ask::Enable { .. }
+            | Ask::Leave { .. }
                 if !self.admin =>
             {
                 needs("admin rights")
             }
+            Ask::Revoke { name, .. } if self.rights(name) == Rights::NONE => needs("a right to the store"),
             _ => Ok(()),
         }
     }
@@ -539,12 +550,23 @@ mod tests {
     fn requests_need_the_rights_to_what_they_touch() {
         let name = || "a".to_owned();
         let create = Ask::CreateStore { name: name(), kind: "k".into(), parameters: String::new(), quota: 1 };
-        let admins = [create, Ask::DropStore { name: name() }, Ask::Scan { name: name() }];
+        let (attempt, configuration) = ([1, 2], 2);
+        let admins = [
+            create,
+            Ask::DropStore { name: name() },
+            Ask::Scan { name: name() },
+            Ask::Promise { name: name(), attempt, configuration, ballot: [1, 1] },
+            Ask::Enable { name: name(), attempt, configuration, members: Vec::new() },
+        ];
         let (open, stat) = (Ask::OpenStore { name: name() }, Ask::StoreStat { name: name() });
         let (reader, writer) =
             (token("r", "s", &[("a", Rights::READ)]), token("w", "s", &[("a", Rights::WRITE)]));
         let stranger = token("s", "s", &[("b", Rights::ALL)]);
         let admin = Token { admin: true, ..token("d", "s", &[]) };
+        let revoke = Ask::Revoke { name: name(), attempt, configuration };
+        assert!(reader.judge(&revoke).expect_err("no admin").contains("admin rights"));
+        assert!(admin.judge(&revoke).expect_err("no right").contains("a right to the store"));
+        assert_eq!(Token { admin: true, ..token("b", "s", &[("a", Rights::ALL)]) }.judge(&revoke), Ok(()));
         for ask in &admins {
             assert_eq!(admin.judge(ask), Ok(()));
             for other in [&reader, &writer, &stranger] {
@@ -576,6 +598,7 @@ mod tests {
             table_at: 0,
             table_len: 0,
             wide: false,
+            created: 0,
             id: 0,
             former: None,
             membership: None,

@@ -7,7 +7,7 @@ use crate::rebuild::{self, Rebuild};
 use crate::served::Served;
 use farside_remote::Memory;
 use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
-use farside_remote::control::Store;
+use farside_remote::control::{Register, Store};
 use farside_remote::service::{Kind, Service};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,8 +15,9 @@ use std::sync::Arc;
 /// Maximum length of a store's name, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A store, and the node's own state of that store. The node's memory records only `store` and `fenced`: a node that
-/// takes over derives the service, the segments and a rebuild from them and from the memory, and starts the rest anew.
+/// A store, and the node's own state of that store. The node's memory records only `store`, `fenced` and `register`: a
+/// node that takes over derives the service, the segments and a rebuild from them and from the memory, and starts the
+/// rest anew.
 pub struct Entry<M: Memory> {
     /// The description of the store that clients receive.
     pub store: Store,
@@ -32,16 +33,31 @@ pub struct Entry<M: Memory> {
     pub(crate) segments_needed: u32,
     /// Nonces of the clients that were fenced for this store. They are in the node's memory, too.
     pub(crate) fenced: BTreeSet<u64>,
+    /// The member's part of the register that decides on the store's next configuration. It is in the node's memory,
+    /// too.
+    pub(crate) register: Register,
     /// Number of completed scans. It is not in the node's memory, so another node that takes over starts at zero.
     pub(crate) scans: u64,
+    /// Generation and cursor of the checkpoint of the store's log that is in progress.
+    pub(crate) checkpoint: Option<(u64, u64)>,
 }
 
 impl<M: Memory> Entry<M> {
     /// Creates an entry without a rebuild.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
-        let (rebuild, fenced) = (None, BTreeSet::new());
-        Entry { store, served, segments, rebuild, is_crowded: false, segments_needed: 0, fenced, scans: 0 }
+        Entry {
+            store,
+            served,
+            segments,
+            rebuild: None,
+            is_crowded: false,
+            segments_needed: 0,
+            fenced: BTreeSet::new(),
+            register: Register::default(),
+            scans: 0,
+            checkpoint: None,
+        }
     }
 }
 
@@ -51,6 +67,8 @@ pub struct Catalog<M: Memory> {
     stores: BTreeMap<String, Entry<M>>,
     /// Regions and names of stores that are being created or dropped.
     busy: Vec<(u32, String)>,
+    /// Number of stores with a table of leases.
+    leased: usize,
 }
 
 /// Checks a store's name.
@@ -119,7 +137,7 @@ impl Division {
 impl<M: Memory> Catalog<M> {
     /// Creates an empty catalog that supports these kinds.
     pub fn new(kinds: Vec<Box<dyn Kind<M>>>) -> Catalog<M> {
-        Catalog { kinds, stores: BTreeMap::new(), busy: Vec::new() }
+        Catalog { kinds, stores: BTreeMap::new(), busy: Vec::new(), leased: 0 }
     }
 
     /// Returns the kind with this name.
@@ -167,17 +185,31 @@ impl<M: Memory> Catalog<M> {
     ///
     /// # Errors
     /// No store has this name and id, or the nonce is invalid.
-    pub(crate) fn same(&self, name: &str, id: u64, nonce: u64) -> Result<&Entry<M>, String> {
+    pub(crate) fn of_client(&self, name: &str, id: u64, nonce: u64) -> Result<&Entry<M>, String> {
+        let entry = self.same(name, id)?;
+        if nonce == 0 {
+            return Err("0 is no client's nonce: draw a random number of 64 bits".into());
+        }
+        Ok(entry)
+    }
+
+    /// Returns the store with this name and id.
+    ///
+    /// # Errors
+    /// No store has this name and id.
+    pub(crate) fn same(&self, name: &str, id: u64) -> Result<&Entry<M>, String> {
         let entry = self.get(name)?;
         if entry.store.id != id {
             return Err(format!(
                 "store '{name}' was replaced by a new store of the same name: open it again"
             ));
         }
-        if nonce == 0 {
-            return Err("0 is no client's nonce: draw a random number of 64 bits".into());
-        }
         Ok(entry)
+    }
+
+    /// Whether any store has a table of leases.
+    pub(crate) fn is_any_leased(&self) -> bool {
+        self.leased > 0
     }
 
     /// Iterates over all stores, sorted by name.
@@ -238,6 +270,7 @@ impl<M: Memory> Catalog<M> {
     /// Adds a store.
     pub fn insert(&mut self, entry: Entry<M>) {
         self.release(entry.store.region);
+        self.leased += usize::from(entry.served.leases().is_some());
         let before = self.stores.insert(entry.store.name.clone(), entry);
         assert!(before.is_none(), "two stores have the same name");
     }
@@ -249,6 +282,7 @@ impl<M: Memory> Catalog<M> {
     pub fn remove(&mut self, name: &str) -> Result<Entry<M>, String> {
         self.get(name)?;
         let entry = self.stores.remove(name).ok_or_else(|| format!("there is no store '{name}'"))?;
+        self.leased -= usize::from(entry.served.leases().is_some());
         self.busy.push((entry.store.region, name.to_owned()));
         Ok(entry)
     }

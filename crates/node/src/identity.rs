@@ -164,6 +164,14 @@ impl Bindings {
         }
     }
 
+    /// Returns a nonce for which `is_recorded`, which takes a region and a nonce, although a session that is bound to
+    /// it is not fenced.
+    pub(crate) fn unfenced(&self, is_recorded: impl Fn(u32, u64) -> bool) -> Option<u64> {
+        let unfenced = self.bound.values().filter(|bound| !bound.is_fenced);
+        let mut clients = unfenced.flat_map(|bound| &bound.clients);
+        clients.find(|&(&region, &(_, nonce))| is_recorded(region, nonce)).map(|(_, &(_, nonce))| nonce)
+    }
+
     /// Whether the sender's session is fenced: none of its requests may be served.
     pub(crate) fn is_fenced(&self, sender: Sender) -> bool {
         let bound = sender.number().and_then(|number| self.bound.get(&number));
@@ -173,7 +181,7 @@ impl Bindings {
     /// Marks all sessions bound to this nonce for the store with this region as fenced, and requests the end of the
     /// remote ones. Returns the stage of the fence that waits for their ends.
     pub(crate) fn fence(&mut self, region: u32, nonce: u64) -> Fencing {
-        let (mut unmarked, mut remote, mut engines) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let (mut unmarked, mut remote, mut first_engine) = (Vec::new(), Vec::new(), None);
         for bound in self.bound.values_mut() {
             if bound.clients.get(&region).is_none_or(|&(_, of)| of != nonce) {
                 continue;
@@ -182,8 +190,8 @@ impl Bindings {
                 Sender::Host => {}
                 Sender::Slot(id) => unmarked.push(id),
                 Sender::Remote { engine, number } => {
-                    engines.insert(engine);
-                    if mutants::FENCE_MISSES_AN_ENGINE.is_on() && engines.first() != Some(&engine) {
+                    let first_engine = *first_engine.get_or_insert(engine);
+                    if mutants::FENCE_MISSES_AN_ENGINE.is_on() && engine != first_engine {
                         continue;
                     }
                     self.endings.push_back((engine, number));

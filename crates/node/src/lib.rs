@@ -12,9 +12,11 @@
 pub mod access;
 pub mod catalog;
 pub mod engine;
+mod epochs;
 pub mod extents;
 pub mod host;
 pub mod identity;
+pub mod log;
 pub mod mutants;
 pub mod node;
 mod rebuild;

@@ -1,4 +1,4 @@
-//! Mutants of reclamation, scans, rebuilds, decisions and fencing.
+//! Mutants of reclamation, epochs, scans, rebuilds, decisions, fencing and revocation.
 
 farside_remote::mutants! {
     /// The node frees a retired buffer without a grace period.
@@ -19,6 +19,12 @@ farside_remote::mutants! {
     FENCE_MISSES_AN_ENGINE = "FenceMissesAnEngine";
     /// A fence does not wait until the turns of the client's sessions have ended.
     FENCE_WITHOUT_GRACE = "FenceWithoutGrace";
+    /// A revocation does not wait until the chains that the key admitted have ended.
+    REVOKED_WITHOUT_GRACE = "RevokedWithoutGrace";
     /// A fenced nonce may be bound to a reopened session.
     FENCED_NONCE_BINDS = "FencedNonceBinds";
+    /// A buffer is reused although a client may follow a pointer to it that an earlier chain has read.
+    EPOCH_IGNORED = "EpochIgnored";
+    /// A buffer is reused once each client has raised its epoch by one.
+    EPOCH_ONE_IS_ENOUGH = "EpochOneIsEnough";
 }

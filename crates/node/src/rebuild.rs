@@ -121,10 +121,12 @@ pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
 
 /// A store's entry for clients: with the current progress of a rebuild, without the next secret.
 pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
-    let moved = |service: &mut dyn Service<M>| service.rebuild().map(|rebuild| rebuild.moved_percent());
-    let moved_percent = entry.served.try_lock().and_then(|mut served| moved(served.service())).unwrap_or(0);
-    let former =
-        entry.store.former.as_ref().map(|former| Former { moved_percent, next_secret: 0, ..former.clone() });
+    let moved = || entry.served.try_exclusive()?.rebuild().map(|rebuild| rebuild.moved_percent());
+    let former = entry.store.former.as_ref().map(|former| Former {
+        moved_percent: moved().unwrap_or(0),
+        next_secret: 0,
+        ..former.clone()
+    });
     Store { former, ..entry.store.clone() }
 }
 

@@ -1,5 +1,7 @@
 //! Reclamation of retired buffers. A buffer is taken from the session that retired it, kept until no chain can follow
 //! an old pointer to it, then put on its class's free list (PRISM, section 3.2: the re-post rule, for whole chains).
+//! If the store's clients keep pointers from one chain to the next, the buffer then also waits until their operations
+//! have ended.
 //!
 //! If a region has no granted segment left and a class has many buffers on its list, buffers are *parked* instead, by
 //! segment. A segment whose buffers are all parked is empty, and is granted again, for any class. So memory freed as
@@ -9,6 +11,7 @@
 //!
 //! Invariant: the buffers in `Reclaim::buffers` are RETIRED and owned by the node; parked buffers are PARKED.
 
+use crate::epochs::{Epochs, Leased};
 use crate::mutants;
 use crate::node::NodeMemory;
 use crate::session::{Grace, Sessions};
@@ -29,6 +32,11 @@ pub struct Reclaim {
     walking: Option<(u32, u64)>,
     /// Retired buffers that wait for their grace period before they are freed.
     buffers: Delayed<u64>,
+    /// Retired buffers that wait for the ends of clients' operations.
+    epochs: Epochs,
+    /// Index of the kind of waiting that the next step checks, and the number of consecutive checks without progress:
+    /// for turns, then for each region's epochs.
+    checks: (usize, usize),
     /// The parked buffers of each region and class, by segment.
     parked: BTreeMap<(u32, u8), BTreeMap<u32, Vec<u64>>>,
     /// Parked buffers that will go back to their free lists.
@@ -100,6 +108,11 @@ impl Reclaim {
         self.buffers.waiting_for().chain(self.emptied.waiting_for()).map(|id| id.slot)
     }
 
+    /// Number of the client id for whose operations the buffers of a region wait, if they wait for any.
+    pub fn waits_for_client(&self, region: u32) -> Option<u16> {
+        self.epochs.waits_for(region)
+    }
+
     /// Whether the retired list of the session in `slot` is neither being traversed nor still to be taken in this
     /// round.
     pub fn is_done_with(&self, slot: u32) -> bool {
@@ -136,6 +149,7 @@ impl Reclaim {
     /// be freed without a grace period of their own.
     pub fn forget_buffers(&mut self, is_of_region: impl Fn(u64) -> bool) {
         self.buffers.retain(|&at| !is_of_region(at));
+        self.epochs.retain(|at| !is_of_region(at));
         self.unparked.retain(|&at| !is_of_region(at));
     }
 
@@ -152,10 +166,27 @@ impl Reclaim {
     }
 
     /// Makes one step of reclaiming buffers. Returns false if there was nothing to do.
-    pub fn step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
+    pub(crate) fn step<M: NodeMemory>(
+        &mut self,
+        memory: &M,
+        sessions: &Sessions,
+        leased: &impl Leased,
+    ) -> Result<bool, M::Wait> {
         if let Some((slot, at)) = self.walking {
             let next = self.take_over(memory, at)?;
             self.walking = (next != 0).then_some((slot, next));
+        } else if let Some(&at) = self.epochs.ready.last() {
+            self.give_or_park(memory, at)?;
+            self.epochs.ready.pop();
+            self.reclaimed += 1;
+        } else if let Some(&at) = self.buffers.ready.last()
+            && leased.is_any()
+            && !mutants::EPOCH_IGNORED.is_on()
+            && let Some((region, _)) = Arena::of(memory).buffer_at(at)?
+            && leased.table(region).is_some()
+        {
+            self.epochs.add(region, at);
+            self.buffers.ready.pop();
         } else if let Some(&at) = self.buffers.ready.last() {
             self.give_or_park(memory, at)?;
             self.buffers.ready.pop();
@@ -172,9 +203,32 @@ impl Reclaim {
             self.round.pop();
             self.walking = (first != 0).then_some((slot, first));
         } else {
-            return self.buffers.step(memory, sessions);
+            return self.wait_step(memory, sessions, leased);
         }
         Ok(true)
+    }
+
+    /// Checks one of the things that retired buffers wait for. Returns false once all of them in turn have made no
+    /// progress. A check may change the state after its last access, so a step makes one check only.
+    fn wait_step<M: NodeMemory>(
+        &mut self,
+        memory: &M,
+        sessions: &Sessions,
+        leased: &impl Leased,
+    ) -> Result<bool, M::Wait> {
+        let (mut check, fruitless) = self.checks;
+        if self.epochs.regions() == 0 {
+            check = 0;
+        }
+        let is_progress = match check {
+            0 => self.buffers.step(memory, sessions)?,
+            _ => self.epochs.step(memory, leased)?,
+        };
+        let of = 1 + self.epochs.regions();
+        let fruitless = if is_progress { 0 } else { fruitless + 1 };
+        let is_over = fruitless >= of;
+        self.checks = ((check + 1) % of, if is_over { 0 } else { fruitless });
+        Ok(!is_over)
     }
 
     /// Makes one step of granting emptied segments again. Returns false if there was nothing to do.

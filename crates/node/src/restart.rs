@@ -25,7 +25,7 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, CATALOG_SIZE, Geometry, REGIONS_MAX, SEGMENT_SIZE, header};
-use farside_remote::control::Store;
+use farside_remote::control::{MemberState, Register, Store};
 use farside_remote::service::Kind;
 use farside_remote::{Memory, Width};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,13 @@ pub(crate) struct Recorded<'a> {
     /// Nonces of the clients that were fenced for the store.
     #[serde(skip_serializing_if = "no_nonces")]
     pub(crate) fenced: Cow<'a, BTreeSet<u64>>,
+    /// The member's part of the register that decides on the store's next configuration.
+    #[serde(skip_serializing_if = "is_unused")]
+    pub(crate) register: Cow<'a, Register>,
+}
+
+fn is_unused(register: &Register) -> bool {
+    *register == Register::default()
 }
 
 fn no_nonces(fenced: &BTreeSet<u64>) -> bool {
@@ -49,15 +56,17 @@ fn no_nonces(fenced: &BTreeSet<u64>) -> bool {
 }
 
 impl<'a> From<&'a Store> for Recorded<'a> {
-    /// A store for which no client was fenced.
+    /// A store for which no client was fenced and whose register is unused.
     fn from(store: &'a Store) -> Recorded<'a> {
-        Recorded { store, fenced: Cow::Owned(BTreeSet::new()) }
+        let register = Cow::Owned(Register::default());
+        Recorded { store, fenced: Cow::Owned(BTreeSet::new()), register }
     }
 }
 
 impl<'a, M: Memory> From<&'a Entry<M>> for Recorded<'a> {
     fn from(entry: &'a Entry<M>) -> Recorded<'a> {
-        Recorded { store: &entry.store, fenced: Cow::Borrowed(&entry.fenced) }
+        let (fenced, register) = (Cow::Borrowed(&entry.fenced), Cow::Borrowed(&entry.register));
+        Recorded { store: &entry.store, fenced, register }
     }
 }
 
@@ -68,6 +77,8 @@ struct Read {
     store: Store,
     #[serde(default)]
     fenced: BTreeSet<u64>,
+    #[serde(default)]
+    register: Register,
 }
 
 /// Encodes a record of the catalog.
@@ -76,10 +87,14 @@ struct Read {
 /// The stores' descriptions do not fit into one copy of the catalog.
 pub(crate) fn record(sequence: u64, stores: &[Recorded<'_>]) -> Result<Vec<u8>, String> {
     let json = serde_json::to_vec(stores).expect("plain data");
-    // A store that is PREPARED now must fit when it is COMMITTED, which is a longer word.
-    let prepared = stores.iter().filter(|store| store.store.is_prepared()).count();
-    let growth = "committed".len() - "prepared".len();
-    if json.len() + prepared * growth + RECORD_HEADER > CATALOG_SIZE as usize {
+    // A store in another state now must fit when it is COMMITTED, which is the longest word.
+    let growth = |store: &Recorded<'_>| match store.store.membership.as_ref().map(|of| of.state) {
+        Some(MemberState::Prepared) => "committed".len() - "prepared".len(),
+        Some(MemberState::Revoked | MemberState::Joining) => "committed".len() - "revoked".len(),
+        Some(MemberState::Committed | MemberState::Aborted) | None => 0,
+    };
+    let growth: usize = stores.iter().map(growth).sum();
+    if json.len() + growth + RECORD_HEADER > CATALOG_SIZE as usize {
         return Err(format!("the catalog is full with {} stores: drop one", stores.len() - 1));
     }
     let mut record = Vec::with_capacity(RECORD_HEADER + json.len());
@@ -137,25 +152,27 @@ pub(crate) fn restore<M: NodeMemory>(
 ) -> Result<Result<Restored<M>, String>, M::Wait> {
     let (arena, geometry) = (Arena::of(memory), memory.geometry());
     let (sequence, read) = newest_record(memory)?.unwrap_or_default();
-    let (stores, fenced): (Vec<Store>, Vec<_>) =
-        read.into_iter().map(|Read { store, fenced }| (store, fenced)).unzip();
+    let (stores, kept): (Vec<Store>, Vec<_>) =
+        read.into_iter().map(|Read { store, fenced, register }| (store, (fenced, register))).unzip();
     let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u64;
-    if let Err(wrong) = check(memory, sequence, &stores, next_session)? {
+    let malformed = kept.iter().find_map(|(_, register)| register.check().err());
+    let malformed = malformed.map(|wrong| format!("the catalog has an invalid register of a store: {wrong}"));
+    if let Some(wrong) = check(memory, sequence, &stores, next_session)?.err().or(malformed) {
         return Ok(Err(format!(
-            "{wrong}: the memory was modified by another program; serve an earlier copy, or another --memory-file"
+            "{wrong}: the memory was modified by another program; serve another --memory-file, and load a dump"
         )));
     }
     let mut catalog = Catalog::new(kinds);
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
-    for (store, fenced) in stores.iter().zip(fenced) {
+    for (store, (fenced, register)) in stores.iter().zip(kept) {
         let service = match catalog.serve(store) {
             Ok(service) => service,
             Err(reason) => return Ok(Err(format!("store '{}' cannot be served: {reason}", store.name))),
         };
         let mut entry = Entry::new(store.clone(), service, Vec::new());
         entry.rebuild = store.former.as_ref().map(Rebuild::resumed);
-        entry.fenced = fenced;
+        (entry.fenced, entry.register) = (fenced, register);
         catalog.insert(entry);
     }
     let tables: BTreeSet<u32> =
@@ -316,6 +333,7 @@ fn give_back_held<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<
 mod tests {
     use super::*;
     use farside_fabrics::memory::{Mapping, Pages};
+    use farside_remote::control::{Accepted, MemberId};
     use farside_remote::service::{Extent, Plan, Service};
 
     /// A kind whose service reaches no buffers and accepts any table.
@@ -366,6 +384,7 @@ mod tests {
                 table_at: memory.geometry().segment_at(first),
                 table_len: 2 * SEGMENT_SIZE,
                 wide: false,
+                created: 0,
                 id: 0,
                 former: None,
                 membership: None,
@@ -415,6 +434,31 @@ mod tests {
         }
         let (memory, stores) = two_stores();
         assert_eq!(take_over(&memory, 1, &stores).expect("the catalog is valid").catalog.iter().count(), 2);
+    }
+
+    #[test]
+    fn a_forged_register_is_refused_with_a_remedy() {
+        let members = |incarnations: [u64; 2]| {
+            incarnations.map(|incarnation| MemberId { node: 0, incarnation }).to_vec()
+        };
+        let register =
+            |promised, ballot, members| Register { promised, accepted: Some(Accepted { ballot, members }) };
+        for (register, reason) in [
+            (register([1, 2], [1, 3], members([1, 2])), "more than it promised"),
+            (register([1, 2], [1, 2], members([1, 1])), "the same node's memory"),
+            (register([1, 2], [1, 2], Vec::new()), "2 to 64 members"),
+            (register([1, 2], [1, 2], members([1, 2])), ""),
+        ] {
+            let (memory, stores) = two_stores();
+            let record_of = |store| Recorded { register: Cow::Borrowed(&register), ..Recorded::from(store) };
+            let recorded: Vec<Recorded<'_>> = stores.iter().map(record_of).collect();
+            let Ok(()) = memory.write(Geometry::catalog_at(0), &record(1, &recorded).expect("it fits"));
+            let Ok(restored) = restore(&memory, vec![Box::new(Plain)]);
+            match restored.map(|restored| restored.catalog.iter().all(|entry| entry.register == register)) {
+                Ok(is_kept) => assert!(is_kept && reason.is_empty()),
+                Err(refusal) => assert!(refusal.contains(reason) && !reason.is_empty(), "{refusal}"),
+            }
+        }
     }
 
     #[test]

@@ -2,27 +2,94 @@
 //!
 //! The thread that receives a call runs the service, so a call needs no other thread. That thread is an engine for its
 //! sessions, the node's thread for shm clients, or the caller's own thread for a caller in this process.
-//! Invariant: a service serves one call at a time, and its lock is held only during the call.
+//! Invariant: work of a service runs only while its locks are held, and they are held only while it runs. Work with a
+//! lock in common runs one after another, all other work in parallel.
+//! Invariant: a service is changed only while none of its work runs.
 //! Invariant: the thread that runs a call is in a turn of a session's slot, or is the node's own thread. Before the
 //! node frees any part of a store, it revokes the store's key and waits until all such turns have ended.
 
+use crate::log::{Appended, StoreLog};
 use farside_remote::control::Store;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::CALL_BYTES_MAX;
-use farside_remote::service::{Call, Service};
+use farside_remote::leases::LeaseTable;
+use farside_remote::service::{Call, Context, Locks, Records, Service, Tick, Work};
 use farside_remote::{Key, Memory, Rights};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// The service of one store, with the store's key.
 pub struct Served<M: Memory> {
     key: Key,
     is_wide: bool,
-    service: Mutex<Box<dyn Service<M>>>,
+    leases: Option<LeaseTable>,
+    locks: HeldLocks,
+    /// The store's log, if it has one.
+    log: OnceLock<Arc<StoreLog>>,
+    /// Read by all work, written only to give the store another table.
+    service: RwLock<Box<dyn Service<M>>>,
+}
+
+/// The parts of a piece of work's context that do not lie in memory. They are the same each time that the work runs
+/// again.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// Time when the work began ([`Context::now`]).
+    pub now: Duration,
+    /// Seed of the work's random draws ([`Context::random`]).
+    pub seed: u64,
+}
+
+/// A call as it reaches a store's service.
+#[derive(Clone, Copy, Debug)]
+pub struct Calling<'a> {
+    /// The key that the caller used, which must be the store's own.
+    pub key: Key,
+    /// The caller's rights.
+    pub rights: Rights,
+    /// The request, without the store's secret. Untrusted input.
+    pub request: &'a [u8],
 }
 
 impl<M: Memory> Served<M> {
     /// Creates the shared service of `store`.
     pub fn new(store: &Store, service: Box<dyn Service<M>>) -> Arc<Served<M>> {
-        Arc::new(Served { key: store.extent().key, is_wide: store.wide, service: Mutex::new(service) })
+        let (key, leases) = (store.extent().key, service.leases());
+        let (locks, service) = (HeldLocks::default(), RwLock::new(service));
+        Arc::new(Served { key, is_wide: store.wide, leases, locks, log: OnceLock::new(), service })
+    }
+
+    /// Creates the shared service of the same store with another table. It keeps the log.
+    pub(crate) fn succeeded_by(&self, store: &Store, service: Box<dyn Service<M>>) -> Arc<Served<M>> {
+        let next = Served::new(store, service);
+        self.log().into_iter().for_each(|log| next.set_log(Arc::clone(log)));
+        next
+    }
+
+    /// The store's log, if it has one.
+    pub fn log(&self) -> Option<&Arc<StoreLog>> {
+        self.log.get()
+    }
+
+    /// The outcome of a call's records, once it is known.
+    pub fn outcome(&self, begun: &Begun) -> Option<Result<(), String>> {
+        self.log().map_or(Some(Ok(())), |log| log.lock().outcome(begun.position))
+    }
+
+    /// Gives the store a log, before clients learn of the store.
+    ///
+    /// # Panics
+    /// It has another log.
+    pub fn set_log(&self, log: Arc<StoreLog>) {
+        assert!(self.log.set(log).is_ok(), "a store keeps its log");
+    }
+
+    /// The service's table of leases ([`Service::leases`]).
+    pub fn leases(&self) -> Option<LeaseTable> {
+        self.leases
     }
 
     /// Returns the store's key.
@@ -30,61 +97,280 @@ impl<M: Memory> Served<M> {
         self.key
     }
 
-    /// Locks the service; waits until no call is in progress.
-    pub fn lock(&self) -> ServiceGuard<'_, M> {
-        let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
-        ServiceGuard { served: self, service }
+    /// Takes the locks for `work`; waits for work that holds some of them.
+    pub fn lock(&self, work: Work<'_>) -> ServiceGuard<'_, M> {
+        // The locks come second: a thread that holds some never waits for the node's thread to change the service.
+        let service = self.service.read().unwrap_or_else(PoisonError::into_inner);
+        let locks = service.locks(work);
+        self.locks.take(locks);
+        ServiceGuard { served: self, service, locks }
     }
 
-    /// Like [`Served::lock`], but returns `None` if a call is in progress. If the caller's memory may return *wait*,
-    /// the caller must hold the guard until the call has its response. Such a caller must not start a call while a step
-    /// of the node waits, since a node's step locks services as well.
-    pub fn try_lock(&self) -> Option<ServiceGuard<'_, M>> {
-        let service = match self.service.try_lock() {
+    /// Like [`Served::lock`], but returns `None` if other work holds one of the locks.
+    ///
+    /// If the caller's memory may return *wait*, the caller must hold the guard until the work is done. Such a caller
+    /// must not start a call while a step of the node waits, since a node's step locks services as well.
+    pub fn try_lock(&self, work: Work<'_>) -> Option<ServiceGuard<'_, M>> {
+        let service = match self.service.try_read() {
             Ok(service) => service,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(ServiceGuard { served: self, service })
+        let locks = service.locks(work);
+        self.locks.try_take(locks).then(|| ServiceGuard { served: self, service, locks })
+    }
+
+    /// Locks the service in order to change it. Returns `None` if any work of it runs.
+    pub fn try_exclusive(&self) -> Option<RwLockWriteGuard<'_, Box<dyn Service<M>>>> {
+        match self.service.try_write() {
+            Ok(service) => Some(service),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 
-/// A locked service.
+/// Outcome of the first part of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Called {
+    /// The response, which is in `answer`, or a refusal.
+    Answered(Result<(), String>),
+    /// The call has appended records: next comes [`ServiceGuard::append`].
+    Appends,
+}
+
+/// Buffers of a thread that runs services. They save allocations.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    /// Buffer for the service's own use ([`Context::scratch`]).
+    pub scratch: Vec<u8>,
+    /// The records that a call appends ([`Context::log`]).
+    pub records: Records,
+}
+
+/// A call whose records are not stored yet.
+#[derive(Debug)]
+pub struct Begun {
+    /// The records' position in the store's log.
+    pub position: u64,
+    /// What the first part of the call has left.
+    pub state: Vec<u8>,
+}
+
+impl<M: Memory<Wait = Infallible>> Served<M> {
+    /// Serves a call on memory that never waits. Waits for the call's locks. Returns the response, or the call if its
+    /// records are not stored yet: [`Served::finish`] then ends it.
+    pub fn serve(
+        &self,
+        memory: &M,
+        start: Start,
+        calling: Calling<'_>,
+        buffers: &mut Buffers,
+        answer: &mut Vec<u8>,
+    ) -> Result<Option<Begun>, String> {
+        let guard = self.lock(Work::Call(calling.request));
+        let Ok(called) = guard.call(memory, start, calling, buffers, answer);
+        if let Called::Answered(answered) = called {
+            return answered.map(|()| None);
+        }
+        let state = std::mem::take(answer);
+        let stored = match guard.append(&buffers.records) {
+            Ok(Appended::At(position)) => return Ok(Some(Begun { position, state })),
+            Ok(Appended::Stored) => Ok(()),
+            Err(reason) => Err(reason),
+        };
+        let Ok(answered) = guard.end(memory, start, (&state, &stored), buffers, answer);
+        answered.map(|()| None)
+    }
+
+    /// Ends a call whose records have this outcome. Waits for the call's locks.
+    ///
+    /// # Errors
+    /// The service refused the call, or the records were not stored.
+    pub fn finish(
+        &self,
+        memory: &M,
+        start: Start,
+        (begun, stored): (&Begun, &Result<(), String>),
+        buffers: &mut Buffers,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let guard = self.lock(Work::Finish(&begun.state));
+        let Ok(answered) = guard.end(memory, start, (&begun.state, stored), buffers, answer);
+        answered
+    }
+}
+
+/// A service with the locks for one piece of work.
 pub struct ServiceGuard<'a, M: Memory> {
     served: &'a Served<M>,
-    service: MutexGuard<'a, Box<dyn Service<M>>>,
+    service: RwLockReadGuard<'a, Box<dyn Service<M>>>,
+    locks: Locks,
 }
 
 impl<M: Memory> ServiceGuard<'_, M> {
-    /// Serves a call of a caller with these rights and with `key`, which must be the store's own. May be called again
-    /// after memory returned *wait*, see [`Service::call`].
+    /// Serves a call, in a guard for [`Work::Call`] with the same request. May be called again after memory returned
+    /// *wait*, with the same `start`, see [`Service::call`].
     pub fn call(
-        &mut self,
+        &self,
         memory: &M,
-        key: Key,
-        rights: Rights,
-        request: &[u8],
+        start: Start,
+        calling: Calling<'_>,
+        buffers: &mut Buffers,
         answer: &mut Vec<u8>,
-    ) -> Result<Result<(), String>, M::Wait> {
+    ) -> Result<Called, M::Wait> {
         answer.clear();
-        let ServiceGuard { served, service } = self;
+        let (served, Calling { key, rights, request }) = (self.served, calling);
         // Also check that the store's own key is still valid, since the store may be about to be dropped.
         let opened = served.key.region() == key.region() && served.key.opens(key.secret());
         let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };
         if opened == Rights::NONE {
-            return Ok(Err(no_store(key)));
+            return Ok(Called::Answered(Err(no_store(key))));
         }
         if served.is_wide {
-            return Ok(Err("a store with words of 24 and 32 bytes serves no calls: use chains".into()));
+            let refusal = "a store with words of 24 and 32 bytes serves no calls: use chains";
+            return Ok(Called::Answered(Err(refusal.into())));
         }
-        let answered = service.call(memory, Call { rights: opened.and(rights), request }, answer)?;
+        let call = Call { rights: opened.and(rights), request };
+        let answered = self.service.call(start.context(memory, buffers), call, answer)?;
         assert!(answer.len() <= CALL_BYTES_MAX, "a service's response exceeds the size of a call");
+        if answered.is_ok() && !buffers.records.is_empty() {
+            return Ok(Called::Appends);
+        }
+        Ok(Called::Answered(answered))
+    }
+
+    /// Appends the records of a call's first part to the store's log, in the guard of that part.
+    ///
+    /// # Errors
+    /// The log refused the records, for this reason: the call must be undone.
+    pub fn append(&self, records: &Records) -> Result<Appended, String> {
+        let Some(log) = self.served.log() else { return Ok(Appended::Stored) };
+        let appended = log.lock().append(records)?;
+        log.wake();
+        Ok(appended)
+    }
+
+    /// Serves the second part of a call, in the guard of its first part or in one for [`Work::Finish`]: finishes the
+    /// call if its records were stored, else undoes it. `begun` is what the first part has left. May be called again
+    /// after memory returned *wait*, with the same `start`.
+    pub fn end(
+        &self,
+        memory: &M,
+        start: Start,
+        (begun, stored): (&[u8], &Result<(), String>),
+        buffers: &mut Buffers,
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        answer.clear();
+        let served = self.served;
+        // The store may have been dropped in the meantime, with all its memory.
+        if memory.admits(served.key)? == Rights::NONE {
+            return Ok(Err(no_store(served.key)));
+        }
+        if let Err(reason) = stored {
+            self.service.undo(start.context(memory, buffers), begun)?;
+            return Ok(Err(reason.clone()));
+        }
+        let answered = self.service.finish(start.context(memory, buffers), begun, answer)?;
+        assert!(answer.len() <= CALL_BYTES_MAX, "a service's response exceeds the size of a call");
+        assert!(buffers.records.is_empty(), "the second part of a call appends no records");
         Ok(answered)
     }
 
-    /// The service that is locked.
-    pub fn service(&mut self) -> &mut dyn Service<M> {
-        &mut **self.service
+    /// Carries out a record of the store's log ([`Service::replay`]).
+    pub fn replay(&self, memory: &M, start: Start, record: &[u8]) -> Result<Result<(), String>, M::Wait> {
+        self.service.replay(start.context(memory, &mut Buffers::default()), record)
+    }
+
+    /// Makes a step of the service's background work, in a guard for [`Work::Tick`].
+    pub fn tick(&self, memory: &M, start: Start) -> Result<Tick, M::Wait> {
+        let mut buffers = Buffers::default();
+        let tick = self.service.tick(start.context(memory, &mut buffers))?;
+        assert!(buffers.records.is_empty(), "a step of background work appends no records");
+        Ok(tick)
+    }
+
+    /// The service, for which the guard holds locks.
+    pub fn service(&self) -> &dyn Service<M> {
+        &**self.service
+    }
+}
+
+impl<M: Memory> Drop for ServiceGuard<'_, M> {
+    fn drop(&mut self) {
+        self.served.locks.release(self.locks);
+    }
+}
+
+impl Start {
+    fn context<'a, M: Memory>(self, memory: &'a M, buffers: &'a mut Buffers) -> Context<'a, M> {
+        let Buffers { scratch, records: log } = buffers;
+        scratch.clear();
+        log.clear();
+        Context { memory, now: self.now, random: Draws(self.seed), scratch, log }
+    }
+}
+
+/// The locks of a service that are held, one bit each.
+#[derive(Default)]
+struct HeldLocks {
+    held: AtomicU64,
+    /// Number of threads that sleep, or are about to, until a lock is released.
+    sleepers: AtomicU32,
+    sleep: Mutex<()>,
+    released: Condvar,
+}
+
+/// Number of attempts to take a lock before the thread sleeps. A call takes a few microseconds.
+const ATTEMPTS: u32 = 100;
+
+impl HeldLocks {
+    /// Takes all locks of the set, or none.
+    fn try_take(&self, locks: Locks) -> bool {
+        // SeqCst: pairs with `release`, see `take_one`. It includes Acquire, so that this thread sees what the last
+        // holder has done.
+        let take = |held| (held & locks.0 == 0).then_some(held | locks.0);
+        self.held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+    }
+
+    fn take(&self, locks: Locks) {
+        if self.try_take(locks) {
+            return;
+        }
+        // In ascending order, so that no two threads wait for each other. Each lock is kept once it is taken, so that
+        // work with many locks is not overtaken for ever.
+        let mut left = locks.0;
+        while left != 0 {
+            let next = left & left.wrapping_neg();
+            self.take_one(Locks(next));
+            left &= !next;
+        }
+    }
+
+    fn take_one(&self, lock: Locks) {
+        for _ in 0..ATTEMPTS {
+            if self.try_take(lock) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut sleep = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+        // SeqCst: either this thread sees the lock released, or the thread that releases it sees a sleeper. That
+        // thread then waits for the mutex, which this thread gives up only when it sleeps.
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !self.try_take(lock) {
+            sleep = self.released.wait(sleep).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn release(&self, locks: Locks) {
+        self.held.fetch_and(!locks.0, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+            self.released.notify_all();
+        }
     }
 }
 
@@ -95,4 +381,50 @@ pub(crate) fn no_store(key: Key) -> String {
          anew; open it again",
         key.region()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn locks_in_common_exclude_each_other_and_others_do_not() {
+        let held = HeldLocks::default();
+        let [first, second] = [3, 67].map(Locks::of);
+        assert_eq!(first, second, "there are {} locks", Locks::COUNT);
+        assert!(held.try_take(first) && !held.try_take(second) && !held.try_take(Locks::ALL));
+        assert!(held.try_take(Locks::of(4)) && held.try_take(Locks::NONE));
+        held.release(first);
+        assert!(!held.try_take(first.and(Locks::of(4))), "none of a set is taken unless all are free");
+        assert!(held.try_take(second));
+        held.release(second.and(Locks::of(4)));
+        assert!(held.try_take(Locks::ALL));
+    }
+
+    #[test]
+    fn threads_with_overlapping_sets_neither_meet_nor_wait_for_ever() {
+        const ROUNDS: u64 = 20_000;
+        let held = HeldLocks::default();
+        let owned: [AtomicBool; 4] = std::array::from_fn(|_| AtomicBool::new(false));
+        let (held, owned) = (&held, &owned);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                scope.spawn(move || {
+                    let mut draws = Draws(thread);
+                    for _ in 0..ROUNDS {
+                        let set = draws.below(15) + 1;
+                        held.take(Locks(set));
+                        let of_set = || (0..4).filter(|lock| set >> lock & 1 == 1).map(|lock| &owned[lock]);
+                        for lock in of_set() {
+                            assert!(!lock.swap(true, Ordering::Relaxed), "two threads hold a lock");
+                        }
+                        of_set().for_each(|lock| lock.store(false, Ordering::Relaxed));
+                        held.release(Locks(set));
+                    }
+                });
+            }
+        });
+        assert!(held.try_take(Locks::ALL), "every lock was released");
+    }
 }

@@ -9,6 +9,9 @@ pub trait Clock {
     /// The current time. It never decreases.
     fn now(&self) -> Duration;
 
+    /// The time since the Unix epoch by the host's real-time clock. It may be wrong, and may jump forwards and back.
+    fn wall(&self) -> Duration;
+
     /// Sleeps for at least `duration`.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()>;
 }
@@ -19,6 +22,9 @@ macro_rules! clock_by_reference {
         impl<C: Clock + ?Sized> Clock for $reference {
             fn now(&self) -> Duration {
                 (**self).now()
+            }
+            fn wall(&self) -> Duration {
+                (**self).wall()
             }
             fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
                 (**self).sleep(duration)

@@ -27,7 +27,9 @@ pub enum Ask {
         quota: u64,
     },
     /// Creates this node's member of a store with several members. The member is PREPARED: its key opens nothing until
-    /// an [`Ask::Decide`] commits the store. Never sent twice for one attempt.
+    /// an [`Ask::Decide`] commits the store. Never sent twice for one attempt. Or the member is JOINING: it is a member
+    /// of a configuration that is not decided, clients get its key after an [`Ask::Enable`], and recoverers get one by
+    /// [`Ask::Revoke`].
     PrepareStore {
         /// Name of the new store.
         name: String,
@@ -37,7 +39,8 @@ pub enum Ask {
         parameters: String,
         /// Bytes of memory for the tables and buffers of this member.
         quota: u64,
-        /// The store's members, and the index of this member among them. The state is [`MemberState::Prepared`].
+        /// The store's members, and the index of this member among them. The state is [`MemberState::Prepared`], or
+        /// [`MemberState::Joining`] if the configuration is not the first.
         membership: Membership,
     },
     /// Decides on an attempt to create a store. The first member decides; a client then reports its decision to the
@@ -110,6 +113,13 @@ pub enum Ask {
         /// Random number that the client drew when it started. Not 0.
         nonce: u64,
     },
+    /// Asks for the time since the store's creation, by the node's real-time clock.
+    Wall {
+        /// Name of the store.
+        name: String,
+        /// The store's [`Store::id`].
+        id: u64,
+    },
     /// Fences the client with this nonce, for one store. The node first records that it refuses the nonce from now on,
     /// then ends all sessions that are bound to it for this store. It responds once no chain and no call of these
     /// sessions runs any more; none will run later. A node that takes over refuses the nonce, too.
@@ -123,6 +133,69 @@ pub enum Ask {
         id: u64,
         /// The nonce of the client's sessions.
         nonce: u64,
+    },
+    /// Asks a member of a store to promise a ballot in the register that decides which members the next configuration
+    /// has. The member is an acceptor of this register. It promises the ballot unless it has promised a higher one, and
+    /// records what it promised and accepted before it answers.
+    Promise {
+        /// Name of the store.
+        name: String,
+        /// The attempt that created the store.
+        attempt: Attempt,
+        /// Number of the configuration to decide: one more than the member's.
+        configuration: u64,
+        /// The ballot.
+        ballot: Ballot,
+    },
+    /// Asks a member of a store to accept a list of members for the next configuration. The member accepts the list
+    /// unless it has promised a higher ballot. If f + 1 of 2f + 1 members have accepted the same ballot, its list is
+    /// decided, for ever.
+    Accept {
+        /// Name of the store.
+        name: String,
+        /// The attempt that created the store.
+        attempt: Attempt,
+        /// Number of the configuration to decide: one more than the member's.
+        configuration: u64,
+        /// The ballot, which the requester has had promised by f + 1 members.
+        ballot: Ballot,
+        /// Members of the configuration.
+        members: Vec<MemberId>,
+    },
+    /// Revokes the key of this member under a configuration, and gives the requester, which is a recoverer, another key
+    /// that clients do not get. The node responds once no chain that the former key admitted runs any more. Repeating
+    /// the request does no harm. A member that is JOINING the next configuration only gives its key.
+    ///
+    /// If a stopped process delays the response, the request is refused with the process's id. The key then is revoked,
+    /// and a repeated request waits again.
+    Revoke {
+        /// Name of the store.
+        name: String,
+        /// The attempt that created the store.
+        attempt: Attempt,
+        /// Number of the configuration whose key is revoked.
+        configuration: u64,
+    },
+    /// Lets this member serve a configuration that was decided: clients get a new key, and all former keys are revoked.
+    /// Never sent before what the former configuration had stored is at a majority of this one's members. Repeating the
+    /// request does no harm.
+    Enable {
+        /// Name of the store.
+        name: String,
+        /// The attempt that created the store.
+        attempt: Attempt,
+        /// Number of the configuration.
+        configuration: u64,
+        /// Members of the configuration.
+        members: Vec<MemberId>,
+    },
+    /// Drops this member of a store, which exists without it: it was replaced, or was to join a configuration that was
+    /// not decided. Refused if the member's membership is another than the given one.
+    Leave {
+        /// Name of the store.
+        name: String,
+        /// The member's membership, as the requester has found it.
+        membership: Membership,
     },
 }
 
@@ -138,13 +211,19 @@ impl Ask {
             | Ask::RebuildStore { .. }
             | Ask::GrowStore { .. }
             | Ask::StoreStat { .. }
+            | Ask::Leave { .. }
             | Ask::Scan { .. } => Duration::from_secs(30),
             Ask::OpenStore { .. }
             | Ask::FindStore { .. }
             | Ask::ListStores
             | Ask::NodeInfo
             | Ask::Bind { .. }
-            | Ask::Fence { .. } => DEADLINE,
+            | Ask::Wall { .. }
+            | Ask::Fence { .. }
+            | Ask::Promise { .. }
+            | Ask::Accept { .. }
+            | Ask::Revoke { .. }
+            | Ask::Enable { .. } => DEADLINE,
         }
     }
 }
@@ -167,6 +246,70 @@ pub enum Answer {
     Decided(Decided),
     /// The response to an [`Ask::FindStore`].
     Found(Found),
+    /// Microseconds since the store's creation; 0 if the node's clock shows an earlier time.
+    Wall(u64),
+    /// The response to an [`Ask::Promise`] or [`Ask::Accept`]: the state that holds now.
+    Register(Register),
+}
+
+/// Number of a proposal in the register that decides on a configuration: a round, and a random number of the proposer.
+/// Compared in this order, so that two proposers never have the same ballot. `[0, 0]` is no ballot.
+pub type Ballot = [u64; 2];
+
+/// Largest round of a ballot. Each proposer increases the round by one, so no correct proposer reaches it.
+pub const ROUND_MAX: u64 = u64::MAX / 2;
+
+/// Largest number of a configuration. Each replacement increases the number by one, so no store reaches it.
+pub const CONFIGURATION_MAX: u64 = u64::MAX / 2;
+
+/// State of an acceptor of the register that decides which members a store's next configuration has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Register {
+    /// The highest ballot that the acceptor has promised.
+    pub promised: Ballot,
+    /// The list of members that the acceptor has accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<Accepted>,
+}
+
+impl Register {
+    /// Checks that an acceptor can have this state.
+    ///
+    /// # Errors
+    /// No acceptor has it. The text names the reason.
+    pub fn check(&self) -> Result<(), String> {
+        if self.promised[0] > ROUND_MAX {
+            return Err(format!("the round {} of a ballot is not possible", self.promised[0]));
+        }
+        let Some(accepted) = &self.accepted else { return Ok(()) };
+        accepted.check()?;
+        match accepted.ballot > self.promised {
+            true => Err("an acceptor accepted more than it promised".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A list of members that an acceptor has accepted. It need not be decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// The ballot.
+    pub ballot: Ballot,
+    /// Members of the next configuration.
+    pub members: Vec<MemberId>,
+}
+
+impl Accepted {
+    /// Checks that the ballot is possible, and the list of members well-formed ([`check_members`]).
+    ///
+    /// # Errors
+    /// No acceptor accepts this. The text names the reason.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=ROUND_MAX).contains(&self.ballot[0]) {
+            return Err(format!("the round {} of a ballot is not possible", self.ballot[0]));
+        }
+        check_members(&self.members)
+    }
 }
 
 /// Random number that identifies an attempt to create a store with several members.
@@ -190,8 +333,12 @@ pub enum Decision {
 pub enum MemberState {
     /// The member's memory is granted, and the attempt is not decided as far as this member knows.
     Prepared,
-    /// The store was created.
+    /// The store was created, and the member serves clients of its configuration.
     Committed,
+    /// The member's configuration ends: its key is revoked, and recoverers have another one.
+    Revoked,
+    /// The member belongs to a configuration that it does not serve yet, and belonged to none before.
+    Joining,
     /// The attempt was aborted, or the store was dropped. No catalog contains this state: the member is removed.
     Aborted,
 }
@@ -224,26 +371,42 @@ pub struct Membership {
     pub members: Vec<MemberId>,
 }
 
+/// Checks that a list of members is well-formed: 2 to [`MEMBERS_MAX`] members with distinct incarnations.
+///
+/// # Errors
+/// The list is not well-formed. The text names the reason.
+pub fn check_members(members: &[MemberId]) -> Result<(), String> {
+    let count = members.len();
+    if !(2..=MEMBERS_MAX).contains(&count) {
+        return Err(format!("a store has 2 to {MEMBERS_MAX} members, not {count}"));
+    }
+    let distinct: BTreeSet<u64> = members.iter().map(|member| member.incarnation).collect();
+    if distinct.len() != count {
+        return Err("two members of the store are the same node's memory".into());
+    }
+    Ok(())
+}
+
 impl Membership {
-    /// Checks that the list of members is well-formed: 2 to [`MEMBERS_MAX`] members with distinct incarnations, one of
-    /// which is this member, with this incarnation.
+    /// Checks that the list of members is well-formed ([`check_members`]), and that one of them is this member, with
+    /// this incarnation.
     ///
     /// # Errors
     /// The list is not well-formed. The text names the reason.
     pub fn check(&self, incarnation: u64) -> Result<(), String> {
-        let count = self.members.len();
-        if !(2..=MEMBERS_MAX).contains(&count) {
-            return Err(format!("a store has 2 to {MEMBERS_MAX} members, not {count}"));
-        }
+        check_members(&self.members)?;
         let own = self.members.get(self.index as usize).map(|member| member.incarnation);
         if own != Some(incarnation) {
             return Err(format!("member {} of the store is not this node's memory", self.index));
         }
-        let distinct: BTreeSet<u64> = self.members.iter().map(|member| member.incarnation).collect();
-        if distinct.len() != count {
-            return Err("two members of the store are the same node's memory".into());
-        }
-        if self.configuration == 0 || self.state == MemberState::Aborted {
+        let is_first = self.configuration == 1;
+        let is_possible = match self.state {
+            MemberState::Aborted => false,
+            MemberState::Prepared => is_first,
+            MemberState::Joining => !is_first,
+            MemberState::Committed | MemberState::Revoked => true,
+        };
+        if !(1..=CONFIGURATION_MAX).contains(&self.configuration) || !is_possible {
             return Err("the state of the store's member is invalid".into());
         }
         Ok(())
@@ -267,6 +430,9 @@ pub struct Found {
     /// The node's store of this name, without its key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
+    /// The members that this member has accepted for the store's next configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<Accepted>,
 }
 
 /// A store's entry in the catalog.
@@ -294,6 +460,10 @@ pub struct Store {
     /// Whether only engines may run the store's chains ([`crate::service::Plan::wide`]).
     #[serde(default)]
     pub wide: bool,
+    /// Time of the store's creation by the node's real-time clock, in microseconds since the Unix epoch. Zero in lists
+    /// of stores, and in stores of earlier releases, whose time counts from the epoch itself.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub created: u64,
     /// Random number drawn when the store was created, which identifies the store even if its table and key change.
     /// Zero in lists of stores.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -335,6 +505,20 @@ impl Store {
     /// Whether the store has several members and is not known to be committed. If so, its key opens nothing.
     pub fn is_prepared(&self) -> bool {
         self.membership.as_ref().is_some_and(|membership| membership.state == MemberState::Prepared)
+    }
+
+    /// Whether clients may have the store's key, as far as the store's members are concerned.
+    pub fn is_served(&self) -> bool {
+        self.membership.as_ref().is_none_or(|membership| membership.state == MemberState::Committed)
+    }
+
+    /// Numbers that identify the store: the same at all of its members, and different for any other store. Not valid in
+    /// lists of stores, where [`Store::id`] is zero.
+    pub fn identity(&self) -> [u64; 2] {
+        match &self.membership {
+            Some(membership) => membership.attempt,
+            None => [self.id, self.incarnation],
+        }
     }
 
     /// The location of the current table, with the store's key.
@@ -386,6 +570,10 @@ pub struct StoreStat {
     /// Pids of the processes for whose turns reclamation waits. A process that stays in this list is stopped
     /// (suspended).
     pub delaying_pids: Vec<u32>,
+    /// Leased ids of clients for the end of whose operations reclamation waits, at most one for each member. A client
+    /// that stays in this list is stopped, or runs an operation that does not end.
+    #[serde(default)]
+    pub delaying_ids: Vec<u16>,
     /// Progress of the rebuild of the store's table in percent, if one is in progress.
     #[serde(default)]
     pub moved_percent: Option<u8>,
@@ -410,6 +598,7 @@ impl StoreStat {
         self.retired_buffers += other.retired_buffers;
         self.parked_buffers += other.parked_buffers;
         self.delaying_pids.extend(&other.delaying_pids);
+        self.delaying_ids.extend(&other.delaying_ids);
         self.moved_percent = self.moved_percent.into_iter().chain(other.moved_percent).min();
         self.scans = if is_first { other.scans } else { self.scans.min(other.scans) };
     }

@@ -63,6 +63,13 @@ pub trait Fabric {
 
     /// The capabilities that the fabric has at `node`.
     fn capabilities(&self, node: NodeId) -> Capabilities;
+
+    /// Number of the current or last session with `node`. It differs from that of the session before if the fabric
+    /// opens sessions by itself; otherwise it is always the same. An engine grants keys for one session only, so a
+    /// client that keeps keys compares the numbers before it uses a key.
+    fn session_number(&self, _node: NodeId) -> u64 {
+        0
+    }
 }
 
 /// Implements [`Fabric`] for a kind of reference to a fabric.
@@ -93,6 +100,9 @@ macro_rules! fabric_by_reference {
             }
             fn capabilities(&self, node: NodeId) -> Capabilities {
                 (**self).capabilities(node)
+            }
+            fn session_number(&self, node: NodeId) -> u64 {
+                (**self).session_number(node)
             }
         }
     };

@@ -22,6 +22,7 @@ pub mod control;
 pub mod draws;
 pub mod fabric;
 pub mod key;
+pub mod leases;
 pub mod memory;
 #[doc(hidden)]
 pub mod mutant;

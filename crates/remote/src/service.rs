@@ -4,6 +4,11 @@
 //! and asks the service which buffers are reachable.
 //! Invariant: a service accesses its store's memory only with the primitives that chains use, so that clients' atomics
 //! are atomic with respect to it too (PRISM gives no such guarantee for the server's CPU).
+//! Invariant: whatever a service does is a function of its request, of its [`Context`], and of the results of its
+//! accesses. So a call or a step that memory has made wait runs again from its start, and does nothing twice.
+//!
+//! The node runs work of one store in parallel, as far as the work's [`Locks`] permit. It takes these locks before the
+//! first access and holds them until the work is done. A service that names no locks gets one call or step at a time.
 //!
 //! A call names the service by the store's region, and its request begins with the store's secret. So a call cannot
 //! reach another store to which the region was reassigned:
@@ -12,10 +17,13 @@
 //! request  | secret u64 | the service's request |
 //! ```
 
+use crate::draws::Draws;
 use crate::fabric::ServiceId;
 use crate::key::Key;
+use crate::leases::LeaseTable;
 use crate::memory::Memory;
 use crate::rights::Rights;
+use std::time::Duration;
 
 /// The location of a store's table, and the key that opens this table and the store's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,19 +72,122 @@ pub struct Call<'a> {
     pub request: &'a [u8],
 }
 
-/// The service of one store.
-pub trait Service<M: Memory>: Send {
+/// Everything that a call, or a step of background work, may use besides its request. All of it is the same each time
+/// that the work runs again.
+#[derive(Debug)]
+pub struct Context<'a, M: Memory> {
+    /// The node's memory. All that the work changes for others lies there.
+    pub memory: &'a M,
+    /// Time when the work began, by the node's monotonic clock, which [`Tick::At`] uses, too. It may be a few
+    /// milliseconds old.
+    pub now: Duration,
+    /// Random draws of this piece of work. An attacker can predict them: no secret may depend on them.
+    pub random: Draws,
+    /// An empty buffer. It saves the service an allocation, and its contents are lost at the end of the work.
+    pub scratch: &'a mut Vec<u8>,
+    /// Takes the records that a call appends to the store's log ([`Service::finish`]). Other work appends none.
+    pub log: &'a mut Records,
+}
+
+/// Records of a store's log, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    bytes: Vec<u8>,
+    /// End of each record in `bytes`.
+    ends: Vec<usize>,
+}
+
+impl Records {
+    /// Appends a record.
+    ///
+    /// # Panics
+    /// The record is empty. The log reserves empty records for itself.
+    pub fn append(&mut self, record: &[u8]) {
+        assert!(!record.is_empty(), "a record of a log has at least one byte");
+        self.bytes.extend_from_slice(record);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Iterates over the records.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| &self.bytes[start..end])
+    }
+
+    /// Number of records.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Size of all records together in bytes.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Removes all records.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+/// A piece of a service's work.
+#[derive(Clone, Copy, Debug)]
+pub enum Work<'a> {
+    /// A call with this request. Untrusted input.
+    Call(&'a [u8]),
+    /// The second part of a call, [`Service::finish`] or [`Service::undo`], with what the first part has left.
+    Finish(&'a [u8]),
+    /// A step of [`Service::live`] or of [`Service::checkpoint`].
+    Live,
+    /// A step of [`Service::tick`].
+    Tick,
+}
+
+/// A set of a store's locks. Work whose sets have a lock in common does not run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locks(pub u64);
+
+impl Locks {
+    /// Number of a store's locks.
+    pub const COUNT: u32 = u64::BITS;
+    /// No lock: the work may run together with any other work.
+    pub const NONE: Locks = Locks(0);
+    /// Lock number 0, which all work of a service takes that names no locks.
+    pub const ONE: Locks = Locks(1);
+    /// All locks: the work runs alone.
+    pub const ALL: Locks = Locks(u64::MAX);
+
+    /// The lock for objects with this hash.
+    pub const fn of(hash: u64) -> Locks {
+        Locks(1 << (hash % Locks::COUNT as u64))
+    }
+
+    /// The locks of both sets.
+    #[must_use]
+    pub const fn and(self, other: Locks) -> Locks {
+        Locks(self.0 | other.0)
+    }
+}
+
+/// The service of one store. Several threads may use it at a time.
+pub trait Service<M: Memory>: Send + Sync {
     /// Serves a call, in a bounded number of accesses. `answer` is empty at the start; the service appends the response
     /// of at most [`CALL_BYTES_MAX`](crate::fabric::CALL_BYTES_MAX) bytes.
     ///
-    /// If memory returns *wait*, the same call is made again from its start, with the results so far replayed.
-    /// Therefore its accesses must be a function of those results, and `self` may change only after the last access has
-    /// completed. The node passes one call at a time, and the next one after this call's response.
+    /// If memory returns *wait*, the same call is made again from its start, with the results so far replayed and the
+    /// same context. So its accesses must be a function of those, and it may change the service's own state only after
+    /// its last access. The locks of [`Work::Call`] are held from before its first access until it is done.
     ///
     /// The inner result is the response, or a refusal: why nothing was done, and the remedy.
     fn call(
-        &mut self,
-        _memory: &M,
+        &self,
+        _context: Context<'_, M>,
         _call: Call<'_>,
         _answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
@@ -87,17 +198,77 @@ pub trait Service<M: Memory>: Send {
         ))
     }
 
+    /// Second part of a call that has appended records to its context's log. The node calls it once the records count
+    /// as stored under the node's policy, on disk or not yet. `begun` is what [`Service::call`] left in its `answer`.
+    /// The response goes into `answer`, which is empty at the start.
+    ///
+    /// So [`Service::call`] changes nothing that others see. It may reserve memory, note in `answer` what it has
+    /// reserved, and append its records. They take effect on the log when the call is done, while its locks are held:
+    /// the log has the records of calls with a lock in common in the order in which these calls ran. The second parts
+    /// of such calls may come in another order. So records name an order of their own, such as a stamp, by which the
+    /// newest one wins here and in [`Service::replay`].
+    ///
+    /// A node without a log calls it at once.
+    fn finish(
+        &self,
+        _context: Context<'_, M>,
+        _begun: &[u8],
+        _answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        unreachable!("only a service that appends records finishes calls")
+    }
+
+    /// Undoes the first part of a call whose records were not stored, instead of [`Service::finish`]. The node responds
+    /// to the caller.
+    fn undo(&self, _context: Context<'_, M>, _begun: &[u8]) -> Result<(), M::Wait> {
+        unreachable!("only a service that appends records undoes calls")
+    }
+
+    /// Carries out a record that an earlier node has stored. The node passes all records in their order before it
+    /// serves the store. The store's memory may be new, or may have the effects of any of the records already.
+    ///
+    /// The inner error says why the record is invalid. Records passed the checksum of the log.
+    fn replay(&self, _context: Context<'_, M>, _record: &[u8]) -> Result<Result<(), String>, M::Wait> {
+        Ok(Err("stores of this kind have no log".into()))
+    }
+
+    /// Continues a checkpoint of the structure from `cursor` (initially 0), in at most about 16 accesses. Adds records
+    /// that recreate the contents of the structure's next part. Returns the next cursor, or `None` at the end.
+    ///
+    /// Calls run in between. So the records together have every entry that existed all the time, and of an entry that
+    /// was changed in between a state that it had. The log then has the records of these changes, too.
+    fn checkpoint(&self, _memory: &M, _cursor: u64, _records: &mut Records) -> Result<Option<u64>, M::Wait> {
+        Ok(None)
+    }
+
+    /// The locks that a piece of work needs. It is a function of `work` alone. By default, all work takes the same
+    /// lock.
+    ///
+    /// Locks exclude only the service's own work. Clients' chains run at any time.
+    fn locks(&self, _work: Work<'_>) -> Locks {
+        Locks::ONE
+    }
+
     /// Continues the search for buffers that the structure reaches, from `cursor` (initially 0), in at most about 16
     /// accesses. Adds the addresses of these buffers to `found`. Returns the next cursor, or `None` at the end.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait>;
 
-    /// Performs one step of the structure's background work, in at most about 16 accesses. The service must not change
-    /// `self` before the step's last access.
-    fn tick(&mut self, _memory: &M) -> Result<Tick, M::Wait> {
+    /// Performs one step of the structure's background work, in at most about 16 accesses. The service may change its
+    /// own state only after the step's last access. The node calls it at intervals, one store after another, and at the
+    /// time that the last step has asked for.
+    fn tick(&self, _context: Context<'_, M>) -> Result<Tick, M::Wait> {
         Ok(Tick::Idle)
     }
 
-    /// The interface for giving the store another table, or `None` if the service has no such interface.
+    /// The table of leases of a store whose clients follow a pointer in a later chain than the one that has read it. It
+    /// lies within the store's table. The node then reuses a buffer only once no operation of a holder of an id can
+    /// reach it ([`crate::leases`]). The result is the same in every call.
+    fn leases(&self) -> Option<LeaseTable> {
+        None
+    }
+
+    /// The interface for giving the store another table, or `None` if the service has no such interface. The node uses
+    /// it only while no call or step of the service runs.
     fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
         None
     }
@@ -110,6 +281,8 @@ pub enum Tick {
     Idle,
     /// The step did something: call again.
     Made,
+    /// The step found nothing to do until this time of the node's clock ([`Context::now`]), unless the store changes.
+    At(Duration),
 }
 
 /// A service that gives its store another table while the store is in use. The service chooses the size of the next
@@ -176,6 +349,11 @@ pub trait Kind<M: Memory>: Send + Sync {
     /// # Errors
     /// The parameters are invalid. The message names the error and the remedy.
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String>;
+
+    /// Whether stores of this kind have logs, if the node has a folder for them.
+    fn is_logged(&self) -> bool {
+        false
+    }
 
     /// Creates the service of a store that was planned with these parameters and has this table.
     ///

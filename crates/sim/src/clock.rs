@@ -1,4 +1,5 @@
-//! Clock of one process. The clock may run slow or fast and may jump ahead, but never goes back.
+//! Clocks of one process. Its monotonic clock may run slow or fast and may jump ahead, but never goes back. Its wall
+//! clock runs at the same rate. It may be wrong by any amount, and may jump forwards and back.
 
 use crate::fault::{Fault, Struck, Target};
 use crate::world::{Nanos, World, nanos};
@@ -18,7 +19,12 @@ struct Inner {
     /// Skew in ppm. A positive skew means that the clock runs faster than the world's.
     fast_ppm: i64,
     ahead: Cell<Nanos>,
+    /// Offset of the wall clock in nanoseconds, beyond [`WALL_AT_START`].
+    wall: Cell<i64>,
 }
+
+/// Correct time at the start of a world, since the Unix epoch.
+const WALL_AT_START: Duration = Duration::from_secs(1_700_000_000);
 
 impl ProcessClock {
     /// Creates a clock that runs `fast_ppm` parts per million faster than the world's, or slower if `fast_ppm` is
@@ -34,6 +40,7 @@ impl ProcessClock {
             target,
             fast_ppm,
             ahead: Cell::new(0),
+            wall: Cell::new(0),
         }))
     }
 
@@ -41,6 +48,17 @@ impl ProcessClock {
     pub fn jump(&self, ns: Nanos) {
         self.0.struck.count(Fault::ClockJump, self.0.target);
         self.0.ahead.set(self.0.ahead.get() + ns);
+    }
+
+    /// Lets the wall clock jump by `ns` nanoseconds, forwards or back.
+    pub fn jump_wall(&self, ns: i64) {
+        self.0.wall.set(self.0.wall.get().saturating_add(ns));
+    }
+
+    /// The time by this process's oscillator, without jumps.
+    fn skewed(&self) -> u64 {
+        let now = i128::from(self.0.world.now());
+        (now + now * i128::from(self.0.fast_ppm) / 1_000_000) as u64
     }
 
     /// Converts a duration on this clock to a duration of the world, both in nanoseconds.
@@ -56,9 +74,15 @@ impl ProcessClock {
 
 impl Clock for ProcessClock {
     fn now(&self) -> Duration {
-        let now = i128::from(self.0.world.now());
-        let skewed = now + now * i128::from(self.0.fast_ppm) / 1_000_000;
-        Duration::from_nanos(skewed as u64 + self.0.ahead.get())
+        Duration::from_nanos(self.skewed() + self.0.ahead.get())
+    }
+
+    fn wall(&self) -> Duration {
+        let unjumped = WALL_AT_START + Duration::from_nanos(self.skewed());
+        match u64::try_from(self.0.wall.get()) {
+            Ok(ahead) => unjumped + Duration::from_nanos(ahead),
+            Err(_) => unjumped.saturating_sub(Duration::from_nanos(self.0.wall.get().unsigned_abs())),
+        }
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
@@ -82,6 +106,11 @@ mod tests {
         assert_eq!(clock.now(), Duration::from_millis(10));
         clock.jump(MILLIS);
         assert_eq!(clock.now(), Duration::from_millis(11));
+        assert_eq!(clock.wall(), WALL_AT_START + Duration::from_millis(10));
+        clock.jump_wall(-3 * MILLIS as i64);
+        assert_eq!(clock.wall(), WALL_AT_START + Duration::from_millis(7));
+        clock.jump_wall(i64::MIN);
+        assert_eq!((clock.wall(), clock.now()), (Duration::ZERO, Duration::from_millis(11)));
         assert!(struck.of(Fault::ClockSkew) == 1 && struck.of(Fault::ClockJump) == 1);
     }
 }

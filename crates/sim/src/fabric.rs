@@ -40,6 +40,25 @@ impl AnyFabric {
         }
     }
 
+    /// Whether the session is over: all further requests fail.
+    pub fn is_over(&self) -> bool {
+        match self {
+            AnyFabric::Direct(direct) => direct.is_over(),
+            AnyFabric::Session(endpoint) => endpoint.is_over(),
+            AnyFabric::Verbs(verbs) => verbs.is_over(),
+        }
+    }
+
+    /// Whether both are the same session.
+    pub fn is_same(&self, other: &AnyFabric) -> bool {
+        match (self, other) {
+            (AnyFabric::Direct(one), AnyFabric::Direct(other)) => Rc::ptr_eq(one, other),
+            (AnyFabric::Session(one), AnyFabric::Session(other)) => Rc::ptr_eq(one, other),
+            (AnyFabric::Verbs(one), AnyFabric::Verbs(other)) => Rc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
     /// Waits until all retired buffers have reached the node, then closes the session.
     pub async fn close(&self) {
         match self {
@@ -93,6 +112,10 @@ impl Fabric for AnyFabric {
 impl Clock for AnyFabric {
     fn now(&self) -> Duration {
         self.clock().now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.clock().wall()
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {

@@ -5,10 +5,10 @@
 //! RDMA* (Ziegler et al., SIGMOD 2023; here *Synchronization*). Measurements of applications are never inputs: the
 //! model predicts them.
 
-use crate::nic::Timing;
-use crate::station::{Picos, Sender};
+use crate::nic::{Sender, Timing};
+use crate::station::Picos;
 use crate::world::Nanos;
-use farside_remote::wire::{Code, FENCED, flag};
+use farside_remote::wire::{Code, flag};
 use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 
 /// Parameters of the hardware, which the model's latencies and times follow from.
@@ -105,12 +105,13 @@ impl Inputs {
         Sender::new(self.nic_op_ps, self.qp_miss_ns * 1_000, self.qp_cache)
     }
 
-    /// Returns the timing of a node's NIC that executes classic verbs of a few bytes, for clients at `distance`.
-    pub const fn timing(&self, distance: Distance) -> Timing {
+    /// Returns the timing of the NIC of a testbed's node.
+    pub const fn timing(&self, testbed: Testbed) -> Timing {
         Timing {
-            flight_ns: (self.verb_ns + distance.round_trip_ns()) / 2,
+            flight_ns: (self.verb_ns + testbed.distance.round_trip_ns()) / 2,
             flight_spread_ns: 0,
-            service_ns: self.nic_op_ps.div_ceil(1_000),
+            link_gbit: testbed.link_gbit,
+            op_ps: self.nic_op_ps,
             fetch_ns: self.pcie_ns,
             fetch_spread_ns: 0,
             land_spread_ns: 0,
@@ -226,11 +227,10 @@ impl Testbed {
     /// Testbed of PRISM's application benchmarks (section 5).
     pub const PRISM_APPLICATIONS: Testbed =
         Testbed { link_gbit: 40, distance: Distance::Rack, cores: 16, machines: 11 };
-
-    /// Returns the transmission time of `bytes` bytes on the link, in picoseconds.
-    pub const fn wire(&self, bytes: u64) -> Picos {
-        bytes * 8_000 / self.link_gbit
-    }
+    /// Testbed of Synchronization, section 4: a node of two Xeons with 14 cores each, four machines with workers, and
+    /// one switch, whose latency [`Inputs::verb_ns`] covers.
+    pub const SYNCHRONIZATION: Testbed =
+        Testbed { link_gbit: 100, distance: Distance::Direct, cores: 28, machines: 4 };
 }
 
 /// Overhead of every packet in bytes: preamble 8, Ethernet header 14, IP header 20, UDP header 8, InfiniBand's base
@@ -254,6 +254,17 @@ pub const fn framed(bytes: u64) -> u64 {
     bytes + PACKET * if packets == 0 { 1 } else { packets }
 }
 
+/// Returns the number of bytes on the wire of an op that has `addresses` addresses besides its own and `payload` bytes
+/// of operands, if a NIC receives it.
+pub const fn op_len(addresses: u64, payload: u64) -> u64 {
+    framed(OP + ADDRESS * addresses + payload)
+}
+
+/// Returns the number of bytes on the wire of a NIC's response to an op with `output` bytes of output.
+pub const fn answer_len(output: u64) -> u64 {
+    framed(ACKNOWLEDGEMENT + output)
+}
+
 /// Returns the number of trailing READs of new buffers' addresses that a chain needs if its client reports garbage: one
 /// for each buffer that a reclaiming CAS of the chain installs or retires.
 pub fn trailing_reads(chain: ChainView<'_>) -> u64 {
@@ -266,10 +277,13 @@ pub fn trailing_reads(chain: ChainView<'_>) -> u64 {
 pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) -> u64 {
     let of_op = chain.ops().map(|op| {
         let addresses = u64::from(op.redirect().is_some()) + u64::from(op.source().is_some());
-        OP + ADDRESS * addresses + op.header().payload_len() as u64
+        (addresses, op.header().payload_len() as u64)
     });
-    let of_op = of_op.chain((0..trailing).map(|_| OP));
-    if is_one_sided { of_op.map(framed).sum() } else { framed(of_op.sum()) }
+    let of_op = of_op.chain((0..trailing).map(|_| (0, 0)));
+    if is_one_sided {
+        return of_op.map(|(addresses, payload)| op_len(addresses, payload)).sum();
+    }
+    framed(of_op.map(|(addresses, payload)| OP + ADDRESS * addresses + payload).sum())
 }
 
 /// Returns the bytes on the wire of the response to a chain: the outputs of the chain's ops and of `trailing` READs of
@@ -280,31 +294,8 @@ pub fn answer_bytes(reply: &Reply, trailing: u64, is_one_sided: bool) -> u64 {
     if !is_one_sided {
         return framed(outputs.sum());
     }
-    let answers: u64 = outputs.map(|len| framed(ACKNOWLEDGEMENT + len)).sum();
-    if answers > 0 { answers } else { framed(ACKNOWLEDGEMENT) }
-}
-
-/// Whether a NIC without PRISM's operations can execute the chain: it consists of plain READs, WRITEs and atomics that
-/// do not depend on one another.
-pub fn is_classic(chain: ChainView<'_>) -> bool {
-    const PRISM: u8 = flag::TARGET_INDIRECT
-        | flag::DATA_INDIRECT
-        | flag::BOUNDED
-        | flag::CONDITIONAL
-        | flag::REDIRECT
-        | flag::MASKED
-        | flag::RECLAIMING;
-    chain.ops().enumerate().all(|(place, op)| {
-        let header = op.header();
-        // The first op always runs, so its conditional flag has no effect.
-        let flags = if place == 0 { header.flags & !flag::CONDITIONAL } else { header.flags };
-        let is_plain = match op.code() {
-            Code::Read | Code::Write | Code::FetchAdd => true,
-            Code::Cas => header.mode & !FENCED == 0 && header.width == 8,
-            Code::Allocate | Code::Retire => false,
-        };
-        is_plain && flags & PRISM == 0 && op.target().scratch_offset().is_none()
-    })
+    let answers: u64 = outputs.map(answer_len).sum();
+    if answers > 0 { answers } else { answer_len(0) }
 }
 
 /// Access of a chain that takes time. An access that depends on an earlier access starts after it.

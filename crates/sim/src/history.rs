@@ -1,7 +1,7 @@
 //! History of a run: the clients' operations, their times and their outcomes, generic over a family of systems.
 //!
-//! [`register`] has the operations of a key-value store, and [`queue`] those of a queue. To add a family, implement
-//! [`Ask`] and [`Outcome`].
+//! [`register`] has the operations of a key-value store, [`queue`] those of a queue, and [`counter`] those of a
+//! counter. To add a family, implement [`Ask`] and [`Outcome`].
 //!
 //! Invariant: events are in the order in which they happened. One thread runs the world, so even events of the same
 //! nanosecond are ordered.
@@ -11,6 +11,7 @@
 //!
 //! Invariant: [`History::digest`] depends only on what was recorded, in every build.
 
+pub mod counter;
 pub mod lines;
 pub mod queue;
 pub mod register;

@@ -9,6 +9,8 @@
 
 pub mod checker;
 pub mod clock;
+pub mod counter;
+pub mod disk;
 pub mod fabric;
 pub mod fault;
 pub mod fifo;

@@ -196,13 +196,43 @@ struct Record {
     bytes: Vec<u8>,
 }
 
-/// Numbers of accesses and of torn reads.
+/// Numbers of accesses, of torn reads, and of cut writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Number of accesses made.
     pub accesses: u64,
     /// Number of torn reads: reads of which a byte changed after the read had begun and before this byte was copied.
     pub torn_reads: u64,
+    /// Number of cut writes: writes of which a part took effect, and the rest never did, because a process died or lost
+    /// its right in between.
+    pub cut_writes: u64,
+}
+
+impl Seen {
+    /// Returns the sums of two nodes' numbers.
+    #[must_use]
+    pub fn plus(self, other: Seen) -> Seen {
+        Seen {
+            accesses: self.accesses + other.accesses,
+            torn_reads: self.torn_reads + other.torn_reads,
+            cut_writes: self.cut_writes + other.cut_writes,
+        }
+    }
+}
+
+/// A write in progress. If it is dropped after its first piece and before its last, it is counted as cut.
+struct Writing<'a> {
+    seen: &'a Cell<Seen>,
+    is_cut: bool,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if self.is_cut {
+            let seen = self.seen.get();
+            self.seen.set(Seen { cut_writes: seen.cut_writes + 1, ..seen });
+        }
+    }
 }
 
 /// Memory on which code runs access by access. Only one run may be in progress at a time.
@@ -360,9 +390,11 @@ impl Replay {
             Access::Read { at, len } => AccessResult::Bytes(self.read_in_pieces(*at, *len).await),
             Access::Write { at, bytes } => {
                 let pieces = self.pieces(*at, bytes.len(), pace.relaxed);
+                let mut writing = Writing { seen: &self.seen, is_cut: false };
                 for (index, piece) in pieces.iter().enumerate() {
                     self.between_pieces(index).await;
                     self.bytes.poke(at + piece.start as u64, &bytes[piece.clone()]);
+                    writing.is_cut = index + 1 < pieces.len();
                 }
                 self.pieces.set(pieces);
                 AccessResult::Done

@@ -7,8 +7,7 @@
 use crate::fabric::hardware::{Client, Machine, Setup, start_node};
 use crate::hardware::{Distance, INPUTS, Platform, Testbed};
 use crate::memory::Bytes;
-use crate::nic::{Nic, Verb};
-use crate::station::Sender;
+use crate::nic::{Nic, Sender, Verb};
 use crate::world::{MICROS, MILLIS, Nanos, SECONDS, World};
 use farside_remote::arena::class::Class;
 use farside_remote::control::{Answer, Ask, Store};
@@ -83,8 +82,8 @@ const LEN: usize = 512;
 pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Nanos> {
     let world = World::new(1);
     let kinds = Rc::new(|| vec![Box::new(Plain) as Box<_>]);
-    let node = start_node(&world, kinds, 16 << 20);
-    let testbed = Testbed { distance, ..Testbed::PRISM_MICRO };
+    let setup = Setup::new(platform, Testbed { distance, ..Testbed::PRISM_MICRO });
+    let node = start_node(&world, NodeId(0), kinds, 16 << 20, &setup);
     let theirs = world.clone();
     let took = world.complete(SECONDS, async move {
         let ask = Ask::CreateStore {
@@ -96,7 +95,7 @@ pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Na
         node.answer(ask).await.expect("the node has enough memory");
         let opened = node.answer(Ask::OpenStore { name: "plain".to_owned() }).await;
         let Ok(Answer::Store(store)) = opened else { panic!("the store exists: {opened:?}") };
-        let machine = Machine::open(&node, Setup::new(platform, testbed)).await.expect("the node is running");
+        let machine = Machine::open(&node, setup).await.expect("the node is running");
         let client = machine.connect();
         let prepared = Prepared::new(&node.memory(), &store);
         // The first run makes the NIC cache the connection; the second one is measured.
@@ -180,7 +179,7 @@ impl<M: Memory> Service<M> for Plain {
 /// verb in flight at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// Number of workers, spread over [`MACHINES`] machines.
+    /// Number of workers, spread over the machines of [`Testbed::SYNCHRONIZATION`].
     pub workers: u32,
     /// Distance in bytes between the words of successive workers; 0 if they share one word.
     pub stride: u64,
@@ -212,9 +211,6 @@ pub const SECTION_4: [(&str, Workers, f64); 7] = [
     ("CAS, 4 KiB and 8 bytes apart, 128 workers", Workers::cas(128, 4_096 + 8), 51.2),
 ];
 
-/// Number of machines with workers in the experiment of section 4.
-pub const MACHINES: u32 = 4;
-
 /// Returns the throughput of one NIC in million verbs per second. Each worker has its own connection.
 pub fn mverbs(workers: Workers) -> f64 {
     const WARM_UP: Nanos = 50 * MICROS;
@@ -223,11 +219,12 @@ pub fn mverbs(workers: Workers) -> f64 {
     const AT: u64 = 1 << 20;
     let world = World::new(1);
     let bytes = Rc::new(Bytes::new(16 << 20));
-    let nic = Nic::new(&world, &bytes, INPUTS.timing(Distance::Direct));
-    let senders: Vec<Rc<Sender>> = (0..MACHINES).map(|_| Rc::new(INPUTS.sender())).collect();
+    let testbed = Testbed::SYNCHRONIZATION;
+    let nic = Nic::new(&world, &bytes, INPUTS.timing(testbed));
+    let senders: Vec<Rc<Sender>> = (0..testbed.machines).map(|_| Rc::new(INPUTS.sender())).collect();
     let done = Rc::new(Cell::new(0u64));
     for worker in 0..workers.workers {
-        let connection = nic.connect_from(&senders[(worker % MACHINES) as usize], worker);
+        let connection = nic.connect_from(&senders[(worker % testbed.machines) as usize], worker);
         let (theirs, count) = (world.clone(), Rc::clone(&done));
         let at = AT + u64::from(worker) * workers.stride;
         world.spawn(world.start_process(), async move {

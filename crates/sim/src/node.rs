@@ -9,29 +9,35 @@
 mod engine;
 
 use crate::clock::ProcessClock;
+use crate::disk::SimDisk;
 use crate::fabric::verbs::OnChipOwners;
 use crate::fault::Target;
 use crate::memory::{Access, Bytes, Pace, Replay, Seen};
 use crate::network::{Address, HostId, Network};
 use crate::nic::{Connection, Device, Nic};
-use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World};
+use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World, nanos};
 use engine::Mail;
 use farside_fabrics::session::server::RequestRef;
 use farside_node::engine::Keys;
 use farside_node::identity::{Sender, fenced_session};
+use farside_node::log::Disk;
+use farside_node::log::{Appended, LogOptions, Next, StoreLog, find, recover};
 use farside_node::node::{Node as Machine, Progress, Ticket};
-use farside_node::served::Served;
+use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
 use farside_remote::address::ON_CHIP_SIZE;
 use farside_remote::arena::header;
 use farside_remote::arena::session::SessionId;
-use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_remote::clock::Clock;
+use farside_remote::control::{Answer, Ask, Membership, NodeInfo, Store};
+use farside_remote::draws::Draws;
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::{Kind, addressed};
+use farside_remote::service::{Kind, Work, addressed};
 use farside_remote::{Key, NodeId, Rights, Width};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Function that creates the kinds of stores that a node supports. Each start of the node calls the function.
 pub type Kinds = Rc<dyn Fn() -> Vec<Box<dyn Kind<Replay>>>>;
@@ -55,10 +61,15 @@ pub struct Options {
     pub datagram: usize,
     /// Skew of the clock of the node's process in ppm.
     pub clock_ppm: i64,
+    /// Offset of the wall clock of the node's process in nanoseconds, if stores are to have a time of creation. If not,
+    /// their catalog entries do not have it, as those of earlier releases.
+    pub wall: Option<i64>,
     /// Minimum and maximum pause of an idle node, in nanoseconds, before it checks its stores again.
     pub idle_pause: [Nanos; 2],
     /// The node's NIC, which executes classic verbs; see [`crate::fabric::verbs`].
     pub nic: Option<Device>,
+    /// Options of the logs of stores whose kinds have logs, if such stores are to have them.
+    pub log: Option<LogOptions>,
 }
 
 impl Default for Options {
@@ -72,8 +83,10 @@ impl Default for Options {
             silence: 60 * MILLIS,
             datagram: 4096,
             clock_ppm: 0,
+            wall: None,
             idle_pause: [MILLIS / 4, 8 * MILLIS],
             nic: None,
+            log: None,
         }
     }
 }
@@ -94,13 +107,21 @@ struct Inner {
     process: Cell<Option<ProcessId>>,
     serving: RefCell<Option<Rc<Serving>>>,
     seen: Rc<Cell<Seen>>,
+    /// Offset of the wall clock of the node's host in nanoseconds.
+    wall: Cell<i64>,
+    /// The host's files, with the logs of stores.
+    disk: Rc<RefCell<SimDisk>>,
 }
 
 /// A process that serves a node, and the node's state.
 pub(crate) struct Serving {
+    /// Itself, for tasks that it starts.
+    this: RefCell<Weak<Serving>>,
     pub(crate) process: ProcessId,
     world: World,
     clock: ProcessClock,
+    /// Source of the calls' random draws.
+    draws: RefCell<Draws>,
     bytes: Rc<Bytes>,
     machine: RefCell<Machine<Replay>>,
     /// Memory on which the node's own accesses run.
@@ -109,11 +130,18 @@ pub(crate) struct Serving {
     letters: RefCell<VecDeque<Letter>>,
     /// Calls to services by clients that run their own chains. The node's task carries them out.
     calls: RefCell<VecDeque<PendingCall>>,
+    /// Calls of such clients whose records are not stored yet.
+    begun: RefCell<Vec<BegunCall>>,
+    /// Rung when a log has new work, and when some of it is done.
+    log_bell: Bell,
+    disk: Rc<RefCell<SimDisk>>,
     bell: Bell,
     recipients: RefCell<BTreeMap<Ticket, Recipient>>,
     mails: Vec<Rc<Mail>>,
     seen: Rc<Cell<Seen>>,
     idle_pause: [Nanos; 2],
+    /// Whether stores have a time of creation.
+    dates_stores: bool,
     nic: Option<(Nic, Device)>,
     /// The queue pairs of the engines' sessions, by the clients' identities and incarnations.
     pairs: RefCell<BTreeMap<(u128, u64), Rc<QueuePair>>>,
@@ -171,6 +199,13 @@ struct PendingCall {
     waiting: Rc<OneShot<Result<Vec<u8>, String>>>,
 }
 
+/// A call whose records are not stored yet, and the recipient of its response.
+struct BegunCall {
+    served: Arc<Served<Replay>>,
+    begun: Begun,
+    waiting: Rc<OneShot<Result<Vec<u8>, String>>>,
+}
+
 /// Slot for one value, which one task waits for.
 pub(crate) struct OneShot<T> {
     given: Cell<Option<T>>,
@@ -221,6 +256,8 @@ pub(crate) enum Letter {
 /// its run.
 const TAKES_OVER: Pace =
     Pace { usual_ns: MICROS, late_one_in: 100, stalled_one_in: 100, relaxed: false, by_cpu: true };
+/// Usual duration of an operation of the disk.
+const DISK_NS: Nanos = 40 * MICROS;
 /// Maximum number of steps before the node's task reads its letters again.
 const STEPS_AT_A_TIME: u32 = 64;
 
@@ -241,11 +278,13 @@ impl Node {
             host,
             id,
             kinds,
+            wall: Cell::new(options.wall.unwrap_or(0)),
             options,
             memory,
             process: Cell::new(None),
             serving: RefCell::new(None),
             seen: Rc::default(),
+            disk: Rc::default(),
         }));
         node.begin();
         node
@@ -297,14 +336,25 @@ impl Node {
         self.serving().map(|serving| serving.machine.borrow().info())
     }
 
+    /// Checks that no session is bound to a fenced nonce; see [`Machine::check_bindings`].
+    ///
+    /// # Errors
+    /// Describes the violation.
+    pub fn check_bindings(&self) -> Result<(), String> {
+        self.serving().map_or(Ok(()), |serving| serving.machine.borrow().check_bindings())
+    }
+
     /// Sends a request to the node and waits for the response.
     ///
     /// # Errors
     /// The node refused the request, or no process serves it.
     pub async fn answer(&self, ask: Ask) -> Result<Answer, String> {
-        let Some(serving) = self.serving() else { return Err("no process serves the node".to_owned()) };
         let waiting = Rc::new(OneShot::default());
-        serving.post(Letter::LocalRequest(Sender::Host, ask, Rc::clone(&waiting)));
+        // Nothing of the node's process is held while this waits: another process may take its addresses meanwhile.
+        match self.serving() {
+            Some(serving) => serving.post(Letter::LocalRequest(Sender::Host, ask, Rc::clone(&waiting))),
+            None => return Err("no process serves the node".to_owned()),
+        }
         waiting.received().await
     }
 
@@ -317,7 +367,8 @@ impl Node {
         let machine = serving.machine.borrow();
         let entry = machine.catalog().get(name)?;
         let memory = Replay::new(&self.0.world, &serving.bytes, Pace::AT_ONCE);
-        let mut served = entry.served.try_lock().ok_or("the service of the store is busy with a call")?;
+        let served =
+            entry.served.try_lock(Work::Live).ok_or("the service of the store is busy with a call")?;
         let (mut found, mut cursor) = (Vec::new(), Some(0));
         while let Some(at) = cursor {
             cursor = memory.run_at_once(|memory| served.service().live(memory, at, &mut found));
@@ -325,6 +376,40 @@ impl Node {
         found.sort_unstable();
         found.dedup();
         Ok(found.len() as u64)
+    }
+
+    /// Time since the Unix epoch by the wall clock of the node's process, if a process serves the node.
+    pub fn wall(&self) -> Option<Duration> {
+        self.serving().map(|serving| serving.clock.wall())
+    }
+
+    /// Time of the creation of the store `name`, in microseconds since the Unix epoch. `None` if the store is unknown,
+    /// or if no process serves the node.
+    pub fn created(&self, name: &str) -> Option<u64> {
+        let serving = self.serving()?;
+        let machine = serving.machine.borrow();
+        machine.catalog().get(name).ok().map(|entry| entry.store.created)
+    }
+
+    /// What the node holds of the store `name`, which has several members. `None` if it holds no member of it, or if no
+    /// process serves the node.
+    pub fn membership(&self, name: &str) -> Option<Membership> {
+        let serving = self.serving()?;
+        let machine = serving.machine.borrow();
+        machine.catalog().get(name).ok()?.store.membership.clone()
+    }
+
+    /// Incarnation of the node's present memory.
+    pub fn incarnation(&self) -> u64 {
+        self.memory().load(header::INCARNATION_AT, Width::W8) as u64
+    }
+
+    /// Lets the wall clock of the node's host jump by `ns` nanoseconds, forwards or back.
+    pub fn jump_wall(&self, ns: i64) {
+        self.0.wall.set(self.0.wall.get().saturating_add(ns));
+        if let Some(serving) = self.serving() {
+            serving.clock.jump_wall(ns);
+        }
     }
 
     /// Sends a request to the node without waiting for the response. Does nothing if no process serves the node.
@@ -367,6 +452,7 @@ impl Node {
     /// Kills the node's process and starts another with fresh memory.
     pub fn lose_memory(&self) {
         self.kill();
+        self.0.disk.borrow_mut().crash(self.0.world.random());
         *self.0.memory.borrow_mut() = fresh(&self.0.world, &self.0.options);
         self.begin();
     }
@@ -394,14 +480,53 @@ impl Node {
     fn info_of(&self, process: ProcessId) -> NodeInfo {
         NodeInfo {
             pid: process.0,
-            incarnation: self.memory().load(header::INCARNATION_AT, Width::W8) as u64,
+            incarnation: self.incarnation(),
             memory_bytes: self.0.options.memory_bytes,
             ..NodeInfo::default()
         }
     }
 
+    /// The files of the node's host.
+    pub fn disk(&self) -> &Rc<RefCell<SimDisk>> {
+        &self.0.disk
+    }
+
+    /// Creates the stores that have logs and are not in the memory, and replays all logs, at one instant.
+    fn recover_logs(&self, machine: &mut Machine<Replay>, options: LogOptions) {
+        let memory = Replay::new(&self.0.world, &self.memory(), Pace::AT_ONCE);
+        let mut disk = self.0.disk.borrow_mut();
+        let disk = &mut *disk;
+        machine.set_logging(options);
+        for found in find(disk).expect("the heads of logs are valid") {
+            let store = &found.store;
+            if machine.catalog().get(&store.name).is_err() {
+                if store.incarnation == machine.info().incarnation {
+                    disk.remove_folder(&found.folder).expect("the simulated disk removes folders");
+                    continue;
+                }
+                machine
+                    .recreate(store, self.0.world.random().bits())
+                    .expect("the memory is as large as before");
+                while memory.run_at_once(|memory| machine.step(memory)) == Progress::Made {}
+                machine.answer().expect("the store is created").1.expect("the memory is as large as before");
+            }
+            let served = Arc::clone(&machine.catalog().get(&store.name).expect("it was created").served);
+            let start = Start { now: Duration::ZERO, seed: 0 };
+            let recovered = recover(disk, &found, options, |record| {
+                let served = served.try_lock(Work::Live).expect("nothing runs");
+                memory.run_at_once(|memory| served.replay(memory, start, record))
+            });
+            let recovered = recovered.unwrap_or_else(|error| panic!("a crash damages no log: {error}"));
+            let log = Arc::new(StoreLog::new(recovered.log));
+            machine.resume_log(&store.name, log).expect("the store was created");
+        }
+    }
+
     /// Starts the tasks of the process that serves the node.
-    fn serve(&self, process: ProcessId, machine: Machine<Replay>) {
+    fn serve(&self, process: ProcessId, mut machine: Machine<Replay>) {
+        if let Some(log) = self.0.options.log {
+            self.recover_logs(&mut machine, log);
+        }
         let Inner { world, network, options, seen, .. } = &*self.0;
         let bytes = self.memory();
         let memory = Replay::new(world, &bytes, options.pace).seen_by(seen);
@@ -414,16 +539,26 @@ impl Node {
             world.on_death(process, move || stopped.stop());
             (nic, device)
         });
+        let clock = ProcessClock::new(world, options.clock_ppm, network.struck(), Target::Node(self.0.id.0));
+        clock.jump_wall(self.0.wall.get());
         let serving = Rc::new(Serving {
+            this: RefCell::default(),
             process,
             world: world.clone(),
-            clock: ProcessClock::new(world, options.clock_ppm, network.struck(), Target::Node(self.0.id.0)),
+            clock,
+            draws: RefCell::new(Draws(
+                bytes.load(header::INCARNATION_AT, Width::W8) as u64 ^ u64::from(process.0),
+            )),
+            dates_stores: options.wall.is_some(),
             bytes,
             machine: RefCell::new(machine),
             memory,
             step: Turnstile::default(),
             letters: RefCell::default(),
             calls: RefCell::default(),
+            begun: RefCell::default(),
+            log_bell: Bell::default(),
+            disk: Rc::clone(&self.0.disk),
             bell: Bell::default(),
             recipients: RefCell::default(),
             mails: (0..engines).map(|_| Rc::default()).collect(),
@@ -434,6 +569,7 @@ impl Node {
             next_pair: Cell::new(0),
             on_chip_owners: Rc::default(),
         });
+        *serving.this.borrow_mut() = Rc::downgrade(&serving);
         for index in 0..engines {
             let inbox = network.bind(self.engine(index as u32));
             let engine = engine::Engine::new(&serving, network, inbox, index, options);
@@ -500,6 +636,19 @@ impl Serving {
         &self.seen
     }
 
+    /// Time by the wall clock that a request gets, in microseconds since the Unix epoch. It is 0 if the request would
+    /// create a store that is not to have a time of creation.
+    fn wall_for(&self, ask: &Ask) -> u64 {
+        let dates = self.dates_stores || matches!(ask, Ask::Wall { .. });
+        if dates { self.clock.wall().as_micros() as u64 } else { 0 }
+    }
+
+    /// The parts of a call's context that do not lie in memory. They are drawn from a source of their own, so that
+    /// services which do not use them change nothing in a run.
+    pub(crate) fn start(&self) -> Start {
+        Start { now: self.clock.now(), seed: self.draws.borrow_mut().next() }
+    }
+
     /// Sends a letter to the node's task.
     pub(crate) fn post(&self, letter: Letter) {
         self.letters.borrow_mut().push_back(letter);
@@ -520,7 +669,8 @@ impl Serving {
             let is_busy = self.step().await;
             let mut is_rung = false;
             if !is_busy {
-                is_rung = crate::world::within(&self.world, pause, rung).await.is_some();
+                let wait = self.until_timer().map_or(pause, |until| pause.min(until));
+                is_rung = crate::world::within(&self.world, wait, rung).await.is_some();
             }
             let is_due = self.world.now() - looked_at >= pause;
             if is_rung || is_due {
@@ -541,6 +691,14 @@ impl Serving {
         }
     }
 
+    /// Time in nanoseconds that remains until a service's background work is due, if any has asked for a time.
+    fn until_timer(&self) -> Option<Nanos> {
+        let time = self.machine.borrow().next_timer()?;
+        let left = nanos(time.saturating_sub(self.clock.now()));
+        // A step whose time has passed waits for a call.
+        Some(if left == 0 { self.idle_pause[0] } else { left })
+    }
+
     /// Steps the node for a limited number of steps and delivers responses. Returns true if the node has more to do.
     async fn step(&self) -> bool {
         let (mut progress, mut left) = (Progress::Made, STEPS_AT_A_TIME);
@@ -548,6 +706,10 @@ impl Serving {
             let _passage = self.step.enter().await;
             self.read_letters();
             self.answer_calls().await;
+            if !self.begun.borrow().is_empty() {
+                self.end_calls().await;
+            }
+            self.machine.borrow_mut().set_now(self.clock.now());
             progress = match self.steps_at_once(&mut left) {
                 Ok(progress) => progress,
                 Err(access) => {
@@ -593,11 +755,13 @@ impl Serving {
                 }
                 Letter::Close(session, said_so) => machine.end_session(session, said_so),
                 Letter::LocalRequest(sender, ask, waiting) => {
+                    machine.set_wall(self.wall_for(&ask));
                     let ticket = machine.ask_from(sender, ask, self.entropy());
                     self.recipients.borrow_mut().insert(ticket, Recipient::Client(waiting));
                 }
                 Letter::RemoteRequest(engine, number, at, ask) => {
                     let sender = Sender::Remote { engine, number };
+                    machine.set_wall(self.wall_for(&ask));
                     let ticket = machine.ask_from(sender, ask, self.entropy());
                     self.recipients.borrow_mut().insert(ticket, Recipient::Engine(engine, at));
                 }
@@ -615,17 +779,70 @@ impl Serving {
                 waiting.give(Err(fenced_session()));
                 continue;
             }
-            let answered = match addressed(service, &request) {
-                Ok((key, asked)) => {
-                    let served = self.served(key);
-                    match served {
-                        Ok(served) => call(&self.memory, &served, key, Rights::ALL, asked).await,
-                        Err(refusal) => Err(refusal),
+            let called = addressed(service, &request).and_then(|(key, request)| {
+                let calling = Calling { key, rights: Rights::ALL, request };
+                self.served(key).map(|served| (served, calling))
+            });
+            let answered = match called {
+                Ok((served, calling)) => match call(&self.memory, &served, self.start(), calling).await {
+                    Ok(Err(begun)) => {
+                        self.begun.borrow_mut().push(BegunCall { served, begun, waiting });
+                        self.log_bell.ring();
+                        continue;
                     }
-                }
+                    Ok(Ok(answer)) => Ok(answer),
+                    Err(refusal) => Err(refusal),
+                },
                 Err(refusal) => Err(refusal),
             };
             waiting.give(answered);
+        }
+    }
+
+    /// Ends the calls of clients that have the memory mapped whose records are stored, or could not be.
+    async fn end_calls(&self) {
+        let mut at = 0;
+        while at < self.begun.borrow().len() {
+            let stored = {
+                let begun = self.begun.borrow();
+                begun[at].served.outcome(&begun[at].begun)
+            };
+            let Some(stored) = stored else {
+                at += 1;
+                continue;
+            };
+            let BegunCall { served, begun, waiting } = self.begun.borrow_mut().remove(at);
+            let Some(attended) = served.try_lock(Work::Finish(&begun.state)) else {
+                // Busy with a call of an engine: the node's task rings itself to try again.
+                self.begun.borrow_mut().push(BegunCall { served, begun, waiting });
+                self.bell.ring();
+                return;
+            };
+            let ended = (&begun.state[..], &stored);
+            waiting.give(end_call(&self.memory, &attended, self.start(), ended).await);
+        }
+    }
+
+    /// Runs the writer of a log until the log is removed.
+    async fn write_log(&self, log: &StoreLog) {
+        loop {
+            let rung = self.log_bell.rung();
+            let next = log.lock().next(self.clock.now());
+            match next {
+                Next::End => return,
+                Next::Wait(None) => rung.await,
+                Next::Wait(Some(until)) => {
+                    let left = nanos(until.saturating_sub(self.clock.now())).max(1);
+                    crate::world::within(&self.world, left, rung).await;
+                }
+                Next::Do(op) => {
+                    self.world.sleep(self.world.random().heavy(DISK_NS)).await;
+                    let done = op.perform(&mut *self.disk.borrow_mut());
+                    log.lock().done(done);
+                    self.mails.iter().for_each(|mail| mail.note_stored());
+                    self.bell.ring();
+                }
+            }
         }
     }
 
@@ -637,6 +854,13 @@ impl Serving {
 
     fn hand_out(&self) {
         let mut machine = self.machine.borrow_mut();
+        for log in machine.take_new_logs() {
+            let serving = self.this.borrow().upgrade().expect("the process serves");
+            self.world.spawn(self.process, async move { serving.write_log(&log).await });
+        }
+        if machine.catalog().iter().any(|entry| entry.served.log().is_some()) {
+            self.log_bell.ring(); // A step may have given a log work.
+        }
         while let Some((engine, number)) = machine.ending() {
             self.mails[engine].end_fenced(number);
         }
@@ -672,17 +896,48 @@ pub(crate) fn parse(request: &[u8]) -> Result<Ask, String> {
 }
 
 /// Runs a call to a store's service, access by access. No step of the node may be in progress when the call starts.
+/// Returns the response, or the call if its records are not stored yet.
 pub(crate) async fn call(
     memory: &Replay,
     served: &Served<Replay>,
-    key: Key,
-    rights: Rights,
-    asked: &[u8],
-) -> Result<Vec<u8>, String> {
-    let Some(mut attended) = served.try_lock() else {
+    start: Start,
+    calling: Calling<'_>,
+) -> Result<Result<Vec<u8>, Begun>, String> {
+    let Some(attended) = served.try_lock(Work::Call(calling.request)) else {
         return Err("call refused: the service is busy with another call; nothing was done; retry".to_owned());
     };
-    let mut answer = Vec::new();
-    let answered = memory.run(|memory| attended.call(memory, key, rights, asked, &mut answer)).await;
+    run_call(memory, attended, start, calling).await
+}
+
+/// Runs a call in a guard that holds its locks.
+pub(crate) async fn run_call(
+    memory: &Replay,
+    attended: ServiceGuard<'_, Replay>,
+    start: Start,
+    calling: Calling<'_>,
+) -> Result<Result<Vec<u8>, Begun>, String> {
+    let (mut buffers, mut answer) = (Buffers::default(), Vec::new());
+    let call = |memory: &Replay| attended.call(memory, start, calling, &mut buffers, &mut answer);
+    if let Called::Answered(answered) = memory.run(call).await {
+        return answered.map(|()| Ok(answer));
+    }
+    let stored = match attended.append(&buffers.records) {
+        Ok(Appended::At(position)) => return Ok(Err(Begun { position, state: answer })),
+        Ok(Appended::Stored) => Ok(()),
+        Err(reason) => Err(reason),
+    };
+    end_call(memory, &attended, start, (&answer, &stored)).await.map(Ok)
+}
+
+/// Runs the second part of a call.
+pub(crate) async fn end_call(
+    memory: &Replay,
+    attended: &ServiceGuard<'_, Replay>,
+    start: Start,
+    ended: (&[u8], &Result<(), String>),
+) -> Result<Vec<u8>, String> {
+    let (mut buffers, mut answer) = (Buffers::default(), Vec::new());
+    let end = |memory: &Replay| attended.end(memory, start, ended, &mut buffers, &mut answer);
+    let answered = memory.run(end).await;
     answered.map(|()| answer)
 }

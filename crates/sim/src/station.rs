@@ -7,7 +7,7 @@
 use crate::world::Nanos;
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 
 /// Virtual time in picoseconds. For scale: on a link of 100 Gb/s, one byte takes 80 ps.
 pub type Picos = u64;
@@ -41,37 +41,6 @@ impl Station {
     }
 }
 
-/// NIC of a client's machine. It caches the state of `known_max` connections. Before it sends on another connection, it
-/// fetches that connection's state; during the fetch it sends nothing.
-pub struct Sender {
-    station: Station,
-    /// Numbers of the cached connections, the most recently used last.
-    known: RefCell<VecDeque<u32>>,
-    known_max: usize,
-    op: Picos,
-    miss: Picos,
-}
-
-impl Sender {
-    /// Creates a NIC that takes `op` picoseconds to send a message, and `miss` picoseconds more if the connection's
-    /// state is not cached. The NIC caches the state of `known_max` connections.
-    pub fn new(op: Picos, miss: Picos, known_max: usize) -> Sender {
-        Sender { station: Station::new(1), known: RefCell::default(), known_max, op, miss }
-    }
-
-    /// Returns the virtual time at which a message that is posted now on this connection leaves the NIC.
-    pub fn leaves(&self, now: Nanos, connection: u32) -> Nanos {
-        let mut known = self.known.borrow_mut();
-        let place = known.iter().position(|&other| other == connection);
-        let is_known = place.and_then(|place| known.remove(place)).is_some();
-        known.push_back(connection);
-        if known.len() > self.known_max {
-            known.pop_front();
-        }
-        self.station.pass(now, self.op + if is_known { 0 } else { self.miss })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,15 +55,5 @@ mod tests {
         let link = Station::new(1);
         let last = (0..1_000).map(|_| link.pass(0, 80)).max();
         assert_eq!(last, Some(80), "nor are they counted twice");
-    }
-
-    #[test]
-    fn round_robin_over_more_connections_than_fit_always_misses() {
-        for (connections, forgotten) in [(4, 0), (5, 20)] {
-            let sender = Sender::new(0, 1_000, 4);
-            let begun = (0..connections).map(|connection| sender.leaves(0, connection)).max();
-            let end = (0..20).map(|turn| sender.leaves(0, turn % connections)).max();
-            assert_eq!(end, begun.map(|begun| begun + forgotten), "{connections} connections");
-        }
     }
 }

@@ -12,29 +12,45 @@
 //! - An ADD takes two chains: take the lock and read the object; write the record, write the object, free the lock.
 //!
 //! A client that finds a lock held watches the owner's lease. If the lease expires, the client fences the owner at the
-//! node, recovers all of its locks, and frees its id.
+//! node, recovers all of its locks, and frees its id. [`Guarded::heal`] does so for all dead clients, also for those
+//! that hold no lock. If a new client finds all ids leased, it waits until a lease has expired. It then fences the dead
+//! client, takes over its id, and recovers the locks that it inherits. Each id has one record more than lanes: a client
+//! holds at most one lock for each lane, so there is always a record that no inherited lock needs.
+//!
+//! A client may have several sessions with the node, at different engines, all bound to its nonce. Each lane uses one
+//! of them.
 //!
 //! Invariant: an object's bytes change only under its lock.
 //! Invariant: an ADD is a job of the client: if its caller goes, the client frees the lock.
+//! Invariant: a client that may hold a lock and does not know, or that cannot free a lock, closes and never releases
+//! its lease. So the lease expires, and others recover the lock. In particular, a renewal that ends later does not
+//! bring the lease back.
 
+use crate::identity::{self, Identity};
 use crate::lease::{
-    ClientId, ENTRY_SIZE, Entry, Expired, Fenced, Lease, LeaseError, Leases, LockWord, Observer, Table,
+    self, ClientId, ENTRY_SIZE, Entry, Expired, Fenced, Lease, LeaseError, Leases, LockWord, Observer, Table,
 };
 use crate::owned::{Closed, Jobs};
-use crate::redo::{Areas, Object, Record, Recovery, RedoError, Tokens};
+use crate::redo::{self, Areas, Object, Record, Recovery, RedoError, Tokens};
+use crate::store::{Members, StoreError};
+use crate::system::{Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
+use farside_remote::mutant::Mutant;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{
-    Addr, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, cas, read, read_as,
+    Addr, Capabilities, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, cas, read,
+    read_as,
 };
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
-use std::future::{pending, poll_fn};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
 use std::num::NonZeroU64;
 use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -59,6 +75,8 @@ pub mod mutants {
     farside_remote::mutants! {
         /// An ADD whose caller has gone ends without freeing its lock.
         DROPPED_ADD_KEEPS_LOCK = "GuardedDroppedAddKeepsLock";
+        /// A client whose update was refused goes on, although it holds the lock.
+        REFUSED_UPDATE_KEEPS_LEASE = "GuardedRefusedUpdateKeepsLease";
     }
 }
 
@@ -88,13 +106,24 @@ impl Spec {
             && self.lease_us > 0
     }
 
+    /// Length of a lease.
+    fn lease(&self) -> Duration {
+        Duration::from_micros(self.lease_us)
+    }
+
+    /// The ids of the store.
+    fn all_ids(&self) -> impl Iterator<Item = ClientId> + use<> {
+        (1..=self.ids).filter_map(ClientId::new)
+    }
+
     fn areas_offset(&self) -> u64 {
         (u64::from(self.ids) * ENTRY_SIZE).next_multiple_of(64)
     }
 
     fn areas(&self, extent: Extent, node: NodeId) -> Areas {
         let at = Addr::new(extent.at).plus(self.areas_offset());
-        Areas { node, key: extent.key, at, lanes: self.lanes, len_max: self.len }
+        // One record more than lanes, for the recovery of inherited locks.
+        Areas { node, key: extent.key, at, lanes: self.lanes + 1, len_max: self.len }
     }
 
     fn objects_offset(&self) -> u64 {
@@ -246,27 +275,58 @@ enum Job {
     /// Adds one to an object, with a tag.
     Add { object: u64, tag: u64 },
     /// Waits until an object's lock is no longer held with this word, or recovers the lock.
-    Heal { object: u64, word: LockWord },
+    Free { object: u64, word: LockWord },
+    /// Recovers all dead clients.
+    Heal,
 }
 
 type Done = Result<Value, GuardedError>;
 
-/// Client of one store, which all tasks of a core share. [`Guarded::keep`] must run as a task of its own.
-pub struct Guarded<F> {
+/// A session with a node that holds a store, before the session's client has an id.
+pub struct Session<F> {
     fabric: F,
     node: NodeId,
     store: Store,
     spec: Spec,
     areas: Areas,
     table: Table,
-    objects: Addr,
+}
+
+impl<F> Session<F> {
+    /// Creates a session with `store`, as the session has found it in the catalog of `node`.
+    ///
+    /// # Errors
+    /// [`GuardedError::Damaged`]: the store's parameters are invalid.
+    pub fn new(fabric: F, node: NodeId, store: &Store) -> Result<Session<F>, GuardedError> {
+        const INVALID: GuardedError = GuardedError::Damaged("invalid parameters in the catalog");
+        let spec: Spec = serde_json::from_str(&store.parameters).map_err(|_| INVALID)?;
+        let extent = store.extent();
+        if !spec.is_sound() || spec.table_len() > extent.len {
+            return Err(INVALID);
+        }
+        let table = Table { node, key: extent.key, at: Addr::new(extent.at) };
+        Ok(Session { fabric, node, store: store.clone(), spec, areas: spec.areas(extent, node), table })
+    }
+}
+
+/// Client of one store, which all tasks of a core share. [`Guarded::keep`] must run as a task of its own.
+pub struct Guarded<F> {
+    /// Sessions with the node, all bound to this client's nonce. The first one has the client's lease.
+    sessions: Vec<Session<F>>,
+    spec: Spec,
     leases: Leases<F>,
     lease: RefCell<Option<Lease>>,
+    /// Whether a renewal is in flight. It has the lease.
+    is_renewing: Cell<bool>,
+    /// Whether the client may hold a lock that it cannot free, so that it must be fenced.
+    is_given_up: Cell<bool>,
     id: ClientId,
     tokens: Tokens,
     observer: RefCell<Observer>,
     jobs: Jobs<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
+    /// Index of the next job's session.
+    next_session: Cell<usize>,
     /// Number of dead clients that this client has recovered.
     recovered: Cell<u64>,
 }
@@ -275,6 +335,8 @@ pub struct Guarded<F> {
 #[derive(Default)]
 struct Lane {
     number: u16,
+    /// Index of the session that the job uses.
+    session: usize,
     record: Record,
     content: Vec<u8>,
     reply: Reply,
@@ -282,66 +344,81 @@ struct Lane {
 }
 
 impl<F: Fabric + Clock + Clone> Guarded<F> {
-    /// Opens a store, leases an id, and binds the session to `nonce`, which is random and new for each call.
+    /// Leases an id, and binds the sessions to `nonce`, which is random and new for each call. All sessions are with
+    /// the same store at the same node, and none of them was bound for this store before. If all ids are leased, waits
+    /// for up to two lengths of a lease until one has expired, and takes over its id.
     ///
     /// # Errors
-    /// [`GuardedError`]; nothing was changed.
-    pub async fn open(
-        fabric: F,
-        node: NodeId,
-        store: &Store,
-        nonce: NonZeroU64,
-    ) -> Result<Rc<Guarded<F>>, GuardedError> {
-        const INVALID: GuardedError = GuardedError::Damaged("invalid parameters in the catalog");
-        let spec: Spec = serde_json::from_str(&store.parameters).map_err(|_| INVALID)?;
-        let extent = store.extent();
-        if !spec.is_sound() || spec.table_len() > extent.len {
-            return Err(INVALID);
+    /// [`GuardedError`]; no object was changed.
+    ///
+    /// # Panics
+    /// If there is no session.
+    pub async fn open(sessions: Vec<Session<F>>, nonce: NonZeroU64) -> Result<Rc<Guarded<F>>, GuardedError> {
+        let first = &sessions[0];
+        let (spec, node) = (first.spec, first.node);
+        let leases = Leases::new(first.fabric.clone(), vec![first.table], spec.ids);
+        let (lease, inherited) = match claim(&leases, &spec, nonce).await {
+            Err(LeaseError::NoneFree) => take_over(&leases, first, nonce).await?,
+            claimed => (claimed?, None),
+        };
+        let identity = Identity { client: lease.id().number().into(), nonce: nonce.get() };
+        for Session { fabric, store, .. } in &sessions {
+            identity::bind(fabric, node, store, identity).await?;
         }
-        let table = Table { node, key: extent.key, at: Addr::new(extent.at) };
-        let leases = Leases::new(fabric.clone(), vec![table], spec.ids);
-        let lease = leases.claim(nonce, (nonce.get() % u64::from(spec.ids)) as u16).await?;
-        leases.bind(&lease, store).await?;
         let lane = |number| RefCell::new(Lane { number, ..Lane::default() });
-        Ok(Rc::new(Guarded {
-            fabric,
-            node,
-            store: store.clone(),
+        let client = Rc::new(Guarded {
+            sessions,
             spec,
-            areas: spec.areas(extent, node),
-            table,
-            objects: Addr::new(extent.at).plus(spec.objects_offset()),
             leases,
             id: lease.id(),
             lease: RefCell::new(Some(lease)),
+            is_renewing: Cell::new(false),
+            is_given_up: Cell::new(false),
             tokens: Tokens::default(),
-            observer: RefCell::new(Observer::new(Duration::from_micros(spec.lease_us))),
+            observer: RefCell::new(Observer::new(spec.lease())),
             jobs: Jobs::new(spec.lanes.into()),
             lanes: (0..spec.lanes).map(lane).collect(),
+            next_session: Cell::new(0),
             recovered: Cell::new(0),
-        }))
+        });
+        if let Some(inherited) = inherited {
+            client.renewing(client.inherit(&inherited)).await?;
+        }
+        Ok(client)
     }
 
     /// Runs the client: carries out its jobs and renews its lease, until the client is closed. After a
     /// [`Guarded::close`], gives the lease back.
     pub async fn keep(&self) {
-        {
-            let mut serving = pin!(self.jobs.serve(|lane, job| self.carry_out(lane, job)));
-            let mut renewing = pin!(async {
-                self.renew().await;
-                pending::<()>().await
-            });
-            poll_fn(|cx| {
-                let _until_closed = renewing.as_mut().poll(cx);
-                serving.as_mut().poll(cx)
-            })
-            .await;
-        }
-        // A client that has lost a lock, or does not know, keeps no lease: it is fenced.
+        self.renewing(self.jobs.serve(|lane, job| self.carry_out(lane, job))).await;
+        // A client that has lost a lock, or does not know, has given up its lease: it is fenced.
         let lease = self.lease.take();
         if let Some(lease) = lease {
             let _else_it_expires = self.leases.release(lease).await;
         }
+    }
+
+    /// Runs a future to its end, and renews the lease meanwhile. Waits for the end of the last renewal, which has the
+    /// lease.
+    async fn renewing<T>(&self, future: impl Future<Output = T>) -> T {
+        let (mut future, mut renewing) = (pin!(future), pin!(self.renew()));
+        let (mut output, mut is_over) = (None, false);
+        poll_fn(|cx| {
+            is_over = is_over || renewing.as_mut().poll(cx).is_ready();
+            if output.is_none()
+                && let Poll::Ready(ended) = future.as_mut().poll(cx)
+            {
+                output = Some(ended);
+            }
+            match output.take() {
+                Some(ended) if !self.is_renewing.get() => Poll::Ready(ended),
+                unfinished => {
+                    output = unfinished;
+                    Poll::Pending
+                }
+            }
+        })
+        .await
     }
 
     /// Closes the client once the jobs that were begun have ended. [`Guarded::keep`] then returns.
@@ -367,28 +444,38 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         self.jobs.carry_out(Job::Add { object, tag }).await.map_err(|Closed| GuardedError::Closed)?
     }
 
+    /// Recovers all dead clients: watches the leases of all ids until each was renewed, released, or has expired. Takes
+    /// about the length of a lease.
+    ///
+    /// # Errors
+    /// [`GuardedError`]; some dead clients may have been recovered.
+    pub async fn heal(&self) -> Result<(), GuardedError> {
+        self.jobs.carry_out(Job::Heal).await.map_err(|Closed| GuardedError::Closed)?.map(drop)
+    }
+
     /// Reads an object.
     ///
     /// # Errors
     /// [`GuardedError`].
     pub async fn read(&self, object: u64) -> Result<Value, GuardedError> {
         let (number, object) = (object, self.object(object));
+        let Session { fabric, node, areas, .. } = &self.sessions[0];
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut pause = PAUSE_FIRST;
         for _ in 0..ATTEMPTS_MAX {
-            let mut chain = buffer.begin(self.areas.key);
+            let mut chain = buffer.begin(areas.key);
             let word = chain.also(read_as::<LockWord>(object.lock));
             let content = chain.also(read(object.at, object.len));
-            self.fabric.run(self.node, &chain, &mut reply).await.map_err(of_read)?;
+            fabric.run(*node, &chain, &mut reply).await.map_err(of_read)?;
             let word = *reply.get(word).map_err(GuardedError::Refused)?;
             if let Some(value) = Value::of(reply.get(content).map_err(GuardedError::Refused)?) {
                 return Ok(value);
             }
             if !word.is_free() && pause >= PAUSE_MAX {
-                let heal = Job::Heal { object: number, word };
-                self.jobs.carry_out(heal).await.map_err(|Closed| GuardedError::Closed)??;
+                let free = Job::Free { object: number, word };
+                self.jobs.carry_out(free).await.map_err(|Closed| GuardedError::Closed)??;
             }
-            self.fabric.sleep(pause).await;
+            fabric.sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
         Err(GuardedError::Busy)
@@ -400,58 +487,77 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
     /// If the store has fewer objects.
     fn object(&self, number: u64) -> Object {
         assert!(number < self.spec.objects, "there is no object {number}");
-        let lock = self.objects.plus(number * self.spec.object_size());
+        let lock =
+            self.sessions[0].table.at.plus(self.spec.objects_offset() + number * self.spec.object_size());
         Object { lock, at: lock.plus(LOCK_SIZE), len: self.spec.len }
     }
 
-    /// Renews the lease until the client is closed, or has lost its lease.
+    /// The session of a lane's job.
+    fn session_of(&self, lane: &Lane) -> &Session<F> {
+        &self.sessions[lane.session]
+    }
+
+    /// Renews the lease until the client gives up. While a client that was closed ends its jobs, it still needs the
+    /// lease.
     async fn renew(&self) {
-        let period = Duration::from_micros(self.spec.lease_us) / 4;
+        let (period, fabric) = (self.spec.lease() / 4, &self.sessions[0].fabric);
         loop {
-            self.fabric.sleep(period).await;
-            let lease = self.lease.take();
-            let Some(mut lease) = lease.filter(|_| !self.jobs.is_closed()) else { return };
-            match self.leases.renew(&mut lease).await {
-                Err(LeaseError::Lost | LeaseError::Refused(_)) => return self.jobs.close(),
+            fabric.sleep(period).await;
+            let Some(mut lease) = self.lease.take() else { return };
+            self.is_renewing.set(true);
+            let renewed = self.leases.renew(&mut lease).await;
+            self.is_renewing.set(false);
+            match renewed {
+                Err(LeaseError::Lost | LeaseError::Refused(_)) => return self.give_up(),
                 Err(LeaseError::Fabric(FabricError::Lost { .. } | FabricError::NodeDied(_))) => {
-                    return self.jobs.close();
+                    return self.give_up();
                 }
+                // The client may have given up while the renewal was in flight.
+                _ if self.is_given_up.get() => return,
                 _ => _ = self.lease.replace(Some(lease)),
             }
         }
     }
 
+    /// Closes the client without releasing its lease, which then expires.
+    fn give_up(&self) {
+        self.is_given_up.set(true);
+        self.lease.take();
+        self.jobs.close();
+    }
+
     async fn carry_out(&self, lane: usize, job: Job) -> Done {
         let mut own = self.lanes[lane].take();
-        own.number = lane as u16;
+        (own.number, own.session) = (lane as u16, self.next_session.get());
+        self.next_session.set((own.session + 1) % self.sessions.len());
         let done = match job {
             Job::Add { object, tag } => self.add_in(&mut own, object, tag).await,
-            Job::Heal { object, word } => {
+            Job::Free { object, word } => {
                 self.wait_for(&mut own, &self.object(object), word).await.map(|()| Value::default())
             }
+            Job::Heal => self.heal_in(&mut own).await.map(|()| Value::default()),
         };
         self.lanes[lane].replace(own);
         done.inspect_err(|error| {
             if matches!(error, GuardedError::Fabric(error) if error.ran() != Ran::No) {
-                // A lock may be held, and its request may still be in flight: stop renewing, so that others fence.
-                self.lease.take();
-                self.jobs.close();
+                // A lock may be held, and its request may still be in flight.
+                self.give_up();
             }
         })
     }
 
     async fn add_in(&self, own: &mut Lane, number: u64, tag: u64) -> Done {
-        let object = self.object(number);
-        let word = self.tokens.next(&self.fabric, &self.areas, self.id, own.number).await?;
+        let (object, Session { fabric, node, areas, .. }) = (self.object(number), self.session_of(own));
+        let word = self.tokens.next(fabric, areas, self.id, own.number).await?;
         let mut attempts = 0;
         let before = loop {
-            let mut chain = own.chain.begin(self.areas.key);
+            let mut chain = own.chain.begin(areas.key);
             let taken = chain.also(cas(Mode::Eq, object.lock, &LockWord::FREE, &word));
             let content = chain.then(read(object.at, object.len));
-            self.fabric.run(self.node, &chain, &mut own.reply).await?;
+            fabric.run(*node, &chain, &mut own.reply).await?;
             let found = *own.reply.get(taken).map_err(GuardedError::Refused)?;
             if own.reply.status(taken) == Status::Ok {
-                break Value::of(own.reply.get(content).map_err(GuardedError::Refused)?);
+                break own.reply.get(content).map(Value::of).map_err(GuardedError::Refused);
             }
             attempts += 1;
             if attempts == ATTEMPTS_MAX || self.jobs.is_abandoned(own.number.into()) {
@@ -461,17 +567,35 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         };
         if self.jobs.is_abandoned(own.number.into()) {
             if !mutants::DROPPED_ADD_KEEPS_LOCK.is_on() {
-                self.free(own, &object, word).await?;
+                self.free(own, &object, word).await.inspect_err(|_| self.give_up())?;
             }
             return Err(GuardedError::Busy);
         }
-        let before = before.ok_or(GuardedError::Damaged("torn bytes of an object whose lock is held"))?;
+        // Whatever the error, the lock may still be held, and the client is alive.
+        self.update(own, &object, word, before, tag).await.inspect_err(|_| {
+            if !mutants::REFUSED_UPDATE_KEEPS_LEASE.is_on() {
+                self.give_up();
+            }
+        })
+    }
+
+    /// Adds one to the value `before` of an object whose lock the client holds with `word`, and frees the lock.
+    async fn update(
+        &self,
+        own: &mut Lane,
+        object: &Object,
+        word: LockWord,
+        before: Result<Option<Value>, GuardedError>,
+        tag: u64,
+    ) -> Done {
+        let Session { fabric, node, areas, .. } = self.session_of(own);
+        let before = before?.ok_or(GuardedError::Damaged("torn bytes of an object whose lock is held"))?;
         let after = Value { count: before.count.wrapping_add(1), tag };
         after.write_to(object.len, &mut own.content);
-        own.record.fill(word, &object, &own.content);
-        let mut chain = own.chain.begin(self.areas.key);
-        let freed = own.record.update(&mut chain, &self.areas, &object);
-        self.fabric.run(self.node, &chain, &mut own.reply).await?;
+        own.record.fill(word, object, &own.content);
+        let mut chain = own.chain.begin(areas.key);
+        let freed = own.record.update(&mut chain, areas, object);
+        fabric.run(*node, &chain, &mut own.reply).await?;
         match own.reply.status(freed) {
             Status::Ok => Ok(before),
             Status::CasFailed => Err(GuardedError::Damaged("a lock that was taken from its living owner")),
@@ -481,30 +605,32 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
 
     /// Undoes the taking of a lock.
     async fn free(&self, own: &mut Lane, object: &Object, word: LockWord) -> Result<(), GuardedError> {
-        let mut chain = own.chain.begin(self.areas.key);
+        let Session { fabric, node, areas, .. } = self.session_of(own);
+        let mut chain = own.chain.begin(areas.key);
         let freed = chain.also(cas(Mode::Eq, object.lock, &word, &LockWord::FREE));
-        self.fabric.run(self.node, &chain, &mut own.reply).await?;
+        fabric.run(*node, &chain, &mut own.reply).await?;
         own.reply.get(freed).map(drop).map_err(GuardedError::Refused)
     }
 
     /// Waits a while for the owner of a lock. If the owner's lease has expired, recovers the owner's locks.
     async fn wait_for(&self, own: &mut Lane, object: &Object, word: LockWord) -> Result<(), GuardedError> {
+        let Session { fabric, node, areas, table, .. } = self.session_of(own);
         let owner = word.owner().filter(|owner| owner.number() <= self.spec.ids);
         let owner = owner.ok_or(GuardedError::Damaged("a lock of an id that the store does not have"))?;
         let mut pause = PAUSE_FIRST;
         while pause <= PAUSE_MAX {
-            self.fabric.sleep(pause).await;
+            fabric.sleep(pause).await;
             pause *= 2;
-            let mut chain = own.chain.begin(self.areas.key);
+            let mut chain = own.chain.begin(areas.key);
             let now_held = chain.also(read_as::<LockWord>(object.lock));
-            let entry = chain.also(read_as::<Entry>(self.table.entry(owner)));
-            self.fabric.run(self.node, &chain, &mut own.reply).await.map_err(of_read)?;
+            let entry = chain.also(read_as::<Entry>(table.entry(owner)));
+            fabric.run(*node, &chain, &mut own.reply).await.map_err(of_read)?;
             let now_held = *own.reply.get(now_held).map_err(GuardedError::Refused)?;
             let entry = *own.reply.get(entry).map_err(GuardedError::Refused)?;
             if now_held != word || owner == self.id {
                 return Ok(());
             }
-            let expired = self.observer.borrow_mut().look(owner, entry, self.fabric.now());
+            let expired = self.observer.borrow_mut().look(owner, entry, fabric.now());
             if let Some(expired) = expired {
                 return self.recover(own, expired).await;
             }
@@ -512,29 +638,34 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         Ok(())
     }
 
-    /// Fences a client whose lease has expired, recovers its locks, and frees its id.
-    async fn recover(&self, own: &mut Lane, expired: Expired) -> Result<(), GuardedError> {
-        let fenced = self.leases.fence(expired, &self.store).await?;
-        for first in (0..self.spec.objects).step_by(LOCKS_PER_CHAIN as usize) {
-            let batch = first..(first + LOCKS_PER_CHAIN).min(self.spec.objects);
-            let mut chain = own.chain.begin(self.areas.key);
-            for number in batch.clone() {
-                chain.also(read_as::<LockWord>(self.object(number).lock));
-            }
-            self.fabric.run(self.node, &chain, &mut own.reply).await.map_err(of_read)?;
-            let mut held = [LockWord::FREE; LOCKS_PER_CHAIN as usize];
-            for (index, word) in held.iter_mut().enumerate().take(batch.clone().count()) {
-                let status = own.reply.status_at(index).unwrap_or(Status::Skipped);
-                let bytes = Some(own.reply.output(index)).filter(|_| status == Status::Ok);
-                *word = bytes
-                    .and_then(|bytes| LockWord::read_from_bytes(bytes).ok())
-                    .ok_or(GuardedError::Refused(status))?;
-            }
-            for (number, word) in batch.zip(held) {
-                if word.owner() == Some(fenced.id()) {
-                    self.recover_lock(own, &fenced, &self.object(number), word).await?;
+    /// Watches the leases of all other ids, and recovers the clients whose leases expire.
+    async fn heal_in(&self, own: &mut Lane) -> Result<(), GuardedError> {
+        let fabric = &self.session_of(own).fabric;
+        let mut first = BTreeMap::new();
+        let mut watched: BTreeSet<ClientId> = self.spec.all_ids().filter(|id| *id != self.id).collect();
+        loop {
+            for id in watched.clone() {
+                let entry = self.leases.entry(id).await?;
+                let expired = self.observer.borrow_mut().look(id, entry, fabric.now());
+                if let Some(expired) = expired {
+                    self.recover(own, expired).await?;
+                    watched.remove(&id);
+                } else if entry.nonce().is_none() || *first.entry(id).or_insert(entry) != entry {
+                    watched.remove(&id);
                 }
             }
+            if watched.is_empty() {
+                return Ok(());
+            }
+            fabric.sleep(self.spec.lease() / 4).await;
+        }
+    }
+
+    /// Fences a client whose lease has expired, recovers its locks, and frees its id.
+    async fn recover(&self, own: &mut Lane, expired: Expired) -> Result<(), GuardedError> {
+        let fenced = self.leases.fence(expired, &self.sessions[0].store).await?;
+        for (number, word) in self.locks_of(own, fenced.id()).await? {
+            self.recover_lock(own, &fenced, &self.object(number), word).await?;
         }
         match self.leases.free(fenced.recovered()).await {
             Ok(()) => self.recovered.set(self.recovered.get() + 1),
@@ -542,6 +673,46 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
             Err(error) => return Err(error.into()),
         }
         Ok(())
+    }
+
+    /// Recovers the locks of the dead client whose id this client has taken over.
+    async fn inherit(&self, inherited: &Fenced) -> Result<(), GuardedError> {
+        let mut own = Lane::default();
+        let held = self.locks_of(&mut own, self.id).await?;
+        let records = u64::from(self.spec.lanes) + 1;
+        let needed: BTreeSet<u64> = held.iter().map(|(_, word)| word.token() % records).collect();
+        let spare = (0..=self.spec.lanes).find(|record| !needed.contains(&u64::from(*record)));
+        own.number = spare.ok_or(GuardedError::Damaged("more locks of an id than its client has lanes"))?;
+        for (number, word) in held {
+            self.recover_lock(&mut own, inherited, &self.object(number), word).await?;
+        }
+        self.recovered.set(self.recovered.get() + 1);
+        Ok(())
+    }
+
+    /// Reads all locks. Returns the objects whose locks have this owner, with the locks' words.
+    async fn locks_of(&self, own: &mut Lane, owner: ClientId) -> Result<Vec<(u64, LockWord)>, GuardedError> {
+        let Session { fabric, node, areas, .. } = self.session_of(own);
+        let mut held = Vec::new();
+        for first in (0..self.spec.objects).step_by(LOCKS_PER_CHAIN as usize) {
+            let batch = first..(first + LOCKS_PER_CHAIN).min(self.spec.objects);
+            let mut chain = own.chain.begin(areas.key);
+            for number in batch.clone() {
+                chain.also(read_as::<LockWord>(self.object(number).lock));
+            }
+            fabric.run(*node, &chain, &mut own.reply).await.map_err(of_read)?;
+            for (index, number) in batch.enumerate() {
+                let status = own.reply.status_at(index).unwrap_or(Status::Skipped);
+                let bytes = Some(own.reply.output(index)).filter(|_| status == Status::Ok);
+                let word = bytes
+                    .and_then(|bytes| LockWord::read_from_bytes(bytes).ok())
+                    .ok_or(GuardedError::Refused(status))?;
+                if word.owner() == Some(owner) {
+                    held.push((number, word));
+                }
+            }
+        }
+        Ok(held)
     }
 
     /// Recovers one lock of a fenced client.
@@ -552,12 +723,13 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         object: &Object,
         word: LockWord,
     ) -> Result<(), GuardedError> {
-        let own_word = self.tokens.next(&self.fabric, &self.areas, self.id, own.number).await?;
-        let mut chain = own.chain.begin(self.areas.key);
+        let Session { fabric, node, areas, table, .. } = self.session_of(own);
+        let own_word = self.tokens.next(fabric, areas, self.id, own.number).await?;
+        let mut chain = own.chain.begin(areas.key);
         let now_held = chain.also(read_as::<LockWord>(object.lock));
-        let entry = chain.also(read_as::<Entry>(self.table.entry(fenced.id())));
-        let record = chain.also(read(self.areas.record(word), self.areas.record_len()));
-        self.fabric.run(self.node, &chain, &mut own.reply).await.map_err(of_read)?;
+        let entry = chain.also(read_as::<Entry>(table.entry(fenced.id())));
+        let record = chain.also(read(areas.record(word), areas.record_len()));
+        fabric.run(*node, &chain, &mut own.reply).await.map_err(of_read)?;
         let now_held = *own.reply.get(now_held).map_err(GuardedError::Refused)?;
         let entry = *own.reply.get(entry).map_err(GuardedError::Refused)?;
         let found = own.reply.get(record).map_err(GuardedError::Refused)?;
@@ -568,15 +740,70 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         if recovery == Recovery::Over {
             return Ok(());
         }
-        let mut chain = own.chain.begin(self.areas.key);
-        recovery.chain(&mut chain, &self.areas, object, &own.record);
-        self.fabric.run(self.node, &chain, &mut own.reply).await?;
+        let mut chain = own.chain.begin(areas.key);
+        recovery.chain(&mut chain, areas, object, &own.record);
+        fabric.run(*node, &chain, &mut own.reply).await?;
         match own.reply.verdict() {
             // A failed CAS means that another recoverer was faster.
             Status::Ok | Status::CasFailed | Status::Skipped => Ok(()),
             refused => Err(GuardedError::Refused(refused)),
         }
     }
+}
+
+/// Claims a free id. Clients with different nonces begin at different ids, so that they seldom compete.
+async fn claim<F: Fabric + Clock>(
+    leases: &Leases<F>,
+    spec: &Spec,
+    nonce: NonZeroU64,
+) -> Result<Lease, LeaseError> {
+    leases.claim(nonce, (nonce.get() % u64::from(spec.ids)) as u16).await
+}
+
+/// Claims an id that becomes free, or takes over the id of a client whose lease expires. In the second case, also
+/// returns the proof with which the locks of that client are recovered.
+///
+/// # Errors
+/// [`LeaseError::NoneFree`] if all leases are renewed.
+async fn take_over<F: Fabric + Clock>(
+    leases: &Leases<F>,
+    Session { fabric, store, spec, .. }: &Session<F>,
+    nonce: NonZeroU64,
+) -> Result<(Lease, Option<Fenced>), LeaseError> {
+    let (begun, mut observer) = (fabric.now(), Observer::new(spec.lease()));
+    loop {
+        for id in spec.all_ids() {
+            let entry = leases.entry(id).await?;
+            if entry.nonce().is_none() {
+                match claim(leases, spec, nonce).await {
+                    Err(LeaseError::NoneFree) => continue,
+                    claimed => return claimed.map(|lease| (lease, None)),
+                }
+            }
+            let Some(expired) = observer.look(id, entry, fabric.now()) else { continue };
+            match leases.take_over(leases.fence(expired, store).await?, nonce).await {
+                Err(LeaseError::Lost) => {} // Another client was faster.
+                taken => return taken.map(|(lease, inherited)| (lease, Some(inherited))),
+            }
+        }
+        if fabric.now().saturating_sub(begun) > 2 * spec.lease() {
+            return Err(LeaseError::NoneFree);
+        }
+        fabric.sleep(spec.lease() / 4).await;
+    }
+}
+
+/// Returns the numbers of the ids that are leased, and of the objects whose locks are held, for audits of a store that
+/// no client uses. `load` returns the 8-byte word at an address.
+///
+/// # Errors
+/// [`GuardedError::Damaged`]: the store's parameters are invalid.
+pub fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<(Vec<u16>, Vec<u64>), GuardedError> {
+    let Session { spec, table, .. } = Session::new((), NodeId(0), store)?;
+    let ids = spec.all_ids().filter(|id| load(table.entry(*id).raw()) != 0).map(ClientId::number).collect();
+    let lock = |object: &u64| table.at.plus(spec.objects_offset() + object * spec.object_size()).raw();
+    let locks = (0..spec.objects).filter(|object| load(lock(object)) != 0).collect();
+    Ok((ids, locks))
 }
 
 /// Returns the error of a chain that only reads. Whether or not the chain ran, nothing was changed.
@@ -586,6 +813,67 @@ fn of_read(error: FabricError) -> GuardedError {
 
 /// Node-side half of the guarded objects.
 pub struct GuardedKind;
+
+impl System for GuardedKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "guarded objects";
+    const SUMMARY: &'static str = "add is two chains, read is one";
+    const FAMILY: Family = Family::Objects;
+    // Sessions can be bound over every fabric that has conditional ops, so binding is no capability of its own.
+    const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS;
+    const FOR_TESTS: bool = true;
+    const MUTANTS: &'static [Mutant] = &[
+        lease::mutants::TAKEN_UNFENCED,
+        redo::mutants::RECORD_AFTER_OBJECT,
+        redo::mutants::TAKEN_BEFORE_OWN_RECORD,
+        redo::mutants::FREED_FIRST,
+        redo::mutants::TOKEN_NOT_IN_CHECKSUM,
+        redo::mutants::STALE_RECORD_REDONE,
+        mutants::DROPPED_ADD_KEEPS_LOCK,
+        mutants::REFUSED_UPDATE_KEEPS_LEASE,
+    ];
+    /// The first needs a process that dies between two stores of a record, over the bytes of an older one. The second
+    /// needs a client that loses one of two sessions between two chains.
+    const RARE_MUTANTS: &'static [Mutant] =
+        &[redo::mutants::TOKEN_NOT_IN_CHECKSUM, mutants::REFUSED_UPDATE_KEEPS_LEASE];
+
+    /// A session, because a client also needs a nonce: see [`Guarded::open`].
+    type Client<F: Fabric + Clock> = Session<F>;
+
+    fn parameters(sizing: &Sizing) -> String {
+        serde_json::to_string(&spec_for(sizing)).expect("plain data")
+    }
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
+        let spec = spec_for(sizing);
+        if sizing.value_len > LEN_MAX as usize {
+            return Err(SizingError::Value(LEN_MAX as usize));
+        }
+        if !spec.is_sound() {
+            return Err(SizingError::Items);
+        }
+        Ok(Footprint { slots: spec.objects, table_bytes: spec.table_len(), item_bytes: 0 })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(GuardedKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        _options: &Options,
+    ) -> Result<Session<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        Session::new(fabric, node, store).map_err(|error| StoreError::Gone(error.to_string()))
+    }
+}
+
+/// Parameters of a store of this size, with 16 clients, 4 concurrent operations each, and leases of 50 ms.
+fn spec_for(sizing: &Sizing) -> Spec {
+    let len = u32::try_from(sizing.value_len.next_multiple_of(8)).unwrap_or(u32::MAX).max(CONTENT_MIN);
+    Spec { objects: sizing.items.unwrap_or(1024), len, ids: 16, lanes: 4, lease_us: 50_000 }
+}
 
 impl<M: Memory> Kind<M> for GuardedKind {
     fn name(&self) -> &'static str {

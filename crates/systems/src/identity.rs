@@ -6,8 +6,9 @@
 //! Invariant: only when [`fence`] has succeeded at every node that holds what a lock guards may the lock be taken from
 //! the fenced client.
 
+use crate::ask;
 use farside_remote::control::{Answer, Ask, Store};
-use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, NodeId};
 
 /// A client's number and nonce.
@@ -50,16 +51,9 @@ pub async fn fence<F: Fabric>(
     ask(fabric, node, &Ask::Fence { name: store.name.clone(), id: store.id, nonce }).await
 }
 
-async fn ask<F: Fabric>(fabric: &F, node: NodeId, ask: &Ask) -> Result<(), FabricError> {
-    let request = serde_json::to_vec(ask).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await?;
-    match serde_json::from_slice(&answer) {
-        Ok(Answer::Done) => Ok(()),
-        _ => Err(FabricError::Lost {
-            node,
-            ran: Ran::Unknown,
-            reason: "its answer is not understood: use the same release on both sides".into(),
-        }),
+async fn ask<F: Fabric>(fabric: &F, node: NodeId, request: &Ask) -> Result<(), FabricError> {
+    match ask::ask(fabric, node, request).await? {
+        Some(Answer::Done) => Ok(()),
+        _ => Err(ask::not_understood(node, Ran::Unknown)),
     }
 }

@@ -4,12 +4,13 @@
 //! the client takes, so that others know whose lock it is. If the client dies, its lease stops being renewed.
 //!
 //! ```text
-//! table | entry 16 bytes | x ids          entry i is that of the id i + 1
-//! entry | nonce u64, 0 if free | beat u64
+//! table | entry 32 bytes | x ids          entry i is that of the id i + 1
+//! entry | nonce u64, 0 if free | beat u64 | epoch u64 | reservation u64
 //! ```
 //!
 //! A client claims a free entry by a CAS that writes its nonce, and renews it by a CAS that raises the beat. If a store
-//! is replicated, each member has a table, and a claim or a renewal counts once a majority has it.
+//! is replicated, each member has a table, and a claim or a renewal counts once a majority has it. The epoch and
+//! the reservation are words of their own, see [`crate::epoch`] and [`crate::stamps`].
 //!
 //! Four types lead to a dead client's lock. Each is made from the one before:
 //! 1. [`Observer`] returns [`Expired`] for an entry that it has seen unchanged for the lease's length.
@@ -19,24 +20,33 @@
 //!
 //! Invariant: an observer measures time by its own monotonic clock. No two clocks are compared.
 //! Invariant: a nonce is never reused, and an entry's beat never falls, not even when its id is leased again.
-//! Invariant: an id is leased again only after its last holder was fenced, or had closed its session, and after all
-//! locks with that id are free.
+//! Invariant: an id is leased again only after its last holder was fenced, or had released its lease, and after all
+//! locks with that id are free. Only [`Leases::take_over`] leases an id whose locks are not free: if all ids are leased
+//! by dead clients, a new client takes over the id of one of them, with its locks, and recovers these locks first.
 
+use crate::epoch::Epochs;
 use crate::identity::{self, Identity};
 use crate::quorum::quorum;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
-use farside_remote::{Addr, ChainBuf, Fabric, FabricError, Key, Mode, NodeId, Reply, Status, cas, read_as};
+use farside_remote::leases::{EPOCH_OFFSET, RESERVATION_OFFSET};
+use farside_remote::{
+    Addr, Capabilities, ChainBuf, Fabric, FabricError, Key, Mode, NodeId, Reply, Status, cas, read_as,
+};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::num::NonZeroU64;
 use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
+use zerocopy::big_endian;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Size of an entry in bytes.
-pub const ENTRY_SIZE: u64 = size_of::<Entry>() as u64;
+pub use farside_remote::leases::ENTRY_SIZE;
+
 /// Maximum number of members that hold a table.
 pub const MEMBERS_MAX: usize = 5;
 /// Largest number of tokens of an id.
@@ -104,7 +114,7 @@ impl LockWord {
     }
 }
 
-/// Entry of the table of leases.
+/// The words of an entry that a claim or a renewal changes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -146,6 +156,52 @@ impl Table {
     pub fn entry(&self, id: ClientId) -> Addr {
         self.at.plus(id.index() * ENTRY_SIZE)
     }
+
+    /// Address of an id's epoch.
+    pub fn epoch(&self, id: ClientId) -> Addr {
+        self.entry(id).plus(EPOCH_OFFSET)
+    }
+
+    /// Address of an id's reservation of timestamps.
+    pub fn reservation(&self, id: ClientId) -> Addr {
+        self.entry(id).plus(RESERVATION_OFFSET)
+    }
+
+    /// Raises a big-endian word at this member to `new`, unless it is as high already. A late or repeated request of
+    /// this function never lowers the word. `known` is the value that the caller believes it to have.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: the word may be lower.
+    pub(crate) async fn raise<F: Fabric>(
+        &self,
+        fabric: &F,
+        at: Addr,
+        known: u64,
+        new: u64,
+    ) -> Result<(), LeaseError> {
+        // Without PRISM's modes, a CAS can only compare with the value that this client knows.
+        let is_plain = !fabric.capabilities(self.node).contains(Capabilities::CONDITIONAL_OPS);
+        let (mut found, word) = (big_endian::U64::new(known), big_endian::U64::new(new));
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        loop {
+            let mut chain = buffer.begin(self.key);
+            let raised = chain.also(match is_plain {
+                true => cas(Mode::Eq, at, &found, &word),
+                false => cas(Mode::Lt, at, &word, &word),
+            });
+            fabric.run(self.node, &chain, &mut reply).await?;
+            match reply.status(raised) {
+                Status::Ok => return Ok(()),
+                Status::CasFailed => {
+                    found = *reply.get(raised).map_err(LeaseError::Refused)?;
+                    if found.get() >= new {
+                        return Ok(());
+                    }
+                }
+                refused => return Err(LeaseError::Refused(refused)),
+            }
+        }
+    }
 }
 
 /// A leased id, and the holder's proof of it. Not `Clone`: a client has one.
@@ -185,12 +241,19 @@ impl Expired {
     pub fn nonce(&self) -> NonZeroU64 {
         self.nonce
     }
+
+    /// States that the caller has fenced the client at the only member that has its lease and its locks.
+    pub(crate) fn fenced_at_only_member(self) -> Fenced {
+        Fenced { id: self.id, nonce: self.nonce }
+    }
 }
 
 /// Proof that a client was fenced at every member: no chain of its sessions runs, or will run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fenced {
     id: ClientId,
+    /// Nonce of the entry as long as the locks with this id are those of fenced clients alone: that of the fenced
+    /// client, or that of the client that has taken over its id.
     nonce: NonZeroU64,
 }
 
@@ -259,6 +322,8 @@ pub enum LeaseError {
     Lost,
     /// A member refused a chain with this status.
     Refused(Status),
+    /// An epoch in the table is so high that no client can raise it.
+    Exhausted,
     /// A member did not respond.
     Fabric(FabricError),
 }
@@ -283,6 +348,10 @@ impl std::fmt::Display for LeaseError {
             LeaseError::Refused(status) => {
                 write!(f, "the node refused access to the table of leases ({status}): open the store again")
             }
+            LeaseError::Exhausted => f.write_str(
+                "the epoch of a client id is at its maximum, which no client publishes: someone who holds the store's \
+                 key has overwritten its table of leases; copy the store's data to a new store",
+            ),
             LeaseError::Fabric(error) => error.fmt(f),
         }
     }
@@ -325,13 +394,13 @@ impl<F: Fabric + Clock> Leases<F> {
             if entry.nonce().is_some() {
                 continue;
             }
-            let new = Entry::with(nonce.get(), entry.beat() + 1);
-            match self.swap(id, |found| found.nonce().is_none().then_some(new)).await {
+            let new = Entry::with(nonce.get(), beat_after(entry.beat()));
+            match self.swap_everywhere(id, |found| found.nonce().is_none().then_some(new)).await {
                 Ok(()) => return Ok(Lease { id, nonce, beat: new.beat() }),
                 Err(LeaseError::Lost) => {
                     let free = Entry::with(0, new.beat());
                     let is_mine = |found: Entry| (found.nonce() == Some(nonce)).then_some(free);
-                    match self.swap(id, is_mine).await {
+                    match self.swap_everywhere(id, is_mine).await {
                         Ok(()) | Err(LeaseError::Lost) => {}
                         Err(error) => return Err(error),
                     }
@@ -348,15 +417,82 @@ impl<F: Fabric + Clock> Leases<F> {
     /// [`LeaseError::Lost`] if the entry is no longer this client's. After any other error the lease may or may not be
     /// renewed, and another renewal may follow.
     pub async fn renew(&self, lease: &mut Lease) -> Result<(), LeaseError> {
-        let (nonce, highest) = (lease.nonce, Cell::new(lease.beat));
+        self.renew_with(lease, None).await
+    }
+
+    /// Renews a lease, and publishes an epoch in the same chains.
+    async fn renew_with(&self, lease: &mut Lease, next: Option<(&Epochs<F>, u64)>) -> Result<(), LeaseError> {
+        let (id, nonce, highest) = (lease.id, lease.nonce, Cell::new(lease.beat));
         let raised = |found: Entry| {
             // A renewal whose answer was lost may have raised the beat at some members only.
             highest.set(highest.get().max(found.beat()));
-            (found.nonce() == Some(nonce)).then(|| Entry::with(nonce.get(), highest.get() + 1))
+            (found.nonce() == Some(nonce)).then(|| Entry::with(nonce.get(), beat_after(highest.get())))
         };
-        let renewed = self.swap(lease.id, raised).await;
-        lease.beat = highest.get() + 1;
+        let raised = &raised;
+        let ask = |member: usize| {
+            let table = self.members.get(member)?;
+            Some(async move {
+                match next {
+                    Some((epochs, next)) => epochs.swap_and_publish(member, next, raised).await,
+                    None => self.swap_at(table, id, raised).await,
+                }
+            })
+        };
+        let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
+        let asked = asked.each_mut().map(|asked| asked.as_mut());
+        let renewed = quorum(self.majority(), asked).await.map(drop).map_err(first_error);
+        lease.beat = beat_after(highest.get());
         renewed
+    }
+
+    /// Renews a lease as [`Leases::renew`] does, and publishes the client's next epoch, if it may, in the same chains.
+    /// Then waits at most `patience` for the members that a majority did not need. If they do not answer, the epoch is
+    /// published by a later call.
+    ///
+    /// # Errors
+    /// Those of [`Leases::renew`].
+    pub async fn renew_and_advance(
+        &self,
+        lease: &mut Lease,
+        epochs: &Epochs<F>,
+        patience: Duration,
+    ) -> Result<(), LeaseError> {
+        let next = epochs.next();
+        self.renew_with(lease, next.map(|next| (epochs, next))).await?;
+        if let Some(next) = next {
+            let mut publishing = pin!(epochs.publish(next));
+            let mut patience = pin!(self.fabric.sleep(patience));
+            poll_fn(|cx| match publishing.as_mut().poll(cx) {
+                Poll::Ready(_else_a_later_call_publishes_it) => Poll::Ready(()),
+                Poll::Pending => patience.as_mut().poll(cx),
+            })
+            .await;
+        }
+        Ok(())
+    }
+
+    /// Writes this client's nonce into its entry at all members, also at those that its claim has not reached. The
+    /// caller has bound its sessions at all members: if it was fenced, no later holder's nonce is overwritten.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: a member does not have the nonce.
+    pub(crate) async fn hold(&self, lease: &Lease) -> Result<(), LeaseError> {
+        let (nonce, beat) = (lease.nonce, lease.beat);
+        for table in &self.members {
+            if self.read_at(table, lease.id).await?.nonce() != Some(nonce) {
+                let mine = |found: Entry| Some(Entry::with(nonce.get(), beat_after(found.beat().max(beat))));
+                self.swap_at(table, lease.id, mine).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    pub(crate) fn members(&self) -> &[Table] {
+        &self.members
     }
 
     /// Binds this client's sessions at all members of `store` to the lease's nonce. Precedes the first lock.
@@ -364,8 +500,20 @@ impl<F: Fabric + Clock> Leases<F> {
     /// # Errors
     /// [`LeaseError`]. If the nonce was fenced, the client needs another lease, with another nonce.
     pub async fn bind(&self, lease: &Lease, store: &Store) -> Result<(), LeaseError> {
+        self.bind_each(lease, &[store; MEMBERS_MAX]).await
+    }
+
+    /// Does the same as [`Leases::bind`], with the store's description at each member: nodes draw its id.
+    ///
+    /// # Errors
+    /// Those of [`Leases::bind`].
+    ///
+    /// # Panics
+    /// If there are fewer descriptions than members.
+    pub async fn bind_each(&self, lease: &Lease, stores: &[&Store]) -> Result<(), LeaseError> {
+        assert!(stores.len() >= self.members.len(), "each member is bound");
         let identity = Identity { client: lease.id.number().into(), nonce: lease.nonce.get() };
-        for table in &self.members {
+        for (table, store) in self.members.iter().zip(stores) {
             identity::bind(&self.fabric, table.node, store, identity).await?;
         }
         Ok(())
@@ -377,11 +525,40 @@ impl<F: Fabric + Clock> Leases<F> {
     /// [`LeaseError`]: a member has not fenced the client, so its locks must not be taken. Fencing may be repeated with
     /// another proof.
     pub async fn fence(&self, expired: Expired, store: &Store) -> Result<Fenced, LeaseError> {
+        self.fence_each(expired, &[store; MEMBERS_MAX]).await
+    }
+
+    /// Does the same as [`Leases::fence`], with the store's description at each member: nodes draw its id.
+    ///
+    /// # Errors
+    /// Those of [`Leases::fence`].
+    ///
+    /// # Panics
+    /// If there are fewer descriptions than members.
+    pub async fn fence_each(&self, expired: Expired, stores: &[&Store]) -> Result<Fenced, LeaseError> {
+        assert!(stores.len() >= self.members.len(), "each member is fenced");
         let Expired { id, nonce } = expired;
-        for table in self.members.iter().filter(|_| !mutants::TAKEN_UNFENCED.is_on()) {
+        let members = self.members.iter().zip(stores);
+        for (table, store) in members.filter(|_| !mutants::TAKEN_UNFENCED.is_on()) {
             identity::fence(&self.fabric, table.node, store, nonce.get()).await?;
         }
         Ok(Fenced { id, nonce })
+    }
+
+    /// Takes over the id of a fenced client, together with the locks that the client held. The new holder recovers
+    /// these locks with the returned proof before it takes a lock of its own. If it dies, its locks and the inherited
+    /// ones are recovered together.
+    ///
+    /// # Errors
+    /// [`LeaseError`]; [`LeaseError::Lost`] if another client has freed the id or taken it over.
+    pub async fn take_over(&self, fenced: Fenced, nonce: NonZeroU64) -> Result<(Lease, Fenced), LeaseError> {
+        let (id, beat) = (fenced.id, Cell::new(0));
+        let mine = |found: Entry| {
+            beat.set(beat.get().max(beat_after(found.beat())));
+            (found.nonce() == Some(fenced.nonce)).then(|| Entry::with(nonce.get(), beat.get()))
+        };
+        self.swap_everywhere(id, mine).await?;
+        Ok((Lease { id, nonce, beat: beat.get() }, Fenced { id, nonce }))
     }
 
     /// Gives a lease back. The caller holds no locks, and all its chains have been answered.
@@ -389,7 +566,7 @@ impl<F: Fabric + Clock> Leases<F> {
     /// # Errors
     /// [`LeaseError`]; if the lease was not given back, it expires.
     pub async fn release(&self, lease: Lease) -> Result<(), LeaseError> {
-        self.vacate(lease.id, lease.nonce, lease.beat + 1).await
+        self.vacate(lease.id, lease.nonce, beat_after(lease.beat)).await
     }
 
     /// Frees the id of a client whose locks were all recovered.
@@ -398,12 +575,12 @@ impl<F: Fabric + Clock> Leases<F> {
     /// [`LeaseError`]; [`LeaseError::Lost`] if another client has freed the id.
     pub async fn free(&self, Recovered(fenced): Recovered) -> Result<(), LeaseError> {
         let entry = self.entry(fenced.id).await?;
-        self.vacate(fenced.id, fenced.nonce, entry.beat() + 1).await
+        self.vacate(fenced.id, fenced.nonce, beat_after(entry.beat())).await
     }
 
     async fn vacate(&self, id: ClientId, nonce: NonZeroU64, beat: u64) -> Result<(), LeaseError> {
         let free = Entry::with(0, beat);
-        self.swap(id, |found| (found.nonce() == Some(nonce)).then_some(free)).await
+        self.swap_everywhere(id, |found| (found.nonce() == Some(nonce)).then_some(free)).await
     }
 
     /// Reads an id's entry at a majority of the members. Returns the one with the highest beat.
@@ -419,16 +596,29 @@ impl<F: Fabric + Clock> Leases<F> {
         Ok(entries.max_by_key(Entry::beat).expect("a majority has answered"))
     }
 
-    /// Replaces an id's entry at a majority of the members by what `next` returns for it.
+    /// Replaces an id's entry at a majority of the members by what `next` returns for it. Waits for the answers of all
+    /// members: a dropped request could run later and leave a nonce at one of them, which would wait for its epoch.
     ///
     /// # Errors
     /// [`LeaseError::Lost`] if `next` returned `None` at so many members that no majority is left.
-    async fn swap(&self, id: ClientId, next: impl Fn(Entry) -> Option<Entry>) -> Result<(), LeaseError> {
+    async fn swap_everywhere(
+        &self,
+        id: ClientId,
+        next: impl Fn(Entry) -> Option<Entry>,
+    ) -> Result<(), LeaseError> {
         let next = &next;
-        let ask = |member: usize| self.members.get(member).map(|table| self.swap_at(table, id, next));
+        let ask = |member: usize| {
+            let table = self.members.get(member)?;
+            Some(async move { Ok::<_, Infallible>(self.swap_at(table, id, next).await) })
+        };
         let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
         let asked = asked.each_mut().map(|asked| asked.as_mut());
-        quorum(self.majority(), asked).await.map(drop).map_err(first_error)
+        let Ok(answered) = quorum(self.members.len(), asked).await else { unreachable!("no future fails") };
+        let outcomes = answered.map(|answered| answered.map(|Ok(swapped)| swapped));
+        match outcomes.iter().flatten().filter(|swapped| swapped.is_ok()).count() >= self.majority() {
+            true => Ok(()),
+            false => Err(first_error(outcomes)),
+        }
     }
 
     async fn read_at(&self, table: &Table, id: ClientId) -> Result<Entry, LeaseError> {
@@ -459,6 +649,11 @@ impl<F: Fabric + Clock> Leases<F> {
         }
         Err(LeaseError::Lost)
     }
+}
+
+/// The beat after this one. A client that holds the store's key may have written any beat.
+fn beat_after(beat: u64) -> u64 {
+    beat.saturating_add(1)
 }
 
 /// Returns the error of a quorum that was not reached: [`LeaseError::Lost`] if a member says so, else the first error.

@@ -12,8 +12,12 @@
 #[macro_use]
 pub mod registry;
 
+mod ask;
+pub mod blocks;
+pub mod epoch;
 pub mod guarded;
 mod hash_slots;
+pub mod heal;
 pub mod identity;
 pub mod kv;
 pub mod lease;
@@ -25,5 +29,6 @@ pub mod quorum;
 pub mod raw;
 mod ready;
 pub mod redo;
+pub mod stamps;
 pub mod store;
 pub mod system;

@@ -9,22 +9,29 @@
 //! An aborted member is removed, so a first member that lives and lacks the attempt has aborted it. This is safe: the
 //! first member is prepared before any other, never twice for one attempt, and its answers are in its catalog's record.
 //!
+//! A store of replicas has *configurations*: numbered lists of members. Module `configuration` changes them. The
+//! current configuration is the highest that a member serves or has served. A member that missed it is *behind*.
+//!
 //! Invariant: no key of a member that is not COMMITTED is given to any client.
 //! Invariant: members of two attempts are never in one list.
 //! Invariant: a member that has lost its memory is an error of its own, never a missing store.
 //! Invariant: a member counts as lost only if the node that held it has another memory, or if all nodes have answered.
 
+pub(crate) mod configuration;
+
 use crate::mutants;
 use crate::registry::named;
-use crate::store::{Member, Members, StoreError, fetch};
+use crate::store::{Loss, Member, Members, StoreError, fetch};
 use crate::system::{Nodes, Sizing};
 use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::clock::Clock;
+pub(crate) use farside_remote::control::MemberId;
 use farside_remote::control::{
-    Answer, Ask, Attempt, Decided, Decision, Found, MEMBERS_MAX, MemberId, MemberState, Membership, Store,
+    Answer, Ask, Attempt, Decided, Decision, Found, MEMBERS_MAX, MemberState, Membership, Store,
 };
-use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::fabric::{DEADLINE, Ran};
 use farside_remote::{Fabric, FabricError, NodeId};
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::task::Poll;
@@ -39,42 +46,66 @@ pub struct New {
     pub kind: String,
     /// Size of the whole store.
     pub sizing: Sizing,
-    /// Bytes of memory of the whole store.
+    /// Bytes of memory of the whole store. If the members are replicas, bytes of memory of each.
     pub quota: u64,
-    /// Number of members: the first nodes of the pool.
+    /// Number of members. The name of the store and the memories of the nodes determine which nodes these are, so that
+    /// clients that list the nodes in other orders choose the same.
     pub members: usize,
 }
 
 impl New {
-    /// Share of the quota and of the items that each member gets. A member has space for 4 standard deviations more
-    /// items than the mean, since hashing divides keys unevenly.
+    /// Share of the quota and of the items that each member gets. A replica gets all of both.
     fn share(&self) -> (Sizing, u64) {
-        let count = self.members as u64;
-        if count < 2 {
+        if self.members < 2 || are_replicas(&self.kind) {
             return (self.sizing, self.quota);
         }
-        let uneven = |items: u64| {
-            let mean = items as f64 / count as f64;
-            let deviation = (mean * (1.0 - 1.0 / count as f64)).sqrt();
-            ((mean + 4.0 * deviation).ceil() as u64).min(items)
-        };
-        // Without collisions, each number needs a slot at the member that its hash selects, so at any member.
         let items =
-            self.sizing.items.map(|items| if self.sizing.collision_free { items } else { uneven(items) });
-        let quota = self.quota.div_ceil(count).next_multiple_of(SEGMENT_SIZE);
+            self.sizing.items.map(|items| items_of_member(items, self.members, self.sizing.collision_free));
+        let quota = self.quota.div_ceil(self.members as u64).next_multiple_of(SEGMENT_SIZE);
         (Sizing { items, ..self.sizing }, quota)
     }
 }
 
-/// Outcome of [`settle`] for an unfinished creation or drop.
+/// Number of items for which each of `members` members needs space, in a store of `items` items in all: 4 standard
+/// deviations more than the mean, since hashing divides keys unevenly. If the store is collision-free, each number
+/// needs a slot at the member that its hash selects, so at any member.
+pub fn items_of_member(items: u64, members: usize, is_collision_free: bool) -> u64 {
+    if members < 2 || is_collision_free {
+        return items;
+    }
+    let mean = items as f64 / members as f64;
+    let deviation = (mean * (1.0 - 1.0 / members as f64)).sqrt();
+    ((mean + 4.0 * deviation).ceil() as u64).min(items)
+}
+
+/// What [`settle`] found and did about one store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
     /// Name of the store.
     pub name: String,
-    /// Whether the store exists now. If not, its memory was freed.
-    pub is_committed: bool,
+    /// Number of members that the store was to have; 0 if a node refused to answer.
+    pub members: u32,
+    /// Number of nodes that held a member when it was found.
+    pub held: u32,
+    /// Outcome.
+    pub end: End,
 }
 
+/// Outcome of an unfinished creation or drop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The creation was completed: the store exists.
+    Created,
+    /// The creation was aborted, and its memory was freed.
+    Aborted,
+    /// The drop was completed, and its memory was freed.
+    Dropped,
+    /// The store was left as it is, for this reason.
+    Left(StoreError),
+}
+
+/// Largest number of replicas of a store.
+pub const REPLICAS_MAX: usize = 5;
 /// Number of times that a function looks at the pool's nodes before it reports that another client interferes.
 const ROUNDS: u32 = 6;
 /// Pause after the first look. Each further pause is twice as long.
@@ -93,21 +124,31 @@ pub async fn open<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Resu
         return Ok(Members::one(NodeId(0), fetch(fabric, NodeId(0), name).await?));
     }
     let mut error = StoreError::BeingCreated { name: name.to_owned() };
-    for round in 0..ROUNDS {
+    let (until, mut rounds) = (fabric.now() + DEADLINE, 0..ROUNDS);
+    while let Some(round) = rounds.next() {
         if round > 0 {
             fabric.sleep(PAUSE * (1 << round)).await;
         }
         let survey = Survey::of(fabric, nodes, name).await?;
         match survey.settle(fabric, Unfinished::Commit).await? {
-            Standing::Here(group) => match group.opened(fabric, &survey).await? {
-                Ok(members) => return Ok(members),
-                Err(changed) => error = changed,
+            Standing::Here(group) => match group.opened(fabric, &survey).await {
+                Ok(Ok(members)) => return Ok(members),
+                Ok(Err(changed)) => error = changed,
+                // No member serves the store until the replacement is complete.
+                Err(being_replaced @ StoreError::BeingReplaced { .. }) => {
+                    error = being_replaced;
+                    if fabric.now() < until {
+                        rounds = ROUNDS - 1..ROUNDS;
+                    }
+                }
+                Err(other) => return Err(other),
             },
             Standing::Alone(node) => {
+                let session = fabric.session_number(node);
                 let store = fetch(fabric, node, name).await?;
                 // The store may have been dropped, and one with several members created, since the survey.
                 if store.membership.is_none() {
-                    return Ok(Members::one(node, store));
+                    return Ok(Members::granted(node, session, store));
                 }
             }
             Standing::Absent => return Err(survey.absent()),
@@ -118,7 +159,7 @@ pub async fn open<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Resu
     Err(error)
 }
 
-/// Creates a store over the first [`New::members`] nodes of a pool of `nodes` nodes. `attempt` is random. Returns the
+/// Creates a store over [`New::members`] nodes of a pool of `nodes` nodes. `attempt` is random. Returns the
 /// nodes and the descriptions of the members, without their keys. A member is missing from this list if its node did
 /// not answer, and another client has committed the store. Aborts unfinished attempts of the same name.
 ///
@@ -131,8 +172,32 @@ pub async fn create<F: Fabric + Clock>(
     new: &New,
     attempt: Attempt,
 ) -> Result<Vec<(NodeId, Store)>, StoreError> {
+    create_at(fabric, nodes, new, Placement { name: &new.name, skip: 0 }, attempt).await
+}
+
+/// Nodes on which a store lies: those that rank first for a name, without the first `skip` ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement<'a> {
+    /// Name for which the nodes are ranked. The stores of a volume are ranked for the same name, so that each lies on
+    /// nodes of its own.
+    pub name: &'a str,
+    /// Number of nodes to leave out.
+    pub skip: usize,
+}
+
+/// Creates a store as [`create`] does, on these nodes.
+///
+/// # Errors
+/// Those of [`create`].
+pub async fn create_at<F: Fabric + Clock>(
+    fabric: &F,
+    nodes: u32,
+    new: &New,
+    at: Placement<'_>,
+    attempt: Attempt,
+) -> Result<Vec<(NodeId, Store)>, StoreError> {
     let New { name, kind, members, .. } = new;
-    check_distribution(new, nodes)?;
+    check_distribution(new, nodes.saturating_sub(at.skip as u32))?;
     let (sizing, quota) = new.share();
     // The node refuses a kind that this release does not know, whatever its parameters.
     let parameters = named(kind).map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
@@ -145,18 +210,13 @@ pub async fn create<F: Fabric + Clock>(
         };
     }
     let survey = free_name(fabric, nodes, &name).await?;
-    let chosen: Vec<NodeId> = (0..*members as u32).map(NodeId).collect();
+    let ids = survey.chosen(*members, at)?;
+    let chosen: Vec<NodeId> = ids.iter().map(|id| NodeId(id.node)).collect();
     if let [node] = chosen[..] {
         return match ask(fabric, node, &Ask::CreateStore { name, kind, parameters, quota }).await? {
             Answer::Store(store) => Ok(vec![(node, store)]),
             _ => Err(not_understood(node)),
         };
-    }
-    let mut ids = Vec::new();
-    for node in &chosen {
-        let found =
-            survey.found[node.0 as usize].as_ref().map_err(|error| StoreError::Fabric(error.clone()))?;
-        ids.push(MemberId { node: node.0, incarnation: found.incarnation });
     }
     let (state, configuration) = (MemberState::Prepared, 1);
     let prepare = |index: u32| {
@@ -223,6 +283,16 @@ pub async fn create<F: Fabric + Clock>(
     Ok(described.filter_map(|(node, store)| Some((node, committed(store.ok()?)))).collect())
 }
 
+/// What a drop does if the node of the first member, which decides, does not answer or is not in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithoutFirst {
+    /// Changes nothing.
+    Refuse,
+    /// Drops the other members, because that node is gone for good. If it comes back, the store has lost the memory of
+    /// the others.
+    Forget,
+}
+
 /// Drops the store called `name`, or aborts its creation. Returns the nodes that hold members and did not answer: their
 /// memory is freed when a client next meets them.
 ///
@@ -233,6 +303,7 @@ pub async fn drop_store<F: Fabric + Clock>(
     fabric: &F,
     nodes: u32,
     name: &str,
+    without_first: WithoutFirst,
 ) -> Result<Vec<NodeId>, StoreError> {
     if nodes == 1 {
         let found = Survey::of(fabric, nodes, name).await?;
@@ -248,8 +319,12 @@ pub async fn drop_store<F: Fabric + Clock>(
         }
         let survey = Survey::of(fabric, nodes, name).await?;
         was_unfinished |= !survey.groups.is_empty();
-        match survey.settle(fabric, Unfinished::Abort).await? {
-            Standing::Here(group) => return group.dropped(fabric, &survey).await,
+        let unfinished = match without_first {
+            WithoutFirst::Refuse => Unfinished::Abort,
+            WithoutFirst::Forget => Unfinished::Forget,
+        };
+        match survey.settle(fabric, unfinished).await? {
+            Standing::Here(group) => return group.dropped(fabric, &survey, without_first).await,
             Standing::Alone(node) => {
                 ask(fabric, node, &Ask::DropStore { name: name.to_owned() }).await?;
                 return Ok(Vec::new());
@@ -262,54 +337,104 @@ pub async fn drop_store<F: Fabric + Clock>(
     Err(StoreError::BeingCreated { name: name.to_owned() })
 }
 
-/// Completes every unfinished creation and drop in a pool of `nodes` nodes. Returns what it completed. An attempt that
-/// cannot be decided now, since its first member does not answer or has lost its memory, is left as it is.
+/// Lists the names of the stores in a pool of `nodes` nodes, sorted, and the nodes that did not answer.
 ///
 /// # Errors
 /// No node has answered.
-pub async fn settle<F: Fabric + Clock>(fabric: &F, nodes: u32) -> Result<Vec<Settled>, StoreError> {
-    let listed = all((0..nodes).map(|node| async move {
-        match ask(fabric, NodeId(node), &Ask::ListStores).await? {
-            Answer::Stores(stores) => Ok(stores),
-            _ => Err(not_understood(NodeId(node))),
+pub async fn names<F: Fabric + Clock>(
+    fabric: &F,
+    nodes: u32,
+) -> Result<(BTreeSet<String>, Vec<(NodeId, StoreError)>), StoreError> {
+    let listed = all((0..nodes).map(NodeId).map(|node| async move {
+        match ask(fabric, node, &Ask::ListStores).await {
+            Ok(Answer::Stores(stores)) => Ok(stores),
+            Ok(_) => Err((node, not_understood(node))),
+            Err(error) => Err((node, error)),
         }
     }))
     .await;
-    if listed.iter().all(Result::is_err) {
-        return Err(listed.into_iter().find_map(Result::err).unwrap_or_else(|| not_understood(NodeId(0))));
-    }
-    let stores = listed.into_iter().flatten().flatten();
-    let names: BTreeSet<String> =
-        stores.filter(|store| store.membership.is_some()).map(|store| store.name).collect();
-    let mut settled = Vec::new();
-    for name in names {
-        let mut was_unfinished = false;
-        for round in 0..ROUNDS {
-            if round > 0 {
-                fabric.sleep(PAUSE * (1 << round)).await;
-            }
-            let survey = match Survey::of(fabric, nodes, &name).await {
-                Ok(survey) => survey,
-                Err(error @ StoreError::Fabric(_)) => return Err(error),
-                // A node refuses to answer about this name.
-                Err(_) => break,
-            };
-            match survey.settle(fabric, Unfinished::Decide).await {
-                Ok(Standing::Changed) => was_unfinished = true,
-                Ok(Standing::Undecided) => {}
-                Ok(Standing::Here(_) | Standing::Alone(_)) if was_unfinished => {
-                    settled.push(Settled { name, is_committed: true });
-                    break;
-                }
-                Ok(Standing::Absent) if was_unfinished => {
-                    settled.push(Settled { name, is_committed: false });
-                    break;
-                }
-                _ => break,
-            }
+    let (mut names, mut silent) = (BTreeSet::new(), Vec::new());
+    for answer in listed {
+        match answer {
+            Ok(stores) => names.extend(stores.into_iter().map(|store| store.name)),
+            Err(unanswered) => silent.push(unanswered),
         }
     }
-    Ok(settled)
+    match silent.first() {
+        Some((_, error)) if silent.len() == nodes as usize => Err(error.clone()),
+        _ => Ok((names, silent)),
+    }
+}
+
+/// Completes the unfinished creations and drops of the store called `name` in a pool of `nodes` nodes. Returns what it
+/// did; `None` if nothing was unfinished. An attempt that cannot be decided now, since its first member does not answer
+/// or has lost its memory, or since the pool lacks one of its nodes, is left as it is.
+///
+/// An attempt that is PREPARED at some members only may belong to a client that is still creating the store. It is
+/// aborted if it is the same after `patience`.
+pub async fn settle<F: Fabric + Clock>(
+    fabric: &F,
+    nodes: u32,
+    name: &str,
+    patience: Duration,
+) -> Option<Settled> {
+    let mut settled = Settled { name: name.to_owned(), members: 0, held: 0, end: End::Aborted };
+    let left = |settled, error| Some(Settled { end: End::Left(error), ..settled });
+    let (mut attempt, mut was_committed) = (None, false);
+    let (mut was_unfinished, mut is_undecided) = (false, false);
+    let mut waited_for = BTreeSet::new();
+    for round in 0..ROUNDS {
+        if round > 0 {
+            fabric.sleep(PAUSE * (1 << round)).await;
+        }
+        let mut survey = match Survey::of(fabric, nodes, name).await {
+            Ok(survey) => survey,
+            Err(error) => return left(settled, error),
+        };
+        let news = |survey: &Survey, waited_for: &BTreeSet<Attempt>| {
+            let half_prepared = survey.groups.iter().filter(|group| group.is_half_prepared());
+            half_prepared.map(|group| group.attempt).find(|attempt| !waited_for.contains(attempt))
+        };
+        if !patience.is_zero()
+            && let Some(new) = news(&survey, &waited_for)
+        {
+            waited_for.insert(new);
+            fabric.sleep(patience).await;
+            survey = match Survey::of(fabric, nodes, name).await {
+                Ok(survey) => survey,
+                Err(error) => return left(settled, error),
+            };
+            if news(&survey, &waited_for).is_some() {
+                is_undecided = true;
+                continue;
+            }
+        }
+        if !was_unfinished && let Some(group) = survey.groups.iter().find(|group| group.is_unfinished()) {
+            attempt = Some(group.attempt);
+            settled.members = group.places.len() as u32;
+            settled.held = group.states().count() as u32;
+            was_committed = group.has_committed();
+        }
+        let standing = survey.settle(fabric, Unfinished::Decide).await;
+        is_undecided = matches!(standing, Ok(Standing::Undecided));
+        match standing {
+            Ok(Standing::Changed) => was_unfinished = true,
+            Ok(Standing::Undecided) => {}
+            Ok(standing) if was_unfinished => {
+                let is_there = survey.groups.iter().any(|group| Some(group.attempt) == attempt);
+                settled.end = match standing {
+                    Standing::Here(_) if is_there => End::Created,
+                    _ if was_committed => End::Dropped,
+                    _ => End::Aborted,
+                };
+                return Some(settled);
+            }
+            Ok(_) => return None,
+            Err(error) => return left(settled, error),
+        }
+    }
+    let error = StoreError::BeingCreated { name: name.to_owned() };
+    if was_unfinished || is_undecided { left(settled, error) } else { None }
 }
 
 /// Fetches the description of one member of an open store again, since its node did not answer before, or its part of
@@ -324,46 +449,146 @@ pub(crate) async fn fetch_member<F: Fabric>(
 ) -> Result<Members, StoreError> {
     let (mut node, is_guess) = match &members.list()[index] {
         Member { store: Err(lost @ StoreError::MemoryLost { .. }), .. } => return Err(lost.clone()),
-        Member { node, store } => (*node, store.is_err()),
+        Member { node, store, .. } => (*node, store.is_err()),
     };
     let Store { name, membership, .. } = members.store();
     let Some(of) = membership else {
-        return Ok(Members::one(node, fetch(fabric, node, name).await?));
+        let session = fabric.session_number(node);
+        let store = fetch(fabric, node, name).await?;
+        let is_same = store.identity() == members.store().identity();
+        return if is_same {
+            Ok(Members::granted(node, session, store))
+        } else {
+            Err(StoreError::another(&store))
+        };
     };
-    let lost = |node| StoreError::MemoryLost { name: name.clone(), member: index as u32, node };
+    let lost = |node| {
+        let loss = Loss::of_one(&members.store().kind);
+        StoreError::MemoryLost { name: name.clone(), member: index as u32, node, loss }
+    };
     let dropped = || StoreError::Gone(format!("store '{name}' was dropped: open another"));
     let is_same = |store: &Store| {
         let own = store.membership.as_ref();
         own.is_some_and(|own| {
-            own.attempt == of.attempt && own.members == of.members && own.index as usize == index
+            own.attempt == of.attempt
+                && own.configuration == of.configuration
+                && own.members == of.members
+                && own.index as usize == index
         })
     };
+    let are_replicas = are_replicas(&members.store().kind);
     let incarnation = of.members[index].incarnation;
-    let mut found = find(fabric, node, name).await?;
-    if found.incarnation != incarnation && is_guess {
-        // The node did not answer when the store was opened, so it may be another one than the member's.
+    let mut found = find(fabric, node, name).await;
+    if is_guess && found.as_ref().map_or(true, |found| found.incarnation != incarnation) {
+        // The node did not answer when the store was opened, so it may be another one than the member's. If it does not
+        // answer now, the member's own node may.
         let survey = Survey::ask(fabric, members.nodes(), name).await?;
+        if are_replicas && let Some(left) = survey.left(of) {
+            return Err(left);
+        }
         let group = survey.group(of);
         match group.places[index] {
-            Place::Holds(holder, _) => node = holder,
+            Place::Holds(holder, _) | Place::Behind(holder) => node = holder,
             Place::Lacks(_) => return Err(dropped()),
             Place::Silent(silent) => return Err(group.silent(&survey, silent)),
             Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Err(dropped()),
-            Place::Lost(node) => return Err(lost(node)),
+            Place::Lost(node) => return Err(group.lost(&survey, index, node)),
             Place::Elsewhere => return Err(group.too_few(&survey)),
         }
-        found = find(fabric, node, name).await?;
+        found = find(fabric, node, name).await;
     }
+    let found = found?;
     if found.incarnation != incarnation && !mutants::WIPED_MEMBER_ABSENT.is_on() {
+        // A member that was lost may have been replaced since, and others after it.
+        if are_replicas
+            && let Some(left) = Survey::ask_for_next(fabric, members.nodes(), name, of).await?.left(of)
+        {
+            return Err(left);
+        }
         return Err(lost(node));
     }
-    let held = found.store.filter(is_same).ok_or_else(dropped)?;
+    let held = match found.store.filter(|store| store.identity() == of.attempt) {
+        Some(held) if is_same(&held) && !matches!(state_of(&held), Some(MemberState::Revoked)) => held,
+        other if are_replicas => {
+            let is_below = |held: &Store| {
+                held.membership.as_ref().is_some_and(|held| held.configuration < of.configuration)
+            };
+            // The members of the current configuration know whether this one is over.
+            let survey = Survey::ask_for_next(fabric, members.nodes(), name, of).await?;
+            let being_replaced = || StoreError::BeingReplaced { name: name.clone() };
+            return Err(match (survey.left(of), other) {
+                (Some(left), _) => left,
+                (None, Some(held)) if is_same(&held) || is_below(&held) => being_replaced(),
+                (None, _) => dropped(),
+            });
+        }
+        _ => return Err(dropped()),
+    };
     if held.is_prepared() {
         let decision = Decision::Commit;
         ask(fabric, node, &Ask::Decide { name: name.clone(), attempt: of.attempt, decision }).await?;
     }
-    let store = fetch(fabric, node, name).await?;
-    if is_same(&store) { Ok(Members::part(node, store)) } else { Err(dropped()) }
+    let session = fabric.session_number(node);
+    match fetch(fabric, node, name).await {
+        Ok(store) if is_same(&store) => Ok(Members::part(node, session, store)),
+        // The member's configuration may have ended since it was found: look again.
+        Ok(_) | Err(StoreError::Gone(_)) if are_replicas => {
+            Err(StoreError::BeingReplaced { name: name.clone() })
+        }
+        Ok(_) => Err(dropped()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Describes the members of a store of replicas, without their keys: no member may give clients one.
+///
+/// # Errors
+/// [`StoreError`]: no member was found.
+pub(crate) async fn describe<F: Fabric>(fabric: &F, nodes: u32, name: &str) -> Result<Members, StoreError> {
+    let survey = Survey::ask(fabric, nodes, name).await?;
+    let of = survey.memberships().max_by_key(|of| (of.state != MemberState::Joining, of.configuration));
+    let Some(of) = of else { return Err(survey.absent()) };
+    let group = survey.group(of);
+    let described = group.places.iter().enumerate().map(|(index, place)| {
+        let found = place.holder().and_then(|node| survey.found.get(node.0 as usize)?.as_ref().ok());
+        let (node, store) = match (place, found.and_then(|found| found.store.clone())) {
+            (Place::Holds(node, _), Some(store)) => (*node, Ok(store)),
+            (Place::Silent(node), _) => (*node, Err(group.silent(&survey, *node))),
+            (Place::Lost(node) | Place::Lacks(node), _) => (*node, Err(group.lost(&survey, index, *node))),
+            (Place::Holds(node, _) | Place::Behind(node), _) => {
+                (*node, Err(StoreError::BeingReplaced { name: name.to_owned() }))
+            }
+            (Place::Elsewhere, _) => (NodeId(0), Err(group.too_few(&survey))),
+        };
+        Member { node, session: 0, store }
+    });
+    Members::of(described.collect(), nodes)
+}
+
+/// Opens the store that `members` describe again, in its current configuration. Returns `None` if that is the one of
+/// `members`.
+///
+/// # Errors
+/// [`StoreError`].
+pub(crate) async fn reopen<F: Fabric + Clock>(
+    fabric: &F,
+    members: &Members,
+) -> Result<Option<Members>, StoreError> {
+    let Store { name, membership: Some(of), .. } = members.store() else { return Ok(None) };
+    let survey = Survey::ask_for_next(fabric, members.nodes(), name, of).await?;
+    if survey.left(of).is_none() {
+        return Ok(None);
+    }
+    survey.group(of).opened(fabric, &survey).await?.map(Some)
+}
+
+/// Whether the members of stores of this kind are replicas.
+fn are_replicas(kind: &str) -> bool {
+    named(kind).is_some_and(|system| system.nodes == Nodes::Replicas)
+}
+
+fn state_of(store: &Store) -> Option<MemberState> {
+    store.membership.as_ref().map(|membership| membership.state)
 }
 
 /// # Errors
@@ -377,7 +602,14 @@ fn check_distribution(new: &New, nodes: u32) -> Result<(), StoreError> {
             (nodes as usize).min(MEMBERS_MAX)
         )));
     }
-    if *members > 1 && named(kind).is_some_and(|system| system.nodes == Nodes::One) {
+    let distribution = named(kind).map(|system| system.nodes);
+    if distribution == Some(Nodes::Replicas) && (*members % 2 == 0 || *members > REPLICAS_MAX) {
+        return Err(StoreError::Gone(format!(
+            "a {kind} store has an odd number of replicas, at most {REPLICAS_MAX}, and not {members}: create it with \
+             --members 3, which survives the loss of one"
+        )));
+    }
+    if *members > 1 && distribution == Some(Nodes::One) {
         return Err(StoreError::Gone(format!(
             "a {kind} store lies on one node, and the pool has {nodes}: create it with --members 1, or on a pool of \
              one node"
@@ -415,6 +647,8 @@ enum Unfinished {
     Decide,
     /// Aborts the attempt.
     Abort,
+    /// Aborts the attempt, also if the first member's node does not answer or is not in the pool.
+    Forget,
 }
 
 /// What a pool has under a name.
@@ -443,16 +677,26 @@ struct Survey {
 /// Members of one attempt that were found.
 struct Group {
     attempt: Attempt,
+    /// The current configuration, and its members.
+    configuration: u64,
     members: Vec<MemberId>,
     /// Node and state of each member, by index.
     places: Vec<Place>,
+    /// Nodes with other members of the attempt, which were replaced or have not joined.
+    others: Vec<(NodeId, Membership)>,
+    /// All nodes with members of the attempt, and what they hold.
+    held: Vec<(NodeId, Membership)>,
+    /// Whether the members are replicas, which may be replaced.
+    are_replicas: bool,
 }
 
 /// What is known about a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     /// The node holds the member in this state.
     Holds(NodeId, MemberState),
+    /// The node holds the member, which does not serve the current configuration yet.
+    Behind(NodeId),
     /// The node's memory is that of the member, and it lacks the attempt.
     Lacks(NodeId),
     /// The node that probably holds the member did not answer.
@@ -466,7 +710,7 @@ enum Place {
 impl Place {
     fn holder(&self) -> Option<NodeId> {
         match self {
-            Place::Holds(node, _) => Some(*node),
+            Place::Holds(node, _) | Place::Behind(node) => Some(*node),
             _ => None,
         }
     }
@@ -486,14 +730,59 @@ impl Survey {
     }
 
     async fn ask<F: Fabric>(fabric: &F, nodes: u32, name: &str) -> Result<Survey, StoreError> {
+        Survey::ask_until(fabric, nodes, name, |_| false).await
+    }
+
+    /// Asks all nodes about a member of a configuration, until a majority of the members of a higher one have answered
+    /// that they serve it. A node that does not answer then delays no client.
+    async fn ask_for_next<F: Fabric>(
+        fabric: &F,
+        nodes: u32,
+        name: &str,
+        of: &Membership,
+    ) -> Result<Survey, StoreError> {
+        let serving = |answer: &Result<Answer, FabricError>| match answer {
+            Ok(Answer::Found(Found { store: Some(store), .. })) => {
+                store.membership.as_ref().is_some_and(|found| {
+                    found.attempt == of.attempt
+                        && found.configuration > of.configuration
+                        && found.state == MemberState::Committed
+                })
+            }
+            _ => false,
+        };
+        let majority = of.members.len() / 2 + 1;
+        Survey::ask_until(fabric, nodes, name, |answers| {
+            answers.iter().flatten().filter(|answer| serving(answer)).count() >= majority
+        })
+        .await
+    }
+
+    async fn ask_until<F: Fabric>(
+        fabric: &F,
+        nodes: u32,
+        name: &str,
+        is_enough: impl Fn(&[Option<Result<Answer, FabricError>>]) -> bool,
+    ) -> Result<Survey, StoreError> {
         let request = Ask::FindStore { name: name.to_owned() };
-        let answers = all((0..nodes).map(|node| raw_ask(fabric, NodeId(node), &request))).await;
+        let asked = (0..nodes).map(|node| raw_ask(fabric, NodeId(node), &request));
+        let unanswered = |node| FabricError::Lost {
+            node,
+            ran: Ran::No,
+            reason: "its answer was not awaited, since enough others have answered".into(),
+        };
+        let answers = wait_for(asked, is_enough).await.into_iter().zip((0..).map(NodeId));
+        let answers = answers.map(|(answer, node)| answer.unwrap_or_else(|| Err(unanswered(node))));
         let mut survey =
             Survey { name: name.to_owned(), found: Vec::new(), groups: Vec::new(), is_moving: false };
         for (node, answer) in (0..).map(NodeId).zip(answers) {
-            let found = match understood(node, name, answer) {
-                Err(StoreError::Fabric(error)) => Err(error.map_ran(|_| Ran::No)),
-                understood => Ok(understood?),
+            let found = match answer {
+                // The token of this client may give it the store on other nodes only.
+                Err(refused @ FabricError::Refused(_)) => Err(refused),
+                answer => match understood(node, name, answer) {
+                    Err(StoreError::Fabric(error)) => Err(error.map_ran(|_| Ran::No)),
+                    understood => Ok(understood?),
+                },
             };
             survey.found.push(found);
         }
@@ -511,7 +800,13 @@ impl Survey {
         for (node, found) in (0..).map(NodeId).zip(&survey.found) {
             let store = found.as_ref().ok().and_then(|found| found.store.as_ref());
             let Some(membership) = store.and_then(|store| store.membership.as_ref()) else { continue };
-            if *lists.entry(membership.attempt).or_insert(&membership.members) != &membership.members {
+            // Several recoverers may have chosen different newcomers.
+            if membership.state == MemberState::Joining {
+                continue;
+            }
+            if *lists.entry((membership.attempt, membership.configuration)).or_insert(&membership.members)
+                != &membership.members
+            {
                 return Err(not_understood(node));
             }
         }
@@ -527,30 +822,80 @@ impl Survey {
         let mut groups: Vec<Group> = Vec::new();
         let mut is_moving = false;
         for membership in self.memberships() {
-            if groups.iter().any(|group| group.is(membership)) {
+            if groups.iter().any(|group| group.attempt == membership.attempt) {
                 continue;
             }
             let group = self.group(membership);
             let is_lacking = group.places.iter().any(|place| matches!(place, Place::Lacks(_)));
-            let is_committed = group.states().any(|state| state == MemberState::Committed);
+            let is_committed = group.has_committed();
             let is_seen = before.is_none_or(|before| {
                 before
                     .memberships()
-                    .any(|seen| group.is(seen) && (!is_committed || seen.state == MemberState::Committed))
+                    .any(|seen| group.is(seen) && (!is_committed || seen.state != MemberState::Prepared))
             });
-            is_moving |= is_lacking && !is_seen;
+            // A replaced member is dropped, and others may have answered before it was replaced. If they have answered
+            // after its absence was seen, it was not replaced.
+            let was_lacking = || {
+                let before = before.map(|before| before.group(membership).places);
+                let before = before.as_ref().unwrap_or(&group.places);
+                let lacks = |place: &Place| matches!(place, Place::Lacks(_));
+                group.places.iter().zip(before).all(|(now, before)| !lacks(now) || lacks(before))
+            };
+            let may_be_replaced = group.are_replicas && group.is_begun() && !was_lacking();
+            is_moving |= is_lacking && (!is_seen || may_be_replaced);
             groups.push(group);
         }
         (self.groups, self.is_moving) = (groups, is_moving);
         self
     }
 
+    /// Chooses `members` nodes for a new store: those with the largest hashes of the placement's name and of their
+    /// memory's incarnation, after the ones to skip, in the order of the pool.
+    ///
+    /// # Errors
+    /// A node has not answered.
+    fn chosen(&self, members: usize, at: Placement<'_>) -> Result<Vec<MemberId>, StoreError> {
+        let mut ids = Vec::new();
+        for (node, found) in (0..).zip(&self.found) {
+            let found = found.as_ref().map_err(|error| StoreError::Fabric(error.clone()))?;
+            ids.push(MemberId { node, incarnation: found.incarnation });
+        }
+        let hash =
+            |id: &MemberId| rapidhash_v3_seeded(at.name.as_bytes(), &RapidSecrets::seed(id.incarnation));
+        ids.sort_by_key(|id| std::cmp::Reverse(hash(id)));
+        ids.drain(..at.skip.min(ids.len()));
+        ids.truncate(members);
+        ids.sort_by_key(|id| id.node);
+        Ok(ids)
+    }
+
     fn memberships(&self) -> impl Iterator<Item = &Membership> {
         self.found.iter().flatten().filter_map(|found| found.store.as_ref()?.membership.as_ref())
     }
 
-    /// Finds the places of all members of an attempt.
+    /// The membership of this attempt with the highest configuration that a member serves or has served. If only
+    /// members were found that join one, that of such a member.
+    fn current(&self, attempt: Attempt) -> Option<&Membership> {
+        let of_attempt = self.memberships().filter(|membership| membership.attempt == attempt);
+        of_attempt.max_by_key(|of| (of.state != MemberState::Joining, of.configuration))
+    }
+
+    /// Returns an error if the configuration of `of` is over; or if a node that did not answer may know a higher one,
+    /// and no node that answered knows this one.
+    fn left(&self, of: &Membership) -> Option<StoreError> {
+        let current = self.current(of.attempt).filter(|current| current.state != MemberState::Joining);
+        match current {
+            Some(current) if current.configuration > of.configuration => {
+                Some(StoreError::Replaced { name: self.name.clone() })
+            }
+            Some(_) => None,
+            None => self.found.iter().find_map(|found| found.as_ref().err()).cloned().map(StoreError::Fabric),
+        }
+    }
+
+    /// Finds the places of all members of the current configuration of an attempt, or of `of` if none was found.
     fn group(&self, of: &Membership) -> Group {
+        let of = self.current(of.attempt).unwrap_or(of);
         let nodes = || (0..).map(NodeId).zip(&self.found);
         let is_member = |found: &Found| of.members.iter().any(|id| id.incarnation == found.incarnation);
         let place = |id: &MemberId| {
@@ -563,9 +908,15 @@ impl Survey {
             });
             if let Some((node, found)) = own {
                 let held = found.store.as_ref().and_then(|store| store.membership.as_ref());
-                let is_held = |held: &&Membership| held.attempt == of.attempt && held.members == of.members;
-                return match held.filter(is_held) {
-                    Some(held) => Place::Holds(node, held.state),
+                let is_of = |held: &&Membership| {
+                    let is_served = held.state != MemberState::Joining;
+                    let is_another = held.configuration == of.configuration && held.members != of.members;
+                    held.attempt == of.attempt && !(is_served && is_another)
+                };
+                return match held.filter(is_of) {
+                    Some(held) if held.state == MemberState::Joining => Place::Behind(node),
+                    Some(held) if held.configuration == of.configuration => Place::Holds(node, held.state),
+                    Some(_) => Place::Behind(node),
                     None => Place::Lacks(node),
                 };
             }
@@ -581,7 +932,25 @@ impl Survey {
             other.map_or(Place::Elsewhere, |(node, _)| Place::Lost(*node))
         };
         let places = of.members.iter().map(place).collect();
-        Group { attempt: of.attempt, members: of.members.clone(), places }
+        let of_attempt = |store: &&Store| {
+            store.membership.as_ref().is_some_and(|membership| membership.attempt == of.attempt)
+        };
+        let held = |found: &Found| found.store.as_ref().filter(of_attempt)?.membership.clone();
+        let others = nodes().filter_map(|(node, found)| {
+            let found = found.as_ref().ok().filter(|found| !is_member(found))?;
+            Some((node, held(found)?))
+        });
+        let mut stores = self.found.iter().flatten().filter_map(|found| found.store.as_ref());
+        let are_replicas = stores.find(of_attempt).is_some_and(|store| are_replicas(&store.kind));
+        Group {
+            attempt: of.attempt,
+            configuration: of.configuration,
+            members: of.members.clone(),
+            places,
+            others: others.collect(),
+            held: nodes().filter_map(|(node, found)| Some((node, held(found.as_ref().ok()?)?))).collect(),
+            are_replicas,
+        }
     }
 
     /// Decides on unfinished attempts as `unfinished` says, and tells members of decisions that they missed.
@@ -629,6 +998,7 @@ impl Survey {
     /// Error for a name that no node has: the store is missing only if all nodes have answered.
     fn absent(&self) -> StoreError {
         match self.found.iter().find_map(|found| found.as_ref().err()) {
+            Some(FabricError::Refused(reason)) => StoreError::Gone(reason.clone()),
             Some(error) => StoreError::Fabric(error.clone()),
             None => StoreError::Gone(format!(
                 "there is no store '{0}' in the pool: create it with 'farside store create {0}'",
@@ -640,7 +1010,9 @@ impl Survey {
 
 impl Group {
     fn is(&self, membership: &Membership) -> bool {
-        self.attempt == membership.attempt && self.members == membership.members
+        self.attempt == membership.attempt
+            && self.configuration == membership.configuration
+            && self.members == membership.members
     }
 
     fn states(&self) -> impl Iterator<Item = MemberState> {
@@ -650,17 +1022,52 @@ impl Group {
         })
     }
 
-    /// Nodes that hold a member in this state.
-    fn holders(&self, in_state: Option<MemberState>) -> Vec<NodeId> {
+    /// Whether the attempt is PREPARED at its first member, and not at all members.
+    fn is_half_prepared(&self) -> bool {
+        matches!(self.places[0], Place::Holds(_, MemberState::Prepared))
+            && self.states().count() < self.places.len()
+    }
+
+    /// Whether a client has begun to create or drop the store and not ended.
+    fn is_unfinished(&self) -> bool {
+        let is_absent = self.places.iter().any(|place| matches!(place, Place::Lacks(_)));
+        is_absent || self.states().any(|state| state == MemberState::Prepared)
+    }
+
+    /// Whether a member was found that serves or has served the configuration.
+    fn has_committed(&self) -> bool {
+        self.states().any(|state| state != MemberState::Prepared)
+    }
+
+    /// Whether any member was found that is not PREPARED, so that members may be replaced.
+    fn is_begun(&self) -> bool {
+        self.held.iter().any(|(_, of)| of.state != MemberState::Prepared)
+    }
+
+    /// Nodes that hold a PREPARED member.
+    fn prepared(&self) -> Vec<NodeId> {
         let held = self.places.iter().filter_map(|place| match place {
-            Place::Holds(node, state) if in_state.is_none_or(|wanted| wanted == *state) => Some(*node),
+            Place::Holds(node, MemberState::Prepared) => Some(*node),
             _ => None,
         });
         held.collect()
     }
 
+    /// Nodes that hold any member of the attempt.
+    fn holders(&self) -> Vec<NodeId> {
+        let others = self.others.iter().map(|(node, _)| *node);
+        self.places.iter().filter_map(Place::holder).chain(others).collect()
+    }
+
     fn lost(&self, survey: &Survey, member: usize, node: NodeId) -> StoreError {
-        StoreError::MemoryLost { name: survey.name.clone(), member: member as u32, node }
+        let lost = self.places.iter().filter(|place| matches!(place, Place::Lost(_))).count();
+        // A description of the store is at a member that has its memory.
+        let kind = survey.found.iter().flatten().find_map(|found| Some(&found.store.as_ref()?.kind));
+        let loss = match kind.map_or(Loss::Items, |kind| Loss::of_one(kind)) {
+            Loss::Replaceable | Loss::Irreplaceable if 2 * lost > self.places.len() => Loss::Majority,
+            loss => loss,
+        };
+        StoreError::MemoryLost { name: survey.name.clone(), member: member as u32, node, loss }
     }
 
     async fn settle<F: Fabric + Clock>(
@@ -671,39 +1078,53 @@ impl Group {
     ) -> Result<Standing<'_>, StoreError> {
         let name = &survey.name;
         let is_everywhere = self.states().count() == self.places.len();
-        let has_committed = self.states().any(|state| state == MemberState::Committed);
+        let (has_committed, is_dropped) =
+            (self.has_committed(), self.places.iter().any(|place| matches!(place, Place::Lacks(_))));
         let state = match self.places[0] {
+            // Only newcomers were found. The members before them know whether the store exists.
+            _ if self.states().next().is_none() && is_dropped => MemberState::Aborted,
+            Place::Behind(_) if !has_committed && unfinished != Unfinished::Forget => {
+                return Err(self.unknown(survey));
+            }
+            Place::Behind(_) => MemberState::Committed,
             Place::Holds(node, MemberState::Prepared) => {
                 let decision = match unfinished {
-                    Unfinished::Abort => Decision::Abort,
+                    Unfinished::Abort | Unfinished::Forget => Decision::Abort,
                     _ if is_everywhere => Decision::Commit,
+                    // Another client, which has all nodes in its pool, may find the attempt PREPARED everywhere.
+                    Unfinished::Decide if self.places.contains(&Place::Elsewhere) => {
+                        return Err(self.too_few(survey));
+                    }
                     Unfinished::Decide => Decision::Abort,
                     Unfinished::Commit => return Ok(Standing::Undecided),
                 };
                 decide(fabric, node, name, self.attempt, decision, self.members[0].incarnation).await?;
                 return Ok(Standing::Changed);
             }
-            Place::Holds(_, state) => state,
+            Place::Holds(_, _) => MemberState::Committed,
             Place::Lacks(_) => MemberState::Aborted,
             // An attempt that is committed anywhere was prepared everywhere. A living member that lacks it now was told
             // that it was dropped.
-            _ if has_committed && self.places.iter().any(|place| matches!(place, Place::Lacks(_))) => {
-                MemberState::Aborted
-            }
+            _ if has_committed && is_dropped => MemberState::Aborted,
             Place::Silent(_) | Place::Lost(_) | Place::Elsewhere if has_committed => MemberState::Committed,
             Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Ok(Standing::Absent),
             // The first member may have committed the attempt, and lost that decision with data. Only a drop forgets
             // it.
-            Place::Lost(_) | Place::Elsewhere if unfinished == Unfinished::Abort => {
-                return Ok(Standing::Here(self));
+            Place::Lost(_) if unfinished == Unfinished::Abort => return Ok(Standing::Here(self)),
+            _ if unfinished == Unfinished::Forget => return Ok(Standing::Here(self)),
+            Place::Elsewhere if unfinished == Unfinished::Abort => {
+                return Err(self.without_first(survey));
             }
             Place::Lost(node) => return Err(self.lost(survey, 0, node)),
             Place::Silent(node) => return Err(self.silent(survey, node)),
             Place::Elsewhere => return Err(self.too_few(survey)),
         };
+        if state == MemberState::Aborted && self.are_replicas && self.is_begun() {
+            return Ok(self.leave(fabric, name).await);
+        }
         let (decision, uninformed) = match state {
-            MemberState::Committed => (Decision::Commit, self.holders(Some(MemberState::Prepared))),
-            _ => (Decision::Abort, self.holders(None)),
+            MemberState::Committed => (Decision::Commit, self.prepared()),
+            _ => (Decision::Abort, self.holders()),
         };
         let is_told = state == MemberState::Committed && mutants::HALF_CREATED_USED.is_on();
         if !uninformed.is_empty() && !is_told {
@@ -717,12 +1138,52 @@ impl Group {
         Ok(if state == MemberState::Committed { Standing::Here(self) } else { Standing::Absent })
     }
 
+    /// Drops what is left of a store of replicas that was dropped: each member that still is what was found. What was
+    /// found may be the rest of a replacement, and its node may have joined again since.
+    async fn leave<F: Fabric>(&self, fabric: &F, name: &str) -> Standing<'_> {
+        let left = all(self.held.iter().map(|(node, membership)| async move {
+            let request = Ask::Leave { name: name.to_owned(), membership: membership.clone() };
+            raw_ask(fabric, *node, &request).await
+        }))
+        .await;
+        match left.iter().any(|left| matches!(left, Ok(_) | Err(FabricError::Refused(_)))) {
+            true => Standing::Changed,
+            false => Standing::Absent,
+        }
+    }
+
+    /// Error of a group of which only newcomers were found.
+    fn unknown(&self, survey: &Survey) -> StoreError {
+        let places = || self.places.iter().enumerate();
+        let silent = places().find_map(|(_, place)| match place {
+            Place::Silent(node) => Some(self.silent(survey, *node)),
+            _ => None,
+        });
+        let lost = || {
+            places().find_map(|(member, place)| match place {
+                Place::Lost(node) => Some(self.lost(survey, member, *node)),
+                _ => None,
+            })
+        };
+        silent.or_else(lost).unwrap_or_else(|| self.too_few(survey))
+    }
+
     fn too_few(&self, survey: &Survey) -> StoreError {
         StoreError::Gone(format!(
             "store '{}' has {} members, and only {} of their nodes are in the pool: name all of its nodes in --pool",
             survey.name,
             self.places.len(),
             self.states().count()
+        ))
+    }
+
+    /// Error of a drop without the first member's node.
+    fn without_first(&self, survey: &Survey) -> StoreError {
+        StoreError::Gone(format!(
+            "store '{0}' has {1} members, and the node of the first, which decides on a drop, is not in the pool: name \
+             it in --pool; if it is gone for good, drop the rest with 'farside store drop {0} --forget'",
+            survey.name,
+            self.places.len()
         ))
     }
 
@@ -736,8 +1197,14 @@ impl Group {
         if self.places.contains(&Place::Elsewhere) {
             return Err(self.too_few(survey));
         }
-        let opened = all(self.places.iter().enumerate().map(|(index, place)| async move {
+        // The numbers are read before the keys are granted: a session may end before all nodes have answered.
+        let session = |place: &Place| place.holder().map_or(0, |node| fabric.session_number(node));
+        let places = self.places.iter().map(|place| (place, session(place)));
+        let opened = all(places.enumerate().map(|(index, (place, session))| async move {
             let (node, store) = match *place {
+                Place::Holds(node, MemberState::Revoked) | Place::Behind(node) => {
+                    (node, Err(StoreError::BeingReplaced { name: survey.name.clone() }))
+                }
                 Place::Holds(node, _) => (node, fetch(fabric, node, &survey.name).await),
                 Place::Lacks(node) | Place::Lost(node) if mutants::WIPED_MEMBER_ABSENT.is_on() => {
                     (node, Err(StoreError::Gone(format!("there is no store '{}'", survey.name))))
@@ -746,7 +1213,7 @@ impl Group {
                 Place::Silent(node) => (node, Err(self.silent(survey, node))),
                 Place::Elsewhere => (NodeId(0), Err(self.too_few(survey))),
             };
-            Member { node, store }
+            Member { node, session, store }
         }))
         .await;
         // The store may have been dropped, and another one created, since the survey.
@@ -782,17 +1249,21 @@ impl Group {
         &self,
         fabric: &F,
         survey: &Survey,
+        without_first: WithoutFirst,
     ) -> Result<Vec<NodeId>, StoreError> {
         match self.places[0] {
-            Place::Holds(node, _) => {
+            Place::Holds(node, _) | Place::Behind(node) => {
                 let incarnation = self.members[0].incarnation;
                 decide(fabric, node, &survey.name, self.attempt, Decision::Drop, incarnation).await?;
             }
-            Place::Silent(node) => return Err(self.silent(survey, node)),
             // Nobody can decide any more.
-            Place::Lacks(_) | Place::Lost(_) | Place::Elsewhere => {}
+            Place::Lacks(_) | Place::Lost(_) => {}
+            _ if without_first == WithoutFirst::Forget => {}
+            Place::Silent(node) => return Err(self.silent(survey, node)),
+            Place::Elsewhere => return Err(self.without_first(survey)),
         }
-        let others: Vec<NodeId> = self.places[1..].iter().filter_map(Place::holder).collect();
+        let replaced = self.others.iter().map(|(node, _)| *node);
+        let others: Vec<NodeId> = self.places[1..].iter().filter_map(Place::holder).chain(replaced).collect();
         let mut untold = tell_all(fabric, &survey.name, self.attempt, Decision::Drop, &others).await;
         untold.extend(self.places.iter().filter_map(|place| match place {
             Place::Silent(node) => Some(*node),
@@ -826,7 +1297,10 @@ async fn decide<F: Fabric + Clock>(
     match ask(fabric, node, &request).await? {
         Answer::Decided(Decided { state: MemberState::Prepared, .. }) => Err(not_understood(node)),
         Answer::Decided(decided) if decided.incarnation == incarnation => Ok(decided.state),
-        Answer::Decided(_) => Err(StoreError::MemoryLost { name: name.to_owned(), member: 0, node }),
+        // The items of a store that is being created are lost with any member.
+        Answer::Decided(_) => {
+            Err(StoreError::MemoryLost { name: name.to_owned(), member: 0, node, loss: Loss::Items })
+        }
         _ => Err(not_understood(node)),
     }
 }
@@ -863,10 +1337,8 @@ async fn ask<F: Fabric>(fabric: &F, node: NodeId, request: &Ask) -> Result<Answe
 }
 
 async fn raw_ask<F: Fabric>(fabric: &F, node: NodeId, request: &Ask) -> Result<Answer, FabricError> {
-    let request = serde_json::to_vec(request).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await?;
-    serde_json::from_slice(&answer).map_err(|_| FabricError::Refused(misunderstood(node)))
+    let answer = crate::ask::ask(fabric, node, request).await?;
+    answer.ok_or_else(|| FabricError::Refused(misunderstood(node)))
 }
 
 /// Asks a node for its store called `name`.
@@ -888,6 +1360,13 @@ fn understood(node: NodeId, name: &str, answer: Result<Answer, FabricError>) -> 
             && store.incarnation == found.incarnation
             && membership.is_none_or(|membership| membership.check(found.incarnation).is_ok())
     });
+    let members =
+        found.store.as_ref().and_then(|store| store.membership.as_ref()).map_or(0, |of| of.members.len());
+    let is_sound = is_sound
+        && found
+            .accepted
+            .as_ref()
+            .is_none_or(|accepted| accepted.check().is_ok() && accepted.members.len() == members);
     if is_sound { Ok(found) } else { Err(not_understood(node)) }
 }
 
@@ -915,20 +1394,27 @@ fn not_understood(node: NodeId) -> StoreError {
 
 /// Runs futures at the same time and returns their outputs, in order.
 pub(crate) async fn all<T: Unpin>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut running: Vec<(Option<Pin<Box<_>>>, Option<T>)> =
-        futures.map(|future| (Some(Box::pin(future)), None)).collect();
+    wait_for(futures, |_| false).await.into_iter().flatten().collect()
+}
+
+/// Runs futures at the same time until all have completed, or the outputs so far are enough. Returns the outputs, in
+/// order, and drops the other futures, which have no output.
+pub(crate) async fn wait_for<T: Unpin>(
+    futures: impl Iterator<Item = impl Future<Output = T>>,
+    is_enough: impl Fn(&[Option<T>]) -> bool,
+) -> Vec<Option<T>> {
+    let mut running: Vec<Option<Pin<Box<_>>>> = futures.map(|future| Some(Box::pin(future))).collect();
+    let mut outputs: Vec<Option<T>> = running.iter().map(|_| None).collect();
     std::future::poll_fn(move |cx| {
-        let mut is_done = true;
-        for (future, output) in &mut running {
-            if let Some(running) = future {
-                match running.as_mut().poll(cx) {
-                    Poll::Ready(value) => (*future, *output) = (None, Some(value)),
-                    Poll::Pending => is_done = false,
-                }
+        for (future, output) in running.iter_mut().zip(&mut outputs) {
+            if let Some(running) = future
+                && let Poll::Ready(value) = running.as_mut().poll(cx)
+            {
+                (*future, *output) = (None, Some(value));
             }
         }
-        if is_done {
-            return Poll::Ready(running.iter_mut().filter_map(|(_, output)| output.take()).collect());
+        if running.iter().all(Option::is_none) || is_enough(&outputs) {
+            return Poll::Ready(std::mem::take(&mut outputs));
         }
         Poll::Pending
     })

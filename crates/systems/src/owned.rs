@@ -5,7 +5,8 @@
 //! job on, to its end. The job learns that nobody waits for it, and may undo instead of finish.
 //!
 //! The client's task is one future, [`Jobs::serve`], which the program spawns on any executor: a client core, a foreign
-//! executor or the simulator. It polls the jobs of all *lanes*. A lane carries out one job at a time. No job allocates.
+//! executor or the simulator. It polls the jobs of those *lanes* that were woken. A lane carries out one job at a time.
+//! A lane's first job allocates the lane's memory, and no other job allocates.
 //!
 //! Invariant: a job that was begun is polled until it has ended, unless the client's task is dropped. So all requests
 //! of a job are answered, or have failed, before its lane begins the next one.
@@ -14,7 +15,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 
 /// The lanes of a client. `J` describes a job, and `O` is its output.
 pub struct Jobs<J, O> {
@@ -22,10 +25,80 @@ pub struct Jobs<J, O> {
     /// Callers that wait for a free lane, by their numbers, in the order in which they came.
     queue: RefCell<VecDeque<(u64, Waker)>>,
     next_caller: Cell<u64>,
-    /// Waker of the client's task.
-    task: RefCell<Option<Waker>>,
+    woken: Arc<Woken>,
+    /// Whether the client's task was polled.
+    is_served: Cell<bool>,
     is_closed: Cell<bool>,
 }
+
+/// The lanes that the client's task has to poll.
+struct Woken {
+    /// A bit for each lane.
+    lanes: Box<[AtomicU64]>,
+    /// Waker of the client's task.
+    task: Mutex<Option<Waker>>,
+}
+
+impl Woken {
+    fn new(lanes: usize) -> Woken {
+        let words = lanes.div_ceil(u64::BITS as usize);
+        Woken { lanes: (0..words).map(|_| AtomicU64::new(0)).collect(), task: Mutex::new(None) }
+    }
+
+    fn wake(&self, lane: usize) {
+        let (word, bit) = (lane / u64::BITS as usize, 1 << (lane % u64::BITS as usize));
+        // If the lane was woken before, the task has been woken, too, and has not polled the lane since.
+        if self.lanes[word].fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+            self.wake_task();
+        }
+    }
+
+    fn wake_task(&self) {
+        if let Some(task) = &*self.task.lock().unwrap_or_else(PoisonError::into_inner) {
+            task.wake_by_ref();
+        }
+    }
+
+    /// Notes the waker of the client's task.
+    fn register(&self, waker: &Waker) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *task {
+            Some(task) => task.clone_from(waker),
+            task => *task = Some(waker.clone()),
+        }
+    }
+
+    /// Takes the lanes that were woken since the last call.
+    fn take(&self) -> impl Iterator<Item = usize> + '_ {
+        self.lanes.iter().enumerate().flat_map(|(word, lanes)| {
+            let mut left = lanes.swap(0, Ordering::AcqRel);
+            std::iter::from_fn(move || {
+                let lane = left.trailing_zeros();
+                left &= left.wrapping_sub(1);
+                (lane < u64::BITS).then_some(word * u64::BITS as usize + lane as usize)
+            })
+        })
+    }
+}
+
+/// Waker of a lane.
+struct LaneWaker {
+    woken: Arc<Woken>,
+    lane: usize,
+}
+
+impl Wake for LaneWaker {
+    fn wake(self: Arc<Self>) {
+        self.woken.wake(self.lane);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.wake(self.lane);
+    }
+}
+
+/// Place of a lane's job, and the lane's waker.
+type Place<F> = (Pin<Box<Option<F>>>, Waker);
 
 struct Lane<J, O> {
     state: RefCell<State<J, O>>,
@@ -62,7 +135,8 @@ impl<J, O> Jobs<J, O> {
             lanes: (0..lanes).map(lane).collect(),
             queue: RefCell::default(),
             next_caller: Cell::new(0),
-            task: RefCell::new(None),
+            woken: Arc::new(Woken::new(lanes)),
+            is_served: Cell::new(false),
             is_closed: Cell::new(false),
         }
     }
@@ -78,12 +152,12 @@ impl<J, O> Jobs<J, O> {
     /// # Errors
     /// The jobs were closed before the job began, or the client's task was dropped.
     pub async fn carry_out(&self, job: J) -> Result<O, Closed> {
-        let lane = self.lane().await?;
-        let lane = &self.lanes[lane];
+        let number = self.lane().await?;
+        let lane = &self.lanes[number];
         lane.is_abandoned.set(false);
         lane.state.replace(State::Asked(job));
-        self.wake_task();
-        let mut waiting = Waiting { jobs: self, lane, is_over: false };
+        self.woken.wake(number);
+        let mut waiting = Waiting { jobs: self, number, is_over: false };
         let output = poll_fn(|cx| match lane.state.replace(State::Free) {
             State::Done(output) => Poll::Ready(Ok(output)),
             State::Free => Poll::Ready(Err(Closed)),
@@ -127,37 +201,43 @@ impl<J, O> Jobs<J, O> {
     /// If this future is dropped, the jobs are closed, and those that were begun are lost, as when a process dies.
     pub async fn serve<F: Future<Output = O>>(&self, mut perform: impl FnMut(usize, J) -> F) {
         let _closing = Serving(self);
-        let mut places: Box<[Pin<Box<Option<F>>>]> = self.lanes.iter().map(|_| Box::pin(None)).collect();
+        let mut places: Box<[Option<Place<F>>]> = self.lanes.iter().map(|_| None).collect();
         poll_fn(|cx| {
-            self.task.replace(Some(cx.waker().clone()));
-            let mut is_idle = true;
-            for (number, (lane, place)) in self.lanes.iter().zip(&mut places).enumerate() {
-                is_idle &= !self.poll_lane(cx, lane, place, |job| perform(number, job));
+            self.woken.register(cx.waker());
+            self.is_served.set(true);
+            for number in self.woken.take() {
+                let place = places[number].get_or_insert_with(|| {
+                    let waker = LaneWaker { woken: Arc::clone(&self.woken), lane: number };
+                    (Box::pin(None), Waker::from(Arc::new(waker)))
+                });
+                self.poll_lane(&self.lanes[number], place, |job| perform(number, job));
             }
-            if is_idle && self.is_closed.get() { Poll::Ready(()) } else { Poll::Pending }
+            let is_busy =
+                |lane: &Lane<J, O>| matches!(*lane.state.borrow(), State::Asked(_) | State::Running);
+            let is_over = self.is_closed.get() && !self.lanes.iter().any(is_busy);
+            if is_over { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    /// Polls a lane's job. Returns whether the lane still has one.
+    /// Polls a lane's job, if the lane has one.
     fn poll_lane<F: Future<Output = O>>(
         &self,
-        cx: &mut Context<'_>,
         lane: &Lane<J, O>,
-        place: &mut Pin<Box<Option<F>>>,
+        (place, waker): &mut Place<F>,
         perform: impl FnOnce(J) -> F,
-    ) -> bool {
+    ) {
         let state = lane.state.replace(State::Running);
         match state {
             State::Asked(job) => place.set(Some(perform(job))),
             State::Running => {}
             other => {
                 lane.state.replace(other);
-                return false;
+                return;
             }
         }
-        let Some(running) = place.as_mut().as_pin_mut() else { return false };
-        let Poll::Ready(output) = running.poll(cx) else { return true };
+        let Some(running) = place.as_mut().as_pin_mut() else { return };
+        let Poll::Ready(output) = running.poll(&mut Context::from_waker(waker)) else { return };
         place.set(None);
         if lane.is_abandoned.get() {
             lane.state.replace(State::Free);
@@ -166,12 +246,16 @@ impl<J, O> Jobs<J, O> {
             lane.state.replace(State::Done(output));
             lane.caller.take().into_iter().for_each(Waker::wake);
         }
-        false
     }
 
     /// Whether the caller of the lane's job has dropped its future, so that nobody waits for the output.
     pub fn is_abandoned(&self, lane: usize) -> bool {
         self.lanes[lane].is_abandoned.get()
+    }
+
+    /// Whether the client's task runs: it was polled at least once.
+    pub fn is_served(&self) -> bool {
+        self.is_served.get() && !self.is_closed.get()
     }
 
     /// Whether no lane has a job.
@@ -183,18 +267,12 @@ impl<J, O> Jobs<J, O> {
     pub fn close(&self) {
         self.is_closed.set(true);
         self.queue.take().into_iter().for_each(|(_, waker)| waker.wake());
-        self.wake_task();
+        self.woken.wake_task();
     }
 
     /// Whether the jobs were closed.
     pub fn is_closed(&self) -> bool {
         self.is_closed.get()
-    }
-
-    fn wake_task(&self) {
-        if let Some(task) = &*self.task.borrow() {
-            task.wake_by_ref();
-        }
     }
 
     fn wake_next(&self) {
@@ -221,24 +299,26 @@ impl<J, O> Drop for Queued<'_, J, O> {
 /// A caller that waits for its job. Dropping this value before the job's end abandons the job.
 struct Waiting<'a, J, O> {
     jobs: &'a Jobs<J, O>,
-    lane: &'a Lane<J, O>,
+    /// Number of the job's lane.
+    number: usize,
     is_over: bool,
 }
 
 impl<J, O> Drop for Waiting<'_, J, O> {
     fn drop(&mut self) {
-        self.lane.caller.take();
+        let lane = &self.jobs.lanes[self.number];
+        lane.caller.take();
         if self.is_over {
             return self.jobs.wake_next();
         }
-        let state = self.lane.state.replace(State::Free);
+        let state = lane.state.replace(State::Free);
         match state {
             // The job did not begin, or its output was not taken: the lane is free.
             State::Free | State::Asked(_) | State::Done(_) => self.jobs.wake_next(),
             State::Running => {
-                self.lane.state.replace(State::Running);
-                self.lane.is_abandoned.set(true);
-                self.jobs.wake_task();
+                lane.state.replace(State::Running);
+                lane.is_abandoned.set(true);
+                self.jobs.woken.wake(self.number);
             }
         }
     }

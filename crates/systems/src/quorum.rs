@@ -15,7 +15,9 @@ pub type Outcomes<T, E, const N: usize> = [Option<Result<T, E>>; N];
 /// impossible. Then drops the others. Each place is a pinned `Some(future)`, or `None` if the group has fewer than `N`
 /// members.
 ///
-/// A wake polls every future that has not completed. So a group has few members.
+/// The first poll starts every future, even if the first ones complete at once. Else a group over memory that answers
+/// without waiting would never ask its last members. A wake polls every future that has not completed. So a group has
+/// few members.
 ///
 /// # Errors
 /// Fewer than `needed` futures can succeed. The outcomes tell which ones failed, and which succeeded nevertheless.
@@ -40,9 +42,6 @@ where
     let (mut succeeded, mut running) = (0, futures.iter().filter(|future| future.is_some()).count());
     let is_reached = poll_fn(|cx| {
         for (future, outcome) in futures.iter_mut().zip(&mut outcomes) {
-            if succeeded >= needed || succeeded + running < needed {
-                break;
-            }
             let Some(polled) = future.as_mut().as_pin_mut() else { continue };
             if let Poll::Ready(ended) = polled.poll(cx) {
                 running -= 1;
@@ -115,16 +114,21 @@ mod tests {
     fn a_quorum_returns_with_the_last_answer_that_it_needs() {
         let (seen, polls) = of(2, [Some((5, Ok(0))), Some((1, Ok(1))), Some((3, Ok(2)))]);
         assert_eq!((seen, polls), (Ok([None, Some(Ok(1)), Some(Ok(2))]), 3));
-        // An answer that comes with the last needed one is left out.
-        let (seen, _) = of(1, [Some((1, Ok(0))), Some((1, Ok(1))), None]);
-        assert_eq!(seen, Ok([Some(Ok(0)), None, None]));
+    }
+
+    #[test]
+    fn every_future_is_started_even_if_the_first_ones_suffice() {
+        let (seen, polls) = of(2, [Some((1, Ok(0))), Some((1, Ok(1))), Some((1, Ok(2)))]);
+        assert_eq!((seen, polls), (Ok([Some(Ok(0)), Some(Ok(1)), Some(Ok(2))]), 1));
+        let (seen, polls) = of(1, [Some((1, Ok(0))), Some((1, Err("a"))), Some((2, Ok(2)))]);
+        assert_eq!((seen, polls), (Ok([Some(Ok(0)), Some(Err("a")), None]), 1));
     }
 
     #[test]
     fn a_quorum_fails_as_soon_as_it_is_impossible() {
         let (seen, polls) = of(2, [Some((9, Ok(0))), Some((1, Err("a"))), Some((2, Err("b")))]);
         assert_eq!((seen, polls), (Err([None, Some(Err("a")), Some(Err("b"))]), 2));
-        assert_eq!(of(2, [Some((1, Ok(0))), None, None]), (Err([None, None, None]), 1));
+        assert_eq!(of(2, [Some((1, Ok(0))), None, None]), (Err([Some(Ok(0)), None, None]), 1));
         assert_eq!(of(0, [None, None, None]), (Ok([None, None, None]), 1));
     }
 }

@@ -19,7 +19,7 @@ use crate::system::{Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::CALL_BYTES_MAX;
-use farside_remote::service::{ADDRESS_SIZE, Call, Extent, Kind, Plan, Service, address};
+use farside_remote::service::{ADDRESS_SIZE, Call, Context, Extent, Kind, Plan, Service, address};
 use farside_remote::wire::{CHAIN_BYTES_MAX, ChainHeader, OpHeader, REPLY_BYTES_MAX};
 use farside_remote::{
     Addr, BoundedPtr, Capabilities, ChainBuf, Fabric, FabricError, Memory, Mode, NodeId, Reply, Status,
@@ -364,8 +364,8 @@ struct Plain {
 impl<M: Memory> Service<M> for Plain {
     /// Runs any call without a check of rights, because a caller gets back only its own bytes.
     fn call(
-        &mut self,
-        _memory: &M,
+        &self,
+        _context: Context<'_, M>,
         call: Call<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {

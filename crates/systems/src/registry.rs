@@ -4,6 +4,9 @@
 //!
 //! Invariant: this list alone decides which systems exist.
 
+use crate::blocks::abd_lock::service::AbdLockKind;
+use crate::blocks::prism_rs::service::PrismRsKind;
+use crate::guarded::GuardedKind;
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
 use crate::queue::ring_queue::RingQueueKind;
@@ -34,6 +37,22 @@ macro_rules! registry {
         /// Returns the node-side halves of all systems.
         pub fn all_kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
             vec![$($(<$system as System>::kind::<M>(),)*)* $(<$alone as System>::kind::<M>(),)*]
+        }
+
+        /// Calls the [`System::heal`] of the store that `members` describe. Returns a sentence for each repair.
+        ///
+        /// # Errors
+        /// [`StoreError`]; the store is as correct as before. This release may not know the store's kind.
+        pub async fn heal<F: Fabric + Clock>(
+            fabric: F,
+            members: &Members,
+            options: &Options,
+        ) -> Result<Vec<String>, StoreError> {
+            match members.store().kind.as_str() {
+                $($(<$system as System>::KIND => <$system as System>::heal(fabric, members, options).await,)*)*
+                $(<$alone as System>::KIND => <$alone as System>::heal(fabric, members, options).await,)*
+                _ => Err(of_unknown_kind(members.store())),
+            }
         }
 
         $(
@@ -83,12 +102,20 @@ macro_rules! registry {
             }
 
             /// Evaluates the expression `then`, with `client` bound to the client inside the enum `any`. The dispatch
-            /// is static, so the operation costs no more than the system's own.
+            /// is static, so the operation costs no more than the system's own. With `->` in place of `=>`, `then` is
+            /// another client of the same system, and the result is that client as the enum.
             #[macro_export]
             macro_rules! $with {
                 ($dollar any:expr, $dollar client:ident => $dollar then:expr) => {
                     match $dollar any {
                         $($crate::registry::$any::$variant($dollar client) => $dollar then,)*
+                    }
+                };
+                ($dollar any:expr, $dollar client:ident -> $dollar then:expr) => {
+                    match $dollar any {
+                        $($crate::registry::$any::$variant($dollar client) => {
+                            $crate::registry::$any::$variant($dollar then)
+                        })*
                     }
                 };
             }
@@ -102,11 +129,17 @@ registry! {
         PrismKv = PrismKvKind;
         Pilaf = PilafKind;
     }
+    /// A client of a block store of any kind.
+    family Blocks: AnyBlocks by with_blocks $ {
+        PrismRs = PrismRsKind;
+        AbdLock = AbdLockKind;
+    }
     /// A client of a queue of any kind.
     family Queue: AnyQueue by with_queue $ {
         RingQueue = RingQueueKind;
     }
     alone {
+        GuardedKind;
         RawKind;
     }
 }
@@ -134,6 +167,8 @@ pub struct Registered {
     pub family: Family,
     /// The system's [`System::NODES`].
     pub nodes: Nodes,
+    /// The system's [`System::REPLACES_MEMBERS`].
+    pub replaces_members: bool,
     /// The system's [`System::FOR_TESTS`].
     pub for_tests: bool,
     /// The system's [`System::NEEDS`].
@@ -161,6 +196,7 @@ impl Registered {
             summary: S::SUMMARY,
             family: S::FAMILY,
             nodes: S::NODES,
+            replaces_members: S::REPLACES_MEMBERS,
             for_tests: S::FOR_TESTS,
             needs: S::NEEDS,
             mutants: S::MUTANTS,
@@ -195,7 +231,12 @@ pub fn shape_of(store: &Store) -> Option<Shape> {
 
 /// Returns the kinds of a family's systems, joined for a sentence: `prism-kv or pilaf`.
 pub fn names(of: Family) -> String {
-    let names: Vec<&str> = family(of).filter(|system| !system.for_tests).map(|system| system.kind).collect();
+    joined(family(of).filter(|system| !system.for_tests))
+}
+
+/// Returns the kinds of these systems, joined for a sentence: `prism-kv, pilaf or prism-rs`.
+pub fn joined(systems: impl Iterator<Item = &'static Registered>) -> String {
+    let names: Vec<&str> = systems.map(|system| system.kind).collect();
     match names.split_last() {
         Some((last, before)) if !before.is_empty() => format!("{} or {last}", before.join(", ")),
         _ => names.concat(),
@@ -203,17 +244,21 @@ pub fn names(of: Family) -> String {
 }
 
 fn of_another_family(store: &Store, wanted: Family) -> StoreError {
-    StoreError::Gone(match named(&store.kind) {
-        Some(system) => format!(
+    match named(&store.kind) {
+        Some(system) => StoreError::Gone(format!(
             "store '{}' is {} and holds no {}: name another store",
             store.name,
             system.family.noun(),
             wanted.contents()
-        ),
-        None => format!(
-            "store '{}' is of kind '{}', which this release does not support: use the release that created it, or \
-             name another store",
-            store.name, store.kind
-        ),
-    })
+        )),
+        None => of_unknown_kind(store),
+    }
+}
+
+fn of_unknown_kind(store: &Store) -> StoreError {
+    StoreError::Gone(format!(
+        "store '{}' is of kind '{}', which this release does not support: use the release that created it, or name \
+         another store",
+        store.name, store.kind
+    ))
 }

@@ -2,12 +2,14 @@
 //!
 //! Invariant: no function of this module changes a store, so every error means that nothing was changed.
 
+use crate::ask::ask;
+use crate::members::REPLICAS_MAX;
 use crate::registry::{Registered, named};
-use crate::system::{Family, Options, System};
+use crate::system::{Family, Nodes, Options, System};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, MemberState, Membership, Store};
-use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::fabric::Ran;
 use farside_remote::{Capabilities, Fabric, FabricError, NodeId};
 
 /// Reason why a store was not opened. Nothing was changed.
@@ -37,12 +39,48 @@ pub enum StoreError {
         member: u32,
         /// Node that held the member.
         node: NodeId,
+        /// What the store has lost with it.
+        loss: Loss,
+    },
+    /// A member of the store is being replaced, so this member serves no client.
+    BeingReplaced {
+        /// Name of the store.
+        name: String,
+    },
+    /// Members of the store were replaced since it was opened. Its clients open it again by themselves.
+    Replaced {
+        /// Name of the store.
+        name: String,
     },
     /// Another client is creating the store.
     BeingCreated {
         /// Name of the store.
         name: String,
     },
+}
+
+/// Consequence of the loss of a member's memory for its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The items of the member are lost, since no other member has them.
+    Items,
+    /// Nothing is lost: other replicas have all blocks, and a recoverer replaces the lost one.
+    Replaceable,
+    /// Nothing is lost: other replicas have all blocks. Stores of this kind replace no replica.
+    Irreplaceable,
+    /// All blocks are lost, with the memory of a majority of the replicas.
+    Majority,
+}
+
+impl Loss {
+    /// Returns the consequence for a store of this kind, of which a majority of the members lives.
+    pub(crate) fn of_one(kind: &str) -> Loss {
+        match named(kind) {
+            Some(system) if system.replaces_members => Loss::Replaceable,
+            Some(system) if system.nodes == Nodes::Replicas => Loss::Irreplaceable,
+            _ => Loss::Items,
+        }
+    }
 }
 
 impl StoreError {
@@ -67,11 +105,39 @@ impl std::fmt::Display for StoreError {
                 needs.without(*has)
             ),
             StoreError::Fabric(error) => error.fmt(f),
-            StoreError::MemoryLost { name, member, node } => write!(
+            StoreError::MemoryLost { name, member, node, loss: Loss::Items } => write!(
                 f,
                 "store '{name}' has lost the memory of its member {member} at node {}, with all items in it: drop the \
                  store with 'farside store drop {name}', then create and load it again",
                 node.0
+            ),
+            StoreError::MemoryLost { name, member, node, loss: Loss::Replaceable } => write!(
+                f,
+                "store '{name}' has lost the memory of its member {member} at node {}, and its other members have all \
+                 blocks: replace the lost one with 'farside heal'",
+                node.0
+            ),
+            StoreError::MemoryLost { name, member, node, loss: Loss::Irreplaceable } => write!(
+                f,
+                "store '{name}' has lost the memory of its member {member} at node {}, and its other members have all \
+                 blocks: copy them to a new volume, since no member of such a store can be replaced",
+                node.0
+            ),
+            StoreError::MemoryLost { name, member, node, loss: Loss::Majority } => write!(
+                f,
+                "store '{name}' has lost the memory of a majority of its members, with all blocks, and so that of \
+                 member {member} at node {}: drop its volume with 'farside volume drop', then create and write it \
+                 again",
+                node.0
+            ),
+            StoreError::BeingReplaced { name } => write!(
+                f,
+                "a member of store '{name}' is being replaced, and too few others serve the store meanwhile: retry in \
+                 a moment; if the replacement was interrupted, complete it with 'farside heal'"
+            ),
+            StoreError::Replaced { name } => write!(
+                f,
+                "a member of store '{name}' was replaced since this client opened the store: open it again"
             ),
             StoreError::BeingCreated { name } => write!(
                 f,
@@ -89,14 +155,13 @@ impl std::error::Error for StoreError {}
 /// # Errors
 /// The store does not exist, or the node does not respond.
 pub async fn fetch<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, StoreError> {
-    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
+    let answer = ask(fabric, node, &Ask::OpenStore { name: name.to_owned() }).await;
+    let answer = answer.map_err(|error| match error {
         FabricError::Refused(reason) => StoreError::Gone(reason),
         other => StoreError::Fabric(other.map_ran(|_| Ran::No)),
     })?;
-    match serde_json::from_slice(&answer) {
-        Ok(Answer::Store(store)) if is_sound(&store, name) => Ok(store),
+    match answer {
+        Some(Answer::Store(store)) if is_sound(&store, name) => Ok(store),
         _ => Err(StoreError::Gone(format!(
             "the node's answer about store '{name}' is not understood: use the same release on both sides"
         ))),
@@ -168,6 +233,9 @@ fn check_needs<S: System>(fabric: &impl Fabric, node: NodeId) -> Result<(), Stor
 pub struct Member {
     /// Node that holds the member.
     pub node: NodeId,
+    /// Number of the session with the node in which the node granted the member's key, or of an earlier one
+    /// ([`Fabric::session_number`]).
+    pub session: u64,
     /// Description of the store in the node's catalog, with the member's key. The error of all operations on this
     /// member if the member has lost its memory ([`StoreError::MemoryLost`]), or did not answer
     /// ([`StoreError::Fabric`]).
@@ -188,26 +256,37 @@ pub struct Members {
 }
 
 impl Members {
-    /// Creates the members of a store that lies on one node.
+    /// Creates the members of a store that lies on one node, over a fabric that opens no sessions by itself.
     pub fn one(node: NodeId, store: Store) -> Members {
-        Members { list: vec![Member { node, store: Ok(store) }], first: 0, nodes: 1 }
+        Members::granted(node, 0, store)
+    }
+
+    /// Creates the members of a store that lies on one node, which granted the store's key in this session.
+    pub(crate) fn granted(node: NodeId, session: u64, store: Store) -> Members {
+        Members { list: vec![Member { node, session, store: Ok(store) }], first: 0, nodes: 1 }
     }
 
     /// Creates the members of the part of a store that lies on one of its nodes, as if the part were a whole store.
-    pub(crate) fn part(node: NodeId, store: Store) -> Members {
-        Members::one(node, Store { membership: None, ..store })
+    pub(crate) fn part(node: NodeId, session: u64, store: Store) -> Members {
+        Members::granted(node, session, Store { membership: None, ..store })
     }
 
     /// Creates the members of a store in a pool of `nodes` nodes from its complete list.
     ///
     /// # Errors
-    /// No member has a description: the error of the first.
+    /// No member has a description: the error of the first that has not lost its memory, since the items of that one
+    /// may still exist; if all have lost their memory, the error of the first.
     pub(crate) fn of(list: Vec<Member>, nodes: u32) -> Result<Members, StoreError> {
         match list.iter().position(|member| member.store.is_ok()) {
             Some(first) => Ok(Members { list, first, nodes }),
-            None => Err(list.into_iter().find_map(|member| member.store.err()).unwrap_or_else(|| {
-                StoreError::Gone("the store has no member: create it with 'farside store create'".into())
-            })),
+            None => {
+                let mut errors: Vec<StoreError> =
+                    list.into_iter().filter_map(|member| member.store.err()).collect();
+                errors.sort_by_key(|error| matches!(error, StoreError::MemoryLost { .. }));
+                Err(errors.into_iter().next().unwrap_or_else(|| {
+                    StoreError::Gone("the store has no member: create it with 'farside store create'".into())
+                }))
+            }
         }
     }
 
@@ -246,6 +325,28 @@ impl Members {
     }
 
     /// # Errors
+    /// The store is of another kind than `S`.
+    pub(crate) fn check_kind<S: System>(&self) -> Result<(), StoreError> {
+        check_kind(self.store(), S::KIND)
+    }
+
+    /// # Errors
+    /// The store is of another kind than `S`, has too many replicas, or some of its members are missing from this list.
+    pub(crate) fn check_replicas<S: System>(&self) -> Result<(), StoreError> {
+        self.check_complete()?;
+        self.check_kind::<S>()?;
+        let count = self.list.len();
+        if count > REPLICAS_MAX {
+            return Err(StoreError::Gone(format!(
+                "store '{}' has {count} replicas, and at most {REPLICAS_MAX} are possible: use the release that \
+                 created it",
+                self.store().name
+            )));
+        }
+        Ok(())
+    }
+
+    /// # Errors
     /// Some of the store's members are missing from this list.
     pub(crate) fn check_complete(&self) -> Result<(), StoreError> {
         let store = self.store();
@@ -259,6 +360,26 @@ impl Members {
             )));
         }
         Ok(())
+    }
+
+    /// Returns all members with their descriptions, for systems whose operations may need every member: an index with
+    /// one wiped member is lost everywhere.
+    ///
+    /// # Errors
+    /// The error of a member that has lost its memory, else of one that did not answer; or some of the store's members
+    /// are missing from this list.
+    pub fn whole(&self) -> Result<Vec<(NodeId, &Store)>, StoreError> {
+        self.check_complete()?;
+        let errors = || self.list.iter().filter_map(|member| member.store.as_ref().err());
+        let lost = errors().find(|error| matches!(error, StoreError::MemoryLost { .. }));
+        match lost.or_else(|| errors().next()) {
+            Some(error) => Err(error.clone()),
+            None => {
+                let stores =
+                    self.list.iter().filter_map(|member| Some((member.node, member.store.as_ref().ok()?)));
+                Ok(stores.collect())
+            }
+        }
     }
 
     /// Returns the only member of a store that `S` keeps on one node, after the checks of [`Members::check`].
@@ -291,6 +412,8 @@ mod tests {
     use super::*;
     use crate::kv::pilaf::service::PilafKind;
     use crate::registry::{ALL, OneKv};
+    use farside_remote::control::MemberId;
+    use farside_remote::fabric::ServiceId;
     use farside_remote::{Addr, Chain, Key, Reply};
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
@@ -320,11 +443,20 @@ mod tests {
             Duration::ZERO
         }
 
+        fn wall(&self) -> Duration {
+            Duration::ZERO
+        }
+
         async fn sleep(&self, _: Duration) {}
     }
 
     fn opened(kind: &str, has: Capabilities) -> Result<(), StoreError> {
-        let store = Store {
+        let (members, options) = (Members::one(NodeId(3), store(kind)), Options::default());
+        at_once(OneKv::of(Bare(has), &members, &options)).map(drop)
+    }
+
+    fn store(kind: &str) -> Store {
+        Store {
             name: "s".into(),
             kind: kind.into(),
             parameters: r#"{"slots":64,"seed":1,"placement":"hashed","epoch":1}"#.into(),
@@ -335,12 +467,32 @@ mod tests {
             table_at: 1 << 20,
             table_len: 1 << 20,
             wide: false,
+            created: 0,
             id: 1,
             former: None,
             membership: None,
-        };
-        let (members, options) = (Members::one(NodeId(3), store), Options::default());
-        at_once(OneKv::of(Bare(has), &members, &options)).map(drop)
+        }
+    }
+
+    #[test]
+    fn a_store_with_a_wiped_member_is_not_whole() {
+        let ids = (0..3).map(|node| MemberId { node, incarnation: node.into() }).collect();
+        let (attempt, state) = ([1, 2], MemberState::Committed);
+        let membership = Membership { attempt, state, index: 0, configuration: 1, members: ids };
+        let here = Store { membership: Some(membership), ..store("index") };
+        let away = FabricError::NodeDied(NodeId(1));
+        let lost = StoreError::MemoryLost { name: "s".into(), member: 2, node: NodeId(2), loss: Loss::Items };
+        let member = |node, store| Member { node: NodeId(node), session: 0, store };
+        let of = |list: Vec<Member>| Members::of(list, 3).expect("a member has a description");
+        let all = of((0..3).map(|node| member(node, Ok(here.clone()))).collect());
+        assert_eq!(all.whole().map(|whole| whole.len()), Ok(3));
+        let with_two_errors = of(vec![
+            member(0, Ok(here.clone())),
+            member(1, Err(StoreError::Fabric(away))),
+            member(2, Err(lost.clone())),
+        ]);
+        assert_eq!(with_two_errors.whole().err(), Some(lost));
+        assert!(of(vec![member(0, Ok(here))]).whole().is_err(), "two members are missing");
     }
 
     /// Returns the output of a future that never waits.

@@ -3,11 +3,13 @@
 //! Invariant: code that lists, names or selects systems uses this trait. A single system is named only in its own
 //! folder and in its line of [`crate::registry`].
 
+use crate::blocks::Stripe;
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory};
+use std::time::Duration;
 
 /// Family of systems with the same operations. All systems of a family implement the same trait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +18,10 @@ pub enum Family {
     Kv,
     /// Stores of values in order, which implement [`crate::queue::Queue`].
     Queue,
+    /// Stores of blocks of one size, which implement [`crate::blocks::Blocks`].
+    Blocks,
+    /// Stores of objects that are updated in place under locks, which are [`crate::guarded`].
+    Objects,
     /// Plain memory for measurements, which is [`crate::raw::Raw`].
     Memory,
 }
@@ -26,6 +32,8 @@ impl Family {
         match self {
             Family::Kv => "a key-value store",
             Family::Queue => "a queue",
+            Family::Blocks => "a block store",
+            Family::Objects => "a store of guarded objects",
             Family::Memory => "plain memory",
         }
     }
@@ -35,6 +43,8 @@ impl Family {
         match self {
             Family::Kv => "keys",
             Family::Queue => "values in order",
+            Family::Blocks => "blocks",
+            Family::Objects => "objects",
             Family::Memory => "slots",
         }
     }
@@ -64,6 +74,13 @@ pub struct Sizing {
     pub value_len: usize,
     /// Whether a key of 8 bytes is a number that has its own slot, so that no keys collide.
     pub collision_free: bool,
+    /// Number of ids of clients that write, in systems with such ids; if absent, the system's default. Ids are not
+    /// reused.
+    pub writers: Option<u32>,
+    /// Part of a striped volume that the store holds; only for block stores.
+    pub stripe: Option<Stripe>,
+    /// Length of the leases of clients, in systems in which leases are an option; if absent, the store has none.
+    pub lease: Option<Duration>,
 }
 
 impl Sizing {
@@ -133,6 +150,28 @@ impl Work {
 pub struct Options {
     /// Number of keys whose slots the client caches. A PUT of a cached key takes one round trip.
     pub slot_cache: usize,
+    /// Random bits, drawn anew for each client. A client that draws nonces derives them from these bits.
+    pub entropy: u64,
+    /// Whether a lock is released by a request of its own, after the write under it was answered.
+    pub releases_apart: bool,
+    /// Time of silence after which the nodes end a session; if absent, that of `farside serve`.
+    pub silence: Option<Duration>,
+    /// Pauses between attempts to take locks; if absent, the system's own.
+    pub backoff: Option<Backoff>,
+}
+
+/// Pauses between attempts. The pause after an attempt is random, below a limit that doubles with each attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// Limit after the first attempt.
+    pub first: Duration,
+    /// Largest limit.
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// No pauses.
+    pub const NONE: Backoff = Backoff { first: Duration::ZERO, longest: Duration::ZERO };
 }
 
 /// A system as the registry sees it: constants, and functions that create its parts.
@@ -148,6 +187,8 @@ pub trait System: 'static {
     const FAMILY: Family;
     /// Distribution of the system's stores over nodes.
     const NODES: Nodes = Nodes::One;
+    /// Whether [`System::heal`] replaces a member that has lost its memory.
+    const REPLACES_MEMBERS: bool = false;
     /// Whether the system exists for tests only. If so, no node of `farside` serves it.
     const FOR_TESTS: bool = false;
     /// Capabilities that the operations need from a fabric. [`Capabilities::CALLS`] is listed only if operations call
@@ -193,4 +234,19 @@ pub trait System: 'static {
         members: &Members,
         options: &Options,
     ) -> Result<Self::Client<F>, StoreError>;
+
+    /// Repairs what dead clients and lost replicas have left in the store that `members` describe. Returns a sentence
+    /// for each repair. Runs as a client, beside other clients and other recoverers, any of which may die at any point.
+    /// A system whose operations complete what they find unfinished has nothing to repair. The members of a store of
+    /// replicas may have no keys, if no member gives clients one.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the store is as correct as before.
+    async fn heal<F: Fabric + Clock>(
+        _fabric: F,
+        _members: &Members,
+        _options: &Options,
+    ) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
+    }
 }

@@ -4,18 +4,22 @@
 //! All other parts of a trial are generic over families. To add a family, add a file to this folder and a line to
 //! [`crate::systems`].
 
-use crate::flight::{Phases, Tracked};
+use crate::flight::{Phases, Request, Tracked};
 use crate::systems::System;
-use crate::{Choice, Drawn, Scene};
+use crate::{Choice, Drawn, Scene, Site};
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::checker::Checker;
+use farside_sim::fault::Fault;
 use farside_sim::history::Ask;
 use farside_sim::history::lines::Written;
 use farside_sim::node::Node;
 use farside_sim::random::Random;
+use farside_sim::world::{MICROS, Nanos, ProcessId};
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
+use farside_systems::system::Sizing;
+use std::rc::Rc;
 
 /// Type of the outcomes of a family's operations.
 pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
@@ -24,13 +28,40 @@ pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
 pub(crate) trait Family: Sized + 'static {
     /// Type of the family's operations. The type of their outcomes is `Ask::Outcome`.
     type Ask: Written;
-    /// Type of a client of one store.
+    /// Type of a client of one store. Each task has a client of its own.
     type Client;
+    /// Type of the state that all tasks of one session share.
+    type Shared: Default;
     /// Type of the checker of the family's histories.
     type Checker: Checker<Ask = Self::Ask>;
 
+    /// Whether one store lies on all nodes, so that each client has a session with each node. The store survives the
+    /// loss of a minority of the nodes.
+    const SPANS: bool = false;
+
     /// Whether a client may run in a node's process.
     const MAY_LIVE_AT_NODE: bool = false;
+
+    /// Whether a task of the client carries out the operations. Such an operation goes on if its caller's future is
+    /// dropped. So a trial drops these futures after a random time, and not at a request.
+    fn is_owned(&self) -> bool {
+        false
+    }
+
+    /// Whether an operation may wait for other clients, so that their outages count as its own.
+    fn waits_for_others(&self) -> bool {
+        false
+    }
+
+    /// Whether the system's operations go on after this fault.
+    fn survives(&self, _fault: Fault) -> bool {
+        true
+    }
+
+    /// Draws the number of nodes.
+    fn drawn_nodes(_random: &Random) -> u32 {
+        1
+    }
 
     /// Creates the system with options that it draws. `drawn` is not complete yet: the fields that are drawn later are
     /// zero.
@@ -47,6 +78,53 @@ pub(crate) trait Family: Sized + 'static {
     /// Parameters with which the node creates the store.
     fn parameters(&self) -> String;
 
+    /// Size of the store that lies on all nodes.
+    fn sizing(&self) -> Sizing {
+        unreachable!("each store of this family lies on one node")
+    }
+
+    /// Number of clients that repair the store, beside those that use it. They may run at the same time.
+    fn recoverers(&self) -> u32 {
+        0
+    }
+
+    /// Number of nodes that have no part of the store at first, beside those that have one.
+    fn spares(&self) -> u32 {
+        0
+    }
+
+    /// Usual pause, in nanoseconds, after an operation after which a client pauses.
+    fn rest(&self) -> Nanos {
+        5 * MICROS
+    }
+
+    /// Usual pause, in nanoseconds, of a recoverer before it looks at the store again.
+    fn recovers_after(&self) -> Nanos {
+        unreachable!("this family has no recoverers")
+    }
+
+    /// Returns the phase of a recoverer's request. The arguments are the request and the bitmask of the phases that the
+    /// recoverer has passed since the last request of the first phase that it returned.
+    fn phase_of_recovery(_request: Request<'_>, _seen: u32) -> usize {
+        unreachable!("this family has no recoverers")
+    }
+
+    /// Repairs the store, or changes what a recoverer may change, over the sessions of a recoverer. May fail.
+    ///
+    /// # Errors
+    /// Returns a description of a failure that no fault explains.
+    async fn recover(&self, _scene: &Scene, _fabric: &Tracked) -> Result<(), String> {
+        unreachable!("this family has no recoverers")
+    }
+
+    /// Repairs everything, after the faults have ended. No other client is alive.
+    ///
+    /// # Errors
+    /// Returns a description of what could not be repaired.
+    async fn recover_all(&self, _scene: &Scene, _fabric: &Tracked) -> Result<(), String> {
+        unreachable!("this family has no recoverers")
+    }
+
     /// Draws parameters with which the node rebuilds the store.
     fn rebuilt(&self, _random: &Random) -> String {
         unreachable!("stores of this family are never rebuilt")
@@ -61,8 +139,27 @@ pub(crate) trait Family: Sized + 'static {
     /// Returns the checker of the family's histories.
     fn checker(&self) -> Self::Checker;
 
-    /// Opens the store `name` at `node` over `fabric`, and returns a client of the store.
-    async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Self::Client, Failure>;
+    /// Number of sessions that a client has with each node, each at another engine.
+    fn sessions(&self) -> u32 {
+        1
+    }
+
+    /// Draws how often a client's pause is longer than all timeouts: one in this many times, or never if 0.
+    fn long_pause_one_in(&self, _random: &Random) -> u64 {
+        0
+    }
+
+    /// Opens the store `name` at `node` over the sessions of `seat`, and returns a client of the store.
+    async fn open(&self, seat: Seat<'_, Self>, node: NodeId, name: &str) -> Result<Self::Client, Failure>;
+
+    /// Runs before a session is closed, after the last operation of its tasks.
+    async fn leave(&self, _scene: &Scene, _shared: &Self::Shared) {}
+
+    /// Runs in the client that reads every key, after the last read and after the faults have ended. No other client is
+    /// alive.
+    async fn heal(&self, _client: &mut Self::Client) -> Result<(), Failure> {
+        Ok(())
+    }
 
     /// Draws the client's next operation and the operation's key.
     fn draw(&self, scene: &Scene, client: &mut Self::Client) -> (u64, Self::Ask);
@@ -77,7 +174,7 @@ pub(crate) trait Family: Sized + 'static {
         ask: &Self::Ask,
     ) -> Result<OutcomeOf<Self>, Failure>;
 
-    /// Runs after each operation. May try a forbidden access, which the history does not record.
+    /// Runs after each operation. May try a forbidden access, or do other work that the history does not record.
     async fn trespass(&self, _scene: &Scene, _client: &mut Self::Client) -> Result<(), Failure> {
         Ok(())
     }
@@ -85,12 +182,32 @@ pub(crate) trait Family: Sized + 'static {
     /// Returns operations that together read every key.
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Self::Ask)>;
 
-    /// Checks further properties of a store after the faults have ended.
+    /// Checks further properties of the store at a node after the faults have ended.
     ///
     /// # Errors
     /// Returns a description of the violated property.
     async fn audit(&self, _scene: &Scene, _node: &Node, _store: &str) -> Result<(), String> {
         Ok(())
+    }
+}
+
+/// The sessions over which a task opens a store.
+pub(crate) struct Seat<'a, F: Family> {
+    pub(crate) scene: &'a Rc<Scene>,
+    pub(crate) site: &'a Site,
+    /// Number of the client, and its process.
+    pub(crate) client: u32,
+    pub(crate) process: ProcessId,
+    /// The client's sessions with the node. There is at least one.
+    pub(crate) fabrics: Vec<Tracked>,
+    /// State that all tasks of the client share, for as long as the sessions last.
+    pub(crate) shared: &'a F::Shared,
+}
+
+impl<F: Family> Seat<'_, F> {
+    /// The client's first session.
+    pub(crate) fn fabric(&self) -> Tracked {
+        self.fabrics[0].clone()
     }
 }
 
@@ -111,6 +228,11 @@ pub(crate) enum FailureKind {
     OutOfMemory,
     /// The operation failed, and the session is still usable.
     Declined,
+    /// So many answers were lost that the operation has failed. Faults of messages are to blame, and the session is
+    /// still usable.
+    Interrupted,
+    /// The store has no ids left for new clients. No fault is to blame, and the session is still usable.
+    NoIds,
     /// The node denied the client an access. This is a violation unless the store has been dropped.
     Refused,
     /// The failure must not happen under any fault.

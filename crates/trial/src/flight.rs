@@ -3,12 +3,14 @@
 //! Invariant: a fault is counted for a phase only if it struck a client with a request of that phase in flight. A
 //! fault is counted for the idle phase only if the client had no request in flight.
 
-use crate::{Carrier, Scene, mishaps};
+use crate::family::Family;
+use crate::pool::Reach;
+use crate::{Carrier, Counted, Scene, mishaps};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply};
-use farside_sim::fabric::AnyFabric;
 use farside_sim::fault::{Fault, Target};
+use farside_sim::world::{MICROS, MILLIS, Nanos};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
@@ -20,34 +22,78 @@ use std::time::Duration;
 pub struct Phase {
     /// Name of the phase in reports.
     pub name: &'static str,
-    /// Whether requests of this phase allocate buffers.
+    /// Whether requests of this phase allocate buffers, and a store may have none left.
     pub allocates: bool,
+    /// Whether the store may be dropped and created again within the phase.
+    pub(crate) is_revocable: bool,
     /// Whether a trial has few requests of this phase, so that faults must strike most of them.
     pub(crate) is_rare: bool,
+    /// Phase whose interruption leads to requests of this phase, if nothing else does.
+    pub(crate) led_to_by: Option<usize>,
+    /// Whether a request of this phase begins anew: the phases before it no longer count as passed.
+    pub(crate) is_first: bool,
+    /// Whether this is a phase of recoverers. A trial focuses on all of these phases or on none.
+    pub(crate) is_of_recoverers: bool,
 }
 
 impl Phase {
     pub(crate) const fn new(name: &'static str) -> Phase {
-        Phase { name, allocates: false, is_rare: false }
+        Phase {
+            name,
+            allocates: false,
+            is_revocable: true,
+            is_rare: false,
+            led_to_by: None,
+            is_first: false,
+            is_of_recoverers: false,
+        }
     }
 
     pub(crate) const fn allocating(name: &'static str) -> Phase {
-        Phase { name, allocates: true, is_rare: false }
+        Phase { allocates: true, ..Phase::new(name) }
+    }
+
+    /// Creates a phase of a store that is never dropped and that has buffers to spare.
+    pub(crate) const fn of_lasting(name: &'static str) -> Phase {
+        Phase { is_revocable: false, ..Phase::new(name) }
     }
 
     pub(crate) const fn rare(self) -> Phase {
         Phase { is_rare: true, ..self }
     }
+
+    /// Whether only recoverers have requests of this phase.
+    pub const fn is_of_recoverers(&self) -> bool {
+        self.is_of_recoverers
+    }
+
+    /// Creates a phase of recoverers.
+    pub(crate) const fn of_recoverers(name: &'static str) -> Phase {
+        Phase { is_of_recoverers: true, ..Phase::of_lasting(name) }
+    }
+
+    /// States that a request of this phase begins anew.
+    pub(crate) const fn first(self) -> Phase {
+        Phase { is_first: true, ..self }
+    }
+
+    /// States that requests of this phase follow only if a process dies within the phase with this index.
+    pub(crate) const fn led_to_by(self, phase: usize) -> Phase {
+        Phase { led_to_by: Some(phase), ..self }
+    }
 }
 
 /// Phases of a system's protocol. The first phase is idle: no request is in flight.
 pub struct Phases {
-    /// All phases, at most 32.
+    /// All phases, at most 32. Those of recoverers are the last.
     pub all: &'static [Phase],
     /// Returns the phase of a request. The arguments are the request and the bitmask of the phases that its operation
     /// has passed.
     pub(crate) of: fn(Request<'_>, u32) -> usize,
 }
+
+/// Longest time, in nanoseconds, for which a recoverer waits for an operation to begin.
+const WAITS_FOR_OPERATION: Nanos = MILLIS;
 
 /// Index of the idle phase.
 pub(crate) const IDLE: usize = 0;
@@ -55,12 +101,15 @@ pub(crate) const IDLE: usize = 0;
 /// A request of a client: a chain, or a call to a service.
 pub(crate) enum Request<'a> {
     Chain(ChainView<'a>),
-    Call(ServiceId),
+    /// The service, and the request's bytes.
+    Call(ServiceId, &'a [u8]),
 }
 
 /// Returns whether a fault can strike within a phase over one of `carriers`.
 pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
-    carriers.iter().any(|carrier| carrier.can_have(fault)) && (fault != Fault::Exhaustion || phase.allocates)
+    carriers.iter().any(|carrier| carrier.can_have(fault))
+        && (fault != Fault::Exhaustion || phase.allocates)
+        && (fault != Fault::Revocation || phase.is_revocable)
 }
 
 /// Number of times that each fault has struck within each phase, with a row for each of [`Fault::ALL`].
@@ -113,6 +162,11 @@ impl Flights {
         self.matrix.borrow().clone()
     }
 
+    /// Returns the phase with this index.
+    pub(crate) fn phase(&self, index: usize) -> &'static Phase {
+        &self.phases.all[index]
+    }
+
     /// Returns how often the fault has struck within the phase.
     pub(crate) fn struck(&self, fault: Fault, phase: usize) -> u64 {
         self.matrix.borrow().of(fault, phase)
@@ -134,15 +188,16 @@ impl Flights {
         self.now.borrow_mut().retain(|(flight, ..)| *flight != number);
     }
 
-    /// Counts a fault that strikes a client at one site, or at all sites if `site` is `None`.
-    fn strike(&self, fault: Fault, client: u32, site: Option<usize>) {
+    /// Counts a fault that strikes a client at one site, or at all sites if `site` is `None`. A client that is
+    /// `never_idle` is not counted if it has no request in flight.
+    fn strike(&self, fault: Fault, client: u32, site: Option<usize>, never_idle: bool) {
         let is_struck = |place: &Place| place.client == client && site.is_none_or(|site| place.site == site);
         let now = self.now.borrow();
         let struck = now
             .iter()
             .filter(|(_, place, _)| is_struck(place))
             .fold(0u32, |all, (.., phase)| all | 1 << phase);
-        let struck = if struck == 0 { 1 << IDLE } else { struck };
+        let struck = if struck == 0 && !never_idle { 1 << IDLE } else { struck };
         let row = &mut self.matrix.borrow_mut().0[fault as usize];
         (0..row.len()).filter(|phase| struck >> phase & 1 == 1).for_each(|phase| row[phase] += 1);
     }
@@ -155,17 +210,23 @@ impl Flights {
 
 /// Counts a fault for the phase of each request that the fault has struck.
 pub(crate) fn note(scene: &Scene, fault: Fault, target: Target) {
-    let flights = &scene.flights;
+    let strike = |client: u32, site| match scene.recoverers().contains(&client) {
+        false => scene.flights.strike(fault, client, site, false),
+        // A recoverer matters only while a client is in the midst of an operation.
+        true if scene.running.get() > 0 => scene.flights.strike(fault, client, site, true),
+        true => {}
+    };
     match target {
-        Target::Client(client) => flights.strike(fault, client, None),
+        Target::Client(client) => strike(client, None),
         Target::Node(site) => {
-            (0..scene.drawn.clients).for_each(|client| flights.strike(fault, client, Some(site as usize)));
+            let clients = (0..scene.drawn.clients).chain(scene.recoverers());
+            clients.for_each(|client| strike(client, Some(site as usize)));
         }
         Target::Session(from, to) => {
             let client = scene.hosts.iter().position(|host| [from, to].contains(host));
             let site = scene.sites.iter().position(|site| [from, to].contains(&site.node.host()));
             if let (Some(client), Some(site)) = (client, site) {
-                flights.strike(fault, client as u32, Some(site));
+                strike(client as u32, Some(site));
             }
         }
         Target::None => {}
@@ -173,15 +234,24 @@ pub(crate) fn note(scene: &Scene, fault: Fault, target: Target) {
 }
 
 /// Fabric that one task uses. The fabric records the task's requests in flight.
+///
+/// If the clients of several tasks use the fabric of one of them, a request belongs to the task whose operation makes
+/// it.
 #[derive(Clone)]
 pub(crate) struct Tracked {
-    inner: AnyFabric,
+    inner: Reach,
     lane: Rc<Lane>,
+    polled: Polled,
 }
+
+/// Task whose operation is being polled, of the tasks that share a client.
+#[derive(Clone, Default)]
+pub(crate) struct Polled(Rc<RefCell<Option<Rc<Lane>>>>);
 
 /// State of the operation that a task carries out, and of its requests.
 struct Lane {
     scene: Rc<Scene>,
+    /// Number of the client, and the site of a client that uses one site.
     place: Place,
     /// Bitmask of the phases that the operation's requests have had. `last` is the latest of these phases.
     seen: Cell<u32>,
@@ -189,6 +259,8 @@ struct Lane {
     /// The await at which the operation's future is to be dropped, if any.
     plan: Cell<Option<Plan>>,
     is_cancelled: Cell<bool>,
+    /// Returns the phase of a request, as that of [`Phases`].
+    of: fn(Request<'_>, u32) -> usize,
 }
 
 /// Plan to drop an operation's future at one of its awaits.
@@ -211,11 +283,31 @@ impl Drop for Flight<'_> {
 }
 
 impl Tracked {
-    pub(crate) fn new(inner: AnyFabric, scene: &Rc<Scene>, client: u32, site: usize) -> Tracked {
-        let (place, scene) = (Place { client, site }, Rc::clone(scene));
+    pub(crate) fn new(inner: Reach, scene: &Rc<Scene>, client: u32, site: usize) -> Tracked {
+        let (place, scene, of) = (Place { client, site }, Rc::clone(scene), scene.flights.phases.of);
         let (seen, last) = (Cell::new(0), Cell::new(IDLE));
-        let lane = Lane { scene, place, seen, last, plan: Cell::new(None), is_cancelled: Cell::new(false) };
-        Tracked { inner, lane: Rc::new(lane) }
+        let lane =
+            Lane { scene, place, seen, last, plan: Cell::new(None), is_cancelled: Cell::new(false), of };
+        Tracked { inner, lane: Rc::new(lane), polled: Polled::default() }
+    }
+
+    /// Creates the fabric of a recoverer.
+    pub(crate) fn recovering<F: Family>(inner: Reach, scene: &Rc<Scene>, number: u32) -> Tracked {
+        let (place, scene) = (Place { client: number, site: 0 }, Rc::clone(scene));
+        let (seen, last, of) = (Cell::new(0), Cell::new(IDLE), F::phase_of_recovery);
+        let lane =
+            Lane { scene, place, seen, last, plan: Cell::new(None), is_cancelled: Cell::new(false), of };
+        Tracked { inner, lane: Rc::new(lane), polled: Polled::default() }
+    }
+
+    /// Returns the fabric of a task whose operations may use the fabrics of other tasks with the same `polled`.
+    pub(crate) fn sharing(self, polled: &Polled) -> Tracked {
+        Tracked { polled: polled.clone(), ..self }
+    }
+
+    /// The task to which a request of this fabric belongs.
+    fn lane(&self) -> Rc<Lane> {
+        Rc::clone(self.polled.0.borrow().as_ref().unwrap_or(&self.lane))
     }
 
     /// Carries out an operation. Returns `None` if the task's plan dropped the operation's future before the future
@@ -230,10 +322,15 @@ impl Tracked {
         lane.plan.set(plan);
         lane.is_cancelled.set(false);
         let mut operation = pin!(operation);
-        let outcome = poll_fn(|cx| match operation.as_mut().poll(cx) {
-            Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-            Poll::Pending if lane.is_cancelled.get() => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
+        let outcome = poll_fn(|cx| {
+            let others = self.polled.0.replace(Some(Rc::clone(lane)));
+            let polled = operation.as_mut().poll(cx);
+            self.polled.0.replace(others);
+            match polled {
+                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+                Poll::Pending if lane.is_cancelled.get() => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
         });
         let outcome = outcome.await;
         lane.plan.set(None); // The operation may have made fewer requests than planned.
@@ -242,8 +339,7 @@ impl Tracked {
 
     /// Waits for a request. If the task's plan drops the operation at this request, the returned future never
     /// completes.
-    async fn or_cancelled<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
-        let lane = &self.lane;
+    async fn or_cancelled<T>(&self, lane: &Lane, request: impl Future<Output = T>, is_droppable: bool) -> T {
         let Some(Plan { requests, polls }) = lane.plan.get() else { return request.await };
         if let Some(requests) = requests.checked_sub(1) {
             lane.plan.set(Some(Plan { requests, polls }));
@@ -264,26 +360,47 @@ impl Tracked {
         .await
     }
 
+    /// Waits, but not for long, until a client is in the midst of an operation, if this is a rare request of a
+    /// recoverer and the trial focuses on recoverers.
+    async fn wait_for_operation(&self, lane: &Lane, request: Request<'_>) {
+        let scene = &lane.scene;
+        if !scene.is_about_recoverers() || !scene.recoverers().contains(&lane.place.client) {
+            return;
+        }
+        if scene.flights.phase((lane.of)(request, lane.seen.get())).is_rare {
+            let awaiting = Counted::new(&scene.awaiting);
+            let until = scene.world.now() + WAITS_FOR_OPERATION;
+            while scene.running.get() == 0 && scene.world.now() < until {
+                scene.world.sleep(10 * MICROS).await;
+            }
+            drop(awaiting);
+        }
+    }
+
     /// Phase of the task's last request.
     pub(crate) fn last_phase(&self) -> usize {
         self.lane.last.get()
     }
 
-    fn flight(&self, request: Request<'_>) -> Flight<'_> {
-        let Lane { scene, place, seen, last, .. } = &*self.lane;
-        let phase = (scene.flights.phases.of)(request, seen.get());
-        seen.set(seen.get() | 1 << phase);
+    fn flight<'a>(&self, lane: &'a Lane, node: NodeId, request: Request<'_>) -> Flight<'a> {
+        let Lane { scene, place, seen, last, .. } = lane;
+        let place = Place { site: self.inner.site(node).unwrap_or(place.site), ..*place };
+        let phase = (lane.of)(request, seen.get());
+        let before = if scene.flights.phase(phase).is_first { 0 } else { seen.get() };
+        seen.set(before | 1 << phase);
         last.set(phase);
         mishaps::on_request(scene, &scene.sites[place.site], place.client, phase);
-        Flight(&scene.flights, scene.flights.begin(*place, phase))
+        Flight(&scene.flights, scene.flights.begin(place, phase))
     }
 }
 
 impl Fabric for Tracked {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        let _flight = self.flight(Request::Chain(chain.view()));
-        let is_droppable = matches!(self.inner, AnyFabric::Session(_) | AnyFabric::Verbs(_));
-        self.or_cancelled(self.inner.run(node, chain, reply), is_droppable).await
+        let lane = self.lane();
+        self.wait_for_operation(&lane, Request::Chain(chain.view())).await;
+        let _flight = self.flight(&lane, node, Request::Chain(chain.view()));
+        let is_droppable = lane.scene.drawn.carrier != Carrier::Direct;
+        self.or_cancelled(&lane, self.inner.run(node, chain, reply), is_droppable).await
     }
 
     async fn call(
@@ -293,8 +410,14 @@ impl Fabric for Tracked {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
-        let _flight = self.flight(Request::Call(service));
-        self.or_cancelled(self.inner.call(node, service, request, answer), true).await
+        let lane = self.lane();
+        self.wait_for_operation(&lane, Request::Call(service, request)).await;
+        let _flight = self.flight(&lane, node, Request::Call(service, request));
+        let called = self.or_cancelled(&lane, self.inner.call(node, service, request, answer), true).await;
+        if lane.scene.recoverers().contains(&lane.place.client) {
+            lane.scene.configurations.look(&lane.scene);
+        }
+        called
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
@@ -304,11 +427,19 @@ impl Fabric for Tracked {
     fn capabilities(&self, node: NodeId) -> Capabilities {
         self.inner.capabilities(node)
     }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        self.inner.session_number(node)
+    }
 }
 
 impl Clock for Tracked {
     fn now(&self) -> Duration {
         self.inner.now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.inner.wall()
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {

@@ -1,6 +1,6 @@
 //! The family of key-value stores. Each key of a store is a register.
 
-use crate::family::{Failure, FailureKind, Family};
+use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, values};
@@ -98,7 +98,7 @@ static PHASES: Phases = Phases {
         Phase::new("catalog").rare(),
     ],
     of: |request, seen| match request {
-        Request::Call(_) => 5,
+        Request::Call(..) => 5,
         Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
             (0, 0) => 1,
             (_, 0) => PART,
@@ -118,8 +118,8 @@ static PHASES_OF_CALLS: Phases = Phases {
     ],
     of: |request, _| match request {
         Request::Chain(_) => 1,
-        Request::Call(ServiceId::NODE) => 3,
-        Request::Call(_) => 2,
+        Request::Call(ServiceId::NODE, _) => 3,
+        Request::Call(..) => 2,
     },
 };
 
@@ -146,6 +146,7 @@ impl Kv {
 impl Family for Kv {
     type Ask = Ask;
     type Client = Client;
+    type Shared = ();
     type Checker = Registers;
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Kv {
@@ -187,9 +188,9 @@ impl Family for Kv {
         Registers(Limits::default())
     }
 
-    async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let options = Options { slot_cache: self.sizes.slot_cache };
-        let kv = OneKv::open(fabric, node, name, &options).await?;
+    async fn open(&self, seat: Seat<'_, Kv>, node: NodeId, name: &str) -> Result<Client, Failure> {
+        let options = Options { slot_cache: self.sizes.slot_cache, ..Options::default() };
+        let kv = OneKv::open(seat.fabric(), node, name, &options).await?;
         Ok(Client { kv, seen: None })
     }
 

@@ -9,42 +9,54 @@
 
 #![forbid(unsafe_code)]
 
+pub mod epochs;
 pub mod events;
 pub mod flight;
 pub mod judge;
 pub mod kills;
 pub mod members;
+pub mod sharded;
+pub mod stamps;
 pub mod values;
 
+mod blocks;
+mod configurations;
 mod family;
+mod guarded;
 mod kv;
 mod mishaps;
+mod outages;
+mod pool;
 mod queue;
+mod recoverers;
 mod registers;
+mod sessions;
 mod systems;
 mod work;
 
 pub use systems::System;
 
+use configurations::Configurations;
 use family::Family;
 use farside_remote::control::Ask;
 use farside_remote::{Capabilities, NodeId};
 use farside_sim::checker::{Checked, Checker};
 use farside_sim::clock::ProcessClock;
 use farside_sim::fault::{Fault, FaultRates, Struck, Target};
-use farside_sim::hardware::{Distance, INPUTS};
+use farside_sim::hardware::{INPUTS, Testbed};
 use farside_sim::history::{History, OperationId, lines};
 use farside_sim::memory::{Pace, Seen};
 use farside_sim::network::{HostId, Network, Wire};
-use farside_sim::nic::{Device, Timing};
+use farside_sim::nic::{Device, Sender, Timing};
 use farside_sim::node::{Kinds, Node, Options};
 use farside_sim::picture;
 use farside_sim::random::Random;
-use farside_sim::station::Sender;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
-use flight::{Flights, Matrix, Phases};
+use flight::{Flights, Matrix, Phases, can_strike};
+use outages::Outages;
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// How the chains of clients reach the node.
@@ -93,7 +105,9 @@ impl Carrier {
     pub const fn capabilities(self) -> Capabilities {
         match self {
             Carrier::Direct | Carrier::Datagrams | Carrier::Connections => Capabilities::SOFTWARE,
-            Carrier::Verbs => Capabilities::CALLS,
+            Carrier::Verbs => {
+                Capabilities::CALLS.and(Capabilities::MASKED_CAS).and(Capabilities::ON_CHIP_WORDS)
+            }
         }
     }
 }
@@ -105,7 +119,8 @@ pub struct Setup {
     pub system: System,
     /// How clients reach the nodes.
     pub carrier: Option<Carrier>,
-    /// Number of nodes. Each node has its own store, and every client uses all stores. Default: 1.
+    /// Number of nodes. Each node has its own store, and every client uses all stores. Default: 1. If the system's
+    /// stores lie on several nodes, the nodes have one store. Default: drawn from the seed.
     pub nodes: Option<u32>,
     /// Number of clients.
     pub clients: Option<u32>,
@@ -142,7 +157,8 @@ impl Setup {
 pub struct Drawn {
     /// How the clients reach the nodes.
     pub carrier: Carrier,
-    /// Number of nodes; see [`Setup::nodes`].
+    /// Number of nodes; see [`Setup::nodes`]. If the nodes have one store, the number of its members: spare nodes are
+    /// not counted.
     pub nodes: u32,
     /// Number of clients.
     pub clients: u32,
@@ -158,7 +174,8 @@ pub struct Drawn {
     pub faults: Vec<Fault>,
     /// Quota in MiB of each store.
     pub quota_mib: u64,
-    /// Index of the phase within which faults strike, if any.
+    /// Index of the phase within which faults strike, if any. If it is one of recoverers, faults strike within all of
+    /// theirs.
     pub focus: Option<usize>,
     /// One in this many requests of the phase [`Drawn::focus`] is struck, on average.
     pub within_one_in: u64,
@@ -170,6 +187,9 @@ pub struct Drawn {
     pub mishap_one_in: u64,
     /// One in this many operations makes the node rebuild the store's structure; none does if 0.
     pub rebuild_one_in: u64,
+    /// One in this many pauses of clients is longer than all timeouts; none is if 0. If it is not 0, two of
+    /// three other pauses are longer than most leases.
+    pub long_pause_one_in: u64,
     /// One in this many operations makes the node scan for leaked buffers; none does if 0.
     pub scan_one_in: u64,
 }
@@ -190,19 +210,30 @@ impl Drawn {
         let operations = operations.min(40 + 40 * keys) as u32;
         let operations = setup.operations.unwrap_or(operations);
         // In 2 of 3 seeds, faults strike within one phase.
-        let phases = F::phases(setup.system).all.len() as u64;
+        let all = F::phases(setup.system).all;
+        let of_clients = all.iter().filter(|phase| !phase.is_of_recoverers).count() as u64;
+        // The phases of recoverers are one focus, which a third of the others do not have.
+        let phases = if all.len() as u64 == of_clients { of_clients } else { of_clients + of_clients / 2 };
         let focus = Some(random.below(phases * 3 / 2)).filter(|phase| *phase < phases);
+        let focus = focus.map(|phase| phase.min(of_clients));
+        // A phase that follows only interruptions of another one has few requests, so more trials focus on it.
+        let led_to = F::phases(setup.system).all.iter().position(|phase| phase.led_to_by.is_some());
+        let focus = led_to.filter(|_| random.one_in(4)).map(|phase| phase as u64).or(focus);
         let is_rare = focus.is_some_and(|focus| F::phases(setup.system).all[focus as usize].is_rare);
         // Each seed draws a subset of the faults. If all faults struck in every trial, some would hide the effects of
         // others.
         let is_calm = random.one_in(8);
         let without_one_in = if focus.is_some() { 4 } else { 2 };
-        let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
+        let can_have = |fault: &Fault| {
+            let within = |phase| can_strike(*fault, phase, &[carrier]);
+            carrier.can_have(*fault) && (!F::SPANS || F::phases(setup.system).all.iter().any(within))
+        };
+        let faults = setup.faults.iter().copied().filter(can_have);
         let faults = faults.filter(|_| !random.one_in(without_one_in) && !is_calm).collect::<Vec<_>>();
         let is_short = faults.contains(&Fault::Exhaustion);
         let mut drawn = Drawn {
             carrier,
-            nodes: setup.nodes.unwrap_or(1),
+            nodes: setup.nodes.unwrap_or_else(|| F::drawn_nodes(random)),
             clients,
             tasks: random.between(1, 3) as u32,
             keys,
@@ -210,19 +241,26 @@ impl Drawn {
             operations,
             faults,
             // Each size class of buffers takes a segment, and there are 41 size classes.
-            quota_mib: if is_short { 4 } else { 64 },
+            quota_mib: match F::SPANS {
+                true => 8,
+                false if is_short => 4,
+                false => 64,
+            },
             focus: focus.map(|phase| phase as usize),
             within_one_in: if is_rare { random.between(1, 2) } else { random.between(3, 8) },
             drop_one_in: [0, 0, 10, 40][random.below(4) as usize],
             resident: (F::MAY_LIVE_AT_NODE && random.one_in(3)).then(|| random.below(clients.into()) as u32),
             mishap_one_in: 0,
+            long_pause_one_in: 0,
             rebuild_one_in: 0,
             scan_one_in: 0,
         };
         let family = F::drawn(setup.system, &drawn, random);
+        drawn.faults.retain(|fault| family.survives(*fault));
         drawn.mishap_one_in = [6, 20, 80][random.below(3) as usize];
         drawn.scan_one_in = [0, 0, 8, 40][random.below(4) as usize];
         drawn.rebuild_one_in = family.rebuild_one_in(random);
+        drawn.long_pause_one_in = family.long_pause_one_in(random);
         (drawn, family)
     }
 }
@@ -241,7 +279,7 @@ pub struct Report {
     pub phases: &'static Phases,
     /// Number of times that each fault has struck within each of `phases`.
     pub matrix: Matrix,
-    /// Numbers of memory accesses and of torn reads.
+    /// Numbers of memory accesses, of torn reads, and of cut writes.
     pub seen: Seen,
     /// Numbers of notable outcomes of operations.
     pub counts: Counts,
@@ -350,6 +388,10 @@ pub struct Counts {
     pub conflicts: u64,
     /// Number of tables that the last store's rebuilds have replaced.
     pub rebuilds: u64,
+    /// Number of pauses of clients that were longer than all timeouts.
+    pub long_pauses: u64,
+    /// Number of times that a member of the store was replaced.
+    pub replacements: u64,
 }
 
 /// The maximum virtual duration of a trial is the larger of this one and [`OPERATION_LASTS_MAX`] per operation. An
@@ -367,9 +409,26 @@ struct Scene {
     flights: Flights,
     counts: Cell<Counts>,
     violation: RefCell<Option<String>>,
+    /// Whether one store lies on all nodes.
+    spans: bool,
+    /// What the nodes hold of the store that lies on all of them.
+    configurations: Configurations,
+    outages: Outages,
+    /// Number of recoverers, and whether the next one follows a dead one.
+    recoverers: u32,
+    is_recovering: Cell<bool>,
+    /// Number of strikes left within the phases of recoverers.
+    recovery_strikes_left: Cell<u32>,
+    /// Number of operations that are in progress.
+    running: Cell<u32>,
+    /// Number of recoverers' requests that wait for an operation.
+    awaiting: Cell<u32>,
     /// Number of operations that no client has started yet.
     left: Cell<u32>,
-    /// The process of each client. `clocks` and `hosts` have each client's clock and host.
+    /// Number of pauses left that are longer than usual.
+    long_pauses_left: Cell<u32>,
+    /// The process of each client. `clocks` and `hosts` have each client's clock and host. Recoverers, if there are
+    /// any, are after the clients and the client that reads everything at the end.
     clients: RefCell<Vec<Option<ProcessId>>>,
     clocks: RefCell<Vec<Option<ProcessClock>>>,
     hosts: Vec<HostId>,
@@ -393,6 +452,8 @@ struct Site {
     store: Cell<u32>,
     /// Whether a client has opened the store with the number `store`, which proves that the store exists.
     is_opened: Cell<bool>,
+    /// Whether the node's process was killed.
+    was_killed: Cell<bool>,
 }
 
 impl Site {
@@ -445,6 +506,51 @@ impl Scene {
     fn is_over(&self) -> bool {
         self.left.get() == 0
     }
+
+    /// Whether the trial focuses on recoverers.
+    fn is_about_recoverers(&self) -> bool {
+        self.drawn.focus.is_some_and(|focus| self.flights.phase(focus).is_of_recoverers)
+    }
+
+    /// Numbers of the recoverers.
+    fn recoverers(&self) -> Range<u32> {
+        let first = self.drawn.clients + 1;
+        first..first + self.recoverers
+    }
+
+    /// Host of a client. The client that reads everything at the end has that of the first client.
+    fn host_of(&self, client: u32) -> HostId {
+        self.hosts.get(client as usize).copied().unwrap_or(self.hosts[0])
+    }
+
+    /// Returns a random site if clients use all sites at once, and otherwise the given one.
+    fn any_site<'a>(&'a self, site: &'a Rc<Site>) -> &'a Rc<Site> {
+        match self.spans {
+            true => &self.sites[self.world.random().below(self.sites.len() as u64) as usize],
+            false => site,
+        }
+    }
+
+    /// Whether the site's node may lose its memory. A store that lies on several nodes survives the loss of a minority.
+    fn may_lose(&self, site: &Site) -> bool {
+        !self.spans || self.configurations.may_lose(self, site)
+    }
+}
+
+/// Something that is counted as long as this value lives.
+struct Counted<'a>(&'a Cell<u32>);
+
+impl Counted<'_> {
+    fn new(count: &Cell<u32>) -> Counted<'_> {
+        count.set(count.get() + 1);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 fn name_of(store: u32) -> String {
@@ -463,13 +569,19 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     let (family, phases) = (Rc::new(family), F::phases(setup.system));
     let struck = Rc::new(Struck::default());
     let network = Network::new(&world, Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS }, &struck);
-    let at: Vec<HostId> = (0..drawn.nodes).map(|_| network.add_host()).collect();
-    let hosts = (0..drawn.clients).map(|_| match drawn.carrier {
+    let at: Vec<HostId> = (0..drawn.nodes + family.spares()).map(|_| network.add_host()).collect();
+    // If there are recoverers, the client that reads everything has a host of its own.
+    let recoverers = family.recoverers();
+    let parties = if recoverers > 0 { drawn.clients + 1 + recoverers } else { drawn.clients };
+    let hosts = (0..parties).map(|_| match drawn.carrier {
         Carrier::Direct => at[0],
         _ => network.add_host(),
     });
     let hosts = hosts.collect();
-    let sites = at.into_iter().enumerate().map(|(index, host)| start(&world, &network, &drawn, index, host));
+    let sites = at
+        .into_iter()
+        .enumerate()
+        .map(|(index, host)| start::<F>(&world, &network, &drawn, &*family, index, host));
     let rebuilds = Rc::clone(&family);
     let scene = Rc::new(Scene {
         sites: sites.map(Rc::new).collect(),
@@ -479,11 +591,20 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         flights: Flights::new(phases),
         counts: Cell::default(),
         violation: RefCell::new(None),
+        spans: F::SPANS,
+        configurations: Configurations::new(drawn.nodes, (drawn.nodes + family.spares()) as usize),
+        outages: Outages::new(parties, drawn.nodes + family.spares()),
+        recoverers,
+        is_recovering: Cell::new(true),
+        recovery_strikes_left: Cell::new(mishaps::RECOVERY_STRIKES_MAX),
+        running: Cell::new(0),
+        awaiting: Cell::new(0),
         left: Cell::new(drawn.operations),
-        clients: RefCell::new(vec![None; drawn.clients as usize]),
-        clocks: RefCell::new(vec![None; drawn.clients as usize]),
+        long_pauses_left: Cell::new(mishaps::LONG_PAUSES_MAX),
+        clients: RefCell::new(vec![None; parties as usize]),
+        clocks: RefCell::new(vec![None; parties as usize]),
         hosts,
-        senders: (0..=drawn.clients).map(|_| Rc::new(INPUTS.sender())).collect(),
+        senders: (0..parties.max(drawn.clients + 1)).map(|_| Rc::new(INPUTS.sender())).collect(),
         tags: Cell::new(0),
         kind: setup.system.name(),
         parameters: family.parameters(),
@@ -501,8 +622,14 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
     let trial =
         Rc::new(Trial { scene: Rc::clone(&scene), family: Rc::clone(&family), history: RefCell::default() });
-    scene.sites.iter().for_each(|site| create_store(&scene, site));
+    if F::SPANS {
+        work::create_spanning(&trial);
+        configurations::watch(&scene);
+    } else {
+        scene.sites.iter().for_each(|site| create_store(&scene, site));
+    }
     (0..scene.drawn.clients).for_each(|client| work::start_client(&trial, client));
+    scene.recoverers().for_each(|number| recoverers::start(&trial, number));
     mishaps::begin(&scene);
     let until = LASTS_MAX.max(u64::from(scene.drawn.operations) * OPERATION_LASTS_MAX);
     world.run_while(until, || !work::is_done(&scene));
@@ -514,12 +641,11 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
     work::read_all(&trial);
     work::audit(&trial);
+    scene.count(|counts| counts.replacements = scene.configurations.replacements());
     let (events, lasted) = (world.events(), world.now());
+    // The end of the world cuts writes, too.
+    let seen = scene.sites.iter().map(|site| site.node.seen()).fold(Seen::default(), Seen::plus);
     world.end();
-    let seen = scene.sites.iter().map(|site| site.node.seen()).fold(Seen::default(), |all, seen| Seen {
-        accesses: all.accesses + seen.accesses,
-        torn_reads: all.torn_reads + seen.torn_reads,
-    });
     Report {
         drawn: scene.drawn.clone(),
         options: family.options(),
@@ -536,16 +662,26 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
 }
 
 /// Starts a node. If it is the only one, all faults of the trial may strike it. If there are several, each node draws a
-/// subset of the faults.
-fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
-    let random = world.random();
+/// subset of the faults. The node has at least as many engines as a client has sessions.
+fn start<F: Family>(
+    world: &World,
+    network: &Network,
+    drawn: &Drawn,
+    family: &F,
+    index: usize,
+    host: HostId,
+) -> Site {
+    let (random, engines) = (world.random(), family.sessions());
     let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));
     let faults: Vec<Fault> = faults.collect();
+    // One of several nodes may be slower than the others.
+    let is_slow = F::SPANS && random.one_in(6);
     let first_pause = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
     let options = Options {
-        memory_bytes: 192 << 20,
+        memory_bytes: if F::SPANS { 16 << 20 } else { 192 << 20 },
+        pace: if is_slow { SLOW } else { Pace::CPU },
         idle_pause: [first_pause, 8 * MILLIS],
-        engines: if drawn.carrier == Carrier::Direct { 0 } else { random.between(1, 2) as u32 },
+        engines: if drawn.carrier == Carrier::Direct { 0 } else { engines.max(random.between(1, 2) as u32) },
         is_reliable: matches!(drawn.carrier, Carrier::Connections | Carrier::Verbs),
         nic: (drawn.carrier == Carrier::Verbs).then(|| device(random)),
         at_once_one_in: [0, 2, 8][random.below(3) as usize],
@@ -555,21 +691,28 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     };
     let kinds: Kinds = Rc::new(systems::kinds);
     let node = Node::start(world, network, host, NodeId(index as u32), kinds, options);
-    Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
+    Site {
+        index,
+        node,
+        faults,
+        store: Cell::new(1),
+        is_opened: Cell::new(false),
+        was_killed: Cell::new(false),
+    }
 }
 
 /// Draws the timing of a node's NIC. Slow steps let other accesses interleave with a verb.
 fn device(random: &Random) -> Device {
-    let any = || [20, 200, 2_000][random.below(3) as usize];
-    let inputs = INPUTS.timing(Distance::Direct);
+    let any = || [20, 200, 2_000, 20_000][random.below(4) as usize];
     let timing = Timing {
+        link_gbit: 0, // The network of trials draws the latencies of messages.
         fetch_spread_ns: any(),
         land_spread_ns: any(),
         slot_spread_ns: any(),
         relaxed: random.one_in(4),
-        ..inputs
+        ..INPUTS.timing(Testbed::PRISM_APPLICATIONS)
     };
-    Device { timing, has_masked_cas: false, has_on_chip_words: false }
+    Device { timing, has_masked_cas: true, has_on_chip_words: true }
 }
 
 /// Draws the skew of a clock in parts per million. A positive skew means that the clock runs faster than the world's.
@@ -621,6 +764,9 @@ fn rates(site: &Site) -> FaultRates {
 
 /// Speed of memory accesses by clients that run chains themselves.
 const PACE: Pace = Pace::CPU;
+
+/// Speed of memory accesses by a slow node.
+const SLOW: Pace = Pace { usual_ns: MICROS, late_one_in: 2, ..Pace::CPU };
 
 /// Usual delay, in nanoseconds, after which a client tries again to reach a node.
 const AGAIN: Nanos = MILLIS;

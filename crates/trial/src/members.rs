@@ -1,4 +1,4 @@
-//! Trials of stores with several members: clients create, drop, open, use and settle stores while clients, nodes and
+//! Trials of stores with several members: clients create, drop, open, use and heal stores while clients, nodes and
 //! the network fail.
 //!
 //! These trials have no history of operations on items: they are judged by what clients learn, and by what the nodes
@@ -7,19 +7,20 @@
 //! Invariant: the same seed gives the same trial.
 
 use crate::AGAIN;
+use crate::sessions::Sessions;
 use farside_remote::arena::header;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Attempt, Found, MemberId, MemberState, Membership, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Width};
 use farside_sim::clock::ProcessClock;
-use farside_sim::fabric::session::{Endpoint, Identity};
 use farside_sim::fault::{Fault, FaultRates, Struck, Target};
 use farside_sim::network::{HostId, Network, Wire};
 use farside_sim::node::{Node, Options as NodeOptions};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World, within};
+use farside_systems::heal::heal;
 use farside_systems::kv::{Kv, prism_kv};
-use farside_systems::members::{self, New};
+use farside_systems::members::{self, New, WithoutFirst};
 use farside_systems::registry::{self, OneKv};
 use farside_systems::store::{Members, StoreError};
 use farside_systems::system::{Options, Sizing};
@@ -34,8 +35,12 @@ const NODES: u32 = 3;
 const MEMORY: u64 = 14 << 20;
 /// Bytes of memory of a whole store. Each member gets 3 MiB.
 const QUOTA: u64 = 9 << 20;
+/// Time for which a recoverer watches an unfinished creation before it aborts it.
+const PATIENCE: Duration = Duration::from_micros(300);
 /// Names of the stores.
 const NAMES: [&str; 2] = ["a", "b"];
+/// Number of each recoverer: the stores have no replicas, so no recoverer proposes a configuration.
+const NO_BALLOTS: u64 = 0;
 
 /// What a client does with stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,7 +59,7 @@ pub enum Step {
     OpenFind,
     /// Gets a member's key.
     OpenKey,
-    /// Looks at the nodes in order to settle stores.
+    /// Looks at the nodes in order to heal stores.
     SettleFind,
     /// Decides in order to settle a store, or to open one.
     SettleDecide,
@@ -79,7 +84,7 @@ impl Step {
 }
 
 /// Steps that few requests belong to. Faults strike these requests more often than others.
-const RARE: [Step; 4] = [Step::CreateDecide, Step::DropDecide, Step::OpenKey, Step::SettleDecide];
+const RARE: [Step; 5] = [Step::CreateDecide, Step::DropDecide, Step::OpenKey, Step::SettleDecide, Step::Use];
 
 /// Faults that strike within steps. Faults of messages strike besides.
 pub const FAULTS: [Fault; 4] = [Fault::ClientDeath, Fault::Partition, Fault::NodeRestart, Fault::NodeLoss];
@@ -138,15 +143,12 @@ struct Scene {
     strike_one_in: u64,
 }
 
-/// One client's sessions with all nodes. A session that is over is opened again by the next request.
+/// One client's sessions with all nodes, and what the client does over them.
 struct Pool {
     scene: Rc<Scene>,
     client: usize,
-    process: ProcessId,
-    clock: ProcessClock,
     doing: Cell<Doing>,
-    sessions: RefCell<Vec<Option<Rc<Endpoint>>>>,
-    opened: Cell<u64>,
+    sessions: Sessions,
 }
 
 impl Pool {
@@ -155,44 +157,9 @@ impl Pool {
         Rc::new(Pool {
             scene: Rc::clone(scene),
             client,
-            process,
-            clock,
             doing: Cell::new(Doing::Open),
-            sessions: RefCell::new(vec![None; NODES as usize]),
-            opened: Cell::new(0),
+            sessions: Sessions::new(&scene.world, scene.nodes.clone(), process, scene.hosts[client], clock),
         })
-    }
-
-    async fn session(&self, node: NodeId) -> Result<Rc<Endpoint>, FabricError> {
-        let unreachable = |error: FabricError| FabricError::Unreachable { node, reason: error.to_string() };
-        if let Some(session) = self.sessions.borrow()[node.0 as usize].clone() {
-            return Ok(session);
-        }
-        self.opened.set(self.opened.get() + 1);
-        let world = &self.scene.world;
-        let identity =
-            Identity { identity: world.random().bits().into(), incarnation: 1, silence: 60 * MILLIS };
-        let (at, host) = (&self.scene.nodes[node.0 as usize], self.scene.hosts[self.client]);
-        let opening = Endpoint::open(at, 0, self.process, host, &self.clock, identity);
-        // A simulated node that is down is noticed soon, as by a pool of sessions.
-        match within(world, 20 * MILLIS, opening).await {
-            Some(opened) => {
-                let session = opened.map_err(unreachable)?;
-                self.sessions.borrow_mut()[node.0 as usize] = Some(Rc::clone(&session));
-                Ok(session)
-            }
-            None => Err(FabricError::Unreachable { node, reason: "no response to a greeting".to_owned() }),
-        }
-    }
-
-    /// Forgets the session if the error says that it is of no more use.
-    fn checked<T>(&self, node: NodeId, outcome: Result<T, FabricError>) -> Result<T, FabricError> {
-        if let Err(error) = &outcome
-            && !matches!(error, FabricError::Refused(_))
-        {
-            self.sessions.borrow_mut()[node.0 as usize] = None;
-        }
-        outcome
     }
 
     fn step(&self, request: &[u8]) -> Option<Step> {
@@ -220,11 +187,12 @@ impl Pool {
 
 impl Fabric for Pool {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        let session = self.session(node).await?;
+        let session = self.sessions.current_or_next(node).await?;
         self.begin(Some(Step::Use));
         let ran = session.run(node, chain, reply).await;
         self.begin(None);
-        self.checked(node, ran)
+        self.sessions.forget_if_over(node, &session, &ran);
+        ran
     }
 
     async fn call(
@@ -234,15 +202,16 @@ impl Fabric for Pool {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
-        let session = self.session(node).await?;
+        let session = self.sessions.current_or_next(node).await?;
         self.begin(self.step(request));
         let called = session.call(node, service, request, answer).await;
         self.begin(None);
-        self.checked(node, called)
+        self.sessions.forget_if_over(node, &session, &called);
+        called
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        if let Some(session) = &self.sessions.borrow()[node.0 as usize] {
+        if let Some(session) = self.sessions.current(node) {
             session.retire(node, key, buffer);
         }
     }
@@ -250,15 +219,23 @@ impl Fabric for Pool {
     fn capabilities(&self, _: NodeId) -> Capabilities {
         Capabilities::SOFTWARE
     }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        self.sessions.number(node)
+    }
 }
 
 impl Clock for Pool {
     fn now(&self) -> Duration {
-        self.clock.now()
+        self.sessions.clock().now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.sessions.clock().wall()
     }
 
     async fn sleep(&self, duration: Duration) {
-        self.clock.sleep(duration).await;
+        self.sessions.clock().sleep(duration).await;
     }
 }
 
@@ -268,7 +245,7 @@ impl Clock for Pool {
 ///   Any other member has lost its memory, or did not answer.
 /// - No store is opened after the acknowledgement of a complete drop that began after its creation.
 /// - A store whose creation was acknowledged is not missing, unless a drop has begun or a member is wiped.
-/// - After the faults, and after `settle`, a store is at all members or at none, unless a member is wiped.
+/// - After the faults, and after `heal`, a store is at all members or at none, unless a member is wiped.
 /// - After all stores are dropped, all memory is free.
 pub fn run(seed: u64) -> Outcome {
     let world = World::new(seed);
@@ -351,12 +328,13 @@ fn start(scene: &Rc<Scene>, client: usize) {
             let which = random.below(16);
             within(&theirs.world, patience, async {
                 match which {
-                    0..6 => create(&pool, name).await,
-                    6..12 => open(&pool, name).await,
-                    12..14 => drop_store(&pool, name).await,
+                    0..5 => create(&pool, name).await,
+                    5..10 => open(&pool, name).await,
+                    10..13 => drop_store(&pool, name).await,
                     _ => {
                         pool.doing.set(Doing::Settle);
-                        let _may_fail = members::settle(&*pool, NODES).await;
+                        let patience = if random.one_in(2) { Duration::ZERO } else { PATIENCE };
+                        let _may_fail = heal(&*pool, NODES, None, patience, NO_BALLOTS, drop).await;
                     }
                 }
             })
@@ -373,7 +351,8 @@ async fn create(pool: &Rc<Pool>, name: &'static str) {
     let random = scene.world.random();
     pool.doing.set(Doing::Create);
     let attempt = [random.bits(), random.bits()];
-    let sizing = Sizing { items: Some(100), key_len: 8, value_len: 8, collision_free: false };
+    let sizing =
+        Sizing { items: Some(100), key_len: 8, value_len: 8, collision_free: false, ..Sizing::default() };
     let members = random.between(2, NODES.into()) as usize;
     let new = New { name: name.into(), kind: prism_kv::KIND.into(), sizing, quota: QUOTA, members };
     let drops_before = scene.drops_of(name);
@@ -418,7 +397,7 @@ async fn drop_store(pool: &Rc<Pool>, name: &'static str) {
         let attempts = scene.attempts.borrow();
         attempts.iter().filter(|(_, made)| made.name == name).map(|(attempt, _)| *attempt).collect()
     };
-    let dropped = members::drop_store(&**pool, NODES, name).await;
+    let dropped = members::drop_store(&**pool, NODES, name, WithoutFirst::Refuse).await;
     drop(running);
     if dropped.is_ok_and(|untold| untold.is_empty()) {
         scene.done[2].set(scene.done[2].get() + 1);
@@ -561,7 +540,7 @@ fn finish(scene: &Rc<Scene>, client: usize, free: &[u64]) -> bool {
         let scene = theirs;
         for _ in 0..3 {
             pool.doing.set(Doing::Settle);
-            let _what_was_settled = members::settle(&*pool, NODES).await;
+            let _may_fail = heal(&*pool, NODES, None, PATIENCE, NO_BALLOTS, drop).await;
         }
         for name in NAMES {
             let mut found_all = Vec::new();
@@ -573,9 +552,9 @@ fn finish(scene: &Rc<Scene>, client: usize, free: &[u64]) -> bool {
         for name in NAMES {
             for _ in 0..20 {
                 pool.doing.set(Doing::Drop);
-                match members::drop_store(&*pool, NODES, name).await {
+                match members::drop_store(&*pool, NODES, name, WithoutFirst::Refuse).await {
                     Err(StoreError::Gone(reason)) if reason.contains("there is no store") => break,
-                    _ => pool.clock.sleep(Duration::from_millis(5)).await,
+                    _ => pool.sleep(Duration::from_millis(5)).await,
                 }
             }
         }

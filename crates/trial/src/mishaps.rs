@@ -3,12 +3,36 @@
 use crate::flight::IDLE;
 use crate::{Carrier, Scene, Site, create_next_store, rates};
 use farside_remote::control::Ask;
+use farside_sim::clock::ProcessClock;
 use farside_sim::fault::{Fault, FaultRates, OUTAGE, Target};
+use farside_sim::network::HostId;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
 /// Usual length, in nanoseconds, of the period before a client's death in which all the client's messages are delayed.
 const LAST_WORDS: Nanos = 100 * MICROS;
+
+/// Minimum and maximum length, in nanoseconds, of a client's pause that is longer than all timeouts.
+const LONG_PAUSE: [Nanos; 2] = [100 * MILLIS, 250 * MILLIS];
+/// Minimum and maximum length, in nanoseconds, of a client's pause that is longer than most leases, and shorter than
+/// the silence that ends a session.
+const LEASE_PAUSE: [Nanos; 2] = [10 * MILLIS, 55 * MILLIS];
+/// One in this many partitions and restarts of nodes is long, in trials with long pauses of stores on several nodes.
+const LONG_OUTAGE_ONE_IN: u64 = 4;
+/// Minimum and maximum length of such an outage, in nanoseconds.
+const LONG_OUTAGE: [Nanos; 2] = [300 * MILLIS, 3_000 * MILLIS];
+/// Maximum number of pauses of both kinds in one trial, which would last too long otherwise.
+pub(crate) const LONG_PAUSES_MAX: u32 = 10;
+
+/// Number of strikes within all phases of recoverers in one trial.
+pub(crate) const RECOVERY_STRIKES_MAX: u32 = 60;
+/// One in this many requests of recoverers in a rare phase is struck if the trial focuses on recoverers.
+const RECOVERY_STRUCK_ONE_IN: u64 = 4;
+
+/// One in this many requests of a phase is interrupted if the trial's focus is the phase that follows interruptions.
+const LEADS_ONE_IN: u64 = 3;
+/// Time, in nanoseconds, within which an interrupted request is on its way or runs.
+const LEADS_WITHIN: Nanos = 4 * MICROS;
 
 /// Faults that strike processes, hosts and stores at random times. `FaultRates` has the faults of single messages.
 const EVENTS: [Fault; 8] = [
@@ -22,6 +46,12 @@ const EVENTS: [Fault; 8] = [
     Fault::Revocation,
 ];
 
+/// Length, in nanoseconds, of the longest jump of a client's clock that does not count as an outage. A longer one may
+/// end an operation's patience.
+const JUMP_MAX: Nanos = 100 * MILLIS;
+/// Pause, in nanoseconds, after which a trial checks again whether a node is served.
+const SERVED_AGAIN: Nanos = 50 * MICROS;
+
 /// Usual delay, in nanoseconds, from an operation to the fault that the operation triggers.
 const SOON: Nanos = 20 * MICROS;
 
@@ -33,6 +63,7 @@ pub(crate) fn begin(scene: &Scene) {
 /// Runs when an operation starts. With the drawn probability, triggers a fault, a scan or a rebuild soon after.
 /// Because operations trigger faults, the faults strike working clients and do not pile up while clients cannot work.
 pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
+    let site = scene.any_site(site);
     let (drawn, random) = (&scene.drawn, scene.world.random());
     if random.one_in(drawn.mishap_one_in) {
         let mut faults = EVENTS.into_iter().filter(|fault| site.faults.contains(fault));
@@ -45,7 +76,12 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
                 if is_rare && !scene.world.random().one_in(3) {
                     return;
                 }
-                let client = scene.world.random().below(scene.drawn.clients.into());
+                let recoverers = scene.recoverers();
+                let clients = scene.drawn.clients + recoverers.len() as u32;
+                let client = scene.world.random().below(clients.into()) as u32;
+                let is_recoverer = client >= scene.drawn.clients;
+                let client =
+                    if is_recoverer { recoverers.start + client - scene.drawn.clients } else { client };
                 strike(scene, site, fault, client as usize);
             });
         }
@@ -72,34 +108,73 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
 /// drawn probability, a fault strikes the request, and possibly other requests too. Returns whether a fault strikes.
 ///
 /// Once a phase has been struck ten times per operation of the trial, this function no longer strikes it. Without this
-/// bound, a client that dies each time it is idle would never start an operation.
+/// bound, a client that dies each time it is idle would never start an operation. For the phases of recoverers the
+/// bound is lower: no client can work while each recoverer dies.
 pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
-    let (drawn, random) = (&scene.drawn, scene.world.random());
-    let is_saturated = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
-    if drawn.focus != Some(phase) || scene.is_over() || is_saturated() || !random.one_in(drawn.within_one_in)
-    {
+    let is_recoverer = scene.recoverers().contains(&client);
+    if client >= scene.drawn.clients && !is_recoverer || is_recoverer && phase == IDLE {
         return false;
     }
-    let mut faults: Vec<Fault> =
-        site.faults.iter().copied().filter(|fault| !BY_THEMSELVES.contains(fault)).collect();
+    lead_to_focus(scene, site, client, phase);
+    let (drawn, random) = (&scene.drawn, scene.world.random());
+    let is_focus = drawn.focus == Some(phase) || scene.is_about_recoverers() && is_recoverer;
+    let is_saturated = || match is_recoverer {
+        true => scene.recovery_strikes_left.get() == 0,
+        false => scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations),
+    };
+    let one_in = match (is_recoverer, scene.flights.phase(phase).is_rare) {
+        (false, _) => drawn.within_one_in,
+        (true, true) => RECOVERY_STRUCK_ONE_IN,
+        (true, false) => 10 * RECOVERY_STRUCK_ONE_IN,
+    };
+    if !is_focus || scene.is_over() || is_saturated() || !random.one_in(one_in) {
+        return false;
+    }
+    let can_strike =
+        |fault: &Fault| !BY_THEMSELVES.contains(fault) && (*fault != Fault::NodeLoss || scene.may_lose(site));
+    let mut faults: Vec<Fault> = site.faults.iter().copied().filter(can_strike).collect();
     random.shuffle(&mut faults);
     // Choose the fault that has struck least within this phase.
     let least = faults.into_iter().min_by_key(|fault| scene.flights.struck(*fault, phase));
     let Some(fault) = least else { return false };
+    if is_recoverer {
+        scene.recovery_strikes_left.set(scene.recovery_strikes_left.get() - 1);
+    }
     if phase == IDLE && fault.is_of_messages() {
         // Planned for later, the fault could miss the next message, which may leave before any other event.
         scene.network.strike_next_message(scene.hosts[client as usize], fault);
         return true;
     }
     let after = if phase == IDLE { 0 } else { random.below(1 << random.below(13)) };
-    let at = scene.world.now() + after;
+    strike_after(scene, site, after, fault, client);
+    true
+}
+
+/// If requests of the trial's focus follow only the death of a process within `phase`, at times kills the process that
+/// runs the chains: the client's, or the node's. If the store lies on several nodes, kills the client.
+fn lead_to_focus(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) {
+    let is_led_to = |focus: usize| scene.flights.phase(focus).led_to_by == Some(phase);
+    if scene.is_over() || !scene.drawn.focus.is_some_and(is_led_to) {
+        return;
+    }
+    let random = scene.world.random();
+    let fault = match scene.drawn.carrier {
+        _ if scene.spans => Fault::ClientDeath,
+        Carrier::Direct => Fault::ClientDeath,
+        _ => Fault::NodeRestart,
+    };
+    if site.faults.contains(&fault) && random.one_in(LEADS_ONE_IN) {
+        strike_after(scene, site, random.below(LEADS_WITHIN), fault, client);
+    }
+}
+
+fn strike_after(scene: &Rc<Scene>, site: &Rc<Site>, after: Nanos, fault: Fault, client: u32) {
     let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
-    scene.world.at(at, move || {
+    scene.world.at(scene.world.now() + after, move || {
         if !theirs.is_over() {
             strike(&theirs, &site, fault, client as usize);
         }
     });
-    true
 }
 
 /// Faults that strike without being triggered by this module.
@@ -137,24 +212,54 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
                 }
             });
         }
-        Fault::ClientPause => pause(scene, process, fault, Target::Client(client as u32)),
+        Fault::ClientPause => {
+            let target = Target::Client(client as u32);
+            let may_be_long = scene.long_pauses_left.get() > 0;
+            let long_one_in = if may_be_long { scene.drawn.long_pause_one_in } else { 0 };
+            let is_long = random.one_in(long_one_in);
+            let lasting = match is_long {
+                true => Some(LONG_PAUSE),
+                false => Some(LEASE_PAUSE).filter(|_| long_one_in != 0 && !random.one_in(3)),
+            };
+            let drawn = lasting.map(|[least, most]| random.between(least, most));
+            let ns = drawn.or_else(|| drawn_outage(scene));
+            if pause(scene, process, fault, [Some(client as u32), None], target, ns) && lasting.is_some() {
+                scene.long_pauses_left.set(scene.long_pauses_left.get() - 1);
+                scene.count(|counts| counts.long_pauses += u64::from(is_long));
+            }
+        }
         Fault::NodePause => pause_node(scene, site),
         Fault::Partition | Fault::OneWayPartition => {
             let (node, host) = (site.node.host(), scene.hosts[client]);
-            let until = world.now() + outage(scene);
-            let [from, to] = if random.one_in(2) { [node, host] } else { [host, node] };
-            scene.network.cut(from, to, until, fault);
-            if fault == Fault::Partition {
-                scene.network.cut(to, from, until, fault);
-            }
+            let long = long_outage(scene);
+            let until = world.now() + long.unwrap_or_else(|| outage(scene));
+            let is_answer_lost = random.one_in(2);
+            let cut = |site: &Site, node: HostId| {
+                scene.outages.note(Some(client as u32), Some(site.index), until);
+                let [from, to] = if is_answer_lost { [node, host] } else { [host, node] };
+                scene.network.cut(from, to, until, fault);
+                if fault == Fault::Partition {
+                    scene.network.cut(to, from, until, fault);
+                }
+            };
+            cut(site, node);
+            // A client that reaches no majority for a long time gives up its operations.
+            let others = scene.sites.iter().filter(|other| long.is_some() && !Rc::ptr_eq(other, site));
+            others.filter(|_| random.one_in(2)).for_each(|other| cut(other, other.node.host()));
         }
         // The node is already down and cannot be struck again.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !site.node.is_served() => {}
         Fault::NodeRestart => take_down(scene, site, fault, take_over),
-        Fault::NodeLoss => take_down(scene, site, fault, |scene, site| {
-            site.node.lose_memory();
-            create_next_store(scene, site);
-        }),
+        Fault::NodeLoss if !scene.may_lose(site) => {}
+        Fault::NodeLoss => {
+            scene.configurations.lose(site);
+            take_down(scene, site, fault, |scene, site| {
+                site.node.lose_memory();
+                if !scene.spans {
+                    create_next_store(scene, site);
+                }
+            });
+        }
         Fault::Revocation => {
             scene.struck.count(fault, site.target());
             site.node.ask(Ask::DropStore { name: site.store_name() });
@@ -163,10 +268,19 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
         _ if fault.is_of_messages() => scene.network.strike_next_message(scene.hosts[client], fault),
         Fault::ClockJump => {
             let clock = scene.clocks.borrow()[client].clone();
-            clock.into_iter().for_each(|clock| clock.jump(random.heavy(MILLIS)));
+            clock.into_iter().for_each(|clock| jump(scene, client as u32, &clock));
         }
         _ => unreachable!("{fault:?} is not triggered here"),
     }
+}
+
+/// Lets the clock of a client's process jump ahead.
+pub(crate) fn jump(scene: &Scene, client: u32, clock: &ProcessClock) {
+    let ns = scene.world.random().heavy(MILLIS);
+    if ns > JUMP_MAX {
+        scene.outages.note(Some(client), None, scene.world.now());
+    }
+    clock.jump(ns);
 }
 
 fn kill(scene: &Scene, client: usize, process: ProcessId) {
@@ -184,11 +298,26 @@ fn take_down(
     bring_up: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static,
 ) {
     scene.struck.count(fault, site.target());
+    site.was_killed.set(true);
+    scene.outages.note(None, Some(site.index), scene.world.now());
     site.node.kill();
     end_runners(scene);
+    note_when_served(scene, site);
     let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
-    let after = scene.world.random().heavy(MILLIS);
+    let after = long_outage(scene).unwrap_or_else(|| scene.world.random().heavy(MILLIS));
     scene.world.at(scene.world.now() + after, move || bring_up(&theirs, &site));
+}
+
+/// Notes, once the node is served again, that it is.
+fn note_when_served(scene: &Rc<Scene>, site: &Rc<Site>) {
+    if !scene.spans {
+        return;
+    }
+    let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
+    scene.world.at(scene.world.now() + SERVED_AGAIN, move || match site.node.is_served() {
+        true => theirs.outages.note(None, Some(site.index), theirs.world.now()),
+        false => note_when_served(&theirs, &site),
+    });
 }
 
 /// Starts the node's next process, which recovers the memory of the node's last process. The next process may itself
@@ -218,15 +347,44 @@ fn end_runners(scene: &Rc<Scene>) {
 }
 
 fn pause_node(scene: &Rc<Scene>, site: &Site) {
-    pause(scene, site.node.process(), Fault::NodePause, site.target());
+    let whom = [None, Some(site.index as u32)];
+    pause(scene, site.node.process(), Fault::NodePause, whom, site.target(), drawn_outage(scene));
 }
 
-fn pause(scene: &Rc<Scene>, process: Option<ProcessId>, fault: Fault, target: Target) {
-    let Some(process) = process.filter(|process| !scene.world.is_stopped(*process)) else { return };
+/// Draws the length of a pause in advance, in families with long pauses. In others it is drawn once a process stops.
+/// The recorded seeds of both depend on this order.
+fn drawn_outage(scene: &Scene) -> Option<Nanos> {
+    (scene.drawn.long_pause_one_in != 0).then(|| outage(scene))
+}
+
+/// Stops a process and resumes it after `lasting` nanoseconds, or after the usual time. Returns false if the process is
+/// dead or stopped. `whom` has the number of the client, or of the site.
+fn pause(
+    scene: &Rc<Scene>,
+    process: Option<ProcessId>,
+    fault: Fault,
+    [client, site]: [Option<u32>; 2],
+    target: Target,
+    lasting: Option<Nanos>,
+) -> bool {
+    let Some(process) = process.filter(|process| !scene.world.is_stopped(*process)) else { return false };
     scene.struck.count(fault, target);
     scene.world.stop(process);
-    let theirs = Rc::clone(scene);
-    scene.world.at(scene.world.now() + outage(scene), move || theirs.world.resume(process));
+    let (theirs, lasting) = (Rc::clone(scene), lasting.unwrap_or_else(|| outage(scene)));
+    scene.outages.note(client, site.map(|site| site as usize), scene.world.now() + lasting);
+    scene.world.at(scene.world.now() + lasting, move || theirs.world.resume(process));
+    true
+}
+
+/// Draws the length of an outage that may be longer than an operation's patience, if this one is to be long.
+fn long_outage(scene: &Scene) -> Option<Nanos> {
+    let may_be_long = scene.spans && scene.drawn.long_pause_one_in != 0 && scene.long_pauses_left.get() > 0;
+    let random = scene.world.random();
+    (may_be_long && random.one_in(LONG_OUTAGE_ONE_IN)).then(|| {
+        scene.long_pauses_left.set(scene.long_pauses_left.get() - 1);
+        let [least, most] = LONG_OUTAGE;
+        random.between(least, most)
+    })
 }
 
 fn outage(scene: &Scene) -> Nanos {

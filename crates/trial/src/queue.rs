@@ -1,6 +1,6 @@
 //! The family of queues. Each store is one queue.
 
-use crate::family::{Failure, FailureKind, Family};
+use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::kv::{Sizes, unknown_bytes};
 use crate::systems::System;
@@ -35,7 +35,7 @@ static PHASES: Phases = Phases {
         Phase::new("catalog").rare(),
     ],
     of: |request, _| match request {
-        Request::Call(_) => 5,
+        Request::Call(..) => 5,
         Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
             (0, 0) => 1,
             (0, 1) => 4,
@@ -48,6 +48,7 @@ static PHASES: Phases = Phases {
 impl Family for Queue {
     type Ask = Ask;
     type Client = AnyQueue<Tracked>;
+    type Shared = ();
     type Checker = Fifo;
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Queue {
@@ -80,8 +81,13 @@ impl Family for Queue {
         Fifo { capacity: self.slots }
     }
 
-    async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<AnyQueue<Tracked>, Failure> {
-        Ok(AnyQueue::open(fabric, node, name, &Options::default()).await?)
+    async fn open(
+        &self,
+        seat: Seat<'_, Queue>,
+        node: NodeId,
+        name: &str,
+    ) -> Result<AnyQueue<Tracked>, Failure> {
+        Ok(AnyQueue::open(seat.fabric(), node, name, &Options::default()).await?)
     }
 
     fn draw(&self, scene: &Scene, _client: &mut AnyQueue<Tracked>) -> (u64, Ask) {

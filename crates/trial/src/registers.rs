@@ -17,7 +17,7 @@
 //!
 //! Invariant: an entry's check is written before its word.
 
-use crate::family::{Failure, Family};
+use crate::family::{Failure, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::kv::{Sizes, unknown_bytes};
 use crate::systems::System;
@@ -101,7 +101,7 @@ static PHASES: Phases = Phases {
         Phase::new("catalog").rare(),
     ],
     of: |request, _| match request {
-        Request::Call(_) => 4,
+        Request::Call(..) => 4,
         Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
             (0, 0) => 1,
             (0, _) => 3,
@@ -118,6 +118,7 @@ pub(crate) struct Trial {
 impl Family for Trial {
     type Ask = Ask;
     type Client = Registers<Tracked>;
+    type Shared = ();
     type Checker = linearizable::Registers;
 
     const MAY_LIVE_AT_NODE: bool = true;
@@ -146,8 +147,13 @@ impl Family for Trial {
         linearizable::Registers(Limits::default())
     }
 
-    async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Registers<Tracked>, Failure> {
-        Ok(Registers::open(fabric, node, name).await?)
+    async fn open(
+        &self,
+        seat: Seat<'_, Trial>,
+        node: NodeId,
+        name: &str,
+    ) -> Result<Registers<Tracked>, Failure> {
+        Ok(Registers::open(seat.fabric(), node, name).await?)
     }
 
     fn draw(&self, scene: &Scene, _client: &mut Registers<Tracked>) -> (u64, Ask) {

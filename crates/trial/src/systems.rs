@@ -1,6 +1,10 @@
 //! Systems that trials can run: the registered systems whose family has a file here, and `registers`, which exists only
 //! for trials.
 
+use crate::blocks::Blocks;
+use crate::family::Family as _;
+use crate::flight::Phases;
+use crate::guarded::Guarded;
 use crate::kv::Kv;
 use crate::queue::Queue;
 use crate::registers::{self, RegistersKind};
@@ -12,19 +16,23 @@ use farside_remote::mutant::Mutant;
 use farside_remote::mutants as chains;
 use farside_remote::service::Kind;
 use farside_sim::memory::Replay;
+use farside_systems::guarded;
+use farside_systems::members::REPLICAS_MAX;
 use farside_systems::registry::{self, Registered};
-use farside_systems::system::Family;
+use farside_systems::system::{Family, Nodes};
 use std::fmt;
 
 /// A system that trials can run.
 #[derive(Clone, Copy)]
 pub struct System {
     name: &'static str,
+    nodes: Nodes,
     needs: Capabilities,
     /// The system's own mutants. `rare` lists the mutants that trials expose too rarely; tests of single steps detect
     /// these.
     mutants: &'static [Mutant],
     rare: &'static [Mutant],
+    phases: fn(System) -> &'static Phases,
     run: Run,
 }
 
@@ -35,7 +43,16 @@ type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 /// Two more mutants are not listed, because no client exposes them by chance; the node's own tests do.
 /// DROP_WITHOUT_TAKING_LISTS needs retired buffers of two stores in one session. REUSE_WHILE_ADOPTING needs a death
 /// right after a reuse within a scan.
-const BELOW: [(&str, &[Mutant]); 2] = [
+const BELOW: [(&str, &[Mutant]); 3] = [
+    (
+        guarded::KIND,
+        &[
+            lives::FENCE_MISSES_AN_ENGINE,
+            lives::FENCE_WITHOUT_GRACE,
+            lives::FENCED_NONCE_BINDS,
+            sessions::FENCED_READ_TOO_EARLY,
+        ],
+    ),
     ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (
         registers::KIND,
@@ -70,19 +87,29 @@ impl System {
     pub fn all() -> impl Iterator<Item = System> {
         let run = crate::run_family::<registers::Trial>;
         let needs = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
-        let registers = System { name: registers::KIND, needs, mutants: &[], rare: &[], run };
+        let registers = System {
+            name: registers::KIND,
+            nodes: Nodes::One,
+            needs,
+            mutants: &[],
+            rare: &[],
+            phases: registers::Trial::phases,
+            run,
+        };
         registry::ALL.iter().filter_map(System::registered).chain([registers])
     }
 
     /// Returns a registered system, or `None` if its family has no trials.
     fn registered(system: &Registered) -> Option<System> {
-        let Registered { kind: name, needs, mutants, rare_mutants: rare, .. } = *system;
-        let run: Run = match system.family {
-            Family::Kv => crate::run_family::<Kv>,
-            Family::Queue => crate::run_family::<Queue>,
+        let Registered { kind: name, nodes, needs, mutants, rare_mutants: rare, .. } = *system;
+        let (phases, run): (fn(System) -> &'static Phases, Run) = match system.family {
+            Family::Kv => (Kv::phases, crate::run_family::<Kv>),
+            Family::Queue => (Queue::phases, crate::run_family::<Queue>),
+            Family::Objects => (Guarded::phases, crate::run_family::<Guarded>),
+            Family::Blocks => (Blocks::phases, crate::run_family::<Blocks>),
             Family::Memory => return None,
         };
-        Some(System { name, needs, mutants, rare, run })
+        Some(System { name, nodes, needs, mutants, rare, phases, run })
     }
 
     /// Returns the system with this name, if trials can run it.
@@ -95,15 +122,30 @@ impl System {
         self.name
     }
 
+    /// Phases of the system's protocol.
+    pub fn phases(self) -> &'static Phases {
+        (self.phases)(self)
+    }
+
     /// Capabilities of a carrier that the system needs.
     pub fn needs(self) -> Capabilities {
         self.needs
     }
 
     /// Carriers that have the capabilities which the system needs.
+    ///
+    /// A client of several replicas drops the requests that it no longer needs. A real CPU completes a chain that it
+    /// has begun before its task can drop anything. A simulated one would leave the chain unfinished.
     pub fn carriers(self) -> Vec<Carrier> {
-        let can_carry = |carrier: &Carrier| carrier.capabilities().contains(self.needs);
+        let completes = |carrier: Carrier| self.nodes != Nodes::Replicas || carrier != Carrier::Direct;
+        let can_carry =
+            |carrier: &Carrier| carrier.capabilities().contains(self.needs) && completes(*carrier);
         Carrier::ALL.into_iter().filter(can_carry).collect()
+    }
+
+    /// Largest number of replicas of a store, which is odd; `None` if stores of the system have no replicas.
+    pub fn replicas_max(self) -> Option<u32> {
+        (self.nodes == Nodes::Replicas).then_some(REPLICAS_MAX as u32)
     }
 
     /// Mutants that the system's trials must expose.

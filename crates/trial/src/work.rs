@@ -1,32 +1,34 @@
 //! Clients of a trial. Each client is a process that opens a session and the store, carries out operations, and
 //! records the operations in the history. When a client's process dies, the client's next process replaces it.
 
-use crate::family::{Failure, FailureKind, Family, OutcomeOf};
-use crate::flight::{IDLE, Plan, Tracked};
-use crate::{AGAIN, Carrier, Counts, PACE, Scene, Site, Trial, mishaps, skew};
+use crate::family::{Failure, FailureKind, Family, OutcomeOf, Seat};
+use crate::flight::{IDLE, Plan, Polled, Tracked};
+use crate::pool::{Pool, Reach, SILENCE, STARTS_WITHIN, open_session};
+use crate::{AGAIN, Carrier, Counted, Counts, Scene, Site, Trial, mishaps, recoverers, skew};
 use farside_remote::FabricError;
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::Ran;
 use farside_sim::clock::ProcessClock;
-use farside_sim::fabric::AnyFabric;
-use farside_sim::fabric::direct::Direct;
-use farside_sim::fabric::session::{Endpoint, Identity};
-use farside_sim::fabric::verbs::Verbs;
+use farside_sim::fabric::session::Identity;
 use farside_sim::fault::{Fault, FaultRates, Target};
 use farside_sim::history::{Ask, OperationId, Outcome};
-use farside_sim::network::HostId;
 use farside_sim::node::Node;
-use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
+use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, within};
+use farside_systems::members::{self, New};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Timeout, in nanoseconds, after which a session between a node and a silent client ends. It is shorter than in
-/// production, to keep trials short.
-const SILENCE: Nanos = 60 * MILLIS;
 /// Distance between the keys of two successive stores of a node in the history. With it and `KEYS_PER_SITE`, keys of
 /// different stores and of different nodes differ.
 const KEYS_PER_STORE: u64 = 1 << 16;
 const KEYS_PER_SITE: u64 = 1 << 40;
+
+/// Usual time, in nanoseconds, after which an operation is dropped that a task of the client carries out.
+const DROPPED_AFTER: Nanos = 10 * MICROS;
+
+/// Usual time, in nanoseconds, for which a client waits until a recoverer is about to make a rare request, in a trial
+/// that focuses on recoverers.
+const AWAITS_RECOVERERS: Nanos = 10 * MILLIS;
 
 /// State that a client has at one node, and that outlives the client's processes.
 #[derive(Default)]
@@ -87,7 +89,8 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteSta
     let clock = ProcessClock::new(world, skew, &scene.struck, Target::Client(client));
     scene.clocks.borrow_mut()[client as usize] = Some(clock.clone());
     let site_states = Rc::clone(site_states);
-    let open = Cell::new(scene.sites.len());
+    let sites = if F::SPANS { &scene.sites[..1] } else { &scene.sites };
+    let open = Cell::new(sites.len());
     let started = Rc::new(Client { trial: Rc::clone(trial), client, clock, site_states, process, open });
     if scene.drawn.faults.contains(&Fault::ClockJump) {
         let jumping = Rc::clone(&started);
@@ -95,11 +98,11 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteSta
             loop {
                 let scene = &jumping.trial.scene;
                 scene.world.sleep(scene.world.random().heavy(4 * MILLIS)).await;
-                jumping.clock.jump(scene.world.random().heavy(MILLIS));
+                mishaps::jump(scene, jumping.client, &jumping.clock);
             }
         });
     }
-    for site in &scene.sites {
+    for site in sites {
         let (started, site) = (Rc::clone(&started), Rc::clone(site));
         world.spawn(process, async move { started.work_at(&site).await });
     }
@@ -110,7 +113,29 @@ pub(crate) fn is_done(scene: &Scene) -> bool {
     scene.violation.borrow().is_some()
         || scene.is_over()
             && scene.sites.iter().all(|site| site.node.is_served())
-            && scene.clients.borrow().iter().all(Option::is_none)
+            && scene.clients.borrow()[..scene.drawn.clients as usize].iter().all(Option::is_none)
+}
+
+/// The sessions of a client with one node, and the state that the client's tasks share.
+struct Session<F: Family> {
+    fabrics: Vec<Reach>,
+    shared: F::Shared,
+    polled: Polled,
+}
+
+impl<F: Family> Default for Session<F> {
+    fn default() -> Session<F> {
+        Session { fabrics: Vec::new(), shared: F::Shared::default(), polled: Polled::default() }
+    }
+}
+
+impl<F: Family> Session<F> {
+    async fn close(&self, trial: &Trial<F>) {
+        trial.family.leave(&trial.scene, &self.shared).await;
+        for fabric in &self.fabrics {
+            fabric.close().await;
+        }
+    }
 }
 
 /// A client's running process.
@@ -131,7 +156,7 @@ impl<F: Family> Client<F> {
         let scene = &self.trial.scene;
         while !scene.is_over() {
             match self.connect(site).await {
-                Ok(fabric) => self.work(site, fabric).await,
+                Ok(session) => self.work(site, session).await,
                 Err(_) => scene.world.sleep(scene.world.random().heavy(AGAIN)).await,
             }
         }
@@ -141,89 +166,116 @@ impl<F: Family> Client<F> {
         }
     }
 
-    async fn connect(&self, site: &Rc<Site>) -> Result<AnyFabric, FabricError> {
+    async fn connect(&self, site: &Rc<Site>) -> Result<Session<F>, FabricError> {
         let (scene, site_state) = (&self.trial.scene, &self.site_states[site.index]);
+        if F::SPANS {
+            let pool = Pool::open(scene, self.client, self.process, &self.clock);
+            pool.all_opened(STARTS_WITHIN).await;
+            return Ok(Session { fabrics: vec![Reach::Pool(pool)], ..Session::default() });
+        }
         let incarnation = site_state.incarnation.get() + 1;
         site_state.incarnation.set(incarnation);
         scene.count(|counts| counts.sessions += 1);
         if scene.drawn.carrier == Carrier::Direct {
-            let direct = Direct::open(&site.node, self.process, &self.clock, PACE).await?;
-            return Ok(AnyFabric::Direct(direct));
+            let identity = Identity { identity: 0, incarnation, silence: SILENCE };
+            let direct = self.open_session(site, 0, identity).await?;
+            return Ok(Session { fabrics: vec![direct], ..Session::default() });
         }
         mishaps::on_request(scene, site, self.client, IDLE);
         let identity = Identity { identity: u128::from(self.client) + 1, incarnation, silence: SILENCE };
-        let engine = self.client % site.node.options().engines;
-        let host = scene.hosts[self.client as usize];
-        let fabric = self.open_session(site, engine, host, identity).await?;
+        let engines = site.node.options().engines;
+        let mut fabrics = Vec::new();
+        for other in 0..self.trial.family.sessions() {
+            let engine = (self.client + other) % engines;
+            fabrics.push(self.open_session(site, engine, identity).await?);
+        }
         if self.trial.family.is_one_sided() {
             site_state.settle(&self.trial); // The previous session has ended, and so have its chains.
         }
-        Ok(fabric)
+        Ok(Session { fabrics, ..Session::default() })
     }
 
     /// Opens a session with an engine of the site's node, over the trial's carrier.
-    async fn open_session(
-        &self,
-        site: &Site,
-        engine: u32,
-        host: HostId,
-        identity: Identity,
-    ) -> Result<AnyFabric, FabricError> {
-        let (scene, node, clock) = (&self.trial.scene, &site.node, &self.clock);
-        if scene.drawn.carrier == Carrier::Verbs {
-            let sender = &scene.senders[self.client as usize];
-            let verbs = Verbs::open(node, engine, self.process, host, clock, identity, sender).await?;
-            return Ok(AnyFabric::Verbs(verbs));
-        }
-        let endpoint = Endpoint::open(node, engine, self.process, host, clock, identity).await?;
-        Ok(AnyFabric::Session(endpoint))
+    async fn open_session(&self, site: &Site, engine: u32, identity: Identity) -> Result<Reach, FabricError> {
+        let Client { trial, client, process, clock, .. } = self;
+        open_session(&trial.scene, site, *client, engine, *process, clock, identity).await.map(Reach::Node)
     }
 
     /// Carries out operations over one session, several concurrently, until the session ends.
-    async fn work(self: &Rc<Self>, site: &Rc<Site>, fabric: AnyFabric) {
+    async fn work(self: &Rc<Self>, site: &Rc<Site>, session: Session<F>) {
         let scene = &self.trial.scene;
-        let tasks = Rc::new(Cell::new(scene.drawn.tasks));
+        let (session, tasks) = (Rc::new(session), Rc::new(Cell::new(scene.drawn.tasks)));
         for _ in 1..scene.drawn.tasks {
             let (mine, site) = (Rc::clone(self), Rc::clone(site));
-            let (fabric, tasks) = (fabric.clone(), Rc::clone(&tasks));
+            let (session, tasks) = (Rc::clone(&session), Rc::clone(&tasks));
             scene.world.spawn(self.process, async move {
-                mine.run_all(&site, &fabric).await;
+                mine.run_all(&site, &session).await;
                 tasks.set(tasks.get() - 1);
             });
         }
-        self.run_all(site, &fabric).await;
+        self.run_all(site, &session).await;
         tasks.set(tasks.get() - 1);
         while tasks.get() > 0 {
             scene.world.sleep(20 * MICROS).await;
         }
-        fabric.close().await;
+        session.close(&self.trial).await;
     }
 
-    async fn run_all(&self, site: &Rc<Site>, fabric: &AnyFabric) {
+    async fn run_all(&self, site: &Rc<Site>, session: &Session<F>) {
         let scene = &self.trial.scene;
-        let Some(mut worker) = self.open_store(site, fabric).await else {
+        let Some(mut worker) = self.open_store(site, session).await else {
             // The node may still be creating the store.
             return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
         };
         while scene.left.get() > 0 {
             scene.left.set(scene.left.get() - 1);
+            if scene.is_about_recoverers() {
+                // Few operations are to meet many steps of recoverers.
+                let until = scene.world.now() + scene.world.random().heavy(AWAITS_RECOVERERS);
+                while scene.awaiting.get() == 0 && scene.world.now() < until {
+                    scene.world.sleep(20 * MICROS).await;
+                }
+            }
             if worker.run_next().await.is_err() {
                 return;
             }
-            let is_struck = mishaps::on_request(scene, site, self.client, IDLE);
+            let is_struck = mishaps::on_request(scene, scene.any_site(site), self.client, IDLE);
             if is_struck || scene.world.random().one_in(3) {
-                scene.world.sleep(scene.world.random().heavy(5 * MICROS)).await;
+                scene.world.sleep(scene.world.random().heavy(self.trial.family.rest())).await;
             }
         }
     }
 
     /// Opens the store that the site has now. Returns a worker with a client of the store.
-    async fn open_store<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Worker<'a, F>> {
+    async fn open_store<'a>(&'a self, site: &'a Rc<Site>, session: &Session<F>) -> Option<Worker<'a, F>> {
         let Trial { scene, family, .. } = &*self.trial;
         let (name, store) = (site.store_name(), site.store.get());
-        let fabric = Tracked::new(fabric.clone(), scene, self.client, site.index);
-        let opened = family.open(fabric.clone(), site.node.id(), &name).await.ok()?;
-        if name == site.store_name() {
+        let tracked = |fabric: &Reach| {
+            let tracked = Tracked::new(fabric.clone(), scene, self.client, site.index);
+            if F::SPANS { tracked.sharing(&session.polled) } else { tracked }
+        };
+        let fabrics: Vec<Tracked> = session.fabrics.iter().map(tracked).collect();
+        let fabric = fabrics[0].clone();
+        let seat = Seat {
+            scene,
+            site,
+            client: self.client,
+            process: self.process,
+            fabrics,
+            shared: &session.shared,
+        };
+        let opened = match family.open(seat, site.node.id(), &name).await {
+            Ok(opened) => opened,
+            Err(failure) => {
+                if failure.kind == FailureKind::Wrong {
+                    scene.blame(failure.message);
+                }
+                return None;
+            }
+        };
+        if F::SPANS {
+            scene.sites.iter().for_each(|site| site.is_opened.set(true));
+        } else if name == site.store_name() {
             site.is_opened.set(true);
         }
         Some(Worker { client: self, site, fabric, store, opened })
@@ -249,10 +301,31 @@ impl<F: Family> Worker<'_, F> {
         let (key, ask) = family.draw(scene, &mut self.opened);
         let id = self.call(key, ask.clone());
         let random = scene.world.random();
+        // An operation on several nodes makes its requests to all of them at once.
+        let requests_max = if F::SPANS { 4 * scene.sites.len() as u64 } else { 4 };
         let plan = random
             .one_in(scene.drawn.drop_one_in)
-            .then(|| Plan { requests: random.below(4) as u32, polls: random.below(6) as u32 });
-        match self.perform(key, &ask, plan).await {
+            .then(|| Plan { requests: random.below(requests_max) as u32, polls: random.below(6) as u32 });
+        let watch = scene.outages.begin(scene, self.client.client);
+        let running = Counted::new(&scene.running);
+        let outcome = self.perform(key, &ask, plan).await;
+        drop(running);
+        if F::SPANS
+            && let Some(outcome) = &outcome
+        {
+            // A client whose session is over, since it was fenced, goes on as another one.
+            let counts = |failure: &&Failure| {
+                use FailureKind::{Interrupted, NoIds, Over};
+                !matches!(failure.kind, NoIds | Interrupted | Over)
+            };
+            let failure = outcome.as_ref().err().filter(counts).map(|failure| &failure.message[..]);
+            let judged = match family.waits_for_others() {
+                true => watch.judge_by_all(scene, failure),
+                false => watch.judge(scene, failure),
+            };
+            judged.err().into_iter().for_each(|why| scene.blame(format!("'{ask}' of key {key} {why}")));
+        }
+        match outcome {
             Some(Ok(outcome)) => self.returned(id, outcome),
             Some(Err(failure)) => return self.failed(id, &failure, ask.is_read()),
             None => {
@@ -280,6 +353,9 @@ impl<F: Family> Worker<'_, F> {
     ) -> Option<Result<OutcomeOf<F>, Failure>> {
         let Trial { scene, family, .. } = &*self.client.trial;
         let operation = family.perform(scene, &mut self.opened, self.client.client, key, ask);
+        if family.is_owned() && plan.is_some() {
+            return within(&scene.world, scene.world.random().heavy(DROPPED_AFTER), operation).await;
+        }
         self.fabric.carry_out(plan, operation).await
     }
 
@@ -323,7 +399,10 @@ impl<F: Family> Worker<'_, F> {
             self.returned(id, OutcomeOf::<F>::FAILED);
         }
         match failure.kind {
-            FailureKind::OutOfMemory | FailureKind::Declined => Ok(()),
+            FailureKind::OutOfMemory
+            | FailureKind::Declined
+            | FailureKind::Interrupted
+            | FailureKind::NoIds => Ok(()),
             FailureKind::Refused | FailureKind::Wrong | FailureKind::Over => Err(SessionOver),
         }
     }
@@ -346,7 +425,14 @@ pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
         return;
     }
     scene.network.set_fault_rates(FaultRates::NONE);
-    for site in &scene.sites {
+    if F::SPANS {
+        recoverers::stop(scene);
+        scene.world.run_until(scene.outages.last_end());
+        if !scene.recoverers().is_empty() {
+            recoverers::finish(trial);
+        }
+    }
+    for site in if F::SPANS { &scene.sites[..1] } else { &scene.sites } {
         let process = scene.world.start_process();
         let client = scene.drawn.clients;
         let client = Client {
@@ -384,13 +470,16 @@ impl<F: Family> Client<F> {
     /// Reads all keys of the site's store.
     async fn read_store(&self, site: &Rc<Site>) -> Result<(), FabricError> {
         let Trial { scene, family, .. } = &*self.trial;
-        let fabric = if scene.drawn.carrier == Carrier::Direct {
-            AnyFabric::Direct(Direct::open(&site.node, self.process, &self.clock, PACE).await?)
+        let fabric = if F::SPANS {
+            let pool = Pool::open(scene, self.client, self.process, &self.clock);
+            pool.all_opened(SECONDS).await;
+            Reach::Pool(pool)
         } else {
             let identity = Identity { identity: u128::MAX, incarnation: 1, silence: SILENCE };
-            self.open_session(site, 0, scene.hosts[0], identity).await?
+            self.open_session(site, 0, identity).await?
         };
-        let Some(mut worker) = self.open_store(site, &fabric).await else {
+        let session = Session { fabrics: vec![fabric], ..Session::default() };
+        let Some(mut worker) = self.open_store(site, &session).await else {
             // The node may have died before it created the store.
             if site.is_opened.get() {
                 scene.blame("an existing store cannot be opened after the faults have ended".to_owned());
@@ -407,8 +496,33 @@ impl<F: Family> Client<F> {
             });
             worker.returned(id, outcome);
         }
-        fabric.close().await;
+        if let Err(failure) = family.heal(&mut worker.opened).await {
+            scene.blame(format!("healing fails after the faults have ended: {}", failure.message));
+        }
+        drop(worker);
+        session.close(&self.trial).await;
         Ok(())
+    }
+}
+
+/// Creates the store that lies on all nodes, before any fault.
+pub(crate) fn create_spanning<F: Family>(trial: &Rc<Trial<F>>) {
+    let scene = &trial.scene;
+    let (theirs, process) = (Rc::clone(scene), scene.world.start_process());
+    let (sizing, members) = (trial.family.sizing(), scene.drawn.nodes as usize);
+    let created = scene.world.complete(SECONDS, async move {
+        let client = theirs.drawn.clients;
+        let clock = ProcessClock::new(&theirs.world, 0, &theirs.struck, Target::Client(client));
+        let pool = Pool::open(&theirs, client, process, &clock);
+        pool.all_opened(SECONDS).await;
+        let (name, kind) = (theirs.sites[0].store_name(), theirs.kind.to_owned());
+        let new = New { name, kind, sizing, quota: theirs.drawn.quota_mib << 20, members };
+        let attempt = [theirs.world.random().bits(), theirs.world.random().bits()];
+        members::create(&Reach::Pool(pool), theirs.sites.len() as u32, &new, attempt).await
+    });
+    scene.world.kill(process);
+    if !matches!(&created, Some(Ok(stores)) if stores.len() == members) {
+        scene.blame(format!("the store was not created: {created:?}"));
     }
 }
 
@@ -429,10 +543,20 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
         let audited = scene.world.complete(20 * SECONDS, async move {
             let Trial { scene, family, .. } = &*theirs;
             let (node, name) = (&site.node, site.store_name());
+            if F::SPANS && !scene.configurations.holds(&site) {
+                let found = node.answer(control::Ask::StoreStat { name }).await;
+                return found
+                    .map_or(Ok(()), |found| Err(format!("a node without a member has a store: {found:?}")));
+            }
             // Sessions of dead clients time out first. Then the node scans for the buffers that they held.
             scene.world.sleep(4 * SILENCE).await;
-            if is_calm {
+            if is_calm || F::SPANS {
                 compare(node, &name).await?;
+            }
+            // The engine of a node carries out a chain as a whole, also if its client dies.
+            let found = node.info().map_or(0, |info| info.scanned_buffers);
+            if F::SPANS && found > 0 && scene.drawn.carrier != Carrier::Direct && !site.was_killed.get() {
+                return Err(format!("scans of node {} found {found} leaked buffers", site.index));
             }
             node.answer(control::Ask::Scan { name: name.clone() }).await?;
             scene.world.sleep(20 * MILLIS).await;

@@ -116,6 +116,10 @@ impl<F: Fabric> Fabric for Count<F> {
     fn capabilities(&self, node: NodeId) -> Capabilities {
         self.inner.capabilities(node)
     }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        self.inner.session_number(node)
+    }
 }
 
 turns_and_time_of_inner!(Count<F>);

@@ -218,6 +218,10 @@ impl<F: Fabric> Fabric for Delay<F> {
     fn capabilities(&self, node: NodeId) -> Capabilities {
         self.inner.capabilities(node)
     }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        self.inner.session_number(node)
+    }
 }
 
 turns_and_time_of_inner!(Delay<F>);
@@ -276,6 +280,10 @@ mod tests {
         fn now(&self) -> Duration {
             timer::now()
         }
+        fn wall(&self) -> Duration {
+            timer::wall()
+        }
+
         fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
             timer::sleep(duration)
         }

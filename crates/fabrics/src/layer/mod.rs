@@ -19,6 +19,10 @@ macro_rules! turns_and_time_of_inner {
                 self.inner.now()
             }
 
+            fn wall(&self) -> std::time::Duration {
+                self.inner.wall()
+            }
+
             fn sleep(&self, duration: std::time::Duration) -> impl Future<Output = ()> {
                 self.inner.sleep(duration)
             }

@@ -78,6 +78,10 @@ impl<F: Fabric + Clock, T: Fn(&str)> Fabric for Trace<F, T> {
     fn capabilities(&self, node: NodeId) -> Capabilities {
         self.inner.capabilities(node)
     }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        self.inner.session_number(node)
+    }
 }
 
 turns_and_time_of_inner!(Trace<F, T>);

@@ -733,6 +733,10 @@ impl<L: Line> Clock for Endpoint<L> {
         timer::now()
     }
 
+    fn wall(&self) -> Duration {
+        timer::wall()
+    }
+
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
         timer::sleep(duration)
     }

@@ -83,7 +83,7 @@ fn every_request_runs_once_and_is_answered_despite_faults() {
 }
 
 #[test]
-#[ignore = "minutes: the same for many more seeds"]
+#[ignore = "takes minutes: cargo xtask soak"]
 fn soak_every_request_runs_once_and_is_answered() {
     all_answered("soak_every_request_runs_once_and_is_answered -- --ignored", 20_000);
 }

@@ -1,5 +1,6 @@
 //! `bench`: measures a system under a workload, or the floor under it.
 
+mod blocks;
 mod compare;
 mod floor;
 mod session;
@@ -11,14 +12,14 @@ pub(super) use compare::Compare;
 use farside_bench::report::{
     LatencyUs, LoadReport, Spread, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
 };
-use farside_bench::workload::{Distribution, Workload};
+use farside_bench::workload::{Chosen, Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_systems::registry::{self, Registered, default_kv};
 use farside_systems::system::Family;
 pub(super) use floor::{Floor, check_mismatches};
-use session::{Log, Phases, SAMPLED};
-pub(super) use session::{NodeProcess, Rounds, Session, SessionConfig, TURN, TemporaryStore, far};
+pub(super) use session::{Dropping, NodeProcess, Rounds, Session, SessionConfig, TURN, TemporaryStore, far};
+use session::{Log, Measured, Phases, SAMPLED, Subject};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub(super) struct Bench {
 enum What {
     /// Drive a system through a YCSB workload
     Ycsb(Box<Ycsb>),
+    /// Read and write blocks on several replicas
+    Blocks(Box<blocks::Blocks>),
     /// Measure the same fetch without a system: the machine's limit
     Floor(floor::Floor),
     /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
@@ -48,10 +51,11 @@ enum What {
 /// A system that `bench` can measure.
 pub(super) type System = &'static Registered;
 
-/// Returns the clap parser for the name of a system.
-fn systems() -> impl TypedValueParser<Value = System> {
-    let names =
-        registry::family(Family::Kv).map(|system| PossibleValue::new(system.kind).help(system.summary));
+/// Returns the clap parser for the name of a system of this family.
+fn systems(family: Family) -> impl TypedValueParser<Value = System> {
+    let names = registry::family(family)
+        .filter(|system| !system.for_tests)
+        .map(|system| PossibleValue::new(system.kind).help(system.summary));
     PossibleValuesParser::new(names)
         .map(|kind| registry::named(&kind).expect("clap accepts only the listed names"))
 }
@@ -91,7 +95,7 @@ impl FabricArg {
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 struct Ycsb {
     /// System to measure
-    #[arg(long, value_name = "SYSTEM", value_parser = systems(), default_value = default_kv().kind)]
+    #[arg(long, value_name = "SYSTEM", value_parser = systems(Family::Kv), default_value = default_kv().kind)]
     system: System,
     /// Fabric to the node that the command starts [default: shm; with --pool, the URL decides]
     #[arg(long, value_enum)]
@@ -112,16 +116,60 @@ struct Ycsb {
     /// 512]
     #[arg(long, value_name = "BYTES", value_parser = value_size)]
     value_size: Option<u32>,
+    #[command(flatten)]
+    measure: Measure,
+    /// load: create the store of --store, load it and keep it; run: run on a store loaded that way [default: both, on a
+    /// store that is dropped after the run]
+    #[arg(long, value_enum, requires = "pool", requires = "store")]
+    phase: Option<Phase>,
+    /// The store of --phase
+    #[arg(long, value_name = "NAME", requires = "phase")]
+    store: Option<String>,
+    /// Entries of each task's slot cache, at most 16777216; 0 turns it off; no effect on systems without a slot cache
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
+    slot_cache: u32,
+    /// Items that the store's table is sized for, if more than the run needs; a larger table has fewer collisions
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ITEMS_MAX))]
+    items: Option<u64>,
+    /// Give each key its own slot, as in the paper's runs
+    #[arg(long)]
+    collision_free: bool,
+    /// Write self-checking values and check that each key is linearizable: no value torn, lost, or seen again after
+    /// a newer one. Takes time and 16 bytes per record
+    #[arg(long)]
+    verify: bool,
+    /// Let each task use the keys of one node of --pool, so that no task waits for another node, and report each node's
+    /// operations and errors: what the death of a node costs the others
+    #[arg(long, requires = "pool", conflicts_with = "target")]
+    by_node: bool,
+    /// Inject network faults, each with a probability: loss, duplicate, reorder (udp only), delay, reset.
+    /// wait=100us..2ms sets the delay of a late datagram, and seed=N the random seed. Example: loss=0.02,reorder=0.02
+    #[arg(long, value_name = "NAME=VALUE,...", value_parser = faults)]
+    fault: Option<Faults>,
+    #[command(flatten)]
+    existing: ExistingNode,
+    /// Print the result as one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+    /// Print the result in YCSB's format
+    #[arg(long, conflicts_with = "json")]
+    ycsb: bool,
+}
+
+/// How long and how fast to measure, by any family of systems.
+#[derive(clap::Args, Clone)]
+struct Measure {
     /// Client threads
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: u32,
     /// Tasks per thread, each with one operation in flight
     #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
     tasks: u32,
-    /// Measured seconds, after the warm-up [default: 'maxexecutiontime', else until --operations are done, else 5]
+    /// Measured seconds, after the warm-up [default: 'maxexecutiontime' of a workload, else until --operations are
+    /// done, else 5]
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Operations to measure; stops earlier after --seconds [default: 'operationcount', else no limit]
+    /// Operations to measure; stops earlier after --seconds [default: 'operationcount' of a workload, else no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     operations: Option<u64>,
     /// Warm-up before each measurement, not counted
@@ -147,41 +195,9 @@ struct Ycsb {
     /// Length of an interval of --hdr-log
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval, requires = "hdr_log")]
     interval: Duration,
-    /// load: create the store of --store, load it and keep it; run: run on a store loaded that way [default: both, on a
-    /// store that is dropped after the run]
-    #[arg(long, value_enum, requires = "pool", requires = "store")]
-    phase: Option<Phase>,
-    /// The store of --phase
-    #[arg(long, value_name = "NAME", requires = "phase")]
-    store: Option<String>,
-    /// Entries of each task's slot cache, at most 16777216; 0 turns it off; no effect on systems without a slot cache
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
-    slot_cache: u32,
-    /// Items that the store's table is sized for, if more than the run needs; a larger table has fewer collisions
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ITEMS_MAX))]
-    items: Option<u64>,
-    /// Give each key its own slot, as in the paper's runs
-    #[arg(long)]
-    collision_free: bool,
-    /// Write self-checking values and check that each key is linearizable: no value torn, lost, or seen again after
-    /// a newer one. Takes time and 16 bytes per record
-    #[arg(long)]
-    verify: bool,
     /// Added one-way delay to the node: shows the effect of a network. Example: 20us
     #[arg(long, value_name = "TIME", value_parser = one_way)]
     delay: Option<Duration>,
-    /// Inject network faults, each with a probability: loss, duplicate, reorder (udp only), delay, reset.
-    /// wait=100us..2ms sets the delay of a late datagram, and seed=N the random seed. Example: loss=0.02,reorder=0.02
-    #[arg(long, value_name = "NAME=VALUE,...", value_parser = faults)]
-    fault: Option<Faults>,
-    #[command(flatten)]
-    existing: ExistingNode,
-    /// Print the result as one JSON object on the last line
-    #[arg(long)]
-    json: bool,
-    /// Print the result in YCSB's format
-    #[arg(long, conflicts_with = "json")]
-    ycsb: bool,
 }
 
 /// An existing node, and how to reach it.
@@ -202,6 +218,12 @@ pub(super) struct ExistingNode {
     /// flag
     #[arg(long, requires = "pool")]
     insecure_udp: bool,
+}
+
+impl ExistingNode {
+    fn has_pool(&self) -> bool {
+        self.pool.is_some()
+    }
 }
 
 /// A phase of YCSB.
@@ -273,6 +295,7 @@ impl Bench {
     pub(super) fn run(self) -> Done {
         match self.what {
             What::Ycsb(ycsb) => ycsb.run(),
+            What::Blocks(blocks) => blocks.run(),
             What::Floor(floor) => floor.run(),
             What::FloorServer(server) => server.run(),
             What::Compare(compare) => compare.run(),
@@ -285,9 +308,7 @@ impl Ycsb {
     fn run(self) -> Done {
         let config = self.config()?;
         let duration = Duration::from_secs_f64(config.seconds);
-        if let Some(path) = &self.hdr_log {
-            files::check_writable(path)?;
-        }
+        self.measure.check_log()?;
         note!("workload {}", config.workload);
         note!("{}", how(&config));
         let phases = config.phases.clone();
@@ -295,31 +316,9 @@ impl Ycsb {
         if let Phases::Load(store) = phases {
             return self.tell_load(&store, session.loaded().expect("the load phase has run"));
         }
-        note!("warming up, then measuring {} ...", self.how_long(duration));
-        let report = session.measure(duration)?;
-        if let Some(strikes) = session.strikes() {
-            note!("faults: {strikes}");
-        }
-        drop(session);
-        if let Some(target) = report.target_ops_per_s.filter(|target| report.ops_per_s < 0.95 * target) {
-            note!(
-                "farside: {:.0} of {target} operations a second were done: the store or the client is too slow, or \
-                 stalled; the latencies include the time that each operation waited",
-                report.ops_per_s
-            );
-        }
-        if (report.ops_per_s, report.errors) == (0.0, 0) {
-            return Err(Failure::Error(
-                "no operation completed during the measurement: give more --seconds".into(),
-            ));
-        }
+        let report = self.measure.report(session, duration)?;
         self.tell(&report)?;
-        match (report.errors, report.violations) {
-            (0, 0) => Ok(()),
-            (errors, violations) => {
-                Err(Failure::Error(format!("{errors} operations failed, {violations} values were wrong")))
-            }
-        }
+        check(&report)
     }
 
     fn config(&self) -> Result<SessionConfig, Failure> {
@@ -354,11 +353,8 @@ impl Ycsb {
                     .into(),
             ));
         }
-        // If the number of operations is given, only an explicit --seconds limits the time.
-        let operations = self.operations.or(chosen.operations.filter(|_| self.seconds.is_none()));
+        let (operations, seconds) = self.measure.limits(&chosen);
         workload.operations = operations.unwrap_or(0);
-        let seconds_max = if operations.is_some() { SECONDS_MAX } else { 5.0 };
-        let seconds = self.seconds.or(chosen.seconds.map(|seconds| seconds as f64)).unwrap_or(seconds_max);
         let value_size = match (self.value_size, chosen.value_size) {
             (Some(bytes), _) => bytes,
             (None, Some(bytes)) => value_size(&bytes.to_string()).map_err(|reason| {
@@ -369,43 +365,22 @@ impl Ycsb {
         let config = SessionConfig {
             fabric: self.fabric,
             existing: self.existing.clone(),
-            idle: self.idle_ms.map(Duration::from_millis),
             value_size: value_size as usize,
             items: self.items,
-            threads: self.threads,
-            tasks: self.tasks,
             slot_cache: self.slot_cache as usize,
             collision_free: self.collision_free,
             verify: self.verify,
-            distance: self.delay.map(|one_way| Distance { one_way, ..Distance::default() }),
+            by_node: self.by_node,
             faults: self.fault.clone(),
-            sampled: self.sample_every.unwrap_or(match operations {
-                Some(operations) if operations < ALL_TIMED_BELOW => 1,
-                _ => SAMPLED,
-            }),
-            target: self.target,
-            operations,
-            seconds: checked_seconds(seconds)?,
-            warm_up: self.warm_up,
-            repeats: self.repeats,
-            log: self.hdr_log.clone().map(|path| Log { path, every: self.interval }),
             phases: match self.phase.zip(self.store.clone()) {
                 None => Phases::Both,
                 Some((Phase::Load, store)) => Phases::Load(store),
                 Some((Phase::Run, store)) => Phases::Run(store),
             },
-            ..SessionConfig::new(self.system, workload)
+            ..self.measure.config(self.system, workload, operations, seconds)?
         };
         config.check_items()?;
         Ok(config)
-    }
-
-    fn how_long(&self, duration: Duration) -> String {
-        let times = if self.repeats > 1 { format!(", {} times", self.repeats) } else { String::new() };
-        match duration.as_secs_f64() {
-            SECONDS_MAX => format!("until all operations are done{times}"),
-            seconds => format!("for {seconds} s{times}"),
-        }
     }
 
     fn tell_load(&self, store: &str, load: LoadReport) -> Done {
@@ -432,18 +407,134 @@ impl Ycsb {
             print_line!("{}", ycsb_text(report).trim_end());
             return Ok(());
         }
-        print_line!("{}", ycsb_table(std::slice::from_ref(report)));
-        print_line!("{}", operations_table(report).to_string().trim_end());
-        let rates = &report.repeats_ops_per_s;
-        if let Some(Spread { median, min, max }) = Spread::of(rates).filter(|_| rates.len() > 1) {
-            print_line!(
-                "ops/s is the median of {} repeats, from {min:.0} to {max:.0}: {:.1} % apart",
-                rates.len(),
-                100.0 * (max - min) / median
+        show(report)
+    }
+}
+
+impl Measure {
+    fn check_log(&self) -> Done {
+        self.hdr_log.as_deref().map_or(Ok(()), files::check_writable)
+    }
+
+    /// Number of operations of a repeat, and its maximum length in seconds. If the number of operations is given, only
+    /// an explicit `--seconds` limits the time.
+    fn limits(&self, chosen: &Chosen) -> (Option<u64>, f64) {
+        let operations = self.operations.or(chosen.operations.filter(|_| self.seconds.is_none()));
+        let seconds_max = if operations.is_some() { SECONDS_MAX } else { 5.0 };
+        let seconds = self.seconds.or(chosen.seconds.map(|seconds| seconds as f64)).unwrap_or(seconds_max);
+        (operations, seconds)
+    }
+
+    /// Returns a plan with these settings.
+    fn config(
+        &self,
+        system: System,
+        workload: Workload,
+        operations: Option<u64>,
+        seconds: f64,
+    ) -> Result<SessionConfig, Failure> {
+        Ok(SessionConfig {
+            idle: self.idle_ms.map(Duration::from_millis),
+            threads: self.threads,
+            tasks: self.tasks,
+            distance: self.delay.map(|one_way| Distance { one_way, ..Distance::default() }),
+            sampled: self.sample_every.unwrap_or(match operations {
+                Some(operations) if operations < ALL_TIMED_BELOW => 1,
+                _ => SAMPLED,
+            }),
+            target: self.target,
+            operations,
+            seconds: checked_seconds(seconds)?,
+            warm_up: self.warm_up,
+            repeats: self.repeats,
+            log: self.hdr_log.clone().map(|path| Log { path, every: self.interval }),
+            ..SessionConfig::new(system, workload)
+        })
+    }
+
+    /// Measures, and tells the user what happens meanwhile.
+    ///
+    /// # Errors
+    /// No operation completed.
+    fn report<S: Subject>(&self, session: Measured<S>, duration: Duration) -> Result<YcsbReport, Failure> {
+        self.report_and(session, duration, |_, _| Ok(()))
+    }
+
+    /// Measures like [`Measure::report`], then calls `after`, which may add to the report.
+    ///
+    /// # Errors
+    /// No operation completed, or those of `after`.
+    fn report_and<S: Subject>(
+        &self,
+        session: Measured<S>,
+        duration: Duration,
+        after: impl FnOnce(&Measured<S>, &mut YcsbReport) -> Done,
+    ) -> Result<YcsbReport, Failure> {
+        note!("warming up, then measuring {} ...", self.how_long(duration));
+        let mut report = session.measure(duration)?;
+        after(&session, &mut report)?;
+        if let Some(strikes) = session.strikes() {
+            note!("faults: {strikes}");
+        }
+        drop(session);
+        if let Some(target) = report.target_ops_per_s.filter(|target| report.ops_per_s < 0.95 * target) {
+            note!(
+                "farside: {:.0} of {target} operations a second were done: the store or the client is too slow, or \
+                 stalled; the latencies include the time that each operation waited",
+                report.ops_per_s
             );
         }
-        Ok(())
+        if (report.ops_per_s, report.errors) == (0.0, 0) {
+            return Err(Failure::Error(
+                "no operation completed during the measurement: give more --seconds".into(),
+            ));
+        }
+        Ok(report)
     }
+
+    fn how_long(&self, duration: Duration) -> String {
+        let times = if self.repeats > 1 { format!(", {} times", self.repeats) } else { String::new() };
+        match duration.as_secs_f64() {
+            SECONDS_MAX => format!("until all operations are done{times}"),
+            seconds => format!("for {seconds} s{times}"),
+        }
+    }
+}
+
+/// # Errors
+/// Operations failed, or values were wrong.
+fn check(report: &YcsbReport) -> Done {
+    match (report.errors, report.violations) {
+        (0, 0) => Ok(()),
+        (errors, violations) => {
+            Err(Failure::Error(format!("{errors} operations failed, {violations} values were wrong")))
+        }
+    }
+}
+
+/// Prints a report as tables.
+fn show(report: &YcsbReport) -> Done {
+    print_line!("{}", ycsb_table(std::slice::from_ref(report)));
+    print_line!("{}", operations_table(report).to_string().trim_end());
+    for node in &report.nodes {
+        let rates: Vec<String> = node.repeats_ops_per_s.iter().map(|rate| format!("{rate:.0}")).collect();
+        print_line!(
+            "{}: {} operations done, {} failed; ops/s {}",
+            node.url,
+            node.operations,
+            node.errors,
+            rates.join(", ")
+        );
+    }
+    let rates = &report.repeats_ops_per_s;
+    if let Some(Spread { median, min, max }) = Spread::of(rates).filter(|_| rates.len() > 1) {
+        print_line!(
+            "ops/s is the median of {} repeats, from {min:.0} to {max:.0}: {:.1} % apart",
+            rates.len(),
+            100.0 * (max - min) / median
+        );
+    }
+    Ok(())
 }
 
 /// Describes the settings in force besides the workload, for people.

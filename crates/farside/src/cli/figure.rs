@@ -16,7 +16,7 @@ use std::path::PathBuf;
 /// Predict a paper's figure from micro-benchmarks alone, or measure it on a fabric, and compare it with the paper
 #[derive(clap::Args)]
 pub(super) struct Figure {
-    /// prism-1, prism-2, prism-3, prism-4 or synchronization-4
+    /// prism-1, prism-2, prism-3, prism-4, prism-6, prism-7 or synchronization-4
     #[arg(value_name = "NAME", value_parser = named)]
     which: &'static PaperFigure,
     /// sim predicts the figure; local, shm, udp, tcp, tls or ring start a node and measure it over that fabric, where

@@ -165,18 +165,18 @@ impl NodePlace<'_> {
     }
 }
 
-/// Calls `print` for each node of the pool, with a heading if there are several. A node of several that cannot be
-/// reached is reported in its place, and the other nodes follow.
+/// Calls `print` for each node of the pool, with a heading if there are several. A node of several that does not
+/// answer, or refuses, is reported in its place with the reason, and the other nodes follow.
 ///
 /// # Errors
-/// Those of `print`; of several nodes, one or more could not be reached.
+/// Those of `print`; of several nodes, `print` failed for one or more.
 pub(super) fn each_node(
     pool: &Pool,
     json: bool,
     mut print: impl FnMut(&Pool, &NodePlace<'_>) -> Done,
 ) -> Done {
     let nodes = pool.nodes();
-    let (count, is_alone, mut unreached) = (nodes.len(), nodes.len() == 1, 0);
+    let (count, is_alone, mut failed) = (nodes.len(), nodes.len() == 1, 0);
     for (number, node) in nodes.enumerate() {
         let place = NodePlace { number, url: node.url(), is_alone };
         if !is_alone && !json {
@@ -184,13 +184,13 @@ pub(super) fn each_node(
         }
         match print(&node, &place) {
             Err(Failure::Error(reason)) if !is_alone => {
-                unreached += 1;
+                failed += 1;
                 if json {
                     let mut object = place.json();
                     object.insert("error".into(), reason.into());
                     print_line!("{}", serde_json::Value::Object(object));
                 } else {
-                    print_line!("unreachable: {reason}");
+                    print_line!("error: {reason}");
                 }
             }
             outcome => outcome?,
@@ -199,10 +199,10 @@ pub(super) fn each_node(
             print_line!();
         }
     }
-    match unreached {
+    match failed {
         0 => Ok(()),
-        unreached => Err(Failure::Error(format!(
-            "{unreached} of {count} nodes could not be reached: the reasons are above; 'farside doctor --pool URL' \
+        failed => Err(Failure::Error(format!(
+            "{failed} of {count} nodes did not answer, or refused: the reasons are above; 'farside doctor --pool URL' \
              finds the step that fails"
         ))),
     }

@@ -208,7 +208,7 @@ fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
 
 /// Whether this process was started with standard input closed. Rust then opens the null device instead, for reading
 /// and writing. A shell's `</dev/null` opens that device only for reading.
-fn is_closed(input: BorrowedFd<'_>) -> bool {
+pub(super) fn is_closed(input: BorrowedFd<'_>) -> bool {
     let is_null = fstat(input).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == makedev(1, 3)
     });
@@ -289,6 +289,11 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     }
     for pid in &stat.delaying_pids {
         print_line!("memory waits for process {pid}; if it is stopped, resume it with 'kill -CONT {pid}'");
+    }
+    for id in &stat.delaying_ids {
+        print_line!(
+            "memory waits for an operation of client id {id}; if that client is stopped, resume or end it"
+        );
     }
     Ok(())
 }

@@ -30,6 +30,7 @@ mod demo;
 mod doctor;
 mod figure;
 mod files;
+mod heal;
 mod info;
 mod jsonl;
 mod kv;
@@ -46,6 +47,7 @@ mod terminal;
 mod tls;
 mod token;
 mod tsv;
+mod volume;
 mod whatif;
 
 use clap::{Parser, Subcommand};
@@ -85,6 +87,10 @@ enum Command {
     Serve(node::Serve),
     /// Create, list, rebuild and drop stores
     Store(store::Store),
+    /// Create, list, read, write, check and drop volumes: arrays of bytes on several nodes
+    Volume(volume::Volume),
+    /// Complete creations and drops of stores that dead clients left unfinished, and repair stores
+    Heal(heal::Heal),
     /// Create tokens, which grant clients rights to stores
     Token(token::Token),
     /// Create certificates, with which clients verify that they reach the right node
@@ -119,8 +125,8 @@ enum Command {
 /// Options that select a node and how to connect to it.
 #[derive(clap::Args, Clone, Debug)]
 struct Target {
-    /// URL of the node, such as shm:PATH; several nodes: URL,URL (a comma in a path: %2C) or @FILE.toml [default:
-    /// FARSIDE_POOL, the settings file, or the node of 'farside up']
+    /// URL of the node, such as shm:PATH; several nodes: URL,URL (a comma in a path: %2C), @FILE.toml or
+    /// etcd://HOST:PORT/PREFIX [default: FARSIDE_POOL, the settings file, or the node of 'farside up']
     #[arg(long, value_name = "URL", global = true)]
     pool: Option<String>,
     /// File that holds this client's token, if the node requires one [default: FARSIDE_TOKEN_FILE, the settings file,
@@ -236,6 +242,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Serve(serve) => serve.run(),
         Command::Store(store) => store.run(),
+        Command::Volume(volume) => volume.run(),
+        Command::Heal(heal) => heal.run(),
         Command::Token(token) => token.run(),
         #[cfg(feature = "tls")]
         Command::Tls(tls) => tls.run(),

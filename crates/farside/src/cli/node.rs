@@ -1,5 +1,6 @@
 //! `up` and `serve`: a memory node in this process, or several in processes of their own.
 
+mod healer;
 mod processes;
 
 use super::{Done, Failure, available_memory, duration, human_bytes, memory, quota, signals, token};
@@ -10,7 +11,8 @@ use farside::config::{read_private, read_text};
 use farside::parts::kinds;
 use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_node::catalog::Division;
-use farside_node::host::{Admin, Host, Listen, Options};
+use farside_node::host::{Admin, Host, Listen, LogFolder, Options};
+use farside_node::log::{LogOptions, SyncPolicy};
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_systems::registry::{named, shape_of};
@@ -25,7 +27,7 @@ use std::time::Duration;
 /// Start a memory node, or several, with a store 'default'.
 #[derive(clap::Args)]
 pub(super) struct Up {
-    /// Number of nodes, each a process with a store of its own; more than one print a pool for --pool
+    /// Number of nodes, each a process; several hold one store 'default', and their pool is printed for --pool
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     nodes: u32,
     /// Bytes of memory that each node lends; half are for the store 'default', the rest for stores that are created
@@ -87,6 +89,13 @@ pub(super) struct Serve {
     /// holds the memory of an earlier node, its stores are served again
     #[arg(long, value_name = "PATH", conflicts_with = "pages")]
     memory_file: Option<PathBuf>,
+    /// Log the puts and deletes of stores of kinds that have logs, in this folder. If it has logs of an earlier node,
+    /// their stores are served again, with fresh memory too
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// When a put or delete of --log-dir is answered
+    #[arg(long, value_enum, default_value_t = LogSync::Each, requires = "log_dir")]
+    log_sync: LogSync,
     /// Kill the clients of the earlier node of --memory-file that are still alive
     #[arg(long, requires = "memory_file")]
     evict: bool,
@@ -106,6 +115,14 @@ pub(super) struct Serve {
     /// Give each 8-byte key of --store its own slot (the paper's collision-free layout)
     #[arg(long, requires = "store")]
     collision_free: bool,
+    /// Heal the stores of --pool at this interval, as 'farside heal --watch' does
+    #[arg(long, value_name = "INTERVAL", value_parser = super::heal::interval)]
+    #[arg(num_args = 0..=1, default_missing_value = "10s")]
+    heal: Option<Duration>,
+    /// Nodes whose stores --heal heals, as --pool of other commands names them, this one among them [default:
+    /// FARSIDE_POOL or the settings file]
+    #[arg(long, value_name = "URL", requires = "heal")]
+    pool: Option<String>,
     /// Stop when the process that started this one ends
     #[arg(long)]
     die_with_parent: bool,
@@ -120,6 +137,26 @@ pub(super) enum PagesArg {
     Small,
     /// 2 MiB, all of them reserved; fails with instructions if there are too few
     Huge,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum LogSync {
+    /// At once; the system writes the log to the disk when it likes, so a crash of the machine may lose any of it
+    Never,
+    /// At once; the log is synced every second, so a crash of the machine loses about a second
+    Interval,
+    /// When it is on the disk; what is answered is never lost
+    Each,
+}
+
+impl From<LogSync> for SyncPolicy {
+    fn from(sync: LogSync) -> SyncPolicy {
+        match sync {
+            LogSync::Never => SyncPolicy::Never,
+            LogSync::Interval => SyncPolicy::Interval,
+            LogSync::Each => SyncPolicy::Each,
+        }
+    }
 }
 
 impl From<PagesArg> for Pages {
@@ -161,12 +198,16 @@ impl Up {
             admin: None,
             admin_token_file: None,
             memory_file: None,
+            log_dir: None,
+            log_sync: LogSync::Each,
             evict: false,
             evict_stopped_after: None,
             store: Some("default".into()),
             quota,
             items: None,
             collision_free: false,
+            heal: None,
+            pool: None,
             die_with_parent: false,
         };
         let hints = hints(&serve.socket.clone().unwrap_or_else(default_socket))?;
@@ -337,12 +378,19 @@ impl Serve {
             insecure_udp: self.insecure_udp,
             evict_stopped_after: self.evict_stopped_after,
             admin: self.admin()?,
+            log: self.log_dir.clone().map(|path| {
+                let options = LogOptions { sync: self.log_sync.into(), ..LogOptions::default() };
+                LogFolder { path, options }
+            }),
             take_over: found == Found::Memory,
             evict: self.evict,
         };
         let host = Host::start(memory, kinds(), options)?;
         if let Some(name) = &self.store {
             self.make_store(&host, name, found)?;
+        }
+        if let Some(every) = self.heal {
+            healer::start(self.pool.clone(), every)?;
         }
         let shm = socket.map_or_else(String::new, |socket| format!(" at shm:{}", socket.display()));
         print_line!(

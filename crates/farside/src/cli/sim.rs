@@ -35,7 +35,8 @@ pub(super) struct Sim {
     /// Run the seeds from A to B, both included, and report the totals [default: 1..100]
     #[arg(long, value_name = "A..B", value_parser = seeds)]
     seeds: Option<Seeds>,
-    /// Number of nodes, 1 to 8; each has its own store, which every client uses [default: 1]
+    /// Number of nodes, 1 to 8; each has its own store, which every client uses. Of a replicated store: number of
+    /// replicas, 1, 3 or 5 [default: 1, or drawn for a replicated store]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     nodes: Option<u32>,
     /// Number of clients, 1 to 32
@@ -181,6 +182,11 @@ impl Sim {
         if let Some(carrier) = self.carrier.filter(|_| faults.len() < Fault::ALL.len()) {
             let impossible = faults.iter().copied().find(|fault| !carrier.can_have(*fault));
             impossible.map_or(Ok(()), |fault| Err(Failure::Error(impossible_fault(carrier, fault))))?;
+        }
+        if let (Some(nodes), Some(most)) = (self.nodes, self.system.replicas_max())
+            && (nodes % 2 == 0 || nodes > most)
+        {
+            return Err(Failure::Error(impossible_replicas(self.system, nodes, most)));
         }
         Ok(Setup {
             system: self.system,
@@ -338,6 +344,14 @@ fn unfit_carrier(carrier: Carrier, system: System) -> String {
     )
 }
 
+/// Returns the error message for a number of replicas that no store has.
+fn impossible_replicas(system: System, nodes: u32, most: u32) -> String {
+    format!(
+        "a trial of {} has an odd number of replicas, at most {most}, and not {nodes}: use --nodes 3",
+        system.name()
+    )
+}
+
 /// Returns the error message for a fault that cannot occur over a carrier.
 fn impossible_fault(carrier: Carrier, fault: Fault) -> String {
     let others = Carrier::ALL.into_iter().filter(|other| other.can_have(fault)).map(Carrier::name);
@@ -446,7 +460,7 @@ impl Totals {
 
     fn text(&self, setup: &Setup) -> String {
         let Totals { operations, events, virtual_ns, accesses, torn_reads, counts, .. } = self;
-        let Counts { sessions, unknown, given_up, out_of_memory, failed, conflicts, rebuilds } = counts;
+        let Counts { sessions, unknown, given_up, out_of_memory, failed, conflicts, rebuilds, .. } = counts;
         let struck = possible(setup).filter(|fault| self.struck[*fault as usize] > 0);
         let struck = struck.map(|fault| format!("{} {}", fault.name(), self.struck[fault as usize]));
         let never = possible(setup).filter(|fault| self.struck[*fault as usize] == 0).map(Fault::name);
@@ -482,10 +496,11 @@ impl Totals {
     }
 }
 
-/// Returns the requested faults that can occur over the carrier.
+/// Returns the requested faults that can strike within some phase of the system, over the carrier.
 fn possible(setup: &Setup) -> impl Iterator<Item = Fault> + '_ {
-    let is_there = |fault: &Fault| setup.carrier.is_none_or(|carrier| carrier.can_have(*fault));
-    setup.faults.iter().copied().filter(is_there)
+    let (phases, carriers) = (setup.system.phases(), setup.carriers());
+    let can = move |fault: &Fault| phases.all.iter().any(|phase| can_strike(*fault, phase, &carriers));
+    setup.faults.iter().copied().filter(can)
 }
 
 fn listed(words: impl Iterator<Item = String>) -> String {
@@ -539,6 +554,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "rebuilds": counts.rebuilds,
             "accesses": seen.accesses,
             "torn_reads": seen.torn_reads,
+            "cut_writes": seen.cut_writes,
         });
         object["property"] = report.record.property().into();
         object["operations"] = report.record.operations().into();

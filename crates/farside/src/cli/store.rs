@@ -3,6 +3,8 @@
 use super::info::each_node;
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
+use farside::parts::block_store;
+use farside_systems::blocks::stripe::Shape as Blocks;
 use farside_systems::registry::{default_kv, names, shape_of};
 use farside_systems::system::{Family, Shape};
 use std::time::Duration;
@@ -33,7 +35,7 @@ enum Action {
         /// Give each 8-byte key its own slot (the paper's collision-free layout)
         #[arg(long)]
         collision_free: bool,
-        /// Number of nodes that hold a part of the store each: the first N of the pool [default: all]
+        /// Number of nodes that hold a part of the store each; the name determines which [default: all]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         members: Option<u32>,
     },
@@ -55,6 +57,9 @@ enum Action {
     Drop {
         /// Name of the store
         name: String,
+        /// Drop the rest of a store whose first node is gone for good, and does not answer or is not in the pool
+        #[arg(long)]
+        forget: bool,
     },
 }
 
@@ -88,8 +93,12 @@ impl Store {
                     print_line!("store '{name}' has {}", table_of(&store));
                 }
             }
-            Action::Drop { name } => {
-                let untold = pool.drop_store(&name)?;
+            Action::Drop { name, forget } => {
+                refuse_volume(&pool, &name)?;
+                let untold = match forget {
+                    true => pool.forget_store(&name)?,
+                    false => pool.drop_store(&name)?,
+                };
                 print_line!("store '{name}' is dropped");
                 for url in untold {
                     note!(
@@ -101,6 +110,20 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// # Errors
+/// The store belongs to a volume that is striped over several stores. To drop one of them would leave the others.
+fn refuse_volume(pool: &farside::Pool, name: &str) -> Done {
+    // If no node answers, the drop itself says why.
+    let store = pool.stores().ok().and_then(|stores| stores.into_iter().find(|store| store.name == name));
+    let Some(store) = store else { return Ok(()) };
+    let Some(stripe) = block_store(&store).and_then(|shape| shape.stripe) else { return Ok(()) };
+    let volume = stripe.volume_name(&store.name).unwrap_or(&store.name);
+    Err(Failure::Error(format!(
+        "store '{name}' is one of {} stores of volume '{volume}': drop the volume with 'farside volume drop {volume}'",
+        stripe.count
+    )))
 }
 
 /// Waits until a node has rebuilt the table of a store, and returns the store's entry.
@@ -139,8 +162,18 @@ pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
 /// Interval at which the progress of a rebuild is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Describes a store's table in words, and the progress of its rebuild if one is running.
+/// Describes a store's table in words: the progress of its rebuild if one is running, or the blocks of a block store.
 pub(super) fn table_of(store: &farside::Store) -> String {
+    if let Some(Blocks { block, blocks, stripe }) = block_store(store) {
+        let size = format!("{blocks} blocks of {}", human_bytes(block.into()));
+        return match stripe {
+            None => format!("volume of {size}"),
+            Some(stripe) => {
+                let volume = stripe.volume_name(&store.name).unwrap_or(&store.name);
+                format!("part {} of {} of volume {volume}, {size}", stripe.index, stripe.count)
+            }
+        };
+    }
     let Some(Shape { slots, epoch, .. }) = shape_of(store) else { return String::new() };
     let moved =
         store.former.as_ref().map(|former| format!(", {} % moved from the former", former.moved_percent));

@@ -4,14 +4,13 @@ use super::{Done, Failure, warn_of_unused};
 use farside::figure::load;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Operation, Workload};
-use farside_systems::registry::{default_kv, names};
-use farside_systems::system::Family;
+use farside_systems::registry::default_kv;
 
 /// Predict a system's latency and throughput on each platform, over each network
 #[derive(clap::Args)]
 pub(super) struct WhatIf {
     #[arg(long, value_name = "NAME", default_value = default_kv().kind, value_parser = system)]
-    #[arg(help = names(Family::Kv))]
+    #[arg(help = format!("{}; block stores have 3 replicas", load::names()))]
     system: &'static str,
     /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
     /// The distribution of keys in a file has no effect

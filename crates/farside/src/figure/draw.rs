@@ -5,7 +5,7 @@ use kuva::plot::scatter::MarkerShape;
 use kuva::prelude::{Layout, LinePlot, Plot, ScatterPlot, render_to_svg};
 
 /// Colours of curves. Each curve also has a legend, for readers who cannot tell the colours apart.
-const COLOURS: [&str; 4] = ["#1b6ca8", "#c2571a", "#2e7d32", "#7b3fa0"];
+const COLOURS: [&str; 5] = ["#1b6ca8", "#c2571a", "#2e7d32", "#7b3fa0", "#6b6b6b"];
 
 /// Renders the picture as SVG.
 pub fn svg(picture: &Picture) -> String {

@@ -1,19 +1,23 @@
-//! Simulates a key-value system under a closed loop of clients, on the papers' machines in virtual time.
+//! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
+//! key-value store on one node, or a block store on several.
 //!
-//! Invariant: the real protocol runs on a real store's bytes; only time is modelled.
+//! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
+//! at the same time hinder each other as the protocol lets them.
 
+use super::skew::Zipf;
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
-use farside_remote::control::Ask;
-use farside_sim::fabric::hardware::{BufferReturn, Client, Machine, ServiceWork, Setup, Traffic, start_node};
+use farside_sim::fabric::hardware::{BufferReturn, Machines, PoolClient, ServiceWork, Setup, start_node};
 use farside_sim::hardware::{Inputs, Platform, Testbed};
+use farside_sim::nic::Traffic;
 use farside_sim::node::Node;
 use farside_sim::random::Random;
-use farside_sim::world::{MILLIS, Nanos, SECONDS, World};
-use farside_systems::kv::{Kv, KvError};
-use farside_systems::registry::{self, OneKv, Registered};
-use farside_systems::store::StoreError;
-use farside_systems::system::{Family, Options, Sizing};
+use farside_sim::world::{Bell, MILLIS, Nanos, SECONDS, World};
+use farside_systems::blocks::{BLOCK_MAX, BLOCK_MIN, Blocks};
+use farside_systems::kv::Kv;
+use farside_systems::members::{self, New};
+use farside_systems::registry::{self, AnyBlocks, OneKv, Registered};
+use farside_systems::system::{Family, Nodes, Options, Sizing, SizingError};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,13 +25,26 @@ use std::time::Duration;
 /// Bytes of a key: 8, as in PRISM, section 6.2.
 const KEY_LEN: usize = size_of::<u64>();
 
-/// Returns the key-value system of this kind.
+/// Number of replicas of a replicated system, as in PRISM's evaluation of PRISM-RS.
+const REPLICAS: usize = 3;
+
+/// Systems that have a model.
+fn systems() -> impl Iterator<Item = &'static Registered> {
+    registry::ALL.iter().filter(|system| matches!(system.family, Family::Kv | Family::Blocks))
+}
+
+/// Returns the system of this kind.
 ///
 /// # Errors
-/// The kind is unknown, or is not a key-value store. The text lists the alternatives.
+/// The kind is unknown, or there is no model of it. The text lists the alternatives.
 pub fn system(kind: &str) -> Result<&'static Registered, String> {
-    let found = registry::named(kind).filter(|system| system.family == Family::Kv);
-    found.ok_or_else(|| format!("no model of '{kind}': name {}", registry::names(Family::Kv)))
+    let found = systems().find(|system| system.kind == kind);
+    found.ok_or_else(|| format!("no model of '{kind}': name {}", names()))
+}
+
+/// Returns the kinds of all systems that have a model, joined for a sentence: `prism-kv, pilaf or prism-rs`.
+pub fn names() -> String {
+    registry::joined(systems())
 }
 
 /// A variant of a system, which changes the setup of the model.
@@ -37,15 +54,30 @@ pub struct Variant {
     pub name: &'static str,
     /// Changes the model's setup to the variant's.
     pub setup: fn(&mut Setup),
+    /// Options of the clients.
+    pub options: Options,
 }
 
 impl Variant {
     /// The system as this project implements it.
-    pub const OURS: Variant = Variant { name: "", setup: |_| {} };
+    pub const OURS: Variant = Variant {
+        name: "",
+        setup: |_| {},
+        options: Options { slot_cache: 0, entropy: 0, releases_apart: false, silence: None, backoff: None },
+    };
     /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
     /// that they no longer use.
-    pub const PAPER: Variant =
-        Variant { name: "paper", setup: |setup| setup.buffer_return = BufferReturn::ByReport };
+    pub const PAPER: Variant = Variant {
+        name: "paper",
+        setup: |setup| setup.buffer_return = BufferReturn::ByReport,
+        ..Variant::OURS
+    };
+    /// ABDLOCK as published: a lock is released in a round trip of its own.
+    pub const RELEASES_APART: Variant = Variant {
+        name: "releases apart",
+        options: Options { releases_apart: true, ..Variant::OURS.options },
+        ..Variant::OURS
+    };
 }
 
 /// A workload: a system, its machines, and its operations.
@@ -65,6 +97,8 @@ pub struct Load {
     pub reads: f64,
     /// Bytes of a value.
     pub value_len: usize,
+    /// Zipf coefficient of the keys; 0 if all keys are equally likely.
+    pub skew: f64,
 }
 
 /// One measurement of a load.
@@ -76,23 +110,99 @@ pub struct Measured {
     pub ops_per_s: f64,
     /// Mean latency of an operation, in microseconds.
     pub mean_us: f64,
-    /// Mean number of round trips of an operation.
+    /// Mean number of round trips of an operation. If the system has several nodes, mean per node.
     pub round_trips: f64,
-    /// Mean number of bytes that an operation sends to the node, including packet headers.
+    /// Mean number of bytes that an operation sends to all nodes, including packet headers.
     pub bytes_in: f64,
-    /// Mean number of bytes that an operation receives from the node, including packet headers.
+    /// Mean number of bytes that an operation receives from all nodes, including packet headers.
     pub bytes_out: f64,
 }
 
-/// Maximum number of records of a store. The paper's runs have more, but no number of the model depends on it, as long
-/// as few clients use the same key at the same time.
+/// Maximum number of records of a store. The paper's runs have more: see [`Keys`].
 const RECORDS_MAX: u64 = 1 << 14;
 /// Maximum number of bytes of all values of a store.
 const BYTES_MAX: u64 = 64 << 20;
 
+/// Number of keys over which Zipf's law holds: the records of PRISM's application benchmarks.
+const KEYS: u64 = 8_000_000;
+
 impl Load {
     fn records(&self) -> u64 {
         (BYTES_MAX / self.value_len.max(1) as u64).min(RECORDS_MAX)
+    }
+
+    fn value(&self) -> Vec<u8> {
+        vec![7; self.value_len]
+    }
+
+    fn sizing(&self, system: &Registered) -> Sizing {
+        Sizing {
+            items: Some(self.records()),
+            key_len: if system.family == Family::Kv { KEY_LEN } else { 0 },
+            value_len: self.value_len,
+            // Collision-free, as in the paper's runs.
+            collision_free: system.family == Family::Kv,
+            ..Sizing::default()
+        }
+    }
+
+    /// Returns the quota of each node's part of the store, in bytes.
+    ///
+    /// # Errors
+    /// The system cannot have values of this length.
+    fn quota(&self, system: &Registered) -> Result<u64, String> {
+        // A buffer is at most a quarter larger than its item. The second half is for retired buffers that are not free
+        // yet.
+        let items = self.records() * (self.value_len as u64 + 256) * 5 / 2;
+        let table = match system.family {
+            Family::Blocks => {
+                (system.footprint)(&self.sizing(system))
+                    .map_err(|error| match error {
+                        SizingError::Value(_) => format!(
+                            "no blocks of {} bytes: give a multiple of {BLOCK_MIN} up to {BLOCK_MAX}",
+                            self.value_len
+                        ),
+                        SizingError::Items => {
+                            format!("no store of {} blocks: give shorter blocks", self.records())
+                        }
+                    })?
+                    .table_bytes
+            }
+            _ => 0,
+        };
+        Ok((items + table + (16 << 20)) >> 20 << 20)
+    }
+
+    /// Whether a GET of a record that was never put moves fewer bytes. If not, the store has all records from the
+    /// start: blocks that lie in the table, and not in buffers.
+    fn needs_records(&self, system: &Registered) -> bool {
+        let footprint = (system.footprint)(&self.sizing(system));
+        footprint.is_ok_and(|footprint| footprint.item_bytes > 0)
+    }
+
+    fn keys(&self) -> Keys {
+        let zipf = (self.skew > 0.0).then(|| Zipf::new(KEYS, self.skew));
+        Keys { zipf, records: self.records() }
+    }
+}
+
+/// Draws the records of operations.
+///
+/// The paper's stores have more records than the simulated one. No number of the model depends on how many there are,
+/// as long as few clients use the same record at the same time. With skew, the hot keys therefore have records of their
+/// own: a sixteenth of the records. All other keys share the rest, where a record is less likely than the coldest hot
+/// key.
+#[derive(Clone, Copy)]
+struct Keys {
+    zipf: Option<Zipf>,
+    records: u64,
+}
+
+impl Keys {
+    fn draw(&self, random: &Random) -> u64 {
+        let Some(zipf) = &self.zipf else { return random.below(self.records) };
+        let (key, hot) = (zipf.draw(|| random.share()), self.records / 16);
+        if key < hot { key } else { hot + (key - hot) % (self.records - hot) }
     }
 }
 
@@ -105,8 +215,10 @@ const STORE: &str = "figure";
 /// A loaded store, and the machines that reach it.
 pub struct Bed {
     world: World,
-    machine: Rc<Machine>,
+    machines: Rc<Machines>,
     load: Load,
+    /// Source of the clients' entropy.
+    random: Random,
 }
 
 impl Drop for Bed {
@@ -116,25 +228,51 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    /// Creates a store and puts all records.
+    /// Creates a store and puts all records, unless they lie in the store's table from the start.
     ///
     /// # Errors
     /// The store cannot be created, or a put fails.
     pub fn new(load: Load, seed: u64) -> Result<Bed, String> {
-        let world = World::new(seed);
-        // A buffer is at most a quarter larger than its item. The second half is for retired buffers that are not free
-        // yet.
-        let quota = (load.records() * (load.value_len as u64 + 256) * 5 / 2 + (16 << 20)) >> 20 << 20;
-        let node = start_node(&world, Rc::new(registry::kinds), quota + (32 << 20));
-        let work = system(load.system)?.work;
+        let (system, world, random) = (system(load.system)?, World::new(seed), Random::new(!seed));
+        let (sizing, nodes) =
+            (load.sizing(system), if system.nodes == Nodes::Replicas { REPLICAS } else { 1 });
+        let quota = load.quota(system)?;
+        let work = system.work;
         let service = ServiceWork { accesses: work.call_accesses, checksummed: work.call_checksummed };
         let mut setup = Setup { service, inputs: load.inputs, ..Setup::new(load.platform, load.testbed) };
         (load.variant.setup)(&mut setup);
-        let opened = world.complete(SECONDS, async move { open(&node, load, quota, setup).await });
-        let machine = opened.unwrap_or_else(|| Err("the node did not respond within 1 s".to_owned()))?;
-        let bed = Bed { world, machine, load };
-        bed.fill()?;
+        let nodes: Vec<Node> = (0..nodes as u32)
+            .map(|id| {
+                start_node(&world, NodeId(id), Rc::new(registry::all_kinds), quota + (32 << 20), &setup)
+            })
+            .collect();
+        let (name, kind) = (STORE.to_owned(), load.system.to_owned());
+        let new = New { name, kind, sizing, quota, members: nodes.len() };
+        let attempt = [random.bits(), random.bits()];
+        let opened = world.complete(SECONDS, async move {
+            let machines = Machines::open(&nodes, setup).await.map_err(|error| error.to_string())?;
+            let created = members::create(&*machines.connect(), machines.count(), &new, attempt).await;
+            created.map_err(|error| error.to_string())?;
+            Ok(machines)
+        });
+        let machines = opened.unwrap_or_else(|| Err("the nodes did not respond within 1 s".to_owned()))?;
+        let bed = Bed { world, machines, load, random };
+        if load.needs_records(system) {
+            bed.fill()?;
+        }
         Ok(bed)
+    }
+
+    /// Sets the Zipf coefficient of the keys of the next measurements.
+    pub fn set_skew(&mut self, skew: f64) {
+        self.load.skew = skew;
+    }
+
+    /// Connects another client.
+    fn opening(&self) -> Opening {
+        let options = Options { entropy: self.random.bits(), ..self.load.variant.options };
+        let (world, client) = (self.world.clone(), self.machines.connect());
+        Opening { world, client, nodes: self.machines.count(), options }
     }
 
     /// Puts every record.
@@ -143,13 +281,13 @@ impl Bed {
         let work = Rc::new(Work { left: Cell::new(u64::MAX), ..Work::default() });
         let loaders = Rc::new(Cell::new(LOADERS));
         for loader in 0..LOADERS {
-            let (client, load) = (self.machine.connect(), self.load);
+            let (opening, load) = (self.opening(), self.load);
             let (work, loaders) = (Rc::clone(&work), Rc::clone(&loaders));
             self.world.spawn(self.world.start_process(), async move {
                 let keys = (loader..load.records()).step_by(LOADERS as usize);
-                let done = put_all(client, load, keys).await;
+                let done = put_all(opening, &work, loader, load, keys).await;
                 if let Err(error) = done {
-                    work.failed.borrow_mut().get_or_insert(error.to_string());
+                    work.failed.borrow_mut().get_or_insert(error);
                 }
                 loaders.set(loaders.get() - 1);
             });
@@ -170,22 +308,23 @@ impl Bed {
         let warm_up = u64::from(clients) * 8;
         let work = Rc::new(Work { left: Cell::new(warm_up + operations), ..Work::default() });
         let world = &self.world;
-        for _ in 0..clients {
-            let client = self.machine.connect();
+        work.clients.set(clients);
+        for number in 0..clients {
+            let opening = self.opening();
             let (work, load, random) = (Rc::clone(&work), self.load, world.random().fork());
-            work.clients.set(work.clients.get() + 1);
             world.spawn(world.start_process(), async move {
-                if let Err(error) = closed_loop(client, load, &random, &work, operations).await {
-                    work.failed.borrow_mut().get_or_insert(error.to_string());
+                let done = closed_loop(opening, (number, clients), load, &random, &work, operations).await;
+                if let Err(error) = done {
+                    work.failed.borrow_mut().get_or_insert(error);
                 }
                 work.clients.set(work.clients.get() - 1);
             });
         }
         let until = world.now() + SECONDS + (warm_up + operations) * SLOWEST;
         world.run_while(until, || work.left.get() > operations && work.failed.borrow().is_none());
-        let (since, before) = (world.now(), self.machine.traffic());
+        let (since, before) = (world.now(), self.machines.traffic());
         world.run_while(until, || work.left.get() > 0 && work.failed.borrow().is_none());
-        let (lasted, after) = (world.now() - since, self.machine.traffic());
+        let (lasted, after) = (world.now() - since, self.machines.traffic());
         world.run_while(until, || work.clients.get() > 0);
         if let Some(error) = work.failed.take() {
             return Err(error);
@@ -198,7 +337,7 @@ impl Bed {
             clients,
             ops_per_s: operations as f64 * SECONDS as f64 / lasted as f64,
             mean_us: work.took.get() as f64 / work.taken.get() as f64 / 1e3,
-            round_trips: each(|traffic| traffic.round_trips),
+            round_trips: each(|traffic| traffic.round_trips) / f64::from(self.machines.count()),
             bytes_in: each(|traffic| traffic.bytes_in),
             bytes_out: each(|traffic| traffic.bytes_out),
         })
@@ -228,28 +367,14 @@ impl Bed {
     }
 }
 
-async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Machine>, String> {
-    let ask = Ask::CreateStore {
-        name: STORE.to_owned(),
-        kind: load.system.to_owned(),
-        // Collision-free, as in the paper's runs.
-        parameters: (system(load.system)?.parameters)(&Sizing {
-            items: Some(load.records()),
-            key_len: KEY_LEN,
-            value_len: load.value_len,
-            collision_free: true,
-        }),
-        quota,
-    };
-    node.answer(ask).await?;
-    Machine::open(node, setup).await.map_err(|error| error.to_string())
-}
-
 /// State that the clients of one measurement share.
 #[derive(Default)]
 struct Work {
     /// Number of operations that have not completed.
     left: Cell<u64>,
+    /// Number of clients that have opened the store, and the bell that rings at each of them.
+    opened: Cell<u32>,
+    opens: Bell,
     /// Number of clients that have not stopped.
     clients: Cell<u32>,
     /// Number of operations whose latency was measured.
@@ -260,39 +385,120 @@ struct Work {
     failed: RefCell<Option<String>>,
 }
 
-async fn connect(client: &Rc<Client>) -> Result<OneKv<Rc<Client>>, StoreError> {
-    OneKv::open(Rc::clone(client), NodeId(0), STORE, &Options::default()).await
+impl Work {
+    /// Waits until this number of clients have opened the store.
+    async fn opened(&self, clients: u32) {
+        while self.opened.get() < clients {
+            self.opens.rung().await;
+        }
+    }
 }
 
-async fn put_all(client: Rc<Client>, load: Load, keys: impl Iterator<Item = u64>) -> Result<(), KvError> {
-    let mut kv = connect(&client).await?;
-    let value = vec![7; load.value_len];
+/// A connected client, before it opens the store.
+struct Opening {
+    world: World,
+    client: Rc<PoolClient>,
+    nodes: u32,
+    options: Options,
+}
+
+/// A client of the store.
+enum Store {
+    Kv(Box<OneKv<Rc<PoolClient>>>),
+    Blocks(AnyBlocks<Rc<PoolClient>>),
+}
+
+impl Opening {
+    /// Opens the store. The clients of a block store claim ids by their first write, one after the other, so that they
+    /// do not disturb each other.
+    async fn open(self, load: Load, number: u32, work: &Work) -> Result<Store, String> {
+        let Opening { world, client, nodes, options } = self;
+        let store = match system(load.system)?.family {
+            Family::Blocks => {
+                work.opened(number).await;
+                let opened = AnyBlocks::open_in(client, nodes, STORE, &options).await;
+                let mut blocks = opened.map_err(|error| error.to_string())?;
+                world.spawn(world.start_process(), blocks.keeper());
+                blocks.write(0, &load.value()).await.map_err(|error| error.to_string())?;
+                Store::Blocks(blocks)
+            }
+            _ => {
+                let opened = OneKv::open(client, NodeId(0), STORE, &options).await;
+                Store::Kv(Box::new(opened.map_err(|error| error.to_string())?))
+            }
+        };
+        work.opened.set(work.opened.get() + 1);
+        work.opens.ring();
+        Ok(store)
+    }
+}
+
+impl Store {
+    async fn put(&mut self, record: u64, value: &[u8]) -> Result<(), String> {
+        match self {
+            Store::Kv(kv) => kv.put(&record.to_be_bytes(), value).await.map_err(|error| error.to_string()),
+            Store::Blocks(blocks) => blocks.write(record, value).await.map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Reads a record, which must have this value.
+    async fn get(&mut self, record: u64, value: &[u8], room: &mut [u8]) -> Result<(), String> {
+        match self {
+            Store::Kv(kv) => {
+                let found = kv.get(&record.to_be_bytes()).await.map_err(|error| error.to_string())?;
+                assert_eq!(
+                    found.map(|item| item.value.len()),
+                    Some(value.len()),
+                    "Bed::new put every record"
+                );
+            }
+            Store::Blocks(blocks) => {
+                blocks.read(record, room).await.map_err(|error| error.to_string())?;
+                assert!(room == value || room.iter().all(|&byte| byte == 0), "a block is as it was written");
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn put_all(
+    opening: Opening,
+    work: &Work,
+    number: u64,
+    load: Load,
+    keys: impl Iterator<Item = u64>,
+) -> Result<(), String> {
+    let mut store = opening.open(load, number as u32, work).await?;
+    let value = load.value();
     for key in keys {
-        kv.put(&key.to_be_bytes(), &value).await?;
+        store.put(key, &value).await?;
     }
     Ok(())
 }
 
-/// One client's closed loop. The last `timed` operations of all clients are timed; the ones before are warm-up.
+/// One client's closed loop, which starts when all clients have opened the store. The last `timed` operations of all
+/// clients are timed; the ones before are warm-up.
 async fn closed_loop(
-    client: Rc<Client>,
+    opening: Opening,
+    (number, clients): (u32, u32),
     load: Load,
     random: &Random,
     work: &Work,
     timed: u64,
-) -> Result<(), KvError> {
-    let mut kv = connect(&client).await?;
-    let value = vec![7; load.value_len];
+) -> Result<(), String> {
+    let client = Rc::clone(&opening.client);
+    let mut store = opening.open(load, number, work).await?;
+    work.opened(clients).await;
+    let (keys, value, mut room) = (load.keys(), load.value(), load.value());
     let checksummed = system(load.system).expect("Bed::new checked the kind").work.get_checksummed;
     let checking = load.inputs.crc_ns(checksummed(KEY_LEN, load.value_len));
     while work.left.get() > 0 {
-        let (key, since) = (random.below(load.records()), client.now());
+        let (record, since) = (keys.draw(random), client.now());
         if random.share() < load.reads {
-            let len = kv.get(&key.to_be_bytes()).await?.map(|item| item.value.len());
-            assert_eq!(len, Some(load.value_len), "Bed::new put every record");
+            store.get(record, &value, &mut room).await?;
             client.sleep(Duration::from_nanos(checking)).await;
         } else {
-            kv.put(&key.to_be_bytes(), &value).await?;
+            store.put(record, &value).await?;
         }
         let left = work.left.get();
         if left <= timed && left > 0 {

@@ -10,6 +10,7 @@ pub mod draw;
 pub mod load;
 mod prism;
 pub mod ratio;
+mod skew;
 mod synchronization;
 pub mod whatif;
 
@@ -21,8 +22,15 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 5] =
-    [&prism::FIGURE_1, &prism::FIGURE_2, &prism::FIGURE_3, &prism::FIGURE_4, &synchronization::SECTION_4];
+pub static FIGURES: [&Figure; 7] = [
+    &prism::FIGURE_1,
+    &prism::FIGURE_2,
+    &prism::FIGURE_3,
+    &prism::FIGURE_4,
+    &prism::FIGURE_6,
+    &prism::FIGURE_7,
+    &synchronization::SECTION_4,
+];
 
 /// A figure of a paper, or the numbers of one of its sections.
 pub struct Figure {
@@ -40,6 +48,8 @@ pub struct Figure {
     /// Unit of the values at the places.
     unit: &'static str,
     curves: fn() -> Vec<Curve>,
+    /// Published comparisons of curves, for figures whose curves are not available.
+    headlines: &'static [Headline],
     claims: &'static [Claim],
     /// The part of the figure that a real fabric can reproduce.
     pub fabrics: OnFabrics,
@@ -51,6 +61,8 @@ struct Curve {
     name: &'static str,
     predict: Predict,
     published: Vec<Published>,
+    /// Reason why the curve has no published points, if it has none.
+    unpublished: &'static str,
 }
 
 /// Way to predict a curve.
@@ -59,6 +71,9 @@ enum Predict {
     Each(Box<dyn Fn(usize) -> Option<f64>>),
     /// Simulation of a system with increasing numbers of clients: mean latency over throughput.
     UnderLoad(Box<Load>),
+    /// Simulation of a system with a fixed number of clients: mean latency for each place, whose keys have this Zipf
+    /// coefficient.
+    UnderSkew { load: Box<Load>, clients: u32, coefficients: &'static [f64] },
 }
 
 /// A published number, and the condition on its prediction.
@@ -119,7 +134,22 @@ pub struct Claim {
     ratios: &'static [(Value, Value, Shape)],
 }
 
-/// A predicted value that a claim compares.
+/// A ratio of two values of curves that the paper states in words.
+struct Headline {
+    /// Names of the curves.
+    curves: &'static str,
+    /// Position on the curves.
+    point: &'static str,
+    /// Numerator.
+    of: Value,
+    /// Denominator.
+    to: Value,
+    /// The paper's number; `None` if it has none.
+    published: Option<f64>,
+    judged: Shape,
+}
+
+/// A predicted value that a claim or a headline compares.
 enum Value {
     /// A value on the curve of this name.
     On(&'static str, At),
@@ -188,7 +218,11 @@ impl Figure {
             };
             rows.extend(curve.published.iter().map(|of| row(of.at, Some(of.value), of.judged)));
             if curve.published.is_empty() {
-                rows.extend([At::Low(None), At::Peak].map(|at| row(at, None, UNPUBLISHED)));
+                let at = match curve.predict {
+                    Predict::UnderLoad(_) => vec![At::Low(None), At::Peak],
+                    _ => (0..places.len()).map(At::Place).collect(),
+                };
+                rows.extend(at.into_iter().map(|at| row(at, None, Shape::Reported(curve.unpublished))));
             }
             curves.push(Drawn {
                 name: curve.name,
@@ -200,6 +234,14 @@ impl Figure {
             });
             all.push((curve.name, points));
         }
+        rows.extend(self.headlines.iter().map(|headline| Row {
+            curve: headline.curves,
+            point: headline.point.to_owned(),
+            unit: "times",
+            published: headline.published,
+            predicted: headline.of.over(&headline.to, &all),
+            judged: headline.judged,
+        }));
         let claims = self.claims.iter().map(|claim| claim.judge(&all)).collect();
         Ok(Prediction {
             figure: self,
@@ -232,20 +274,28 @@ impl Predict {
                 let measured = Bed::new(**load, 1)?.curve(operations)?;
                 Ok(measured.iter().map(|at| Point { x: at.ops_per_s, y: at.mean_us }).collect())
             }
+            Predict::UnderSkew { load, clients, coefficients } => {
+                let mut bed = Bed::new(**load, 1)?;
+                let mut at = |(place, &skew): (usize, &f64)| {
+                    bed.set_skew(skew);
+                    let ops_per_s = bed.measure(*clients, operations)?.ops_per_s;
+                    // Little's law: no client waits between operations. Operations that have not ended count, too.
+                    Ok(Point { x: place as f64, y: f64::from(*clients) / ops_per_s * MILLION })
+                };
+                coefficients.iter().enumerate().map(&mut at).collect()
+            }
         }
     }
 
     fn x_unit(&self) -> f64 {
         match self {
-            Predict::Each(_) => 1.0,
+            Predict::Each(_) | Predict::UnderSkew { .. } => 1.0,
             Predict::UnderLoad(_) => MILLION,
         }
     }
 }
 
 const MILLION: f64 = 1e6;
-/// Condition for the points of this project's own curves, which the paper does not have.
-const UNPUBLISHED: Shape = Shape::Reported("not in the paper");
 
 impl At {
     /// Returns the value at this position of a predicted curve; `None` if the curve does not reach it.
@@ -295,17 +345,27 @@ impl Published {
     }
 }
 
-impl Claim {
-    fn judge(&self, curves: &[(&'static str, Vec<Point>)]) -> JudgedClaim {
-        let value = |value: &Value| match value {
+impl Value {
+    /// Returns this value divided by another one, if the curves reach both.
+    fn over(&self, to: &Value, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
+        Some(self.on(curves)? / to.on(curves)?)
+    }
+
+    fn on(&self, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
+        match self {
             Value::On(name, at) => {
                 let curve = curves.iter().find(|(curve, _)| curve == name);
-                at.on(&curve.expect("a claim names curves of its own figure").1)
+                at.on(&curve.expect("a value is on a curve of its own figure").1)
             }
             Value::Of(value) => Some(value()),
-        };
+        }
+    }
+}
+
+impl Claim {
+    fn judge(&self, curves: &[(&'static str, Vec<Point>)]) -> JudgedClaim {
         let judge = |(of, to, shape): &(Value, Value, Shape)| {
-            let ratio = value(of)? / value(to)?;
+            let ratio = of.over(to, curves)?;
             Some((ratio, shape.holds(ratio) != Some(false)))
         };
         let judged: Option<Vec<(f64, bool)>> = self.ratios.iter().map(judge).collect();
@@ -532,6 +592,58 @@ mod tests {
         assert_eq!(at(At::Peak), Some(3.0));
         assert_eq!(At::Place(1).on(&[Point { x: 1.0, y: 7.0 }]), Some(7.0));
         assert_eq!(At::Place(2).on(&[Point { x: 1.0, y: 7.0 }]), None);
+    }
+
+    /// Two curves without published points, and two headlines, one of them with a number.
+    static IN_WORDS: Figure = Figure {
+        name: "in words",
+        title: "",
+        source: "",
+        axes: ["x", "y"],
+        places: || vec!["left", "right"],
+        unit: "us",
+        curves: || {
+            let curve = |name, scale: f64| Curve {
+                name,
+                predict: Predict::Each(Box::new(move |place| Some(scale * (place + 1) as f64))),
+                published: Vec::new(),
+                unpublished: "not available",
+            };
+            vec![curve("one", 2.0), curve("other", 3.0)]
+        },
+        headlines: &[
+            Headline {
+                curves: "other / one",
+                point: "right",
+                of: Value::On("other", At::Place(1)),
+                to: Value::On("one", At::Place(1)),
+                published: Some(1.0),
+                judged: Shape::Within(0.25),
+            },
+            Headline {
+                curves: "one",
+                point: "right / left",
+                of: Value::On("one", At::Place(1)),
+                to: Value::On("one", At::Place(0)),
+                published: None,
+                judged: Shape::Reported("no number"),
+            },
+        ],
+        claims: &[],
+        fabrics: OnFabrics::Nothing("words"),
+    };
+
+    #[test]
+    fn headlines_are_compared_like_points_and_curves_without_points_are_reported() {
+        let prediction = IN_WORDS.predict(1_000).expect("nothing is simulated");
+        let rows: Vec<_> =
+            prediction.rows.iter().map(|row| (row.curve, row.predicted, row.is_met())).collect();
+        let reported = [("one", 2.0), ("one", 4.0), ("other", 3.0), ("other", 6.0)];
+        let mut expected = reported.map(|(curve, value)| (curve, Some(value), None)).to_vec();
+        expected.extend([("other / one", Some(1.5), Some(false)), ("one", Some(2.0), None)]);
+        assert_eq!(rows, expected);
+        assert!(!prediction.is_met());
+        assert!(prediction.table().contains("reported: not available"), "{}", prediction.table());
     }
 
     #[test]

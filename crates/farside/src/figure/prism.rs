@@ -1,14 +1,17 @@
 //! Figures of Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed Systems* (SOSP 2021). The numbers
 //! were read from the printed figures.
 //!
-//! Invariant: the numbers of figures 3 and 4 are not inputs of the model. The numbers that calibrate the model are in
-//! [`farside_sim::micro`].
+//! The curves of figures 6 and 7 were not available. Their predictions are compared with the paper's text.
+//!
+//! Invariant: the numbers of figures 3, 4, 6 and 7 are not inputs of the model. The numbers that calibrate the model
+//! are in [`farside_sim::micro`].
 
 use super::load::{Load, Variant};
 use super::ratio::Runner;
-use super::{At, Claim, Curve, Figure, OnFabrics, Ops, Predict, Published, Shape, Stores, Value};
+use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Ops, Predict, Published, Shape, Stores, Value};
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use farside_sim::micro::{FIGURE_1 as BARS, FIGURE_2 as NETWORKS, MicroOp, latency};
+use farside_systems::blocks::{abd_lock, prism_rs};
 use farside_systems::kv::{pilaf, prism_kv};
 
 const LATENCY: &str = "latency, us";
@@ -38,10 +41,12 @@ pub(super) static FIGURE_1: Figure = Figure {
                     bar(op, platform).and_then(|_| micros(op, platform, Distance::Direct))
                 })),
                 published: bars.map(|bar| published(bar, Shape::Within(0.05))).collect(),
+                unpublished: "not in the paper",
             }
         };
         Platform::ALL.map(curve).into()
     },
+    headlines: &[],
     claims: &[],
     fabrics: OnFabrics::Ops(Ops {
         ops: &MicroOp::FIGURE_1,
@@ -87,10 +92,12 @@ pub(super) static FIGURE_2: Figure = Figure {
                 name: if op == MicroOp::TwoReads { "rdma, 2 READs" } else { platform.name() },
                 predict: Predict::Each(Box::new(move |place| micros(op, platform, FAR[place]))),
                 published: points.into_iter().enumerate().map(|point| published(point, judged)).collect(),
+                unpublished: "not in the paper",
             }
         };
         NETWORKS.map(curve).into()
     },
+    headlines: &[],
     claims: &[],
     fabrics: OnFabrics::Ops(Ops {
         ops: &[MicroOp::IndirectRead, MicroOp::TwoReads],
@@ -121,6 +128,7 @@ fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
 }
 
 /// A system on a platform, as the paper's figures compare them.
+#[derive(Clone, Copy)]
 struct Contender {
     name: &'static str,
     system: &'static str,
@@ -169,18 +177,20 @@ impl Contender {
 
     /// The contender's curve for a share of reads, without published numbers.
     fn unpublished(&self, reads: f64) -> Curve {
-        Curve {
-            name: self.name,
-            predict: Predict::UnderLoad(Box::new(Load {
-                system: self.system,
-                variant: self.variant,
-                platform: self.platform,
-                testbed: Testbed::PRISM_APPLICATIONS,
-                inputs: INPUTS,
-                reads,
-                value_len: 512,
-            })),
-            published: Vec::new(),
+        let predict = Predict::UnderLoad(Box::new(self.load(reads)));
+        Curve { name: self.name, predict, published: Vec::new(), unpublished: "not in the paper" }
+    }
+
+    fn load(&self, reads: f64) -> Load {
+        Load {
+            system: self.system,
+            variant: self.variant,
+            platform: self.platform,
+            testbed: Testbed::PRISM_APPLICATIONS,
+            inputs: INPUTS,
+            reads,
+            value_len: 512,
+            skew: 0.0,
         }
     }
 }
@@ -224,6 +234,7 @@ pub(super) static FIGURE_3: Figure = Figure {
             PILAF_SW.curve(1.0, WITHIN, Numbers { low: (None, 13.4), points: &[(3.7, 16.4)], peak: 6.6 }),
         ]
     },
+    headlines: &[],
     claims: &[
         Claim {
             what: "at low load PRISM-KV is faster than Pilaf (HW), which is faster than Pilaf (SW)",
@@ -264,6 +275,7 @@ pub(super) static FIGURE_4: Figure = Figure {
             PILAF_SW.curve(0.5, WITHIN, Numbers { low: (None, 10.6), points: &[(7.7, 20.0)], peak: 9.2 }),
         ]
     },
+    headlines: &[],
     claims: &[
         Claim {
             what: "at low load Pilaf (HW) is faster than PRISM-KV, which is faster than Pilaf (SW)",
@@ -285,4 +297,126 @@ pub(super) static FIGURE_4: Figure = Figure {
         },
     ],
     fabrics: stores("a"),
+};
+
+/// PRISM-RS that frees buffers as in the paper.
+const PRISM_RS: Contender = Contender {
+    name: "PRISM-RS",
+    system: prism_rs::KIND,
+    variant: Variant::PAPER,
+    platform: Platform::PrismSw,
+};
+/// PRISM-RS as this project implements it: chains retire the buffers that they make unreachable.
+const OUR_PRISM_RS: Contender =
+    Contender { name: "PRISM-RS, reclaiming", variant: Variant::OURS, ..PRISM_RS };
+/// ABDLOCK over the verbs of the NIC, with a round trip each for lock, read, write and release.
+const ABDLOCK_HW: Contender = Contender {
+    name: "ABDLOCK (HW)",
+    system: abd_lock::KIND,
+    variant: Variant::RELEASES_APART,
+    platform: Platform::Rdma,
+};
+const ABDLOCK_SW: Contender = Contender { name: "ABDLOCK (SW)", platform: Platform::PrismSw, ..ABDLOCK_HW };
+/// ABDLOCK as this project implements it: the release is in the list of the write.
+const OUR_ABDLOCK: Contender =
+    Contender { name: "ABDLOCK (HW), 3 trips", variant: Variant::OURS, ..ABDLOCK_HW };
+
+/// Share of reads of figures 6 and 7.
+const HALF: f64 = 0.5;
+const UNAVAILABLE: &str = "the published curve is not available";
+const REPLICATED: OnFabrics = OnFabrics::Nothing("replicas on three nodes, each with a link of its own");
+
+/// Figure 6: latency over throughput of replicated block stores.
+pub(super) static FIGURE_6: Figure = Figure {
+    name: "prism-6",
+    title: "PRISM, figure 6: replicated blocks, 50 % writes, 512 bytes, uniform",
+    source: "Burke et al., SOSP 2021, figure 6",
+    axes: UNDER_LOAD,
+    places: Vec::new,
+    unit: "",
+    curves: || {
+        let published = |of: Contender| Curve { unpublished: UNAVAILABLE, ..of.unpublished(HALF) };
+        vec![
+            published(PRISM_RS),
+            OUR_PRISM_RS.unpublished(HALF),
+            published(ABDLOCK_HW),
+            OUR_ABDLOCK.unpublished(HALF),
+            published(ABDLOCK_SW),
+        ]
+    },
+    headlines: &[Headline {
+        curves: "PRISM-RS / ABDLOCK (HW)",
+        point: "peak",
+        of: peak(PRISM_RS),
+        to: peak(ABDLOCK_HW),
+        // The paper's text: about 50 % more throughput than the approach with locks.
+        published: Some(1.5),
+        judged: WITHIN,
+    }],
+    claims: &[Claim {
+        what: "PRISM-RS's peak is higher than both peaks of ABDLOCK, although software runs its operations",
+        ratios: &[
+            (peak(PRISM_RS), peak(ABDLOCK_HW), Shape::Above(1.1)),
+            (peak(PRISM_RS), peak(ABDLOCK_SW), Shape::Above(1.1)),
+        ],
+    }],
+    fabrics: REPLICATED,
+};
+
+/// Zipf coefficients of figure 7. The paper's own are not available; these are figure 10's, up to 1.2.
+const COEFFICIENTS: [f64; 7] = [0.0, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2];
+/// Number of clients of figure 7.
+const CLIENTS: u32 = 100;
+const UNIFORM: At = At::Place(0);
+const MOST_SKEWED: At = At::Place(COEFFICIENTS.len() - 1);
+
+/// Latency of a contender for a coefficient.
+const fn at(of: Contender, coefficient: At) -> Value {
+    Value::On(of.name, coefficient)
+}
+
+/// Latency of a contender at the largest coefficient, relative to that with uniform keys.
+const fn of_skew(of: Contender, published: Option<f64>, judged: Shape) -> Headline {
+    let (curves, point) = (of.name, "1.2, relative to 0");
+    Headline { curves, point, of: at(of, MOST_SKEWED), to: at(of, UNIFORM), published, judged }
+}
+
+/// Condition for the latency of ABDLOCK under skew.
+const EXPLODES: Shape = Shape::Reported("the paper has no number: see the claim");
+
+/// Figure 7: latency of replicated block stores over the skew of the keys.
+pub(super) static FIGURE_7: Figure = Figure {
+    name: "prism-7",
+    title: "PRISM, figure 7: replicated blocks, 50 % writes, 512 bytes, 100 clients",
+    source: "Burke et al., SOSP 2021, figure 7",
+    axes: ["Zipf coefficient", "mean latency, us"],
+    places: || vec!["0", "0.6", "0.8", "0.9", "1.0", "1.1", "1.2"],
+    unit: "us",
+    curves: || {
+        let curve = |of: Contender| Curve {
+            name: of.name,
+            predict: Predict::UnderSkew {
+                load: Box::new(of.load(HALF)),
+                clients: CLIENTS,
+                coefficients: &COEFFICIENTS,
+            },
+            published: Vec::new(),
+            unpublished: UNAVAILABLE,
+        };
+        [PRISM_RS, ABDLOCK_HW, ABDLOCK_SW].map(curve).into()
+    },
+    headlines: &[
+        // The paper's text: skew leaves the latency flat.
+        of_skew(PRISM_RS, Some(1.0), Shape::Within(0.25)),
+        of_skew(ABDLOCK_HW, None, EXPLODES),
+        of_skew(ABDLOCK_SW, None, EXPLODES),
+    ],
+    claims: &[Claim {
+        what: "skew multiplies the latency of ABDLOCK by more than 3",
+        ratios: &[
+            (at(ABDLOCK_HW, MOST_SKEWED), at(ABDLOCK_HW, UNIFORM), Shape::Above(3.0)),
+            (at(ABDLOCK_SW, MOST_SKEWED), at(ABDLOCK_SW, UNIFORM), Shape::Above(3.0)),
+        ],
+    }],
+    fabrics: REPLICATED,
 };

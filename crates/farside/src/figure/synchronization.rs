@@ -22,8 +22,10 @@ pub(super) static SECTION_4: Figure = Figure {
             name: "verbs",
             predict: Predict::Each(Box::new(|place| Some(mverbs(NUMBERS[place].1)))),
             published: published.collect(),
+            unpublished: "not in the paper",
         }]
     },
+    headlines: &[],
     claims: &[
         Claim {
             what: "8 bytes of padding on 4 KiB raise the throughput at least ten times",

@@ -29,11 +29,11 @@ pub struct Answer {
     pub platform: &'static str,
     /// Name of the network.
     pub network: &'static str,
-    /// Mean number of round trips of an operation.
+    /// Mean number of round trips of an operation. If the system has several nodes, mean per node.
     pub round_trips: f64,
-    /// Mean number of bytes that an operation sends to the node, with packet headers.
+    /// Mean number of bytes that an operation sends to all nodes, with packet headers.
     pub bytes_in: f64,
-    /// Mean number of bytes that an operation receives from the node, with packet headers.
+    /// Mean number of bytes that an operation receives from all nodes, with packet headers.
     pub bytes_out: f64,
     /// Mean latency with one client, in microseconds.
     pub low_load_us: f64,
@@ -71,6 +71,7 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
         inputs: INPUTS,
         reads: question.reads,
         value_len: question.value_len,
+        skew: 0.0,
     };
     let curve = Bed::new(load, 1)?.curve(question.operations)?;
     let peak = curve.iter().max_by(|one, other| one.ops_per_s.total_cmp(&other.ops_per_s));

@@ -1,8 +1,8 @@
-//! The nodes of a pool: a list of urls, or a TOML file.
+//! The nodes of a pool: a list of urls, a TOML file, or keys in etcd.
 //!
 //! Invariant: every node that a pool's url names is either in the pool, or the reason of an error.
 
-use super::Options;
+use super::{Options, etcd};
 use crate::config::{read_text, read_token};
 use crate::error::Error;
 use farside_fabrics::nodes::NODES_MAX;
@@ -23,22 +23,23 @@ struct File {
 /// A node in the file. Its paths are relative to the file's folder.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
-    url: String,
+pub(super) struct Entry {
+    pub(super) url: String,
     /// File of the token for this node, in place of the client's.
-    token_file: Option<PathBuf>,
+    pub(super) token_file: Option<PathBuf>,
     /// File of the trusted certificates for this node, in place of the client's.
-    tls_ca: Option<PathBuf>,
+    pub(super) tls_ca: Option<PathBuf>,
 }
 
-/// Returns the url and the options of each node that `pool` names: urls separated by commas, or `@` and the path of a
-/// TOML file. Never empty.
+/// Returns the url and the options of each node that `pool` names: urls separated by commas, `@` and the path of a TOML
+/// file, or an `etcd:` url. Never empty.
 ///
 /// # Errors
-/// A url is empty, the list is too long, two urls are equal, or the file cannot be read or is invalid.
+/// A url is empty, the list is too long, two urls are equal, or the file or etcd's list cannot be read or is invalid.
 pub(super) fn parse(pool: &str, options: &Options) -> Result<Vec<(String, Options)>, Error> {
     let nodes = match pool.strip_prefix('@') {
         Some(path) => read(Path::new(path), options)?,
+        None if pool.starts_with("etcd:") => etcd::read(pool, options)?,
         None => pool.split(',').map(|url| (url.replace(COMMA, ","), options.clone())).collect(),
     };
     let mut seen = BTreeSet::new();
@@ -79,18 +80,23 @@ fn read(path: &Path, options: &Options) -> Result<Vec<(String, Options)>, Error>
         ))
     })?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    let with = |entry: Entry| {
-        let mut options = options.clone();
-        if let Some(token) = entry.token_file {
-            options.token = Some(read_token(&folder.join(token)).map_err(Error::Token)?);
-        }
-        if let Some(certificates) = entry.tls_ca {
-            let text = read_text(&folder.join(certificates), "certificates");
-            options.tls_ca = Some(text.map_err(Error::Trust)?);
-        }
-        Ok((entry.url, options))
-    };
-    file.node.into_iter().map(with).collect()
+    file.node.into_iter().map(|entry| with_files(entry, folder, options)).collect()
+}
+
+/// Returns the node's url, and `options` with what the node's own files hold. Their paths are relative to `folder`.
+///
+/// # Errors
+/// A file cannot be read, or holds no token.
+pub(super) fn with_files(entry: Entry, folder: &Path, options: &Options) -> Result<(String, Options), Error> {
+    let mut options = options.clone();
+    if let Some(token) = entry.token_file {
+        options.token = Some(read_token(&folder.join(token)).map_err(Error::Token)?);
+    }
+    if let Some(certificates) = entry.tls_ca {
+        let text = read_text(&folder.join(certificates), "certificates");
+        options.tls_ca = Some(text.map_err(Error::Trust)?);
+    }
+    Ok((entry.url, options))
 }
 
 #[cfg(test)]

@@ -4,8 +4,10 @@ mod admin;
 mod comparison;
 mod demo;
 mod doctor;
+mod etcd;
 mod figures;
 mod files;
+mod heal;
 mod keys;
 mod manual;
 mod measurements;
@@ -19,6 +21,7 @@ mod stores;
 mod terminal;
 mod tls;
 mod tokens;
+mod volumes;
 mod watch;
 
 const KIB: usize = 1 << 10;

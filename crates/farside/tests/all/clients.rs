@@ -4,9 +4,15 @@
 
 use crate::support::{Node, PATIENCE, Process, serve, until};
 use farside::local::Client;
-use farside::{Error, KvError, NewStore, Pool, Ran, connect};
+use farside::{Error, KvError, NewStore, Options, Pool, Ran, connect, connect_with};
+use farside_node::access::Fingerprint;
 use farside_remote::FabricError;
+use std::cell::Cell;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
+use std::time::Duration;
 
 /// Runs `work` on a thread of its own; panics if it takes longer than [`PATIENCE`].
 #[track_caller]
@@ -201,4 +207,249 @@ fn dropping_a_dead_nodes_clients_permits_the_next_node() {
         assert_eq!(again.get(&n.to_be_bytes()).expect("read").expect("present").value, b"before");
     }
     again.put(b"key", b"after").expect("stored");
+}
+
+/// Nodes with memory files and engines of all kinds but `tls`, in a folder.
+struct Several<'a> {
+    folder: &'a Path,
+    started: Cell<u32>,
+}
+
+impl Several<'_> {
+    fn new(folder: &Path) -> Several<'_> {
+        Several { folder, started: Cell::new(0) }
+    }
+
+    fn start(&self, number: usize, listen: &[String], fresh: &[&str]) -> Process {
+        let file = self.folder.join(format!("memory-{number}")).display().to_string();
+        let listen: Vec<&str> = listen.iter().flat_map(|url| ["--listen", url]).collect();
+        let arguments = [&["--memory-file", &file], &listen[..], fresh].concat();
+        let log = format!("log-{}", self.started.replace(self.started.get() + 1));
+        let node = serve(&self.socket(number), &arguments, self.folder.join(log));
+        assert!(node.line().contains("serves"));
+        node
+    }
+
+    fn socket(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("{number}.sock"))
+    }
+
+    /// Urls at which a node may listen for the first time.
+    fn anywhere(&self, number: usize) -> [String; 3] {
+        let ring = format!("ring:{}", self.folder.join(format!("{number}.ring")).display());
+        ["tcp://127.0.0.1:0".to_owned(), "udp://127.0.0.1:0".to_owned(), ring]
+    }
+
+    /// Urls at which a node listens.
+    fn listening(&self, number: usize) -> Vec<String> {
+        let node = connect(&format!("shm:{}", self.socket(number).display())).expect("it serves");
+        node.info().expect("its info").listening
+    }
+}
+
+/// Every task of a client still has the key that an ended session had granted.
+#[test]
+fn all_tasks_of_a_client_use_a_node_of_several_that_came_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = Several::new(folder.path());
+    let fresh = ["--memory", "32MiB"];
+    let [mut first, _second] = [0, 1].map(|number| nodes.start(number, &nodes.anywhere(number), &fresh));
+    let [of_first, of_second] = [0, 1].map(|number| nodes.listening(number));
+    let pools = of_first.iter().zip(&of_second).map(|(first, second)| [&first[..], second]);
+    let pools: Vec<[&str; 2]> = pools.collect();
+    let keys: Vec<String> = (0..256).map(|n| format!("key{n}")).collect();
+    let clients: Vec<_> = pools
+        .iter()
+        .enumerate()
+        .map(|(number, urls)| {
+            let name = format!("store{number}");
+            let pool = connect(&urls.join(",")).expect("the nodes serve");
+            pool.create_store(&NewStore::prism_kv(&name, 8 << 20)).expect("the nodes have memory");
+            let client = pool.open(&name).expect("a store");
+            let puts: Vec<_> = keys.iter().map(|key| client.put(&key[..], "value")).collect();
+            puts.into_iter().for_each(|put| put.wait().expect("stored"));
+            client
+        })
+        .collect();
+    first.kill();
+    let _again = nodes.start(0, &of_first, &[]);
+    for (client, urls) in clients.iter().zip(&pools) {
+        until(&format!("all keys are read at the same time over {}", urls[0]), || {
+            let gets: Vec<_> = keys.iter().map(|key| client.get(&key[..])).collect();
+            let got: Vec<_> = gets.into_iter().map(farside::Pending::wait).collect();
+            got.iter().all(|got| got.as_ref().is_ok_and(Option::is_some))
+        });
+    }
+}
+
+#[test]
+fn a_client_of_several_nodes_never_switches_to_another_store() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = Several::new(folder.path());
+    let fresh = ["--memory", "16MiB"];
+    let [mut first, _second] = [0, 1].map(|number| nodes.start(number, &nodes.anywhere(number), &fresh));
+    let urls = [0, 1].map(|number| nodes.listening(number));
+    let pool = connect(&format!("{},{}", urls[0][0], urls[1][0])).expect("the nodes serve");
+    let create_on_first = || {
+        let first = connect(&urls[0][0]).expect("the node serves");
+        first.create_store(&NewStore::prism_kv("s", 4 << 20)).expect("the node has memory");
+    };
+    create_on_first();
+    let client = pool.open("s").expect("a store");
+    client.put("key", "value").wait().expect("stored");
+    first.kill();
+    std::fs::remove_file(folder.path().join("memory-0")).expect("its memory");
+    let _other = nodes.start(0, &urls[0], &fresh);
+    create_on_first();
+    until("the client meets the other store", || {
+        let error = client.get("key").wait().expect_err("the value is lost");
+        error.to_string().contains("was replaced by a new store")
+    });
+    let error = client.put("key", "value").wait().expect_err("the store is gone");
+    assert!(error.to_string().contains("was replaced by a new store"), "{error}");
+}
+
+#[test]
+fn an_idle_client_of_several_nodes_drops_its_session_with_a_dead_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = Several::new(folder.path());
+    let [mut first, _second] = [0, 1].map(|number| nodes.start(number, &[], &["--memory", "16MiB"]));
+    let urls = [0, 1].map(|number| format!("shm:{}", nodes.socket(number).display()));
+    let pool = connect(&urls.join(",")).expect("the nodes serve");
+    pool.create_store(&NewStore::prism_kv("s", 8 << 20)).expect("the nodes have memory");
+    let client = pool.open("s").expect("a store");
+    let keys: Vec<String> = (0..32).map(|n| format!("key{n}")).collect();
+    keys.iter().for_each(|key| client.put(&key[..], "value").wait().expect("stored"));
+    first.kill();
+    let file = folder.path().join("memory-0").display().to_string();
+    let mut again = None;
+    until("the next node takes over", || {
+        let node = serve(&nodes.socket(0), &["--memory-file", &file], folder.path().join("again"));
+        again = node.line_if_any().map(|_| node);
+        again.is_some()
+    });
+    until("all keys are read", || {
+        keys.iter().all(|key| client.get(&key[..]).wait().is_ok_and(|got| got.is_some()))
+    });
+}
+
+/// A node locks out addresses from which several wrong tokens come.
+#[test]
+fn a_node_that_refuses_the_token_is_not_asked_again_at_once() {
+    const TOKEN: &str = "the right token of one node";
+    let files = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = files.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+        path.display().to_string()
+    };
+    let entry = |token: &str| {
+        let sha256 = serde_json::to_value(Fingerprint::of(token.as_bytes())).expect("plain data");
+        format!("[[token]]\nname = 'all'\nsha256 = {sha256}\nadmin = true\nstores = {{ '*' = 'all' }}\n")
+    };
+    let start = |tokens: &str| {
+        let listen = ["--listen", "tcp://127.0.0.1:0", "--shm-trusts-all", "--tokens", tokens];
+        Node::with(&[&["--memory", "16MiB"], &listen[..]].concat())
+    };
+    let nodes = [start(&file("first", &entry(TOKEN))), start(&file("second", &entry("another")))];
+    let urls = nodes.each_ref().map(|node| {
+        let info = connect(&node.url()).expect("the node serves").info().expect("the node's info");
+        info.listening[0].clone()
+    });
+    let token = || Some(TOKEN.to_owned());
+    let options = || Options { token: token(), ..Options::default() };
+    let pool = connect_with(&urls.join(","), &options()).expect("one node accepts the token");
+    pool.create_store(&NewStore { members: Some(1), ..NewStore::prism_kv("s", 4 << 20) })
+        .expect_err("a node may have a store of this name");
+    connect_with(&urls[0], &options())
+        .expect("the node accepts the token")
+        .create_store(&NewStore::prism_kv("s", 4 << 20))
+        .expect("the node has memory");
+    let client = pool.open("s").expect("a store on the first node");
+    std::thread::sleep(Duration::from_millis(1500));
+    client.put("key", "value").wait().expect("stored");
+    let refusals = connect(&nodes[1].url()).expect("the node serves").info().expect("its info").refusals;
+    assert!(refusals.bad_tokens <= 2, "{refusals:?}");
+    assert_eq!(refusals.locked_out, 0);
+}
+
+/// Items of one client, in a store over several nodes, each item a register that this client alone writes.
+struct Registers<'a> {
+    client: &'a farside::Client,
+    /// Key, last value that was stored for sure, and last value that may be stored.
+    items: Vec<(String, u64, u64)>,
+}
+
+impl Registers<'_> {
+    /// Writes all items at the same time, then reads them. Returns whether all operations succeeded.
+    fn write_and_read(&mut self, value: u64) -> bool {
+        let put = |(key, ..): &(String, u64, u64)| self.client.put(&key[..], value.to_string());
+        let puts: Vec<_> = self.items.iter().map(put).collect();
+        let mut is_whole = true;
+        for ((_, stored, maybe), put) in self.items.iter_mut().zip(puts) {
+            match put.wait() {
+                Ok(()) => (*stored, *maybe) = (value, value),
+                Err(error) => {
+                    is_whole = false;
+                    *maybe = if error.ran() == Ran::No { *maybe } else { value };
+                }
+            }
+        }
+        let gets: Vec<_> = self.items.iter().map(|(key, ..)| self.client.get(&key[..])).collect();
+        for ((key, stored, maybe), get) in self.items.iter_mut().zip(gets) {
+            let Ok(got) = get.wait() else {
+                is_whole = false;
+                continue;
+            };
+            let text = got.map_or_else(|| "0".into(), |got| String::from_utf8(got.value).expect("a number"));
+            let found: u64 = text.parse().expect("a number");
+            assert!((*stored..=*maybe).contains(&found), "{key} is {found}, not {stored} to {maybe}");
+            *stored = found;
+        }
+        is_whole
+    }
+}
+
+#[test]
+#[ignore = "takes 20 s: cargo xtask soak"]
+fn soak_clients_of_several_nodes_lose_nothing_while_nodes_are_killed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = Several::new(folder.path());
+    let fresh = ["--memory", "64MiB"];
+    let mut serving = [0, 1, 2].map(|number| nodes.start(number, &nodes.anywhere(number), &fresh));
+    let urls = [0, 1, 2].map(|number| nodes.listening(number));
+    let pool = |carrier: usize| {
+        let urls: Vec<&str> = urls.iter().map(|of_node| &of_node[carrier][..]).collect();
+        connect(&urls.join(",")).expect("the nodes serve")
+    };
+    pool(0).create_store(&NewStore::prism_kv("s", 48 << 20)).expect("the nodes have memory");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for carrier in 0..urls[0].len() {
+            let (pool, is_over) = (pool(carrier), &is_over);
+            scope.spawn(move || {
+                let client = pool.open("s").expect("a store");
+                let items = (0..64).map(|n| (format!("{carrier} {n}"), 0, 0)).collect();
+                let mut registers = Registers { client: &client, items };
+                let mut value = 0;
+                let mut write_and_read = || {
+                    value += 1;
+                    registers.write_and_read(value)
+                };
+                while !is_over.load(Ordering::Relaxed) {
+                    write_and_read();
+                }
+                until("all operations succeed again", write_and_read);
+            });
+        }
+        for round in 0..40 {
+            let number = round % serving.len();
+            std::thread::sleep(Duration::from_millis(250));
+            serving[number].kill();
+            std::thread::sleep(Duration::from_millis(if round % 4 == 3 { 1000 } else { 20 }));
+            serving[number] = nodes.start(number, &urls[number], &[]);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }

@@ -11,7 +11,9 @@ use driver::{Change, Executions, budget, change};
 use farside::config::parse_bytes;
 use farside::{NewStore, NodeInfo, Store, StoreStat};
 use farside_bench::workload::Workload;
-use farside_remote::control::{Answer, Ask, Decided, Decision, Found, MemberId, MemberState, Membership};
+use farside_remote::control::{
+    Accepted, Answer, Ask, Decided, Decision, Found, MemberId, MemberState, Membership, Register,
+};
 
 /// Picks a seed input and applies the changes to its bytes.
 fn changed(seeds: &[Vec<u8>], seed: u8, changes: &[Change]) -> Vec<u8> {
@@ -88,6 +90,87 @@ fn fuzz_pilaf() {
     );
 }
 
+/// Sends changed requests about members to a node. The node answers each of them, and what it says about its members
+/// afterwards is well-formed.
+#[test]
+fn fuzz_members() {
+    use farside_fabrics::memory::{Mapping, Pages};
+    use farside_node::host::{Host, Options};
+    use std::time::Duration;
+
+    let executions = Executions::of("requests to a node about members");
+    let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+    let host = Host::start(memory, farside::parts::kinds(), Options::default()).expect("a node");
+    let ask = |request: Ask| host.ask(request, Duration::from_secs(10));
+    let Ok(Answer::NodeInfo(NodeInfo { incarnation, .. })) = ask(Ask::NodeInfo) else { panic!("a node") };
+    let (name, attempt) = (|| "m".to_owned(), [1, 2]);
+    let id = |node, incarnation| MemberId { node, incarnation };
+    let members = || vec![id(0, incarnation), id(1, 7), id(2, 8)];
+    let next = || vec![id(0, incarnation), id(1, 7), id(3, 9)];
+    let membership =
+        |state, configuration, members| Membership { attempt, state, index: 0, configuration, members };
+    let prepare = |membership| Ask::PrepareStore {
+        name: name(),
+        kind: "prism-rs".into(),
+        parameters: r#"{"block":512,"blocks":9}"#.into(),
+        quota: 2 << 20,
+        membership,
+    };
+    let created = [
+        prepare(membership(MemberState::Prepared, 1, members())),
+        Ask::Decide { name: name(), attempt, decision: Decision::Commit },
+    ];
+    let seeds: Vec<Vec<u8>> = [
+        Ask::Promise { name: name(), attempt, configuration: 2, ballot: [1, 3] },
+        Ask::Accept { name: name(), attempt, configuration: 2, ballot: [1, 3], members: next() },
+        Ask::Revoke { name: name(), attempt, configuration: 1 },
+        Ask::Enable { name: name(), attempt, configuration: 2, members: next() },
+        Ask::Leave { name: name(), membership: membership(MemberState::Committed, 1, members()) },
+        prepare(membership(MemberState::Joining, 2, next())),
+        Ask::Decide { name: name(), attempt, decision: Decision::Drop },
+    ]
+    .iter()
+    .chain(&created)
+    .map(|request| serde_json::to_vec(request).expect("plain data"))
+    .collect();
+    // Unwind safe: a panic ends the test, and nothing uses the node afterwards.
+    let host = std::panic::AssertUnwindSafe(&host);
+    bolero::check!().with_test_time(budget()).with_type().cloned().for_each(
+        |(seed, changes): (u8, Vec<Change>)| {
+            executions.one_more();
+            let bytes = changed(&seeds, seed, &changes);
+            let Ok(request) = serde_json::from_slice::<Ask>(&bytes) else { return };
+            let ask = |request: Ask| host.ask(request, Duration::from_secs(10));
+            if let Err(refusal) = ask(request) {
+                assert!(!refusal.to_string().is_empty());
+            }
+            let Ok(Answer::Stores(stores)) = ask(Ask::ListStores) else { panic!("the node answers") };
+            for store in &stores {
+                let Some(of) = &store.membership else { continue };
+                assert_eq!(of.check(incarnation), Ok(()), "{of:?}");
+                match ask(Ask::FindStore { name: store.name.clone() }) {
+                    Ok(Answer::Found(Found { accepted, .. })) => {
+                        assert!(accepted.is_none_or(|accepted| accepted.check().is_ok()));
+                    }
+                    other => panic!("asked for a store, got {other:?}"),
+                }
+            }
+            // The next input finds the same store again, and memory for others.
+            if stores.len() > 3 || !stores.iter().any(|store| store.name == "m") {
+                for store in stores {
+                    let of = store.membership.map_or([0; 2], |of| of.attempt);
+                    let dropped =
+                        ask(Ask::Decide { name: store.name, attempt: of, decision: Decision::Drop });
+                    assert!(dropped.is_ok(), "{dropped:?}");
+                }
+                for request in &created {
+                    ask(request.clone()).expect("the node has memory");
+                }
+            }
+        },
+    );
+}
+
 #[test]
 fn fuzz_control() {
     let executions = Executions::of("requests and answers of the control plane");
@@ -116,6 +199,18 @@ fn fuzz_control() {
         },
         Ask::Bind { name: name(), id: u64::MAX, client: 7, nonce: 1 << 63 },
         Ask::Fence { name: name(), id: 1, nonce: 2 },
+        Ask::Wall { name: name(), id: u64::MAX },
+        Ask::Promise { name: name(), attempt: [1, 2], configuration: 2, ballot: [1, u64::MAX] },
+        Ask::Accept {
+            name: name(),
+            attempt: [1, 2],
+            configuration: 2,
+            ballot: [1, 3],
+            members: membership().members,
+        },
+        Ask::Revoke { name: name(), attempt: [1, 2], configuration: 1 },
+        Ask::Enable { name: name(), attempt: [1, 2], configuration: 2, members: membership().members },
+        Ask::Leave { name: name(), membership: membership() },
     ];
     let store = Store {
         name: name(),
@@ -128,19 +223,30 @@ fn fuzz_control() {
         table_at: 4096,
         table_len: 1072,
         wide: false,
+        created: 1 << 50,
         id: 0,
         former: None,
         membership: None,
     };
     let member = Store { membership: Some(membership()), ..store.clone() };
+    let accepted = Accepted { ballot: [1, 2], members: membership().members };
+    let blocks = Store {
+        kind: "prism-rs".into(),
+        parameters: r#"{"block":512,"blocks":9,"writers":4,"stripe":{"volume":7,"index":1,"count":2}}"#
+            .into(),
+        ..store.clone()
+    };
     let answers = [
         Answer::Done,
         Answer::Store(store.clone()),
+        Answer::Store(blocks),
         Answer::Stores(vec![store.clone(), store]),
         Answer::StoreStat(StoreStat::default()),
         Answer::NodeInfo(NodeInfo::default()),
         Answer::Decided(Decided { incarnation: 1, state: MemberState::Committed }),
-        Answer::Found(Found { incarnation: 1, store: Some(member) }),
+        Answer::Found(Found { incarnation: 1, store: Some(member), accepted: Some(accepted.clone()) }),
+        Answer::Register(Register { promised: [2, 1], accepted: Some(accepted) }),
+        Answer::Wall(u64::MAX),
     ];
     let json = |value: Result<Vec<u8>, serde_json::Error>| value.expect("plain data");
     let seeds: Vec<Vec<u8>> = asks
@@ -165,6 +271,22 @@ fn fuzz_control() {
                         let at = table.slot_at(index).raw();
                         assert!(at >= store.table_at && at + 16 <= end, "a slot lies in its table");
                     }
+                }
+                let table =
+                    farside_systems::blocks::prism_rs::layout::Table::new(&store.parameters, store.extent());
+                if let Ok(table) = table {
+                    let last = table.register(table.spec.blocks - 1).raw();
+                    assert!(last + 16 <= store.table_at + store.table_len, "a register lies in its table");
+                }
+                let table =
+                    farside_systems::blocks::abd_lock::layout::Table::new(&store.parameters, store.extent());
+                if let Ok(table) = table {
+                    let len = table.spec.table_len().expect("it was checked");
+                    assert!(len <= store.table_len, "the blocks lie in their table");
+                }
+                if let Some(shape) = farside_systems::blocks::stripe::Shape::of(&store.parameters) {
+                    assert!(shape.blocks.checked_mul(shape.block.into()).is_some_and(|bytes| bytes > 0));
+                    assert!(shape.stripe.is_none_or(|stripe| stripe.index < stripe.count));
                 }
             }
         },

@@ -11,7 +11,7 @@ const TROUBLES: &str = include_str!("../../../../docs/guide/troubleshooting.md")
 const OPERATIONS: &str = include_str!("../../../../docs/guide/operations.md");
 
 /// Types with a `Display` that the guide need not explain: they are no errors by themselves, or users never see them.
-const NO_ERRORS: [&str; 9] = [
+const NO_ERRORS: [&str; 10] = [
     "Source",      // An address.
     "Listen",      // A url.
     "OpView",      // An op, in a trace.
@@ -20,6 +20,7 @@ const NO_ERRORS: [&str; 9] = [
     "WireError",   // Caused by chains that no builder makes.
     "PacketError", // Counted, and not reported.
     "Strikes",     // Counts of faults.
+    "Healed",      // A line of a report.
     "QueueError",  // Queues exist in trials only.
 ];
 

@@ -13,8 +13,10 @@ mod hostile;
 #[cfg(farside_mutants)]
 mod mutants;
 mod readme;
+mod replicas;
 mod sim;
 mod soak;
 #[path = "../support/mod.rs"]
 mod support;
+mod survival;
 mod verify;

@@ -4,10 +4,10 @@
 use crate::support;
 use crate::support::driven::{Driven, drive, plain};
 use farside_remote::mutant::Mutant;
-use farside_systems::kv::pilaf::mutants::ITEM_UNCHECKED;
+use farside_systems::kv::pilaf::mutants::{ENTRY_UNCHECKED, ITEM_UNCHECKED, READS_KEEP_ORDER, SIZE_TRUSTED};
 use farside_systems::kv::prism_kv::mutants::CACHED_PUT_YIELDS;
 use farside_trial::judge::{Verdict, judge};
-use farside_trial::{Setup, System, kills};
+use farside_trial::{Carrier, Setup, System, kills};
 
 /// Replays each mutant with a seed that has killed it before. `cargo xtask sim --mutants` searches for other seeds.
 #[test]
@@ -34,6 +34,24 @@ fn replay(system: System) -> Vec<(String, Result<String, String>)> {
     let file = format!("{folder}/{}.txt", system.name());
     let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
     kills::replay(system, &kills::parse(&text).expect("lines `MUTANT SEED`"))
+}
+
+/// A NIC exposes each mutant of Pilaf, also those whose listed seeds use other carriers.
+#[test]
+fn a_nic_exposes_every_mutant_of_pilaf() {
+    let kills = [(ENTRY_UNCHECKED, 110), (ITEM_UNCHECKED, 1), (SIZE_TRUSTED, 7), (READS_KEEP_ORDER, 192)];
+    let system = System::named("pilaf").expect("a system");
+    assert!(system.mutants().iter().all(|mutant| kills.iter().any(|(killed, _)| killed == mutant)));
+    let setup = Setup { carrier: Some(Carrier::Verbs), ..Setup::of(system) };
+    for (mutant, seed) in kills {
+        Mutant::switch(Some(mutant));
+        let broken = judge(&setup, seed, true);
+        Mutant::switch(None);
+        assert_eq!(broken.verdict, Verdict::Violated, "{mutant:?} survives seed {seed} over verbs");
+        println!("{mutant:?}: killed by seed {seed}: {}", broken.reasons[0]);
+        let right = judge(&setup, seed, true);
+        assert!(!right.is_bad(), "{right}");
+    }
 }
 
 /// The simulator reports and draws a violation, and prints a command that replays the violation.

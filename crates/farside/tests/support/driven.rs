@@ -128,8 +128,15 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
     pool.create_store(&new).expect("the node has memory");
     let mut workload = Workload::resolve(driven.workload).expect("a workload");
     workload.records = driven.records;
-    let plan =
-        Plan { workload, value_size: 512, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
+    let plan = Plan {
+        workload,
+        value_size: 512,
+        tasks: THREADS * TASKS,
+        verify: true,
+        by_node: false,
+        sampled: 64,
+        seed: 42,
+    };
     let run = plan.run().expect("a run");
     let tally = Mutex::new(Tally::default());
     let threads = |work: &(dyn Fn(u32) + Sync)| {
@@ -158,7 +165,7 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
 
 fn on_core(pool: &Pool, driven: Driven<'_>, wrap: &Wrap<'_>, work: impl AsyncFn(&mut TaskClient<'_>, u32)) {
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
-    let options = Options { slot_cache: driven.slot_cache };
+    let options = Options { slot_cache: driven.slot_cache, ..Options::default() };
     let mut core = Core::new(&endpoint);
     for task in 0..TASKS {
         let opened =

@@ -76,9 +76,15 @@ impl Ran {
 /// Runs a command to its end, with `input` on its standard input.
 #[track_caller]
 pub(crate) fn run(command: std::process::Command, input: &[u8]) -> Ran {
+    run_within(PATIENCE, command, input)
+}
+
+/// Runs a command like [`run`], but kills it after `patience`.
+#[track_caller]
+pub(crate) fn run_within(patience: Duration, command: std::process::Command, input: &[u8]) -> Ran {
     let since = Instant::now();
     let mut command = assert_cmd::Command::from_std(command);
-    let output = command.timeout(PATIENCE).write_stdin(input).output().expect("the command starts");
+    let output = command.timeout(patience).write_stdin(input).output().expect("the command starts");
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!err.contains("panicked"), "{err}");
     Ran { code: output.status.code(), out: output.stdout, err, took: since.elapsed() }
@@ -107,12 +113,28 @@ pub(crate) fn is_ignored(signal: rustix::process::Signal) -> bool {
 
 /// Waits until `is_so` returns true; panics after [`PATIENCE`]. `what` describes the condition.
 #[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_within(PATIENCE, what, is_so);
+}
+
+/// Waits like [`until`], but panics after `patience`.
+#[track_caller]
+pub(crate) fn until_within(patience: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
     while !is_so() {
-        assert!(Instant::now() < deadline, "still not true after {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "still not true after {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Calls `check` with each case and its index. All calls run at once, because most of their time is waiting.
+pub(crate) fn for_each_at_once<C: Send>(cases: impl IntoIterator<Item = C>, check: impl Fn(usize, C) + Sync) {
+    std::thread::scope(|scope| {
+        for (nth, case) in cases.into_iter().enumerate() {
+            let check = &check;
+            scope.spawn(move || check(nth, case));
+        }
+    });
 }
 
 /// A child process that is killed when the test ends.
@@ -171,6 +193,11 @@ impl Process {
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("the child is not reaped");
+    }
+
+    /// Returns whether the child has exited.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_some()
     }
 
     /// Waits until the child exits; returns its exit code.

@@ -56,6 +56,8 @@ pub enum BindError {
     OwnClients,
     /// The memory's contents cannot be served, for this reason.
     TakeOver(String),
+    /// The logs in this folder cannot be used, for this reason.
+    Log(PathBuf, String),
 }
 
 impl std::fmt::Display for BindError {
@@ -108,6 +110,9 @@ impl std::fmt::Display for BindError {
                 "this process is a client of the node that served this memory before, and may still write to it: drop \
                  its clients of that node first",
             ),
+            BindError::Log(folder, reason) => {
+                write!(f, "the stores of --log-dir {} cannot be served: {reason}", folder.display())
+            }
             BindError::TakeOver(reason) => write!(f, "the memory's stores cannot be served: {reason}"),
             BindError::System(doing, error) => write!(f, "could not {doing}: {error}"),
         }
@@ -531,12 +536,17 @@ impl Clients {
 
     /// Sends a response to the client that waits for it.
     pub(super) fn answer(&mut self, ticket: Ticket, answered: Result<Answer, String>) {
+        self.answer_call(ticket, answered.map(|answer| serde_json::to_vec(&answer).expect("plain data")));
+    }
+
+    /// Sends the response of a store's service to the client that waits for it.
+    pub(super) fn answer_call(&mut self, ticket: Ticket, answered: Result<Vec<u8>, String>) {
         if let Some((id, header)) = self.waiting.remove(&ticket)
             && let Some(client) = self.clients.get_mut(&id)
             && let Some(Line::Welcomed(calls)) = &client.line
         {
             client.asked -= 1;
-            answer(calls, header, answered.map(|answer| serde_json::to_vec(&answer).expect("plain data")));
+            answer(calls, header, answered);
             self.rest(id);
         }
     }

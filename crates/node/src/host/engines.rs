@@ -12,7 +12,7 @@
 use super::{Shared, entropy, parse};
 use crate::access::{Access, LOCKED_FOR, LogLimit, SessionLimit, Source, Token};
 use crate::engine::{Guarded, Keys};
-use crate::served::{Served, no_store};
+use crate::served::{Begun, Buffers, Calling, Served, Start, no_store};
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::runner::Runner;
 use farside_fabrics::session::answer;
@@ -24,6 +24,7 @@ use farside_fabrics::spin::spin;
 use farside_fabrics::timer::{self, timespec};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Refusals, Store};
+use farside_remote::draws::Draws;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::service::addressed;
 use farside_remote::{ChainView, Key, Reply, Rights, Status};
@@ -59,6 +60,10 @@ pub(super) struct Mail {
     has_answers: AtomicBool,
     /// Whether the set of tokens has changed since the engine last read it.
     has_access: AtomicBool,
+    /// Whether the engine has calls whose records are not stored yet, and whether some may be stored since it last
+    /// looked.
+    waits_for_log: AtomicBool,
+    has_stored: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
     bell: OwnedFd,
@@ -83,6 +88,8 @@ impl Mail {
             fenced: Mutex::default(),
             has_answers: AtomicBool::new(false),
             has_access: AtomicBool::new(false),
+            waits_for_log: AtomicBool::new(false),
+            has_stored: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -108,6 +115,15 @@ impl Mail {
     pub(super) fn renew_access(&self) {
         self.has_access.store(true, Ordering::SeqCst);
         self.ring();
+    }
+
+    /// Makes the engine look which of its calls' records are stored, if it waits for any.
+    pub(super) fn note_stored(&self) {
+        if self.waits_for_log.load(Ordering::SeqCst) {
+            self.has_stored.store(true, Ordering::SeqCst);
+            self.has_answers.store(true, Ordering::SeqCst);
+            self.ring();
+        }
     }
 
     /// The engine's counters, at most half a second old.
@@ -166,6 +182,9 @@ impl Engine {
                     runner,
                     reply: Reply::new(),
                     answer: Vec::new(),
+                    buffers: Buffers::default(),
+                    pending: Vec::new(),
+                    draws: Draws(entropy()[0]),
                     served: BTreeMap::new(),
                     expected: VecDeque::new(),
                     source: None,
@@ -322,7 +341,32 @@ impl<P: Port> EngineLoop<P> {
             }
             self.server.answer(request, &bytes);
         }
+        if self.handler.mail.has_stored.swap(false, Ordering::SeqCst) {
+            self.end_calls();
+        }
         true
+    }
+
+    /// Ends the calls whose records are stored, or could not be, and responds to them.
+    fn end_calls(&mut self) {
+        let Handler { pending, runner, draws, buffers, answer, mail, .. } = &mut self.handler;
+        runner.enter();
+        let mut bytes = Vec::new();
+        pending.retain(|Pending { at, served, begun }| {
+            let Some(stored) = served.outcome(begun) else { return true };
+            let start = Start { now: timer::coarse_now(), seed: draws.next() };
+            match served.finish(runner.memory(), start, (begun, &stored), buffers, answer) {
+                Ok(()) => answer::put_body(&mut bytes, answer),
+                Err(refusal) => answer::refuse(&mut bytes, &refusal),
+            }
+            // If the session has ended, nobody waits for the response.
+            self.server.answer(*at, &bytes);
+            bytes.clear();
+            false
+        });
+        if pending.is_empty() {
+            mail.waits_for_log.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Called when nothing has arrived: polls for a while if there were requests lately, then sleeps.
@@ -388,6 +432,13 @@ const SEALED: &str = "it accepts no sealed packets, since it serves without --to
 
 const TOO_MANY_KEYS: &str = "the session used too many invalid keys, and is closed";
 
+/// A call that an engine ends once its records are stored.
+struct Pending {
+    at: RequestRef,
+    served: Arc<Served<Mapping>>,
+    begun: Begun,
+}
+
 /// The handler of an engine's sessions, which runs their chains and calls.
 struct Handler {
     shared: Arc<Shared>,
@@ -397,6 +448,11 @@ struct Handler {
     reply: Reply,
     /// Response of the store's service that was called last.
     answer: Vec<u8>,
+    buffers: Buffers,
+    /// Calls whose records are not stored yet.
+    pending: Vec<Pending>,
+    /// Source of the calls' random draws.
+    draws: Draws,
     /// The service that was last called in each region. The service's key shows whether the service is still current.
     served: BTreeMap<u32, Arc<Served<Mapping>>>,
     /// Numbers of prefetch hints of the chains that were received and not yet run, in order.
@@ -501,8 +557,9 @@ impl Host for Handler {
         match request {
             Request::Chain(bytes) => self.run_chain(client, bytes, reply),
             Request::Call(service, request) if service != ServiceId::NODE => {
-                match self.call(client, service, request) {
-                    Ok(()) => answer::put_body(reply, &self.answer),
+                match self.call(client, at, service, request) {
+                    Ok(Outcome::Later) => return Outcome::Later,
+                    Ok(Outcome::Done) => answer::put_body(reply, &self.answer),
                     Err(refusal) => answer::refuse(reply, &refusal),
                 }
             }
@@ -668,11 +725,17 @@ impl Handler {
     }
 
     /// Calls a store's service in the engine's thread, without a letter to the node's thread.
-    fn call(&mut self, client: &mut Client, service: ServiceId, request: &[u8]) -> Result<(), String> {
+    fn call(
+        &mut self,
+        client: &mut Client,
+        at: RequestRef,
+        service: ServiceId,
+        request: &[u8],
+    ) -> Result<Outcome, String> {
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return Err(TOO_MANY_KEYS.into());
         }
-        let (own, asked) = addressed(service, request)?;
+        let (own, request) = addressed(service, request)?;
         let Some((key, rights)) = client.keys.stands_for(own) else {
             self.note_refused(client, own);
             return Err(no_store(own));
@@ -685,8 +748,20 @@ impl Handler {
                 &self.served[&key.region()]
             }
         };
-        let Ok(answered) = served.lock().call(self.runner.memory(), key, rights, asked, &mut self.answer);
-        answered
+        let start = Start { now: timer::coarse_now(), seed: self.draws.next() };
+        let (memory, calling) = (self.runner.memory(), Calling { key, rights, request });
+        let Some(begun) = served.serve(memory, start, calling, &mut self.buffers, &mut self.answer)? else {
+            return Ok(Outcome::Done);
+        };
+        self.pending.push(Pending { at, served: Arc::clone(served), begun });
+        // SeqCst: pairs with the load in `Mail::note_stored`, so either the log's thread sees that this engine waits,
+        // or the engine sees below what that thread has settled.
+        self.mail.waits_for_log.store(true, Ordering::SeqCst);
+        let pending = self.pending.last().expect("it was added");
+        if pending.served.outcome(&pending.begun).is_some() {
+            self.mail.note_stored();
+        }
+        Ok(Outcome::Later)
     }
 
     fn ask(&mut self, client: &mut Client, at: RequestRef, request: &[u8]) -> Result<(), String> {
@@ -699,6 +774,7 @@ impl Handler {
         | Ask::StoreStat { name }
         | Ask::GrowStore { name }
         | Ask::Bind { name, .. }
+        | Ask::Wall { name, .. }
         | Ask::Fence { name, .. } = &ask
             && !client.token.admin
             && self.shared.state().node.catalog().get(name).is_err()

@@ -8,6 +8,7 @@
 mod admin;
 mod clients;
 mod engines;
+mod logs;
 mod predecessors;
 mod process;
 
@@ -17,7 +18,7 @@ pub use clients::BindError;
 use crate::access::{Access, Guesses, Tokens};
 use crate::identity::{Sender, fenced_session};
 use crate::node::{Node, NodeMemory, Progress, Ticket};
-use crate::served::{Served, no_store};
+use crate::served::{Begun, Buffers, Calling, Served, Start, no_store};
 use clients::Clients;
 use engines::{Engine, Letter, Mail};
 use farside_fabrics::local::LocalNode;
@@ -28,6 +29,7 @@ use farside_fabrics::shm::frame;
 use farside_fabrics::tcp::TcpPort;
 #[cfg(feature = "tls")]
 use farside_fabrics::tcp::tls::{Identity, TlsPort};
+use farside_fabrics::timer;
 use farside_fabrics::udp::UdpPort;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
@@ -35,6 +37,8 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Refusals, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Kind, addressed};
 use farside_remote::{FabricError, Key, Memory, NodeId, Rights};
+pub use logs::LogFolder;
+use logs::Logs;
 use rustix::event::EventfdFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -64,6 +68,8 @@ pub struct Options {
     pub insecure_udp: bool,
     /// Options of the admin server, if one is to run.
     pub admin: Option<Admin>,
+    /// The folder of the stores' logs, if kinds that have logs are to have them.
+    pub log: Option<LogFolder>,
     /// Takes over a memory that another node served, with its stores.
     pub take_over: bool,
     /// When taking over, kills the old node's clients that are still alive. If false and such clients exist, the start
@@ -135,6 +141,12 @@ struct Shared {
     letters: Mutex<Vec<Letter>>,
     /// The current access rules. A reload replaces the rules; each engine then reads the new ones by itself.
     access: Mutex<Arc<Access>>,
+    /// Whether calls of shm clients wait for records to be stored, and whether some may be stored since the node's
+    /// thread last looked.
+    waits_for_log: AtomicBool,
+    has_stored: AtomicBool,
+    /// Place of the logs, if the node has logs.
+    logs: Option<Logs>,
     /// Recent wrong tokens and keys at all engines.
     guesses: Mutex<Guesses>,
     /// Time from which the clock for `guesses` counts.
@@ -151,7 +163,16 @@ struct State {
     remote: BTreeMap<Ticket, (usize, RequestRef)>,
     /// Pids of the stopped processes that delay reclamation, as last seen.
     stopped: Vec<u32>,
+    /// Calls of shm clients whose records are not stored yet, by their tickets, which begin with [`CALLS`].
+    pending: BTreeMap<Ticket, Unstored>,
+    next_call: u64,
 }
+
+/// A call whose records are not stored yet, with its service.
+type Unstored = (Arc<Served<Mapping>>, Begun);
+
+/// Bit of the tickets of calls to services, which no ticket of the node has.
+const CALLS: Ticket = 1 << 63;
 
 impl NodeMemory for Mapping {
     fn discard(&self, index: u32) -> Result<(), Self::Wait> {
@@ -202,13 +223,14 @@ impl Host {
             page_size: memory.page_size().0,
             ..NodeInfo::default()
         };
-        let node = if options.take_over {
+        let mut node = if options.take_over {
             predecessors::ensure_no_old_clients(&memory, options.evict)?;
             let Ok(restored) = Node::restore(&*memory, kinds, info);
             restored.map_err(BindError::TakeOver)?
         } else {
             Node::new(&*memory, kinds, info)
         };
+        let logs = options.log.as_ref().map(|log| Logs::recover(log, &mut node, &memory)).transpose()?;
         predecessors::note_boot(&memory);
         let state = State {
             node,
@@ -216,6 +238,8 @@ impl Host {
             callers: Vec::new(),
             remote: BTreeMap::new(),
             stopped: Vec::new(),
+            pending: BTreeMap::new(),
+            next_call: 0,
         };
         let mails: Result<Vec<_>, _> = ports.iter().map(|_| Mail::new().map(Arc::new)).collect();
         let mails = mails.map_err(|errno| BindError::System("create an eventfd", errno.into()))?;
@@ -229,6 +253,9 @@ impl Host {
             mails,
             letters: Mutex::default(),
             access: Mutex::new(Arc::new(Access::new(options.tokens.clone()))),
+            waits_for_log: AtomicBool::new(false),
+            has_stored: AtomicBool::new(false),
+            logs,
             guesses: Mutex::default(),
             began: Instant::now(),
         });
@@ -318,6 +345,9 @@ impl Host {
         if let Some(thread) = thread {
             drop(thread.join());
         }
+        if let Some(logs) = &self.shared.logs {
+            logs.stop();
+        }
     }
 }
 
@@ -364,15 +394,61 @@ impl Shared {
         Ok(())
     }
 
-    /// Calls a store's service in this thread, for a caller that has the memory mapped.
+    /// Calls a store's service in this thread, for a caller that has the memory mapped. If the call's records are not
+    /// stored yet, returns the call, which [`Shared::end_call`] ends.
     ///
     /// # Errors
     /// The service refused the call, or the store is missing.
-    fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
-        let (key, asked) = addressed(service, request)?;
+    fn call(
+        &self,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<Option<Unstored>, String> {
+        let (key, request) = addressed(service, request)?;
         let served = self.served(key)?;
-        let Ok(answered) = served.lock().call(&self.memory, key, Rights::ALL, asked, answer);
-        answered
+        let calling = Calling { key, rights: Rights::ALL, request };
+        let begun = served.serve(&self.memory, start_now(), calling, &mut Buffers::default(), answer)?;
+        Ok(begun.map(|begun| (served, begun)))
+    }
+
+    /// Ends a call whose records have this outcome.
+    fn end_call(
+        &self,
+        served: &Served<Mapping>,
+        begun: &Begun,
+        stored: &Result<(), String>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        served.finish(&self.memory, start_now(), (begun, stored), &mut Buffers::default(), answer)
+    }
+
+    /// Ends the calls of shm clients whose records are stored, or could not be, and responds to them.
+    fn end_calls(&self, state: &mut State, clients: &mut Clients) {
+        if !self.has_stored.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let pending = std::mem::take(&mut state.pending);
+        for (ticket, (served, begun)) in pending {
+            match served.outcome(&begun) {
+                Some(stored) => {
+                    let mut answer = Vec::new();
+                    let ended = self.end_call(&served, &begun, &stored, &mut answer);
+                    clients.answer_call(ticket, ended.map(|()| answer));
+                }
+                None => drop(state.pending.insert(ticket, (served, begun))),
+            }
+        }
+        self.waits_for_log.store(!state.pending.is_empty(), Ordering::SeqCst);
+    }
+
+    /// Tells everyone who waits for records that some may be stored now.
+    fn note_stored(&self) {
+        self.mails.iter().for_each(|mail| mail.note_stored());
+        if self.waits_for_log.load(Ordering::SeqCst) {
+            self.has_stored.store(true, Ordering::SeqCst);
+            frame::ring(&self.bell);
+        }
     }
 
     /// The service of the store that this key opens.
@@ -381,7 +457,7 @@ impl Shared {
     }
 
     /// The main function of the node's thread.
-    fn tend(&self, mut clients: Clients) {
+    fn tend(self: &Arc<Self>, mut clients: Clients) {
         let mut pause = LOOK_FIRST;
         let mut last_look = Instant::now();
         loop {
@@ -391,7 +467,11 @@ impl Shared {
                 clients.close();
                 return;
             }
-            let wait = if busy { Duration::ZERO } else { pause };
+            let wait = if busy {
+                Duration::ZERO
+            } else {
+                self.until_timer().map_or(pause, |until| pause.min(until))
+            };
             self.memory.set_node_sleeps(!busy);
             let rung = clients.wait(wait, |event| self.on_client(event));
             self.memory.set_node_sleeps(false);
@@ -410,6 +490,14 @@ impl Shared {
         }
     }
 
+    /// The time that remains until a service's background work is due, if any has asked for a time.
+    fn until_timer(&self) -> Option<Duration> {
+        let time = self.state().node.next_timer()?;
+        let left = time.saturating_sub(timer::now());
+        // A step whose time has passed waits for a call.
+        Some(if left.is_zero() { LOOK_FIRST } else { left })
+    }
+
     /// Sends a letter from an engine to the node's thread.
     fn post(&self, letter: Letter) {
         self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
@@ -421,7 +509,7 @@ impl Shared {
         for letter in letters {
             match letter {
                 Letter::Asked { engine, number, at, ask } => {
-                    let ticket = state.node.ask_from(Sender::Remote { engine, number }, ask, entropy());
+                    let ticket = accept(&mut state.node, Sender::Remote { engine, number }, ask);
                     state.remote.insert(ticket, (engine, at));
                 }
                 Letter::Ended { number, is_clean } => state.node.end_remote(number, is_clean),
@@ -430,9 +518,11 @@ impl Shared {
     }
 
     /// Steps the node for a while and delivers responses. Returns true if more steps have work to do.
-    fn step(&self, clients: &mut Clients) -> bool {
+    fn step(self: &Arc<Self>, clients: &mut Clients) -> bool {
         let mut state = self.state();
         self.read_letters(&mut state);
+        self.end_calls(&mut state, clients);
+        state.node.set_now(timer::now());
         let mut busy = false;
         let began = Instant::now();
         for made in 1..=STEPS_AT_A_TIME {
@@ -441,6 +531,9 @@ impl Shared {
             if !busy || made.is_multiple_of(STEPS_PER_LOOK) && began.elapsed() >= STEPPING_MAX {
                 break;
             }
+        }
+        for log in state.node.take_new_logs() {
+            self.start_writer(log);
         }
         while let Some((engine, number)) = state.node.ending() {
             self.mails[engine].end_fenced(number);
@@ -495,14 +588,26 @@ impl Shared {
                     return Reaction::Refuse(fenced_session());
                 }
                 let mut answer = Vec::new();
-                Reaction::Answer(self.call(service, &request, &mut answer).map(|()| answer))
+                match self.call(service, &request, &mut answer) {
+                    Ok(None) => Reaction::Answer(Ok(answer)),
+                    Ok(Some((served, begun))) => {
+                        let mut state = self.state();
+                        state.next_call += 1;
+                        let ticket = CALLS | state.next_call;
+                        state.pending.insert(ticket, (served, begun));
+                        // SeqCst: pairs with the load in `note_stored`. The next step looks for what is stored by now.
+                        self.waits_for_log.store(true, Ordering::SeqCst);
+                        self.has_stored.store(true, Ordering::SeqCst);
+                        frame::ring(&self.bell);
+                        Reaction::Wait(ticket)
+                    }
+                    Err(refusal) => Reaction::Answer(Err(refusal)),
+                }
             }
             Event::Asked { session, request, .. } => {
                 let ask = parse(&request).and_then(|ask| self.check_runner(&ask).map(|()| ask));
                 match ask {
-                    Ok(ask) => {
-                        Reaction::Wait(self.state().node.ask_from(Sender::Slot(session), ask, entropy()))
-                    }
+                    Ok(ask) => Reaction::Wait(accept(&mut self.state().node, Sender::Slot(session), ask)),
                     Err(refusal) => Reaction::Refuse(refusal),
                 }
             }
@@ -533,7 +638,7 @@ impl Shared {
     fn ask(&self, sender: Sender, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
         let since = Instant::now();
         let mut state = self.state();
-        let ticket = state.node.ask_from(sender, ask, entropy());
+        let ticket = accept(&mut state.node, sender, ask);
         state.callers.push(ticket);
         frame::ring(&self.bell);
         loop {
@@ -575,7 +680,10 @@ impl LocalNode for Host {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         if service != ServiceId::NODE {
-            return self.shared.call(service, request, answer).map_err(FabricError::Refused);
+            let called = self.shared.call(service, request, answer).map_err(FabricError::Refused)?;
+            let Some((served, begun)) = called else { return Ok(()) };
+            let stored = served.log().map_or(Ok(()), |log| log.wait_for(begun.position));
+            return self.shared.end_call(&served, &begun, &stored, answer).map_err(FabricError::Refused);
         }
         let ask = parse(request).map_err(FabricError::Refused)?;
         self.shared.check_runner(&ask).map_err(FabricError::Refused)?;
@@ -686,6 +794,17 @@ fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
 
 fn too_many_sessions() -> String {
     format!("the node has {SESSIONS_MAX} sessions, the maximum: end another client first")
+}
+
+/// Passes a request to the node, with the time of its arrival.
+fn accept(node: &mut Node<Mapping>, sender: Sender, ask: Ask) -> Ticket {
+    node.set_wall(u64::try_from(timer::wall().as_micros()).unwrap_or(u64::MAX));
+    node.ask_from(sender, ask, entropy())
+}
+
+/// The context's parts of a piece of work that begins now.
+fn start_now() -> Start {
+    Start { now: timer::coarse_now(), seed: entropy()[0] }
 }
 
 /// Draws 128 random bits from the system.

@@ -206,9 +206,17 @@ fn a_node_that_takes_over_refuses_fenced_nonces() {
 #[test]
 fn a_store_remembers_a_bounded_number_of_fenced_clients() {
     let mut home = Home::new();
-    for nonce in 1..=FENCED_MAX as u64 {
+    for nonce in 1..FENCED_MAX as u64 {
         assert_eq!(home.fence(u64::MAX - nonce), Some(Ok(Answer::Done)));
     }
+    // Three fences at the same time, and room for one.
+    for more in 0..3 {
+        let (name, id, nonce) = ("s".to_owned(), home.store.id, u64::MAX / 2 - more);
+        home.node.ask(Ask::Fence { name, id, nonce }, [1, 1]);
+    }
+    home.idle();
+    let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).map(|(_, answer)| answer).collect();
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
     let refused = home.fence(1).expect("an answer").expect_err("the list is full");
     assert!(refused.contains("drop this one"), "{refused}");
     assert_eq!(home.fence(u64::MAX - 1), Some(Ok(Answer::Done)), "a repeated fence needs no room");

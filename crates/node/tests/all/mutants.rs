@@ -1,8 +1,8 @@
 //! The mutants of this crate: for each mutant, at least one of the cases must fail.
 
-use crate::members;
 use crate::support::cases::CASES;
 use crate::support::quiescence::{Announces, explore};
+use crate::{members, replacing};
 use farside_node::mutants::{self, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED};
@@ -12,6 +12,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const DECISION: (&str, fn()) = (
     "the_first_decision_holds_and_only_a_drop_ends_a_committed_store",
     members::the_first_decision_holds_and_only_a_drop_ends_a_committed_store,
+);
+
+/// The case of the revocation of a member's key.
+const REVOCATION: (&str, fn()) = (
+    "a_revocation_waits_for_turns_and_names_a_stopped_process",
+    replacing::a_revocation_waits_for_turns_and_names_a_stopped_process,
 );
 
 #[test]
@@ -24,7 +30,8 @@ fn every_mutant_is_killed_and_the_original_passes() {
     let mutants: Vec<Mutant> = own.chain([RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED]).collect();
     let mut killed = 0;
     for &mutant in &mutants {
-        let killers = CASES.iter().chain([&DECISION]).filter(|(_, case)| !passes(Some(mutant), *case));
+        let killers =
+            CASES.iter().chain([&DECISION, &REVOCATION]).filter(|(_, case)| !passes(Some(mutant), *case));
         let killers: Vec<&str> = killers.map(|(name, _)| *name).collect();
         println!(
             "{mutant:?}: killed by {}",

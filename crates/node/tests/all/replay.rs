@@ -9,6 +9,7 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::arena::{Arena, Geometry};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_remote::leases::ENTRY_SIZE;
 use farside_remote::{Key, Memory, Rights, Width};
 use std::cell::{Cell, RefCell};
 
@@ -189,13 +190,23 @@ impl Home {
 
 #[test]
 fn every_step_asks_the_same_when_it_is_begun_anew() {
+    replay(0);
+}
+
+#[test]
+fn every_step_of_a_store_with_leases_asks_the_same_when_it_is_begun_anew() {
+    replay(19);
+}
+
+/// Replays every step of a node whose stores have tables of leases with `ids` entries, or have none.
+fn replay(ids: u16) {
     let memory = Replayed {
         mapping: Mapping::create(24 << 20, Pages::Small).expect("memory"),
         recorded: RefCell::default(),
         again: Cell::new(0),
         at_once: Cell::new(false),
     };
-    let node = Node::new(&memory, vec![Box::new(Slots::default())], NodeInfo::default());
+    let node = Node::new(&memory, vec![Box::new(Slots { ids, ..Slots::default() })], NodeInfo::default());
     let mut home = Home { memory, node, most: 0, replayed: 0 };
     let store = home.create("s", 9);
     let (class, other) = (Class::get(40).expect("a class"), Class::get(39).expect("a class"));
@@ -207,6 +218,14 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
         let taken = home.memory.now(|m| Arena::of(m).take(store.region, class, Supply::Quota, client.number));
         taken.expect("there is a buffer")
     };
+    let publish = |home: &Home, epoch: u64| {
+        for index in (0..u64::from(ids)).step_by(3) {
+            let at = store.table_at + 32 * 8 + index * ENTRY_SIZE;
+            let entry = [(index + 1).to_le_bytes(), [0; 8], epoch.to_be_bytes(), [0; 8]].concat();
+            home.memory.now(|memory| memory.write(at, &entry));
+        }
+    };
+    publish(&home, 1);
     let retire = |home: &Home, at| home.memory.now(|m| Arena::of(m).retire(client, store.region, at));
     let all: Vec<u64> = (0..15 * 7).map(|_| take(&home, class)).collect();
     for (&at, slot) in all[..20].iter().zip(0..) {
@@ -222,7 +241,8 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
         home.idle();
     });
     take(&home, other);
-    for _ in 0..3 {
+    for epoch in 2..5 {
+        publish(&home, epoch);
         home.node.poll_shared();
         home.idle();
     }

@@ -39,6 +39,9 @@ macro_rules! with_all_cases {
             a_fenced_nonce_is_refused_until_its_store_is_dropped
             a_fence_waits_for_turns_and_names_a_stopped_process
             a_fence_ends_a_clients_sessions_at_every_engine
+            a_buffer_waits_for_two_epochs_of_each_client
+            a_leaked_buffer_waits_for_the_epochs_of_clients
+            a_drop_waits_for_no_epoch
         }
     };
 }
@@ -546,4 +549,81 @@ pub(crate) fn a_fence_ends_a_clients_sessions_at_every_engine() {
     }
     assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
     assert_eq!(home.ask_from(remote(sessions[3]), Ask::ListStores).map(|answer| answer.is_ok()), Some(true));
+}
+
+/// Replaces a buffer in slot 0 of the store, in a chain that retires it. Returns the buffer.
+fn replaced(home: &mut Home) -> u64 {
+    let writer = home.client();
+    let old = writer.in_turn(|client| client.take());
+    writer.install(0, old);
+    writer.in_turn(|client| {
+        let new = client.take();
+        client.install(0, new);
+        assert!(client.retire(old));
+    });
+    home.part(&writer);
+    old
+}
+
+pub(crate) fn a_buffer_waits_for_two_epochs_of_each_client() {
+    let mut home = Home::leased(20);
+    for (index, nonce, epoch) in [(0, 7, 5), (3, 11, 0), (4, 13, u64::MAX - 5), (19, 9, 1)] {
+        home.lease(index, nonce, epoch);
+    }
+    let old = replaced(&mut home);
+    home.poll_shared();
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Retired, "four clients may have its address");
+    assert_eq!(home.stat().delaying_ids, [20]);
+    assert!(home.node.delayed_by().is_empty());
+    // A client that claims its id later did not run yet. One leaves, one is fenced, one advances twice.
+    home.lease(8, 15, 0);
+    home.lease(4, 14, u64::MAX - 5);
+    assert_eq!(home.fence(11), Some(Ok(Answer::Done)));
+    home.lease(19, 9, 3);
+    home.lease(0, 7, 6);
+    home.poll_shared();
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Retired, "client 1 may run an operation of its epoch 5");
+    assert_eq!(home.stat().delaying_ids, [1]);
+    home.lease(0, 7, 7);
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Free, "no operation of any client has its address");
+    assert!(home.stat().delaying_ids.is_empty());
+}
+
+pub(crate) fn a_leaked_buffer_waits_for_the_epochs_of_clients() {
+    let mut home = Home::leased(1);
+    let client = home.client();
+    let old = client.in_turn(|client| client.take());
+    client.install(0, old);
+    home.scan().expect("the scan ends");
+    home.lease(0, 7, 1);
+    client.begin_turn();
+    let new = client.take();
+    assert_eq!(client.install(0, new), old);
+    home.kill(&client);
+    home.idle();
+    assert_eq!(home.stage(old), Stage::Retired, "the other client may have read its address before");
+    home.lease(0, 7, 2);
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Retired);
+    home.lease(0, 7, 3);
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Free);
+}
+
+pub(crate) fn a_drop_waits_for_no_epoch() {
+    let mut home = Home::leased(9);
+    home.lease(2, 7, 1);
+    let before = home.node.info().unassigned_bytes;
+    let old = replaced(&mut home);
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Retired);
+    assert_eq!(home.ask(Ask::DropStore { name: "s".into() }), Some(Answer::Done));
+    home.store = home.create("s", 5);
+    assert_eq!(home.node.info().unassigned_bytes, before);
+    let old = replaced(&mut home);
+    home.poll_shared();
+    assert_eq!(home.stage(old), Stage::Free, "the new store has no client");
 }

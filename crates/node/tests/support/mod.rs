@@ -16,6 +16,7 @@ use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::arena::state::{Stage, State};
 use farside_remote::arena::{Arena, Buffer};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
+use farside_remote::leases::{ENTRY_SIZE, LeaseTable};
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{Memory, Width};
 use std::cell::Cell;
@@ -37,6 +38,8 @@ pub(crate) fn class(index: u8) -> &'static Class {
 pub(crate) struct Slots {
     /// Number of calls of `live`, with which the node searches for reachable buffers.
     pub(crate) looks: Arc<AtomicU64>,
+    /// Number of entries of the table of leases behind the slots; 0 if there is no such table.
+    pub(crate) ids: u16,
 }
 
 /// Number of slots that one step reads.
@@ -50,7 +53,7 @@ impl<M: Memory> Kind<M> for Slots {
     fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
         let slots: u64 = parameters.parse().map_err(|_| "give the number of slots".to_owned())?;
         Ok(Plan {
-            table_len: slots * 8,
+            table_len: slots * 8 + u64::from(self.ids) * ENTRY_SIZE,
             parameters: parameters.to_owned(),
             wide: parameters.starts_with('+'),
         })
@@ -58,7 +61,7 @@ impl<M: Memory> Kind<M> for Slots {
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
         let slots = parameters.parse().map_err(|_| "give the number of slots".to_owned())?;
-        Ok(Box::new(SlotsService { at: table.at, slots, looks: Arc::clone(&self.looks) }))
+        Ok(Box::new(SlotsService { at: table.at, slots, looks: Arc::clone(&self.looks), ids: self.ids }))
     }
 }
 
@@ -66,6 +69,7 @@ struct SlotsService {
     at: u64,
     slots: u64,
     looks: Arc<AtomicU64>,
+    ids: u16,
 }
 
 impl<M: Memory> Service<M> for SlotsService {
@@ -78,6 +82,10 @@ impl<M: Memory> Service<M> for SlotsService {
         found.extend(slots.filter(|&at| at != 0));
         self.looks.fetch_add(1, Ordering::Relaxed);
         Ok((cursor + count < self.slots).then_some(cursor + count))
+    }
+
+    fn leases(&self) -> Option<LeaseTable> {
+        (self.ids > 0).then_some(LeaseTable { at: self.at + self.slots * 8, ids: self.ids })
     }
 }
 
@@ -101,8 +109,16 @@ impl Home {
 
     /// Creates a node with a memory of `memory_mib` MiB, and a store with a quota of `quota_mib` MiB.
     pub(crate) fn of(memory_mib: u64, quota_mib: u64) -> Home {
+        Home::with(memory_mib, quota_mib, Slots::default())
+    }
+
+    /// Creates a node as [`Home::new`] does. Its stores have tables of leases with `ids` entries.
+    pub(crate) fn leased(ids: u16) -> Home {
+        Home::with(16, 5, Slots { ids, ..Slots::default() })
+    }
+
+    fn with(memory_mib: u64, quota_mib: u64, kind: Slots) -> Home {
         let memory = Arc::new(Mapping::create(memory_mib << 20, Pages::Small).expect("memory"));
-        let kind = Slots::default();
         let node = Node::new(&*memory, vec![Box::new(kind.clone())], NodeInfo::default());
         let store = Store {
             name: String::new(),
@@ -115,6 +131,7 @@ impl Home {
             table_at: 0,
             table_len: 0,
             wide: false,
+            created: 0,
             id: 0,
             former: None,
             membership: None,
@@ -191,6 +208,14 @@ impl Home {
             }
         }
         panic!("the node is not idle after {STEPS_MAX} steps");
+    }
+
+    /// Writes an entry of the table of leases of the store `s`.
+    pub(crate) fn lease(&self, index: u16, nonce: u64, epoch: u64) {
+        let slots: u64 = self.store.parameters.parse().expect("a number");
+        let at = self.store.table_at + slots * 8 + u64::from(index) * ENTRY_SIZE;
+        let entry = [nonce.to_le_bytes(), [0; 8], epoch.to_be_bytes(), [0; 8]].concat();
+        let Ok(()) = self.memory.write(at, &entry);
     }
 
     /// Runs the node's periodic check, which takes retired buffers, and steps the node until there is nothing to do.

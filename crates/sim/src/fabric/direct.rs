@@ -116,6 +116,11 @@ impl Direct {
         self.serving.post(Letter::Close(self.session, true));
     }
 
+    /// Whether the node's process has died, so that all further requests fail.
+    pub fn is_over(&self) -> bool {
+        self.has_died.get()
+    }
+
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
         if node != self.node {
             return Err(FabricError::NoSuchNode(node));
@@ -141,6 +146,7 @@ impl Direct {
                 self.pause().await;
             }
             self.publish();
+            self.ends.ring(); // The chain may be dropped before it begins.
             if !is_early {
                 self.pause().await;
             }

@@ -1,33 +1,40 @@
 //! The machines of a node and its clients, modelled with [`crate::hardware`]. Messages take as long as on the papers'
 //! testbeds; the chains run on the real bytes of a real node.
 //!
-//! A request passes the client's NIC, the network, the node's link and the node's NIC. At the node, one of these runs
-//! the chain: the NIC itself, a core of the CPU, or a core of a BlueField. The response passes the node's link and the
-//! network. Each of these parts except the network serves one request after the other, so requests queue under load.
+//! All requests pass the client's NIC, the network and the node's NIC ([`crate::nic`]), and wait for the requests
+//! before them. At the node, one of these runs a chain:
 //!
-//! Invariant: a chain takes effect at one instant, between request and response, when it reaches the hardware that runs
-//! it.
+//! - the NIC, as a list of verbs, over the fabric of trials ([`super::verbs`]);
+//! - the NIC's firmware, which runs PRISM's chains in order. It is the paper's projection of a NIC with PRISM's
+//!   operations. It uses the NIC's own parts: PCIe reads, lock slots, and posted writes to the retire ring;
+//! - a core of the CPU, or a core of a BlueField, which receive messages from the NIC.
+//!
+//! Only the cores are modelled here.
+//!
+//! Invariant: a chain that is no list of verbs takes effect at one instant, when it reaches the hardware that runs it.
+//! Invariant: a chain that was sent takes effect, and its response uses the link, whether or not a task still waits.
 
+use super::verbs::Verbs;
 use crate::fault::Struck;
 use crate::hardware::{
-    Access, INPUTS, Inputs, Platform, Testbed, accesses, answer_bytes, framed, is_classic, request_bytes,
-    trailing_reads,
+    Access, INPUTS, Inputs, Platform, Testbed, accesses, answer_bytes, framed, request_bytes, trailing_reads,
 };
 use crate::memory::{Pace, Replay};
 use crate::network::{Network, Wire};
+use crate::nic::{Connection, Device, Exchange, Message, Nic, Sender, Traffic};
 use crate::node::{Kinds, Letter, Node, OneShot, Options, Serving};
-use crate::station::{Sender, Station};
-use crate::world::{MICROS, MILLIS, Nanos, World};
+use crate::station::Station;
+use crate::world::{MICROS, MILLIS, Nanos, ProcessId, World};
+use farside_node::served::{Buffers, Called, Calling};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::SessionId;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::addressed;
+use farside_remote::service::{Work, addressed};
 use farside_remote::{
     Addr, By, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Rights, Status,
 };
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -84,6 +91,12 @@ impl Setup {
         }
     }
 
+    /// Returns the node's NIC.
+    pub const fn device(&self) -> Device {
+        let timing = self.inputs.timing(self.testbed);
+        Device { timing, has_masked_cas: false, has_on_chip_words: false }
+    }
+
     /// Number of trailing READs that a chain needs in addition to its own ops.
     fn trailing_reads(&self, chain: ChainView<'_>) -> u64 {
         match self.buffer_return {
@@ -93,19 +106,9 @@ impl Setup {
     }
 }
 
-/// Counters of the traffic on the node's link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Number of requests, each with its response.
-    pub round_trips: u64,
-    /// Bytes sent to the node, including packet overhead.
-    pub bytes_in: u64,
-    /// Bytes sent by the node, including packet overhead.
-    pub bytes_out: u64,
-}
-
-/// Starts a node without delays of its own: every step of the node runs at one instant, and only the model adds time.
-pub fn start_node(world: &World, kinds: Kinds, memory_bytes: u64) -> Node {
+/// Starts a node with the NIC of `setup` and without delays of its own: every step of the node runs at one instant, and
+/// only the model adds time.
+pub fn start_node(world: &World, id: NodeId, kinds: Kinds, memory_bytes: u64, setup: &Setup) -> Node {
     let network = Network::new(world, Wire { delay_ns: 0, jitter_ns: 0 }, &Rc::new(Struck::default()));
     let host = network.add_host();
     let options = Options {
@@ -113,9 +116,10 @@ pub fn start_node(world: &World, kinds: Kinds, memory_bytes: u64) -> Node {
         engines: 0,
         pace: Pace::AT_ONCE,
         idle_pause: [20 * MICROS, MILLIS / 4],
+        nic: Some(setup.device()),
         ..Options::default()
     };
-    Node::start(world, &network, host, NodeId(0), kinds, options)
+    Node::start(world, &network, host, id, kinds, options)
 }
 
 /// Model of a node's machine.
@@ -125,28 +129,41 @@ pub struct Machine {
     node: NodeId,
     serving: Rc<Serving>,
     session: SessionId,
-    memory: Replay,
-    /// The two directions of the node's link: to the node (`incoming`) and from the node (`outgoing`).
-    incoming: Station,
-    outgoing: Station,
-    nic: Station,
+    memory: Rc<Replay>,
+    nic: Nic,
     cores: Station,
     arm: Station,
-    slots: RefCell<BTreeMap<u64, Station>>,
-    senders: Vec<Rc<Sender>>,
+    senders: Rc<[Rc<Sender>]>,
     clients: Cell<u32>,
-    traffic: Cell<Traffic>,
+    /// Process of the requests for which no client waits any more.
+    unawaited: ProcessId,
+}
+
+/// Creates the NICs of the clients' machines.
+fn senders(setup: &Setup) -> Rc<[Rc<Sender>]> {
+    (0..setup.testbed.machines).map(|_| Rc::new(setup.inputs.sender())).collect()
 }
 
 impl Machine {
-    /// Creates the model of a node that [`start_node`] has started.
+    /// Creates the model of a node that [`start_node`] has started with the same setup.
     ///
     /// # Errors
     /// No process serves the node, or the node has no free session.
     pub async fn open(node: &Node, setup: Setup) -> Result<Rc<Machine>, FabricError> {
+        Machine::open_for(node, setup, &senders(&setup)).await
+    }
+
+    /// Creates the model of a node whose clients' machines have the NICs `senders`.
+    async fn open_for(
+        node: &Node,
+        setup: Setup,
+        senders: &Rc<[Rc<Sender>]>,
+    ) -> Result<Rc<Machine>, FabricError> {
         assert_eq!(node.options().pace, Pace::AT_ONCE, "a step of the node never waits");
         let world = node.world().clone();
         let Some(serving) = node.serving() else { return Err(FabricError::NodeDied(node.id())) };
+        let (nic, device) = serving.nic().expect("start_node gives the node a NIC");
+        assert_eq!(device, setup.device(), "the node has the NIC of the setup");
         let waiting = Rc::new(OneShot::default());
         // One session runs all chains. It needs no turns, since each chain ends at the instant at which it starts.
         serving.post(Letter::Open(world.start_process(), Rc::clone(&waiting)));
@@ -156,21 +173,18 @@ impl Machine {
         })?;
         let Setup { testbed, inputs, .. } = setup;
         Ok(Rc::new(Machine {
-            memory: Replay::new(&world, serving.bytes(), Pace::AT_ONCE).seen_by(serving.seen()),
+            unawaited: world.start_process(),
+            memory: Rc::new(Replay::new(&world, serving.bytes(), Pace::AT_ONCE).seen_by(serving.seen())),
             world,
             setup,
             node: node.id(),
             serving,
             session,
-            incoming: Station::new(1),
-            outgoing: Station::new(1),
-            nic: Station::new(1),
+            nic,
             cores: Station::new(testbed.cores),
             arm: Station::new(inputs.arm_cores),
-            slots: RefCell::default(),
-            senders: (0..testbed.machines).map(|_| Rc::new(inputs.sender())).collect(),
+            senders: Rc::clone(senders),
             clients: Cell::new(0),
-            traffic: Cell::default(),
         }))
     }
 
@@ -178,19 +192,22 @@ impl Machine {
     pub fn connect(self: &Rc<Machine>) -> Rc<Client> {
         let number = self.clients.get();
         self.clients.set(number + 1);
-        let sender = Rc::clone(&self.senders[number as usize % self.senders.len()]);
-        Rc::new(Client {
-            machine: Rc::clone(self),
-            sender,
-            number,
-            retired: RefCell::default(),
-            unreported: Cell::new(0),
-        })
+        Rc::new(self.connected(number, number))
+    }
+
+    /// Connects the client with this number. `connection` identifies the connection at the client's NIC.
+    fn connected(self: &Rc<Machine>, client: u32, connection: u32) -> Client {
+        let sender = &self.senders[client as usize % self.senders.len()];
+        let connection = self.nic.connect_from(sender, connection);
+        let verbs = (self.setup.platform == Platform::Rdma).then(|| {
+            Verbs::of_node(&self.world, self.node, connection.clone(), self.setup.device(), &self.memory)
+        });
+        Client { machine: Rc::clone(self), connection, verbs, garbage: Rc::default() }
     }
 
     /// Returns the traffic on the node's link since the machine's start.
     pub fn traffic(&self) -> Traffic {
-        self.traffic.get()
+        self.nic.traffic()
     }
 
     /// Configuration with which the model was created.
@@ -198,23 +215,22 @@ impl Machine {
         &self.setup
     }
 
-    /// Returns the virtual time at which the NIC will have run a chain that arrives now.
+    /// Returns the virtual time at which the NIC's firmware will have run a chain that it starts now.
     fn done_by_nic(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
-        let inputs = &self.setup.inputs;
-        let trailing = self.setup.trailing_reads(chain);
-        let mut done = self.nic.pass(self.world.now(), (chain.len() as u64 + trailing) * inputs.nic_op_ps);
-        done += trailing * inputs.on_chip_ns;
-        accesses(chain, reply, |access| match access {
-            Access::Read => done += inputs.pcie_ns,
-            Access::Write => {}
-            Access::OnChip => done += inputs.on_chip_ns,
-            Access::Atomic(at) => {
-                let mut slots = self.slots.borrow_mut();
-                let slot = slots.entry((at & inputs.slot_mask) / 8).or_insert_with(|| Station::new(1));
-                done = slot.pass(done + inputs.atomic_ns, inputs.slot_ns * 1_000);
+        let on_chip_ns = self.nic.timing().on_chip_ns;
+        let mut done = self.world.now() + self.setup.trailing_reads(chain) * on_chip_ns;
+        accesses(chain, reply, |access| {
+            done = match access {
+                Access::Read => self.nic.fetched(done),
+                Access::Write => done,
+                Access::OnChip => done + on_chip_ns,
+                Access::Atomic(at) => {
+                    let [_, back] = self.nic.locked(at, done);
+                    back
+                }
             }
         });
-        self.nic.pass(self.world.now(), self.posted(reply) * inputs.nic_op_ps);
+        self.nic.post(self.posted(reply));
         done
     }
 
@@ -230,8 +246,7 @@ impl Machine {
     fn done_by_core(&self, accesses: u64, moved: u64, checksummed: u64) -> Nanos {
         let inputs = &self.setup.inputs;
         let busy = inputs.core_message_ns + accesses * inputs.core_access_ns + inputs.crc_ns(checksummed);
-        let arrived = self.nic.pass(self.world.now(), inputs.nic_op_ps);
-        self.cores.pass(arrived, busy * 1_000 + moved * inputs.core_copy_ps)
+        self.cores.pass(self.world.now(), busy * 1_000 + moved * inputs.core_copy_ps)
     }
 
     /// Returns the virtual time at which a core of the BlueField will have run a chain that arrives now.
@@ -246,9 +261,9 @@ impl Machine {
                 Access::OnChip => 0,
             }
         });
-        let arrived = self.nic.pass(self.world.now(), inputs.nic_op_ps);
-        let done = self.arm.pass(arrived, busy * 1_000);
-        self.arm.pass(arrived, self.posted(reply) * inputs.arm_write_ns * 1_000);
+        let now = self.world.now();
+        let done = self.arm.pass(now, busy * 1_000);
+        self.arm.pass(now, self.posted(reply) * inputs.arm_write_ns * 1_000);
         done
     }
 
@@ -273,30 +288,49 @@ impl Machine {
         }
     }
 
-    /// Runs a call to a store's service now, at one instant.
-    fn answer(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
-        let (key, asked) = addressed(service, request)?;
-        let served = self.serving.served(key)?;
-        let mut attended = served.try_lock().expect("calls and steps of the node are at one instant each");
-        self.memory.run_at_once(|memory| attended.call(memory, key, Rights::ALL, asked, answer))
+    /// Runs a chain that a client has sent. Returns the virtual time when the response is ready, and its size in bytes.
+    fn serve(&self, garbage: &Garbage, chain: ChainView<'_>, reply: &mut Reply) -> (Nanos, u64) {
+        garbage.give_back(self);
+        let done = self.carry_out(chain, reply);
+        if self.setup.buffer_return == BufferReturn::ByReport {
+            garbage.unreported.set(garbage.unreported.get() + u64::from(reply.retired()));
+        }
+        (done, answer_bytes(reply, self.setup.trailing_reads(chain), self.setup.platform.is_one_sided()))
     }
 
-    fn count(&self, bytes_in: u64, bytes_out: u64) {
-        let traffic = self.traffic.get();
-        self.traffic.set(Traffic {
-            round_trips: traffic.round_trips + 1,
-            bytes_in: traffic.bytes_in + bytes_in,
-            bytes_out: traffic.bytes_out + bytes_out,
-        });
+    /// Runs a call to a store's service now, at one instant.
+    fn answer(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
+        let (key, request) = addressed(service, request)?;
+        let served = self.serving.served(key)?;
+        let attended = served.try_lock(Work::Call(request));
+        let attended = attended.expect("calls and steps of the node are at one instant each");
+        let (start, calling) = (self.serving.start(), Calling { key, rights: Rights::ALL, request });
+        let buffers = &mut Buffers::default();
+        match self.memory.run_at_once(|memory| attended.call(memory, start, calling, buffers, answer)) {
+            Called::Answered(answered) => answered,
+            // The papers' machines have no logs, so the records count at once.
+            Called::Appends => {
+                let begun = std::mem::take(answer);
+                let end = |memory: &Replay| attended.end(memory, start, (&begun, &Ok(())), buffers, answer);
+                self.memory.run_at_once(end)
+            }
+        }
     }
 }
 
 /// Connection of a client to a node's machine.
 pub struct Client {
     machine: Rc<Machine>,
-    sender: Rc<Sender>,
-    number: u32,
-    /// Buffers that the next request returns to the node.
+    connection: Connection,
+    /// The fabric on which the NIC executes chains as verbs; used with [`Platform::Rdma`].
+    verbs: Option<Verbs>,
+    garbage: Rc<Garbage>,
+}
+
+/// Buffers that a client returns to the node.
+#[derive(Default)]
+struct Garbage {
+    /// Buffers that the next request returns.
     retired: RefCell<Vec<(Key, Addr)>>,
     /// Number of retired buffers that this client has not reported yet; used with [`BufferReturn::ByReport`].
     unreported: Cell<u64>,
@@ -305,24 +339,8 @@ pub struct Client {
 /// Size of a returned buffer's address.
 const RETIRED: u64 = 8;
 
-impl Client {
-    /// Models a request of `bytes_in` bytes on the wire, whose latency exceeds a verb's by `extra_ns`. Calls `serve`
-    /// when the request arrives. `serve` returns the time when the response leaves, and the response's size in bytes.
-    async fn exchange(&self, bytes_in: u64, extra_ns: Nanos, serve: impl FnOnce() -> (Nanos, u64)) {
-        let Machine { world, setup, incoming, outgoing, .. } = &*self.machine;
-        let way = setup.inputs.verb_ns + setup.testbed.distance.round_trip_ns();
-        let there = self.sender.leaves(world.now(), self.number) + way / 2;
-        world.sleep_until(incoming.pass(there, setup.testbed.wire(bytes_in)) + extra_ns / 2).await;
-        self.give_back();
-        let (done, bytes_out) = serve();
-        world.sleep_until(done).await;
-        let sent = outgoing.pass(done, setup.testbed.wire(bytes_out));
-        world.sleep_until(sent + way.div_ceil(2) + extra_ns.div_ceil(2)).await;
-        self.machine.count(bytes_in, bytes_out);
-    }
-
-    fn give_back(&self) {
-        let Machine { memory, session, .. } = &*self.machine;
+impl Garbage {
+    fn give_back(&self, Machine { memory, session, .. }: &Machine) {
         for (key, buffer) in self.retired.borrow_mut().drain(..) {
             memory.run_at_once(|memory| {
                 Arena::of(memory).retire_own(*session, session.number, key.region(), buffer.raw())
@@ -335,7 +353,42 @@ impl Client {
     fn reported(&self) -> u64 {
         RETIRED * (self.retired.borrow().len() as u64 + self.unreported.take())
     }
+}
 
+/// A chain that was sent to the hardware that runs it. If this value is dropped before the response has left the node,
+/// the exchange goes on without it.
+struct Sent<'c> {
+    machine: &'c Rc<Machine>,
+    garbage: &'c Rc<Garbage>,
+    chain: ChainView<'c>,
+    /// The exchange; `None` after it was handed on.
+    exchange: Option<Exchange>,
+}
+
+impl Sent<'_> {
+    async fn complete(&mut self, reply: &mut Reply) {
+        let Sent { machine, garbage, chain, exchange } = self;
+        let exchange = exchange.as_mut().expect("the exchange was not handed on");
+        exchange.complete(|| machine.serve(garbage, *chain, reply)).await;
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        let Some(mut exchange) = self.exchange.take().filter(|exchange| !exchange.is_answered()) else {
+            return;
+        };
+        let (machine, garbage) = (Rc::clone(self.machine), Rc::clone(self.garbage));
+        let mut bytes = Vec::new();
+        self.chain.write_to(&mut bytes);
+        self.machine.world.spawn(self.machine.unawaited, async move {
+            let (chain, _) = ChainView::decode(&bytes).expect("the bytes are those of a chain");
+            exchange.complete(|| machine.serve(&garbage, chain, &mut Reply::new())).await;
+        });
+    }
+}
+
+impl Client {
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
         if node == self.machine.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
     }
@@ -355,30 +408,24 @@ impl Client {
 impl Fabric for Client {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
+        if let Some(verbs) = &self.verbs {
+            return verbs.run(node, chain, reply).await;
+        }
         chain.note_posted();
         let (view, Setup { platform, inputs, .. }) = (chain.view(), &self.machine.setup);
-        if *platform == Platform::Rdma && !is_classic(view) {
-            return Err(FabricError::Refused(format!(
-                "chain refused: a NIC of platform '{}' has no PRISM operations; choose prism-sw, prism-hw or bluefield",
-                platform.name()
-            )));
-        }
         let is_one_sided = platform.is_one_sided();
-        let extra = match platform {
-            Platform::Rdma | Platform::PrismHw => 0,
-            Platform::PrismSw => inputs.two_sided_ns,
-            Platform::BlueField => inputs.arm_ns - inputs.arm_message_ns,
-        };
         let trailing = self.machine.setup.trailing_reads(view);
-        let bytes = request_bytes(view, trailing, is_one_sided) + self.reported();
-        let serve = || {
-            let done = self.machine.carry_out(view, reply);
-            if self.machine.setup.buffer_return == BufferReturn::ByReport {
-                self.unreported.set(self.unreported.get() + u64::from(reply.retired()));
-            }
-            (done, answer_bytes(reply, trailing, is_one_sided))
+        let message = Message {
+            bytes: request_bytes(view, trailing, is_one_sided) + self.garbage.reported(),
+            ops: if is_one_sided { view.len() as u64 + trailing } else { 1 },
+            extra_ns: match platform {
+                Platform::Rdma | Platform::PrismHw => 0,
+                Platform::PrismSw => inputs.two_sided_ns,
+                Platform::BlueField => inputs.arm_ns - inputs.arm_message_ns,
+            },
         };
-        self.exchange(bytes, extra, serve).await;
+        let exchange = Some(self.connection.send_message(message));
+        Sent { machine: &self.machine, garbage: &self.garbage, chain: view, exchange }.complete(reply).await;
         Ok(())
     }
 
@@ -395,20 +442,22 @@ impl Fabric for Client {
         }
         let Setup { inputs, service: work, .. } = &self.machine.setup;
         let mut answered = Ok(());
-        let bytes = framed(request.len() as u64) + self.reported();
+        let bytes = framed(request.len() as u64) + self.garbage.reported();
+        let message = Message { bytes, ops: 1, extra_ns: inputs.two_sided_ns };
         let serve = || {
+            self.garbage.give_back(&self.machine);
             answered = self.machine.answer(service, request, answer);
             let moved = (request.len() + answer.len()) as u64;
             let done = self.machine.done_by_core(work.accesses, moved, (work.checksummed)(request.len()));
             (done, framed(answer.len() as u64))
         };
-        self.exchange(bytes, inputs.two_sided_ns, serve).await;
+        self.connection.exchange(message, serve).await;
         answered.map_err(FabricError::Refused)
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         if self.check(node).is_ok() {
-            self.retired.borrow_mut().push((key, buffer));
+            self.garbage.retired.borrow_mut().push((key, buffer));
         }
     }
 
@@ -422,7 +471,113 @@ impl Clock for Client {
         Duration::from_nanos(self.machine.world.now())
     }
 
+    fn wall(&self) -> Duration {
+        self.now()
+    }
+
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
         self.machine.world.sleep(crate::world::nanos(duration))
+    }
+}
+
+/// Model of the machines of several nodes. The nodes have the numbers from 0, and the same clients' machines reach
+/// them.
+pub struct Machines {
+    nodes: Box<[Rc<Machine>]>,
+    clients: Cell<u32>,
+}
+
+impl Machines {
+    /// Creates the model of nodes that [`start_node`] has started with the same setup.
+    ///
+    /// # Errors
+    /// As [`Machine::open`].
+    pub async fn open(nodes: &[Node], setup: Setup) -> Result<Rc<Machines>, FabricError> {
+        let senders = senders(&setup);
+        let mut machines = Vec::new();
+        for node in nodes {
+            machines.push(Machine::open_for(node, setup, &senders).await?);
+        }
+        Ok(Rc::new(Machines { nodes: machines.into(), clients: Cell::new(0) }))
+    }
+
+    /// Connects another client to all nodes. Successive clients are on successive machines, round robin.
+    ///
+    /// A NIC that runs chains has a connection for each client. Messages to CPUs are datagrams, so one queue pair of
+    /// the client's NIC reaches all nodes.
+    pub fn connect(&self) -> Rc<PoolClient> {
+        let client = self.clients.get();
+        self.clients.set(client + 1);
+        let count = self.nodes.len() as u32;
+        let connected = |(machine, index): (&Rc<Machine>, u32)| {
+            let is_one_sided = machine.setup.platform.is_one_sided();
+            machine.connected(client, if is_one_sided { client * count + index } else { client })
+        };
+        Rc::new(PoolClient { nodes: self.nodes.iter().zip(0..).map(connected).collect() })
+    }
+
+    /// Number of the nodes.
+    pub fn count(&self) -> u32 {
+        self.nodes.len() as u32
+    }
+
+    /// Returns the traffic on the links of all nodes since the machines' start.
+    pub fn traffic(&self) -> Traffic {
+        self.nodes.iter().map(|machine| machine.traffic()).fold(Traffic::default(), |sum, more| Traffic {
+            round_trips: sum.round_trips + more.round_trips,
+            bytes_in: sum.bytes_in + more.bytes_in,
+            bytes_out: sum.bytes_out + more.bytes_out,
+        })
+    }
+}
+
+/// Connections of a client to the machines of several nodes.
+pub struct PoolClient {
+    nodes: Box<[Client]>,
+}
+
+impl PoolClient {
+    fn to(&self, node: NodeId) -> Result<&Client, FabricError> {
+        self.nodes.get(node.0 as usize).ok_or(FabricError::NoSuchNode(node))
+    }
+}
+
+impl Fabric for PoolClient {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.to(node)?.run(node, chain, reply).await
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        self.to(node)?.call(node, service, request, answer).await
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        if let Ok(client) = self.to(node) {
+            client.retire(node, key, buffer);
+        }
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.to(node).map_or(Capabilities::NONE, |client| client.capabilities(node))
+    }
+}
+
+impl Clock for PoolClient {
+    fn now(&self) -> Duration {
+        self.nodes[0].now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.nodes[0].wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.nodes[0].sleep(duration)
     }
 }

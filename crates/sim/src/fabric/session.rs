@@ -156,9 +156,14 @@ impl Endpoint {
         [self.inbox.address(), self.engine]
     }
 
+    /// Whether the session has ended, so that all further requests fail.
+    pub fn is_over(&self) -> bool {
+        self.state.borrow().over.is_some()
+    }
+
     /// Checks that the session has not ended.
     pub(super) fn check_open(&self) -> Result<(), FabricError> {
-        if self.state.borrow().over.is_some() { Err(self.over(Ran::No)) } else { Ok(()) }
+        if self.is_over() { Err(self.over(Ran::No)) } else { Ok(()) }
     }
 
     /// Waits until the session has ended.

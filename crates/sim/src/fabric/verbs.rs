@@ -19,9 +19,8 @@ use super::session::{Endpoint, Identity};
 use crate::clock::ProcessClock;
 use crate::memory::{Pace, Replay};
 use crate::network::HostId;
-use crate::nic::{Completion, Connection, Device, ON_CHIP, ON_CHIP_BYTES, Permit, Refusal, Verb};
+use crate::nic::{Completion, Connection, Device, ON_CHIP, ON_CHIP_BYTES, Permit, Refusal, Sender, Verb};
 use crate::node::{Node, QueuePair};
-use crate::station::Sender;
 use crate::world::{MICROS, ProcessId, World, nanos, within};
 use farside_node::engine::Guarded;
 use farside_remote::address::ON_CHIP_SIZE;
@@ -29,7 +28,7 @@ use farside_remote::chain::OpView;
 use farside_remote::fabric::{DEADLINE, Ran, ServiceId};
 use farside_remote::wire::{Code, FENCED, REPLY_BYTES_MAX, flag};
 use farside_remote::{
-    Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, Memory, NodeId, Reply, Status,
+    Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, Memory, NodeId, Reply, Rights, Status,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -57,6 +56,8 @@ pub struct Verbs {
 enum Registration {
     /// All of the node's memory, under any key. Used to test the NIC alone.
     Everything,
+    /// The regions of the node's own keys. Used without a session, which would grant keys of its own.
+    Node(Rc<Replay>),
     /// The regions of the session's keys.
     Session { pair: Rc<QueuePair>, memory: Rc<Replay>, owners: Rc<OnChipOwners> },
 }
@@ -121,6 +122,19 @@ impl Verbs {
         Verbs { world: world.clone(), node, connection, device, registration, session: None }
     }
 
+    /// Creates an endpoint without calls, whose chains may access what the node's own keys admit. `memory` is the
+    /// node's memory, whose accesses are at one instant.
+    pub(crate) fn of_node(
+        world: &World,
+        node: NodeId,
+        connection: Connection,
+        device: Device,
+        memory: &Rc<Replay>,
+    ) -> Verbs {
+        let registration = Registration::Node(Rc::clone(memory));
+        Verbs { registration, ..Verbs::without_calls(world, node, connection, device) }
+    }
+
     /// Clock of the client's process.
     ///
     /// # Panics
@@ -134,6 +148,11 @@ impl Verbs {
         if let Some(session) = &self.session {
             session.close().await;
         }
+    }
+
+    /// Whether the session is over, so that all further requests fail.
+    pub fn is_over(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_over())
     }
 
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
@@ -246,7 +265,15 @@ enum Step {
 impl Registration {
     /// Returns the permit of a list whose ops all run under `key`; `None` if everything is permitted.
     fn permit(&self, key: Key) -> Option<Permit> {
-        let Registration::Session { pair, memory, owners } = self.clone() else { return None };
+        let (pair, memory, owners) = match self.clone() {
+            Registration::Everything => return None,
+            Registration::Node(memory) => {
+                return Some(Rc::new(move |at, len, rights| {
+                    memory.run_at_once(|memory| is_admitted(memory, key, at, len, rights))
+                }));
+            }
+            Registration::Session { pair, memory, owners } => (pair, memory, owners),
+        };
         Some(Rc::new(move |at, len, rights| {
             let keys = pair.keys().borrow();
             let Some((store, _)) = keys.stands_for(key) else { return false };
@@ -254,26 +281,34 @@ impl Registration {
             if keys.is_wide(key) {
                 return false;
             }
-            memory.run_at_once(|memory| {
+            let is_admitted = memory.run_at_once(|memory| {
                 let seen = Guarded { memory, keys: &keys };
-                if !seen.admits(key)?.contains(rights) {
-                    return Ok(false);
+                match at & ON_CHIP {
+                    0 => is_admitted(&seen, key, at, len, rights),
+                    _ => Ok(seen.admits(key)?.contains(rights)),
                 }
-                if at & ON_CHIP != 0 {
-                    pair.own_on_chip(&owners, store);
-                    return Ok(true);
-                }
-                let mut from = 0;
-                while from < len {
-                    match seen.reach(key.region(), at.wrapping_add(from), len - from)? {
-                        0 => return Ok(false),
-                        reached => from += reached,
-                    }
-                }
-                Ok(true)
-            })
+            });
+            if is_admitted && at & ON_CHIP != 0 {
+                pair.own_on_chip(&owners, store);
+            }
+            is_admitted
         }))
     }
+}
+
+/// Returns whether a key has the right for all of these bytes of the node's memory.
+fn is_admitted<M: Memory>(memory: &M, key: Key, at: u64, len: u64, rights: Rights) -> Result<bool, M::Wait> {
+    if !memory.admits(key)?.contains(rights) {
+        return Ok(false);
+    }
+    let mut from = 0;
+    while from < len {
+        match memory.reach(key.region(), at.wrapping_add(from), len - from)? {
+            0 => return Ok(false),
+            reached => from += reached,
+        }
+    }
+    Ok(true)
 }
 
 /// Returns the first thing that a chain needs and the device lacks, if any.

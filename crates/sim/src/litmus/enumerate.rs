@@ -291,18 +291,13 @@ impl Search<'_> {
             Effect::Land(parts) => parts.iter().for_each(|&(cell, value)| point.memory[cell] = value),
             Effect::AtomicFetch { cell, answer } => {
                 point.answers[*answer] = point.memory[*cell];
-                if let Op::Cas { compare, .. } = self.events.steps[*step].1.op
-                    && compare != point.memory[*cell]
-                {
+                if self.events.steps[*step].1.op.written_back(point.memory[*cell]).is_none() {
                     point.done |= 1 << (event + 1);
                 }
             }
             Effect::WriteBack { cell, answer } => {
-                point.memory[*cell] = match self.events.steps[*step].1.op {
-                    Op::Cas { swap, .. } => swap,
-                    Op::Faa { add, .. } => point.answers[*answer].wrapping_add(add),
-                    Op::Read { .. } | Op::Write { .. } => panic!("only atomics write back"),
-                };
+                let new = self.events.steps[*step].1.op.written_back(point.answers[*answer]);
+                point.memory[*cell] = new.expect("only atomics that succeeded write back");
             }
         }
         point

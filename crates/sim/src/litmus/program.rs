@@ -9,6 +9,7 @@
 //!
 //! `x`, `y`, `z` and `w` are adjacent cache lines of 8 words each. All words are 0 except those in braces. `-` precedes
 //! the last line or word of a range. A WRITE of several values lists adjacent places in order: `WRITE x=2,y[0]=0`.
+//! `CAS x[0] 2->1 &3/1` compares the bits of the mask 3, and swaps those of the mask 1.
 //!
 //! Invariant: every program can be run: the words that it names are within its lines, and its size is bounded.
 
@@ -62,6 +63,8 @@ pub enum Op {
         compare: u64,
         /// Value to store in the word.
         swap: u64,
+        /// Bits to compare, then bits to swap.
+        masks: [u64; 2],
     },
     /// Fetch-and-add to a word.
     Faa {
@@ -93,6 +96,18 @@ impl Op {
     pub fn payload(&self) -> Vec<u64> {
         let Op::Write { pieces, .. } = self else { return Vec::new() };
         pieces.iter().flat_map(|piece| std::iter::repeat_n(piece.value, piece.words)).collect()
+    }
+
+    /// Returns the value that an atomic writes back after it has fetched `old`; `None` if it is a CAS whose comparison
+    /// fails, or no atomic.
+    pub fn written_back(&self, old: u64) -> Option<u64> {
+        match *self {
+            Op::Cas { compare, swap, masks: [compared, swapped], .. } => {
+                ((old ^ compare) & compared == 0).then_some((old & !swapped) | (swap & swapped))
+            }
+            Op::Faa { add, .. } => Some(old.wrapping_add(add)),
+            Op::Read { .. } | Op::Write { .. } => None,
+        }
     }
 
     /// Number of words of the verb's result: all words of a READ, the old word of an atomic, 0 for a WRITE.
@@ -285,9 +300,18 @@ fn step(text: &str) -> Result<Step, ProgramError> {
             }
             Op::Write { at, pieces: list.into_iter().map(|(_, piece)| piece).collect() }
         }
-        ["CAS", place, values] => {
+        ["CAS", place, values, ref masks @ ..] => {
             let (compare, swap) = values.split_once("->").ok_or_else(unknown)?;
-            Op::Cas { at: word(place)?, compare: number(compare)?, swap: number(swap)? }
+            let masks = match masks {
+                [] => [u64::MAX; 2],
+                [masks] => {
+                    let masks = masks.strip_prefix('&').and_then(|masks| masks.split_once('/'));
+                    let (compared, swapped) = masks.ok_or_else(unknown)?;
+                    [number(compared)?, number(swapped)?]
+                }
+                _ => return Err(unknown()),
+            };
+            Op::Cas { at: word(place)?, compare: number(compare)?, swap: number(swap)?, masks }
         }
         ["FAA", change] => {
             let sign = change.rfind(['+', '-']).ok_or_else(unknown)?;
@@ -407,7 +431,13 @@ impl fmt::Display for Op {
                 }
                 Ok(())
             }
-            Op::Cas { at, compare, swap } => write!(f, "CAS {} {compare}->{swap}", word_name(*at)),
+            Op::Cas { at, compare, swap, masks } => {
+                write!(f, "CAS {} {compare}->{swap}", word_name(*at))?;
+                match masks {
+                    [u64::MAX, u64::MAX] => Ok(()),
+                    [compared, swapped] => write!(f, " &{compared}/{swapped}"),
+                }
+            }
             Op::Faa { at, add } if *add > u64::MAX / 2 => {
                 write!(f, "FAA {}-{}", word_name(*at), add.wrapping_neg())
             }

@@ -47,6 +47,7 @@ fn shapes() -> Programs {
     locks(&mut programs);
     three(&mut programs);
     drawn(&mut programs);
+    masked(&mut programs);
     programs
 }
 
@@ -318,6 +319,31 @@ fn drawn(programs: &mut Programs) {
             texts.push(format!("{}: {}", ["A", "B", "C"][actor], verbs.join("; ")));
         }
         added += usize::from(programs.add("drawn", &texts.join(" | ")));
+    }
+}
+
+/// Adds programs with a CAS that compares and swaps some bits of a word, beside other changes of the word. Bits that
+/// the CAS does not swap are written back, too, as it has fetched them.
+fn masked(programs: &mut Programs) {
+    let swaps = ["CAS x[0] 0->1 &1/1", "CAS x[0] 0->2 &1/2", "CAS x[0] 1->0 &1/3", "CAS x[0] 4->8 &4/12"];
+    let others = ["WRITE x[0]=6", "WRITE x=6", "FAA x[0]+2", "CAS x[0] 0->1", "CAS x[0] 0->4 &2/4"];
+    for swap in swaps {
+        for other in others {
+            for start in STARTS {
+                programs.add("masked CAS", &format!("A: {swap} | B: {other}; {start}READ x[0]"));
+                programs.add("masked CAS", &format!("A: {swap}; {start}{other} | B: {other}; {start}{swap}"));
+                programs.add(
+                    "masked CAS",
+                    &format!("{{x[0]=5}} A: {swap}; READ x[0] | B: {other}; {start}{swap}"),
+                );
+            }
+        }
+    }
+    for start in STARTS {
+        // A lock bit beside data in the same word, as in the leaves of SMART.
+        let held = format!("{{x[0]=1}} A: WRITE y=1; {start}CAS x[0] 1->0 &1/1");
+        programs.add("unlock, then lock a bit", &format!("{held} | B: CAS x[0] 0->1 &1/1; READ y"));
+        programs.add("lock a bit beside data", &format!("{held} | B: FAA x[0]+2; {start}CAS x[0] 0->1 &1/1"));
     }
 }
 

@@ -12,16 +12,18 @@ use farside_fabrics::session::answer;
 use farside_fabrics::session::packet::{self, Kind};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_node::engine::{Guarded, Keys};
+use farside_node::served::{Begun, Calling, Served};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Store};
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::addressed;
+use farside_remote::service::{Work as ServiceWork, addressed};
 use farside_remote::{Addr, By, ChainView, Reply, Rights, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Responses that the node's task has for an engine.
@@ -42,6 +44,11 @@ impl Mail {
 
     pub(super) fn end_fenced(&self, number: u32) {
         self.fenced.borrow_mut().push(number);
+        self.ring();
+    }
+
+    /// Makes the engine look which of its calls' records are stored.
+    pub(super) fn note_stored(&self) {
         self.ring();
     }
 
@@ -84,15 +91,38 @@ struct SessionHost {
     session: Option<SessionId>,
     /// Queued requests, in the order in which they arrived.
     work: VecDeque<Work>,
+    /// Calls whose records are not stored yet.
+    begun: Vec<(RequestRef, Arc<Served<Replay>>, Begun)>,
     /// Letters to the node. The engine posts them after all queued requests are done.
     letters: Vec<Letter>,
     reply: Reply,
 }
 
 enum Work {
-    Chain { at: RequestRef, number: u32, keys: Rc<RefCell<Keys>>, bytes: Vec<u8> },
-    Call { at: RequestRef, keys: Rc<RefCell<Keys>>, service: ServiceId, request: Vec<u8> },
-    Retire { at: RequestRef, number: u32, buffers: Vec<(u32, Addr)> },
+    Chain {
+        at: RequestRef,
+        number: u32,
+        keys: Rc<RefCell<Keys>>,
+        bytes: Vec<u8>,
+    },
+    Call {
+        at: RequestRef,
+        keys: Rc<RefCell<Keys>>,
+        service: ServiceId,
+        request: Vec<u8>,
+    },
+    Retire {
+        at: RequestRef,
+        number: u32,
+        buffers: Vec<(u32, Addr)>,
+    },
+    /// The second part of a call, with the outcome of its records.
+    Finish {
+        at: RequestRef,
+        served: Arc<Served<Replay>>,
+        begun: Begun,
+        stored: Result<(), String>,
+    },
 }
 
 /// State that the engine keeps for a client's session.
@@ -136,6 +166,7 @@ impl Engine {
                 memory: memory(),
                 session: None,
                 work: VecDeque::new(),
+                begun: Vec::new(),
                 letters: Vec::new(),
                 reply: Reply::new(),
             },
@@ -195,7 +226,7 @@ impl Engine {
             self.work(session).await;
         }
         is_busy |= self.read_mail();
-        if !self.host.letters.is_empty() {
+        if !self.host.letters.is_empty() || !self.host.work.is_empty() {
             self.work(session).await; // Sends the letters about ended sessions.
         }
         if self.serving.world.now() >= self.expires_at {
@@ -267,6 +298,19 @@ impl Engine {
             Work::Call { at, keys, service, request } => {
                 let mut answer = Vec::new();
                 match self.call(&keys, service, &request).await {
+                    Ok(Ok(body)) => answer::put_body(&mut answer, &body),
+                    Ok(Err((served, begun))) => {
+                        self.host.begun.push((at, served, begun));
+                        self.mail.note_stored(); // The records may be stored already.
+                        return;
+                    }
+                    Err(refusal) => answer::refuse(&mut answer, &refusal),
+                }
+                let _heard_or_not = self.server.answer(at, &answer);
+            }
+            Work::Finish { at, served, begun, stored } => {
+                let mut answer = Vec::new();
+                match self.finish(&served, &begun, &stored).await {
                     Ok(body) => answer::put_body(&mut answer, &body),
                     Err(refusal) => answer::refuse(&mut answer, &refusal),
                 }
@@ -283,26 +327,48 @@ impl Engine {
         }
     }
 
-    /// Calls the service of a store. Waits while the service is busy with another call.
+    /// Calls the service of a store. Waits while other work of the service holds one of the call's locks.
     async fn call(
         &self,
         keys: &RefCell<Keys>,
         service: ServiceId,
         request: &[u8],
-    ) -> Result<Vec<u8>, String> {
-        let (own, asked) = addressed(service, request)?;
+    ) -> Result<Result<Vec<u8>, (Arc<Served<Replay>>, Begun)>, String> {
+        let (own, request) = addressed(service, request)?;
         let opened = keys.borrow().stands_for(own);
         let (key, rights) = opened.ok_or("call refused: its key opens no store")?;
         let served = self.serving.served(key)?;
         loop {
             let passage = self.serving.step.enter().await;
-            if let Some(mut attended) = served.try_lock() {
+            if let Some(attended) = served.try_lock(ServiceWork::Call(request)) {
                 drop(passage);
-                let mut answer = Vec::new();
-                let call = |memory: &Replay| attended.call(memory, key, rights, asked, &mut answer);
-                return self.memory.run(call).await.map(|()| answer);
+                let (start, calling) = (self.serving.start(), Calling { key, rights, request });
+                let called = super::run_call(&self.memory, attended, start, calling).await?;
+                if called.is_err() {
+                    self.serving.log_bell.ring();
+                }
+                return Ok(called.map_err(|begun| (Arc::clone(&served), begun)));
             }
             drop(passage);
+            self.serving.world.sleep(self.serving.world.random().heavy(MICROS)).await;
+        }
+    }
+
+    /// Runs the second part of a call. Waits while other work of the service holds one of its locks.
+    async fn finish(
+        &self,
+        served: &Served<Replay>,
+        begun: &Begun,
+        stored: &Result<(), String>,
+    ) -> Result<Vec<u8>, String> {
+        loop {
+            let passage = self.serving.step.enter().await;
+            let attended = served.try_lock(ServiceWork::Finish(&begun.state));
+            drop(passage);
+            if let Some(attended) = attended {
+                let ended = (&begun.state[..], stored);
+                return super::end_call(&self.memory, &attended, self.serving.start(), ended).await;
+            }
             self.serving.world.sleep(self.serving.world.random().heavy(MICROS)).await;
         }
     }
@@ -310,6 +376,13 @@ impl Engine {
     fn read_mail(&mut self) -> bool {
         if !self.mail.is_new.replace(false) {
             return false;
+        }
+        let begun = std::mem::take(&mut self.host.begun);
+        for (at, served, begun) in begun {
+            match served.outcome(&begun) {
+                Some(stored) => self.host.work.push_back(Work::Finish { at, served, begun, stored }),
+                None => self.host.begun.push((at, served, begun)),
+            }
         }
         let answers = std::mem::take(&mut *self.mail.answers.borrow_mut());
         let fenced = std::mem::take(&mut *self.mail.fenced.borrow_mut());

@@ -1,4 +1,5 @@
-//! Fuzz targets for input from people and other tools: histories as JSON lines, and litmus programs as text.
+//! Fuzz targets for input from people and other tools: histories as JSON lines, litmus programs as text, and files of
+//! logs.
 //!
 //! Properties: no input causes a panic. Accepted input can be written, and the written form reads back as the same
 //! value.
@@ -7,11 +8,13 @@
 mod driver;
 
 use driver::{Change, Executions, budget, change};
+use farside_node::log::format::{Head, Part, Source, put_frame, put_head, read};
 use farside_sim::history::lines;
 use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, check};
 use farside_sim::litmus::{Program, programs};
 use farside_sim::random::Random;
+use std::borrow::Cow;
 
 /// Writes a history with every kind of line.
 fn written(seed: u64) -> Vec<u8> {
@@ -77,4 +80,56 @@ fn fuzz_litmus_programs() {
         let again = program.to_string();
         assert_eq!(again.parse::<Program>().map(|program| program.to_string()), Ok(again));
     });
+}
+
+#[test]
+fn fuzz_logs() {
+    let executions = Executions::of("logs");
+    bolero::check!().with_type::<(u8, Vec<Change>)>().with_test_time(budget()).for_each(|(seed, changes)| {
+        executions.one_more();
+        let (mut bytes, count) = written_log(u64::from(*seed));
+        assert_eq!(records_of(&bytes), Some(count), "a written log is read");
+        change(&mut bytes, changes);
+        assert!(records_of(&bytes).is_none_or(|read| read <= count), "no record is made up");
+    });
+}
+
+/// Writes a file of a log, and returns it with the number of its records.
+fn written_log(seed: u64) -> (Vec<u8>, u64) {
+    let random = Random::new(seed);
+    let (mut bytes, salt, count) = (Vec::new(), random.bits(), random.below(12));
+    let store = serde_json::json!({
+        "name": "s", "kind": "k", "parameters": "", "quota": 1, "incarnation": 1, "region": 1, "secret": 0,
+        "table_at": 0, "table_len": 1, "wide": false, "created": 0, "id": 1
+    });
+    let store = Cow::Owned(serde_json::from_value(store).expect("a store"));
+    let first = 1 + random.below(3);
+    put_head(&mut bytes, salt, &Head { part: Part::Log, generation: 1, first, store });
+    for sequence in first..first + count {
+        let record = vec![sequence as u8; 1 + random.below(40) as usize];
+        put_frame(&mut bytes, salt, sequence, random.below(sequence), &record);
+    }
+    (bytes, count)
+}
+
+/// Reads a file of a log, whatever it contains. Returns the number of its records, if it has a head.
+fn records_of(bytes: &[u8]) -> Option<u64> {
+    struct Bytes<'a>(&'a [u8]);
+    impl Source for Bytes<'_> {
+        fn read_at(&self, at: u64, out: &mut [u8]) -> std::io::Result<usize> {
+            let rest = self.0.get(at as usize..).unwrap_or_default();
+            let len = rest.len().min(out.len());
+            out[..len].copy_from_slice(&rest[..len]);
+            Ok(len)
+        }
+    }
+    let mut records = 0;
+    let contents = read(&Bytes(bytes), |_, _| {
+        records += 1;
+        Ok::<_, std::io::Error>(())
+    });
+    contents.expect("memory has no errors").map(|contents| {
+        assert!(contents.len <= bytes.len() as u64, "the valid part lies within the file");
+        records
+    })
 }

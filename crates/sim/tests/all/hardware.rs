@@ -1,11 +1,16 @@
 //! The hardware model reproduces the micro-benchmarks that it is calibrated on, and predicts others.
 
+use super::verbs::Plain;
+use farside_remote::control::{Answer, Ask};
 use farside_remote::op::ListId;
 use farside_remote::{
-    Addr, BoundedPtr, ChainBuf, Key, Mode, Op, allocate, cas, cas_from, fetch_add, read, write,
+    Addr, BoundedPtr, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, allocate, cas_from, read, write,
 };
-use farside_sim::hardware::{Distance, Platform, framed, is_classic, request_bytes};
+use farside_sim::fabric::hardware::{Machines, Setup, start_node};
+use farside_sim::hardware::{Distance, Platform, Testbed, framed, request_bytes};
 use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp, SECTION_4, Workers, latency, mverbs};
+use farside_sim::world::{MICROS, SECONDS, World, within};
+use std::rc::Rc;
 
 fn micros(op: MicroOp, platform: Platform, distance: Distance) -> Option<f64> {
     latency(op, platform, distance).map(|ns| ns as f64 / 1e3)
@@ -84,27 +89,50 @@ fn a_message_has_the_wire_size_that_the_standards_define() {
     );
 }
 
-/// Whether a NIC without PRISM's operations can execute the op.
-fn is_plain<T: ?Sized>(op: Op<'_, T>) -> bool {
-    let mut buf = ChainBuf::new();
-    let mut chain = buf.begin(Key::new(1, 1));
-    let _ = chain.then(op);
-    is_classic(chain.view())
-}
-
+/// A quorum drops the requests that it no longer needs. They must cost as much as the others.
 #[test]
-fn a_nic_without_prism_supports_the_classic_verbs_only() {
-    let (at, one, wide) = (Addr::new(64), 1u64, [0u64; 2]);
-    assert!(is_plain(read(at, 8)) && is_plain(write(at, b"bytes")));
-    assert!(is_plain(cas(Mode::Eq, at, &0u64, &one)) && is_plain(fetch_add(at, &one.into())));
-    assert!(!is_plain(read(at, 8).indirect()) && !is_plain(read(at, 8).redirect(at)));
-    assert!(!is_plain(cas(Mode::Lt, at, &0u64, &one)) && !is_plain(cas(Mode::Eq, at, &wide, &wide)));
-    assert!(!is_plain(cas(Mode::Eq, at, &0u64, &one).masked(&one, &one)));
-    assert!(!is_plain(allocate(ListId(1), [b"bytes", &[], &[]])) && !is_plain(read(Addr::scratch(0), 8)));
-    let mut buf = ChainBuf::new();
-    let mut chain = buf.begin(Key::new(1, 1));
-    let _ = (chain.also(read(at, 8)), chain.also(read(at, 8)));
-    assert!(is_classic(chain.view()), "two independent verbs");
-    let _ = chain.then(read(at, 8));
-    assert!(!is_classic(chain.view()), "a verb that depends on another");
+fn a_chain_that_nobody_waits_for_takes_effect_and_uses_the_link() {
+    for platform in Platform::ALL {
+        let setup = Setup::new(platform, Testbed::PRISM_APPLICATIONS);
+        let world = World::new(1);
+        let ids = [NodeId(0), NodeId(1)];
+        let nodes = ids.map(|id| start_node(&world, id, Rc::new(|| vec![Box::new(Plain)]), 16 << 20, &setup));
+        let theirs = world.clone();
+        let each = world.complete(SECONDS, async move {
+            let mut extents = Vec::new();
+            for node in &nodes {
+                let (name, parameters) = ("plain".to_owned(), String::new());
+                let ask =
+                    Ask::CreateStore { kind: name.clone(), name: name.clone(), parameters, quota: 4 << 20 };
+                node.answer(ask).await.expect("the node has enough memory");
+                let opened = node.answer(Ask::OpenStore { name }).await;
+                let Ok(Answer::Store(store)) = opened else { panic!("the store exists: {opened:?}") };
+                extents.push(store.extent());
+            }
+            let machines = Machines::open(&nodes, setup).await.expect("the nodes are running");
+            let client = machines.connect();
+            let mut traffic = Vec::new();
+            for (trial, patience) in [20 * MICROS].into_iter().chain((0..15_000).step_by(700)).enumerate() {
+                let (id, node, extent) = (ids[trial % 2], &nodes[trial % 2], &extents[trial % 2]);
+                let before = machines.traffic();
+                let (mut buf, mut reply, written) = (ChainBuf::new(), Reply::new(), [trial as u8 + 1; 512]);
+                let mut chain = buf.begin(extent.key);
+                let _ = chain.also(write(Addr::new(extent.at), &written));
+                let _ = within(&theirs, patience, client.run(id, &chain, &mut reply)).await;
+                theirs.sleep(20 * MICROS).await;
+                let mut bytes = [0; 512];
+                node.memory().peek(extent.at, &mut bytes);
+                assert_eq!(bytes, written, "{platform:?}: dropped after {patience} ns");
+                let after = machines.traffic();
+                traffic.push((after.bytes_in - before.bytes_in, after.bytes_out - before.bytes_out));
+            }
+            let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
+            let missing = client.run(NodeId(2), &buf.begin(extents[0].key), &mut reply).await;
+            assert_eq!(missing, Err(FabricError::NoSuchNode(NodeId(2))));
+            traffic
+        });
+        world.end();
+        let each = each.expect("it ends");
+        assert!(each.iter().all(|of| *of == each[0]), "{platform:?}: {each:?}");
+    }
 }

@@ -5,8 +5,10 @@ mod hardware;
 mod history;
 mod linearizable;
 mod litmus;
+mod logs;
 mod nic;
 mod picture;
+mod services;
 #[path = "../support/mod.rs"]
 mod support;
 mod verbs;

@@ -13,11 +13,10 @@ use farside_sim::clock::ProcessClock;
 use farside_sim::fabric::session::Identity;
 use farside_sim::fabric::verbs::Verbs;
 use farside_sim::fault::{FaultRates, Struck, Target};
-use farside_sim::hardware::{Distance, INPUTS};
+use farside_sim::hardware::{INPUTS, Testbed};
 use farside_sim::network::{HostId, Network, Wire};
-use farside_sim::nic::{Device, Timing};
+use farside_sim::nic::{Device, Sender, Timing};
 use farside_sim::node::{Kinds, Node, Options};
-use farside_sim::station::Sender;
 use farside_sim::world::{MICROS, MILLIS, ProcessId, SECONDS, World};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -27,7 +26,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 /// A kind of store that has a table and no service.
-struct Plain;
+pub(super) struct Plain;
 
 impl<M: Memory> Kind<M> for Plain {
     fn name(&self) -> &'static str {
@@ -55,7 +54,7 @@ const SLOW: Timing = Timing {
     fetch_spread_ns: 200,
     land_spread_ns: 400,
     slot_spread_ns: 100,
-    ..INPUTS.timing(Distance::Direct)
+    ..INPUTS.timing(Testbed::PRISM_MICRO)
 };
 const DEVICE: Device = Device { timing: SLOW, has_masked_cas: true, has_on_chip_words: true };
 
@@ -98,17 +97,22 @@ impl Bench {
         self.node.answer(ask).await.expect("the node has enough memory");
     }
 
-    async fn open(&self, process: ProcessId) -> Result<Rc<Verbs>, FabricError> {
+    /// Opens an endpoint. A client's next endpoint ends its previous one.
+    async fn open(&self, process: ProcessId, client: u128) -> Result<Rc<Verbs>, FabricError> {
         let incarnation = self.incarnations.get() + 1;
         self.incarnations.set(incarnation);
-        let identity = Identity { identity: 7, incarnation, silence: 60 * MILLIS };
+        let identity = Identity { identity: client, incarnation, silence: 60 * MILLIS };
         let clock = ProcessClock::new(&self.world, 0, self.network.struck(), Target::Client(0));
         Verbs::open(&self.node, 0, process, self.host, &clock, identity, &self.sender).await
     }
 
     /// Opens an endpoint in a process of its own.
     async fn connect(&self) -> Rc<Verbs> {
-        self.open(self.world.start_process()).await.expect("the node responds")
+        self.connect_as(7).await
+    }
+
+    async fn connect_as(&self, client: u128) -> Rc<Verbs> {
+        self.open(self.world.start_process(), client).await.expect("the node responds")
     }
 
     fn peek(&self, at: u64, len: usize) -> Vec<u8> {
@@ -235,7 +239,7 @@ fn a_chain_with_an_op_that_the_nic_lacks_is_refused_before_its_first_op() {
         let place = Addr::new(at);
         let (mut buf, mut reply, garbage) = (ChainBuf::new(), Reply::new(), [place]);
         let (zero, wide) = (0u64, [0u64; 2]);
-        for case in 0..11 {
+        for case in 0..12 {
             let mut chain = buf.begin(key);
             chain.also(write(place, &[9; 8]));
             match case {
@@ -249,6 +253,7 @@ fn a_chain_with_an_op_that_the_nic_lacks_is_refused_before_its_first_op() {
                 7 => _ = chain.also(cas(Mode::Ge, place, &zero, &zero)),
                 8 => _ = chain.also(cas(Mode::Eq, place, &zero, &zero).masked(&zero, &zero)),
                 9 => _ = chain.also(cas_with::<u64>(Mode::Eq, place, Addr::scratch(0))),
+                10 => _ = chain.also(read(Addr::scratch(0), 8)),
                 _ => _ = chain.also(read(Addr::on_chip(0), 8)),
             }
             let error = verbs.run(NODE, &chain, &mut reply).await.expect_err("the NIC lacks it");
@@ -331,7 +336,7 @@ fn left_after_death(seed: u64, kills_node: bool) -> (usize, u64) {
         let found: Rc<RefCell<Option<Opened>>> = Rc::default();
         let (theirs, opened) = (Rc::clone(&bench), Rc::clone(&found));
         bench.world.spawn(process, async move {
-            let verbs = theirs.open(process).await.expect("the node responds");
+            let verbs = theirs.open(process, 7).await.expect("the node responds");
             let (key, at) = open_store(&verbs, "s").await;
             *opened.borrow_mut() = Some((Rc::clone(&verbs), key, at));
             let (mut buf, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
@@ -372,6 +377,62 @@ fn a_death_cuts_a_list_between_any_two_verbs_and_lines() {
         let left: BTreeSet<_> = (0..150).map(|seed| left_after_death(seed, kills_node)).collect();
         let all: BTreeSet<_> = (0..=LINES).map(|lines| (lines, 0)).chain([(LINES, 1)]).collect();
         assert_eq!(left, all, "kills the node: {kills_node}");
+    }
+}
+
+/// Runs a READ of four lines while another client WRITEs them, if `is_written`. Returns the READ's lines, by the value
+/// of their bytes, and the number of torn READs that the node has counted.
+fn read_during_a_write(seed: u64, is_written: bool) -> ([u8; LINES], u64) {
+    Bench::run(seed, DEVICE, async move |bench: Rc<Bench>| {
+        bench.create("s", "").await;
+        let [reader, writer] = [bench.connect_as(7).await, bench.connect_as(8).await];
+        let (key, at) = open_store(&reader, "s").await;
+        let (writes, _) = open_store(&writer, "s").await;
+        let before = bench.node.seen().torn_reads;
+        let theirs = Rc::clone(&bench);
+        bench.world.spawn(bench.world.start_process(), async move {
+            theirs.world.sleep(theirs.world.random().below(MICROS / 2)).await;
+            let (mut buf, mut reply, bytes) = (ChainBuf::new(), Reply::new(), [1; 64 * LINES]);
+            let mut chain = buf.begin(writes);
+            chain.also(write(Addr::new(at), &bytes));
+            if is_written {
+                writer.run(NODE, &chain, &mut reply).await.expect("it runs");
+            }
+        });
+        bench.world.sleep(bench.world.random().below(MICROS / 2)).await;
+        let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = buf.begin(key);
+        let found = chain.also(read(Addr::new(at), 64 * LINES as u32));
+        reader.run(NODE, &chain, &mut reply).await.expect("it runs");
+        let mut lines = [0; LINES];
+        for (line, bytes) in lines.iter_mut().zip(reply.get(found).expect("it is read").chunks(64)) {
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a line is copied at one instant");
+            *line = bytes[0];
+        }
+        (lines, bench.node.seen().torn_reads - before)
+    })
+}
+
+#[test]
+fn a_read_is_counted_as_torn_once_if_a_write_lands_between_its_lines() {
+    let (mut mixed, mut torn) = (0, 0);
+    for seed in 0..200 {
+        let (lines, counted) = read_during_a_write(seed, true);
+        assert!(counted <= 1, "seed {seed}: one READ is counted {counted} times");
+        // Lines land in ascending order, so the memory never had an old line before a new one.
+        if lines.windows(2).any(|pair| pair[0] < pair[1]) {
+            assert_eq!(counted, 1, "seed {seed}: {lines:?} is torn");
+            mixed += 1;
+        }
+        if lines == [0; LINES] {
+            assert_eq!(counted, 0, "seed {seed}: nothing had landed yet");
+        }
+        torn += counted;
+    }
+    println!("{torn} of 200 READs are torn, {mixed} of them mix old and new lines out of order");
+    assert!(mixed >= 5 && torn >= mixed && torn < 150, "{mixed} mixed, {torn} torn");
+    for seed in 0..10 {
+        assert_eq!(read_during_a_write(seed, false), ([0; LINES], 0), "nothing is written");
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) enum Flaw {
     WaitsAreIgnored,
     FailedCasWritesBack,
     LinesAreTorn,
+    /// A masked CAS merges its bits with the word at write-back, not with the word that it has fetched.
+    MaskedSwapKeepsOtherBits,
     // The following flaws are too strong: each misses an allowed outcome.
     ReadLinesAscend,
     ReadsAreWhole,
@@ -185,16 +187,25 @@ fn act(verb: &mut Running<'_>, part: usize, memory: &mut [u64], flaw: Flaw) {
     match verb.step.op {
         Op::Read { .. } => verb.answer[from - at..to - at].copy_from_slice(&memory[from..to]),
         Op::Write { .. } => memory[from..to].copy_from_slice(&verb.step.op.payload()[from - at..to - at]),
-        Op::Cas { compare, .. } if !verb.holds_slot => {
-            verb.answer[0] = memory[at];
-            verb.holds_slot = verb.answer[0] == compare || flaw == Flaw::FailedCasWritesBack;
+        Op::Cas { compare, masks: [compared, _], .. } if !verb.holds_slot => {
+            let old = memory[at];
+            verb.answer[0] = old;
+            let differs = (0..64).any(|bit| compared >> bit & 1 == 1 && (old ^ compare) >> bit & 1 == 1);
+            verb.holds_slot = !differs || flaw == Flaw::FailedCasWritesBack;
         }
         Op::Faa { .. } if !verb.holds_slot => {
             verb.answer[0] = memory[at];
             verb.holds_slot = true;
         }
-        Op::Cas { compare, swap, .. } => {
-            memory[at] = if verb.answer[0] == compare { swap } else { verb.answer[0] };
+        Op::Cas { compare, swap, masks: [compared, swapped], .. } => {
+            let old = verb.answer[0];
+            let beside = if flaw == Flaw::MaskedSwapKeepsOtherBits { memory[at] } else { old };
+            let (mut new, mut equal) = (0, true);
+            for bit in (0..64).map(|place| 1 << place) {
+                new |= if swapped & bit != 0 { swap & bit } else { beside & bit };
+                equal &= compared & bit == 0 || old & bit == compare & bit;
+            }
+            memory[at] = if equal { new } else { old };
             verb.holds_slot = false;
         }
         Op::Faa { add, .. } => {

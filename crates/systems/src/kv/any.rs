@@ -7,9 +7,9 @@ use crate::members;
 use crate::registry::OneKv;
 use crate::store::{Members, StoreError};
 use crate::system::Options;
-use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
+use farside_remote::{Fabric, NodeId};
 
 /// A client of a key-value store of any kind, on one node or on several.
 #[allow(
@@ -69,6 +69,15 @@ impl<F: Fabric + Clock> AnyKv<F> {
     pub fn store(&self) -> &Store {
         with_kv!(self, kv => kv.store())
     }
+
+    /// Returns the node that holds a key.
+    pub fn node_of(&self, key: &[u8]) -> NodeId {
+        match self {
+            // The only node of the pool.
+            AnyKv::One(_) => NodeId(0),
+            AnyKv::Sharded(sharded) => sharded.node_of(key),
+        }
+    }
 }
 
 impl<F: Fabric + Clock> OneKv<F> {
@@ -84,6 +93,14 @@ macro_rules! kv_by_dispatch {
         impl<F: Fabric + Clock $(+ $more)?> Kv for $client<F> {
             fn kind(&self) -> &'static str {
                 $with!(self, kv => kv.kind())
+            }
+
+            fn shards(&self) -> usize {
+                $with!(self, kv => kv.shards())
+            }
+
+            fn shard_of(&self, key: &[u8]) -> usize {
+                $with!(self, kv => kv.shard_of(key))
             }
 
             #[inline]

@@ -8,7 +8,7 @@ mod any;
 mod cursor;
 pub mod pilaf;
 pub mod prism_kv;
-mod sharded;
+pub mod sharded;
 
 pub use any::AnyKv;
 pub use cursor::{Cursor, Place};
@@ -61,6 +61,16 @@ pub struct Conflict {
 pub trait Kv {
     /// Returns the kind of the store.
     fn kind(&self) -> &'static str;
+
+    /// Number of nodes among which the keys of the store are divided.
+    fn shards(&self) -> usize {
+        1
+    }
+
+    /// Index of the node that holds `key`, less than [`Kv::shards`].
+    fn shard_of(&self, _key: &[u8]) -> usize {
+        0
+    }
 
     /// Reads the value of `key`, if it has one. [`Kv::item`] returns the value until the next operation.
     ///

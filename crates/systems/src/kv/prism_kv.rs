@@ -199,25 +199,14 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         KIND
     }
 
-    /// Takes one round trip per probe.
-    #[inline]
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        check_key(key)?;
-        self.waits = Waits::default();
-        loop {
-            match self.look_up(key).await {
-                Ok(Lookup::Absent) => return Ok(None),
-                Ok(Lookup::Value { at, version }) => return Ok(Some(Fetched { at: Some(at), version })),
-                // Boxed, to keep the future of every other GET small.
-                Ok(Lookup::Large { at }) => match Box::pin(self.read_large(key, at)).await? {
-                    large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
-                    large::Read::Changed => {}
-                },
-                Ok(Lookup::Left) => Box::pin(self.refetch()).await?,
-                Err(KvError::Refused(Status::Access)) => Box::pin(self.fetch_key()).await?,
-                Err(error) => return Err(error),
-            }
-        }
+        self.read_item::<false>(key).await
+    }
+
+    #[inline]
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        let fetched = self.read_item::<true>(key).await?;
+        Ok(fetched.map(|fetched| self.item(fetched)))
     }
 
     #[inline]
@@ -338,9 +327,31 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     // Reading.
 
+    /// Reads the item of `key`, for [`Kv::get`] or for [`Kv::fetch`]. Takes one round trip per probe. Each instance of
+    /// this function has one caller, so the compiler inlines the whole GET.
+    #[inline]
+    async fn read_item<const IS_GET: bool>(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        check_key(key)?;
+        self.waits = Waits::default();
+        loop {
+            match self.look_up::<IS_GET>(key).await {
+                Ok(Lookup::Absent) => return Ok(None),
+                Ok(Lookup::Value { at, version }) => return Ok(Some(Fetched { at: Some(at), version })),
+                // Boxed, to keep the future of every other GET small.
+                Ok(Lookup::Large { at }) => match Box::pin(self.read_large(key, at)).await? {
+                    large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
+                    large::Read::Changed => {}
+                },
+                Ok(Lookup::Left) => Box::pin(self.refetch()).await?,
+                Err(KvError::Refused(Status::Access)) => Box::pin(self.fetch_key()).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Reads the item of `key` into the reply. Searches the former tables first, oldest first.
     #[inline]
-    async fn look_up(&mut self, key: &[u8]) -> Result<Lookup, KvError> {
+    async fn look_up<const IS_GET: bool>(&mut self, key: &[u8]) -> Result<Lookup, KvError> {
         if !self.formers.is_empty() {
             // Boxed, because it runs only during a rebuild.
             match Box::pin(self.look_up_in_formers(key)).await? {
@@ -348,12 +359,12 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 lookup => return Ok(lookup),
             }
         }
-        self.look_up_in::<true>(0, key).await
+        self.look_up_in::<true, IS_GET>(0, key).await
     }
 
     async fn look_up_in_formers(&mut self, key: &[u8]) -> Result<Lookup, KvError> {
         for former in 0..self.formers.len() {
-            match self.look_up_in::<false>(former, key).await? {
+            match self.look_up_in::<false, false>(former, key).await? {
                 Lookup::Left => {}
                 lookup => return Ok(lookup),
             }
@@ -365,7 +376,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// one, or the former one with index `former`. For the current table this function has one caller, so the compiler
     /// inlines the whole GET into that caller.
     #[inline]
-    async fn look_up_in<const IS_CURRENT: bool>(
+    async fn look_up_in<const IS_CURRENT: bool, const IS_GET: bool>(
         &mut self,
         former: usize,
         key: &[u8],

@@ -8,6 +8,8 @@
 //! change. A member whose node has lost its memory is an error, never a store without keys.
 //! Invariant: requests for one member do not wait for another, except those of an operation on several keys.
 
+pub mod mutants;
+
 use super::{Conflict, Cursor, Fetched, Item, Kv, KvError, Version};
 use crate::members::{all, fetch_member};
 use crate::registry::OneKv;
@@ -16,14 +18,14 @@ use crate::system::Options;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
-use farside_remote::{Fabric, FabricError};
+use farside_remote::{Fabric, FabricError, NodeId};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Longest time that an operation waits for a new session after the session with its node has ended.
-const SESSION_WAIT: Duration = Duration::from_millis(8);
+const SESSION_WAIT: Duration = Duration::from_millis(5);
 /// Pause between two attempts to use the new session.
 const SESSION_PAUSE: Duration = Duration::from_millis(1);
 
@@ -46,6 +48,10 @@ struct Shard<F: Fabric + Clock> {
     members: Rc<Members>,
     index: usize,
     options: Options,
+    /// The node that probably holds the member, and the number of the session in which the node granted the key of
+    /// `kv`.
+    node: NodeId,
+    session: u64,
     /// The client of the member's part; `None` until the node has responded.
     kv: Option<OneKv<F>>,
 }
@@ -67,15 +73,19 @@ impl<F: Fabric + Clock + Clone> Sharded<F> {
         for (index, member) in members.list().iter().enumerate() {
             let kv = match &member.store {
                 Ok(store) => {
-                    let part = Members::part(member.node, store.clone());
+                    let part = Members::part(member.node, member.session, store.clone());
                     Some(OneKv::of(fabric.clone(), &part, options).await?)
                 }
                 Err(_) => None,
             };
+            let (node, session) = (member.node, member.session);
             let (fabric, members, options) = (fabric.clone(), Rc::clone(&shared), *options);
-            shards.push(Shard { fabric, members, index, options, kv });
+            shards.push(Shard { fabric, members, index, options, node, session, kv });
         }
+        let by_order =
+            || members.list().iter().map(|member| RapidSecrets::seed(member.node.0.into())).collect();
         let seeds: Box<[_]> = match &members.store().membership {
+            Some(_) if mutants::BY_ORDER.is_on() => by_order(),
             Some(of) => of.members.iter().map(|id| RapidSecrets::seed(id.incarnation)).collect(),
             None => [RapidSecrets::seed(members.store().incarnation)].into(),
         };
@@ -89,6 +99,11 @@ impl<F: Fabric + Clock> Sharded<F> {
         &self.store
     }
 
+    /// Returns the node that holds a key.
+    pub fn node_of(&self, key: &[u8]) -> NodeId {
+        self.shards[self.place_of(key)].node
+    }
+
     /// The client of a member that has responded.
     fn responded(&self) -> &OneKv<F> {
         let responded = self.shards.iter().find_map(|shard| shard.kv.as_ref());
@@ -96,7 +111,7 @@ impl<F: Fabric + Clock> Sharded<F> {
     }
 
     /// Index of the member to which a key belongs.
-    fn shard_of(&self, key: &[u8]) -> usize {
+    fn place_of(&self, key: &[u8]) -> usize {
         let hashes = self.seeds.iter().map(|seed| rapidhash_v3_seeded(key, seed));
         let highest = hashes.enumerate().max_by_key(|&(_, hash)| hash);
         highest.expect("a store has a member").0
@@ -106,13 +121,13 @@ impl<F: Fabric + Clock> Sharded<F> {
     fn grouped<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Vec<usize>> {
         let mut groups = vec![Vec::new(); self.shards.len()];
         for (index, key) in keys.enumerate() {
-            groups[self.shard_of(key)].push(index);
+            groups[self.place_of(key)].push(index);
         }
         groups
     }
 
     fn shard(&mut self, key: &[u8]) -> &mut Shard<F> {
-        let shard = self.shard_of(key);
+        let shard = self.place_of(key);
         &mut self.shards[shard]
     }
 }
@@ -134,7 +149,9 @@ impl<F: Fabric + Clock + Clone> Shard<F> {
                 Err(error) => error.into(),
             };
             let is_reopening = match &error {
-                KvError::Fabric(lost @ FabricError::Lost { .. }) => ended.is_none() && lost.ran() == Ran::No,
+                KvError::Fabric(lost @ FabricError::Lost { .. }) => {
+                    ended.is_none() && (lost.ran() == Ran::No || mutants::RETRIES_UNKNOWN.is_on())
+                }
                 KvError::Fabric(FabricError::Unreachable { .. }) => ended.is_some(),
                 KvError::Store(StoreError::Gone(_)) => return Err(self.explain(error).await),
                 _ => false,
@@ -147,11 +164,16 @@ impl<F: Fabric + Clock + Clone> Shard<F> {
         }
     }
 
-    /// Returns the client of the member's part. Creates it if this is the first operation since the node responds.
+    /// Returns the client of the member's part. Creates it if this is the first operation since the node responds, or
+    /// the first in a new session: a node takes many chains with keys of former sessions for guesses, and ends the
+    /// session.
     async fn client(&mut self) -> Result<&mut OneKv<F>, StoreError> {
-        if self.kv.is_none() {
+        let session = self.fabric.session_number(self.node);
+        let is_other = session != self.session && !mutants::KEEPS_KEY.is_on();
+        if self.kv.is_none() || is_other {
             let part = fetch_member(&self.fabric, &self.members, self.index).await?;
             self.kv = Some(OneKv::of(self.fabric.clone(), &part, &self.options).await?);
+            (self.node, self.session) = (part.list()[0].node, part.list()[0].session);
         }
         Ok(self.kv.as_mut().expect("it was just created"))
     }
@@ -168,13 +190,26 @@ impl<F: Fabric + Clock + Clone> Shard<F> {
 }
 
 impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
+    fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    #[inline]
+    fn shard_of(&self, key: &[u8]) -> usize {
+        self.place_of(key)
+    }
+
     fn kind(&self) -> &'static str {
         self.responded().kind()
     }
 
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        self.last = self.shard_of(key);
-        self.shards[self.last].run(async |kv: &mut OneKv<F>| kv.fetch(key).await).await
+        self.last = self.place_of(key);
+        let fetched = self.shards[self.last].run(async |kv: &mut OneKv<F>| kv.fetch(key).await).await;
+        match fetched {
+            Err(KvError::Store(StoreError::MemoryLost { .. })) if mutants::WIPED_ABSENT.is_on() => Ok(None),
+            fetched => fetched,
+        }
     }
 
     fn item(&self, fetched: Fetched) -> Item<'_> {
@@ -242,7 +277,8 @@ impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
             .iter()
             .any(|outcome| outcome.as_ref().map_or_else(|error| error.ran() != Ran::No, |()| true));
         let all: Result<(), KvError> = outcomes.into_iter().collect();
-        all.map_err(|error| if is_any_stored { error.of_several() } else { error })
+        let is_reported = is_any_stored && !mutants::PARTS_FORGOTTEN.is_on();
+        all.map_err(|error| if is_reported { error.of_several() } else { error })
     }
 
     fn first(&self) -> Result<Cursor, KvError> {

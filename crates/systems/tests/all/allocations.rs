@@ -7,10 +7,13 @@ use crate::support::counting::{Counting, allocations};
 use crate::support::{Client, Home};
 use farside_fabrics::executor::{Core, block_on, yield_now};
 use farside_remote::NodeId;
+use farside_systems::blocks::Blocks;
 use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::raw::{self, Raw};
+use farside_systems::registry::{self, AnyBlocks};
+use farside_systems::system::{Family, Options, Sizing};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -206,4 +209,34 @@ fn no_chain_on_raw_memory_allocates() {
     core.run();
     drop(core);
     assert_eq!(allocated.get(), Some(0), "{OPERATIONS} of each");
+}
+
+#[test]
+fn reads_and_writes_of_blocks_allocate_nothing() {
+    for system in registry::family(Family::Blocks) {
+        // There is a buffer for each write. If the node's thread gets no CPU time to free any, no write waits for it.
+        let home = Home::new(32);
+        let sizing = Sizing { items: Some(64), value_len: VALUE_SIZE, ..Sizing::default() };
+        home.create_of(system.kind, "s", 24, &(system.parameters)(&sizing));
+        let (endpoint, options) = (home.endpoint(), Options::default());
+        let opened = AnyBlocks::open(Rc::clone(&endpoint), NodeId(0), "s", &options);
+        let blocks = block_on((), opened).expect("the store exists");
+        let allocated = Cell::new(None);
+        let mut core = Core::new(endpoint.inner());
+        core.spawn(blocks.keeper());
+        core.spawn(async {
+            let (mut blocks, mut bytes, mut before) = (blocks, [7; VALUE_SIZE], 0);
+            for turn in 0..WARM_UP + OPERATIONS {
+                if turn == WARM_UP {
+                    before = allocations();
+                }
+                blocks.write(turn as u64 % 8, &bytes).await.expect("written");
+                blocks.read(turn as u64 % 8, &mut bytes).await.expect("read");
+            }
+            allocated.set(Some(allocations() - before));
+        });
+        core.run();
+        drop(core);
+        assert_eq!(allocated.get(), Some(0), "{}", system.kind);
+    }
 }

@@ -8,12 +8,14 @@ use farside_fabrics::layer::count::Count;
 use farside_fabrics::local::LocalNode;
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_node::host::{Host, Options};
+use farside_node::identity::FENCED_MAX;
 use farside_remote::arena::Geometry;
-use farside_remote::control::Store;
+use farside_remote::control::{Ask, Store};
+use farside_remote::fabric::Ran;
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
 use farside_remote::{By, Chain, Key, Memory, NodeId, Reply, Rights, Width};
-use farside_systems::guarded::{Guarded, GuardedError, GuardedKind, KIND, Spec, Value};
+use farside_systems::guarded::{Guarded, GuardedError, GuardedKind, KIND, Session, Spec, Value, held};
 #[cfg(farside_mutants)]
 use farside_systems::{guarded, redo};
 use std::cell::{Cell, RefCell};
@@ -23,6 +25,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 /// Lengths of leases in microseconds.
 const LONG: u64 = 60_000_000;
@@ -34,12 +37,19 @@ type Endpoint = Rc<Count<Direct>>;
 type Fab = Rc<Intercept<'static, Endpoint>>;
 
 fn home(lease_us: u64) -> (Home, Store) {
+    home_of(Spec { lease_us, ..SPEC })
+}
+
+fn home_of(spec: Spec) -> (Home, Store) {
     let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
     let host = Host::start(memory, vec![Box::new(GuardedKind)], Options::default()).expect("a node");
     let home = Home { host: Arc::new(host) };
-    let store =
-        home.create_of(KIND, "s", 4, &serde_json::to_string(&Spec { lease_us, ..SPEC }).expect("plain data"));
+    let store = home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
     (home, store)
+}
+
+async fn open(fabric: &Fab, store: &Store, nonce: NonZeroU64) -> Result<Rc<Guarded<Fab>>, GuardedError> {
+    Guarded::open(vec![Session::new(Rc::clone(fabric), NODE, store)?], nonce).await
 }
 
 /// Runs `act` with a client of the store, whose task runs beside it. The client dies at the end of `act` if a job is
@@ -51,17 +61,17 @@ fn with<T>(home: &Home, store: &Store, nonce: u64, act: impl AsyncFnOnce(&Guarde
     let output = RefCell::new(None);
     let mut core = Core::new(endpoint.inner());
     core.spawn(async {
-        let client = Guarded::open(Rc::clone(&fabric), NODE, store, nonce).await.expect("the store exists");
+        let client = open(&fabric, store, nonce).await.expect("the store exists");
         let mut keeping = pin!(client.keep());
         let mut acting = pin!(async {
             *output.borrow_mut() = Some(act(&client, &fabric).await);
             client.close();
         });
-        let mut has_acted = false;
+        let (mut has_acted, mut is_over) = (false, false);
         poll_fn(|cx| {
             // `act` may run another client to its end, which may fence this one: no turn must be in progress then.
             has_acted = has_acted || acting.as_mut().poll(cx).is_ready();
-            let is_over = keeping.as_mut().poll(cx).is_ready();
+            is_over = is_over || keeping.as_mut().poll(cx).is_ready();
             if has_acted && (is_over || fabric.is_stuck()) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -329,6 +339,81 @@ fn an_object_survives_the_death_of_its_writer_and_of_the_recoverer_at_any_store(
     assert!(cases > 60, "{cases}");
 }
 
+/// The node refuses to run a client's update. Returns what the next client finds, and how many clients it recovers.
+///
+/// # Errors
+/// The first client still works, although it holds a lock.
+fn refuse_an_update() -> Result<(Result<Value, GuardedError>, u64), String> {
+    let (home, store) = home(SHORT);
+    with(&home, &store, 7, async |client, fabric| {
+        assert_eq!(added(client, 1).await, Ok(Value::default()));
+        fabric.of_write(Then::Lost(Ran::No));
+        let refused = client.add(0, 2).await.expect_err("the update did not run");
+        assert_eq!(refused.ran(), Ran::No, "{refused}");
+        let next = client.add(1, 3).await;
+        if next == Err(GuardedError::Closed) {
+            Ok(())
+        } else {
+            Err(format!("the next ADD returned {next:?}"))
+        }
+    })?;
+    Ok(with(&home, &store, 8, async |client, _| (added(client, 4).await, client.recovered())))
+}
+
+#[test]
+fn a_client_whose_update_did_not_run_closes_and_others_free_its_lock() {
+    assert_eq!(refuse_an_update(), Ok((Ok(Value { count: 1, tag: 1 }), 1)));
+}
+
+/// A client dies in its update of the object with this number, whose record is complete.
+fn die_within_update(home: &Home, store: &Store, object: u64) {
+    let host = Home { host: Arc::clone(&home.host) };
+    with(home, store, 100 + object, async move |client, fabric| {
+        fabric.instead_of_write(move |chain| assert!(!run_cut(&host, chain, 20)));
+        let mut dying = pin!(client.add(object, 70 + object));
+        poll_fn(|cx| match dying.as_mut().poll(cx) {
+            Poll::Pending if fabric.is_stuck() => Poll::Ready(()),
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(added) => panic!("{added:?}"),
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_new_client_takes_over_an_id_and_its_locks_if_all_ids_are_of_dead_clients() {
+    let (home, store) = home_of(Spec { ids: 3, lanes: 1, lease_us: SHORT, ..SPEC });
+    (0..3).for_each(|object| die_within_update(&home, &store, object));
+    let memory = Arc::clone(home.host.memory());
+    let held = || held(&store, |at| now(memory.load(at, Width::W8)) as u64).expect("valid parameters");
+    assert_eq!(held(), (vec![1, 2, 3], vec![0, 1, 2]));
+    with(&home, &store, 9, async |client, _| {
+        assert_eq!((client.recovered(), held().1.len()), (1, 2), "the inherited lock is free");
+        client.heal().await.expect("the others are dead");
+        assert_eq!(held(), (vec![client.id().number()], vec![]));
+        for object in 0..3 {
+            assert_eq!(client.add(object, 5).await, Ok(Value { count: 1, tag: 70 + object }));
+        }
+        assert_eq!(client.recovered(), 3);
+    });
+    assert_eq!(held(), (vec![], vec![]));
+}
+
+#[test]
+fn a_store_that_can_fence_no_more_clients_says_so_and_nothing_hangs() {
+    let (home, store) = home(SHORT);
+    die_within_update(&home, &store, 0);
+    for nonce in 1..=FENCED_MAX as u64 {
+        let ask = Ask::Fence { name: store.name.clone(), id: store.id, nonce: u64::MAX - nonce };
+        home.host.ask(ask, Duration::from_secs(10)).expect("there is room");
+    }
+    with(&home, &store, 9, async |client, _| {
+        let refused = added(client, 1).await.expect_err("the owner of the lock cannot be fenced");
+        assert!(refused.to_string().contains("remembers 1024 fenced clients"), "{refused}");
+        assert_eq!(client.add(1, 2).await, Ok(Value::default()), "other objects are usable");
+    });
+}
+
 /// A client's caller goes while the client takes a lock. Returns what the client's next ADD finds.
 fn drop_an_add(polls: u32) -> Result<Value, GuardedError> {
     let (home, store) = home(LONG);
@@ -358,14 +443,17 @@ fn an_add_whose_caller_goes_at_any_poll_leaves_no_lock() {
 
 #[cfg(farside_mutants)]
 #[test]
-fn every_mutant_of_redo_records_and_of_dropped_adds_is_killed() {
+fn every_mutant_of_redo_records_and_of_this_system_is_killed() {
     let mut killed = 0;
     let all = [redo::mutants::ALL, guarded::mutants::ALL].concat();
     for &mutant in &all {
         Mutant::switch(Some(mutant));
-        let found = match redo::mutants::ALL.contains(&mutant) {
-            true => die_everywhere().err(),
-            false => (0..12).find_map(|polls| drop_an_add(polls).err()).map(|error| error.to_string()),
+        let found = match mutant {
+            guarded::mutants::REFUSED_UPDATE_KEEPS_LEASE => refuse_an_update().err(),
+            guarded::mutants::DROPPED_ADD_KEEPS_LOCK => {
+                (0..12).find_map(|polls| drop_an_add(polls).err()).map(|error| error.to_string())
+            }
+            _ => die_everywhere().err(),
         };
         Mutant::switch(None);
         println!("{mutant:?}: {}", found.as_deref().unwrap_or("killed by nobody"));

@@ -3,7 +3,10 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 
+mod abd_lock;
 mod allocations;
+mod blocks;
+mod epochs;
 mod fenced;
 mod guarded;
 mod life_and_death;
@@ -24,7 +27,10 @@ mod prism_kv_reach;
 mod prism_kv_rebuild;
 mod prism_kv_steps;
 mod raw;
+mod reopened;
+mod replacing;
 mod ring_queue;
+mod scrub;
 mod sharded;
 #[path = "../support/mod.rs"]
 mod support;

@@ -20,4 +20,10 @@ scenarios![
     a_node_that_is_named_twice_is_refused,
     an_impossible_answer_is_not_understood,
     an_impossible_answer_aborts_a_creation,
+    heal_aborts_completes_and_drops_what_is_unfinished,
+    heal_lets_a_living_creator_finish,
+    several_recoverers_heal_at_the_same_time_and_die,
+    heal_reports_what_it_cannot_heal,
+    clients_with_other_orders_choose_the_same_nodes,
+    a_drop_without_the_first_member_is_refused_unless_it_is_forgotten,
 ];

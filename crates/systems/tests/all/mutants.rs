@@ -1,8 +1,10 @@
 //! Tests that kill the mutants which only a running system exposes.
 
-use crate::support::{paced, poison, several, stepped};
+use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
+use farside_systems::blocks::abd_lock::mutants as abd_lock;
+use farside_systems::blocks::prism_rs::mutants as prism_rs;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
 use farside_systems::mutants::MEMBERS_MIXED;
@@ -71,4 +73,31 @@ fn a_client_that_mixes_members_of_two_attempts_is_detected() {
     let case = several::members_of_two_attempts_are_never_in_one_list;
     assert!(!stepped::passes(Some(MEMBERS_MIXED), case), "MembersMixed lives");
     println!("1 of 1 mutants were killed");
+}
+
+#[test]
+fn every_mutant_of_prism_rs_is_killed() {
+    // The correct code passes the same cases in `blocks` and `replacing`.
+    let mut killed = 0;
+    for &mutant in prism_rs::ALL {
+        let mut cases = replicas::CASES.iter().chain(&replacing::CASES);
+        let killer = cases.find(|(_, case)| !stepped::passes(Some(mutant), *case));
+        println!("{mutant:?}: killed by {}", killer.map_or("nobody", |(name, _)| *name));
+        killed += usize::from(killer.is_some());
+    }
+    println!("{killed} of {} mutants were killed", prism_rs::ALL.len());
+    assert_eq!(killed, prism_rs::ALL.len());
+}
+
+#[test]
+fn every_mutant_of_abdlock_is_killed() {
+    // The correct code passes the same cases in `abd_lock`.
+    let mut killed = 0;
+    for &mutant in abd_lock::ALL {
+        let killer = locks::CASES.iter().find(|(_, case)| !stepped::passes(Some(mutant), *case));
+        println!("{mutant:?}: killed by {}", killer.map_or("nobody", |(name, _)| *name));
+        killed += usize::from(killer.is_some());
+    }
+    println!("{killed} of {} mutants were killed", abd_lock::ALL.len());
+    assert_eq!(killed, abd_lock::ALL.len());
 }

@@ -22,6 +22,7 @@ pub(crate) struct Intercept<'a, F> {
     before: RefCell<Box<dyn FnMut() -> Then + 'a>>,
     is_stuck: Cell<bool>,
     instead: RefCell<Option<Instead<'a>>>,
+    of_write: RefCell<Option<Then>>,
 }
 
 /// Function that replaces a chain.
@@ -34,6 +35,7 @@ impl<'a, F> Intercept<'a, F> {
             before: RefCell::new(Box::new(|| Then::Runs)),
             is_stuck: Cell::new(false),
             instead: RefCell::new(None),
+            of_write: RefCell::new(None),
         }
     }
 
@@ -71,6 +73,11 @@ impl<'a, F> Intercept<'a, F> {
         *self.instead.borrow_mut() = Some(Box::new(instead));
     }
 
+    /// Applies `then` to the next chain that has a WRITE.
+    pub(crate) fn of_write(&self, then: Then) {
+        *self.of_write.borrow_mut() = Some(then);
+    }
+
     /// Whether a chain was stopped.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.get()
@@ -83,7 +90,7 @@ impl<'a, F> Intercept<'a, F> {
 
 impl<F: Fabric> Fabric for Intercept<'_, F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        let then = (self.before.borrow_mut())();
+        let mut then = (self.before.borrow_mut())();
         if chain.view().ops().any(|op| op.code() == Code::Write) {
             let instead = self.instead.take();
             if let Some(instead) = instead {
@@ -91,6 +98,7 @@ impl<F: Fabric> Fabric for Intercept<'_, F> {
                 instead(chain);
                 return std::future::pending().await;
             }
+            then = self.of_write.take().unwrap_or(then);
         }
         match then {
             Then::Runs => self.inner.run(node, chain, reply).await,
@@ -129,6 +137,10 @@ impl<F: Fabric> Fabric for Intercept<'_, F> {
 impl<F: Clock> Clock for Intercept<'_, F> {
     fn now(&self) -> Duration {
         self.inner.now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.inner.wall()
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {

@@ -9,7 +9,8 @@ use farside_fabrics::executor::block_on;
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::Geometry;
 use farside_remote::control::Store;
-use farside_remote::service::{Call, Kind, Service};
+use farside_remote::draws::Draws;
+use farside_remote::service::{Call, Context, Kind, Records, Service};
 use farside_remote::{Key, Memory, NodeId, Rights, Width};
 use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::layout::{Op, Request};
@@ -19,6 +20,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::time::Duration;
 
 /// A node's memory that performs a limited number of accesses, and then returns *wait*.
 struct Metered<'a> {
@@ -103,7 +105,9 @@ impl<'a> Stepped<'a> {
         while let Some(request) = self.calls.front() {
             self.memory.next.set(0);
             let call = Call { rights: Rights::ALL, request };
-            match self.service.call(&self.memory, call, &mut Vec::new()) {
+            let (memory, scratch, log) = (&self.memory, &mut Vec::new(), &mut Records::default());
+            let context = Context { memory, now: Duration::ZERO, random: Draws(0), scratch, log };
+            match self.service.call(context, call, &mut Vec::new()) {
                 Err(()) => break,
                 Ok(answered) => answered.expect("a valid request"),
             }

@@ -6,7 +6,7 @@
 use super::deadly::{Deadly, Strike};
 use super::script::{self, Op};
 use farside_fabrics::executor::block_on;
-use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_fabrics::shm;
 use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
@@ -34,6 +34,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) enum Role {
     /// A memory node that handles requests from its standard input.
     Node { socket: PathBuf, mib: u64, evict_stopped_after: Option<Duration> },
+    /// A memory node as [`Role::Node`], whose memory is a file. If the file has a node's memory, it takes over.
+    FileNode { socket: PathBuf, file: PathBuf, mib: u64 },
     /// A client that runs the operations of a script, one after the other.
     Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
 }
@@ -43,7 +45,15 @@ pub(crate) fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("the system supports it");
     match serde_json::from_str(&role).expect("a role") {
-        Role::Node { socket, mib, evict_stopped_after } => serve(&socket, mib, evict_stopped_after),
+        Role::Node { socket, mib, evict_stopped_after } => {
+            let memory = Mapping::create(mib << 20, Pages::Small).expect("memory");
+            serve(memory, Options { socket: Some(socket), evict_stopped_after, ..Options::default() });
+        }
+        Role::FileNode { socket, file, mib } => {
+            let (memory, found) = Mapping::open(&file, mib << 20).expect("memory");
+            let take_over = found == Found::Memory;
+            serve(memory, Options { socket: Some(socket), take_over, ..Options::default() });
+        }
         Role::Client { socket, store, seed, tour, slot_cache, strike } => {
             operate(&socket, &store, seed, tour, slot_cache, strike)
         }
@@ -57,9 +67,7 @@ pub(crate) fn say(word: &str, what: &impl Serialize) {
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent reads");
 }
 
-fn serve(socket: &Path, mib: u64, evict_stopped_after: Option<Duration>) {
-    let memory = Mapping::create(mib << 20, Pages::Small).expect("memory");
-    let options = Options { socket: Some(socket.to_owned()), evict_stopped_after, ..Options::default() };
+fn serve(memory: Mapping, options: Options) {
     let host = Host::start(memory, vec![Box::new(PrismKvKind)], options).expect("a node");
     say("ready", &());
     for line in std::io::stdin().lines() {

@@ -1,6 +1,15 @@
-//! Tests of values, kills files, replay commands, panics within a trial, and trials of stores with several members.
+//! Tests of values, kills files, replay commands, panics within a trial, trials of stores with several members, and
+//! trials of guarded objects and of ABDLOCK.
 
+mod abd_lock;
+mod blocks;
+mod epochs;
+mod guarded;
+#[cfg(farside_mutants)]
+mod killed;
 mod members;
+mod sharded;
+mod stamps;
 
 use farside_sim::fault::Fault;
 use farside_sim::history::register::Value;

@@ -5,20 +5,22 @@ mod node;
 mod outcome;
 mod pace;
 mod rounds;
+mod subject;
 mod temporary;
 
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use temporary::TemporaryStore;
+pub(in crate::cli) use subject::{Replicas, Subject};
+pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
 use crate::cli::{Failure, check_available, files, progress};
 use config::quota;
+use farside::Pool;
 use farside::parts::{AnyKv, Endpoint};
-use farside::{NewStore, Pool};
-use farside_bench::driver::{Interval, Work};
-use farside_bench::kv::{Run, Ycsb};
+use farside_bench::driver::{Interval, Run, Tally, Work};
+use farside_bench::kv::{self, Counted};
 use farside_bench::report::{
     self, IntervalLog, Latencies, LatencyUs, LoadReport, V2DeflateSerializer, YcsbReport,
 };
@@ -32,7 +34,7 @@ use farside_systems::kv::{Kv, KvError};
 use farside_systems::system::Options;
 use farside_systems::with_kv;
 use node::reach;
-use outcome::{Outcome, Sampled, difference};
+use outcome::{NodesDone, Outcome, Sampled, difference};
 use pace::{Pace, Start, Step};
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -41,21 +43,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use subject::Keys;
 
-/// A loaded store, and how to measure it.
-pub(in crate::cli) struct Session {
+/// A loaded key-value store, and how to measure it.
+pub(in crate::cli) type Session = Measured<Keys>;
+
+/// A loaded store of any family, and how to measure it.
+pub(in crate::cli) struct Measured<S: Subject> {
     config: SessionConfig,
     store: String,
     pool: Pool,
-    run: Run,
+    /// Urls of the nodes that hold the store, if each task keeps to one of them.
+    members: Vec<String>,
+    run: Run<S::Work>,
     load: Option<LoadReport>,
     /// The store on an existing node, which is dropped at the end; `None` if the node ends with this session.
     temporary: Option<TemporaryStore>,
     /// The node's memory, if this process maps it. The mapping is kept between clients, so that its pages are faulted
     /// in only once, as in a program that stays connected.
     _memory: Option<Arc<Mapping>>,
-    /// The node that was started for this session, shared with the other sessions on that node.
-    node: Option<Arc<NodeProcess>>,
+    /// The nodes that were started for this session, shared with the other sessions on them.
+    nodes: Vec<Arc<NodeProcess>>,
     /// Costs of a sample of operations. They are counted only once, because they do not depend on the number of
     /// operations in flight.
     sampled: OnceLock<Sampled>,
@@ -68,10 +76,10 @@ const COUNTED: u64 = 20_000;
 /// Maximum time that counting the costs of [`COUNTED`] operations may take.
 const COUNT_MAX: Duration = Duration::from_millis(500);
 
-impl Session {
+impl<S: Subject> Measured<S> {
     /// Starts a node unless the plan names one, creates a store there, and loads the store.
-    pub(in crate::cli) fn start(config: SessionConfig) -> Result<Session, Failure> {
-        let mut sessions = Session::start_all(vec![config])?;
+    pub(in crate::cli) fn start(config: SessionConfig) -> Result<Measured<S>, Failure> {
+        let mut sessions = Measured::start_all(vec![config])?;
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
@@ -79,59 +87,57 @@ impl Session {
     pub(in crate::cli) fn start_serving(
         config: SessionConfig,
         also: &[FabricArg],
-    ) -> Result<Session, Failure> {
-        let mut sessions = Session::start_all_serving(vec![config], also)?;
+    ) -> Result<Measured<S>, Failure> {
+        let mut sessions = Measured::start_all_serving(vec![config], also)?;
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
     /// Starts one node for all plans unless they name a node. Creates and loads a store for each plan. The plans may
     /// differ only in the system and its workload.
-    pub(in crate::cli) fn start_all(all: Vec<SessionConfig>) -> Result<Vec<Session>, Failure> {
-        Session::start_all_serving(all, &[])
+    pub(in crate::cli) fn start_all(all: Vec<SessionConfig>) -> Result<Vec<Measured<S>>, Failure> {
+        Measured::start_all_serving(all, &[])
     }
 
-    fn start_all_serving(all: Vec<SessionConfig>, also: &[FabricArg]) -> Result<Vec<Session>, Failure> {
+    fn start_all_serving(all: Vec<SessionConfig>, also: &[FabricArg]) -> Result<Vec<Measured<S>>, Failure> {
         let quotas = all.iter().map(quota).collect::<Result<Vec<u64>, Failure>>()?;
         let quota: u64 = quotas.iter().sum();
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         let first = all.first().expect("there is at least one plan");
         if first.existing.pool.is_none() {
-            check_available(memory, &first.remedy())?;
+            check_available(memory * u64::from(first.replicas.unwrap_or(1)), &first.remedy())?;
         }
-        let runs = all.iter().map(SessionConfig::planned).collect::<Result<Vec<Run>, Failure>>()?;
-        let (pool, node) = reach(first, memory, also)?;
+        let runs = all.iter().map(S::planned).collect::<Result<Vec<Run<S::Work>>, Failure>>()?;
+        let (pool, nodes) = reach(first, memory, also)?;
         let sessions = all.into_iter().zip(runs).zip(quotas);
-        sessions.map(|((config, run), quota)| Session::on(&pool, node.clone(), config, run, quota)).collect()
+        sessions
+            .map(|((config, run), quota)| Measured::on(&pool, nodes.clone(), config, run, quota))
+            .collect()
     }
 
     fn on(
         pool: &Pool,
-        node: Option<Arc<NodeProcess>>,
+        nodes: Vec<Arc<NodeProcess>>,
         config: SessionConfig,
-        run: Run,
+        run: Run<S::Work>,
         quota: u64,
-    ) -> Result<Session, Failure> {
+    ) -> Result<Measured<S>, Failure> {
         let store = match &config.phases {
-            Phases::Both => format!("ycsb-{}-{}", config.system.kind, std::process::id()),
-            Phases::Load(name) | Phases::Run(name) => name.clone(),
-        };
-        let new = NewStore {
-            items: Some(config.items()),
-            collision_free: config.collision_free,
-            kind: config.system.kind.into(),
-            ..NewStore::prism_kv(&store, quota)
+            Phases::Both => format!("{}-{}-{}", S::COMMAND, config.system.kind, std::process::id()),
+            Phases::Load(name) | Phases::Run(name) | Phases::Within(name) => name.clone(),
         };
         let temporary = match (&config.existing.pool, &config.phases) {
             (_, Phases::Run(_)) => {
-                check_is_loaded(pool, &config, &store)?;
+                S::check_is_loaded(pool, &config, &store)?;
                 None
             }
+            (_, Phases::Within(_)) => None,
             (Some(_), _) => {
                 let remedy = format!("{}; or omit --pool, to start a node for the run", config.remedy());
-                Some(TemporaryStore::make(pool, &new, &remedy)?)
+                let create = || S::create(pool, &config, &store, quota);
+                Some(TemporaryStore::make(pool, (&store, quota), S::DROPPING, create, &remedy)?)
             }
             (None, _) => {
-                pool.create_store(&new)?;
+                S::create(pool, &config, &store, quota)?;
                 None
             }
         };
@@ -140,29 +146,42 @@ impl Session {
             Some(faults) => pool.clone().with_faults(faults.clone())?,
             None => pool.clone(),
         };
+        let members = if config.by_node { members_for(&pool, &config, &store)? } else { Vec::new() };
         let memory = pool.endpoint_over_all()?.memory().map(Arc::clone);
         let sampled = OnceLock::new();
-        let mut session =
-            Session { config, store, pool, run, load: None, temporary, _memory: memory, node, sampled };
+        let mut session = Measured {
+            config,
+            store,
+            pool,
+            members,
+            run,
+            load: None,
+            temporary,
+            _memory: memory,
+            nodes,
+            sampled,
+        };
         session.load = match session.config.phases {
             Phases::Run(_) => None,
-            Phases::Both | Phases::Load(_) => Some(session.load()?),
+            Phases::Both | Phases::Load(_) | Phases::Within(_) => Some(session.load()?),
         };
         if let (Phases::Load(_), Some(temporary)) = (&session.config.phases, &session.temporary) {
             temporary.keep();
         }
         Ok(session)
     }
+}
 
+impl Session {
     /// Returns a session for the same store over `fabric`, under another workload. `workload` must have the same number
     /// of records, and insert none.
     ///
     /// # Errors
     /// The node does not serve that fabric, or is gone.
     pub(in crate::cli) fn over(&self, fabric: FabricArg, workload: Workload) -> Result<Session, Failure> {
-        let pool = match &self.node {
-            Some(node) => node.pool(fabric)?,
-            None => self.pool.clone(),
+        let pool = match self.nodes.is_empty() {
+            true => self.pool.clone(),
+            false => self.pool_over(fabric)?,
         };
         let config = SessionConfig { fabric: Some(fabric), workload, ..self.config.clone() };
         self.with_config(config, pool, OnceLock::new())
@@ -186,21 +205,22 @@ impl Session {
     ) -> Result<Session, Failure> {
         let memory = pool.endpoint_over_all()?.memory().map(Arc::clone);
         Ok(Session {
-            run: config.planned()?,
+            run: Keys::planned(&config)?,
             config,
             store: self.store.clone(),
             pool,
+            members: self.members.clone(),
             load: self.load,
             temporary: None,
             _memory: memory,
-            node: self.node.clone(),
+            nodes: self.nodes.clone(),
             sampled,
         })
     }
 
     /// Returns the process id of the node that was started for this session.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
-        self.node.as_ref().map(|node| node.pid())
+        self.nodes.first().map(|node| node.pid())
     }
 
     /// Connects to the started node over `fabric`.
@@ -208,15 +228,17 @@ impl Session {
     /// # Errors
     /// No node was started, or the node does not serve that fabric, or the node is gone.
     pub(in crate::cli) fn pool_over(&self, fabric: FabricArg) -> Result<Pool, Failure> {
-        let node = self.node.as_ref().ok_or_else(|| Failure::Error("no node was started".into()))?;
+        let node = self.nodes.first().ok_or_else(|| Failure::Error("no node was started".into()))?;
         node.pool(fabric)
     }
 
     /// Returns the state that all clients of the session share.
-    pub(in crate::cli) fn run(&self) -> &Run {
+    pub(in crate::cli) fn run(&self) -> &kv::Run {
         &self.run
     }
+}
 
+impl<S: Subject> Measured<S> {
     /// Returns the numbers of injected faults, or `None` if no faults were requested.
     pub(in crate::cli) fn strikes(&self) -> Option<Strikes> {
         self.pool.strikes()
@@ -258,17 +280,28 @@ impl Session {
         let failed = std::cell::RefCell::new(None);
         let latencies = std::cell::RefCell::new(Latencies::new());
         let mut core = Core::new(&endpoint);
-        for task in 0..LOADERS {
-            let mut kv = self.kv(&endpoint)?;
+        let clients = S::clients(self, &endpoint, LOADERS)?;
+        let mut keepers = Some(S::keepers(&clients)).filter(|keepers| !keepers.is_empty());
+        for (task, mut client) in (0..).zip(clients) {
             let first = u64::from(thread * LOADERS + task);
             let (failed, latencies) = (&failed, &latencies);
+            // The first task keeps the clients of all.
+            let mut keepers = keepers.take();
             core.spawn(async move {
                 let tell = |count, took: &Latencies| {
                     latencies.borrow_mut().merge(took);
                     // The receiver is gone if another thread's load has failed.
                     reported.send(count).unwrap_or(());
                 };
-                let loaded = with_kv!(&mut kv, kv => self.run.load(kv, first, tasks, tell).await);
+                let load = async { S::load(&self.run, &mut client, first, tasks, tell).await };
+                let loaded = match &mut keepers {
+                    None => load.await,
+                    Some(keepers) => keepers.beside(load).await,
+                };
+                drop(client);
+                if let Some(keepers) = keepers {
+                    keepers.end().await;
+                }
                 if let Err(reason) = loaded {
                     failed.borrow_mut().get_or_insert(reason);
                 }
@@ -278,7 +311,9 @@ impl Session {
         drop(core);
         failed.into_inner().map_or(Ok(latencies.into_inner()), |reason| Err(Failure::Error(reason)))
     }
+}
 
+impl Session {
     /// Opens a connection to the node for the calling thread.
     pub(in crate::cli) fn endpoint(&self) -> Result<Endpoint, Failure> {
         Ok(self.pool.endpoint_over_all()?)
@@ -289,13 +324,15 @@ impl Session {
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
-        let options = Options { slot_cache: self.config.slot_cache };
+        let options = Options { slot_cache: self.config.slot_cache, ..Options::default() };
         Ok(block_on(
             fabric,
             AnyKv::open(Rc::clone(fabric), self.pool.nodes().len() as u32, &self.store, &options),
         )?)
     }
+}
 
+impl<S: Subject> Measured<S> {
     /// Returns the report of the load phase, or `None` if this session did not load the store.
     pub(in crate::cli) fn loaded(&self) -> Option<LoadReport> {
         self.load
@@ -325,13 +362,19 @@ impl Session {
         let mut file = io::LineWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
-        let reported = format!("[farside bench ycsb, workload {}]", self.config.workload);
+        let reported = format!("[farside bench {}, workload {}]", S::COMMAND, self.config.workload);
         std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
                 let mut serializer = V2DeflateSerializer::new();
                 let began = std::time::SystemTime::now();
-                let mut log =
-                    IntervalLog::begin(&mut file, &mut serializer, began, log.every, Ycsb::KINDS, &reported)?;
+                let mut log = IntervalLog::begin(
+                    &mut file,
+                    &mut serializer,
+                    began,
+                    log.every,
+                    S::Work::KINDS,
+                    &reported,
+                )?;
                 intervals.iter().try_for_each(|interval| log.add(interval))?;
                 log.end()?;
                 file.flush()
@@ -363,8 +406,8 @@ impl Session {
                 })
                 .collect();
             drop(sender);
-            self.conduct(&events, duration, clients.len());
-            let mut ended = Outcome::default();
+            let by_node = self.conduct(&events, duration, clients.len());
+            let mut ended = Outcome { by_node: vec![by_node], ..Outcome::default() };
             for client in clients {
                 ended.add(client.join().expect("a client reports its errors")?);
             }
@@ -373,14 +416,16 @@ impl Session {
     }
 
     /// Waits until every client has warmed up, and lets the clients run for `duration`, or until all have ended. Then
-    /// stops the run.
-    fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
+    /// stops the run. Returns the operations of each node's tasks, if each task keeps to one
+    /// node.
+    fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) -> NodesDone {
         const TICK: Duration = Duration::from_millis(100);
         // An error means that all clients have ended; each client returns its own error.
         (0..clients).for_each(|_| events.recv().unwrap_or(()));
         let quiet = self.config.quiet || !io::stderr().is_terminal() || self.config.operations.is_some();
         let bar = progress("measuring, tenths of seconds", (duration.as_secs_f64() * 10.0) as u64, quiet);
         let (since, until) = (Instant::now(), Instant::now() + duration);
+        let before = S::counted(self.run.work(), self.members.len());
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match events.recv_timeout(left.min(TICK)) {
@@ -390,7 +435,14 @@ impl Session {
             }
         }
         bar.finish_and_clear();
+        let after = S::counted(self.run.work(), self.members.len());
+        let seconds = since.elapsed().as_secs_f64();
         self.run.stop();
+        let less = |(now, before): (&Counted, &Counted)| Counted {
+            done: now.done - before.done,
+            errors: now.errors - before.errors,
+        };
+        NodesDone { counted: after.iter().zip(&before).map(less).collect(), seconds }
     }
 
     fn client(&self, thread: u32, warm: &mpsc::Sender<()>, cut: Option<Cut>) -> Result<Outcome, Failure> {
@@ -416,20 +468,19 @@ impl Session {
         cut: Option<Cut>,
     ) -> Result<Outcome, Failure>
     where
-        F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
+        F: farside_remote::Fabric + farside_remote::clock::Clock + Turns + 'static,
     {
         let drawn = self.run.thread(thread);
-        let mut kvs = Vec::new();
-        for _ in 0..self.config.tasks {
-            kvs.push(self.kv(fabric)?);
-        }
+        let clients = S::clients(self, fabric, self.config.tasks)?;
+        let mut keepers = Some(S::keepers(&clients)).filter(|keepers| !keepers.is_empty());
         let mut core = Core::new(fabric);
         let mark = Cell::new(None);
         let start =
             Start { began: Instant::now(), cold: Cell::new(self.config.tasks), warm: Cell::new(None) };
-        let pace = Pace::of(&self.config);
-        for (task, kv) in (0u32..).zip(&mut kvs) {
+        let pace = Pace::of(&self.config, self.pool.nodes().len());
+        for (task, mut client) in (0u32..).zip(clients) {
             let (drawn, mark, cut, start) = (&drawn, &mark, &cut, &start);
+            let mut keepers = keepers.take();
             core.spawn(async move {
                 let writer = thread * self.config.tasks + task;
                 let warmed_up = || {
@@ -442,7 +493,17 @@ impl Session {
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
-                with_kv!(kv, kv => pace.task(&self.run, kv, drawn, writer, start, warmed_up).await);
+                match &mut keepers {
+                    None => S::pace(pace, &self.run, &mut client, drawn, writer, start, warmed_up).await,
+                    Some(keepers) => {
+                        let run = S::pace(pace, &self.run, &mut client, drawn, writer, start, warmed_up);
+                        keepers.beside(run).await;
+                    }
+                }
+                drop(client);
+                if let Some(keepers) = keepers {
+                    keepers.end().await;
+                }
             });
         }
         core.run();
@@ -456,6 +517,7 @@ impl Session {
             own_cpu: own_cpu().saturating_sub(own_before),
             node_cpu: node_cpu(self).zip(node_before).map(|(now, before)| now.saturating_sub(before)),
             operations_per_s: 0.0,
+            by_node: Vec::new(),
         })
     }
 
@@ -467,7 +529,9 @@ impl Session {
         };
         self.config.operations.map_or(u64::MAX, share)
     }
+}
 
+impl Session {
     /// Reads over one connection until [`Session::stop_reading`]. Adds the number of completed reads to `count`
     /// meanwhile.
     pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
@@ -498,32 +562,62 @@ impl Session {
     pub(in crate::cli) fn stop_reading(&self) {
         self.run.stop();
     }
+}
 
+impl<S: Subject> Measured<S> {
     /// Runs a sample of operations, and counts their costs: round trips, bytes and probes.
     fn sample(&self) -> Result<Sampled, Failure> {
         let counted = Rc::new(Count::new(self.pool.endpoint_over_all()?));
         let drawn = self.run.thread(u32::MAX);
-        let mut kv = self.kv(&counted)?;
+        let mut clients = S::clients(self, &counted, 1)?;
+        let mut keepers = S::keepers(&clients);
+        let mut client = clients.pop().expect("it was opened");
         counted.take();
         let (began, mut step, mut operations) = (Instant::now(), Step::default(), 0);
         let mut is_connected = true;
         while is_connected && (operations == 0 || operations < COUNTED && began.elapsed() < COUNT_MAX) {
             let so_many = step.next();
-            is_connected =
-                with_kv!(&mut kv, kv => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)));
+            let performed = S::perform(&self.run, &mut client, &drawn, 0, so_many);
+            is_connected = block_on(counted.inner(), keepers.beside(performed));
             operations += so_many;
         }
         let all = counted.take();
-        let (records, reads) = (self.config.workload.records, COUNTED / 10);
-        let (began, mut read) = (Instant::now(), 0);
-        while read == 0 || read < reads && began.elapsed() < COUNT_MAX {
-            let key = farside_bench::workload::key(read * (records / reads).max(1) % records);
-            block_on(counted.inner(), kv.get(&key))?;
-            read += 1;
-        }
-        let chains_per_probe = self.config.system.work.chains_per_probe;
-        let probes = counted.take().requests as f64 / read as f64 / f64::from(chains_per_probe);
+        drop(client);
+        block_on(counted.inner(), keepers.end());
+        let probes = S::probes(self, &counted)?;
         Ok(Sampled { costs: all, operations: operations as f64, probes })
+    }
+}
+
+impl Measured<Replicas> {
+    /// Reads all blocks once, by a new client, and checks them. Returns the tally of these reads.
+    ///
+    /// # Errors
+    /// The store cannot be opened.
+    pub(in crate::cli) fn read_back(&self) -> Result<Tally, Failure> {
+        let endpoint = Rc::new(self.pool.endpoint_over_all()?);
+        let drawn = self.run.thread(0);
+        let clients = Replicas::clients(self, &endpoint, LOADERS)?;
+        let mut keepers = Some(Replicas::keepers(&clients)).filter(|keepers| !keepers.is_empty());
+        let mut core = Core::new(&endpoint);
+        for (task, mut client) in (0u64..).zip(clients) {
+            let drawn = &drawn;
+            let mut keepers = keepers.take();
+            core.spawn(async move {
+                let read = self.run.read_back(&mut client, drawn, task, LOADERS as usize);
+                match &mut keepers {
+                    None => read.await,
+                    Some(keepers) => keepers.beside(read).await,
+                }
+                drop(client);
+                if let Some(keepers) = keepers {
+                    keepers.end().await;
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        Ok(drawn.take_tally())
     }
 }
 
@@ -574,19 +668,35 @@ fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(
     Ok(())
 }
 
+/// Returns the urls of the nodes that hold the store.
+///
+/// # Errors
+/// There are fewer tasks than nodes.
+fn members_for(pool: &Pool, config: &SessionConfig, store: &str) -> Result<Vec<String>, Failure> {
+    let members: Vec<String> = pool.members(store)?.iter().map(|node| node.url().to_owned()).collect();
+    let tasks = (config.threads * config.tasks) as usize;
+    if tasks < members.len() {
+        return Err(Failure::Error(format!(
+            "--by-node needs a task for each of the {} nodes of the store, and there are {tasks}: give more --tasks",
+            members.len()
+        )));
+    }
+    Ok(members)
+}
+
 fn own_cpu() -> Duration {
     report::own_cpu_time().expect("Linux reports a process's own CPU time")
 }
 
-/// Returns the CPU time that the node has used. Returns `None` if the node runs in this process or is gone; the report
+/// Returns the CPU time that the nodes have used. Returns `None` if a node runs in this process or is gone; the report
 /// then omits the time.
-fn node_cpu(session: &Session) -> Option<Duration> {
-    let pid = match (&session.node, session.pool.fabric()) {
-        (Some(node), _) => node.pid(),
-        (None, "local") => return None,
-        (None, _) => session.pool.info().ok()?.pid,
-    };
-    report::cpu_time_of(pid).ok()
+fn node_cpu<S: Subject>(session: &Measured<S>) -> Option<Duration> {
+    let of = |pid: u32| report::cpu_time_of(pid).ok();
+    match (&session.nodes[..], session.pool.fabric()) {
+        ([], "local") => None,
+        ([], _) => session.pool.nodes().map(|node| of(node.info().ok()?.pid)).sum(),
+        (started, _) => started.iter().map(|node| of(node.pid())).sum(),
+    }
 }
 
 /// Wraps a session's endpoint in a layer that adds a network delay.

@@ -287,15 +287,13 @@ fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
 
 fn judged_datagrams(size: usize, at: SocketAddr, outcome: Result<(), String>) -> Check {
     const ID: (&str, &str) = ("reach.datagrams", "datagrams");
-    /// Number of bytes by which ping's payload is smaller than its packet: the ICMP header.
-    const PINGS_LESS: usize = 8;
     match outcome {
         Ok(()) => Check::ok(ID.0, ID.1, format!("of {size} bytes arrive")),
         Err(reason) => Check::fail(ID.0, ID.1, format!("of {size} bytes do not arrive: {reason}"))
             .because("small ones do, so a host on the path drops frames of that size")
             .remedy(format!(
-                "ping -M do -s {} {}   (shows it), then lower the interface's MTU, or use tcp://",
-                size.saturating_sub(PINGS_LESS),
+                // The headers of ICMP and of UDP have the same length, so equal payloads make equal packets.
+                "ping -M do -s {size} {}   (shows it), then lower the interface's MTU, or use tcp://",
                 at.ip()
             )),
     }
@@ -418,7 +416,7 @@ mod tests {
             &judged_datagrams(1452, at("10.0.0.7:7460"), Err("no answer".into())),
             Fail,
             "of 1452 bytes do not arrive: no answer",
-            "ping -M do -s 1444 10.0.0.7",
+            "ping -M do -s 1452 10.0.0.7",
         );
     }
 }

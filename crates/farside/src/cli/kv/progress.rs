@@ -32,7 +32,9 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn of(store: &Store) -> Identity {
-        Identity { name: store.name.clone(), id: store.id, incarnation: store.incarnation }
+        // If the store has several members, any of them may have supplied the description.
+        let [id, incarnation] = store.identity();
+        Identity { name: store.name.clone(), id, incarnation }
     }
 }
 

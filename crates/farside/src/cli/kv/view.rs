@@ -105,10 +105,18 @@ impl View {
                 ""
             ));
         }
+        for id in &stat.delaying_ids {
+            lines.push(format!("{:<NAME_WIDTH$}waits for an operation of client id {id}", ""));
+        }
         if let Some(percent) = stat.moved_percent {
             lines.push(format!("{:<NAME_WIDTH$}{percent} % moved from the former table", "table"));
         }
-        lines.push(format!("{:<NAME_WIDTH$}{}, without this one", "sessions", sample.info.sessions));
+        lines.push(format!("{:<NAME_WIDTH$}{}, without this one", "sessions", sample.sessions));
+        if sample.nodes > 1 {
+            let answering = sample.nodes - sample.silent.len();
+            lines.push(format!("{:<NAME_WIDTH$}{answering} of {} answer", "nodes", sample.nodes));
+        }
+        lines.extend(sample.silent.iter().map(|(_, reason)| format!("{:<NAME_WIDTH$}{reason}", "")));
         let (not_ready, refused) =
             sample.traffic.map_or((0, 0), |traffic| (traffic.not_ready, traffic.refused));
         lines.push(format!(
@@ -127,7 +135,7 @@ impl View {
     }
 
     fn title(&self) -> String {
-        let node = self.samples.front().map_or(String::new(), |sample| match sample.info.pid {
+        let node = self.samples.front().map_or(String::new(), |sample| match sample.pid {
             0 => String::new(),
             pid => format!(", process {pid}"),
         });
@@ -177,7 +185,7 @@ pub(super) fn line(sample: &Sample) -> String {
         human_bytes(sample.stat.free_bytes),
         human_bytes(sample.stat.granted_bytes),
         count(per_second(sample.reclaimed, sample)),
-        sample.info.sessions.to_string(),
+        sample.sessions.to_string(),
         probe(|&(median, _)| median),
         probe(|&(_, most)| most),
     ];
@@ -191,7 +199,7 @@ pub(super) fn object(sample: &Sample) -> serde_json::Value {
     let us = |which: fn(&(Duration, Duration)) -> Duration| {
         sample.probe.as_ref().ok().map(|probe| which(probe).as_secs_f64() * 1e6)
     };
-    json!({
+    let mut object = json!({
         "seconds": sample.since.as_secs_f64(),
         "interval_seconds": sample.lasted.as_secs_f64(),
         "chains_per_s": rate(|traffic| traffic.chains),
@@ -206,10 +214,15 @@ pub(super) fn object(sample: &Sample) -> serde_json::Value {
         "lost_buffers_per_s": per_second(sample.lost, sample),
         "probe_us_p50": us(|&(median, _)| median),
         "probe_us_max": us(|&(_, most)| most),
-        "sessions": sample.info.sessions,
+        "sessions": sample.sessions,
         "refusals": sample.refusals,
         "stat": sample.stat,
-    })
+    });
+    if sample.nodes > 1 {
+        object["nodes"] = sample.nodes.into();
+        object["nodes_answering"] = (sample.nodes - sample.silent.len()).into();
+    }
+    object
 }
 
 fn per_second(count: u64, sample: &Sample) -> f64 {
@@ -265,7 +278,10 @@ mod tests {
         Sample {
             since: Duration::from_secs(9),
             lasted: Duration::from_secs(2),
-            info: farside::NodeInfo { sessions: 3, pid: 7, ..Default::default() },
+            pid: 7,
+            sessions: 3,
+            nodes: 1,
+            silent: Vec::new(),
             stat: farside::StoreStat {
                 quota_bytes: 1000,
                 table_bytes: 250,

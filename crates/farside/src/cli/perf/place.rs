@@ -3,7 +3,7 @@
 //!
 //! Invariant: the measured store is plain memory, and no other program is meant to use it.
 
-use crate::cli::bench::{FabricArg, NodeProcess, TemporaryStore};
+use crate::cli::bench::{Dropping, FabricArg, NodeProcess, TemporaryStore};
 use crate::cli::{Done, Failure, check_available, connect, signals, token};
 use farside::config::{File, Settings};
 use farside::parts::kinds;
@@ -131,8 +131,13 @@ impl Place {
             &format!("perf-{}", std::process::id()),
             if puts { QUOTA_OF_PUTS } else { QUOTA_TEMPORARY },
         );
-        let temporary =
-            TemporaryStore::make(&pool, &new, "give --fabric instead of --pool, to start a node")?;
+        let temporary = TemporaryStore::make(
+            &pool,
+            (&new.name, new.quota),
+            Dropping::STORE,
+            || pool.create_store(&new).map(drop),
+            "give --fabric instead of --pool, to start a node",
+        )?;
         let node = pool.url().to_owned();
         Ok(Place { pool, store: new.name, node, _temporary: Some(temporary), _node: None })
     }

@@ -25,21 +25,14 @@ pub(super) struct Session {
     pub(super) pool: Pool,
     store: String,
     opened: Option<Opened>,
-    /// Identity of the store that was opened last. A new store of the same name has another identity.
-    last_opened: Option<Identity>,
+    /// Name and identity of the store that was opened last. A new store of the same name has another identity.
+    last_opened: Option<(String, [u64; 2])>,
     tracing: Rc<Cell<bool>>,
 }
 
 struct Opened {
     endpoint: Rc<Endpoint>,
     kv: Kv,
-}
-
-#[derive(PartialEq)]
-struct Identity {
-    name: String,
-    id: u64,
-    incarnation: u64,
 }
 
 impl Session {
@@ -115,7 +108,7 @@ impl Session {
                 block_on(&endpoint, AnyKv::open(fabric, endpoint.nodes(), &self.store, &Options::default()))
                     .map_err(|error| not_opened(&self.pool, &self.store, error))?;
             let store = kv.store();
-            let found = Identity { name: store.name.clone(), id: store.id, incarnation: store.incarnation };
+            let found = (store.name.clone(), store.identity());
             if self.last_opened.as_ref().is_some_and(|last| *last != found) {
                 note!(
                     "farside: the store '{}' was dropped and created again: its former content is gone",

@@ -2,6 +2,7 @@
 
 use crate::attacks::bytes::*;
 use crate::attacks::on_each_carrier;
+use crate::support::for_each_at_once;
 use crate::support::raw_ring::{self, Ring, Side, Word};
 use farside::{Error, KvError};
 use std::io::{Read, Write};
@@ -391,10 +392,10 @@ fn invalid_responses_are_errors_in_time(carrier: &'static str) {
         |_| vec![of_session(PONG, &[]); 1000],
         |_| (0..200).map(|nth| datagram(DATA, SESSION, nth, &[])).collect(),
     ];
-    for answer in answers {
+    for_each_at_once(answers, |_, answer| {
         let url = node_that(carrier, answer);
         fails_to_connect(&url);
-    }
+    });
     // The control: a client accepts a valid response.
     let url = node_that(carrier, |request| reply(request, 1, &answered(INFO)));
     in_time(|| farside::connect(&url)).expect("an impostor that behaves like a node");
@@ -411,10 +412,10 @@ fn a_session_that_ends_during_a_call_is_an_error(carrier: &'static str) {
         [&63_u64.to_le_bytes()[..], &[1; 63 * 8]].concat(),
         vec![1; 1000],
     ];
-    for body in bodies {
+    for_each_at_once(bodies, |_, body| {
         let url = node_that(carrier, move |_| vec![of_session(GONE, &body); 100]);
         fails_to_connect(&url);
-    }
+    });
 }
 
 fn invalid_store_descriptions_are_errors(carrier: &'static str) {
@@ -440,7 +441,7 @@ fn invalid_store_descriptions_are_errors(carrier: &'static str) {
         |store| store["region"] = u64::MAX.into(),
         |store| store["secret"] = serde_json::Value::Null,
     ];
-    for (nth, change) in changes.into_iter().enumerate() {
+    for_each_at_once(changes, |nth, change| {
         let described = store(change);
         let url = node_that(carrier, move |request| match (request.kind, is_info(request)) {
             (CALL, true) => reply(request, 1, &answered(INFO)),
@@ -454,7 +455,7 @@ fn invalid_store_descriptions_are_errors(carrier: &'static str) {
                 .and_then(|mut client| client.get(b"k").map(|_| ()).map_err(|error| error.to_string()))
         });
         assert!(failed.is_err(), "change {nth}");
-    }
+    });
 }
 
 fn invalid_replies_are_errors_in_time(carrier: &'static str) {
@@ -489,7 +490,7 @@ fn invalid_replies_are_errors_in_time(carrier: &'static str) {
         },
         |_| vec![0; 65_500],
     ];
-    for (nth, body) in bodies.into_iter().enumerate() {
+    for_each_at_once(bodies, |nth, body| {
         let described = store(|_| {});
         let url = node_that(carrier, move |request| match (request.kind, is_info(request)) {
             (CALL, true) => reply(request, 1, &answered(INFO)),
@@ -506,5 +507,5 @@ fn invalid_replies_are_errors_in_time(carrier: &'static str) {
         let _either = in_time(|| client.delete(b"k"));
         let large = in_time(|| client.put(b"k", &vec![1; 200_000]));
         println!("{carrier} {nth}: get {got:?}, put {put:?}, large {large:?}");
-    }
+    });
 }

@@ -150,12 +150,13 @@ fn whatif_reports_each_platform_and_network() {
 
 #[test]
 fn whatif_refuses_questions_outside_its_model() {
-    let wrong: [(&[&str], &str); 6] = [
+    let wrong: [(&[&str], &str); 7] = [
         (&["--workload", "reads=2"], "give 0 to 1"),
         (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
         (&["--workload", "nowhere"], "built in are a, b, c, d and f"),
-        (&["--system", "redis"], "name prism-kv or pilaf"),
+        (&["--system", "redis"], "name prism-kv, pilaf, prism-rs or abd-lock"),
+        (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--link", "0"], "--link"),
     ];
     for (arguments, reason) in wrong {

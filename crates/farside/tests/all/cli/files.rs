@@ -45,7 +45,7 @@ const MANY: usize = 120_000;
 
 /// Starts a node with a store for [`MANY`] keys.
 fn roomy() -> Node {
-    Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "100MiB", "--items", "150000"])
+    Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "100MiB", "--items", "300000"])
 }
 
 /// Starts `farside kv ACTION FILE`, where the action is `load` or `dump`.
@@ -290,7 +290,8 @@ fn a_dump_resumes_after_a_signal_without_loss_or_repetition() {
             let text = std::fs::read_to_string(&file).expect("text");
             assert_eq!(dumped(&text), pairs);
         } else {
-            node.run(["store", "create", "again", "--quota", "100MiB"]).done();
+            // A table that is large enough: one that grows while it is dumped ends the dump.
+            node.run(["store", "create", "again", "--quota", "100MiB", "--items", "300000"]).done();
             kv(&node, "load", &file, &["--store", "again"]).done();
             assert_eq!(dumped(node.run(["kv", "dump", "--store", "again"]).done().text()), pairs);
         }

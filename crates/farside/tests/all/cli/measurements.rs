@@ -1,6 +1,6 @@
 //! `bench ycsb` and `bench floor`: their JSON for scripts, their refusals, and their cleanup.
 
-use crate::support::{Node, Process, command, farside, until};
+use crate::support::{Node, Process, command, farside, serve, until};
 use rustix::process::Signal;
 
 #[track_caller]
@@ -372,4 +372,43 @@ fn bench_floor_measures_messages_and_cpu_time_of_both_sides() {
             assert_eq!((report.as_object().expect("an object").len(), cpu.len()), (6, 2), "{report}");
         }
     }
+}
+
+#[test]
+fn a_benchmark_by_nodes_tells_what_the_death_of_one_costs_the_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = |number: u32| folder.path().join(format!("{number}.sock"));
+    let start = |number: u32| {
+        let log = folder.path().join(format!("log-{number}"));
+        let node = serve(&socket(number), &["--memory", "128MiB"], log);
+        node.line();
+        node
+    };
+    let mut nodes: Vec<Process> = (0..3).map(start).collect();
+    let urls = [0, 1, 2].map(|number| format!("shm:{}", socket(number).display()));
+    let pool = urls.join(",");
+    let common = ["bench", "ycsb", "--records", "1000", "--pool", &pool, "--by-node"];
+    let with = |more: &[&str]| farside(common.iter().chain(more));
+    with(&["--tasks", "2"]).refused("needs a task for each of the 3 nodes");
+    with(&["--workload", "d"]).refused("whose keys lie on any node");
+    let text = with(&["--seconds", "0.2", "--workload", "a", "--verify"]).done();
+    assert!(text.text().contains(&format!("{}: ", urls[2])), "{}", text.text());
+
+    let mut command = command();
+    command.args(common).args(["--seconds", "0.5", "--repeats", "3", "--warm-up", "100ms", "--json"]);
+    let mut bench = Process::start(command, folder.path().join("bench log"));
+    until("the measurement begins", || bench.log().contains("measuring"));
+    std::thread::sleep(std::time::Duration::from_millis(600)); // Less than the first repeat, more than its sample.
+    nodes[1].kill();
+    let report: serde_json::Value = serde_json::from_str(&bench.line()).expect("JSON");
+    assert_eq!(bench.ended(), Some(2), "operations have failed");
+    let shown = report["nodes"].as_array().expect("an entry for each node");
+    for (node, url) in shown.iter().zip(&urls) {
+        assert_eq!(node["url"], url.as_str());
+        assert_eq!(node["errors"] == 0, *url != urls[1], "only the dead node's operations fail: {report}");
+        let rates = node["repeats_ops_per_s"].as_array().expect("rates");
+        let last = rates.last().and_then(serde_json::Value::as_f64).expect("a rate");
+        assert_eq!((rates.len(), last > 0.0), (3, *url != urls[1]), "the others go on: {report}");
+    }
+    assert_eq!(shown.len(), 3);
 }

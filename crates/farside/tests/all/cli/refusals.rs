@@ -12,7 +12,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 106] = [
+    let wrong: [(&[&str], &str); 111] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -38,6 +38,11 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["info", "--pool", "shm:/a,shm:/a"], "name each node once"),
         (&["info", "--pool", "@/nowhere/nodes.toml"], "could not read"),
         (&["up", "--nodes", "0"], "1..=16"),
+        (&["heal", "--pool", "/nowhere/node.sock"], "start one with 'farside up'"),
+        (&["heal", "--pool", "local:"], "end with it"),
+        (&["heal", "--watch", "1ms", "--pool", &url], "give 100ms to 24h"),
+        (&["heal", "--store", "none", "--pool", &url], "the node has default"),
+        (&["serve", "--pool", "/nowhere/node.sock"], "--heal"),
         (&["info", "--pool", &long], "use a shorter path"),
         (&["info", "--pool", "local:"], "start one with 'farside up'"),
         (&["kv", "put", "k", "v", "--pool", "local:"], "end with it"),

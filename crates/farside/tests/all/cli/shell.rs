@@ -321,3 +321,37 @@ fn a_store_that_was_dropped_and_created_again_is_reported() {
     terminal.shows("its former content is gone");
     terminal.shows("(absent)");
 }
+
+#[test]
+fn a_store_is_the_same_one_if_the_first_of_its_nodes_has_ended() {
+    let nodes = [(); 2].map(|()| Node::start());
+    let pool = nodes.each_ref().map(Node::url).join(",");
+    let with_pool = |arguments: &[&str]| farside([arguments, &["--pool", &pool]].concat());
+    with_pool(&["store", "create", "both", "--quota", "8MiB"]).done();
+    let (file, log) = (nodes[1].folder().join("keys.tsv"), nodes[1].folder().join("state"));
+    let keys: String = (0..32).map(|n| format!("key{n}\tvalue\n")).collect();
+    std::fs::write(&file, format!("{keys}no tab\n")).expect("a file");
+    let file = file.display().to_string();
+    with_pool(&["kv", "load", &file, "--store", "both"]).refused("line 33 of ");
+    let mut command = command();
+    command.env("XDG_STATE_HOME", log).args(["shell", "--pool", &pool, "--store", "both"]);
+    let mut terminal = Terminal::start(command);
+    terminal.shows("both> ");
+    terminal.types("get key0\r");
+    terminal.shows("\"value\"");
+
+    let [mut first, _second] = nodes;
+    first.process.kill();
+    for n in 0..32 {
+        terminal.types(&format!("get key{n}\r"));
+    }
+    terminal.types("exists nobody\rhelp\r");
+    terminal.shows("error: node 0 cannot be reached");
+    terminal.shows("list the commands, or explain one");
+    let shown = terminal.shown();
+    assert!(!shown.contains("former content"), "{shown}");
+    std::fs::write(&file, keys.repeat(2)).expect("a file");
+    let resumed = with_pool(&["kv", "load", &file, "--store", "both", "--resume"]);
+    assert!(!resumed.err.contains("another store"), "{}", resumed.err);
+    resumed.refused("node 0 cannot be reached");
+}

@@ -502,3 +502,20 @@ fn tokens_without_rights_or_with_invalid_ones_are_not_created() {
         farside([&["token", "new"], arguments].concat()).refused(remedy);
     }
 }
+
+#[test]
+fn a_node_of_several_that_refuses_is_shown_with_its_reason() {
+    let (guarded, folder) = (Guarded::start("tcp"), tempfile::tempdir().expect("a folder"));
+    let socket = folder.path().join("node.sock");
+    let open = serve(&socket, &["--memory", "8MiB"], folder.path().join("log"));
+    open.line();
+    let pool = format!("shm:{},{}", socket.display(), guarded.url);
+    for command in [&["info"][..], &["store", "list"]] {
+        let ran = farside([command, &["--pool", &pool]].concat());
+        let (code, shown) = (ran.code, String::from_utf8_lossy(&ran.out));
+        assert_eq!(code, Some(2));
+        assert!(shown.contains("error: ") && shown.contains("token"), "{shown}");
+        assert!(!shown.contains("unreachable"), "{shown}");
+        assert!(ran.err.contains("1 of 2 nodes did not answer, or refused"), "{}", ran.err);
+    }
+}

@@ -94,6 +94,52 @@ fn rates_exclude_the_probe_on_every_fabric() {
 }
 
 #[test]
+fn several_nodes_are_added_up_and_one_may_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = |number: u32| folder.path().join(format!("{number}.sock"));
+    let start = |number: u32| {
+        let node =
+            serve(&socket(number), &["--memory", "16MiB"], folder.path().join(format!("log-{number}")));
+        node.line();
+        node
+    };
+    let mut nodes: Vec<Process> = (0..3).map(start).collect();
+    let pool = [0, 1, 2].map(|number| format!("shm:{}", socket(number).display())).join(",");
+    farside(["store", "create", "default", "--quota", "12MiB", "--pool", &pool]).done();
+    let records: String = (0..300).map(|number| format!("{number}\tvalue\n")).collect();
+    let file = folder.path().join("records.tsv");
+    std::fs::write(&file, records).expect("a file");
+    let load = || farside(["kv", "load", &file.display().to_string(), "--pool", &pool]);
+    load().done();
+    let idle =
+        farside(["kv", "stat", "--watch", "100ms", "--count", "1", "--json", "--pool", &pool]).done().json();
+    assert_eq!((&idle["nodes"], &idle["nodes_answering"]), (&3.into(), &3.into()), "{idle}");
+    assert_eq!(idle["chains_per_s"], 0.0, "the probe is counted: {idle}");
+    assert_eq!((&idle["stat"]["live_buffers"], &idle["sessions"]), (&300.into(), &0.into()), "{idle}");
+    assert!(idle["probe_us_p50"].as_f64() > Some(0.0), "{idle}");
+
+    let mut command = command();
+    command.args(["kv", "stat", "--watch", "100ms", "--json", "--pool", &pool]);
+    let mut watch = Process::start(command, folder.path().join("watch log"));
+    let next = || serde_json::from_str::<serde_json::Value>(&watch.line()).expect("an object");
+    next();
+    load().done();
+    let mut ops = 0.0;
+    while ops < 4.0 * 300.0 {
+        let object = next();
+        let seconds = object["interval_seconds"].as_f64().expect("a number");
+        ops += object["ops_per_s"].as_f64().expect("a number") * seconds;
+    }
+    nodes[1].kill();
+    let sample = std::iter::repeat_with(next).find(|sample| sample["nodes_answering"] == 2);
+    let sample = sample.expect("the watch goes on");
+    assert_eq!(sample["stat"]["live_buffers"], 300, "of its last answer: {sample}");
+    assert!(watch.log().contains("node 1"), "{}", watch.log());
+    [0, 2].iter().for_each(|node: &usize| nodes[*node].kill());
+    assert_eq!(watch.ended(), Some(2), "no node answers");
+}
+
+#[test]
 fn without_a_terminal_watching_ends_with_the_node() {
     let mut node = Node::start();
     let mut command = command();

@@ -42,8 +42,15 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     let pool = connect(&url).with_faults(faults).expect("the fabric can have these faults");
     let mut workload = Workload::resolve("a").expect("a workload");
     workload.records = 1000;
-    let plan =
-        Plan { workload, value_size: VALUE, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
+    let plan = Plan {
+        workload,
+        value_size: VALUE,
+        tasks: THREADS * TASKS,
+        verify: true,
+        by_node: false,
+        sampled: 64,
+        seed: 42,
+    };
     let run = plan.run().expect("a run");
     let drive = |step: &(dyn Fn(&Pool, u32) + Sync)| {
         std::thread::scope(|scope| {

@@ -114,13 +114,16 @@ fn a_node_killed_during_a_rebuild_resumes_it() {
     let (mut in_the_middle, mut number) = (0, 0u64);
     for round in 1..=12u64 {
         let pool = connect(&url);
-        let mut client = Client::open(&pool, "s").expect("a store");
-        for _ in 0..3000 {
-            number += 1;
-            let (key, value) = ((number % 5000).to_le_bytes().to_vec(), number.to_le_bytes().to_vec());
-            client.put(&key, &value).expect("stored");
-            expected.insert(key, value);
-        }
+        let client = pool.open("s").expect("a store");
+        let puts: Vec<_> = (0..3000)
+            .map(|_| {
+                number += 1;
+                let (key, value) = ((number % 5000).to_le_bytes().to_vec(), number.to_le_bytes().to_vec());
+                expected.insert(key.clone(), value.clone());
+                client.put(key, value)
+            })
+            .collect();
+        puts.into_iter().for_each(|put| put.wait().expect("stored"));
         // The store may be growing by itself.
         until("the rebuild starts", || pool.rebuild_store("s", Some(20_000 + 100 * round)).is_ok());
         std::thread::sleep(Duration::from_micros(300 * round));
@@ -129,9 +132,11 @@ fn a_node_killed_during_a_rebuild_resumes_it() {
         drop((client, pool));
         node = start(&url, round);
         let pool = connect(&url);
-        let mut client = Client::open(&pool, "s").expect("a store");
-        for (key, value) in &expected {
-            let read = client.get(key).expect("read").map(|item| item.value.to_vec());
+        let client = pool.open("s").expect("a store");
+        let gets: Vec<_> =
+            expected.iter().map(|(key, value)| (key, value, client.get(key.clone()))).collect();
+        for (key, value, get) in gets {
+            let read = get.wait().expect("read").map(|item| item.value.to_vec());
             assert!(read.as_ref() == Some(value), "round {round}, key {key:?}");
         }
         until("the rebuild completes", || is_whole(&pool));

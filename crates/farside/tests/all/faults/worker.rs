@@ -38,8 +38,8 @@ pub(crate) enum Role {
     /// Opens clients, leaves them idle, and uses them again once the file `go` exists.
     Idle { url: String, go: PathBuf },
     /// Binds a session to a client with this nonce, and adds to word 0 until that fails. Then connects again, first
-    /// with the same nonce.
-    Hold { url: String, nonce: u64 },
+    /// with the same nonce. Over mapped memory, each turn has `additions` additions.
+    Hold { url: String, nonce: u64, additions: u64 },
 }
 
 /// Reported outcomes of one task's operations.
@@ -105,22 +105,29 @@ pub(crate) fn run_role() {
     match serde_json::from_str(&role).expect("a role") {
         Role::Operate { url, base, seconds, loss, delay } => operate(&url, base, seconds, loss, delay),
         Role::Idle { url, go } => idle(&url, &go),
-        Role::Hold { url, nonce } => hold(&url, nonce),
+        Role::Hold { url, nonce, additions } => hold(&url, nonce, additions),
     }
 }
 
-fn hold(url: &str, nonce: u64) {
+fn hold(url: &str, nonce: u64, additions: u64) {
     let endpoint = Rc::new(connect(url).endpoint_here().expect("a session"));
     let words = words_of(&endpoint);
     let identity = Identity { client: 1, nonce };
     block_on(&endpoint, bind(&endpoint, NodeId(0), &words, identity)).expect("nobody has fenced it");
-    let mut added = 0;
+    let mut added = 0_u64;
+    let mut has_reported = false;
     let error = loop {
-        match block_on(&endpoint, add(&endpoint, &words, 0)) {
-            Ok(_) => added += 1,
-            Err(error) => break error,
+        let turn = async {
+            for _ in 0..additions {
+                add(&endpoint, &words, 0).await?;
+                added += 1;
+            }
+            Ok::<(), FabricError>(())
+        };
+        if let Err(error) = block_on(&endpoint, turn) {
+            break error;
         }
-        if added == 100 {
+        if added >= 100 && !std::mem::replace(&mut has_reported, true) {
             report("progress", &added);
         }
     };

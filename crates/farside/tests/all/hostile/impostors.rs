@@ -3,7 +3,7 @@
 use crate::hostile::in_time;
 use crate::hostile::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u64_at};
 use crate::support::raw_ring::{self, sealed};
-use crate::support::{Node, PATIENCE, Ran, farside, until};
+use crate::support::{Node, PATIENCE, Ran, farside, for_each_at_once, until};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, NodeId};
 use rustix::io::Errno;
@@ -11,6 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Signal;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::time::Instant;
@@ -61,14 +62,14 @@ fn an_invalid_greeting_is_an_error() {
         (br#"{"Refusal":"come back later"}"#, "the node refuses: come back later"),
         (WELCOME, "it sent no memory"),
     ];
-    for (greeting, reason) in greetings {
+    for_each_at_once(greetings, |_, (greeting, reason)| {
         let greeting = greeting.to_vec();
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             peer.send(&greeting).expect("the client listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
-    }
+    });
     let hangs_up = Impostor::new(drop);
     hangs_up.run(&["kv", "get", "k"]).refused("");
 }
@@ -127,13 +128,13 @@ fn an_invalid_memory_is_an_error() {
         (memory(SIZE, &[MAGIC, 1, SIZE, 8]), "another memory than it named"),
         (read_only.expect("our own file").into(), "could not map"),
     ];
-    for (memory, reason) in memories {
+    for_each_at_once(memories, |_, (memory, reason)| {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             peer.send_with(WELCOME, &[memory.as_fd(), rings().as_fd()]).expect("the client listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
-    }
+    });
     // Too few descriptors, too many, invalid rings, and an impossible session slot.
     let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
     let (_reader, pipe) = std::io::pipe().expect("a pipe");
@@ -147,14 +148,14 @@ fn an_invalid_memory_is_an_error() {
         (WELCOME, vec![good(), rings(), rings(), rings()], ""),
         (no_session, vec![good(), rings()], "offers a session"),
     ];
-    for (welcome, fds, reason) in unfit {
+    for_each_at_once(unfit, |_, (welcome, fds, reason)| {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
             peer.send_with(welcome, &fds).expect("the client listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
-    }
+    });
 }
 
 #[test]
@@ -184,8 +185,8 @@ enum Lie {
 
 /// Starts an impostor between clients and a node. It forwards the node's greeting, then lies: `lie` gets each request
 /// and the node's response.
-fn liar(node: &Node, mut lie: impl FnMut(&[u8], Vec<u8>) -> Lie + Send + 'static) -> Impostor {
-    let real = node.socket().to_owned();
+fn liar(node: &Path, mut lie: impl FnMut(&[u8], Vec<u8>) -> Lie + Send + 'static) -> Impostor {
+    let real = node.to_owned();
     let mut silent = Vec::new();
     Impostor::new(move |mut client| {
         let mut server = Peer::connect(&real);
@@ -230,10 +231,11 @@ fn invalid_responses_are_errors() {
         (Box::new(body(REFUSED, b"\xff\xfe")), "\u{fffd}"),
         (Box::new(body(77, b"what is 77")), "what is 77"),
     ];
-    for (mut answers, reason) in lies {
-        let impostor = liar(&node, move |question, _| answers(question));
+    let socket = node.socket();
+    for_each_at_once(lies, |_, (mut answers, reason)| {
+        let impostor = liar(socket, move |question, _| answers(question));
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
-    }
+    });
 }
 
 #[test]
@@ -270,7 +272,7 @@ fn invalid_store_descriptions_never_harm_the_store() {
     ];
     for (field, value) in changes {
         let (name, reported) = (field, value.clone());
-        let impostor = liar(&node, move |_, real| {
+        let impostor = liar(node.socket(), move |_, real| {
             let Ok(mut answer) = serde_json::from_slice::<serde_json::Value>(&real[HEADER..]) else {
                 return Lie::Answer(real);
             };

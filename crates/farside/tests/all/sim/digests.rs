@@ -1,5 +1,6 @@
-//! A setup and a seed determine the history. The history is the same twice in this process, in another process, and in
-//! the build that wrote `digests.txt`.
+//! A setup and a seed determine the history. The history is the same in this process and in the build that wrote
+//! `digests.txt`. For the first run of each system over each carrier, it is also the same a second time in this process
+//! and in another process.
 //!
 //! The standard library seeds each hash map differently, so a history that depended on a map's order would differ here.
 
@@ -7,6 +8,7 @@ use crate::sim::{Run, runs};
 use crate::support;
 use farside_trial::Carrier;
 use farside_trial::judge::judge;
+use std::collections::BTreeSet;
 
 const DIGESTS: &str = include_str!("digests.txt");
 
@@ -33,12 +35,14 @@ fn a_seed_gives_the_same_run_in_every_process_and_build() {
     for carrier in Carrier::ALL {
         assert!(runs(DIGESTS).any(|run| run.setup.carrier == Some(carrier)), "{carrier:?} has no digest");
     }
-    let mut others = Vec::new();
+    let (mut others, mut repeated) = (Vec::new(), BTreeSet::new());
     for run in runs(DIGESTS) {
         let first = trace_here(&run);
         let named = format!("{:?} seed {}", run.setup.carrier, run.seed);
-        assert_eq!(trace_here(&run), first, "{named}: the second time in this process");
-        assert_eq!(trace_elsewhere(&run), first, "{named}: in another process");
+        if repeated.insert((run.setup.system.name(), run.setup.carrier.map(Carrier::name))) {
+            assert_eq!(trace_here(&run), first, "{named}: the second time in this process");
+            assert_eq!(trace_elsewhere(&run), first, "{named}: in another process");
+        }
         if first.0 != run.rest {
             others.push(named);
         }

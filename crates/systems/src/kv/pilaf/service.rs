@@ -30,8 +30,9 @@ use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::state::owner;
-use farside_remote::service::{Call, Extent, Kind, Plan, Service};
+use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
 use farside_remote::{Memory, Rights};
+use std::sync::atomic::{AtomicBool, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Node-side half of Pilaf.
@@ -55,16 +56,15 @@ impl<M: Memory> Kind<M> for PilafKind {
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
         let table = Table::new(parameters, table)?;
-        Ok(Box::new(PilafService { table, item: Vec::new(), is_repaired: false }))
+        Ok(Box::new(PilafService { table, is_repaired: AtomicBool::new(false) }))
     }
 }
 
+/// The service, whose work runs one piece at a time: calls write entries in place.
 struct PilafService {
     table: Table,
-    /// Buffer in which items are built or read. No state is kept in it between calls.
-    item: Vec<u8>,
     /// Whether the entry that an earlier node left torn has been written again.
-    is_repaired: bool,
+    is_repaired: AtomicBool,
 }
 
 /// Number of entries that one memory access reads.
@@ -106,8 +106,8 @@ struct Located {
 
 impl<M: Memory> Service<M> for PilafService {
     fn call(
-        &mut self,
-        memory: &M,
+        &self,
+        context: Context<'_, M>,
         call: Call<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
@@ -123,17 +123,19 @@ impl<M: Memory> Service<M> for PilafService {
                  of the node"
             )));
         }
-        if !self.is_repaired {
+        let Context { memory, scratch: item, .. } = context;
+        // The store's lock orders the accesses to the flag.
+        if !self.is_repaired.load(Ordering::Relaxed) {
             self.repair(memory)?;
         }
         let (outcome, version) = match request.op {
-            Op::Get => self.get(memory, request.key)?,
-            Op::Put => self.put(memory, request.key, request.value)?,
-            Op::Delete => self.delete(memory, request.key)?,
+            Op::Get => self.get(memory, item, request.key)?,
+            Op::Put => self.put(memory, item, request.key, request.value)?,
+            Op::Delete => self.delete(memory, item, request.key)?,
         };
-        self.is_repaired = true;
+        self.is_repaired.store(true, Ordering::Relaxed);
         let is_read = (request.op, outcome) == (Op::Get, Outcome::Done);
-        let value = if is_read { &self.item[HEADER_SIZE + request.key.len()..] } else { &[] };
+        let value = if is_read { &item[HEADER_SIZE + request.key.len()..] } else { &[] };
         Answer { outcome, version, value }.encode(answer);
         Ok(Ok(()))
     }
@@ -156,16 +158,21 @@ impl<M: Memory> Service<M> for PilafService {
 }
 
 impl PilafService {
-    /// Reads the item of `key` into [`PilafService::item`].
-    fn get<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
-        let found = self.find(memory, key)?;
+    /// Reads the item of `key` into `item`.
+    fn get<M: Memory>(
+        &self,
+        memory: &M,
+        item: &mut Vec<u8>,
+        key: &[u8],
+    ) -> Result<(Outcome, Version), M::Wait> {
+        let found = self.find(memory, item, key)?;
         let Some((_, located)) = found.at else { return Ok((found.missing_outcome(), Version(0))) };
-        self.item.clear();
-        self.item.resize(located.len as usize, 0);
-        memory.read(located.at, &mut self.item)?;
-        Ok(match ItemView::decode(&self.item) {
-            Ok(item) if crc(&self.item) == located.entry.crc_item.get() && item.key == key => {
-                (Outcome::Done, item.version)
+        item.clear();
+        item.resize(located.len as usize, 0);
+        memory.read(located.at, item)?;
+        Ok(match ItemView::decode(item) {
+            Ok(view) if crc(item) == located.entry.crc_item.get() && view.key == key => {
+                (Outcome::Done, view.version)
             }
             _ => (Outcome::Damaged, Version(0)),
         })
@@ -173,30 +180,36 @@ impl PilafService {
 
     /// Writes the item, then the entry, then frees the replaced item.
     fn put<M: Memory>(
-        &mut self,
+        &self,
         memory: &M,
+        item: &mut Vec<u8>,
         key: &[u8],
         value: &[u8],
     ) -> Result<(Outcome, Version), M::Wait> {
-        let found = self.find(memory, key)?;
+        let found = self.find(memory, item, key)?;
         let slot = found.at.map(|(slot, _)| slot).or(found.vacant);
         let Some(slot) = slot else { return Ok((Outcome::TableFull, Version(0))) };
         let installs = self.head(memory)?.installs.get().wrapping_add(1);
-        put_item(&mut self.item, installs, key, value);
-        let class = Class::for_len(self.item.len()).expect("a request is no longer than the longest item");
+        put_item(item, installs, key, value);
+        let class = Class::for_len(item.len()).expect("a request is no longer than the longest item");
         let region = self.table.extent.key.region();
         let Ok(at) = Arena::of(memory).take(region, class, Supply::Quota, owner::SERVICE)? else {
             return Ok((Outcome::OutOfMemory, Version(0)));
         };
-        memory.write(at, &self.item)?;
-        self.install(memory, installs, slot, Entry::of_item(at, &self.item))?;
+        memory.write(at, item)?;
+        self.install(memory, installs, slot, Entry::of_item(at, item))?;
         self.release(memory, &found)?;
         Ok((Outcome::Done, version_of(installs)))
     }
 
     /// Marks the entry as deleted, then frees the item.
-    fn delete<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
-        let found = self.find(memory, key)?;
+    fn delete<M: Memory>(
+        &self,
+        memory: &M,
+        item: &mut Vec<u8>,
+        key: &[u8],
+    ) -> Result<(Outcome, Version), M::Wait> {
+        let found = self.find(memory, item, key)?;
         let Some((slot, _)) = found.at else { return Ok((found.missing_outcome(), Version(0))) };
         let installs = self.head(memory)?.installs.get().wrapping_add(1);
         self.install(memory, installs, slot, Entry::deleted())?;
@@ -204,8 +217,8 @@ impl PilafService {
         Ok((Outcome::Done, version_of(installs)))
     }
 
-    /// Searches for `key` along its probe path.
-    fn find<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<Found, M::Wait> {
+    /// Searches for `key` along its probe path. Overwrites `item`.
+    fn find<M: Memory>(&self, memory: &M, item: &mut Vec<u8>, key: &[u8]) -> Result<Found, M::Wait> {
         let mut found = Found::default();
         let mut entries = Entries { first: 0, all: [Entry::new_zeroed(); ENTRIES_AT_ONCE], count: 0 };
         for slot in self.table.probe(key) {
@@ -218,7 +231,7 @@ impl PilafService {
             };
             match self.locate(memory, entry)? {
                 Ok(Some(located)) => {
-                    if self.is_of(memory, located, key)? {
+                    if self.is_of(memory, item, located, key)? {
                         found.at = Some((slot, located));
                         return Ok(found);
                     }
@@ -253,16 +266,22 @@ impl PilafService {
         Ok(if is_in_one { Ok(Some(Located { entry, at, len })) } else { Err(Damaged) })
     }
 
-    /// Whether an item belongs to `key`.
-    fn is_of<M: Memory>(&mut self, memory: &M, located: Located, key: &[u8]) -> Result<bool, M::Wait> {
+    /// Whether an item belongs to `key`. Overwrites `item`.
+    fn is_of<M: Memory>(
+        &self,
+        memory: &M,
+        item: &mut Vec<u8>,
+        located: Located,
+        key: &[u8],
+    ) -> Result<bool, M::Wait> {
         let len = HEADER_SIZE + key.len();
         if (located.len as usize) < len {
             return Ok(false);
         }
-        self.item.clear();
-        self.item.resize(len, 0);
-        memory.read(located.at, &mut self.item)?;
-        let (header, its_key) = ItemHeader::ref_from_prefix(&self.item).expect("the header was read");
+        item.clear();
+        item.resize(len, 0);
+        memory.read(located.at, item)?;
+        let (header, its_key) = ItemHeader::ref_from_prefix(&item[..]).expect("the header was read");
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
     }
 

@@ -15,8 +15,9 @@ use super::rebuild::Moving;
 use crate::hash_slots::Request;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::{Arena, SEGMENT_SIZE};
-use farside_remote::service::{Extent, Kind, Plan, Rebuild, Service, Step, Tick};
+use farside_remote::service::{Context, Extent, Kind, Plan, Rebuild, Service, Step, Tick};
 use farside_remote::{BoundedPtr, Memory};
+use std::sync::{Mutex, PoisonError};
 use zerocopy::FromBytes;
 
 /// Node-side half of PRISM-KV.
@@ -42,7 +43,7 @@ impl<M: Memory> Kind<M> for PrismKvKind {
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
         Ok(Box::new(PrismKvService {
             table: Table::new(parameters, table)?,
-            watch: Watch::default(),
+            watch: Mutex::default(),
             survey: None,
         }))
     }
@@ -60,7 +61,7 @@ fn plan_of(spec: &TableSpec) -> Result<Plan, String> {
 
 struct PrismKvService {
     table: Table,
-    watch: Watch,
+    watch: Mutex<Watch>,
     survey: Option<Survey>,
 }
 
@@ -113,8 +114,9 @@ impl<M: Memory> Service<M> for PrismKvService {
         Ok((next < self.table.spec.slots).then_some(next))
     }
 
-    fn tick(&mut self, memory: &M) -> Result<Tick, M::Wait> {
-        self.watch.step(memory, &self.table)
+    fn tick(&self, context: Context<'_, M>) -> Result<Tick, M::Wait> {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.step(context.memory, &self.table)
     }
 
     fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
@@ -124,7 +126,8 @@ impl<M: Memory> Service<M> for PrismKvService {
 
 impl<M: Memory> Rebuild<M> for PrismKvService {
     fn is_crowded(&mut self) -> bool {
-        std::mem::take(&mut self.watch.is_crowded)
+        let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut watch.is_crowded)
     }
 
     fn survey(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {

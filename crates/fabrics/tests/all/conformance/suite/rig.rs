@@ -21,7 +21,7 @@ use farside_remote::Rights;
 use farside_remote::arena::session::Counters;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::{Call, Extent, Kind, Plan, Service};
+use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, Memory, NodeId, Reply};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -621,8 +621,8 @@ struct Adder {
 
 impl<M: Memory> Service<M> for Adder {
     fn call(
-        &mut self,
-        memory: &M,
+        &self,
+        Context { memory, .. }: Context<'_, M>,
         call: Call<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {

@@ -4,7 +4,6 @@ use super::super::{ExistingNode, FabricArg, System, fewer};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
-use farside_bench::kv::{Plan, Run};
 use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
@@ -44,6 +43,10 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) slot_cache: usize,
     pub(in crate::cli) collision_free: bool,
     pub(in crate::cli) verify: bool,
+    /// Whether each task keeps to the keys of one node.
+    pub(in crate::cli) by_node: bool,
+    /// Number of replicas of a block store, each on a node of its own; `None` for stores of another family.
+    pub(in crate::cli) replicas: Option<u32>,
     /// Network delay to add to the real one.
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
@@ -78,6 +81,8 @@ pub(in crate::cli) enum Phases {
     Load(String),
     /// Only run on the store with this name, which is already loaded.
     Run(String),
+    /// Load the existing store with this name, run on it, and keep it.
+    Within(String),
 }
 
 impl SessionConfig {
@@ -96,6 +101,8 @@ impl SessionConfig {
             slot_cache: 0,
             collision_free: false,
             verify: false,
+            by_node: false,
+            replicas: None,
             distance: None,
             faults: None,
             quiet: false,
@@ -118,7 +125,13 @@ impl SessionConfig {
     /// Returns the memory that the store needs for its table and for each item.
     pub(super) fn footprint(&self) -> Result<Footprint, SizingError> {
         let (items, value_len) = (Some(self.items()), self.value_size);
-        let sizing = Sizing { items, key_len: KEY_SIZE, value_len, collision_free: self.collision_free };
+        let sizing = Sizing {
+            items,
+            key_len: KEY_SIZE,
+            value_len,
+            collision_free: self.collision_free,
+            ..Sizing::default()
+        };
         (self.system.footprint)(&sizing)
     }
 
@@ -139,18 +152,6 @@ impl SessionConfig {
             ))),
             _ => Ok(()),
         }
-    }
-
-    pub(super) fn planned(&self) -> Result<Run, Failure> {
-        let plan = Plan {
-            workload: self.workload.clone(),
-            value_size: self.value_size,
-            tasks: self.threads * self.tasks,
-            verify: self.verify,
-            sampled: self.sampled,
-            seed: 42,
-        };
-        plan.run().map_err(Failure::Error)
     }
 
     /// Returns the maximum number of records in the store after the run.
@@ -186,7 +187,10 @@ impl SessionConfig {
 
     /// Returns the remedy for the error that there is not enough memory for the run.
     pub(super) fn remedy(&self) -> String {
-        let fewer = fewer(self.items);
+        let fewer = match self.replicas {
+            Some(_) => "give fewer --blocks or a smaller --block",
+            None => fewer(self.items),
+        };
         let inserts = self.inserts_max();
         // A few inserts are not the reason for a lack of memory.
         if inserts <= self.workload.records.max(COUNTED_MAX) {
@@ -200,13 +204,13 @@ impl SessionConfig {
 }
 
 /// Returns the quota of a store in bytes: for its table, its items, and the buffers that overwrites have retired and
-/// the grace period has not yet freed. Returns 0 for a run on an existing store.
+/// the grace period has not yet freed. Returns 0 if the store exists.
 ///
 /// # Errors
 /// The system does not support values of that size, or no store can be that large.
 pub(super) fn quota(config: &SessionConfig) -> Result<u64, Failure> {
     const SLACK: u64 = 96 << 20;
-    if matches!(config.phases, Phases::Run(_)) {
+    if matches!(config.phases, Phases::Run(_) | Phases::Within(_)) {
         return Ok(0);
     }
     let records = config.records_max();

@@ -4,7 +4,7 @@
 //! Invariant: the child's files are removed when it ends. If this process is killed, an empty folder may remain.
 
 use super::SessionConfig;
-use crate::cli::bench::FabricArg;
+use crate::cli::bench::{ExistingNode, FabricArg};
 use crate::cli::child::Server;
 use crate::cli::files::Folder;
 use crate::cli::{Failure, connect};
@@ -94,23 +94,32 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
     })
 }
 
-/// Connects to the node that the plan names, or starts a node that lends `memory` bytes.
+impl ExistingNode {
+    /// Connects to the nodes that the user named.
+    pub(in crate::cli::bench) fn connect(&self) -> Result<Pool, Failure> {
+        let settings = Settings::resolve(File {
+            pool: self.pool.clone(),
+            token_file: self.token_file.clone(),
+            tls_ca: self.tls_ca.clone(),
+            ..File::default()
+        });
+        let settings = settings.map_err(Failure::Error)?;
+        connect(&Settings { insecure_udp: self.insecure_udp, ..settings })
+    }
+}
+
+/// Connects to the nodes that the plan names, or starts as many as it needs. Each lends `memory`
+/// bytes.
 pub(super) fn reach(
     config: &SessionConfig,
     memory: u64,
     also: &[FabricArg],
-) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
+) -> Result<(Pool, Vec<Arc<NodeProcess>>), Failure> {
+    let count = config.replicas.unwrap_or(1);
     let existing = &config.existing;
     match (&existing.pool, config.fabric.unwrap_or(FabricArg::Shm)) {
-        (Some(url), _) => {
-            let settings = Settings::resolve(File {
-                pool: Some(url.clone()),
-                token_file: existing.token_file.clone(),
-                tls_ca: existing.tls_ca.clone(),
-                ..File::default()
-            });
-            let settings = settings.map_err(Failure::Error)?;
-            let pool = connect(&Settings { insecure_udp: existing.insecure_udp, ..settings })?;
+        (Some(_), _) => {
+            let pool = existing.connect()?;
             if let Some(fabric) = config.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
                 return Err(Failure::Error(format!(
                     "the URL of --pool is of fabric {}, not {}: omit --fabric",
@@ -118,12 +127,18 @@ pub(super) fn reach(
                     fabric.name()
                 )));
             }
-            Ok((pool, None))
+            Ok((pool, Vec::new()))
         }
-        (None, FabricArg::Local) => Ok((Pool::serve_here(memory)?, None)),
+        (None, FabricArg::Local) => {
+            let pools = (0..count).map(|_| Pool::serve_here(memory)).collect::<Result<Vec<_>, _>>()?;
+            Ok((Pool::joined(&pools), Vec::new()))
+        }
         (None, fabric) => {
-            let node = NodeProcess::start(memory, &[&[fabric], also].concat())?;
-            Ok((node.pool(fabric)?, Some(Arc::new(node))))
+            let fabrics = [&[fabric], also].concat();
+            let start = |_| NodeProcess::start(memory, &fabrics).map(Arc::new);
+            let nodes = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
+            let pools = nodes.iter().map(|node| node.pool(fabric)).collect::<Result<Vec<_>, _>>()?;
+            Ok((Pool::joined(&pools), nodes))
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Collects the outcome of a measurement over all clients and all repeats, and makes the report.
 
-use super::{Phases, Session};
-use farside_bench::driver::{ByKind, Tally};
-use farside_bench::report::{CpuSeconds, LatencyUs, OperationReport, PerOp, Spread, YcsbReport};
+use super::subject::Subject;
+use super::{Measured, Phases};
+use farside_bench::driver::{ByKind, Tally, Work};
+use farside_bench::kv::Counted;
+use farside_bench::report::{CpuSeconds, LatencyUs, NodeReport, OperationReport, PerOp, Spread, YcsbReport};
 use farside_fabrics::layer::count::Costs;
 use farside_remote::Capabilities;
 use farside_remote::arena::session::Counters;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-impl Session {
+impl<S: Subject> Measured<S> {
     pub(super) fn report(&self, repeats: Vec<Outcome>, sampled: &Sampled) -> YcsbReport {
         let rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
         let seconds = repeats.iter().map(|ended| ended.seconds).sum();
@@ -19,27 +21,42 @@ impl Session {
         if let Some(first) = tally.failures.first() {
             note!("farside: first failure: {first}");
         }
-        let info = self.pool.info().ok(); // The report is made even if the node is gone.
+        let info = self.pool.nodes().find_map(|node| node.info().ok()); // The report is made even if the node is gone.
         let slots = match self.config.phases {
             Phases::Run(_) => None, // The load may have used another table size.
-            Phases::Both | Phases::Load(_) => self.config.footprint().ok().map(|footprint| footprint.slots),
+            Phases::Both | Phases::Load(_) | Phases::Within(_) => {
+                self.config.footprint().ok().map(|footprint| footprint.slots)
+            }
         };
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
+        let node = |(index, url): (usize, &String)| {
+            let counted = || ended.by_node.iter().map(|repeat| (&repeat.counted[index], repeat.seconds));
+            NodeReport {
+                url: url.clone(),
+                operations: counted().map(|(counted, _)| counted.done).sum(),
+                errors: counted().map(|(counted, _)| counted.errors).sum(),
+                repeats_ops_per_s: counted().map(|(counted, s)| counted.done as f64 / s).collect(),
+            }
+        };
         YcsbReport {
+            nodes: self.members.iter().enumerate().map(node).collect(),
             system: self.config.system.kind.into(),
             fabric: self.pool.fabric().into(),
             workload: self.config.workload.name.clone(),
-            distribution: self.config.workload.distribution.name().into(),
+            distribution: self.config.workload.distribution.label(),
             records: self.config.workload.records,
             value_size: self.config.value_size as u64,
+            replicas: self.config.replicas.map(u64::from),
             threads: self.config.threads.into(),
             tasks: self.config.tasks.into(),
             target_ops_per_s: self.config.target,
             verified: self.config.verify,
             load: self.load,
             seconds,
-            load_factor: slots.map(|slots| self.config.workload.records as f64 / slots as f64),
-            mean_probes: Some(sampled.probes),
+            load_factor: slots
+                .filter(|_| self.config.replicas.is_none())
+                .map(|slots| self.config.workload.records as f64 / slots as f64),
+            mean_probes: sampled.probes,
             page_size: info.map(|info| info.page_size),
             ops_per_s: Spread::of(&rates).expect("there is at least one repeat").median,
             repeats_ops_per_s: rates,
@@ -59,6 +76,8 @@ impl Session {
             cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
             errors: tally.errors,
             violations: tally.violations,
+            longest_stall_ms: S::Work::TIMES_STALLS.then_some(tally.longest_stall.as_secs_f64() * 1e3),
+            read_back: None,
         }
     }
 }
@@ -82,8 +101,8 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
 pub(super) struct Sampled {
     pub(super) costs: Costs,
     pub(super) operations: f64,
-    /// Mean number of probes per read.
-    pub(super) probes: f64,
+    /// Mean number of probes per read, if reads probe.
+    pub(super) probes: Option<f64>,
 }
 
 impl Sampled {
@@ -108,6 +127,14 @@ pub(super) struct Outcome {
     pub(super) counters: Counters,
     pub(super) own_cpu: Duration,
     pub(super) node_cpu: Option<Duration>,
+    /// Operations of each node's tasks, for each repeat.
+    pub(super) by_node: Vec<NodesDone>,
+}
+
+/// Operations of each node's tasks in one repeat, and its length. Empty unless each task keeps to one node.
+pub(super) struct NodesDone {
+    pub(super) counted: Vec<Counted>,
+    pub(super) seconds: f64,
 }
 
 impl Outcome {
@@ -116,6 +143,7 @@ impl Outcome {
         self.tally.merge(later.tally);
         self.counters.add(&later.counters);
         self.own_cpu += later.own_cpu;
+        self.by_node.extend(later.by_node);
         self.node_cpu = match (self.node_cpu, later.node_cpu) {
             (Some(before), Some(later)) => Some(before + later),
             (before, later) => before.or(later),

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Progress of a thread's tasks through their warm-up.
-pub(super) struct Start {
+pub(in crate::cli) struct Start {
     pub(super) began: Instant,
     /// Number of the thread's tasks that are still warming up.
     pub(super) cold: Cell<u32>,
@@ -21,7 +21,7 @@ pub(super) struct Start {
 
 /// Rule by which a task starts its operations: a closed loop, a closed loop with pauses, or an open loop.
 #[derive(Clone, Copy)]
-pub(super) struct Pace {
+pub(in crate::cli) struct Pace {
     /// Rate of an open loop, in operations a second of all tasks together, which start operations alternately; `None`
     /// for a closed loop.
     target: Option<f64>,
@@ -30,12 +30,34 @@ pub(super) struct Pace {
     warm_up: Duration,
     /// Number of tasks of all threads together.
     tasks: u32,
+    /// Whether the pool has several nodes, whose sessions are opened again by themselves. Then a task goes on after a
+    /// lost connection.
+    has_several: bool,
 }
 
+/// Pause of a task after a lost connection to one of several nodes, so that it does not take the core from others.
+const LOST_PAUSE: Duration = Duration::from_millis(1);
+
 impl Pace {
-    pub(super) fn of(config: &SessionConfig) -> Pace {
+    pub(super) fn of(config: &SessionConfig, nodes: usize) -> Pace {
         let SessionConfig { target, idle, warm_up, threads, tasks, .. } = *config;
-        Pace { target, idle, warm_up, tasks: threads * tasks }
+        Pace { target, idle, warm_up, tasks: threads * tasks, has_several: nodes > 1 }
+    }
+
+    /// Performs up to `limit` operations of a closed loop. Returns whether the task may go on.
+    async fn go_on<C, W: Perform<C>>(
+        self,
+        run: &Run<W>,
+        client: &mut C,
+        drawn: &Thread<W>,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        let is_connected = run.task(client, drawn, number, limit).await;
+        if !is_connected && self.has_several {
+            timer::sleep(LOST_PAUSE).await;
+        }
+        is_connected || self.has_several
     }
 
     /// Runs a task: performs operations until the run is over. Only one task of each thread has `warmed_up`. That task
@@ -57,19 +79,21 @@ impl Pace {
             // `warmed_up` discards the operations counted before it.
             let mut step = Step::default();
             while is_connected && start.began.elapsed() < self.warm_up && !run.is_stopped() {
-                is_connected = run.task(client, drawn, number, step.next()).await;
+                is_connected = self.go_on(run, client, drawn, number, step.next()).await;
             }
             warmed_up();
         }
         let Some(idle) = self.idle else {
-            if is_connected {
-                run.task(client, drawn, number, u64::MAX).await;
+            // A task ends only at its limit, when the run is over, or when its connection is lost.
+            while is_connected && !run.task(client, drawn, number, u64::MAX).await {
+                is_connected = self.has_several && !run.is_stopped();
+                timer::sleep(LOST_PAUSE).await;
             }
             return;
         };
         while is_connected && !run.is_stopped() && drawn.is_open() {
             timer::sleep(idle).await;
-            is_connected = run.task(client, drawn, number, 1).await;
+            is_connected = self.go_on(run, client, drawn, number, 1).await;
         }
     }
 

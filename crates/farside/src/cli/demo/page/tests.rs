@@ -29,6 +29,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         distribution: "uniform".into(),
         records: 1000,
         value_size: 512,
+        replicas: None,
         threads: 1,
         tasks,
         target_ops_per_s: None,
@@ -46,6 +47,9 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         cpu_s_per_mop: CpuSeconds { client: 0.43, node: (fabric != "local").then_some(0.57) },
         errors: 0,
         violations: 0,
+        longest_stall_ms: None,
+        read_back: None,
+        nodes: Vec::new(),
     }
 }
 

@@ -1,0 +1,295 @@
+//! Families of stores, as a measurement sees them: how a store is created and opened, and the work of its clients.
+
+use super::pace::{Pace, Start};
+use super::{Dropping, Measured, SessionConfig, check_is_loaded};
+use crate::cli::{Done, Failure};
+use farside::parts::{AnyKv, Keepers};
+use farside::volume::NewVolume;
+use farside::{NewStore, Pool};
+use farside_bench::blocks::{self, BlockWork};
+use farside_bench::driver::{Run, Thread, Work};
+use farside_bench::kv::{self, Counted, Ycsb};
+use farside_bench::report::Latencies;
+use farside_fabrics::executor::{Turns, block_on};
+use farside_fabrics::layer::count::Count;
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use farside_systems::kv::Kv;
+use farside_systems::registry::AnyBlocks;
+use farside_systems::system::Options;
+use farside_systems::with_kv;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Family of the store under measurement.
+pub(in crate::cli) trait Subject: Sized {
+    /// Name of the command that measures stores of this family.
+    const COMMAND: &'static str;
+    /// How a store of this family is dropped.
+    const DROPPING: Dropping;
+    /// Work of the clients.
+    type Work: Work + Send + Sync;
+    /// Client of the store, for one task.
+    type Client<F: Fabric + Clock + Turns>;
+
+    /// Creates the state that all clients of the plan share.
+    fn planned(config: &SessionConfig) -> Result<Run<Self::Work>, Failure>;
+
+    /// Creates the store with this name and this memory: of the whole store, or of each replica.
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error>;
+
+    /// Checks that an existing store is loaded as the run expects.
+    fn check_is_loaded(pool: &Pool, config: &SessionConfig, name: &str) -> Done;
+
+    /// Opens a client of the store for each of `count` tasks of a thread.
+    fn clients<F: Fabric + Clock + Turns>(
+        session: &Measured<Self>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<Self::Client<F>>, Failure>;
+
+    /// Returns the tasks that must run beside these clients, which are those of one thread.
+    fn keepers<F: Fabric + Clock + Turns + 'static>(_clients: &[Self::Client<F>]) -> Keepers {
+        Keepers::default()
+    }
+
+    /// Loads a task's share of the records: see [`Run::load`].
+    async fn load<F: Fabric + Clock + Turns>(
+        run: &Run<Self::Work>,
+        client: &mut Self::Client<F>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String>;
+
+    /// Performs up to `limit` operations: see [`Run::task`].
+    async fn perform<F: Fabric + Clock + Turns>(
+        run: &Run<Self::Work>,
+        client: &mut Self::Client<F>,
+        drawn: &Thread<Self::Work>,
+        number: u32,
+        limit: u64,
+    ) -> bool;
+
+    /// Performs operations until the run is over: see [`Pace::task`].
+    async fn pace<F: Fabric + Clock + Turns>(
+        pace: Pace,
+        run: &Run<Self::Work>,
+        client: &mut Self::Client<F>,
+        drawn: &Thread<Self::Work>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    );
+
+    /// Returns the operations of the tasks of each of `shards` nodes so far. Empty unless each task keeps to one node.
+    fn counted(_work: &Self::Work, _shards: usize) -> Vec<Counted> {
+        Vec::new()
+    }
+
+    /// Measures the mean number of probes of a read; `None` if reads do not probe.
+    fn probes<F: Fabric + Clock + Turns>(
+        _session: &Measured<Self>,
+        _counted: &Rc<Count<F>>,
+    ) -> Result<Option<f64>, Failure>
+    where
+        Count<F>: Fabric + Clock + Turns,
+    {
+        Ok(None)
+    }
+}
+
+/// Key-value stores.
+pub(in crate::cli) struct Keys;
+
+impl Subject for Keys {
+    const COMMAND: &'static str = "ycsb";
+    const DROPPING: Dropping = Dropping::STORE;
+    type Work = Ycsb;
+    type Client<F: Fabric + Clock + Turns> = AnyKv<Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<kv::Run, Failure> {
+        let plan = kv::Plan {
+            workload: config.workload.clone(),
+            value_size: config.value_size,
+            tasks: config.threads * config.tasks,
+            verify: config.verify,
+            by_node: config.by_node,
+            sampled: config.sampled,
+            seed: SEED,
+        };
+        plan.run().map_err(Failure::Error)
+    }
+
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        let new = NewStore {
+            items: Some(config.items()),
+            collision_free: config.collision_free,
+            kind: config.system.kind.into(),
+            ..NewStore::prism_kv(name, quota)
+        };
+        pool.create_store(&new).map(drop)
+    }
+
+    fn check_is_loaded(pool: &Pool, config: &SessionConfig, name: &str) -> Done {
+        check_is_loaded(pool, config, name)
+    }
+
+    fn clients<F: Fabric + Clock + Turns>(
+        session: &Measured<Keys>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<AnyKv<Rc<F>>>, Failure> {
+        Ok((0..count).map(|_| session.kv(fabric)).collect::<Result<_, _>>()?)
+    }
+
+    async fn load<F: Fabric + Clock + Turns>(
+        run: &kv::Run,
+        client: &mut AnyKv<Rc<F>>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String> {
+        with_kv!(client, kv => run.load(kv, task, tasks, tell).await)
+    }
+
+    async fn perform<F: Fabric + Clock + Turns>(
+        run: &kv::Run,
+        client: &mut AnyKv<Rc<F>>,
+        drawn: &kv::Thread,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        with_kv!(client, kv => run.task(kv, drawn, number, limit).await)
+    }
+
+    async fn pace<F: Fabric + Clock + Turns>(
+        pace: Pace,
+        run: &kv::Run,
+        client: &mut AnyKv<Rc<F>>,
+        drawn: &kv::Thread,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        with_kv!(client, kv => pace.task(run, kv, drawn, number, start, warmed_up).await);
+    }
+
+    fn counted(work: &Ycsb, shards: usize) -> Vec<Counted> {
+        work.counted(shards)
+    }
+
+    fn probes<F: Fabric + Clock + Turns>(
+        session: &Measured<Keys>,
+        counted: &Rc<Count<F>>,
+    ) -> Result<Option<f64>, Failure>
+    where
+        Count<F>: Fabric + Clock + Turns,
+    {
+        let mut kv = session.kv(counted)?;
+        counted.take();
+        let (records, reads) = (session.config.workload.records, super::COUNTED / 10);
+        let (began, mut read) = (Instant::now(), 0);
+        while read == 0 || read < reads && began.elapsed() < super::COUNT_MAX {
+            let key = farside_bench::workload::key(read * (records / reads).max(1) % records);
+            block_on(counted, kv.get(&key))?;
+            read += 1;
+        }
+        let chains_per_probe = session.config.system.work.chains_per_probe;
+        Ok(Some(counted.take().requests as f64 / read as f64 / f64::from(chains_per_probe)))
+    }
+}
+
+/// Block stores.
+pub(in crate::cli) struct Replicas;
+
+impl Subject for Replicas {
+    const COMMAND: &'static str = "blocks";
+    const DROPPING: Dropping = Dropping::VOLUME;
+    type Work = BlockWork;
+    type Client<F: Fabric + Clock + Turns> = AnyBlocks<Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<blocks::Run, Failure> {
+        let plan = blocks::Plan {
+            workload: config.workload.clone(),
+            block: config.value_size,
+            tasks: config.threads * config.tasks,
+            verify: config.verify,
+            sampled: config.sampled,
+            seed: SEED,
+        };
+        plan.run().map_err(Failure::Error)
+    }
+
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        let size = config.workload.records * config.value_size as u64;
+        let new = NewVolume {
+            block: config.value_size as u32,
+            replicas: config.replicas.unwrap_or(1) as usize,
+            // A store is measured. More groups would be more stores.
+            groups: Some(1),
+            quota: Some(quota),
+            kind: config.system.kind.into(),
+            ..NewVolume::new(name, size)
+        };
+        pool.create_volume(&new).map(drop)
+    }
+
+    fn check_is_loaded(_pool: &Pool, _config: &SessionConfig, _name: &str) -> Done {
+        unreachable!("a run on blocks loads its own store")
+    }
+
+    fn clients<F: Fabric + Clock + Turns>(
+        session: &Measured<Replicas>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<AnyBlocks<Rc<F>>>, Failure> {
+        let entropy = getrandom::u64().expect("the system has random bytes: ids must not be guessed");
+        let (nodes, options) = (session.pool.nodes().len() as u32, Options { entropy, ..Options::default() });
+        let opened = AnyBlocks::open_in(Rc::clone(fabric), nodes, &session.store, &options);
+        // All tasks of a thread are one client to the store.
+        let mut clients = vec![block_on(fabric, opened)?];
+        clients.extend((1..count).map(|_| clients[0].another()).collect::<Vec<_>>());
+        Ok(clients)
+    }
+
+    fn keepers<F: Fabric + Clock + Turns + 'static>(clients: &[AnyBlocks<Rc<F>>]) -> Keepers {
+        // All of them are handles of one client.
+        Keepers::of(clients.first())
+    }
+
+    async fn load<F: Fabric + Clock + Turns>(
+        run: &blocks::Run,
+        client: &mut AnyBlocks<Rc<F>>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String> {
+        run.load(client, task, tasks, tell).await
+    }
+
+    async fn perform<F: Fabric + Clock + Turns>(
+        run: &blocks::Run,
+        client: &mut AnyBlocks<Rc<F>>,
+        drawn: &Thread<BlockWork>,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        run.task(client, drawn, number, limit).await
+    }
+
+    async fn pace<F: Fabric + Clock + Turns>(
+        pace: Pace,
+        run: &blocks::Run,
+        client: &mut AnyBlocks<Rc<F>>,
+        drawn: &Thread<BlockWork>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        pace.task(run, client, drawn, number, start, warmed_up).await;
+    }
+}
+
+/// Seed of all random draws of a measurement.
+const SEED: u64 = 42;

@@ -1,0 +1,59 @@
+//! Runs the task of a client of a block store ([`Blocks::keeper`]) beside the work that uses the client.
+//!
+//! A core has a limited number of tasks, and a program may use all of them. So the keeper is polled by the task of some
+//! work, and not by a task of its own.
+
+use farside_fabrics::timer;
+use farside_systems::blocks::Blocks;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// The tasks of some clients.
+#[derive(Default)]
+pub struct Keepers(Vec<Pin<Box<dyn Future<Output = ()>>>>);
+
+impl Keepers {
+    /// Creates the tasks of these clients. Other handles of the same clients are kept, too.
+    pub fn of<'c, B: Blocks + 'static>(clients: impl IntoIterator<Item = &'c B>) -> Keepers {
+        Keepers(clients.into_iter().map(|client| client.keeper()).collect())
+    }
+
+    /// Runs `work`, and the clients' tasks meanwhile. They go on with the next work.
+    pub async fn beside<O>(&mut self, work: impl Future<Output = O>) -> O {
+        let mut work = pin!(work);
+        poll_fn(|cx| {
+            let polled = work.as_mut().poll(cx);
+            let _more_to_do = self.poll(cx);
+            polled
+        })
+        .await
+    }
+
+    /// Runs the clients' tasks to their ends, which come once no handle of the clients is left.
+    pub async fn end(mut self) {
+        poll_fn(|cx| self.poll(cx)).await;
+    }
+
+    /// Runs the clients' tasks to their ends like [`Keepers::end`], but at most for this time. What they leave then,
+    /// other clients find as if this client had died.
+    pub async fn end_within(mut self, limit: Duration) {
+        let mut limit = pin!(timer::sleep(limit));
+        poll_fn(|cx| match self.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => limit.as_mut().poll(cx),
+        })
+        .await;
+    }
+
+    /// Whether no client has anything to do.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.retain_mut(|keeper| keeper.as_mut().poll(cx).is_pending());
+        if self.0.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}

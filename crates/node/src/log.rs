@@ -1,0 +1,850 @@
+//! The log of a store: its service's records, which a restart replays.
+//!
+//! A log is a state machine without files or threads. Threads that run the service append records. One writer takes an
+//! [`Op`] at a time from [`Log::next`], performs it on a [`Disk`], and reports the result to [`Log::done`]. In the host
+//! the writer is a thread, in the simulator a task.
+//!
+//! Records wait in a queue of bounded size. A write takes all of them, so threads that append while a write or a sync
+//! runs share the next one (group commit).
+//!
+//! When the log has grown much beyond its last *checkpoint*, the writer begins a file of the next *generation*. The
+//! node then collects records from the service that recreate what the earlier generations contain, and the writer
+//! writes them to a checkpoint. It takes effect by being renamed. Only then are the earlier files removed.
+//!
+//! Invariant: records reach the file in the order in which they were appended.
+//! Invariant: a position is settled as good only when its record is as durable as the policy promises, and as failed
+//! only if a restart will not replay it, or, after an error of the disk that leaves this open, not necessarily.
+//! Invariant: records that count without being durable are dropped only if the disk fails, and not if it is full.
+//! Invariant: what a checkpoint contains was durable in the log before the checkpoint takes effect.
+
+pub mod format;
+pub mod mutants;
+mod recover;
+
+pub use recover::{Found, RecoverError, Recovered, find, recover};
+
+use farside_remote::control::Store;
+use farside_remote::service::Records;
+use format::{Head, Part};
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// When a record counts as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncPolicy {
+    /// At once. The system writes it to the disk when it likes.
+    Never,
+    /// At once. The log is synced at least every [`SYNC_INTERVAL`].
+    Interval,
+    /// When it is on the disk.
+    #[default]
+    Each,
+}
+
+/// Interval of syncs under [`SyncPolicy::Interval`]: a crash of the machine loses at most what was appended in this
+/// time before, and in the time that one sync takes.
+pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause before a failed write is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+/// Maximum size in bytes of the records that wait for the writer.
+const QUEUE_MAX: usize = 16 << 20;
+/// Size in bytes at which no more records of a checkpoint are collected for now.
+const COLLECTED_MAX: usize = 1 << 20;
+/// Minimum size of a log in bytes before a checkpoint replaces it.
+pub const CHECKPOINT_MIN: u64 = 64 << 20;
+
+/// Options of the logs of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogOptions {
+    /// When a record counts as stored.
+    pub sync: SyncPolicy,
+    /// Minimum size of a log in bytes before a checkpoint replaces it.
+    pub checkpoint_min: u64,
+}
+
+impl Default for LogOptions {
+    fn default() -> LogOptions {
+        LogOptions { sync: SyncPolicy::default(), checkpoint_min: CHECKPOINT_MIN }
+    }
+}
+
+/// Files of logs. A file's name is `STORE.ID/FILE`, relative to the folder of all logs.
+pub trait Disk {
+    /// Creates a file with these bytes, and its folder, if missing. Replaces a file of this name.
+    fn create(&mut self, name: &str, bytes: &[u8]) -> io::Result<()>;
+    /// Writes bytes at a position of a file.
+    fn write_at(&mut self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Cuts a file to this size.
+    fn cut(&mut self, name: &str, len: u64) -> io::Result<()>;
+    /// Makes a file's contents durable.
+    fn sync(&mut self, name: &str) -> io::Result<()>;
+    /// Makes the names in a store's folder durable, and the folder itself.
+    fn sync_names(&mut self, folder: &str) -> io::Result<()>;
+    /// Renames a file within its folder.
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&mut self, name: &str) -> io::Result<()>;
+    /// Removes a store's folder with all its files, all at once, and durably.
+    fn remove_folder(&mut self, folder: &str) -> io::Result<()>;
+    /// The stores' folders.
+    fn folders(&self) -> io::Result<Vec<String>>;
+    /// The names of a folder's files, without the folder.
+    fn files(&self, folder: &str) -> io::Result<Vec<String>>;
+    /// A file's contents.
+    fn open(&self, name: &str) -> io::Result<Box<dyn format::Source + '_>>;
+}
+
+/// One operation of a log's writer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// See [`Disk::create`].
+    Create(String, Vec<u8>),
+    /// See [`Disk::write_at`].
+    Write(String, u64, Vec<u8>),
+    /// See [`Disk::cut`].
+    Cut(String, u64),
+    /// See [`Disk::sync`].
+    Sync(String),
+    /// See [`Disk::sync_names`].
+    SyncNames(String),
+    /// See [`Disk::rename`].
+    Rename(String, String),
+    /// See [`Disk::remove`].
+    Remove(String),
+    /// See [`Disk::remove_folder`].
+    RemoveFolder(String),
+}
+
+impl Op {
+    /// Whether the node may wait for the end of the operation, other than for the records that it stores.
+    pub fn concerns_node(&self) -> bool {
+        match self {
+            Op::Write(name, ..) => name.ends_with(UNFINISHED),
+            Op::Sync(_) | Op::Cut(..) => false,
+            _ => true,
+        }
+    }
+
+    /// Performs the operation.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn perform(&self, disk: &mut dyn Disk) -> io::Result<()> {
+        match self {
+            Op::Create(name, bytes) => disk.create(name, bytes),
+            Op::Write(name, at, bytes) => disk.write_at(name, *at, bytes),
+            Op::Cut(name, len) => disk.cut(name, *len),
+            Op::Sync(name) => disk.sync(name),
+            Op::SyncNames(folder) => disk.sync_names(folder),
+            Op::Rename(from, to) => disk.rename(from, to),
+            Op::Remove(name) => disk.remove(name),
+            Op::RemoveFolder(folder) => disk.remove_folder(folder),
+        }
+    }
+}
+
+/// What a log's writer does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Performs an operation, and reports its result.
+    Do(Op),
+    /// Sleeps until the log changes, or until this time.
+    Wait(Option<Duration>),
+    /// Ends: the log was removed.
+    End,
+}
+
+/// What became of an appended record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    /// The record counts as stored.
+    Stored,
+    /// The record counts once this position is settled ([`Log::outcome`]).
+    At(u64),
+}
+
+/// The log of a store. See the [module](self).
+#[derive(Debug)]
+pub struct Log {
+    store: Store,
+    options: LogOptions,
+    /// Random number from which the salts of files are derived.
+    salt: u64,
+    generation: u64,
+    /// Size of the valid part of the generation's file.
+    len: u64,
+    /// Sequence of the next frame.
+    next: u64,
+    /// Highest sequence that no crash can lose.
+    durable: u64,
+    /// Size of the files that a checkpoint would replace, and of the last checkpoint.
+    logged: u64,
+    checkpointed: u64,
+    /// Number of positions so far: one for each append.
+    appended: u64,
+    /// Positions up to here are settled.
+    settled: u64,
+    /// Highest position in the file.
+    written: u64,
+    /// Ranges of positions that failed, with the reason, in ascending order.
+    failed: VecDeque<(u64, u64, String)>,
+    /// Positions up to here may have failed, which is no longer known.
+    forgotten: u64,
+    queue: Records,
+    /// Position of the last record in the queue.
+    queued: u64,
+    /// Records whose write failed and is tried again, up to a position.
+    retry: Option<(Records, u64)>,
+    retry_at: Duration,
+    /// Reason why no records are accepted for now.
+    full: Option<String>,
+    /// Reason why the log accepts nothing until a restart.
+    broken: Option<String>,
+    sync_at: Option<Duration>,
+    /// Number of steps done to make the log's first file: the file, its sync, its name.
+    creation: u8,
+    must_cut: bool,
+    /// Names of the files that the next checkpoint replaces, but for the generation's own.
+    old: Vec<String>,
+    /// Whether the last write failed.
+    is_failing: bool,
+    /// Whether the log has no writer.
+    is_abandoned: bool,
+    doing: Option<Doing>,
+    checkpoint: Checkpoint,
+    /// Size of the log before which no checkpoint is begun.
+    not_before: u64,
+    removal: Removal,
+    /// Events for the node's report.
+    notes: Vec<String>,
+}
+
+#[derive(Debug)]
+enum Doing {
+    Create,
+    Write { records: Records, position: u64, size: u64 },
+    Cut,
+    Sync { sequence: u64, position: u64 },
+    Checkpoint,
+    Remove,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removal {
+    Not,
+    Wanted,
+    Done,
+}
+
+/// Progress of a checkpoint.
+#[derive(Debug)]
+enum Checkpoint {
+    None,
+    /// The next generation's file is made: step 0 syncs the former, 1 makes the file, 2 syncs it, 3 syncs the names.
+    Rotate(u8),
+    /// The node collects records, which are written as they come.
+    Collect(Collected),
+    /// All records are written: step 0 syncs the log, 1 the checkpoint, 2 renames it, 3 syncs the names, and step 4
+    /// removes the older files.
+    Finish {
+        step: u8,
+        len: u64,
+        through: u64,
+        old: Vec<String>,
+    },
+}
+
+/// A checkpoint that is being written.
+#[derive(Debug, Default)]
+struct Collected {
+    /// Records that are not written yet.
+    records: Records,
+    is_made: bool,
+    /// Sequence of the next record, and the size of the file.
+    sequence: u64,
+    len: u64,
+    /// Whether the node has collected all records.
+    is_ended: bool,
+    /// Whether the record that ends the checkpoint was written.
+    is_end_written: bool,
+    /// Positions that the checkpoint may have the effects of.
+    through: u64,
+}
+
+/// Number of steps that make a log's first file.
+const CREATED: u8 = 3;
+
+/// A log that threads share.
+#[derive(Debug)]
+pub struct StoreLog {
+    log: Mutex<Log>,
+    /// Signalled when the writer has work.
+    work: Condvar,
+    /// Signalled when positions are settled.
+    settled: Condvar,
+}
+
+impl StoreLog {
+    /// Shares a log.
+    pub fn new(log: Log) -> StoreLog {
+        StoreLog { log: Mutex::new(log), work: Condvar::new(), settled: Condvar::new() }
+    }
+
+    /// Locks the log.
+    pub fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the writer.
+    pub fn wake(&self) {
+        self.work.notify_one();
+    }
+
+    /// Wakes the threads that wait for an outcome.
+    pub fn announce(&self) {
+        self.settled.notify_all();
+    }
+
+    /// Waits for the outcome of an append at this position.
+    ///
+    /// # Errors
+    /// The record was not stored, for this reason.
+    pub fn wait_for(&self, position: u64) -> Result<(), String> {
+        let mut log = self.lock();
+        loop {
+            if let Some(outcome) = log.outcome(position) {
+                return outcome;
+            }
+            log = self.settled.wait(log).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until the writer is woken, for at most this time.
+    pub fn wait<'a>(&self, log: MutexGuard<'a, Log>, left: Option<Duration>) -> MutexGuard<'a, Log> {
+        match left {
+            Some(left) => self.work.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.work.wait(log).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+/// Name of the folder of a store's log.
+pub fn folder_of(store: &Store) -> String {
+    format!("{}.{:016x}", store.name, store.id)
+}
+
+fn log_name(generation: u64) -> String {
+    format!("log.{generation:08}")
+}
+
+fn checkpoint_name(generation: u64) -> String {
+    format!("checkpoint.{generation:08}")
+}
+
+/// Name of a checkpoint that is being written.
+const UNFINISHED: &str = "checkpoint.new";
+
+impl Log {
+    /// Begins the log of a store without earlier records. `salt` is random.
+    pub fn new(store: Store, options: LogOptions, salt: u64) -> Log {
+        Log {
+            // The key of the store is no business of its files.
+            store: Store { secret: 0, former: None, ..store },
+            options,
+            salt,
+            generation: 1,
+            len: 0,
+            next: 1,
+            durable: 0,
+            logged: 0,
+            checkpointed: 0,
+            appended: 0,
+            settled: 0,
+            written: 0,
+            failed: VecDeque::new(),
+            forgotten: 0,
+            queue: Records::default(),
+            queued: 0,
+            retry: None,
+            retry_at: Duration::ZERO,
+            full: None,
+            broken: None,
+            sync_at: None,
+            creation: 0,
+            must_cut: false,
+            old: Vec::new(),
+            is_failing: false,
+            is_abandoned: false,
+            doing: None,
+            checkpoint: Checkpoint::None,
+            not_before: options.checkpoint_min,
+            removal: Removal::Not,
+            notes: Vec::new(),
+        }
+    }
+
+    /// The store whose log it is.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Appends the records of one call. They are stored together or not at all, unless a crash strikes in between.
+    ///
+    /// # Errors
+    /// Nothing was appended; the error gives the reason and the remedy.
+    pub fn append(&mut self, records: &Records) -> Result<Appended, String> {
+        let name = &self.store.name;
+        if let Some(reason) = &self.broken {
+            return Err(format!(
+                "the log of store '{name}' failed, and nothing is written to the store until the node is restarted: \
+                 {reason}; nothing was done"
+            ));
+        }
+        if let Some(reason) = &self.full {
+            return Err(format!(
+                "the log of store '{name}' cannot be written: {reason}; nothing was done; free space in --log-dir, \
+                 and retry"
+            ));
+        }
+        if self.removal != Removal::Not {
+            return Err(format!("store '{name}' is being dropped; nothing was done"));
+        }
+        if records.iter().any(|record| record.len() > format::RECORD_MAX) {
+            return Err(format!(
+                "a record for the log of store '{name}' is longer than {} MiB; nothing was done; put less at a time",
+                format::RECORD_MAX >> 20
+            ));
+        }
+        if self.queue.size() + records.size() > QUEUE_MAX {
+            return Err(format!(
+                "the log of store '{name}' is {} MiB behind: its disk is too slow for these writes; nothing was done; \
+                 retry later",
+                QUEUE_MAX >> 20
+            ));
+        }
+        records.iter().for_each(|record| self.queue.append(record));
+        self.appended += 1;
+        self.queued = self.appended;
+        Ok(match self.options.sync {
+            SyncPolicy::Each => Appended::At(self.appended),
+            SyncPolicy::Interval | SyncPolicy::Never => Appended::Stored,
+        })
+    }
+
+    /// The outcome of an append at this position, once it is settled.
+    pub fn outcome(&self, position: u64) -> Option<Result<(), String>> {
+        if position > self.settled {
+            return None;
+        }
+        if position <= self.forgotten {
+            let name = &self.store.name;
+            return Some(Err(format!(
+                "the log of store '{name}' settled a write long ago, and its outcome is forgotten; the value may or \
+                 may not be stored; read it"
+            )));
+        }
+        let failed = self.failed.iter().find(|(from, to, _)| (*from..=*to).contains(&position));
+        Some(failed.map_or(Ok(()), |(_, _, reason)| Err(reason.clone())))
+    }
+
+    /// Number of appends whose outcome is not known yet.
+    pub fn outstanding(&self) -> u64 {
+        self.appended - self.settled
+    }
+
+    /// Whether the log's file exists, durably, or cannot be made.
+    pub fn is_ready(&self) -> bool {
+        self.creation == CREATED || self.broken.is_some()
+    }
+
+    /// Reason why the log accepts no records, if it does not.
+    pub fn refuses(&self) -> Option<&str> {
+        self.broken.as_deref().or(self.full.as_deref())
+    }
+
+    /// Discards all records, and removes the log's files.
+    pub fn remove(&mut self) {
+        if self.removal == Removal::Not {
+            // Without a writer, nothing was written.
+            self.removal = if self.is_abandoned { Removal::Done } else { Removal::Wanted };
+        }
+    }
+
+    /// Whether the log's files are gone, or cannot be removed.
+    pub fn is_removed(&self) -> bool {
+        self.removal == Removal::Done
+    }
+
+    /// Removes and returns events to report.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Begins a checkpoint if the log has grown enough. Returns whether the node must collect records for it now.
+    pub fn wants_checkpoint(&mut self) -> bool {
+        let is_free = self.broken.is_none() && self.full.is_none() && self.removal == Removal::Not;
+        match &self.checkpoint {
+            Checkpoint::None if is_free && self.creation == CREATED && self.logged > self.not_before => {
+                self.checkpoint = Checkpoint::Rotate(0);
+                false
+            }
+            Checkpoint::Collect(of) => !of.is_ended && of.records.size() < COLLECTED_MAX,
+            _ => false,
+        }
+    }
+
+    /// Generation of the checkpoint for which records are collected.
+    pub fn collecting(&self) -> Option<u64> {
+        matches!(self.checkpoint, Checkpoint::Collect(Collected { is_ended: false, .. }))
+            .then_some(self.generation)
+    }
+
+    /// Adds records to the checkpoint. `is_last` says that no more will come.
+    pub fn collect(&mut self, records: &Records, is_last: bool) {
+        if let Checkpoint::Collect(of) = &mut self.checkpoint {
+            records.iter().for_each(|record| of.records.append(record));
+            (of.is_ended, of.through) = (is_last, self.appended);
+        }
+    }
+
+    /// Makes the log request a checkpoint as soon as possible, since it does not have all of the store's contents.
+    pub fn want_checkpoint(&mut self) {
+        (self.not_before, self.logged) = (0, self.logged.max(1));
+    }
+
+    /// Gives the log up because it has no writer: its thread could not be started, with this error.
+    pub fn abandon(&mut self, error: &io::Error) {
+        self.is_abandoned = true;
+        self.break_down("get a thread", error);
+    }
+
+    /// The file to sync when a node ends, so that records are durable that count without it.
+    pub fn file_to_sync(&self) -> Option<String> {
+        (self.broken.is_none() && self.durable + 1 < self.next).then(|| self.file())
+    }
+
+    fn name(&self, file: &str) -> String {
+        format!("{}/{file}", folder_of(&self.store))
+    }
+
+    fn file(&self) -> String {
+        self.name(&log_name(self.generation))
+    }
+
+    fn head(&self, part: Part, generation: u64, first: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let head = Head { part, generation, first, store: Cow::Borrowed(&self.store) };
+        format::put_head(&mut bytes, self.salt ^ salt_of(part, generation), &head);
+        bytes
+    }
+
+    /// What the writer does next, at this time.
+    ///
+    /// # Panics
+    /// The result of the last operation was not reported.
+    pub fn next(&mut self, now: Duration) -> Next {
+        assert!(self.doing.is_none(), "a log's writer does one thing at a time");
+        let (doing, op) = match self.removal {
+            Removal::Done => return Next::End,
+            Removal::Wanted => (Doing::Remove, Op::RemoveFolder(folder_of(&self.store))),
+            Removal::Not if self.broken.is_some() => return Next::Wait(None),
+            Removal::Not => match self.next_op(now) {
+                Ok(next) => next,
+                Err(until) => return Next::Wait(until),
+            },
+        };
+        self.doing = Some(doing);
+        Next::Do(op)
+    }
+
+    fn next_op(&mut self, now: Duration) -> Result<(Doing, Op), Option<Duration>> {
+        if self.creation < CREATED {
+            let op = match self.creation {
+                0 => {
+                    let head = self.head(Part::Log, self.generation, self.next);
+                    self.len = head.len() as u64;
+                    Op::Create(self.file(), head)
+                }
+                1 => Op::Sync(self.file()),
+                _ => Op::SyncNames(folder_of(&self.store)),
+            };
+            return Ok((Doing::Create, op));
+        }
+        if self.must_cut {
+            return Ok((Doing::Cut, Op::Cut(self.file(), self.len)));
+        }
+        let is_unsynced = self.durable + 1 < self.next;
+        let is_sync_due = match self.options.sync {
+            SyncPolicy::Each => is_unsynced,
+            SyncPolicy::Interval => is_unsynced && self.sync_at.is_some_and(|at| at <= now),
+            SyncPolicy::Never => false,
+        };
+        if is_sync_due {
+            let (sequence, position) = (self.next - 1, self.written);
+            return Ok((Doing::Sync { sequence, position }, Op::Sync(self.file())));
+        }
+        if let Some(op) = self.next_of_checkpoint() {
+            return Ok((Doing::Checkpoint, op));
+        }
+        if self.retry.is_some() && now < self.retry_at {
+            return Err(Some(self.retry_at));
+        }
+        if self.retry.is_none() && self.queue.is_empty() {
+            return Err(self.sync_at.filter(|_| is_unsynced && self.options.sync == SyncPolicy::Interval));
+        }
+        let (records, position) =
+            self.retry.take().unwrap_or_else(|| (std::mem::take(&mut self.queue), self.queued));
+        let durable = match self.options.sync {
+            // What an earlier write has stored counts, as nothing more is known.
+            SyncPolicy::Never => self.next - 1,
+            SyncPolicy::Interval | SyncPolicy::Each => self.durable,
+        };
+        let mut bytes = Vec::with_capacity(records.size() + records.len() * format::frame_size(0));
+        let salt = self.salt ^ salt_of(Part::Log, self.generation);
+        for (sequence, record) in (self.next..).zip(records.iter()) {
+            format::put_frame(&mut bytes, salt, sequence, durable, record);
+        }
+        if self.options.sync == SyncPolicy::Interval && !is_unsynced {
+            self.sync_at = Some(now + SYNC_INTERVAL);
+        }
+        self.retry_at = now + RETRY;
+        let doing = Doing::Write { records, position, size: bytes.len() as u64 };
+        Ok((doing, Op::Write(self.file(), self.len, bytes)))
+    }
+
+    fn next_of_checkpoint(&mut self) -> Option<Op> {
+        let (generation, next) = (self.generation + 1, self.next);
+        match &mut self.checkpoint {
+            Checkpoint::None => None,
+            Checkpoint::Rotate(step) => {
+                let step = *step;
+                let file = self.name(&log_name(generation));
+                Some(match step {
+                    0 => Op::Sync(self.file()),
+                    1 => Op::Create(file, self.head(Part::Log, generation, next)),
+                    2 => Op::Sync(file),
+                    _ => Op::SyncNames(folder_of(&self.store)),
+                })
+            }
+            Checkpoint::Collect(Collected { is_made: false, .. }) => {
+                let head = self.head(Part::Checkpoint, self.generation, 1);
+                Some(Op::Create(self.name(UNFINISHED), head))
+            }
+            Checkpoint::Collect(of) => {
+                if of.records.is_empty() && !of.is_ended {
+                    return None;
+                }
+                let salt = self.salt ^ salt_of(Part::Checkpoint, self.generation);
+                let (at, mut bytes, records) = (of.len, Vec::new(), std::mem::take(&mut of.records));
+                of.is_end_written = of.is_ended;
+                for record in records.iter().chain(of.is_ended.then_some(&[][..])) {
+                    format::put_frame(&mut bytes, salt, of.sequence, 0, record);
+                    of.sequence += 1;
+                }
+                of.len += bytes.len() as u64;
+                Some(Op::Write(self.name(UNFINISHED), at, bytes))
+            }
+            // What the checkpoint has must be in the file that is synced.
+            Checkpoint::Finish { step: 0, through, .. } if self.written < *through => None,
+            Checkpoint::Finish { step, old, .. } => {
+                let (step, removed) = (*step, old.last().cloned());
+                Some(match (step, removed) {
+                    (0, _) => Op::Sync(self.file()),
+                    (1, _) if mutants::LOG_CHECKPOINT_UNSYNCED.is_on() => Op::Sync(self.file()),
+                    (1, _) => Op::Sync(self.name(UNFINISHED)),
+                    (2, _) => Op::Rename(self.name(UNFINISHED), self.name(&checkpoint_name(self.generation))),
+                    (3, _) => Op::SyncNames(folder_of(&self.store)),
+                    (_, Some(file)) => Op::Remove(self.name(&file)),
+                    (_, None) => Op::SyncNames(folder_of(&self.store)),
+                })
+            }
+        }
+    }
+
+    /// Reports the result of the operation that [`Log::next`] returned last.
+    ///
+    /// # Panics
+    /// There was no such operation.
+    pub fn done(&mut self, result: io::Result<()>) {
+        match self.doing.take().expect("an operation was begun") {
+            Doing::Create => match result {
+                Ok(()) => self.creation += 1,
+                Err(error) => self.break_down("be created", &error),
+            },
+            Doing::Write { records, position, size } => self.wrote(records, position, size, result),
+            Doing::Cut => match result {
+                Ok(()) => self.must_cut = false,
+                Err(error) => self.break_down("have its file cut", &error),
+            },
+            Doing::Sync { sequence, position } => match result {
+                Ok(()) => {
+                    self.durable = sequence;
+                    self.sync_at = None;
+                    self.settle_good(position);
+                }
+                // The system may have dropped the bytes that it could not write: nothing is known of them any more.
+                Err(error) => self.break_down("be synced", &error),
+            },
+            Doing::Checkpoint => self.checkpointed_one(result),
+            Doing::Remove => {
+                if let Err(error) = result {
+                    self.notes.push(format!(
+                        "the log of store '{}', which was dropped, cannot be removed: {error}; remove its folder {} \
+                         from --log-dir before the node is started again",
+                        self.store.name,
+                        folder_of(&self.store)
+                    ));
+                }
+                self.removal = Removal::Done;
+                self.fail_all("the store was dropped");
+            }
+        }
+    }
+
+    fn wrote(&mut self, records: Records, position: u64, size: u64, result: io::Result<()>) {
+        let name = &self.store.name;
+        match result {
+            Ok(()) => {
+                if std::mem::take(&mut self.is_failing) {
+                    self.notes.push(format!("the log of store '{name}' is written again"));
+                }
+                self.full = None;
+                self.next += records.len() as u64;
+                (self.len, self.logged) = (self.len + size, self.logged + size);
+                self.written = position;
+                if self.options.sync != SyncPolicy::Each || mutants::LOG_COUNTS_UNSYNCED.is_on() {
+                    self.settle_good(position);
+                }
+            }
+            Err(error) => {
+                // Bytes of the write may be in the file, and must not stay there before those of the next write.
+                self.must_cut = !mutants::LOG_KEEPS_FAILED_WRITES.is_on();
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    self.notes.push(format!(
+                        "the log of store '{name}' cannot be written: {error}; puts and deletes fail until --log-dir \
+                         has space again"
+                    ));
+                }
+                if self.options.sync == SyncPolicy::Each {
+                    self.settle_failed(
+                        position,
+                        &format!(
+                            "the log of store '{name}' could not be written: {error}; nothing was done; free space in \
+                             --log-dir, and retry"
+                        ),
+                    );
+                } else {
+                    // These records count already.
+                    self.retry = (!mutants::LOG_DROPS_WHEN_FULL.is_on()).then_some((records, position));
+                    self.full = Some(error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Advances the checkpoint after an operation for it.
+    fn checkpointed_one(&mut self, result: io::Result<()>) {
+        let is_effective = matches!(self.checkpoint, Checkpoint::Finish { step: 4.., .. });
+        if let Err(error) = result
+            && !is_effective
+        {
+            self.notes.push(format!(
+                "the log of store '{}' was not shortened: {error}; it is tried again when the log has grown further",
+                self.store.name
+            ));
+            self.not_before = self.logged + self.options.checkpoint_min;
+            self.checkpoint = Checkpoint::None;
+            return;
+        }
+        match &mut self.checkpoint {
+            Checkpoint::None => {}
+            Checkpoint::Rotate(step @ 0..3) => *step += 1,
+            Checkpoint::Rotate(_) => {
+                self.old.push(log_name(self.generation));
+                self.generation += 1;
+                self.durable = self.next - 1;
+                self.len = self.head(Part::Log, self.generation, self.next).len() as u64;
+                self.checkpoint = Checkpoint::Collect(Collected { sequence: 1, ..Collected::default() });
+            }
+            Checkpoint::Collect(of) if !of.is_made => {
+                of.is_made = true;
+                let head = self.head(Part::Checkpoint, self.generation, 1).len() as u64;
+                if let Checkpoint::Collect(of) = &mut self.checkpoint {
+                    of.len = head;
+                }
+            }
+            Checkpoint::Collect(of) => {
+                if of.is_end_written {
+                    let (len, through, old) = (of.len, of.through, self.old.clone());
+                    self.checkpoint = Checkpoint::Finish { step: 0, len, through, old };
+                }
+            }
+            Checkpoint::Finish { step: step @ 0..3, .. } => *step += 1,
+            Checkpoint::Finish { step: step @ 3, len, .. } => {
+                *step += 1;
+                self.old = vec![checkpoint_name(self.generation)];
+                (self.checkpointed, self.logged) = (*len, self.len);
+                self.not_before = self.options.checkpoint_min.max(2 * self.checkpointed);
+            }
+            // A file that cannot be removed is removed by the next start.
+            Checkpoint::Finish { old, .. } => {
+                if old.pop().is_none() {
+                    self.checkpoint = Checkpoint::None;
+                }
+            }
+        }
+    }
+
+    fn settle_good(&mut self, position: u64) {
+        self.settled = self.settled.max(position);
+    }
+
+    /// Settles all positions up to `position` as failed.
+    fn settle_failed(&mut self, position: u64, reason: &str) {
+        if position <= self.settled {
+            return;
+        }
+        let first = self.settled + 1;
+        self.settled = position;
+        match self.failed.back_mut() {
+            Some((_, last, of)) if *last + 1 == first && of == reason => *last = position,
+            _ => self.failed.push_back((first, position, reason.to_owned())),
+        }
+        // Callers ask for an outcome soon after it is settled.
+        if self.failed.len() > FAILED_MAX
+            && let Some((_, last, _)) = self.failed.pop_front()
+        {
+            self.forgotten = last;
+        }
+    }
+
+    fn fail_all(&mut self, reason: &str) {
+        self.queue.clear();
+        self.retry = None;
+        self.settle_failed(self.appended, reason);
+    }
+
+    /// Gives the log up until the next start.
+    fn break_down(&mut self, what: &str, error: &io::Error) {
+        let name = &self.store.name;
+        let reason = format!(
+            "the log of store '{name}' could not {what}: {error}; whether the value is stored is unknown; nothing is \
+             written to the store until the node is restarted with a sound disk for --log-dir"
+        );
+        self.notes.push(reason.clone());
+        self.broken = Some(format!("it could not {what}: {error}"));
+        self.checkpoint = Checkpoint::None;
+        self.fail_all(&reason);
+    }
+}
+
+/// Maximum number of failed ranges that are kept.
+const FAILED_MAX: usize = 1024;
+
+/// The part of a file's salt that distinguishes the files of a log.
+fn salt_of(part: Part, generation: u64) -> u64 {
+    generation.rotate_left(32) ^ u64::from(part == Part::Checkpoint)
+}

@@ -1,0 +1,16 @@
+//! Mutants of logs.
+
+farside_remote::mutants! {
+    /// A record that must be durable counts as stored before the sync.
+    LOG_COUNTS_UNSYNCED = "LogCountsUnsynced";
+    /// A record is replayed whatever its checksum says.
+    LOG_TAKES_TORN_RECORDS = "LogTakesTornRecords";
+    /// What a failed write left in the file stays there.
+    LOG_KEEPS_FAILED_WRITES = "LogKeepsFailedWrites";
+    /// A damaged record ends the log, although it was durable.
+    LOG_CUTS_DAMAGED_RECORDS = "LogCutsDamagedRecords";
+    /// A checkpoint takes effect before it was synced.
+    LOG_CHECKPOINT_UNSYNCED = "LogCheckpointUnsynced";
+    /// Records that count are dropped when the disk is full.
+    LOG_DROPS_WHEN_FULL = "LogDropsWhenFull";
+}

@@ -1,0 +1,424 @@
+//! Logs of a running node: what was acknowledged survives a kill of the process and the loss of its memory. A damaged
+//! file and a folder in use are reported.
+
+#[path = "../support/ledger.rs"]
+mod ledger;
+
+use farside_fabrics::executor::{Core, block_on};
+use farside_fabrics::local::LocalNode;
+use farside_fabrics::memory::{Found, Mapping, Pages};
+use farside_fabrics::ring::RingLine;
+use farside_fabrics::session::carrier::Line;
+use farside_fabrics::session::client::Config;
+use farside_fabrics::session::endpoint::Endpoint;
+use farside_fabrics::shm;
+use farside_fabrics::tcp::TcpLine;
+use farside_fabrics::udp::UdpLine;
+use farside_node::host::{BindError, Host, Listen, LogFolder, Options};
+use farside_node::log::{LogOptions, SyncPolicy};
+use farside_remote::control::{Answer, Ask};
+use farside_remote::fabric::ServiceId;
+use farside_remote::service::{Kind, address};
+use farside_remote::{Fabric, Key, NodeId};
+use ledger::{KEYS, Ledger, words};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const NODE: NodeId = NodeId(0);
+
+fn options(folder: &Path, sync: SyncPolicy, checkpoint_min: u64) -> Options {
+    let options = LogOptions { sync, checkpoint_min };
+    Options { log: Some(LogFolder { path: folder.to_owned(), options }), ..Options::default() }
+}
+
+/// Starts a node with fresh memory.
+fn start(options: Options) -> Result<Host, BindError> {
+    let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+    Host::start(memory, vec![Box::new(Ledger::default()) as Box<dyn Kind<Mapping>>], options)
+}
+
+fn create(host: &Host) {
+    let (name, kind, parameters) = ("s".into(), "ledger".into(), String::new());
+    let created = host.ask(Ask::CreateStore { name, kind, parameters, quota: 4 << 20 }, DEADLINE);
+    assert!(matches!(created, Ok(Answer::Store(_))), "{created:?}");
+}
+
+fn key_of(host: &Host) -> Key {
+    match host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE) {
+        Ok(Answer::Store(store)) => store.extent().key,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A caller in the process of the node.
+struct Caller<'a> {
+    host: &'a Host,
+    session: farside_remote::arena::session::SessionId,
+    key: Key,
+}
+
+impl<'a> Caller<'a> {
+    fn new(host: &'a Host) -> Caller<'a> {
+        Caller { host, session: host.open_session().expect("a slot is free"), key: key_of(host) }
+    }
+
+    fn ask(&self, ask: ledger::Ask) -> Result<Vec<u64>, String> {
+        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        let service = address(self.key, &mut request);
+        ask.encode(&mut request);
+        let called = self.host.call(self.session, service, &request, &mut answer);
+        called.map(|()| words(&answer)).map_err(|error| error.to_string())
+    }
+
+    fn put(&self, key: u64, value: u64) -> Result<u64, String> {
+        self.ask(ledger::Ask::Put(key, value)).map(|words| words[0])
+    }
+
+    fn get(&self, key: u64) -> [u64; 2] {
+        let words = self.ask(ledger::Ask::Get(key)).expect("reads need no log");
+        [words[0], words[1]]
+    }
+}
+
+#[test]
+fn a_store_and_its_puts_survive_the_loss_of_memory_under_each_policy() {
+    for sync in [SyncPolicy::Never, SyncPolicy::Interval, SyncPolicy::Each] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut model = [[0, 0]; KEYS as usize];
+        for round in 0..3u64 {
+            // A checkpoint replaces the log several times a round.
+            let host = start(options(folder.path(), sync, 4096)).expect("it serves");
+            if round == 0 {
+                create(&host);
+            }
+            let caller = Caller::new(&host);
+            for (key, expected) in (0..).zip(model) {
+                assert_eq!(caller.get(key), expected, "{sync:?}, round {round}, key {key}");
+            }
+            for put in 0..600 {
+                let (key, value) = (put * 7 % KEYS, round * 1000 + put);
+                let stamp = caller.put(key, value).expect("stored");
+                assert!(stamp > model[key as usize][0], "stamps rise across restarts");
+                model[key as usize] = [stamp, value];
+            }
+        }
+        let host = start(options(folder.path(), sync, 4096)).expect("it serves");
+        let began = Instant::now();
+        // 1800 records have more than 90 KiB, the live ones 4 KiB.
+        while size_of_log(folder.path()) > 16 << 10 {
+            assert!(began.elapsed() < DEADLINE, "checkpoints keep the log short");
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        drop(host);
+        let host = start(options(folder.path(), sync, 4096)).expect("it serves");
+        let caller = Caller::new(&host);
+        for (key, expected) in (0..).zip(model) {
+            assert_eq!(caller.get(key), expected, "{sync:?}, after a checkpoint, key {key}");
+        }
+    }
+}
+
+#[test]
+fn threads_share_syncs_and_lose_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
+    create(&host);
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let host = &host;
+            scope.spawn(move || {
+                let caller = Caller::new(host);
+                for put in 0..50 {
+                    caller.put(thread, put).expect("stored");
+                }
+            });
+        }
+    });
+    drop(host);
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
+    let caller = Caller::new(&host);
+    for thread in 0..8 {
+        assert_eq!(caller.get(thread)[1], 49);
+    }
+}
+
+/// Puts over a session with an engine, with several calls in flight. Returns the stamps of the last puts.
+fn put_over<L: Line + 'static>(line: L, host: &Host, tasks: u64, puts: u64) -> Vec<u64> {
+    let config = Config { identity: 5, incarnation: 1, nonce: 7, ..Config::default() };
+    let client = Endpoint::open(line, NODE, config).unwrap_or_else(|error| panic!("{error}"));
+    let mut answer = Vec::new();
+    let ask = serde_json::to_vec(&Ask::OpenStore { name: "s".into() }).expect("plain data");
+    block_on(&client, client.call(NODE, ServiceId::NODE, &ask, &mut answer)).expect("the store is there");
+    let Ok(Answer::Store(store)) = serde_json::from_slice(&answer) else { panic!("no store") };
+    let key = store.extent().key;
+    assert_ne!(key, key_of(host), "a session has a key of its own");
+    let stamps = std::cell::RefCell::new(vec![0; tasks as usize]);
+    let mut core = Core::new(&client);
+    for task in 0..tasks {
+        let (client, stamps) = (&client, &stamps);
+        core.spawn(async move {
+            let (mut request, mut answer) = (Vec::new(), Vec::new());
+            for put in 0..puts {
+                let service = address(key, &mut request);
+                ledger::Ask::Put(task, put).encode(&mut request);
+                client.call(NODE, service, &request, &mut answer).await.expect("stored");
+                stamps.borrow_mut()[task as usize] = words(&answer)[0];
+                let service = address(key, &mut request);
+                ledger::Ask::Get(task).encode(&mut request);
+                client.call(NODE, service, &request, &mut answer).await.expect("served");
+                assert_eq!(words(&answer)[1], put, "a put that was answered is seen");
+            }
+        });
+    }
+    core.run();
+    drop(core);
+    stamps.into_inner()
+}
+
+#[test]
+fn engines_answer_calls_once_they_are_stored_and_serve_others_meanwhile() {
+    const TASKS: u64 = 32;
+    let folder = tempfile::tempdir().expect("a folder");
+    let listen = vec![
+        Listen::Ring(folder.path().join("ring")),
+        Listen::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into()),
+        Listen::Udp((std::net::Ipv4Addr::LOCALHOST, 0).into()),
+    ];
+    let logs = folder.path().join("logs");
+    let host = start(Options { listen, ..options(&logs, SyncPolicy::Each, 1 << 20) }).expect("it serves");
+    create(&host);
+    let mut last = Vec::new();
+    for (round, listen) in (1..).zip(host.listening()) {
+        #[allow(unreachable_patterns, reason = "TLS is a feature")]
+        let stamps = match listen {
+            Listen::Ring(path) => put_over(RingLine::connect(path).expect("a line"), &host, TASKS, 5 * round),
+            Listen::Tcp(at) => put_over(TcpLine::connect(*at).expect("a line"), &host, TASKS, 5 * round),
+            Listen::Udp(at) => {
+                put_over(UdpLine::connect(*at, None).expect("a line"), &host, TASKS, 5 * round)
+            }
+            other => panic!("{other}"),
+        };
+        last = stamps;
+    }
+    drop(host);
+    let host = start(options(&logs, SyncPolicy::Each, 1 << 20)).expect("it serves");
+    let caller = Caller::new(&host);
+    for (task, &stamp) in (0..).zip(&last) {
+        assert_eq!(caller.get(task), [stamp, 14], "task {task}");
+    }
+}
+
+/// Starts a node with a memory file.
+fn start_file(file: &Path, options: Options) -> Result<Host, BindError> {
+    let (memory, found) = Mapping::open(file, 16 << 20).expect("a memory file");
+    let options = Options { take_over: found == Found::Memory, ..options };
+    Host::start(memory, vec![Box::new(Ledger::default()) as Box<dyn Kind<Mapping>>], options)
+}
+
+#[test]
+fn a_log_is_replayed_into_a_memory_file_and_begun_for_a_store_that_had_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, logs) = (folder.path().join("memory"), folder.path().join("logs"));
+    let host = start_file(&file, Options::default()).expect("it serves");
+    create(&host);
+    Caller::new(&host).put(1, 10).expect("without a log");
+    drop(host);
+    let host = start_file(&file, options(&logs, SyncPolicy::Each, 1 << 20)).expect("it serves");
+    Caller::new(&host).put(2, 20).expect("stored");
+    let began = Instant::now();
+    while !log_file(&logs).with_file_name("checkpoint.00000002").exists() {
+        assert!(began.elapsed() < DEADLINE, "a checkpoint stores what is older than the log");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    drop(host);
+    let host = start_file(&file, options(&logs, SyncPolicy::Each, 1 << 20)).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1)[1], caller.get(2)[1]), (10, 20));
+    assert!(caller.put(1, 11).expect("stored") > caller.get(2)[0]);
+    drop(host);
+    // The memory is lost.
+    std::fs::remove_file(&file).expect("the memory file");
+    let host = start_file(&file, options(&logs, SyncPolicy::Each, 1 << 20)).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1)[1], caller.get(2)[1]), (11, 20));
+    drop(host);
+    // A log of another store with the name is not mixed with the memory's.
+    let other = folder.path().join("other");
+    let host = start_file(&other, Options::default()).expect("it serves");
+    create(&host);
+    drop(host);
+    let refused = start_file(&other, options(&logs, SyncPolicy::Each, 1 << 20)).err().expect("another store");
+    assert!(refused.to_string().contains("the memory has another store 's'"), "{refused}");
+}
+
+#[test]
+fn a_folder_serves_one_node_and_a_dropped_store_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let host = start(options(folder.path(), SyncPolicy::Each, 4096)).expect("it serves");
+    let refused = start(options(folder.path(), SyncPolicy::Each, 4096)).err().expect("the folder is in use");
+    assert!(refused.to_string().contains("another node uses the folder"), "{refused}");
+    create(&host);
+    Caller::new(&host).put(1, 1).expect("stored");
+    host.ask(Ask::DropStore { name: "s".into() }, DEADLINE).expect("dropped");
+    let left: Vec<_> = std::fs::read_dir(folder.path()).expect("a folder").flatten().collect();
+    assert_eq!(left.len(), 1, "only the lock is left: {left:?}");
+    drop(host);
+    let host = start(options(folder.path(), SyncPolicy::Each, 4096)).expect("it serves");
+    let opened = host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE);
+    assert!(opened.is_err(), "{opened:?}");
+}
+
+/// Size of the files of the only log in a folder, in bytes.
+fn size_of_log(folder: &Path) -> u64 {
+    let store = log_file(folder);
+    let files = std::fs::read_dir(store.parent().expect("the store's folder")).expect("a folder").flatten();
+    // A checkpoint may remove a file in the meantime.
+    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+}
+
+/// The first file of the only log in a folder.
+fn log_file(folder: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    let store = entries.map(|entry| entry.path()).find(|path| path.is_dir()).expect("the store's folder");
+    store.join("log.00000001")
+}
+
+#[test]
+fn a_torn_tail_is_cut_and_a_damaged_record_refused_with_its_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
+    create(&host);
+    let caller = Caller::new(&host);
+    for put in 0..10 {
+        caller.put(put, put).expect("stored");
+    }
+    drop(host);
+    let file = log_file(folder.path());
+    let whole = std::fs::read(&file).expect("a file");
+    std::fs::write(&file, &whole[..whole.len() - 3]).expect("written");
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(8)[1], caller.get(9)), (8, [0, 0]));
+    drop(host);
+    let mut damaged = whole.clone();
+    let at = whole.len() - 3 * 52 - 5;
+    damaged[at] ^= 1;
+    std::fs::write(&file, &damaged).expect("written");
+    let refused =
+        start(options(folder.path(), SyncPolicy::Each, 1 << 20)).err().expect("a record is damaged");
+    let refused = refused.to_string();
+    let place = whole.len() - 4 * 52;
+    assert!(refused.contains(&format!("'truncate -s {place}'")), "{refused}");
+    std::fs::write(&file, &whole[..place]).expect("written");
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(5)[1], caller.get(6)), (5, [0, 0]));
+}
+
+// A node in a process of its own, which the test kills.
+
+/// Name of the variable with the folder of the node's process.
+const FOLDER: &str = "FARSIDE_TEST_LOG_NODE";
+
+/// The process of the node. It is no test, but must be one to be run.
+#[test]
+#[ignore = "a process that another test starts"]
+fn node_process() {
+    #[allow(clippy::disallowed_methods, reason = "the test that starts this process names the folder by it")]
+    let folder = std::env::var_os(FOLDER).map(PathBuf::from);
+    let Some(folder) = folder else { return };
+    let log = options(&folder.join("logs"), SyncPolicy::Each, 16 << 10).log;
+    let options = Options { socket: Some(folder.join("socket")), log, ..Options::default() };
+    let host = start(options).expect("it serves");
+    if host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE).is_err() {
+        create(&host);
+    }
+    std::fs::write(folder.join("ready"), "").expect("written");
+    std::thread::park();
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it was killed");
+    }
+}
+
+fn start_process(folder: &Path) -> Killed {
+    let ready = folder.join("ready");
+    drop(std::fs::remove_file(&ready));
+    let program = std::env::current_exe().expect("this test");
+    let mut command = Command::new(program);
+    command.args(["--exact", "log::node_process", "--ignored", "--nocapture"]).env(FOLDER, folder);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().expect("it starts");
+    let killed = Killed(child);
+    let began = Instant::now();
+    while !ready.exists() {
+        assert!(began.elapsed() < DEADLINE, "the node starts");
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+    killed
+}
+
+/// Puts rising values of one key until the node is killed. Returns the last acknowledged value and the last value that
+/// was asked for.
+fn put_until_killed(socket: &Path, of: u64, from: u64) -> (u64, u64) {
+    let client = shm::connect(socket, NODE).expect("it serves");
+    let (mut request, mut answer) = (Vec::new(), Vec::new());
+    let ask = serde_json::to_vec(&Ask::OpenStore { name: "s".into() }).expect("plain data");
+    block_on(&client, client.call(NODE, ServiceId::NODE, &ask, &mut answer)).expect("the store is there");
+    let Ok(Answer::Store(store)) = serde_json::from_slice(&answer) else { panic!("no store") };
+    let key = store.extent().key;
+    let mut value = from;
+    loop {
+        let service = address(key, &mut request);
+        ledger::Ask::Put(of, value + 1).encode(&mut request);
+        if block_on(&client, client.call(NODE, service, &request, &mut answer)).is_err() {
+            return (value, value + 1);
+        }
+        value += 1;
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
+    const CLIENTS: u64 = 4;
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut last = [(0, 0); CLIENTS as usize];
+    for round in 0..12u32 {
+        let process = start_process(folder.path());
+        let socket = folder.path().join("socket");
+        std::thread::scope(|scope| {
+            let socket = &socket;
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|of| scope.spawn(move || put_until_killed(socket, of, last_of(&last, of))))
+                .collect();
+            // The kill strikes at another moment of the log in each round.
+            std::thread::park_timeout(Duration::from_millis(20 + u64::from(round) * 7));
+            drop(process);
+            for (of, client) in clients.into_iter().enumerate() {
+                last[of] = client.join().expect("no client panics");
+            }
+        });
+        let log = options(&folder.path().join("logs"), SyncPolicy::Each, 16 << 10).log;
+        let host = start(Options { log, ..Options::default() }).expect("it serves");
+        let caller = Caller::new(&host);
+        for (of, (acknowledged, asked)) in (0..).zip(&mut last) {
+            let [_, value] = caller.get(of);
+            assert!(
+                (*acknowledged..=*asked).contains(&value),
+                "round {round}, client {of}: {value}, but {acknowledged} was acknowledged and {asked} asked for"
+            );
+            *acknowledged = value;
+        }
+    }
+    assert!(last.iter().all(|&(acknowledged, _)| acknowledged > 12), "every client made progress: {last:?}");
+}
+
+fn last_of(last: &[(u64, u64)], of: u64) -> u64 {
+    last[of as usize].0
+}
