@@ -38,11 +38,18 @@ pub struct Entry<M: Memory> {
     pub(crate) register: Register,
     /// Number of completed scans. It is not in the node's memory, so another node that takes over starts at zero.
     pub(crate) scans: u64,
+    /// Number of ended sessions of which the store's service was told.
+    pub(crate) told: u64,
     /// Generation and cursor of the checkpoint of the store's log that is in progress.
     pub(crate) checkpoint: Option<(u64, u64)>,
 }
 
 impl<M: Memory> Entry<M> {
+    /// Whether all segments of the store are parts of its table, and no rebuild changes that.
+    pub(crate) fn is_table_only(&self) -> bool {
+        self.rebuild.is_none() && self.segments.len() as u64 * SEGMENT_SIZE == self.store.table_len
+    }
+
     /// Creates an entry without a rebuild.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
@@ -56,6 +63,7 @@ impl<M: Memory> Entry<M> {
             fenced: BTreeSet::new(),
             register: Register::default(),
             scans: 0,
+            told: 0,
             checkpoint: None,
         }
     }
@@ -120,6 +128,23 @@ impl Division {
         };
         small(quota_segments + reserve)?;
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
+    }
+
+    /// The division for a store that lies in its table alone, given its quota and the size of its table, both in bytes.
+    ///
+    /// # Errors
+    /// The quota does not have space for the table.
+    pub fn of_table(quota: u64, table_len: u64) -> Result<Division, String> {
+        let (quota_segments, table) = (quota / SEGMENT_SIZE, table_len.div_ceil(SEGMENT_SIZE).max(1));
+        if quota_segments < table {
+            return Err(format!(
+                "a quota of {quota_segments} MiB is too small for a table of {table} MiB: give at least {table} MiB, \
+                 or fewer --items"
+            ));
+        }
+        let table =
+            u32::try_from(table).map_err(|_| format!("a quota of {quota} bytes is too large: give less"))?;
+        Ok(Division { table, buffers: 0, reserve: 0 })
     }
 
     /// Number of segments in the reserve of a store with `buffers` segments for buffers. The result grows with
@@ -321,5 +346,17 @@ mod tests {
         assert!(Division::of(mib, mib).is_err());
         assert!(Division::of(4096 << 40, mib).is_err());
         assert!(Division::of(u64::MAX, mib).is_err());
+    }
+
+    #[test]
+    fn a_store_in_its_table_alone_gets_its_table_and_nothing_else() {
+        let mib = 1 << 20;
+        let of = |table| Ok(Division { table, buffers: 0, reserve: 0 });
+        assert_eq!(Division::of_table(64 * mib, 64 * mib), of(64));
+        assert_eq!(Division::of_table(64 * mib, 63 * mib + 1), of(64));
+        assert_eq!(Division::of_table(mib, 0), of(1));
+        assert!(Division::of_table(64 * mib, 64 * mib + 1).is_err());
+        assert!(Division::of_table(mib - 1, 0).is_err());
+        assert!(Division::of_table(u64::MAX, u64::MAX).is_err());
     }
 }

@@ -218,8 +218,23 @@ pub struct Log {
     /// Size of the log before which no checkpoint is begun.
     not_before: u64,
     removal: Removal,
+    counted: Counted,
     /// Events for the node's report.
     notes: Vec<String>,
+}
+
+/// What a log has done since the node's process started.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    /// Number and size of the records that were appended.
+    records: u64,
+    bytes: u64,
+    syncs: u64,
+    /// Number of writes that failed.
+    failed: u64,
+    /// Number of records of the replay at the start, and how long it took.
+    replayed: u64,
+    replay_ms: u64,
 }
 
 #[derive(Debug)]
@@ -382,6 +397,7 @@ impl Log {
             checkpoint: Checkpoint::None,
             not_before: options.checkpoint_min,
             removal: Removal::Not,
+            counted: Counted::default(),
             notes: Vec::new(),
         }
     }
@@ -426,6 +442,8 @@ impl Log {
             ));
         }
         records.iter().for_each(|record| self.queue.append(record));
+        self.counted.records += records.len() as u64;
+        self.counted.bytes += records.size() as u64;
         self.appended += 1;
         self.queued = self.appended;
         Ok(match self.options.sync {
@@ -458,6 +476,31 @@ impl Log {
     /// Whether the log's file exists, durably, or cannot be made.
     pub fn is_ready(&self) -> bool {
         self.creation == CREATED || self.broken.is_some()
+    }
+
+    /// Notes how many records were replayed at the start, and how long that took.
+    pub fn note_replay(&mut self, records: u64, took: Duration) {
+        self.counted.replayed = records;
+        self.counted.replay_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    }
+
+    /// Numbers for the operator, by their names. All but the size of the files count since the node's process started.
+    pub fn report(&self) -> [(&'static str, u64); 7] {
+        let Counted { records, bytes, syncs, failed, replayed, replay_ms } = self.counted;
+        let collected = match &self.checkpoint {
+            Checkpoint::Collect(of) => of.len,
+            Checkpoint::Finish { step: 0..=3, len, .. } => *len,
+            _ => 0,
+        };
+        [
+            ("log_records", records),
+            ("log_record_bytes", bytes),
+            ("log_file_bytes", self.logged + self.checkpointed + collected),
+            ("log_syncs", syncs),
+            ("log_failed_writes", failed),
+            ("log_replayed_records", replayed),
+            ("log_replay_ms", replay_ms),
+        ]
     }
 
     /// Reason why the log accepts no records, if it does not.
@@ -681,6 +724,7 @@ impl Log {
             },
             Doing::Sync { sequence, position } => match result {
                 Ok(()) => {
+                    self.counted.syncs += 1;
                     self.durable = sequence;
                     self.sync_at = None;
                     self.settle_good(position);
@@ -720,6 +764,7 @@ impl Log {
                 }
             }
             Err(error) => {
+                self.counted.failed += 1;
                 // Bytes of the write may be in the file, and must not stay there before those of the next write.
                 self.must_cut = !mutants::LOG_KEEPS_FAILED_WRITES.is_on();
                 if !std::mem::replace(&mut self.is_failing, true) {

@@ -63,6 +63,8 @@ pub struct Node<M: NodeMemory> {
     extents: Extents,
     catalog: Catalog<M>,
     sessions: Sessions,
+    /// Number of sessions that have ended since the node's process started.
+    ended: u64,
     bindings: Bindings,
     /// Number of engines among the sessions.
     engines: u64,
@@ -87,6 +89,8 @@ pub struct Node<M: NodeMemory> {
     scan: Option<(Scan, Vec<Ticket>)>,
     /// Regions to be checked for shortage of memory, each with the class to check next.
     relief: VecDeque<(u32, u8)>,
+    /// Regions whose services have private state to recover, each with the next cursor.
+    recoveries: VecDeque<(u32, u64)>,
     /// Regions whose services have background steps to make.
     ticks: VecDeque<u32>,
     /// Regions whose services have asked for a step at a time ([`Tick::At`](farside_remote::service::Tick::At)).
@@ -162,6 +166,7 @@ impl<M: NodeMemory> Node<M> {
             extents: Extents::new(memory.geometry().segments()),
             catalog: Catalog::new(kinds),
             sessions: Sessions::new(1),
+            ended: 0,
             bindings: Bindings::default(),
             engines: 0,
             closing: VecDeque::new(),
@@ -174,6 +179,7 @@ impl<M: NodeMemory> Node<M> {
             scans_due: VecDeque::new(),
             scan: None,
             relief: VecDeque::new(),
+            recoveries: VecDeque::new(),
             ticks: VecDeque::new(),
             timers: BTreeMap::new(),
             now: Duration::ZERO,
@@ -193,7 +199,7 @@ impl<M: NodeMemory> Node<M> {
     }
 
     /// Creates a node on memory that another node served and that no process uses any more. The new node scans all
-    /// stores for buffers that clients held.
+    /// stores for buffers that clients held. The caller goes on with [`Node::recover_step`].
     ///
     /// # Errors
     /// A store cannot be served by this release.
@@ -211,8 +217,36 @@ impl<M: NodeMemory> Node<M> {
         node.catalog = restored.catalog;
         node.catalog_sequence = restored.sequence;
         node.sessions = Sessions::new(restored.next_session);
+        node.recoveries = node.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
         node.scan_all();
         Ok(Ok(node))
+    }
+
+    /// Makes one step of the recovery of the services' private states from the memory that the node has taken over.
+    /// Returns true once all are recovered. Before, the caller serves nothing and makes no other step.
+    ///
+    /// # Errors
+    /// A store cannot be served.
+    pub fn recover_step(&mut self, memory: &M) -> Result<Result<bool, String>, M::Wait> {
+        let Some(&(region, cursor)) = self.recoveries.front() else { return Ok(Ok(true)) };
+        if let Some(entry) = self.catalog.by_region(region) {
+            let service =
+                entry.served.try_exclusive().expect("nothing of the store runs before it is recovered");
+            match service.recover(memory, cursor)? {
+                Ok(None) => {}
+                Ok(Some(next)) => {
+                    drop(service);
+                    self.recoveries[0].1 = next;
+                    return Ok(Ok(false));
+                }
+                Err(reason) => {
+                    let name = &entry.store.name;
+                    return Ok(Err(format!("store '{name}' cannot be served: {reason}")));
+                }
+            }
+        }
+        self.recoveries.pop_front();
+        Ok(Ok(self.recoveries.is_empty()))
     }
 
     /// Returns the open sessions.
@@ -281,6 +315,7 @@ impl<M: NodeMemory> Node<M> {
     /// Ends a remote session, which runs no more chains. Unless it ended cleanly, stores are scanned for its buffers.
     pub fn end_remote(&mut self, number: u32, is_clean: bool) {
         self.sessions.end_remote(number);
+        self.ended += 1;
         if self.bindings.forget_session(number) || !is_clean {
             self.scan_all();
         }
@@ -389,7 +424,9 @@ impl<M: NodeMemory> Node<M> {
     pub fn poll_shared(&mut self) {
         self.reclaim.begin_round(&self.sessions);
         if self.relief.is_empty() {
-            self.relief = self.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
+            // A store without buffers is not short of them.
+            let with_buffers = self.catalog.iter().filter(|entry| !entry.is_table_only());
+            self.relief = with_buffers.map(|entry| (entry.store.region, 0)).collect();
         }
         if self.ticks.is_empty() {
             // One store per call, so that the cost does not grow with the number of stores.
@@ -524,7 +561,11 @@ impl<M: NodeMemory> Node<M> {
     /// Makes a step of one part of the node, in rotation. Returns [`Progress::Idle`] once each part in turn had nothing
     /// to do. Each call runs only one part: even a part with nothing to do may change the node's own state after its
     /// last access, so no access may follow.
+    ///
+    /// # Panics
+    /// The services that the node has taken over are not recovered yet ([`Node::recover_step`]).
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
+        assert!(self.recoveries.is_empty(), "a node recovers its services before it serves");
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
         let parts: [Part<M>; 8] = [
             Node::close_step,
@@ -729,6 +770,7 @@ impl<M: NodeMemory> Node<M> {
         };
         let counted = Arena::of(memory).counters(id.slot)?;
         self.sessions.close(memory, id.slot)?;
+        self.ended += 1;
         self.counted.add(&counted);
         self.closing.pop_front();
         Ok(true)
@@ -840,6 +882,8 @@ impl<M: NodeMemory> Node<M> {
         let moved_percent = entry.and_then(|entry| Some(rebuild::shown(entry).former?.moved_percent));
         let delaying = entry.and_then(|entry| self.reclaim.waits_for_client(entry.store.region));
         let scans = entry.map(|entry| entry.scans);
+        let service = entry.map_or(Vec::new(), |entry| entry.served.report());
+        let service = service.into_iter().map(|(name, number)| (name.to_owned(), number)).collect();
         let Some((StatRequest { name, stat, .. }, asked)) = self.stat_requests.pop_front() else {
             return Ok(false);
         };
@@ -851,6 +895,7 @@ impl<M: NodeMemory> Node<M> {
                     delaying_ids,
                     moved_percent,
                     scans,
+                    service,
                     ..*stat
                 }))
             }

@@ -15,9 +15,10 @@ use farside_remote::fabric::CALL_BYTES_MAX;
 use farside_remote::leases::LeaseTable;
 use farside_remote::service::{Call, Context, Locks, Records, Service, Tick, Work};
 use farside_remote::{Key, Memory, Rights};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct Served<M: Memory> {
     locks: HeldLocks,
     /// The store's log, if it has one.
     log: OnceLock<Arc<StoreLog>>,
+    /// Sessions with calls whose second part is still to come, each with the number of these calls.
+    unfinished: Mutex<BTreeMap<u32, u32>>,
     /// Read by all work, written only to give the store another table.
     service: RwLock<Box<dyn Service<M>>>,
 }
@@ -50,6 +53,8 @@ pub struct Calling<'a> {
     pub key: Key,
     /// The caller's rights.
     pub rights: Rights,
+    /// Number of the caller's session, if it has one.
+    pub session: Option<u32>,
     /// The request, without the store's secret. Untrusted input.
     pub request: &'a [u8],
 }
@@ -59,7 +64,8 @@ impl<M: Memory> Served<M> {
     pub fn new(store: &Store, service: Box<dyn Service<M>>) -> Arc<Served<M>> {
         let (key, leases) = (store.extent().key, service.leases());
         let (locks, service) = (HeldLocks::default(), RwLock::new(service));
-        Arc::new(Served { key, is_wide: store.wide, leases, locks, log: OnceLock::new(), service })
+        let (is_wide, log, unfinished) = (store.wide, OnceLock::new(), Mutex::default());
+        Arc::new(Served { key, is_wide, leases, locks, log, unfinished, service })
     }
 
     /// Creates the shared service of the same store with another table. It keeps the log.
@@ -77,6 +83,22 @@ impl<M: Memory> Served<M> {
     /// The outcome of a call's records, once it is known.
     pub fn outcome(&self, begun: &Begun) -> Option<Result<(), String>> {
         self.log().map_or(Some(Ok(())), |log| log.lock().outcome(begun.position))
+    }
+
+    /// The numbers that the service reports, then those of its log.
+    pub fn report(&self) -> Vec<(&'static str, u64)> {
+        let mut report = self.service.read().unwrap_or_else(PoisonError::into_inner).report();
+        report.extend(self.log().into_iter().flat_map(|log| log.lock().report()));
+        report
+    }
+
+    /// Whether a session has calls whose second part is still to come.
+    pub(crate) fn has_unfinished(&self, session: u32) -> bool {
+        self.unfinished().contains_key(&session)
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, BTreeMap<u32, u32>> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the store a log, before clients learn of the store.
@@ -153,6 +175,8 @@ pub struct Buffers {
 pub struct Begun {
     /// The records' position in the store's log.
     pub position: u64,
+    /// Number of the caller's session, if it has one.
+    pub session: Option<u32>,
     /// What the first part of the call has left.
     pub state: Vec<u8>,
 }
@@ -174,10 +198,9 @@ impl<M: Memory<Wait = Infallible>> Served<M> {
             return answered.map(|()| None);
         }
         let state = std::mem::take(answer);
-        let stored = match guard.append(&buffers.records) {
-            Ok(Appended::At(position)) => return Ok(Some(Begun { position, state })),
-            Ok(Appended::Stored) => Ok(()),
-            Err(reason) => Err(reason),
+        let (state, stored) = match guard.append(&buffers.records, calling.session, state) {
+            Ok(begun) => return Ok(Some(begun)),
+            Err(at_once) => at_once,
         };
         let Ok(answered) = guard.end(memory, start, (&state, &stored), buffers, answer);
         answered.map(|()| None)
@@ -197,6 +220,7 @@ impl<M: Memory<Wait = Infallible>> Served<M> {
     ) -> Result<(), String> {
         let guard = self.lock(Work::Finish(&begun.state));
         let Ok(answered) = guard.end(memory, start, (&begun.state, stored), buffers, answer);
+        guard.forget(begun);
         answered
     }
 }
@@ -220,7 +244,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
         answer: &mut Vec<u8>,
     ) -> Result<Called, M::Wait> {
         answer.clear();
-        let (served, Calling { key, rights, request }) = (self.served, calling);
+        let (served, Calling { key, rights, session, request }) = (self.served, calling);
         // Also check that the store's own key is still valid, since the store may be about to be dropped.
         let opened = served.key.region() == key.region() && served.key.opens(key.secret());
         let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };
@@ -231,7 +255,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
             let refusal = "a store with words of 24 and 32 bytes serves no calls: use chains";
             return Ok(Called::Answered(Err(refusal.into())));
         }
-        let call = Call { rights: opened.and(rights), request };
+        let call = Call { rights: opened.and(rights), session, request };
         let answered = self.service.call(start.context(memory, buffers), call, answer)?;
         assert!(answer.len() <= CALL_BYTES_MAX, "a service's response exceeds the size of a call");
         if answered.is_ok() && !buffers.records.is_empty() {
@@ -240,15 +264,43 @@ impl<M: Memory> ServiceGuard<'_, M> {
         Ok(Called::Answered(answered))
     }
 
-    /// Appends the records of a call's first part to the store's log, in the guard of that part.
+    /// Appends the records of a call's first part to the store's log, in the guard of that part. `state` is what that
+    /// part has left. Returns the call, whose second part comes once its records are stored
+    /// ([`ServiceGuard::forget`]).
     ///
     /// # Errors
-    /// The log refused the records, for this reason: the call must be undone.
-    pub fn append(&self, records: &Records) -> Result<Appended, String> {
-        let Some(log) = self.served.log() else { return Ok(Appended::Stored) };
-        let appended = log.lock().append(records)?;
+    /// The second part comes at once, with this state and this outcome of the records.
+    pub fn append(
+        &self,
+        records: &Records,
+        session: Option<u32>,
+        state: Vec<u8>,
+    ) -> Result<Begun, (Vec<u8>, Result<(), String>)> {
+        let Some(log) = self.served.log() else { return Err((state, Ok(()))) };
+        let appended = log.lock().append(records);
         log.wake();
-        Ok(appended)
+        match appended {
+            Ok(Appended::At(position)) => {
+                if let Some(session) = session {
+                    *self.served.unfinished().entry(session).or_default() += 1;
+                }
+                Ok(Begun { position, session, state })
+            }
+            Ok(Appended::Stored) => Err((state, Ok(()))),
+            Err(reason) => Err((state, Err(reason))),
+        }
+    }
+
+    /// Notes that the second part of a call was done, in the guard of that part.
+    pub fn forget(&self, begun: &Begun) {
+        let Some(session) = begun.session else { return };
+        let mut unfinished = self.served.unfinished();
+        if let Some(calls) = unfinished.get_mut(&session) {
+            *calls -= 1;
+            if *calls == 0 {
+                unfinished.remove(&session);
+            }
+        }
     }
 
     /// Serves the second part of a call, in the guard of its first part or in one for [`Work::Finish`]: finishes the

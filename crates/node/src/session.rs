@@ -150,6 +150,14 @@ impl Sessions {
         Ok(())
     }
 
+    /// Whether the session with this number has ended, and its retired buffers were taken.
+    pub(crate) fn has_ended(&self, number: u32) -> bool {
+        number < self.next_number
+            && number != owner::NONE
+            && !self.remote.contains(&number)
+            && !self.open.values().any(|session| session.id.number == number)
+    }
+
     /// The set of sessions that have ended so far.
     pub fn gone(&self) -> Gone {
         let open = self.open.values().map(|session| session.id.number);

@@ -8,7 +8,7 @@ use crate::fabric::DEADLINE;
 use crate::key::Key;
 use crate::service::Extent;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A request to the node.
@@ -580,9 +580,18 @@ pub struct StoreStat {
     /// Number of scans of the store for leaked buffers that the node's process has completed since it started.
     #[serde(default)]
     pub scans: u64,
+    /// Numbers that the store's service reports ([`crate::service::Service::report`]), and those of its log, by their
+    /// names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub service: BTreeMap<String, u64>,
 }
 
 impl StoreStat {
+    /// Whether the store lies in its table alone.
+    pub fn is_table_only(&self) -> bool {
+        self.table_bytes > 0 && self.granted_bytes == 0 && self.buffer_segment_bytes == 0
+    }
+
     /// Adds the statistics of another member of the store. The progress of a rebuild is that of the slowest member, and
     /// the number of scans is the smallest.
     pub fn add(&mut self, other: &StoreStat) {
@@ -601,6 +610,9 @@ impl StoreStat {
         self.delaying_ids.extend(&other.delaying_ids);
         self.moved_percent = self.moved_percent.into_iter().chain(other.moved_percent).min();
         self.scans = if is_first { other.scans } else { self.scans.min(other.scans) };
+        for (name, number) in &other.service {
+            *self.service.entry(name.clone()).or_default() += number;
+        }
     }
 }
 

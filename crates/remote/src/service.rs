@@ -68,6 +68,9 @@ pub fn addressed(service: ServiceId, request: &[u8]) -> Result<(Key, &[u8]), Str
 pub struct Call<'a> {
     /// The caller's rights to the store.
     pub rights: Rights,
+    /// Number of the caller's session. No two sessions of one memory have the same number. `None` if the node's own
+    /// process calls without a session.
+    pub session: Option<u32>,
     /// The request, in the system's own format. Untrusted input.
     pub request: &'a [u8],
 }
@@ -260,11 +263,39 @@ pub trait Service<M: Memory>: Send + Sync {
         Ok(Tick::Idle)
     }
 
+    /// Continues to rebuild the service's private state from the table, from `cursor` (initially 0), in at most about
+    /// 16 accesses. Returns the next cursor, or `None` at the end. The service changes its own state only after the
+    /// last access of a step.
+    ///
+    /// A node that takes over a memory runs this for each store that it finds there, to the end, before it serves any
+    /// chain, call, step or record of a log. A store that is new, or that is created again from its log, has no state
+    /// to rebuild. Nor does it keep private state when the store gets another table ([`Service::rebuild`]).
+    ///
+    /// The inner error says why the table is invalid. The node then does not start.
+    fn recover(&self, _memory: &M, _cursor: u64) -> Result<Result<Option<u64>, String>, M::Wait> {
+        Ok(Ok(None))
+    }
+
+    /// Releases what the service keeps for sessions that have ended, such as reserved space. Makes no access to memory.
+    /// The node calls it in the guard of a step of [`Service::tick`], after that step, if a session has ended since the
+    /// last time. A service that must release something soon asks for a step in time ([`Tick::At`]).
+    ///
+    /// `gone` says whether the session with this number has ended: no chain of it, no call of it and no second part of
+    /// such a call runs any more, nor will one. What was true once stays true. A session that a process of this
+    /// memory's earlier node opened has ended, too.
+    fn sessions_ended(&self, _gone: &dyn Fn(u32) -> bool) {}
+
     /// The table of leases of a store whose clients follow a pointer in a later chain than the one that has read it. It
     /// lies within the store's table. The node then reuses a buffer only once no operation of a holder of an id can
     /// reach it ([`crate::leases`]). The result is the same in every call.
     fn leases(&self) -> Option<LeaseTable> {
         None
+    }
+
+    /// Numbers for the operator, each with its name in the style of `pool_live_bytes`. Makes no access to memory, and
+    /// is called at any time. The numbers of a store's members are added up, so each is an amount and not a share.
+    fn report(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// The interface for giving the store another table, or `None` if the service has no such interface. The node uses
@@ -352,6 +383,12 @@ pub trait Kind<M: Memory>: Send + Sync {
 
     /// Whether stores of this kind have logs, if the node has a folder for them.
     fn is_logged(&self) -> bool {
+        false
+    }
+
+    /// Whether stores of this kind lie in their tables alone. Such a store has no buffers and no reserve, so no chain
+    /// can ALLOCATE in it. Its quota only limits its table: [`Kind::plan`] returns the size of a table that uses it.
+    fn is_table_only(&self) -> bool {
         false
     }
 

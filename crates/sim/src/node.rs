@@ -21,7 +21,7 @@ use farside_fabrics::session::server::RequestRef;
 use farside_node::engine::Keys;
 use farside_node::identity::{Sender, fenced_session};
 use farside_node::log::Disk;
-use farside_node::log::{Appended, LogOptions, Next, StoreLog, find, recover};
+use farside_node::log::{LogOptions, Next, StoreLog, find, recover};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
 use farside_remote::address::ON_CHIP_SIZE;
@@ -443,8 +443,14 @@ impl Node {
             let info = node.info_of(process);
             let restored =
                 memory.run(|memory| Machine::restore(memory, (node.0.kinds)(), info.clone())).await;
-            let machine =
+            let mut machine =
                 restored.unwrap_or_else(|reason| panic!("the node cannot recover its memory: {reason}"));
+            while !memory
+                .run(|memory| machine.recover_step(memory))
+                .await
+                .unwrap_or_else(|reason| panic!("the node cannot recover its services: {reason}"))
+            {
+            }
             node.serve(process, machine);
         });
     }
@@ -517,7 +523,9 @@ impl Node {
                 memory.run_at_once(|memory| served.replay(memory, start, record))
             });
             let recovered = recovered.unwrap_or_else(|error| panic!("a crash damages no log: {error}"));
-            let log = Arc::new(StoreLog::new(recovered.log));
+            let mut log = recovered.log;
+            log.note_replay(recovered.records, Duration::ZERO);
+            let log = Arc::new(StoreLog::new(log));
             machine.resume_log(&store.name, log).expect("the store was created");
         }
     }
@@ -780,7 +788,8 @@ impl Serving {
                 continue;
             }
             let called = addressed(service, &request).and_then(|(key, request)| {
-                let calling = Calling { key, rights: Rights::ALL, request };
+                let session = Some(session.number);
+                let calling = Calling { key, rights: Rights::ALL, session, request };
                 self.served(key).map(|served| (served, calling))
             });
             let answered = match called {
@@ -819,7 +828,9 @@ impl Serving {
                 return;
             };
             let ended = (&begun.state[..], &stored);
-            waiting.give(end_call(&self.memory, &attended, self.start(), ended).await);
+            let answered = end_call(&self.memory, &attended, self.start(), ended).await;
+            attended.forget(&begun);
+            waiting.give(answered);
         }
     }
 
@@ -921,12 +932,11 @@ pub(crate) async fn run_call(
     if let Called::Answered(answered) = memory.run(call).await {
         return answered.map(|()| Ok(answer));
     }
-    let stored = match attended.append(&buffers.records) {
-        Ok(Appended::At(position)) => return Ok(Err(Begun { position, state: answer })),
-        Ok(Appended::Stored) => Ok(()),
-        Err(reason) => Err(reason),
+    let (state, stored) = match attended.append(&buffers.records, calling.session, answer) {
+        Ok(begun) => return Ok(Err(begun)),
+        Err(at_once) => at_once,
     };
-    end_call(memory, &attended, start, (&answer, &stored)).await.map(Ok)
+    end_call(memory, &attended, start, (&state, &stored)).await.map(Ok)
 }
 
 /// Runs the second part of a call.

@@ -269,19 +269,34 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
         print_line!("{stat}");
         return Ok(());
     }
-    let rows = [
+    let mut rows = vec![
         ("quota", human_bytes(stat.quota_bytes), String::new()),
         ("table", human_bytes(stat.table_bytes), known.map_or(String::new(), |store| table_of(&store))),
-        ("never used", human_bytes(stat.granted_bytes), "including a small reserve beyond the quota".into()),
-        ("segments of buffers", human_bytes(stat.buffer_segment_bytes), String::new()),
-        ("  live", human_bytes(stat.live_bytes), format!("{} buffers", stat.live_buffers)),
-        ("  free", human_bytes(stat.free_bytes), format!("{} buffers", stat.free_buffers)),
-        ("  retired", String::new(), format!("{} buffers", stat.retired_buffers)),
-        ("  parked", String::new(), format!("{} buffers", stat.parked_buffers)),
-        ("leak scans", stat.scans.to_string(), "completed since the node started".into()),
     ];
+    if !stat.is_table_only() {
+        rows.extend([
+            (
+                "never used",
+                human_bytes(stat.granted_bytes),
+                "including a small reserve beyond the quota".to_owned(),
+            ),
+            ("segments of buffers", human_bytes(stat.buffer_segment_bytes), String::new()),
+            ("  live", human_bytes(stat.live_bytes), format!("{} buffers", stat.live_buffers)),
+            ("  free", human_bytes(stat.free_bytes), format!("{} buffers", stat.free_buffers)),
+            ("  retired", String::new(), format!("{} buffers", stat.retired_buffers)),
+            ("  parked", String::new(), format!("{} buffers", stat.parked_buffers)),
+            ("leak scans", stat.scans.to_string(), "completed since the node started".into()),
+        ]);
+    }
     for (name, amount, more) in rows {
         print_line!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
+    }
+    for (name, number) in &stat.service {
+        let name = name.replace('_', " ");
+        match name.strip_suffix(" bytes") {
+            Some(name) => print_line!("{name:<24}{:>12}", human_bytes(*number)),
+            None => print_line!("{name:<24}{number:>12}"),
+        }
     }
     for (index, (url, stat)) in members.iter().enumerate() {
         let (name, live) = (format!("member {index}"), human_bytes(stat.live_bytes));

@@ -18,6 +18,7 @@ use farside_fabrics::session::Counters;
 use farside_remote::control::{Answer, Ask};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
@@ -304,6 +305,9 @@ impl Collector for Figures {
         let Ok(counted) = state.node.counters(&self.shared.memory);
         let stopped = state.stopped.len() as u64;
         let stores = state.node.catalog().iter().count() as u64;
+        let served = state.node.catalog().iter();
+        let served: Vec<_> =
+            served.map(|entry| (entry.store.name.clone(), Arc::clone(&entry.served))).collect();
         drop(state);
         let (mut sessions, mut through) = (0, Counters::default());
         for mail in &self.shared.mails {
@@ -351,7 +355,21 @@ impl Collector for Figures {
         gauge("farside_stores", "Stores", None, stores)?;
         gauge("farside_sessions", "Sessions open", None, info.sessions)?;
         gauge("farside_engine_sessions", "Sessions open at engines", None, sessions)?;
-        gauge("farside_stopped_clients", "Stopped processes that delay reclamation", None, stopped)
+        gauge("farside_stopped_clients", "Stopped processes that delay reclamation", None, stopped)?;
+        let rows = served.iter().flat_map(|(store, served)| {
+            served.report().into_iter().map(move |(name, number)| (store, name, number))
+        });
+        let mut rows = rows.peekable();
+        if rows.peek().is_none() {
+            return Ok(());
+        }
+        let (name, help) = ("farside_store_service", "Numbers of a store's service and of its log");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (store, name, number) in rows {
+            let labels = [("store", store.as_str()), ("name", name)];
+            ConstGauge::new(number as i64).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 }
 

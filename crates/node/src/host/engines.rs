@@ -749,7 +749,8 @@ impl Handler {
             }
         };
         let start = Start { now: timer::coarse_now(), seed: self.draws.next() };
-        let (memory, calling) = (self.runner.memory(), Calling { key, rights, request });
+        let calling = Calling { key, rights, session: Some(client.number), request };
+        let memory = self.runner.memory();
         let Some(begun) = served.serve(memory, start, calling, &mut self.buffers, &mut self.answer)? else {
             return Ok(Outcome::Done);
         };

@@ -151,9 +151,11 @@ fn resume(
             "the log of store '{name}' ended with {torn} bytes of an incomplete write, which were cut off"
         );
     }
-    let ms = (timer::now() - began).as_millis();
-    tracing::info!(records, "replayed the log of store '{name}' in {ms} ms");
-    node.resume_log(name, Arc::new(StoreLog::new(recovered.log)))?;
+    let took = timer::now() - began;
+    tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
+    let mut log = recovered.log;
+    log.note_replay(records, took);
+    node.resume_log(name, Arc::new(StoreLog::new(log)))?;
     Ok(())
 }
 

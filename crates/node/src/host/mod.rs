@@ -226,7 +226,11 @@ impl Host {
         let mut node = if options.take_over {
             predecessors::ensure_no_old_clients(&memory, options.evict)?;
             let Ok(restored) = Node::restore(&*memory, kinds, info);
-            restored.map_err(BindError::TakeOver)?
+            let mut node = restored.map_err(BindError::TakeOver)?;
+            while let Ok(recovered) = node.recover_step(&memory)
+                && !recovered.map_err(BindError::TakeOver)?
+            {}
+            node
         } else {
             Node::new(&*memory, kinds, info)
         };
@@ -401,13 +405,14 @@ impl Shared {
     /// The service refused the call, or the store is missing.
     fn call(
         &self,
+        session: SessionId,
         service: ServiceId,
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<Option<Unstored>, String> {
         let (key, request) = addressed(service, request)?;
         let served = self.served(key)?;
-        let calling = Calling { key, rights: Rights::ALL, request };
+        let calling = Calling { key, rights: Rights::ALL, session: Some(session.number), request };
         let begun = served.serve(&self.memory, start_now(), calling, &mut Buffers::default(), answer)?;
         Ok(begun.map(|begun| (served, begun)))
     }
@@ -588,7 +593,7 @@ impl Shared {
                     return Reaction::Refuse(fenced_session());
                 }
                 let mut answer = Vec::new();
-                match self.call(service, &request, &mut answer) {
+                match self.call(session, service, &request, &mut answer) {
                     Ok(None) => Reaction::Answer(Ok(answer)),
                     Ok(Some((served, begun))) => {
                         let mut state = self.state();
@@ -680,7 +685,7 @@ impl LocalNode for Host {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         if service != ServiceId::NODE {
-            let called = self.shared.call(service, request, answer).map_err(FabricError::Refused)?;
+            let called = self.shared.call(session, service, request, answer).map_err(FabricError::Refused)?;
             let Some((served, begun)) = called else { return Ok(()) };
             let stored = served.log().map_or(Ok(()), |log| log.wait_for(begun.position));
             return self.shared.end_call(&served, &begun, &stored, answer).map_err(FabricError::Refused);

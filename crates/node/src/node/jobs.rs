@@ -110,7 +110,10 @@ impl<M: NodeMemory> Node<M> {
         quota: u64,
         Origin { id, created, secret, membership, is_logged }: Origin,
     ) -> Result<Job<M>, String> {
-        let division = Division::of(quota, plan.table_len)?;
+        let division = match self.catalog.kind(kind)?.is_table_only() {
+            true => Division::of_table(quota, plan.table_len)?,
+            false => Division::of(quota, plan.table_len)?,
+        };
         if division.segments() > self.extents.free() {
             return Err(format!(
                 "the store needs {} MiB and the node has {} MiB unassigned: give it a smaller --quota, drop \

@@ -5,11 +5,13 @@ use crate::catalog::Division;
 use crate::catalog::Entry;
 use crate::rebuild::{Rebuild, Stage as RebuildStage};
 use crate::restart::Recorded;
-use crate::served::Start;
+use crate::served::{Served, Start};
+use crate::session::Sessions;
 use crate::{rebuild, restart};
 use farside_remote::arena::{Arena, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Store};
-use farside_remote::service::{Plan, Records, Step, Tick, Work};
+use farside_remote::service::{Plan, Records, Service, Step, Tick, Work};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 const NOT_CROWDED: &str = "all slots for the key are taken, although the table as a whole is not crowded: enlarge it \
@@ -75,6 +77,9 @@ impl<M: NodeMemory> Node<M> {
             let Some(served) = entry.served.try_lock(Work::Tick) else { return Ok(false) };
             let mut draws = self.draws.clone();
             let tick = served.tick(memory, Start { now: self.now, seed: draws.next() })?;
+            if entry.told < self.ended && tell_ended(&self.sessions, &entry.served, served.service()) {
+                entry.told = self.ended;
+            }
             drop(served);
             self.draws = draws;
             if let Some(mut service) = entry.served.try_exclusive() {
@@ -218,6 +223,18 @@ impl<M: NodeMemory> Node<M> {
         let asked = ended.map_or(Vec::new(), |rebuild| rebuild.asked);
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, reported.clone())));
     }
+}
+
+/// Tells a service which sessions have ended. Returns false if it asked about one whose calls are not finished, so that
+/// it must be told again.
+fn tell_ended<M: NodeMemory>(sessions: &Sessions, served: &Served<M>, service: &dyn Service<M>) -> bool {
+    let is_all = Cell::new(true);
+    service.sessions_ended(&|number| {
+        let (has_ended, is_finished) = (sessions.has_ended(number), !served.has_unfinished(number));
+        is_all.set(is_all.get() && (is_finished || !has_ended));
+        has_ended && is_finished
+    });
+    is_all.get()
 }
 
 /// Makes a step of the checkpoint of a store's log. Returns `None` if the log wants none now, and else whether there is

@@ -5,6 +5,7 @@ mod log;
 mod members;
 #[cfg(farside_mutants)]
 mod mutants;
+mod private;
 mod quiescence;
 mod replacing;
 mod replay;

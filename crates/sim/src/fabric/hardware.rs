@@ -304,7 +304,9 @@ impl Machine {
         let served = self.serving.served(key)?;
         let attended = served.try_lock(Work::Call(request));
         let attended = attended.expect("calls and steps of the node are at one instant each");
-        let (start, calling) = (self.serving.start(), Calling { key, rights: Rights::ALL, request });
+        let session = Some(self.session.number);
+        let calling = Calling { key, rights: Rights::ALL, session, request };
+        let start = self.serving.start();
         let buffers = &mut Buffers::default();
         match self.memory.run_at_once(|memory| attended.call(memory, start, calling, buffers, answer)) {
             Called::Answered(answered) => answered,

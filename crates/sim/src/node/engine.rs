@@ -107,6 +107,7 @@ enum Work {
     },
     Call {
         at: RequestRef,
+        number: u32,
         keys: Rc<RefCell<Keys>>,
         service: ServiceId,
         request: Vec<u8>,
@@ -295,9 +296,9 @@ impl Engine {
                 }
                 let _heard_or_not = self.server.answer(at, &answer);
             }
-            Work::Call { at, keys, service, request } => {
+            Work::Call { at, number, keys, service, request } => {
                 let mut answer = Vec::new();
-                match self.call(&keys, service, &request).await {
+                match self.call(number, &keys, service, &request).await {
                     Ok(Ok(body)) => answer::put_body(&mut answer, &body),
                     Ok(Err((served, begun))) => {
                         self.host.begun.push((at, served, begun));
@@ -330,6 +331,7 @@ impl Engine {
     /// Calls the service of a store. Waits while other work of the service holds one of the call's locks.
     async fn call(
         &self,
+        number: u32,
         keys: &RefCell<Keys>,
         service: ServiceId,
         request: &[u8],
@@ -342,7 +344,8 @@ impl Engine {
             let passage = self.serving.step.enter().await;
             if let Some(attended) = served.try_lock(ServiceWork::Call(request)) {
                 drop(passage);
-                let (start, calling) = (self.serving.start(), Calling { key, rights, request });
+                let calling = Calling { key, rights, session: Some(number), request };
+                let start = self.serving.start();
                 let called = super::run_call(&self.memory, attended, start, calling).await?;
                 if called.is_err() {
                     self.serving.log_bell.ring();
@@ -367,7 +370,9 @@ impl Engine {
             drop(passage);
             if let Some(attended) = attended {
                 let ended = (&begun.state[..], stored);
-                return super::end_call(&self.memory, &attended, self.serving.start(), ended).await;
+                let answered = super::end_call(&self.memory, &attended, self.serving.start(), ended).await;
+                attended.forget(begun);
+                return answered;
             }
             self.serving.world.sleep(self.serving.world.random().heavy(MICROS)).await;
         }
@@ -459,8 +464,9 @@ impl Host for SessionHost {
                 Outcome::Later
             }
             Request::Call(service, request) if service != ServiceId::NODE => {
-                let (keys, request) = (Rc::clone(&client.keys), request.to_vec());
-                self.work.push_back(Work::Call { at, keys, service, request });
+                let (number, keys) = (client.number, Rc::clone(&client.keys));
+                let request = request.to_vec();
+                self.work.push_back(Work::Call { at, number, keys, service, request });
                 Outcome::Later
             }
             Request::Call(_, request) => match super::parse(request) {

@@ -261,6 +261,76 @@ fn what_a_crash_leaves_is_cut_and_what_was_stored_and_is_damaged_is_refused() {
     assert_eq!(disk.files(&folder_of(&store())).expect("a folder"), Vec::<String>::new());
 }
 
+/// Size of the record of a value of 1 MiB, with the longest key and a header.
+const LONG: usize = (1 << 20) + 4096 + 64;
+
+/// A record of this size, which differs from every other one in all its parts.
+fn long(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(LONG / 8)
+}
+
+#[test]
+fn long_records_survive_crashes_whole_and_in_order_or_not_at_all() {
+    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 24 << 20 };
+    let (mut lost, mut torn, mut refused, mut checkpoints) = (0, 0, 0, 0);
+    for seed in 0..12 {
+        let random = Random::new(seed);
+        let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, random.bits()));
+        write_all(&mut log, &mut disk, AT);
+        let (mut appended, mut settled) = (0, 0);
+        for _ in 0..3 {
+            for _ in 0..random.below(30) {
+                if log.wants_checkpoint() {
+                    let mut all = Records::default();
+                    (1..=appended).for_each(|number| all.append(&long(number)));
+                    log.collect(&all, true);
+                    checkpoints += 1;
+                }
+                for _ in 0..random.below(18) {
+                    let mut records = Records::default();
+                    records.append(&long(appended + 1));
+                    match log.append(&records) {
+                        Ok(_) => appended += 1,
+                        Err(reason) => {
+                            assert!(reason.contains("behind"), "{reason}");
+                            refused += 1;
+                            break;
+                        }
+                    }
+                }
+                for _ in 0..random.below(3) {
+                    if let Next::Do(op) = log.next(AT) {
+                        let done = op.perform(&mut disk);
+                        log.done(done);
+                    }
+                }
+                if appended > 60 {
+                    break;
+                }
+            }
+            settled = settled.max(appended - unsettled(&log));
+            disk.crash(&random);
+            let found = find(&mut disk).expect("a crash damages no log");
+            let mut records = BTreeMap::new();
+            let recovered = recover(&mut disk, &found[0], options, |record| {
+                let number = words(&record[..8])[0];
+                assert!(record == long(number), "seed {seed}: record {number} is whole");
+                assert!(records.len() as u64 + 1 >= number, "seed {seed}: record {number} comes in order");
+                records.insert(number, ());
+                Ok(())
+            });
+            log = recovered.unwrap_or_else(|error| panic!("seed {seed}: {error}")).log;
+            let last = records.len() as u64;
+            assert!((settled..=appended).contains(&last), "seed {seed}: {last} of {settled}..={appended}");
+            (appended, settled) = (last, last);
+        }
+        lost += disk.counts().lost;
+        torn += disk.counts().torn;
+    }
+    let seen = [lost, torn, refused, checkpoints];
+    assert!(seen.iter().all(|&times| times > 0), "lost, torn, refused, checkpoints: {seen:?}");
+}
+
 /// For each mutant of logs, at least one of the cases above must fail.
 #[cfg(farside_mutants)]
 #[test]

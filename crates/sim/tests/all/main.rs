@@ -8,6 +8,7 @@ mod litmus;
 mod logs;
 mod nic;
 mod picture;
+mod private;
 mod services;
 #[path = "../support/mod.rs"]
 mod support;

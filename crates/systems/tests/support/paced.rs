@@ -104,7 +104,7 @@ impl<'a> Stepped<'a> {
         self.memory.allowed.set(accesses);
         while let Some(request) = self.calls.front() {
             self.memory.next.set(0);
-            let call = Call { rights: Rights::ALL, request };
+            let call = Call { rights: Rights::ALL, session: None, request };
             let (memory, scratch, log) = (&self.memory, &mut Vec::new(), &mut Records::default());
             let context = Context { memory, now: Duration::ZERO, random: Draws(0), scratch, log };
             match self.service.call(context, call, &mut Vec::new()) {
