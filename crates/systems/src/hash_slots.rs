@@ -40,10 +40,15 @@ impl Request {
 
     /// Number of items that the table must hold. The default is half of the items that fit into `quota` bytes.
     pub(crate) fn items(&self, quota: u64) -> u64 {
-        /// Assumed bytes of an item, used if the number of items is not given.
-        const ITEM_SIZE_ASSUMED: u64 = 512;
-        self.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2)
+        self.items.unwrap_or_else(|| items_of(quota))
     }
+}
+
+/// Number of items of a table if it is not given: half of the items that fit into `quota` bytes.
+pub(crate) fn items_of(quota: u64) -> u64 {
+    /// Assumed bytes of an item.
+    const ITEM_SIZE_ASSUMED: u64 = 512;
+    quota / ITEM_SIZE_ASSUMED / 2
 }
 
 /// Description of a table, stored as JSON in the catalog.
@@ -51,8 +56,8 @@ pub trait Spec: DeserializeOwned {
     /// Returns the number of slots (a power of two), the seed of the hash, and the placement of keys.
     fn slots(&self) -> (u64, u64, Placement);
 
-    /// Returns the bytes of a table with this number of slots, or `None` if that number overflows.
-    fn table_len(slots: u64) -> Option<u64>;
+    /// Returns the bytes of the table, or `None` if there is no such table.
+    fn table_len(&self) -> Option<u64>;
 }
 
 /// A table as the catalog describes it.
@@ -74,7 +79,7 @@ impl<S: Spec> Table<S> {
         let spec: S = serde_json::from_str(parameters)
             .map_err(|error| format!("invalid table description in the catalog: {error}"))?;
         let (slots, seed, _) = spec.slots();
-        let fits = S::table_len(slots).is_some_and(|len| len <= extent.len);
+        let fits = spec.table_len().is_some_and(|len| len <= extent.len);
         if !slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
             return Err(format!(
                 "invalid table description in the catalog: {slots} slots in {} bytes at {:#x}",

@@ -7,6 +7,7 @@
 use crate::blocks::abd_lock::service::AbdLockKind;
 use crate::blocks::prism_rs::service::PrismRsKind;
 use crate::guarded::GuardedKind;
+use crate::kv::chequer::{ChequerKind, ChequerMessageKind};
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
 use crate::queue::ring_queue::RingQueueKind;
@@ -128,6 +129,8 @@ registry! {
     family Kv: OneKv by with_one_kv $ {
         PrismKv = PrismKvKind;
         Pilaf = PilafKind;
+        Chequer = ChequerKind;
+        ChequerMessage = ChequerMessageKind;
     }
     /// A client of a block store of any kind.
     family Blocks: AnyBlocks by with_blocks $ {

@@ -79,6 +79,12 @@ pub struct Sizing {
     pub writers: Option<u32>,
     /// Part of a striped volume that the store holds; only for block stores.
     pub stripe: Option<Stripe>,
+    /// Number of buckets that a client reads at once, in systems in which it is an option; if absent, the system's
+    /// default.
+    pub block_buckets: Option<u64>,
+    /// Length in bytes from which a client writes a value itself, in systems in which it is an option; if absent, the
+    /// system's default.
+    pub put_threshold: Option<u32>,
     /// Length of the leases of clients, in systems in which leases are an option; if absent, the store has none.
     pub lease: Option<Duration>,
 }
@@ -150,6 +156,10 @@ impl Work {
 pub struct Options {
     /// Number of keys whose slots the client caches. A PUT of a cached key takes one round trip.
     pub slot_cache: usize,
+    /// Number of bytes in which the client caches values, in systems whose clients can tell that a value is current.
+    pub value_cache: usize,
+    /// Length in bytes from which a client writes a value itself; if absent, that of the store.
+    pub put_threshold: Option<usize>,
     /// Random bits, drawn anew for each client. A client that draws nonces derives them from these bits.
     pub entropy: u64,
     /// Whether a lock is released by a request of its own, after the write under it was answered.
@@ -158,6 +168,19 @@ pub struct Options {
     pub silence: Option<Duration>,
     /// Pauses between attempts to take locks; if absent, the system's own.
     pub backoff: Option<Backoff>,
+}
+
+impl Options {
+    /// No options: the same as the default, as a constant.
+    pub const NONE: Options = Options {
+        slot_cache: 0,
+        value_cache: 0,
+        put_threshold: None,
+        entropy: 0,
+        releases_apart: false,
+        silence: None,
+        backoff: None,
+    };
 }
 
 /// Pauses between attempts. The pause after an attempt is random, below a limit that doubles with each attempt.

@@ -121,6 +121,10 @@ macro_rules! kv_by_dispatch {
                 $with!(self, kv => kv.put(key, value).await)
             }
 
+            async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
+                $with!(self, kv => kv.contains(key).await)
+            }
+
             async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
                 $with!(self, kv => kv.delete(key).await)
             }

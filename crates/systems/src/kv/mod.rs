@@ -5,6 +5,7 @@
 //! of them.
 
 mod any;
+pub mod chequer;
 mod cursor;
 pub mod pilaf;
 pub mod prism_kv;
@@ -91,6 +92,14 @@ pub trait Kv {
     async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
         let fetched = self.fetch(key).await?;
         Ok(fetched.map(|fetched| self.item(fetched)))
+    }
+
+    /// Whether `key` has a value.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed.
+    async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        Ok(self.fetch(key).await?.is_some())
     }
 
     /// Stores a value for `key`. Replaces the old value, if the key has one.

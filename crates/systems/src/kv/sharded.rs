@@ -221,6 +221,10 @@ impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
         self.shard(key).run(async |kv: &mut OneKv<F>| kv.put(key, value).await).await
     }
 
+    async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        self.shard(key).run(async |kv: &mut OneKv<F>| kv.contains(key).await).await
+    }
+
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         self.shard(key).run(async |kv: &mut OneKv<F>| kv.delete(key).await).await
     }

@@ -6,6 +6,7 @@
 mod abd_lock;
 mod allocations;
 mod blocks;
+mod chequer;
 mod epochs;
 mod fenced;
 mod guarded;

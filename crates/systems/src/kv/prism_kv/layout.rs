@@ -299,8 +299,8 @@ impl hash_slots::Spec for TableSpec {
         (self.slots, self.seed, self.placement)
     }
 
-    fn table_len(slots: u64) -> Option<u64> {
-        table_len(slots)
+    fn table_len(&self) -> Option<u64> {
+        table_len(self.slots)
     }
 }
 

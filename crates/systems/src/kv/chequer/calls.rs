@@ -1,0 +1,264 @@
+//! The calls of clients to the service, which both of Chequer's clients make.
+
+use super::layout::{Spec, Stamp, Table, VALUE_MAX, crc_of};
+use super::request::{Answer, Outcome, PART_MAX, Request};
+use crate::kv::{KvError, check_key};
+use crate::members::all;
+use crate::ready::pauses;
+use farside_remote::clock::Clock;
+use farside_remote::control::Store;
+use farside_remote::fabric::Ran;
+use farside_remote::service::address;
+use farside_remote::{Fabric, FabricError, NodeId};
+
+/// Number of times that a client reads a value that is replaced meanwhile.
+pub const ATTEMPTS_MAX: u32 = 16;
+
+/// Number of times that a client reads a value by several calls, while it is replaced between them.
+const READS_BY_PARTS_MAX: u32 = 64;
+
+/// Reason and remedy in the error about a full table.
+const NO_GROWTH: &str = "tables of this kind do not grow: create the store for more items (--items)";
+
+pub(super) const DAMAGED: &str = "a record or value that no service wrote";
+
+/// A client's side of the calls. It makes one at a time, except for the parts of long values.
+pub(super) struct Calls<F> {
+    pub(super) fabric: F,
+    pub(super) node: NodeId,
+    pub(super) store: Store,
+    pub(super) table: Table,
+    request: Vec<u8>,
+    pub(super) answer: Vec<u8>,
+    /// The last value that did not fit into one answer or reply.
+    pub(super) value: Vec<u8>,
+}
+
+/// Where a value lies that calls have read.
+pub(super) enum Got {
+    /// In the answer.
+    Answer,
+    /// In [`Calls::value`].
+    Value,
+}
+
+/// A reserved block.
+#[derive(Clone, Copy)]
+pub(super) struct Reserved {
+    pub(super) number: u64,
+    pub(super) at: u64,
+}
+
+impl<F: Fabric + Clock> Calls<F> {
+    /// # Errors
+    /// The description is invalid.
+    pub(super) fn of(fabric: F, node: NodeId, store: Store) -> Result<Calls<F>, String> {
+        let table = Table::new(&store.parameters, store.extent())?;
+        let (request, answer, value) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Calls { fabric, node, store, table, request, answer, value })
+    }
+
+    pub(super) fn spec(&self) -> &Spec {
+        self.table.spec()
+    }
+
+    /// Reads the value of `key`, with its stamp. A value of several parts is read again while it is replaced between two
+    /// of them.
+    pub(super) async fn get(&mut self, key: &[u8]) -> Result<Option<(Got, Stamp)>, KvError> {
+        for _ in 0..READS_BY_PARTS_MAX {
+            let first = Request::Get { key, offset: 0, stamp: Stamp(0) };
+            self.call(&first).await.map_err(KvError::of_read)?;
+            let (stamp, len, part) = match self.answered()? {
+                Answer { outcome: Outcome::Done, stamp, first, value, .. } => (stamp, first as usize, value),
+                Answer { outcome: Outcome::Absent, .. } => return Ok(None),
+                answer => return Err(self.error(answer.outcome)),
+            };
+            if part.len() == len {
+                return Ok(Some((Got::Answer, stamp)));
+            }
+            if len > VALUE_MAX || part.is_empty() {
+                return Err(KvError::Damaged(DAMAGED));
+            }
+            if self.get_rest(key, stamp, len).await? {
+                return Ok(Some((Got::Value, stamp)));
+            }
+        }
+        let reason = format!(
+            "the value was replaced {READS_BY_PARTS_MAX} times while its parts were read: use smaller values, or a \
+             chequer store, whose clients read values without calls"
+        );
+        Err(KvError::Fabric(FabricError::Lost { node: self.node, ran: Ran::No, reason }))
+    }
+
+    /// Reads the parts of a value after the one in the answer, all at once. Returns false if the value has changed.
+    async fn get_rest(&mut self, key: &[u8], stamp: Stamp, len: usize) -> Result<bool, KvError> {
+        let Calls { fabric, node, table, answer, value, .. } = self;
+        let part = Answer::decode(answer).map_or(&[][..], |answer| answer.value);
+        value.clear();
+        value.extend_from_slice(part);
+        let first = part.len();
+        let (fabric, node, key_of_store) = (&*fabric, *node, table.key());
+        let parts = (first..len).step_by(PART_MAX).map(async |offset| {
+            let (mut request, mut answer) = (Vec::new(), Vec::new());
+            let service = address(key_of_store, &mut request);
+            Request::Get { key, offset: offset as u32, stamp }.encode(&mut request);
+            fabric.call(node, service, &request, &mut answer).await.map(|()| answer)
+        });
+        for answer in all(parts).await {
+            let answer = answer.map_err(KvError::of_read)?;
+            match Answer::decode(&answer) {
+                Some(Answer { outcome: Outcome::Done, value: part, .. }) => value.extend_from_slice(part),
+                Some(Answer { outcome: Outcome::Changed | Outcome::Absent, .. }) => return Ok(false),
+                Some(answer) => return Err(self.error(answer.outcome)),
+                None => return Err(self.unknown_answer()),
+            }
+        }
+        if value.len() == len { Ok(true) } else { Err(KvError::Damaged(DAMAGED)) }
+    }
+
+    /// Whether `key` has a value.
+    pub(super) async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        self.call(&Request::Contains { key }).await.map_err(KvError::of_read)?;
+        match self.answered()?.outcome {
+            Outcome::Done => Ok(true),
+            Outcome::Absent => Ok(false),
+            outcome => Err(self.error(outcome)),
+        }
+    }
+
+    /// Stores a value of at most [`PART_MAX`] bytes, in mode 1. Returns its stamp.
+    pub(super) async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
+        let request = Request::Put { key, value };
+        self.until_ready(&request, KvError::of_install).await
+    }
+
+    /// Deletes `key`. Returns whether it had a value.
+    pub(super) async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        check_key(key)?;
+        self.call(&Request::Delete { key }).await.map_err(KvError::of_install)?;
+        match self.answered()?.outcome {
+            Outcome::Done => Ok(true),
+            Outcome::Absent => Ok(false),
+            outcome => Err(self.error(outcome)),
+        }
+    }
+
+    /// Reserves a block for a value: the first call of mode 2.
+    pub(super) async fn reserve(&mut self, key: &[u8], value: &[u8]) -> Result<Reserved, KvError> {
+        let request = Request::Reserve { key, len: value.len() as u32, crc: crc_of(key, value) };
+        self.until_ready(&request, KvError::of_read).await?;
+        let Answer { first: number, second: at, .. } = self.answered()?;
+        Ok(Reserved { number, at })
+    }
+
+    /// Writes a block by calls, all at once, for a client that writes no memory.
+    pub(super) async fn write(&mut self, number: u64, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        let mut block = std::mem::take(&mut self.value);
+        block.clear();
+        super::layout::put_block(&mut block, key, value);
+        let (fabric, node, key_of_store) = (&self.fabric, self.node, self.table.key());
+        let parts = block.chunks(PART_MAX).zip((0..).step_by(PART_MAX)).map(async |(bytes, offset)| {
+            let (mut request, mut answer) = (Vec::new(), Vec::new());
+            let service = address(key_of_store, &mut request);
+            Request::Write { number, offset, bytes }.encode(&mut request);
+            fabric.call(node, service, &request, &mut answer).await.map(|()| answer)
+        });
+        let answers = all(parts).await;
+        self.value = block;
+        for answer in answers {
+            let answer = answer.map_err(KvError::of_read)?;
+            match Answer::decode(&answer).map(|answer| answer.outcome) {
+                Some(Outcome::Done) => {}
+                Some(outcome) => return Err(self.error(outcome)),
+                None => return Err(self.unknown_answer()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the value in a reserved block: the last call of mode 2. It is never made again, whatever becomes of it.
+    pub(super) async fn commit(&mut self, number: u64) -> Result<Stamp, KvError> {
+        self.call(&Request::Commit { number }).await.map_err(KvError::of_install)?;
+        match self.answered()? {
+            Answer { outcome: Outcome::Done, stamp, .. } => Ok(stamp),
+            answer => {
+                let error = self.error(answer.outcome);
+                self.withdraw(number).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives a reserved block back, to which no WRITE is on its way. If the call fails, the end of the session does it.
+    pub(super) async fn withdraw(&mut self, number: u64) {
+        let _ = self.call(&Request::Withdraw { number }).await;
+    }
+
+    /// Makes a call, again while the area of values has no space but may have some soon. Returns the answer's stamp.
+    async fn until_ready(
+        &mut self,
+        request: &Request<'_>,
+        of: impl Fn(FabricError) -> KvError,
+    ) -> Result<Stamp, KvError> {
+        let mut pauses = pauses();
+        loop {
+            self.call(request).await.map_err(&of)?;
+            match self.answered()? {
+                Answer { outcome: Outcome::Done, stamp, .. } => return Ok(stamp),
+                Answer { outcome: Outcome::OutOfMemory, .. } => match pauses.next() {
+                    Some(pause) => self.fabric.sleep(pause).await,
+                    None => return Err(KvError::OutOfMemory),
+                },
+                answer => return Err(self.error(answer.outcome)),
+            }
+        }
+    }
+
+    async fn call(&mut self, request: &Request<'_>) -> Result<(), FabricError> {
+        let service = address(self.table.key(), &mut self.request);
+        request.encode(&mut self.request);
+        self.fabric.call(self.node, service, &self.request, &mut self.answer).await
+    }
+
+    /// The value, or the part of it, that the last answer has.
+    pub(super) fn value_in_answer(&self) -> &[u8] {
+        Answer::decode(&self.answer).map_or(&[], |answer| answer.value)
+    }
+
+    fn answered(&self) -> Result<Answer<'_>, KvError> {
+        Answer::decode(&self.answer).ok_or_else(|| self.unknown_answer())
+    }
+
+    /// Returns the error for an outcome with which no operation succeeds. Nothing was changed.
+    fn error(&self, outcome: Outcome) -> KvError {
+        match outcome {
+            Outcome::OutOfMemory => KvError::OutOfMemory,
+            Outcome::TableFull => KvError::TableFull(NO_GROWTH.into()),
+            Outcome::Damaged => KvError::Damaged(DAMAGED),
+            Outcome::NotReserved | Outcome::NotWritten => KvError::Fabric(FabricError::Lost {
+                node: self.node,
+                ran: Ran::No,
+                reason: "the node does not have the bytes of the value that this client wrote".into(),
+            }),
+            Outcome::Done | Outcome::Absent | Outcome::Changed => self.unknown_answer(),
+        }
+    }
+
+    fn unknown_answer(&self) -> KvError {
+        KvError::Fabric(FabricError::Lost {
+            node: self.node,
+            ran: Ran::Unknown,
+            reason: "the store's answer is unknown to this release: use the same release on both sides"
+                .into(),
+        })
+    }
+}
+
+/// # Errors
+/// The key or the value is too long for a store of Chequer's kinds.
+pub(super) fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
+    check_key(key)?;
+    let len = key.len() + value.len();
+    let max = key.len() + VALUE_MAX;
+    if len > max { Err(KvError::PairLength { len, max }) } else { Ok(()) }
+}

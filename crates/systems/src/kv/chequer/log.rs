@@ -1,0 +1,96 @@
+//! The records of a Chequer store's log: all puts and deletes.
+//!
+//! ```text
+//! record  | op u8 | 0 u8 | key length u16 | 0 u32 | stamp u64 | key | block of the value, for a put |
+//! ```
+//!
+//! Invariant: records of one key are in the log in the order of their stamps, so the newest stamp wins in every replay.
+
+use super::layout::{Stamp, value_in};
+use crate::kv::KEY_MAX;
+
+/// Number of bytes of a record before its key.
+pub const HEADER_SIZE: usize = 16;
+
+const STAMP_OFFSET: usize = HEADER_SIZE - size_of::<u64>();
+
+const PUT: u8 = 1;
+const DELETE: u8 = 2;
+
+/// A decoded record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logged<'a> {
+    /// Stamp of the put or delete.
+    pub stamp: Stamp,
+    /// The key.
+    pub key: &'a [u8],
+    /// Block of the value ([`super::layout::put_block`]); `None` for a delete.
+    pub block: Option<&'a [u8]>,
+}
+
+/// Begins a record of a put in `bytes`, which it clears. The block of the value follows. Returns the block's offset.
+pub fn begin_put(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8]) -> usize {
+    begin(bytes, PUT, stamp, key)
+}
+
+/// Encodes the record of a delete into `bytes`, which it clears.
+pub fn put_delete(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8]) {
+    begin(bytes, DELETE, stamp, key);
+}
+
+fn begin(bytes: &mut Vec<u8>, op: u8, stamp: Stamp, key: &[u8]) -> usize {
+    bytes.clear();
+    let [low, high] = (key.len() as u16).to_le_bytes();
+    bytes.extend_from_slice(&[op, 0, low, high, 0, 0, 0, 0]);
+    bytes.extend_from_slice(&stamp.0.to_le_bytes());
+    bytes.extend_from_slice(key);
+    bytes.len()
+}
+
+/// Sets the stamp of the record in `bytes`.
+pub fn set_stamp(bytes: &mut [u8], stamp: Stamp) {
+    bytes[STAMP_OFFSET..HEADER_SIZE].copy_from_slice(&stamp.0.to_le_bytes());
+}
+
+impl<'a> Logged<'a> {
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// The bytes are no record of this release.
+    pub fn decode(bytes: &'a [u8]) -> Result<Logged<'a>, String> {
+        let wrong = || "a record of the log is not understood: use the release that wrote it".to_owned();
+        let (&[op, _, low, high, _, _, _, _, ref stamp @ ..], rest) =
+            bytes.split_first_chunk::<HEADER_SIZE>().ok_or_else(wrong)?;
+        let (key, block) = rest.split_at_checked(u16::from_le_bytes([low, high]).into()).ok_or_else(wrong)?;
+        let stamp = Stamp(u64::from_le_bytes(*stamp));
+        let block = match op {
+            PUT if value_in(block, key).is_some() => Some(block),
+            DELETE if block.is_empty() => None,
+            _ => return Err(wrong()),
+        };
+        if (1..=KEY_MAX).contains(&key.len()) { Ok(Logged { stamp, key, block }) } else { Err(wrong()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::chequer::layout::put_block;
+
+    #[test]
+    fn records_survive_encoding_and_damaged_ones_are_refused() {
+        let mut bytes = Vec::new();
+        for key in [&b"key"[..], &[7; 100]] {
+            let at = begin_put(&mut bytes, Stamp(5), key);
+            put_block(&mut bytes, key, b"value");
+            let logged = Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]) };
+            assert_eq!(Logged::decode(&bytes), Ok(logged));
+            assert!(Logged::decode(&bytes[..bytes.len() - 1]).is_err());
+            put_delete(&mut bytes, Stamp(6), key);
+            assert_eq!(Logged::decode(&bytes), Ok(Logged { stamp: Stamp(6), key, block: None }));
+            assert!(Logged::decode(&bytes[..HEADER_SIZE - 1]).is_err());
+            bytes[0] = 3;
+            assert!(Logged::decode(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Broken variants of Chequer.
+
+farside_remote::mutants! {
+    /// A GET does not check the CRC of the record (checksum 2). It READs at a wrong address or with a wrong length.
+    RECORD_UNCHECKED = "ChequerRecordUnchecked";
+    /// A GET does not check the CRC of the value (checksum 1). It returns bytes that no put has written.
+    VALUE_UNCHECKED = "ChequerValueUnchecked";
+    /// A GET whose value has a wrong CRC reads the value again, and not the record. If the value has moved, it reads for
+    /// ever.
+    ONLY_VALUE_REREAD = "ChequerOnlyValueReread";
+    /// Stamps are milliseconds of a clock. Two puts in one millisecond have the same, and a client's cache returns the
+    /// first value for the second.
+    STAMP_BY_CLOCK = "ChequerStampByClock";
+    /// The stamps of a key begin anew when it is put after a delete.
+    STAMP_RESTARTS_AFTER_DELETE = "ChequerStampRestartsAfterDelete";
+    /// The stamps begin anew when a node takes over.
+    STAMPS_RESTART_WITH_SERVER = "ChequerStampsRestartWithServer";
+    /// A delete empties its bucket. A search ends there, before keys that lie behind.
+    DELETED_BUCKET_CLEARED = "ChequerDeletedBucketCleared";
+    /// A reservation installs its record at once, before the client has written the value.
+    INSTALLED_BEFORE_COMMIT = "ChequerInstalledBeforeCommit";
+    /// A client whose COMMIT was not answered puts the value again.
+    COMMIT_REPEATED = "ChequerCommitRepeated";
+    /// A reservation is freed after a time, although its session is still open. Its client then writes into a block that
+    /// has another value.
+    RESERVATION_FREED_BY_TIMEOUT = "ChequerReservationFreedByTimeout";
+    /// A put is installed before its record of the log is durable.
+    INSTALLED_BEFORE_DURABLE = "ChequerInstalledBeforeDurable";
+    /// A put or delete replaces one with a greater stamp that was installed before it.
+    OLDER_INSTALLED = "ChequerOlderInstalled";
+    /// The replay of a log keeps the oldest value of each key.
+    REPLAYED_OUT_OF_ORDER = "ChequerReplayedOutOfOrder";
+    /// The buddy allocator merges a free block with a buddy that is in use.
+    BUDDY_MERGES_IN_USE = "ChequerBuddyMergesInUse";
+}

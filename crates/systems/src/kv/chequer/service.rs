@@ -1,0 +1,929 @@
+//! Work of the memory node's CPU for a Chequer store: puts, deletes and reservations, and gets by call.
+//!
+//! A put or delete has two parts, with the log's record in between ([`Service::call`], [`Service::finish`]). The first
+//! chooses the bucket, draws the stamp, and writes the value to a block that no reader knows. The second writes the
+//! record in place, and frees the block of the value before.
+//!
+//! Each partition has its own lock, allocator and stamps. Work on one partition runs one piece after another.
+//!
+//! Invariant: a stamp is greater than every other stamp of its partition that was drawn before it, also by an earlier
+//! node. An epoch begins when a node takes the memory over, or replays a log into new memory; it is written to the
+//! partition's head before its first stamp is drawn.
+//! Invariant: while a put or delete is between its parts, its bucket belongs to its key ([`Pending`]).
+//! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its client
+//! says that its WRITEs were answered.
+//! Invariant: the allocator's state, the stamps and the reservations are in the node's process. A node that takes over
+//! rebuilds the first two from the table ([`Service::recover`]), and reservations end with the sessions of the node before.
+
+use super::layout::{
+    BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec, Stamp, Table,
+    Used, block_len, crc, key_in_block, put_block,
+};
+use super::log::{self, Logged};
+use super::mutants;
+use super::pool::{self, Pool, QUARANTINE, Stat};
+use super::request::{Answer, Outcome, PART_MAX, Request};
+use farside_remote::service::{Call, Context, Extent, Locks, Plan, Records, Service, Work};
+use farside_remote::{Memory, Rights};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Plans a store of `kind`, which is one of Chequer's.
+pub(super) fn plan(kind: &str, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
+    let spec = Spec::plan(kind, parameters, quota, entropy)?;
+    let table_len = crate::hash_slots::Spec::table_len(&spec).ok_or_else(|| {
+        format!("a {kind} store of this size does not fit into any memory: give fewer --items or a smaller --quota")
+    })?;
+    let parameters = serde_json::to_string(&spec).expect("plain data");
+    Ok(Plan { table_len, parameters, wide: false })
+}
+
+/// Service of a store of any of Chequer's kinds.
+pub struct ChequerService {
+    kind: &'static str,
+    table: Table,
+    partitions: Box<[Mutex<Partition>]>,
+}
+
+/// The state of a partition that lies in the node's process.
+struct Partition {
+    pool: Pool,
+    /// Time of the last call.
+    now: Duration,
+    /// The last stamp that was drawn.
+    last: Stamp,
+    begun: BegunCall,
+    /// The puts and deletes between their parts, by bucket.
+    pending: HashMap<u64, Pending>,
+    reservations: HashMap<u64, Reservation>,
+    /// Sum of the lengths of the reserved blocks.
+    reserved: u64,
+}
+
+/// What the call in progress has drawn. Memory may make it wait and run again, and it then gets the same.
+#[derive(Default)]
+struct BegunCall {
+    /// Random number of the call.
+    token: u64,
+    block: Option<Block>,
+    stamp: Option<Stamp>,
+    reservation: Option<(u64, Reservation)>,
+}
+
+/// The puts and deletes of one key that are between their parts.
+struct Pending {
+    key: Vec<u8>,
+    operations: Vec<Operation>,
+    /// Stamp of the newest that was installed since the first of them began.
+    installed: Stamp,
+}
+
+/// A put or delete between its parts.
+#[derive(Clone, Copy)]
+struct Operation {
+    stamp: Stamp,
+    /// The value's block with its CRC; `None` for a delete.
+    value: Option<(Block, u64)>,
+}
+
+/// A block that a client writes.
+#[derive(Clone)]
+struct Reservation {
+    /// Number of the client's session; `None` for a client in the node's process that has none.
+    session: Option<u32>,
+    key: Vec<u8>,
+    block: Block,
+    crc: u64,
+    /// Time of the reservation.
+    since: Duration,
+}
+
+/// Number of the low bits of a reservation's number that are the index of its partition.
+const PARTITION_BITS: u32 = 6;
+
+/// Result of a search for a key.
+#[derive(Default)]
+struct Found {
+    /// The key's bucket, if the key has a value, or a put or delete between its parts.
+    bucket: Option<u64>,
+    /// The record in that bucket, if the key has a value.
+    used: Option<Used>,
+    /// First bucket on the path that belongs to no key.
+    vacant: Option<u64>,
+    /// Stamp of the key's last delete, if its record is still there.
+    deleted: Option<Stamp>,
+    /// Whether a record on the path is damaged. Its content is lost, so its bucket counts as vacant.
+    is_damaged: bool,
+}
+
+/// First part of a put or delete, as it is kept until the second part.
+#[derive(Clone, Copy)]
+struct Change<'a> {
+    partition: u64,
+    bucket: u64,
+    key: &'a [u8],
+    operation: Operation,
+    /// Whether the key had a value before.
+    existed: bool,
+}
+
+impl ChequerService {
+    /// Creates the service of a store of `kind`.
+    ///
+    /// # Errors
+    /// The parameters are not those of a plan.
+    pub(super) fn new(kind: &'static str, parameters: &str, table: Extent) -> Result<ChequerService, String> {
+        let table = Table::new(parameters, table)?;
+        let partition = |index| Partition::new(Pool::new(table.area(index).start, table.spec().area));
+        let partitions = (0..table.spec().partitions).map(partition).map(Mutex::new).collect();
+        Ok(ChequerService { kind, table, partitions })
+    }
+
+    fn partition(&self, index: u64) -> MutexGuard<'_, Partition> {
+        self.partitions[index as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The partition of a reservation. Its number is untrusted input.
+    fn partition_of_number(&self, number: u64) -> u64 {
+        number % (1 << PARTITION_BITS) % self.table.spec().partitions
+    }
+
+    fn partition_of(&self, request: &Request<'_>) -> u64 {
+        match *request {
+            Request::Get { key, .. }
+            | Request::Contains { key }
+            | Request::Put { key, .. }
+            | Request::Delete { key }
+            | Request::Reserve { key, .. } => self.table.home(key).partition,
+            Request::Write { number, .. } | Request::Commit { number } | Request::Withdraw { number } => {
+                self.partition_of_number(number)
+            }
+        }
+    }
+}
+
+impl<M: Memory> Service<M> for ChequerService {
+    fn call(
+        &self,
+        context: Context<'_, M>,
+        call: Call<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        let request = match Request::decode(call.request) {
+            Ok(request) => request,
+            Err(wrong) => return Ok(Err(wrong)),
+        };
+        let (needed, word) =
+            if request.changes() { (Rights::WRITE, "write") } else { (Rights::READ, "read") };
+        if !call.rights.contains(needed) {
+            return Ok(Err(format!(
+                "this operation on a {} store needs the right '{word}', which your token lacks: ask the operator of \
+                 the node",
+                self.kind
+            )));
+        }
+        let Context { memory, now, mut random, scratch, log } = context;
+        let index = self.partition_of(&request);
+        let mut partition = self.partition(index);
+        partition.begin(random.next(), now);
+        let state = &mut *partition;
+        let mut at = At { table: &self.table, index, memory, state, now, scratch };
+        let outcome = match request {
+            Request::Get { key, offset, stamp } => {
+                at.get(key, offset, stamp, answer)?;
+                return Ok(Ok(()));
+            }
+            Request::Contains { key } => at.contains(key)?,
+            Request::Put { key, value } => at.put(key, value, log, answer)?,
+            Request::Delete { key } => at.delete(key, log, answer)?,
+            Request::Reserve { key, len, crc } => {
+                at.reserve(key, len, crc, call.session, random.next(), answer)?
+            }
+            Request::Write { number, offset, bytes } => at.write(number, offset, bytes, call.session)?,
+            Request::Commit { number } => at.commit(number, call.session, log, answer)?,
+            Request::Withdraw { number } => Err(at.withdraw(number, call.session)),
+        };
+        if let Err(outcome) = outcome {
+            Answer::of(outcome).encode(answer);
+        }
+        Ok(Ok(()))
+    }
+
+    fn finish(
+        &self,
+        context: Context<'_, M>,
+        begun: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        let change = Change::decode(begun);
+        let Context { memory, now, scratch, .. } = context;
+        let mut partition = self.partition(change.partition);
+        let state = &mut *partition;
+        let mut at = At { table: &self.table, index: change.partition, memory, state, now, scratch };
+        at.finish(change)?;
+        let outcome =
+            if change.existed || change.operation.value.is_some() { Outcome::Done } else { Outcome::Absent };
+        Answer { stamp: change.operation.stamp, ..Answer::of(outcome) }.encode(answer);
+        Ok(Ok(()))
+    }
+
+    fn undo(&self, _context: Context<'_, M>, begun: &[u8]) -> Result<(), M::Wait> {
+        let change = Change::decode(begun);
+        let mut partition = self.partition(change.partition);
+        partition.forget(&change, false);
+        if let Some((block, _)) = change.operation.value {
+            partition.release(block);
+        }
+        Ok(())
+    }
+
+    fn replay(&self, context: Context<'_, M>, record: &[u8]) -> Result<Result<(), String>, M::Wait> {
+        let logged = match Logged::decode(record) {
+            Ok(logged) => logged,
+            Err(wrong) => return Ok(Err(wrong)),
+        };
+        let Context { memory, now, mut random, scratch, .. } = context;
+        let index = self.table.home(logged.key).partition;
+        let mut partition = self.partition(index);
+        partition.begin(random.next(), now);
+        let state = &mut *partition;
+        At { table: &self.table, index, memory, state, now, scratch }.replay(logged)
+    }
+
+    fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {
+        let buckets = self.table.spec().buckets();
+        let index = cursor / buckets;
+        let mut partition = self.partition(index);
+        let (state, now) = (&mut *partition, Duration::ZERO);
+        let mut at = At { table: &self.table, index, memory, state, now, scratch: &mut Vec::new() };
+        let next = cursor - cursor % buckets + at.checkpoint(cursor % buckets, records)?;
+        Ok((next < self.table.spec().slots).then_some(next))
+    }
+
+    fn locks(&self, work: Work<'_>) -> Locks {
+        match work {
+            Work::Call(request) => match Request::decode(request) {
+                Ok(request) => Locks::of(self.partition_of(&request)),
+                Err(_) => Locks::NONE, // The call does nothing.
+            },
+            Work::Finish(begun) => Locks::of(Change::decode(begun).partition),
+            Work::Live => Locks::ALL,
+            Work::Tick => Locks::NONE, // Ticks do nothing.
+        }
+    }
+
+    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        Ok(None) // All of the store lies in its table.
+    }
+
+    fn sessions_ended(&self, gone: &dyn Fn(u32) -> bool) {
+        for index in 0..self.table.spec().partitions {
+            self.partition(index).release_reservations(|of| of.session.is_some_and(gone));
+        }
+    }
+
+    fn recover(&self, memory: &M, cursor: u64) -> Result<Result<Option<u64>, String>, M::Wait> {
+        let buckets = self.table.spec().buckets();
+        let index = cursor / buckets;
+        let mut partition = self.partition(index);
+        let (state, now) = (&mut *partition, Duration::ZERO);
+        let mut at = At { table: &self.table, index, memory, state, now, scratch: &mut Vec::new() };
+        let next = cursor - cursor % buckets + at.recover(cursor % buckets)?;
+        Ok(Ok((next < self.table.spec().slots).then_some(next)))
+    }
+
+    fn report(&self) -> Vec<(&'static str, u64)> {
+        let mut total = Stat::default();
+        let (mut reservations, mut reserved) = (0, 0);
+        for index in 0..self.table.spec().partitions {
+            let partition = self.partition(index);
+            total.add(&partition.pool.stat());
+            reservations += partition.reservations.len() as u64;
+            reserved += partition.reserved;
+        }
+        let mut rows = total.rows();
+        rows.extend([("reservations", reservations), ("reserved_bytes", reserved)]);
+        rows
+    }
+}
+
+impl Partition {
+    fn new(pool: Pool) -> Partition {
+        Partition {
+            pool,
+            now: Duration::ZERO,
+            last: Stamp(0),
+            begun: BegunCall::default(),
+            pending: HashMap::new(),
+            reservations: HashMap::new(),
+            reserved: 0,
+        }
+    }
+
+    /// Begins a call, or runs the same call again.
+    fn begin(&mut self, token: u64, now: Duration) {
+        self.now = now;
+        if self.begun.token == token {
+            return;
+        }
+        let BegunCall { block, reservation, .. } =
+            std::mem::replace(&mut self.begun, BegunCall { token, ..BegunCall::default() });
+        // A call that never came to its end, because its node has stopped serving calls.
+        if let Some(block) = block {
+            self.release(block);
+        }
+        if let Some((number, reservation)) = reservation {
+            self.keep(number, reservation);
+        }
+        if mutants::RESERVATION_FREED_BY_TIMEOUT.is_on() {
+            const TIMEOUT: Duration = Duration::from_micros(20);
+            self.release_reservations(|of| of.since + TIMEOUT < now);
+        }
+    }
+
+    /// Takes a block for the call in progress.
+    fn take(&mut self, len: usize, now: Duration) -> Option<Block> {
+        if self.begun.block.is_none() {
+            let taken = self.pool.take(len as u64, now);
+            self.begun.block = taken.map(|pool::Block { at, len }| Block { at, len: len as u32 });
+        }
+        self.begun.block
+    }
+
+    /// Gives a block back. Readers may still read it.
+    fn release(&mut self, block: Block) {
+        let _ = self.pool.release(of_pool(block), self.now);
+    }
+
+    /// Draws the stamp of the call in progress, a put or delete. `is_new` says whether the key has no record.
+    fn draw_stamp(&mut self, now: Duration, is_new: bool) -> Stamp {
+        if let Some(stamp) = self.begun.stamp {
+            return stamp;
+        }
+        let Stamp(last) = self.last;
+        // The counter carries into the epoch, which the next node raises again.
+        self.last = Stamp(last + 1);
+        let stamp = if mutants::STAMP_BY_CLOCK.is_on() {
+            Stamp(1 + now.as_millis() as u64)
+        } else if mutants::STAMP_RESTARTS_AFTER_DELETE.is_on() && is_new {
+            Stamp(1)
+        } else {
+            self.last
+        };
+        self.begun.stamp = Some(stamp);
+        stamp
+    }
+
+    fn keep(&mut self, number: u64, reservation: Reservation) {
+        self.reserved += u64::from(reservation.block.len);
+        self.reservations.insert(number, reservation);
+    }
+
+    /// Removes a reservation, if it is that of this session.
+    fn remove(&mut self, number: u64, session: Option<u32>) -> Option<Reservation> {
+        if self.reservations.get(&number)?.session != session {
+            return None;
+        }
+        let reservation = self.reservations.remove(&number)?;
+        self.reserved -= u64::from(reservation.block.len);
+        Some(reservation)
+    }
+
+    fn release_reservations(&mut self, is_over: impl Fn(&Reservation) -> bool) {
+        // That of a COMMIT which found no value.
+        if let Some((number, reservation)) = self.begun.reservation.take_if(|(_, of)| is_over(of)) {
+            self.keep(number, reservation);
+        }
+        let Partition { pool, reservations, reserved, now, .. } = self;
+        reservations.retain(|_, reservation| {
+            let ends = is_over(reservation);
+            if ends {
+                let _ = pool.release(of_pool(reservation.block), *now);
+                *reserved -= u64::from(reservation.block.len);
+            }
+            !ends
+        });
+    }
+
+    /// Whether a bucket without a value belongs to a key: to `key` or another.
+    fn owner(&self, bucket: u64, key: &[u8]) -> Owner {
+        match self.pending.get(&bucket) {
+            None => Owner::None,
+            Some(pending) if pending.key == key => Owner::This,
+            Some(_) => Owner::Another,
+        }
+    }
+
+    /// Whether the key of a bucket has a value once all puts and deletes of it that have begun are installed. `None` if
+    /// there are none.
+    fn will_exist(&self, bucket: u64) -> Option<bool> {
+        let pending = self.pending.get(&bucket)?;
+        let newest = pending.operations.iter().max_by_key(|operation| operation.stamp)?;
+        (newest.stamp > pending.installed).then_some(newest.value.is_some())
+    }
+
+    /// Notes a put or delete whose second part follows.
+    fn note(&mut self, change: &Change<'_>) {
+        let pending = self.pending.entry(change.bucket).or_insert_with(|| Pending {
+            key: change.key.to_vec(),
+            operations: Vec::new(),
+            installed: Stamp(0),
+        });
+        pending.operations.push(change.operation);
+    }
+
+    /// Forgets a put or delete that has ended. `is_installed` says whether its record was written.
+    fn forget(&mut self, change: &Change<'_>, is_installed: bool) {
+        let Some(pending) = self.pending.get_mut(&change.bucket) else { return };
+        pending.operations.retain(|operation| operation.stamp != change.operation.stamp);
+        if is_installed {
+            pending.installed = pending.installed.max(change.operation.stamp);
+        }
+        if pending.operations.is_empty() {
+            self.pending.remove(&change.bucket);
+        }
+    }
+}
+
+/// The key to which a bucket without a value belongs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    None,
+    This,
+    Another,
+}
+
+/// A piece of work in one partition.
+struct At<'a, M: Memory> {
+    table: &'a Table,
+    index: u64,
+    memory: &'a M,
+    state: &'a mut Partition,
+    now: Duration,
+    scratch: &'a mut Vec<u8>,
+}
+
+/// What a piece of work has left in the answer, or the outcome that is the whole answer.
+type Left = Result<(), Outcome>;
+
+impl<M: Memory> At<'_, M> {
+    /// Reads a part of the value of `key`. The answer's first number is the length of the whole value.
+    fn get(&mut self, key: &[u8], offset: u32, stamp: Stamp, answer: &mut Vec<u8>) -> Result<(), M::Wait> {
+        let found = self.find(key)?;
+        let Some(used) = found.used else {
+            Answer::of(found.missing_outcome()).encode(answer);
+            return Ok(());
+        };
+        if stamp != Stamp(0) && stamp != used.stamp {
+            Answer::of(Outcome::Changed).encode(answer);
+            return Ok(());
+        }
+        let before = LENGTH_SIZE + key_in_block(key).len();
+        let value_len = used.block.len as usize - before;
+        let offset = (offset as usize).min(value_len);
+        let len = (value_len - offset).min(PART_MAX);
+        self.scratch.clear();
+        self.scratch.resize(len, 0);
+        self.memory.read(used.block.at + (before + offset) as u64, self.scratch)?;
+        let (stamp, first, value) = (used.stamp, value_len as u64, &self.scratch[..]);
+        Answer { outcome: Outcome::Done, stamp, first, second: 0, value }.encode(answer);
+        Ok(())
+    }
+
+    fn contains(&mut self, key: &[u8]) -> Result<Left, M::Wait> {
+        let found = self.find(key)?;
+        Ok(Err(if found.used.is_some() { Outcome::Done } else { found.missing_outcome() }))
+    }
+
+    /// The first part of a put in mode 1: writes the value to a new block.
+    fn put(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        records: &mut Records,
+        answer: &mut Vec<u8>,
+    ) -> Result<Left, M::Wait> {
+        let (bucket, found) = match self.bucket_for(key)? {
+            Ok(found) => found,
+            Err(outcome) => return Ok(Err(outcome)),
+        };
+        let len = block_len(key.len(), value.len());
+        let Some(block) = self.state.take(len, self.now) else { return Ok(Err(Outcome::OutOfMemory)) };
+        let stamp = self.state.draw_stamp(self.now, found.used.is_none());
+        let start = log::begin_put(self.scratch, stamp, key);
+        put_block(self.scratch, key, value);
+        let bytes = &self.scratch[start..];
+        self.memory.write(block.at, bytes)?;
+        let operation = Operation { stamp, value: Some((block, crc(bytes))) };
+        self.append(self.change(bucket, key, operation, true), records, answer)
+    }
+
+    /// The first part of a delete.
+    fn delete(&mut self, key: &[u8], records: &mut Records, answer: &mut Vec<u8>) -> Result<Left, M::Wait> {
+        let found = self.find(key)?;
+        let Some(bucket) = found.bucket else { return Ok(Err(found.missing_outcome())) };
+        let existed = self.state.will_exist(bucket).unwrap_or(found.used.is_some());
+        let stamp = self.state.draw_stamp(self.now, false);
+        log::put_delete(self.scratch, stamp, key);
+        self.append(self.change(bucket, key, Operation { stamp, value: None }, existed), records, answer)
+    }
+
+    /// The bucket that a put of `key` writes.
+    fn bucket_for(&mut self, key: &[u8]) -> Result<Result<(u64, Found), Outcome>, M::Wait> {
+        let found = self.find(key)?;
+        Ok(found.bucket.or(found.vacant).map(|bucket| (bucket, found)).ok_or(Outcome::TableFull))
+    }
+
+    fn change<'k>(&self, bucket: u64, key: &'k [u8], operation: Operation, existed: bool) -> Change<'k> {
+        Change { partition: self.index, bucket, key, operation, existed }
+    }
+
+    /// Ends the first part of a put or delete, whose record of the log is in the scratch buffer. Makes no access.
+    fn append(
+        &mut self,
+        change: Change<'_>,
+        records: &mut Records,
+        answer: &mut Vec<u8>,
+    ) -> Result<Left, M::Wait> {
+        if mutants::INSTALLED_BEFORE_DURABLE.is_on() {
+            self.install(change.bucket, record_of(self.table, &change))?;
+        }
+        records.append(self.scratch);
+        change.encode(answer);
+        self.state.note(&change);
+        self.state.begun = BegunCall { token: self.state.begun.token, ..BegunCall::default() };
+        Ok(Ok(()))
+    }
+
+    /// Reserves a block for a value that the client writes.
+    fn reserve(
+        &mut self,
+        key: &[u8],
+        len: u32,
+        crc: u64,
+        session: Option<u32>,
+        random: u64,
+        answer: &mut Vec<u8>,
+    ) -> Result<Left, M::Wait> {
+        let len = block_len(key.len(), len as usize);
+        let Some(block) = self.state.take(len, self.now) else { return Ok(Err(Outcome::OutOfMemory)) };
+        if mutants::INSTALLED_BEFORE_COMMIT.is_on() {
+            match self.bucket_for(key)? {
+                Ok((bucket, found)) => {
+                    let stamp = self.state.draw_stamp(self.now, found.used.is_none());
+                    let operation = Operation { stamp, value: Some((block, crc)) };
+                    self.install(bucket, record_of(self.table, &self.change(bucket, key, operation, true)))?;
+                }
+                Err(outcome) => return Ok(Err(outcome)),
+            }
+        }
+        let number = random >> PARTITION_BITS << PARTITION_BITS | self.index;
+        let reservation = Reservation { session, key: key.to_vec(), block, crc, since: self.now };
+        self.state.begun.block = None;
+        self.state.keep(number, reservation);
+        let (first, second) = (number, block.at);
+        Answer { first, second, ..Answer::of(Outcome::Done) }.encode(answer);
+        Ok(Ok(()))
+    }
+
+    /// Writes bytes to a reserved block.
+    fn write(
+        &mut self,
+        number: u64,
+        offset: u32,
+        bytes: &[u8],
+        session: Option<u32>,
+    ) -> Result<Left, M::Wait> {
+        let reservation = self.state.reservations.get(&number).filter(|of| of.session == session);
+        let Some(&Reservation { block, .. }) = reservation else { return Ok(Err(Outcome::NotReserved)) };
+        if u64::from(offset) + bytes.len() as u64 > block.len.into() {
+            return Ok(Err(Outcome::NotWritten));
+        }
+        self.memory.write(block.at + u64::from(offset), bytes)?;
+        Ok(Err(Outcome::Done))
+    }
+
+    /// The first part of a put in mode 2: checks what the client has written.
+    fn commit(
+        &mut self,
+        number: u64,
+        session: Option<u32>,
+        records: &mut Records,
+        answer: &mut Vec<u8>,
+    ) -> Result<Left, M::Wait> {
+        if self.state.begun.reservation.is_none() {
+            let removed = self.state.remove(number, session);
+            self.state.begun.reservation = removed.map(|reservation| (number, reservation));
+        }
+        let Some((_, reservation)) = self.state.begun.reservation.clone() else {
+            return Ok(Err(Outcome::NotReserved));
+        };
+        let Reservation { ref key, block, crc: promised, .. } = reservation;
+        let (bucket, found) = match self.bucket_for(key)? {
+            Ok(found) => found,
+            Err(outcome) => return Ok(Err(outcome)),
+        };
+        let is_new = found.used.is_none();
+        // The stamp is drawn last: a client that has not written its value costs none.
+        let start = log::begin_put(self.scratch, Stamp(0), key);
+        self.scratch.resize(start + block.len as usize, 0);
+        self.memory.read(block.at, &mut self.scratch[start..])?;
+        let bytes = &self.scratch[start..];
+        if crc(bytes) != promised || super::layout::value_in(bytes, key).is_none() {
+            return Ok(Err(Outcome::NotWritten));
+        }
+        let stamp = self.state.draw_stamp(self.now, is_new);
+        log::set_stamp(self.scratch, stamp);
+        let operation = Operation { stamp, value: Some((block, promised)) };
+        self.append(self.change(bucket, key, operation, true), records, answer)
+    }
+
+    fn withdraw(&mut self, number: u64, session: Option<u32>) -> Outcome {
+        match self.state.remove(number, session) {
+            Some(Reservation { block, .. }) => {
+                self.state.release(block);
+                Outcome::Done
+            }
+            None => Outcome::NotReserved,
+        }
+    }
+
+    /// The second part of a put or delete: writes the record, unless one with a greater stamp was written meanwhile.
+    fn finish(&mut self, change: Change<'_>) -> Result<(), M::Wait> {
+        let installed = self.state.pending.get(&change.bucket).map_or(Stamp(0), |pending| pending.installed);
+        let is_newest = installed < change.operation.stamp || mutants::OLDER_INSTALLED.is_on();
+        if !is_newest {
+            self.state.forget(&change, false);
+            if let Some((block, _)) = change.operation.value {
+                self.state.release(block);
+            }
+            return Ok(());
+        }
+        let before = self.records::<1>(change.bucket)?[0].decode();
+        self.install(change.bucket, record_of(self.table, &change))?;
+        self.state.forget(&change, true);
+        if let Bucket::Used(used) = before {
+            self.state.release(used.block);
+        }
+        Ok(())
+    }
+
+    /// Carries out a record of the log. No client reads meanwhile.
+    fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
+        let Logged { stamp, key, block: bytes } = logged;
+        let found = self.find(key)?;
+        let now = found.used.map(|used| used.stamp).max(found.deleted);
+        let is_old = if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now.is_some() } else { now >= Some(stamp) };
+        let epoch = stamp.epoch() + 1;
+        if epoch > self.state.last.epoch() {
+            self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
+        }
+        if is_old || (bytes.is_none() && found.used.is_none()) {
+            self.pass(stamp);
+            return Ok(Ok(()));
+        }
+        let Some(bucket) = found.bucket.or(found.vacant) else {
+            return Ok(Err(
+                "the table has no place for a key of the log: create the store for more --items, and load \
+                           a dump"
+                    .into(),
+            ));
+        };
+        let mut value = None;
+        if let Some(bytes) = bytes {
+            let Some(block) = self.state.take(bytes.len(), QUARANTINE) else {
+                return Ok(Err(
+                    "the area of values has no space for a value of the log: create the store with a \
+                               larger --quota, and load a dump"
+                        .into(),
+                ));
+            };
+            self.memory.write(block.at, bytes)?;
+            value = Some((block, crc(bytes)));
+        }
+        let change = self.change(bucket, key, Operation { stamp, value }, true);
+        self.install(bucket, record_of(self.table, &change))?;
+        self.state.begun.block = None;
+        self.pass(stamp);
+        if let Some(used) = found.used {
+            // No client reads, so the next record may take the block.
+            let _ = self.state.pool.release(of_pool(used.block), Duration::ZERO);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Makes all later stamps greater than `stamp`, which an earlier node has drawn. The head has their epoch.
+    fn pass(&mut self, stamp: Stamp) {
+        let epoch = self.state.last.epoch().max(stamp.epoch() + 1);
+        self.state.last = Stamp::new(epoch, self.state.last.counter().max(stamp.counter()));
+    }
+
+    /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them.
+    fn checkpoint(&mut self, bucket: u64, records: &mut Records) -> Result<u64, M::Wait> {
+        let next = bucket + self.table.spec().block_buckets;
+        let (held, count) = self.block(bucket)?;
+        let mut made = Records::default();
+        for (bucket, record) in (bucket..).zip(&held[..count]) {
+            if let Bucket::Used(used) = record.decode()
+                && self.table.contains(self.index, used.block)
+            {
+                self.add(used.stamp, used.block, &used.key, &mut made)?;
+            }
+            // Their records may be in a file that the checkpoint replaces, and they are installed after this step.
+            let Some(pending) = self.state.pending.get(&bucket) else { continue };
+            let (key, operations) = (pending.key.clone(), pending.operations.clone());
+            for Operation { stamp, value } in operations {
+                match value {
+                    Some((block, _)) => self.add(stamp, block, &self.table.key_field(&key), &mut made)?,
+                    None => {
+                        log::put_delete(self.scratch, stamp, &key);
+                        made.append(self.scratch);
+                    }
+                }
+            }
+        }
+        made.iter().for_each(|record| records.append(record));
+        Ok(next)
+    }
+
+    /// Adds the record of a put whose value lies in `block`.
+    fn add(
+        &mut self,
+        stamp: Stamp,
+        block: Block,
+        key: &KeyField,
+        records: &mut Records,
+    ) -> Result<(), M::Wait> {
+        let mut bytes = vec![0; block.len as usize];
+        self.memory.read(block.at, &mut bytes)?;
+        let Some(key) = key.in_record().or_else(|| key.in_block(&bytes)) else { return Ok(()) };
+        log::begin_put(self.scratch, stamp, key);
+        self.scratch.extend_from_slice(&bytes);
+        records.append(self.scratch);
+        Ok(())
+    }
+
+    /// Rebuilds the partition's state from some buckets, from `bucket` on, in memory that an earlier node has served.
+    /// Returns the bucket after them.
+    fn recover(&mut self, bucket: u64) -> Result<u64, M::Wait> {
+        let mut last = self.state.last;
+        if bucket == 0 {
+            let mut epoch = [0; size_of::<u64>()];
+            self.memory.read(self.table.head_at(self.index), &mut epoch)?;
+            let epoch = u64::from_le_bytes(epoch) + 1;
+            self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
+            last = Stamp::new(epoch, 0);
+        }
+        let (mut held, count) = self.block(bucket)?;
+        for (bucket, record) in (bucket..).zip(&mut held[..count]) {
+            if record.decode() != Bucket::Torn {
+                continue;
+            }
+            let mut redo = Redo::new_zeroed();
+            self.memory.read(self.table.head_at(self.index) + REDO_OFFSET, redo.as_mut_bytes())?;
+            if let Some(meant) = redo.record_of(bucket) {
+                *record = meant;
+                self.memory.write(self.table.bucket_at(self.index, bucket), meant.as_bytes())?;
+            }
+        }
+        self.state.last = last;
+        for record in &held[..count] {
+            let stamp = match record.decode() {
+                Bucket::Used(used) => {
+                    // A record that names a block of another was written by a client. Its CRC shows that to readers.
+                    let _ = self.state.pool.claim(of_pool(used.block));
+                    used.stamp
+                }
+                Bucket::Deleted => Stamp(record.stamp.get()),
+                _ => continue,
+            };
+            let counter = self.state.last.counter().max(stamp.counter());
+            self.state.last = Stamp::new(self.state.last.epoch(), counter);
+        }
+        if mutants::STAMPS_RESTART_WITH_SERVER.is_on() {
+            self.state.last = Stamp(0);
+        }
+        Ok(bucket + count as u64)
+    }
+
+    /// Searches for `key` along its path.
+    fn find(&mut self, key: &[u8]) -> Result<Found, M::Wait> {
+        let (home, field) = (self.table.home(key), self.table.key_field(key));
+        let mut found = Found::default();
+        for step in 0..self.table.probes() {
+            let first = self.table.bucket_of(home, step);
+            let (records, count) = self.block(first)?;
+            for (bucket, record) in (first..).zip(&records[..count]) {
+                let content = record.decode();
+                match content {
+                    Bucket::Used(used) => {
+                        if used.key == field
+                            && self.table.contains(self.index, used.block)
+                            && (!field.is_long() || self.is_of(used.block, key)?)
+                        {
+                            (found.bucket, found.used) = (Some(bucket), Some(used));
+                            return Ok(found);
+                        }
+                        continue;
+                    }
+                    Bucket::Deleted if record.key_field() == field => {
+                        found.deleted = found.deleted.max(Some(Stamp(record.stamp.get())));
+                    }
+                    Bucket::Torn | Bucket::Nonsense => found.is_damaged = true,
+                    _ => {}
+                }
+                match self.state.owner(bucket, key) {
+                    Owner::This => found.bucket = Some(bucket),
+                    Owner::Another => continue,
+                    Owner::None => {
+                        found.vacant.get_or_insert(bucket);
+                    }
+                }
+                if content == Bucket::Never {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether a block has this long key.
+    fn is_of(&mut self, block: Block, key: &[u8]) -> Result<bool, M::Wait> {
+        self.scratch.clear();
+        self.scratch.resize(key.len().min(block.len as usize - LENGTH_SIZE), 0);
+        self.memory.read(block.at + LENGTH_SIZE as u64, self.scratch)?;
+        Ok(self.scratch == key)
+    }
+
+    /// Writes a record in place, after noting it in the partition's head.
+    fn install(&mut self, bucket: u64, record: Record) -> Result<(), M::Wait> {
+        let redo_at = self.table.head_at(self.index) + REDO_OFFSET;
+        self.memory.write(redo_at, Redo::new(bucket, record).as_bytes())?;
+        let at = self.table.bucket_at(self.index, bucket);
+        record.pieces().try_for_each(|(offset, piece)| self.memory.write(at + offset, piece))
+    }
+
+    /// Reads the block of buckets that begins with `first`. Returns the records and their number.
+    fn block(&self, first: u64) -> Result<([Record; BLOCK_BUCKETS_MAX as usize], usize), M::Wait> {
+        let mut records = [Record::new_zeroed(); BLOCK_BUCKETS_MAX as usize];
+        let count = self.table.spec().block_buckets as usize;
+        self.memory.read(self.table.bucket_at(self.index, first), records[..count].as_mut_bytes())?;
+        Ok((records, count))
+    }
+
+    fn records<const N: usize>(&self, first: u64) -> Result<[Record; N], M::Wait> {
+        let mut records = [Record::new_zeroed(); N];
+        self.memory.read(self.table.bucket_at(self.index, first), records.as_mut_bytes())?;
+        Ok(records)
+    }
+}
+
+fn of_pool(block: Block) -> pool::Block {
+    pool::Block { at: block.at, len: block.len.into() }
+}
+
+/// Returns the record that a put or delete writes.
+fn record_of(table: &Table, change: &Change<'_>) -> Record {
+    let (key, stamp) = (table.key_field(change.key), change.operation.stamp);
+    match change.operation.value {
+        Some((block, crc_value)) => Record::used(Used { key, block, crc_value, stamp }),
+        None if mutants::DELETED_BUCKET_CLEARED.is_on() => Record::new_zeroed(),
+        None => Record::deleted(key, stamp),
+    }
+}
+
+impl Found {
+    /// Returns the outcome for a key that has no value.
+    fn missing_outcome(&self) -> Outcome {
+        if self.is_damaged { Outcome::Damaged } else { Outcome::Absent }
+    }
+}
+
+/// Number of bytes of an encoded [`Change`] before its key.
+const CHANGE_SIZE: usize = 6 * size_of::<u64>();
+
+impl<'a> Change<'a> {
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        let (block, crc) = self.operation.value.unwrap_or((Block { at: 0, len: 0 }, 0));
+        let flags = u64::from(self.existed) | u64::from(self.operation.value.is_some()) << 1;
+        let len_and_flags = u64::from(block.len) | flags << 32;
+        let numbers = [self.partition, self.bucket, self.operation.stamp.0, block.at, len_and_flags, crc];
+        numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        bytes.extend_from_slice(self.key);
+    }
+
+    /// Decodes what the first part of a call has left in this process.
+    fn decode(bytes: &'a [u8]) -> Change<'a> {
+        let (numbers, key) = bytes.split_at(CHANGE_SIZE);
+        let number =
+            |place: usize| u64::from_le_bytes(numbers[place * 8..][..8].try_into().expect("eight bytes"));
+        let (partition, bucket, stamp, at, len_and_flags, crc) =
+            (number(0), number(1), Stamp(number(2)), number(3), number(4), number(5));
+        let block = Block { at, len: len_and_flags as u32 };
+        let value = (len_and_flags >> 33 & 1 == 1).then_some((block, crc));
+        let existed = len_and_flags >> 32 & 1 == 1;
+        Change { partition, bucket, key, operation: Operation { stamp, value }, existed }
+    }
+}
