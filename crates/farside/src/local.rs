@@ -65,7 +65,25 @@ impl Client {
     /// Caches the slot addresses of up to `keys` keys. Putting a key whose slot is cached takes one round trip instead
     /// of two.
     pub fn with_slot_cache(self, keys: usize) -> Client {
-        let options = Options { slot_cache: keys, ..Options::default() };
+        let options = Options { slot_cache: keys, ..self.options };
+        self.with_options(options)
+    }
+
+    /// Caches values in up to this many bytes, if the store's kind can tell that a cached value is current. Getting a
+    /// key whose current value is cached takes one round trip instead of two.
+    pub fn with_value_cache(self, bytes: usize) -> Client {
+        let options = Options { value_cache: bytes, ..self.options };
+        self.with_options(options)
+    }
+
+    /// Writes values of at least this many bytes without the node's CPU, whatever the store's own threshold is, if the
+    /// store's kind has one.
+    pub fn with_put_threshold(self, bytes: usize) -> Client {
+        let options = Options { put_threshold: Some(bytes), ..self.options };
+        self.with_options(options)
+    }
+
+    fn with_options(self, options: Options) -> Client {
         let (fabric, nodes) = (Rc::clone(&self.endpoint), self.endpoint.nodes());
         let kv = run_now(&self.endpoint, AnyKv::of(fabric, nodes, &self.members, &options));
         Client { kv: kv.expect("the store was opened before, with the same catalog entry"), options, ..self }
@@ -96,6 +114,14 @@ impl Client {
     /// [`KvError`]; its `ran` tells whether the value may have been deleted.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         self.carry_out(|endpoint, kv| with_kv!(kv, kv => run_now(endpoint, kv.delete(key))))
+    }
+
+    /// Whether `key` has a value. In some kinds of stores this costs less than a get.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed.
+    pub fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        self.carry_out(|endpoint, kv| with_kv!(kv, kv => run_now(endpoint, kv.contains(key))))
     }
 
     /// Reads the values of several keys. Calls `visit` once per key, in any order, with the key's index in `keys` and

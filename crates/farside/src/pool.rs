@@ -164,6 +164,12 @@ pub struct NewStore {
     pub items: Option<u64>,
     /// Whether keys of 8 bytes are numbers that each have a slot of their own: the paper's collision-free layout.
     pub collision_free: bool,
+    /// Number of buckets that a client reads at once: 1, 2, 4, ... 64. Only for the kinds `chequer` and
+    /// `chequer-message`; the kind's default if absent.
+    pub block_buckets: Option<u64>,
+    /// Length in bytes from which a client writes a value itself, rather than sending it to the node's CPU. Only for
+    /// the kinds `chequer` and `chequer-message`; the kind's default if absent.
+    pub put_threshold: Option<u32>,
     /// Number of nodes that hold a part of the store each; all nodes of the pool if absent. The store's name determines
     /// which nodes these are.
     pub members: Option<usize>,
@@ -173,12 +179,27 @@ impl NewStore {
     /// A PRISM-KV store with a quota in bytes.
     pub fn prism_kv(name: impl Into<String>, quota: u64) -> NewStore {
         let kind = prism_kv::KIND.to_owned();
-        NewStore { name: name.into(), kind, quota, items: None, collision_free: false, members: None }
+        NewStore {
+            name: name.into(),
+            kind,
+            quota,
+            items: None,
+            collision_free: false,
+            block_buckets: None,
+            put_threshold: None,
+            members: None,
+        }
     }
 
     /// Size of the store's table.
     fn sizing(&self) -> Sizing {
-        Sizing { items: self.items, collision_free: self.collision_free, ..Sizing::default() }
+        Sizing {
+            items: self.items,
+            collision_free: self.collision_free,
+            block_buckets: self.block_buckets,
+            put_threshold: self.put_threshold,
+            ..Sizing::default()
+        }
     }
 
     /// The control request that creates the store on one node.

@@ -5,7 +5,7 @@ mod compare;
 mod floor;
 mod session;
 
-use super::{Done, Failure, duration, files, value_size, warn_of_unused};
+use super::{Done, Failure, duration, files, parse_bytes, value_size, warn_of_unused};
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub(super) use compare::Compare;
@@ -128,6 +128,13 @@ struct Ycsb {
     /// Entries of each task's slot cache, at most 16777216; 0 turns it off; no effect on systems without a slot cache
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
+    /// Bytes in which each task caches values; 0 turns it off; no effect on systems without a value cache
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
+    value_cache: u64,
+    /// Length of a value from which clients write it themselves [default: that of the system, 1KiB]; no effect on
+    /// systems without such a length
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    put_threshold: Option<u64>,
     /// Items that the store's table is sized for, if more than the run needs; a larger table has fewer collisions
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ITEMS_MAX))]
     items: Option<u64>,
@@ -368,6 +375,8 @@ impl Ycsb {
             value_size: value_size as usize,
             items: self.items,
             slot_cache: self.slot_cache as usize,
+            value_cache: self.value_cache as usize,
+            put_threshold: self.put_threshold.map(|bytes| bytes as usize),
             collision_free: self.collision_free,
             verify: self.verify,
             by_node: self.by_node,

@@ -65,6 +65,12 @@ enum Action {
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
+    /// Exit with 0 if a key has a value, and with 1 if not; print nothing
+    Contains {
+        /// The key
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
+    },
     /// Delete a key
     Del {
         /// The key
@@ -96,7 +102,9 @@ struct Stat {
 impl Kv {
     pub(super) fn run(self) -> Done {
         if self.trace && matches!(self.action, Action::Load(_) | Action::Dump(_) | Action::Stat(_)) {
-            return Err(Failure::Error("--trace works with put, get and del only: leave it out here".into()));
+            return Err(Failure::Error(
+                "--trace works with put, get, contains and del only: leave it out here".into(),
+            ));
         }
         let (pool, store) = self.target.connect()?;
         if let Action::Stat(Stat { json, watch, count }) = self.action {
@@ -122,20 +130,21 @@ impl Kv {
                 let mut out = io::stdout().lock();
                 written(out.write_all(item.value).and_then(|()| out.flush()))
             }
-            Action::Del { key } => {
-                if client.delete(key.as_bytes())? {
-                    Ok(())
-                } else {
-                    Err(Failure::Absent)
-                }
-            }
+            Action::Contains { key } => present(client.contains(key.as_bytes())?),
+            Action::Del { key } => present(client.delete(key.as_bytes())?),
             Action::Dump(dump) => dump.run(&mut client),
             Action::Load(_) | Action::Stat(_) => unreachable!("handled above"),
         }
     }
 }
 
-/// Runs `put`, `get` or `del` through a layer that prints each request and its reply.
+/// # Errors
+/// The key has, or had, no value.
+fn present(has_value: bool) -> Done {
+    if has_value { Ok(()) } else { Err(Failure::Absent) }
+}
+
+/// Runs `put`, `get`, `contains` or `del` through a layer that prints each request and its reply.
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let endpoint = Rc::new(pool.endpoint_over_all()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
@@ -151,13 +160,8 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
             let mut out = io::stdout().lock();
             written(out.write_all(item.value).and_then(|()| out.flush()))
         }
-        Action::Del { key } => {
-            if block_on(&endpoint, kv.delete(key.as_bytes()))? {
-                Ok(())
-            } else {
-                Err(Failure::Absent)
-            }
-        }
+        Action::Contains { key } => present(block_on(&endpoint, kv.contains(key.as_bytes()))?),
+        Action::Del { key } => present(block_on(&endpoint, kv.delete(key.as_bytes()))?),
         Action::Load(_) | Action::Dump(_) | Action::Stat(_) => unreachable!("refused above"),
     }
 }

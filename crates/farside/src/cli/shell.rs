@@ -257,7 +257,7 @@ impl Open {
                 self.printer.result("ok", &[("deleted", true.into())])?;
             }
             Command::Exists { key } => {
-                let exists = self.session.carry_out(async |kv: &mut Kv| Ok(kv.get(&key).await?.is_some()))?;
+                let exists = self.session.carry_out(async |kv: &mut Kv| kv.contains(&key).await)?;
                 self.printer.result(if exists { "yes" } else { "no" }, &[("exists", exists.into())])?;
                 return Ok(if exists || !is_alone { Outcome::Done } else { Outcome::Absent });
             }

@@ -1,13 +1,17 @@
 //! `store`: creates, lists, rebuilds and drops stores.
 
+mod threshold;
+
 use super::info::each_node;
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
 use farside::parts::block_store;
 use farside_systems::blocks::stripe::Shape as Blocks;
-use farside_systems::registry::{default_kv, names, shape_of};
-use farside_systems::system::{Family, Shape};
+use farside_systems::kv::chequer::layout::BLOCK_BUCKETS_MAX;
+use farside_systems::registry::{default_kv, named, names, shape_of};
+use farside_systems::system::{Family, Shape, Sizing};
 use std::time::Duration;
+use threshold::Threshold;
 
 /// Create, list, rebuild and drop stores.
 #[derive(clap::Args)]
@@ -35,6 +39,14 @@ enum Action {
         /// Give each 8-byte key its own slot (the paper's collision-free layout)
         #[arg(long)]
         collision_free: bool,
+        /// Buckets that a client reads at once: 1, 2, 4, ... 64; only for the kinds chequer and chequer-message
+        /// [default: 4]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=BLOCK_BUCKETS_MAX))]
+        block_buckets: Option<u64>,
+        /// Length of a value from which clients write it themselves; auto: measure where that becomes faster; only for
+        /// the kinds chequer and chequer-message [default: 1KiB]
+        #[arg(long, value_name = "BYTES|auto", value_parser = threshold::parsed)]
+        put_threshold: Option<Threshold>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         members: Option<u32>,
@@ -71,9 +83,31 @@ impl Store {
     pub(super) fn run(self) -> Done {
         let pool = self.target.connect()?;
         match self.action {
-            Action::Create { name, quota, items, kind, collision_free, members } => {
+            Action::Create {
+                name,
+                quota,
+                items,
+                kind,
+                collision_free,
+                block_buckets,
+                put_threshold,
+                members,
+            } => {
                 let members = members.map(|members| members as usize);
-                let new = NewStore { name, kind, quota, items, collision_free, members };
+                let mut new = NewStore {
+                    kind,
+                    items,
+                    collision_free,
+                    block_buckets,
+                    members,
+                    ..NewStore::prism_kv(name, quota)
+                };
+                refuse_options(&new, put_threshold.is_some())?;
+                new.put_threshold = match put_threshold {
+                    Some(Threshold::Auto) => Some(threshold::measure(&pool, &new)?),
+                    Some(Threshold::Bytes(bytes)) => Some(bytes),
+                    None => None,
+                };
                 let store = pool.create_store(&new)?;
                 match &store.membership {
                     None => print_line!("store '{}' has {}", store.name, human_bytes(store.quota)),
@@ -109,6 +143,27 @@ impl Store {
             }
         }
         Ok(())
+    }
+}
+
+/// # Errors
+/// The kind of the store does not have an option that was given.
+fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
+    let Some(system) = named(&new.kind) else { return Ok(()) };
+    let plain = Sizing::default();
+    let lacks = |sizing| (system.parameters)(&sizing) == (system.parameters)(&plain);
+    let buckets = Sizing { block_buckets: Some(1), ..plain };
+    let threshold = Sizing { put_threshold: Some(1), ..plain };
+    let refused = [
+        ("--block-buckets", new.block_buckets.is_some() && lacks(buckets)),
+        ("--put-threshold", has_threshold && lacks(threshold)),
+    ];
+    match refused.into_iter().find(|(_, is_refused)| *is_refused) {
+        Some((option, _)) => Err(Failure::Error(format!(
+            "a {} store has no {option}: leave it out, or give another --kind",
+            new.kind
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -60,11 +60,7 @@ pub struct Variant {
 
 impl Variant {
     /// The system as this project implements it.
-    pub const OURS: Variant = Variant {
-        name: "",
-        setup: |_| {},
-        options: Options { slot_cache: 0, entropy: 0, releases_apart: false, silence: None, backoff: None },
-    };
+    pub const OURS: Variant = Variant { name: "", setup: |_| {}, options: Options::NONE };
     /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
     /// that they no longer use.
     pub const PAPER: Variant = Variant {

@@ -324,7 +324,8 @@ impl Session {
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
-        let options = Options { slot_cache: self.config.slot_cache, ..Options::default() };
+        let SessionConfig { slot_cache, value_cache, put_threshold, .. } = self.config;
+        let options = Options { slot_cache, value_cache, put_threshold, ..Options::default() };
         Ok(block_on(
             fabric,
             AnyKv::open(Rc::clone(fabric), self.pool.nodes().len() as u32, &self.store, &options),

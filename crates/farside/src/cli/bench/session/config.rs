@@ -41,6 +41,10 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) threads: u32,
     pub(in crate::cli) tasks: u32,
     pub(in crate::cli) slot_cache: usize,
+    /// Bytes in which each task caches values.
+    pub(in crate::cli) value_cache: usize,
+    /// Length of a value from which clients write it themselves, if not that of the store.
+    pub(in crate::cli) put_threshold: Option<usize>,
     pub(in crate::cli) collision_free: bool,
     pub(in crate::cli) verify: bool,
     /// Whether each task keeps to the keys of one node.
@@ -99,6 +103,8 @@ impl SessionConfig {
             threads: 1,
             tasks: 16,
             slot_cache: 0,
+            value_cache: 0,
+            put_threshold: None,
             collision_free: false,
             verify: false,
             by_node: false,
