@@ -7,6 +7,7 @@ mod abd_lock;
 mod allocations;
 mod blocks;
 mod chequer;
+mod chequer_pool;
 mod epochs;
 mod fenced;
 mod guarded;

@@ -6,8 +6,8 @@
 //! All operations take constant time, apart from hashing and copying bytes. `put` evicts several small values for a
 //! large one, each of which an earlier `put` has stored.
 //!
-//! The map's keys are 64-bit hashes of the cache's keys, so each key is stored only once. If two keys have the same hash,
-//! only the one put last is in the cache.
+//! The map's keys are 64-bit hashes of the cache's keys, so each key is stored only once. If two keys have the same
+//! hash, only the one put last is in the cache.
 //!
 //! Invariants:
 //! * The nodes' bytes, with [`ENTRY_BYTES`] for each node, never exceed the bound.
@@ -63,8 +63,8 @@ impl Node {
 }
 
 impl Cache {
-    /// Creates an empty cache of at most `bytes_max` bytes. 0 caches nothing. The seed makes it hard to choose keys that
-    /// have the same hash.
+    /// Creates an empty cache of at most `bytes_max` bytes. 0 caches nothing. The seed makes it hard to choose keys
+    /// that have the same hash.
     #[must_use]
     pub fn new(bytes_max: usize, seed: u64) -> Cache {
         Cache {
@@ -103,8 +103,8 @@ impl Cache {
         Some(Place(at))
     }
 
-    /// Caches the key's value and makes it the most recently used. It replaces the key's former value. A value that does
-    /// not fit into an empty cache is not cached, and the key's former value is removed.
+    /// Caches the key's value and makes it the most recently used. It replaces the key's former value. A value that
+    /// does not fit into an empty cache is not cached, and the key's former value is removed.
     pub fn put(&mut self, key: &[u8], stamp: u64, value: &[u8]) {
         let hash = self.hash(key);
         let mut spare = Vec::new();
@@ -338,7 +338,7 @@ mod tests {
                             u32::from(found.is_none() && naive.entries.iter().any(|(of, ..)| *of == key));
                     }
                     50..90 => {
-                        let most = if draws.once_in(50) { bytes_max as u64 + 100 } else { 1_500 };
+                        let most = if draws.once_in(50) { 2 * bytes_max as u64 + 100 } else { 1_500 };
                         let len = draws.below(most) as usize;
                         let value = draws.bytes(len);
                         cache.put(&key, stamp, &value);
