@@ -46,6 +46,13 @@ pub trait NodeMemory: Memory {
     fn discard(&self, index: u32) -> Result<(), Self::Wait>;
 }
 
+/// A source of random numbers.
+pub type Seeds = Box<dyn FnMut() -> u64 + Send>;
+
+fn seeds_of(mut draws: Draws) -> Seeds {
+    Box::new(move || draws.next())
+}
+
 /// Number that identifies a request and its response.
 pub type Ticket = u64;
 
@@ -97,8 +104,10 @@ pub struct Node<M: NodeMemory> {
     timers: BTreeMap<u32, Duration>,
     /// Time by the node's monotonic clock; see [`Node::set_now`].
     now: Duration,
-    /// Source of the random draws of services' background steps.
-    draws: Draws,
+    /// Source of the seeds of services' background steps, and of the salts of logs.
+    seeds: Seeds,
+    /// Seed of the background step that was begun and may wait for memory.
+    tick_seed: Option<u64>,
     /// Options of the logs of new stores, if their kinds have logs and the node has a place for them.
     log_options: Option<LogOptions>,
     /// Logs that have no writer yet.
@@ -183,7 +192,8 @@ impl<M: NodeMemory> Node<M> {
             ticks: VecDeque::new(),
             timers: BTreeMap::new(),
             now: Duration::ZERO,
-            draws: Draws(info.incarnation),
+            seeds: seeds_of(Draws(info.incarnation)),
+            tick_seed: None,
             log_options: None,
             new_logs: Vec::new(),
             watched: 0,
@@ -217,6 +227,7 @@ impl<M: NodeMemory> Node<M> {
         node.catalog = restored.catalog;
         node.catalog_sequence = restored.sequence;
         node.sessions = Sessions::new(restored.next_session);
+        node.ended = 1; // All sessions of the old node have ended, of which each service is told.
         node.recoveries = node.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
         node.scan_all();
         Ok(Ok(node))
@@ -455,6 +466,12 @@ impl<M: NodeMemory> Node<M> {
                 self.ticks.push_back(region);
             }
         }
+    }
+
+    /// Sets the source of the seeds of services' background steps, and of the salts of logs. Without it, they follow from
+    /// the incarnation of the memory.
+    pub fn set_seeds(&mut self, seeds: Seeds) {
+        self.seeds = seeds;
     }
 
     /// Makes every store that is created from now on, and whose kind has logs, have one with these options. The caller

@@ -1,7 +1,7 @@
 //! Engines: threads that run the chains of remote sessions, each at its own port.
 //!
 //! An engine receives requests, runs them, and sends the responses in a batch. While nothing arrives it polls for a
-//! short time, then sleeps. Its chains run in turns of its own slot, and its sessions' retired buffers go onto that
+//! short time, then sleeps; in [`EngineMode::Event`] it sleeps at once. Its chains run in turns of its own slot, and its sessions' retired buffers go onto that
 //! slot's list. The engine locks the node's state only to open a session. It sends all other requests to the node's
 //! thread as a [`Letter`], and the responses return through the engine's [`Mail`].
 //!
@@ -9,7 +9,7 @@
 //! Invariant: a session's request is judged by its token before it reaches the node. Once an engine has read that a
 //! token or right was revoked, none of its later turns uses that token or right.
 
-use super::{Shared, entropy, parse};
+use super::{EngineMode, Randomness, Shared, entropy, parse};
 use crate::access::{Access, LOCKED_FOR, LogLimit, SessionLimit, Source, Token};
 use crate::engine::{Guarded, Keys};
 use crate::served::{Begun, Buffers, Calling, Served, Start, no_store};
@@ -24,7 +24,6 @@ use farside_fabrics::spin::spin;
 use farside_fabrics::timer::{self, timespec};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Refusals, Store};
-use farside_remote::draws::Draws;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::service::addressed;
 use farside_remote::{ChainView, Key, Reply, Rights, Status};
@@ -184,7 +183,7 @@ impl Engine {
                     answer: Vec::new(),
                     buffers: Buffers::default(),
                     pending: Vec::new(),
-                    draws: Draws(entropy()[0]),
+                    random: Randomness::new(),
                     served: BTreeMap::new(),
                     expected: VecDeque::new(),
                     source: None,
@@ -349,12 +348,12 @@ impl<P: Port> EngineLoop<P> {
 
     /// Ends the calls whose records are stored, or could not be, and responds to them.
     fn end_calls(&mut self) {
-        let Handler { pending, runner, draws, buffers, answer, mail, .. } = &mut self.handler;
+        let Handler { pending, runner, random, buffers, answer, mail, .. } = &mut self.handler;
         runner.enter();
         let mut bytes = Vec::new();
         pending.retain(|Pending { at, served, begun }| {
             let Some(stored) = served.outcome(begun) else { return true };
-            let start = Start { now: timer::coarse_now(), seed: draws.next() };
+            let start = Start { now: timer::coarse_now(), seed: random.next() };
             match served.finish(runner.memory(), start, (begun, &stored), buffers, answer) {
                 Ok(()) => answer::put_body(&mut bytes, answer),
                 Err(refusal) => answer::refuse(&mut bytes, &refusal),
@@ -369,13 +368,15 @@ impl<P: Port> EngineLoop<P> {
         }
     }
 
-    /// Called when nothing has arrived: polls for a while if there were requests lately, then sleeps.
+    /// Called when nothing has arrived: polls for a while if there were requests lately, unless engines are to wait for
+    /// events, then sleeps.
     fn idle(&mut self) {
         self.keep_time(None);
         let executed = self.server.counters().executed;
         let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
         // If the port is broken, the next call of [`EngineLoop::turn`] reports it.
-        if was_asked && spin(|| (self.turn() != Ok(false)).then_some(())).is_some() {
+        let polls = was_asked && self.handler.shared.engine_mode == EngineMode::Poll;
+        if polls && spin(|| (self.turn() != Ok(false)).then_some(())).is_some() {
             return;
         }
         self.show_counters();
@@ -451,8 +452,8 @@ struct Handler {
     buffers: Buffers,
     /// Calls whose records are not stored yet.
     pending: Vec<Pending>,
-    /// Source of the calls' random draws.
-    draws: Draws,
+    /// Source of the seeds of the calls' random draws.
+    random: Randomness,
     /// The service that was last called in each region. The service's key shows whether the service is still current.
     served: BTreeMap<u32, Arc<Served<Mapping>>>,
     /// Numbers of prefetch hints of the chains that were received and not yet run, in order.
@@ -748,7 +749,7 @@ impl Handler {
                 &self.served[&key.region()]
             }
         };
-        let start = Start { now: timer::coarse_now(), seed: self.draws.next() };
+        let start = Start { now: timer::coarse_now(), seed: self.random.next() };
         let calling = Calling { key, rights, session: Some(client.number), request };
         let memory = self.runner.memory();
         let Some(begun) = served.serve(memory, start, calling, &mut self.buffers, &mut self.answer)? else {

@@ -60,6 +60,8 @@ pub struct Options {
     pub listen: Vec<Listen>,
     /// Number of engines at each address; 0 means 1.
     pub engines: usize,
+    /// How engines wait for requests.
+    pub engine_mode: EngineMode,
     /// The tokens that engines accept. Without tokens every client may do everything; this is refused if other machines
     /// can reach an engine. Tokens do not apply to shm clients, which map the whole memory.
     pub tokens: Option<Tokens>,
@@ -75,6 +77,16 @@ pub struct Options {
     /// When taking over, kills the old node's clients that are still alive. If false and such clients exist, the start
     /// fails.
     pub evict: bool,
+}
+
+/// How engines wait for requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineMode {
+    /// After a request, an engine polls for a short time ([`SPIN`](farside_fabrics::spin::SPIN)), then sleeps.
+    #[default]
+    Poll,
+    /// An engine sleeps whenever nothing has arrived, until its socket or its rings have something.
+    Event,
 }
 
 /// An address at which engines listen.
@@ -139,6 +151,7 @@ struct Shared {
     mails: Vec<Arc<Mail>>,
     /// Letters from engines. The lock is held only to add a letter or to take all letters.
     letters: Mutex<Vec<Letter>>,
+    engine_mode: EngineMode,
     /// The current access rules. A reload replaces the rules; each engine then reads the new ones by itself.
     access: Mutex<Arc<Access>>,
     /// Whether calls of shm clients wait for records to be stored, and whether some may be stored since the node's
@@ -234,6 +247,8 @@ impl Host {
         } else {
             Node::new(&*memory, kinds, info)
         };
+        let mut random = Randomness::new();
+        node.set_seeds(Box::new(move || random.next()));
         let logs = options.log.as_ref().map(|log| Logs::recover(log, &mut node, &memory)).transpose()?;
         predecessors::note_boot(&memory);
         let state = State {
@@ -256,6 +271,7 @@ impl Host {
             stop: AtomicBool::new(false),
             mails,
             letters: Mutex::default(),
+            engine_mode: options.engine_mode,
             access: Mutex::new(Arc::new(Access::new(options.tokens.clone()))),
             waits_for_log: AtomicBool::new(false),
             has_stored: AtomicBool::new(false),
@@ -807,6 +823,34 @@ fn accept(node: &mut Node<Mapping>, sender: Sender, ask: Ask) -> Ticket {
     node.ask_from(sender, ask, entropy())
 }
 
+/// Random numbers of the system, many of which are drawn at a time, so that one costs little.
+struct Randomness {
+    bytes: Box<[u8; Randomness::AT_ONCE]>,
+    /// Number of bytes that are not handed out yet.
+    left: usize,
+}
+
+impl Randomness {
+    const AT_ONCE: usize = 2048;
+
+    fn new() -> Randomness {
+        Randomness { bytes: Box::new([0; Randomness::AT_ONCE]), left: 0 }
+    }
+
+    /// The next number.
+    fn next(&mut self) -> u64 {
+        if self.left == 0 {
+            fill_with_entropy(&mut self.bytes[..]);
+            self.left = Randomness::AT_ONCE;
+        }
+        self.left -= size_of::<u64>();
+        let word = &mut self.bytes[self.left..][..size_of::<u64>()];
+        let number = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
+        word.fill(0); // What was handed out is kept nowhere.
+        number
+    }
+}
+
 /// The context's parts of a piece of work that begins now.
 fn start_now() -> Start {
     Start { now: timer::coarse_now(), seed: entropy()[0] }
@@ -815,16 +859,39 @@ fn start_now() -> Start {
 /// Draws 128 random bits from the system.
 fn entropy() -> [u64; 2] {
     let mut bytes = [0; 16];
-    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(drawn, Ok(bytes.len()), "the system must supply random bytes, so that keys cannot be guessed");
+    fill_with_entropy(&mut bytes);
     let bits = u128::from_le_bytes(bytes);
     [bits as u64, (bits >> 64) as u64]
+}
+
+fn fill_with_entropy(bytes: &mut [u8]) {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        // A long request may be interrupted by a signal.
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(more) => filled += more,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                panic!("the system must supply random bytes, so that keys cannot be guessed: {errno}")
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use farside_fabrics::memory::Pages;
+
+    #[test]
+    fn random_numbers_of_the_system_differ_and_are_not_kept() {
+        let mut random = Randomness::new();
+        let drawn: BTreeSet<u64> = (0..10_000).map(|_| random.next()).collect();
+        assert_eq!(drawn.len(), 10_000);
+        assert!(
+            random.left < Randomness::AT_ONCE && random.bytes[random.left..].iter().all(|&byte| byte == 0)
+        );
+    }
 
     #[test]
     fn a_process_with_an_unknown_start_time_gets_no_session() {

@@ -154,7 +154,7 @@ impl<M: NodeMemory> Node<M> {
             Ok(service) => {
                 let entry = Box::new(Entry::new(store, service, segments));
                 if let Some(options) = self.log_options.filter(|_| is_logged) {
-                    let salt = self.draws.next();
+                    let salt = (self.seeds)();
                     let log = Arc::new(StoreLog::new(Log::new(entry.store.clone(), options, salt)));
                     entry.served.set_log(Arc::clone(&log));
                     self.new_logs.push(log);

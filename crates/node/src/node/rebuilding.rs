@@ -75,13 +75,13 @@ impl<M: NodeMemory> Node<M> {
             }
             // Busy with a call.
             let Some(served) = entry.served.try_lock(Work::Tick) else { return Ok(false) };
-            let mut draws = self.draws.clone();
-            let tick = served.tick(memory, Start { now: self.now, seed: draws.next() })?;
+            let seed = *self.tick_seed.get_or_insert_with(&mut self.seeds);
+            let tick = served.tick(memory, Start { now: self.now, seed })?;
+            self.tick_seed = None;
             if entry.told < self.ended && tell_ended(&self.sessions, &entry.served, served.service()) {
                 entry.told = self.ended;
             }
             drop(served);
-            self.draws = draws;
             if let Some(mut service) = entry.served.try_exclusive() {
                 entry.is_crowded |= service.rebuild().is_some_and(|rebuild| rebuild.is_crowded());
             }

@@ -210,6 +210,53 @@ fn engines_answer_calls_once_they_are_stored_and_serve_others_meanwhile() {
     }
 }
 
+#[test]
+fn records_of_a_mebibyte_and_more_are_stored_and_an_incomplete_one_is_cut_off() {
+    const THREADS: u64 = 4;
+    const PUTS: u64 = 6;
+    /// Words of a value of 1 MiB, the longest key and a header.
+    const WORDS: u64 = ((1 << 20) + 4096 + 64) / 8;
+    let folder = tempfile::tempdir().expect("a folder");
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 30)).expect("it serves");
+    create(&host);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let host = &host;
+            scope.spawn(move || {
+                let caller = Caller::new(host);
+                for put in 1..=PUTS {
+                    caller.ask(ledger::Ask::PutLong(thread, put, WORDS)).expect("stored");
+                }
+            });
+        }
+    });
+    let numbers = |host: &Host| match host.ask(Ask::StoreStat { name: "s".into() }, DEADLINE) {
+        Ok(Answer::StoreStat(stat)) => stat.service,
+        other => panic!("{other:?}"),
+    };
+    let stat = numbers(&host);
+    let bytes = THREADS * PUTS * (WORDS + 3) * 8;
+    assert_eq!((stat["log_records"], stat["log_record_bytes"]), (THREADS * PUTS, bytes));
+    assert_eq!((stat["log_failed_writes"], stat["log_replayed_records"]), (0, 0));
+    assert!((1..=THREADS * PUTS).contains(&stat["log_syncs"]), "{stat:?}");
+    drop(host);
+    let head = size_of_log(folder.path()) - stat["log_file_bytes"];
+    assert!(head < 1024, "a new file's head of {head} bytes does not count");
+    // As if the machine had crashed in the middle of one more write.
+    let log = log_file(folder.path());
+    let mut file = std::fs::read(&log).expect("the log's file");
+    let whole = file.len();
+    file.extend_from_within(whole - (1 << 20)..);
+    std::fs::write(&log, &file).expect("written");
+    let host = start(options(folder.path(), SyncPolicy::Each, 1 << 30)).expect("it serves");
+    let caller = Caller::new(&host);
+    for thread in 0..THREADS {
+        assert_eq!(caller.get(thread)[1], PUTS);
+    }
+    assert_eq!(std::fs::metadata(&log).expect("the log's file").len(), whole as u64, "the rest was cut off");
+    assert_eq!(numbers(&host)["log_replayed_records"], THREADS * PUTS);
+}
+
 /// Starts a node with a memory file.
 fn start_file(file: &Path, options: Options) -> Result<Host, BindError> {
     let (memory, found) = Mapping::open(file, 16 << 20).expect("a memory file");

@@ -1,9 +1,7 @@
 //! Services with private state: it is rebuilt by a node that takes over, knows the sessions of callers, and learns when
 //! they have ended. Their stores lie in their tables alone, and report numbers.
 
-#[path = "../support/keeper.rs"]
-mod keeper;
-
+use crate::support::keeper::{self, DAMAGED, Keeper};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_fabrics::ring::RingLine;
@@ -19,7 +17,6 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Kind, Work, address};
 use farside_remote::{Fabric, Memory, NodeId, Rights};
-use keeper::{DAMAGED, Keeper};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -52,8 +49,8 @@ impl Home {
         Home { memory, node, store }
     }
 
-    /// Makes the node check its stores twice, as the host does at intervals. A session with a slot is closed by the first
-    /// check, perhaps after the service's step.
+    /// Makes the node check its stores twice, as the host does at intervals. A session with a slot is closed by the
+    /// first check, perhaps after the service's step.
     fn look(&mut self) {
         for _ in 0..2 {
             self.node.poll_shared();

@@ -1,6 +1,6 @@
 //! A kind of store for tests, whose service logs its puts: a table of registers, each with a stamp.
 //!
-//! A put draws a stamp and appends `| key | stamp | value |`. Once that is stored, it installs stamp and value in the
+//! A put draws a stamp and appends `| key | stamp | value | zeros |`. Once that is stored, it installs stamp and value in the
 //! key's register, unless the register has a later stamp. Stamps come from a counter in memory.
 
 use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Records, Service, Work};
@@ -25,6 +25,8 @@ pub(crate) enum Ask {
     Get(u64),
     /// Puts a value. Returns the stamp.
     Put(u64, u64),
+    /// Puts a value with a record that has this number of words more. Returns the stamp.
+    PutLong(u64, u64, u64),
 }
 
 impl Ask {
@@ -36,6 +38,7 @@ impl Ask {
                 out.extend_from_slice(&key.to_le_bytes());
                 out.extend_from_slice(&value.to_le_bytes());
             }
+            Ask::PutLong(key, value, more) => put_words(out, &[key, value, more]),
         }
     }
 }
@@ -112,7 +115,7 @@ impl Registers {
 impl<M: Memory> Service<M> for Registers {
     fn call(
         &self,
-        Context { memory, log, .. }: Context<'_, M>,
+        Context { memory, log, scratch, .. }: Context<'_, M>,
         call: Call<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
@@ -121,15 +124,18 @@ impl<M: Memory> Service<M> for Registers {
                 let [stamp, value] = self.load(memory, key)?;
                 put_words(answer, &[stamp, value]);
             }
-            [key, value] => {
+            [key, value] | [key, value, _] => {
                 let stamp = self.raise(memory, None)?;
                 if self.installs_early {
                     self.install(memory, [key, stamp, value])?;
                 }
                 put_words(answer, &[key, stamp, value]);
-                log.append(answer);
+                let more = words(call.request).get(2).copied().unwrap_or(0);
+                scratch.extend_from_slice(answer);
+                scratch.resize(answer.len() + more as usize * 8, 0);
+                log.append(scratch);
             }
-            _ => return Ok(Err("a request has one or two words".into())),
+            _ => return Ok(Err("a request has one to three words".into())),
         }
         Ok(Ok(()))
     }
@@ -157,8 +163,8 @@ impl<M: Memory> Service<M> for Registers {
         Context { memory, .. }: Context<'_, M>,
         record: &[u8],
     ) -> Result<Result<(), String>, M::Wait> {
-        let [key, stamp, value] = words(record)[..] else {
-            return Ok(Err("a record has three words".into()));
+        let [key, stamp, value, ..] = words(record)[..] else {
+            return Ok(Err("a record has three words or more".into()));
         };
         self.install(memory, [key, stamp, value])?;
         self.raise(memory, Some(stamp))?;

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub(crate) mod cases;
+pub(crate) mod keeper;
 pub(crate) mod quiescence;
 
 use farside_fabrics::memory::{Mapping, Pages};

@@ -143,7 +143,10 @@ fn a_node_with_kept_memory_recovers_private_state_before_it_serves_a_call() {
                     made += 1;
                 }
                 home.world.kill(process);
-                drop(client); // It keeps the engines' addresses.
+                drop(client);
+                home.node.kill();
+                // The end of the client's session is still being reported to the former process.
+                home.world.sleep(100 * MILLIS).await;
                 home.node.restart();
                 // A restart may be killed, too, and begins again.
                 home.world.sleep(home.world.random().below(20 * MICROS)).await;
