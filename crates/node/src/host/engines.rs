@@ -1,9 +1,10 @@
 //! Engines: threads that run the chains of remote sessions, each at its own port.
 //!
 //! An engine receives requests, runs them, and sends the responses in a batch. While nothing arrives it polls for a
-//! short time, then sleeps; in [`EngineMode::Event`] it sleeps at once. Its chains run in turns of its own slot, and its sessions' retired buffers go onto that
-//! slot's list. The engine locks the node's state only to open a session. It sends all other requests to the node's
-//! thread as a [`Letter`], and the responses return through the engine's [`Mail`].
+//! short time, then sleeps; in [`EngineMode::Event`] it sleeps at once. Its chains run in turns of its own slot, and
+//! its sessions' retired buffers go onto that slot's list. The engine locks the node's state only to open a session. It
+//! sends all other requests to the node's thread as a [`Letter`], and the responses return through the engine's
+//! [`Mail`].
 //!
 //! Invariant: a session is open at the node from before its first chain runs until after its last one.
 //! Invariant: a session's request is judged by its token before it reaches the node. Once an engine has read that a
