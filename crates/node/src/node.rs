@@ -468,8 +468,8 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// Sets the source of the seeds of services' background steps, and of the salts of logs. Without it, they follow from
-    /// the incarnation of the memory.
+    /// Sets the source of the seeds of services' background steps, and of the salts of logs. Without it, they follow
+    /// from the incarnation of the memory.
     pub fn set_seeds(&mut self, seeds: Seeds) {
         self.seeds = seeds;
     }

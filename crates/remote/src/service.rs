@@ -84,8 +84,9 @@ pub struct Context<'a, M: Memory> {
     /// Time when the work began, by the node's monotonic clock, which [`Tick::At`] uses, too. It may be a few
     /// milliseconds old.
     pub now: Duration,
-    /// Random draws of this piece of work. Their seed is the host's randomness, so draws of other work say nothing about
-    /// them. But one of them reveals the others: give no client more than one, or a hash, if they must not be guessed.
+    /// Random draws of this piece of work. Their seed is the host's randomness, so draws of other work say nothing
+    /// about them. But one of them reveals the others: give no client more than one, or a hash, if they must not be
+    /// guessed.
     pub random: Draws,
     /// An empty buffer. It saves the service an allocation, and its contents are lost at the end of the work.
     pub scratch: &'a mut Vec<u8>,

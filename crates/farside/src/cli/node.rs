@@ -11,7 +11,7 @@ use farside::config::{read_private, read_text};
 use farside::parts::kinds;
 use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_node::catalog::Division;
-use farside_node::host::{Admin, Host, Listen, LogFolder, Options};
+use farside_node::host::{Admin, EngineMode, Host, Listen, LogFolder, Options};
 use farside_node::log::{LogOptions, SyncPolicy};
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
@@ -75,6 +75,9 @@ pub(super) struct Serve {
     /// Number of engines at each --listen; each is a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     engines: u32,
+    /// How engines wait for requests
+    #[arg(long, value_enum, default_value_t = EngineModeArg::Poll, requires = "listen")]
+    engine_mode: EngineModeArg,
     /// Size of the pages that back the memory: huge pages make random reads faster
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
@@ -140,6 +143,23 @@ pub(super) enum PagesArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum EngineModeArg {
+    /// Poll for 60 us after a request, then sleep: the shortest latencies
+    Poll,
+    /// Sleep until something arrives: the least CPU time at a low load
+    Event,
+}
+
+impl From<EngineModeArg> for EngineMode {
+    fn from(mode: EngineModeArg) -> EngineMode {
+        match mode {
+            EngineModeArg::Poll => EngineMode::Poll,
+            EngineModeArg::Event => EngineMode::Event,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum LogSync {
     /// At once; the system writes the log to the disk when it likes, so a crash of the machine may lose any of it
     Never,
@@ -194,6 +214,7 @@ impl Up {
             shm_trusts_all: false,
             insecure_udp: false,
             engines: 1,
+            engine_mode: EngineModeArg::Poll,
             pages: PagesArg::Auto,
             admin: None,
             admin_token_file: None,
@@ -374,6 +395,7 @@ impl Serve {
             socket: socket.clone(),
             listen,
             engines: self.engines as usize,
+            engine_mode: self.engine_mode.into(),
             tokens,
             insecure_udp: self.insecure_udp,
             evict_stopped_after: self.evict_stopped_after,

@@ -1,5 +1,6 @@
 //! All integration tests of this crate, in one binary so that linking is done only once.
 
+mod engines;
 mod life;
 mod log;
 mod members;

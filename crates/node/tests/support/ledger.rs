@@ -1,7 +1,7 @@
 //! A kind of store for tests, whose service logs its puts: a table of registers, each with a stamp.
 //!
-//! A put draws a stamp and appends `| key | stamp | value | zeros |`. Once that is stored, it installs stamp and value in the
-//! key's register, unless the register has a later stamp. Stamps come from a counter in memory.
+//! A put draws a stamp and appends `| key | stamp | value | zeros |`. Once that is stored, it installs stamp and value
+//! in the key's register, unless the register has a later stamp. Stamps come from a counter in memory.
 
 use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Records, Service, Work};
 use farside_remote::{Memory, Width};
