@@ -1,5 +1,5 @@
 //! Fuzz targets for text from people and peers (the control plane's JSON, urls, sizes and workloads), and for the bytes
-//! of Pilaf's requests, answers and items.
+//! of Pilaf's and Chequer's requests, answers, items and records.
 //!
 //! Invariant: input is either parsed or refused with a reason. No input causes a panic, a block, or an unrequested
 //! start of a node.
@@ -85,6 +85,96 @@ fn fuzz_pilaf() {
                 && let EntryState::Item { len, .. } = entry.decode()
             {
                 assert!(len as usize <= layout::ITEM_MAX && entry.is_sound());
+            }
+        },
+    );
+}
+
+/// Fuzzes requests to the service of a Chequer store, the records of its table and of its log, and its description.
+#[test]
+fn fuzz_chequer() {
+    use farside_fabrics::local::LocalNode;
+    use farside_fabrics::memory::{Mapping, Pages};
+    use farside_node::host::{Host, Options};
+    use farside_remote::service::address;
+    use farside_systems::kv::chequer::layout::{self, Block, Bucket, Record, Stamp, Table, Used};
+    use farside_systems::kv::chequer::log::{self, Logged};
+    use farside_systems::kv::chequer::request::{self, Outcome, PART_MAX, Request};
+    use zerocopy::{FromBytes, IntoBytes};
+
+    let executions = Executions::of("requests, records and descriptions of Chequer");
+    let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+    let host = Host::start(memory, farside::parts::kinds(), Options::default()).expect("a node");
+    let new = NewStore { kind: "chequer".into(), items: Some(20), ..NewStore::prism_kv("c", 2 << 20) };
+    let store = host.ask(new.ask(), std::time::Duration::from_secs(10)).expect("the node has memory");
+    let Answer::Store(store) = store else { panic!("not a store: {store:?}") };
+    let session = LocalNode::open_session(&host).expect("a session is free");
+    let table = Table::new(&store.parameters, store.extent()).expect("the node described it");
+    // Unwind safe: a panic ends the test, and nothing uses the node afterwards.
+    let (host, table) = (std::panic::AssertUnwindSafe(host), std::panic::AssertUnwindSafe(table));
+    let encoded = |request: Request<'_>| {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        bytes
+    };
+    let (key, stamp) = (&b"key"[..], Stamp::new(3, 7));
+    let mut answer = Vec::new();
+    let done = request::Answer::of(Outcome::Done);
+    request::Answer { stamp, first: 5, second: 6, value: b"value", ..done }.encode(&mut answer);
+    let mut logged = Vec::new();
+    log::begin_put(&mut logged, stamp, key);
+    layout::put_block(&mut logged, key, b"value");
+    let block = Block { at: table.area(0).start, len: 13 };
+    let used = Used { key: table.key_field(key), block, crc_value: 5, stamp };
+    let seeds = [
+        encoded(Request::Get { key, offset: 0, stamp: Stamp(0) }),
+        encoded(Request::Contains { key }),
+        encoded(Request::Put { key, value: &[5; 100] }),
+        encoded(Request::Delete { key }),
+        encoded(Request::Reserve { key, len: 2000, crc: 7 }),
+        encoded(Request::Write { number: 0, offset: 3, bytes: b"bytes" }),
+        encoded(Request::Commit { number: 0 }),
+        encoded(Request::Withdraw { number: 0 }),
+        answer,
+        logged,
+        Record::used(used).as_bytes().to_vec(),
+        store.parameters.clone().into_bytes(),
+    ];
+    bolero::check!().with_test_time(budget()).with_type().cloned().for_each(
+        |(seed, changes): (u8, Vec<Change>)| {
+            executions.one_more();
+            let bytes = changed(&seeds, seed, &changes);
+            if let Ok(request) = Request::decode(&bytes) {
+                assert_eq!(encoded(request), bytes, "a request is well-formed to its last byte");
+            }
+            let (mut asked, mut answer) = (Vec::new(), Vec::new());
+            let service = address(store.extent().key, &mut asked);
+            asked.extend_from_slice(&bytes);
+            match host.call(session, service, &asked, &mut answer) {
+                Ok(()) => {
+                    let answer = request::Answer::decode(&answer).expect("an answer");
+                    assert!(answer.value.len() <= PART_MAX);
+                }
+                Err(refusal) => assert!(refusal.to_string().contains("use the same release"), "{refusal}"),
+            }
+            // A client decodes bytes that peers have written, and a node those of its log.
+            let _answer = request::Answer::decode(&bytes);
+            if let Ok(Logged { block: Some(block), key, .. }) = Logged::decode(&bytes) {
+                assert!(layout::value_in(block, key).is_some());
+            }
+            if let Ok((record, _)) = Record::read_from_prefix(&bytes)
+                && let Bucket::Used(used) = record.decode()
+            {
+                assert!(used.block.len as usize <= layout::BLOCK_MAX);
+            }
+            if let Ok(table) = Table::new(&String::from_utf8_lossy(&bytes), store.extent()) {
+                let home = table.home(key);
+                let last = table.spec().partitions - 1;
+                assert!(home.partition <= last && table.area(last).end <= store.table_at + store.table_len);
+                for step in 0..table.probes() {
+                    let end = table.bucket_of(home, step) + table.spec().block_buckets;
+                    assert!(table.bucket_at(home.partition, end) <= table.area(home.partition).start);
+                }
             }
         },
     );

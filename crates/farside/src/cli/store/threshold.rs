@@ -21,8 +21,11 @@ pub(super) enum Threshold {
 const LENGTHS: [usize; 9] = [128, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10];
 /// Number of rounds, in each of which both modes are measured, in turn.
 const ROUNDS: usize = 15;
-/// Number of puts of each mode in a round.
+/// Largest number of puts of each mode in a round. It is less on a slow node, for example one whose log is synced for
+/// each put.
 const PUTS: u32 = 30;
+/// Time in which a round of one mode ends, but for its last put.
+const ROUND: Duration = Duration::from_millis(10);
 
 /// Parses, for clap, a length in bytes or `auto`.
 pub(super) fn parsed(text: &str) -> Result<Threshold, String> {
@@ -86,10 +89,12 @@ fn measured(pool: &Pool, store: &str) -> Result<Vec<(usize, [Duration; 2])>, Fai
             for (client, rounds) in clients.iter_mut().zip(&mut rounds) {
                 let client = client.as_mut().map_err(|error| Failure::Error(error.to_string()))?;
                 let begun = Instant::now();
-                for _ in 0..PUTS {
+                let mut puts = 0;
+                while puts == 0 || puts < PUTS && begun.elapsed() < ROUND {
                     client.put(b"put-threshold", &value)?;
+                    puts += 1;
                 }
-                rounds.push(begun.elapsed() / PUTS);
+                rounds.push(begun.elapsed() / puts);
             }
         }
         times.push((
