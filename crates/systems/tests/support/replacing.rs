@@ -24,7 +24,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 /// Scenarios that kill mutants, by name. The correct code passes all of them.
-pub(crate) const CASES: [(&str, fn()); 7] = [
+pub(crate) const CASES: [(&str, fn()); 8] = [
+    ("a_client_that_reaches_nobody_for_a_moment_goes_on", a_client_that_reaches_nobody_for_a_moment_goes_on),
     (
         "a_recoverer_never_proposes_two_lists_with_one_ballot",
         a_recoverer_never_proposes_two_lists_with_one_ballot,

@@ -24,6 +24,8 @@ farside_remote::mutants! {
     WIPED_ACK_COUNTS = "RsWipedAckCounts";
     /// A write adds up the replicas of two configurations that have it.
     CONFIGURATIONS_MIXED = "RsConfigurationsMixed";
+    /// A client on its way to the next configuration gives up at the first answer that is lost.
+    GIVES_UP_AT_ONCE = "RsGivesUpAtOnce";
     /// A recoverer reads the tags before it revokes the former configuration.
     READ_BEFORE_REVOCATION = "RsReadBeforeRevocation";
     /// All proposals of a recoverer have the same number, so two of them can have one ballot.
