@@ -489,6 +489,8 @@ pub(crate) async fn fetch_member<F: Fabric>(
         let group = survey.group(of);
         match group.places[index] {
             Place::Holds(holder, _) | Place::Behind(holder) => node = holder,
+            // The others may have answered before the member was replaced: ask them again below.
+            Place::Lacks(holder) if are_replicas => node = holder,
             Place::Lacks(_) => return Err(dropped()),
             Place::Silent(silent) => return Err(group.silent(&survey, silent)),
             Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Err(dropped()),
@@ -516,9 +518,12 @@ pub(crate) async fn fetch_member<F: Fabric>(
             // The members of the current configuration know whether this one is over.
             let survey = Survey::ask_for_next(fabric, members.nodes(), name, of).await?;
             let being_replaced = || StoreError::BeingReplaced { name: name.clone() };
+            let is_anyone_silent = survey.found.iter().any(Result::is_err);
             return Err(match (survey.left(of), other) {
                 (Some(left), _) => left,
                 (None, Some(held)) if is_same(&held) || is_below(&held) => being_replaced(),
+                // Those that know of the replacement of this member may be the ones that did not answer.
+                (None, _) if is_anyone_silent => being_replaced(),
                 (None, _) => dropped(),
             });
         }

@@ -557,6 +557,35 @@ pub(crate) fn a_client_that_has_missed_two_losses_goes_on() {
     }
 }
 
+/// A client asks a member that has left, and the current members do not answer. One that was replaced before does, and
+/// knows of no replacement. The client must not take this for the drop of the store.
+pub(crate) fn a_member_that_left_while_the_current_ones_are_silent_is_no_drop() {
+    let scene = Scene::with_spares(3, 2, 64);
+    let (members, spare) = nodes_of(&scene);
+    let (stays, recoverer) = (members[0], Reach::new(&scene.homes));
+    recoverer.before_each_ask(move |node, ask| match ask {
+        Ask::Leave { .. } if node == stays => Then::Lost(Ran::No),
+        _ => Then::Runs,
+    });
+    assert!(replaced(&scene, &recoverer, 0, spare).is_some_and(|done| done.is_ok()));
+    let mut client = scene.client();
+    assert_eq!(put(&mut client, 0, 1), Ok(()));
+    end_turn(&Rc::downgrade(&client.reach));
+    let (members, next) = ([members[1], members[2]], 10 - stays - members[1] - members[2] - spare);
+    assert!(replaced(&scene, &recoverer, 0, next).is_some_and(|done| done.is_ok()));
+    let held: Vec<bool> = memberships(&scene).iter().map(Option::is_some).collect();
+    assert!(held[stays as usize] && !held[spare as usize], "{held:?}");
+    let is_silent = move |node| node == next || members.contains(&node);
+    let fate = move |node| if is_silent(node) { Then::Lost(Ran::No) } else { Then::Runs };
+    client.reach.before_each_ask(move |node, _| fate(node));
+    client.before_each(move |node, _| fate(node));
+    let error = put(&mut client, 0, 2).expect_err("no majority answers").to_string();
+    assert!(!error.contains("dropped"), "{error}");
+    client.reach.before_each_ask(|_, _| Then::Runs);
+    client.before_each(|_, _| Then::Runs);
+    assert_eq!(put(&mut client, 0, 3), Ok(()));
+}
+
 /// A client looks for the next configuration, and no node answers it for a moment.
 pub(crate) fn a_client_that_reaches_nobody_for_a_moment_goes_on() {
     let mut is_over = false;
