@@ -5,8 +5,11 @@
 //! Invariant: an outage is noted when it begins. Its end is known then, except for that of a node that is down.
 
 use crate::Scene;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::DEADLINE;
 use farside_sim::world::{MILLIS, Nanos, SECONDS};
 use std::cell::RefCell;
+use std::time::Duration;
 
 /// Time, in nanoseconds, for which an operation may last after a majority of the nodes can be reached again. Within it,
 /// sessions end by silence, the next ones are opened, and a client that pauses between its attempts tries again.
@@ -34,6 +37,8 @@ struct Outage {
 pub(crate) struct Watch {
     client: u32,
     began: Nanos,
+    /// When the operation began, by the clock of the client's process.
+    began_by_clock: Option<Duration>,
     /// For each site whether the client could reach its node at the beginning, and the number of outages before.
     sites: Vec<(bool, u64)>,
     /// Number of the outages of all clients before.
@@ -82,8 +87,14 @@ impl Outages {
         });
         let sites = sites.collect();
         let was_calm = is_served(scene) && all.iter().flatten().all(|outage| outage.until <= began);
-        Watch { client, began, sites, of_all: count(&all), was_calm }
+        let began_by_clock = clock_of(scene, client);
+        Watch { client, began, began_by_clock, sites, of_all: count(&all), was_calm }
     }
+}
+
+/// Time by the clock of a client's process.
+fn clock_of(scene: &Scene, client: u32) -> Option<Duration> {
+    scene.clocks.borrow().get(client as usize)?.as_ref().map(Clock::now)
 }
 
 fn count(all: &[Vec<Outage>]) -> u64 {
@@ -99,7 +110,8 @@ impl Watch {
     /// Judges an operation as [`Watch::judge`] does, if it may have waited for any other client.
     ///
     /// # Errors
-    /// The operation failed although there was no outage, or it lasted for too long after the last one.
+    /// The operation failed although there was no outage, or before its time was over, or it lasted for too long after
+    /// the last outage.
     pub(crate) fn judge_by_all(&self, scene: &Scene, error: Option<&str>) -> Result<(), String> {
         let all = scene.outages.0.borrow();
         if self.client as usize >= all.len() {
@@ -111,6 +123,7 @@ impl Watch {
         {
             return Err(format!("failed, although there was no outage: {error}"));
         }
+        self.check_patience(scene, error)?;
         let last = all.iter().flatten().map(|outage| outage.until).max().unwrap_or(0);
         let lasted = scene.world.now().saturating_sub(last.max(self.began));
         if is_served(scene) && lasted > ENDS_WITHIN {
@@ -122,8 +135,8 @@ impl Watch {
     /// Judges an operation that has ended with this error, or without one.
     ///
     /// # Errors
-    /// The operation failed although a majority of the nodes could be reached all the time, or it lasted for too long
-    /// after a majority could be reached.
+    /// The operation failed although a majority of the nodes could be reached all the time, or before its time was over,
+    /// or it lasted for too long after a majority could be reached.
     pub(crate) fn judge(&self, scene: &Scene, error: Option<&str>) -> Result<(), String> {
         scene.configurations.look(scene);
         let (all, now) = (scene.outages.0.borrow(), scene.world.now());
@@ -140,6 +153,7 @@ impl Watch {
                 "failed, although a majority of the nodes was reached all the time: {error}"
             ));
         }
+        self.check_patience(scene, error)?;
         let since = |(site, outage): (usize, &Outage)| match is_there(site) {
             true => outage.until.max(self.began),
             false => Nanos::MAX,
@@ -154,6 +168,20 @@ impl Watch {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that an operation with this error has waited for as long as its client must try to reach a replica. No
+    /// trial gives it a reason to fail sooner: at most f of 2f + 1 members lose their memory, so the others may answer
+    /// later. The client measures the time by the clock of its process, which may run fast and jump.
+    fn check_patience(&self, scene: &Scene, error: Option<&str>) -> Result<(), String> {
+        let (Some(error), Some(began)) = (error, self.began_by_clock) else { return Ok(()) };
+        let waited = clock_of(scene, self.client).map_or(DEADLINE, |now| now.saturating_sub(began));
+        match waited < DEADLINE {
+            true => {
+                Err(format!("failed after {waited:?}, before its time of {DEADLINE:?} was over: {error}"))
+            }
+            false => Ok(()),
+        }
     }
 }
 

@@ -28,7 +28,6 @@ impl System for PrismRsKind {
     const RARE_MUTANTS: &'static [Mutant] = &[
         mutants::WIPED_ACK_COUNTS,
         mutants::CONFIGURATIONS_MIXED,
-        mutants::GIVES_UP_AT_ONCE,
         mutants::IDS_FORGOTTEN,
         mutants::BALLOT_REUSED,
         mutants::TWO_CONFIGURATIONS,
