@@ -16,7 +16,11 @@
 //!
 //! DELETE is one call. Every put and delete is in the store's log, if its node keeps logs.
 //!
-//! [`message`] is the paper's reference, with SEND and RECEIVE alone.
+//! *Chequer-message* is what the paper compares Chequer with: the same table and pool of values, used by SEND and RECEIVE
+//! alone. Each of its operations is a call, and its clients never READ or WRITE. A value that does not fit into one message
+//! travels in numbered parts, all on their way at once:
+//! * GET: the first part, then all others. They name the stamp of the first, so a value never has parts of two puts.
+//! * PUT: reserve a block, then all parts, then commit.
 //!
 //! Differs from the paper (`docs/papers/chequer.md` has the reasons):
 //! * The paper does not say who completes the record in mode 2. Here the client commits, and a record is never in the
@@ -38,7 +42,6 @@ pub mod cache;
 mod calls;
 pub mod layout;
 pub mod log;
-pub mod message;
 pub mod mutants;
 pub mod pool;
 pub mod request;
@@ -46,7 +49,6 @@ pub mod service;
 mod system;
 
 pub use calls::ATTEMPTS_MAX;
-pub use message::ChequerMessage;
 pub use system::{ChequerKind, ChequerMessageKind};
 
 use super::{Fetched, Item, Kv, KvError, check_key};
@@ -64,22 +66,34 @@ use layout::{
 };
 use zerocopy::FromBytes;
 
-/// Kind of the store in the catalog.
+/// Kind of a Chequer store in the catalog.
 pub const KIND: &str = "chequer";
+/// Kind of a Chequer-message store in the catalog.
+pub const MESSAGE_KIND: &str = "chequer-message";
 
 /// Largest number of bytes that one READ or WRITE of a value transfers.
 pub const TRANSFER_MAX: usize = 56 << 10;
 const _: () = assert!(BLOCK_BUCKETS_MAX * RECORD_SIZE <= TRANSFER_MAX as u64);
 const _: () = assert!(request::PART_MAX <= TRANSFER_MAX);
 
-/// Client of one Chequer store. It runs one operation at a time: give each task its own client.
+/// Client of one store, of Chequer or of Chequer-message. It runs one operation at a time: give each task its own client.
 pub struct Chequer<F> {
     calls: Calls<F>,
+    transfer: Transfer,
     chain: ChainBuf,
     reply: Reply,
     cache: Cache,
     threshold: usize,
     last: Last,
+}
+
+/// How a client transfers what it reads, and long values that it puts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    /// By READ and WRITE: Chequer.
+    OneSided,
+    /// By calls: Chequer-message.
+    Message,
 }
 
 /// Where the last value lies, if not in the reply.
@@ -122,15 +136,25 @@ impl<F: Fabric + Clock> Chequer<F> {
         store::open::<ChequerKind, F>(fabric, node, name).await
     }
 
+    /// Opens the Chequer-message store called `name` at `node`.
+    ///
+    /// # Errors
+    /// The store does not exist, or it is of another kind.
+    pub async fn open_message(fabric: F, node: NodeId, name: &str) -> Result<Chequer<F>, StoreError> {
+        store::open::<ChequerMessageKind, F>(fabric, node, name).await
+    }
+
     /// Creates a client from the store's description in the catalog of `node`. Sends no request.
     ///
     /// # Errors
     /// The description is invalid.
     fn of(fabric: F, node: NodeId, store: Store) -> Result<Chequer<F>, StoreError> {
+        let is_message = store.kind == MESSAGE_KIND;
+        let transfer = if is_message { Transfer::Message } else { Transfer::OneSided };
         let calls = Calls::of(fabric, node, store).map_err(StoreError::Gone)?;
         let threshold = calls.spec().put_threshold as usize;
         let (chain, reply, cache) = (ChainBuf::new(), Reply::new(), Cache::new(0, 0));
-        Ok(Chequer { calls, chain, reply, cache, threshold, last: Last::Answer })
+        Ok(Chequer { calls, transfer, chain, reply, cache, threshold, last: Last::Answer })
     }
 
     /// Caches values in at most this many bytes.
@@ -165,12 +189,19 @@ impl<F: Fabric + Clock> Chequer<F> {
 
 impl<F: Fabric + Clock> Kv for Chequer<F> {
     fn kind(&self) -> &'static str {
-        KIND
+        match self.transfer {
+            Transfer::OneSided => KIND,
+            Transfer::Message => MESSAGE_KIND,
+        }
     }
 
-    /// Takes one round trip per block of buckets, and one for the value unless it is cached.
+    /// Takes one round trip per block of buckets, and one for the value unless it is cached. In Chequer-message, takes one
+    /// call, or two waves for a value of several parts.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
+        if self.transfer == Transfer::Message {
+            return self.get_by_call(key).await;
+        }
         for _ in 0..ATTEMPTS_MAX {
             let used = match self.look_up(key).await? {
                 Looked::Used(used) => used,
@@ -209,9 +240,13 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         Item { value, version: fetched.version }
     }
 
-    /// Takes one round trip per block of buckets. A key of more than 46 bytes takes as many as a GET.
+    /// Takes one round trip per block of buckets. A key of more than 46 bytes takes as many as a GET. In Chequer-message,
+    /// takes one call.
     async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
+        if self.transfer == Transfer::Message {
+            return self.calls.contains(key).await;
+        }
         if !key_in_block(key).is_empty() {
             return Ok(self.fetch(key).await?.is_some());
         }
@@ -222,16 +257,20 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         }
     }
 
-    /// Takes one call in mode 1, and two calls with a WRITE in between in mode 2.
+    /// Takes one call in mode 1, and two calls with a WRITE in between in mode 2. In Chequer-message, takes one call, or
+    /// three waves for a value of several parts.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
-        if value.len() < self.threshold.min(request::PART_MAX + 1) {
-            self.calls.put(key, value).await?;
-            return Ok(());
+        let is_one_call = match self.transfer {
+            Transfer::OneSided => value.len() < self.threshold,
+            Transfer::Message => true,
+        };
+        if is_one_call && value.len() <= request::PART_MAX {
+            return self.calls.put(key, value).await.map(drop);
         }
-        match self.put_by_write(key, value).await {
+        match self.put_in_parts(key, value).await {
             Err(error) if mutants::COMMIT_REPEATED.is_on() && error.ran() == Ran::Unknown => {
-                self.put_by_write(key, value).await.map(drop)
+                self.put_in_parts(key, value).await.map(drop)
             }
             put => put.map(drop),
         }
@@ -353,10 +392,14 @@ impl<F: Fabric + Clock> Chequer<F> {
         Ok(Some(Fetched { at: None, version: stamp.version() }))
     }
 
-    /// Stores a value in mode 2.
-    async fn put_by_write(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
+    /// Stores a value in mode 2, or in the parts of Chequer-message.
+    async fn put_in_parts(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
         let reserved = self.calls.reserve(key, value).await?;
-        if let Err(error) = self.write_block(reserved, key, value).await {
+        let written = match self.transfer {
+            Transfer::OneSided => self.write_block(reserved, key, value).await,
+            Transfer::Message => self.calls.write(reserved.number, key, value).await,
+        };
+        if let Err(error) = written {
             // The answers of all WRITEs have arrived, unless the session is lost. Its end frees the block then.
             if matches!(error, KvError::Refused(_)) {
                 self.calls.withdraw(reserved.number).await;

@@ -17,7 +17,7 @@ use farside_remote::clock::Clock;
 use farside_remote::{Fabric, NodeId};
 use farside_systems::kv::chequer::layout::{KEY_INLINE, LENGTH_SIZE, RECORD_SIZE, VALUE_MAX};
 use farside_systems::kv::chequer::request::{ANSWER_SIZE, PART_MAX, REQUEST_SIZE};
-use farside_systems::kv::chequer::{Chequer, ChequerKind, ChequerMessage, ChequerMessageKind, TRANSFER_MAX};
+use farside_systems::kv::chequer::{Chequer, ChequerKind, ChequerMessageKind, TRANSFER_MAX};
 use farside_systems::kv::{KEY_MAX, Kv, KvError};
 use farside_systems::system::System;
 use std::collections::BTreeMap;
@@ -30,16 +30,13 @@ const NODE: NodeId = NodeId(0);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A client of the store `s`, with the endpoint that runs the client's operations.
-struct Client<F, K> {
+struct Client<F> {
     endpoint: Rc<Count<F>>,
-    kv: K,
+    kv: Chequer<Rc<Count<F>>>,
 }
 
-type Chequers<F> = Client<F, Chequer<Rc<Count<F>>>>;
-type Messages<F> = Client<F, ChequerMessage<Rc<Count<F>>>>;
-
 /// A client whose cache of values has this many bytes.
-fn chequer<F: Fabric + Clock + Turns>(fabric: F, cache: usize) -> Chequers<F> {
+fn chequer<F: Fabric + Clock + Turns>(fabric: F, cache: usize) -> Client<F> {
     let endpoint = Rc::new(Count::new(fabric));
     let opened = block_on(&endpoint, Chequer::open(Rc::clone(&endpoint), NODE, "s"));
     let kv = opened.expect("the store exists").with_cache(cache);
@@ -47,15 +44,15 @@ fn chequer<F: Fabric + Clock + Turns>(fabric: F, cache: usize) -> Chequers<F> {
     Client { endpoint, kv }
 }
 
-fn message<F: Fabric + Clock + Turns>(fabric: F) -> Messages<F> {
+fn message<F: Fabric + Clock + Turns>(fabric: F) -> Client<F> {
     let endpoint = Rc::new(Count::new(fabric));
-    let opened = block_on(&endpoint, ChequerMessage::open(Rc::clone(&endpoint), NODE, "s"));
+    let opened = block_on(&endpoint, Chequer::open_message(Rc::clone(&endpoint), NODE, "s"));
     let kv = opened.expect("the store exists");
     endpoint.take();
     Client { endpoint, kv }
 }
 
-impl<F: Fabric + Clock + Turns, K: Kv> Client<F, K> {
+impl<F: Fabric + Clock + Turns> Client<F> {
     fn get(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let got = block_on(&self.endpoint, self.kv.get(key)).unwrap_or_else(|error| panic!("{error}"));
         got.map(|item| item.value.to_vec())
@@ -98,7 +95,7 @@ const SOME: &str = r#"{"items": 60}"#;
 
 /// Compares puts, deletes and gets of two clients with a map. Each client sees the changes of the other. One of them has
 /// a cache.
-fn two_clients_agree_with_a_map<F: Fabric + Clock + Turns, K: Kv>(mut clients: [Client<F, K>; 2]) {
+fn two_clients_agree_with_a_map<F: Fabric + Clock + Turns>(mut clients: [Client<F>; 2]) {
     let mut model = BTreeMap::new();
     let mut state = 1u64;
     let mut draw = |below: u64| {
@@ -263,7 +260,7 @@ fn every_operation_of_chequer_message_is_one_call() {
 
 #[test]
 fn pairs_of_every_size_are_returned_and_longer_ones_are_refused() {
-    fn on<K: Kv>(mut client: Client<Direct, K>) {
+    fn on(mut client: Client<Direct>) {
         for key_len in [1, 2, KEY_INLINE, KEY_INLINE + 1, 256, KEY_MAX] {
             for value_len in [0, 1, 1023, 1024, PART_MAX, PART_MAX + 1, TRANSFER_MAX + 1, VALUE_MAX] {
                 let (key, value) = (vec![key_len as u8; key_len], vec![value_len as u8; value_len]);

@@ -3,7 +3,7 @@
 use super::layout::{BLOCK_BUCKETS, PARTITIONS_MAX, Placement};
 use super::layout::{HEAD_SIZE, LENGTH_SIZE, RECORD_SIZE, VALUE_MAX, block_len, slots_for};
 use super::service::{ChequerService, plan};
-use super::{Chequer, ChequerMessage, KIND, message, mutants, pool};
+use super::{Chequer, KIND, MESSAGE_KIND, mutants, pool};
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
@@ -45,7 +45,7 @@ macro_rules! kind {
 }
 
 kind!(ChequerKind, KIND);
-kind!(ChequerMessageKind, message::KIND);
+kind!(ChequerMessageKind, MESSAGE_KIND);
 
 fn parameters(sizing: &Sizing) -> String {
     let placement = if sizing.collision_free { Placement::Permuted } else { Placement::Hashed };
@@ -125,7 +125,7 @@ impl System for ChequerKind {
 }
 
 impl System for ChequerMessageKind {
-    const KIND: &'static str = message::KIND;
+    const KIND: &'static str = MESSAGE_KIND;
     const TITLE: &'static str = "Chequer-message";
     const SUMMARY: &'static str = "Chequer's table by calls alone";
     const FAMILY: Family = Family::Kv;
@@ -133,7 +133,7 @@ impl System for ChequerMessageKind {
     const NEEDS: Capabilities = Capabilities::CALLS;
     const WORK: Work = Work { chains_per_probe: 0, get_checksummed: |_, _| 0, ..ChequerKind::WORK };
 
-    type Client<F: Fabric + Clock> = ChequerMessage<F>;
+    type Client<F: Fabric + Clock> = Chequer<F>;
 
     fn parameters(sizing: &Sizing) -> String {
         parameters(sizing)
@@ -151,8 +151,8 @@ impl System for ChequerMessageKind {
         fabric: F,
         members: &Members,
         _options: &Options,
-    ) -> Result<ChequerMessage<F>, StoreError> {
+    ) -> Result<Chequer<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
-        ChequerMessage::of(fabric, node, store.clone())
+        Chequer::of(fabric, node, store.clone())
     }
 }
