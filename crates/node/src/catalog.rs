@@ -42,6 +42,8 @@ pub struct Entry<M: Memory> {
     pub(crate) told: u64,
     /// Generation and cursor of the checkpoint of the store's log that is in progress.
     pub(crate) checkpoint: Option<(u64, u64)>,
+    /// Generation of that checkpoint, while a step for it is in progress.
+    pub(crate) collecting: Option<u64>,
 }
 
 impl<M: Memory> Entry<M> {
@@ -65,6 +67,7 @@ impl<M: Memory> Entry<M> {
             scans: 0,
             told: 0,
             checkpoint: None,
+            collecting: None,
         }
     }
 }

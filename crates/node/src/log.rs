@@ -16,6 +16,8 @@
 //! only if a restart will not replay it, or, after an error of the disk that leaves this open, not necessarily.
 //! Invariant: records that count without being durable are dropped only if the disk fails, and not if it is full.
 //! Invariant: what a checkpoint contains was durable in the log before the checkpoint takes effect.
+//! Invariant: a record that is stored was appended after all calls ended whose records failed before it, so it depends
+//! on none of them.
 
 pub mod format;
 pub mod mutants;
@@ -193,6 +195,10 @@ pub struct Log {
     failed: VecDeque<(u64, u64, String)>,
     /// Positions up to here may have failed, which is no longer known.
     forgotten: u64,
+    /// Number of failed appends whose calls have not ended, and the last failure. Nothing is appended until they have
+    /// ended: it could depend on them, as the answer of a delete depends on the puts before it.
+    unended: u64,
+    last_failure: String,
     queue: Records,
     /// Position of the last record in the queue.
     queued: u64,
@@ -381,6 +387,8 @@ impl Log {
             written: 0,
             failed: VecDeque::new(),
             forgotten: 0,
+            unended: 0,
+            last_failure: String::new(),
             queue: Records::default(),
             queued: 0,
             retry: None,
@@ -419,7 +427,7 @@ impl Log {
                  {reason}; nothing was done"
             ));
         }
-        if let Some(reason) = &self.full {
+        if let Some(reason) = self.full.as_ref().or((self.unended > 0).then_some(&self.last_failure)) {
             return Err(format!(
                 "the log of store '{name}' cannot be written: {reason}; nothing was done; free space in --log-dir, \
                  and retry"
@@ -466,6 +474,12 @@ impl Log {
         }
         let failed = self.failed.iter().find(|(from, to, _)| (*from..=*to).contains(&position));
         Some(failed.map_or(Ok(()), |(_, _, reason)| Err(reason.clone())))
+    }
+
+    /// Notes that the call ended whose records were appended at this position.
+    pub fn note_end(&mut self, position: u64) {
+        let has_failed = matches!(self.outcome(position), Some(Err(_)));
+        self.unended = self.unended.saturating_sub(u64::from(has_failed));
     }
 
     /// Number of appends whose outcome is not known yet.
@@ -774,13 +788,18 @@ impl Log {
                     ));
                 }
                 if self.options.sync == SyncPolicy::Each {
-                    self.settle_failed(
-                        position,
-                        &format!(
-                            "the log of store '{name}' could not be written: {error}; nothing was done; free space in \
-                             --log-dir, and retry"
-                        ),
+                    let reason = format!(
+                        "the log of store '{name}' could not be written: {error}; nothing was done; free space in \
+                         --log-dir, and retry"
                     );
+                    self.last_failure = error.to_string();
+                    if !mutants::LOG_STORES_AFTER_FAILURE.is_on() {
+                        // Records that were appended meanwhile may depend on those that failed.
+                        self.queue.clear();
+                        self.fail_with_checkpoint(self.appended, &reason);
+                    } else {
+                        self.fail_with_checkpoint(position, &reason);
+                    }
                 } else {
                     // These records count already.
                     self.retry = (!mutants::LOG_DROPS_WHEN_FULL.is_on()).then_some((records, position));
@@ -841,6 +860,25 @@ impl Log {
                 }
             }
         }
+    }
+
+    /// Settles all positions up to `position` as failed. Gives up a checkpoint that may have the effects of some.
+    fn fail_with_checkpoint(&mut self, position: u64, reason: &str) {
+        let first = self.settled + 1;
+        let has_effects = match &self.checkpoint {
+            // Records may have been read for it that are not collected yet.
+            Checkpoint::Collect(Collected { is_ended: false, .. }) => true,
+            Checkpoint::Collect(Collected { through, .. }) | Checkpoint::Finish { step: 0, through, .. } => {
+                first <= *through
+            }
+            _ => false,
+        };
+        if has_effects && !mutants::LOG_CHECKPOINT_HAS_FAILED.is_on() {
+            self.checkpoint = Checkpoint::None;
+            self.not_before = self.logged + self.options.checkpoint_min;
+        }
+        self.settle_failed(position, reason);
+        self.unended += (position + 1).saturating_sub(first);
     }
 
     fn settle_good(&mut self, position: u64) {

@@ -293,6 +293,9 @@ impl<M: Memory> ServiceGuard<'_, M> {
 
     /// Notes that the second part of a call was done, in the guard of that part.
     pub fn forget(&self, begun: &Begun) {
+        if let Some(log) = self.served.log() {
+            log.lock().note_end(begun.position);
+        }
         let Some(session) = begun.session else { return };
         let mut unfinished = self.served.unfinished();
         if let Some(calls) = unfinished.get_mut(&session) {
@@ -333,6 +336,11 @@ impl<M: Memory> ServiceGuard<'_, M> {
     /// Carries out a record of the store's log ([`Service::replay`]).
     pub fn replay(&self, memory: &M, start: Start, record: &[u8]) -> Result<Result<(), String>, M::Wait> {
         self.service.replay(start.context(memory, &mut Buffers::default()), record)
+    }
+
+    /// Ends the replay of the store's log ([`Service::replayed`]).
+    pub fn replayed(&self, memory: &M, start: Start) -> Result<Result<(), String>, M::Wait> {
+        self.service.replayed(start.context(memory, &mut Buffers::default()))
     }
 
     /// Makes a step of the service's background work, in a guard for [`Work::Tick`].

@@ -237,6 +237,14 @@ pub trait Service<M: Memory>: Send + Sync {
         Ok(Err("stores of this kind have no log".into()))
     }
 
+    /// Ends the replay: the node has passed all records. A record may have found no space because others had not been
+    /// passed yet, and the service has kept it until now.
+    ///
+    /// The inner error says why the records together cannot be carried out.
+    fn replayed(&self, _context: Context<'_, M>) -> Result<Result<(), String>, M::Wait> {
+        Ok(Ok(()))
+    }
+
     /// Continues a checkpoint of the structure from `cursor` (initially 0), in at most about 16 accesses. Adds records
     /// that recreate the contents of the structure's next part. Returns the next cursor, or `None` at the end.
     ///

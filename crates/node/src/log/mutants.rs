@@ -13,4 +13,8 @@ farside_remote::mutants! {
     LOG_CHECKPOINT_UNSYNCED = "LogCheckpointUnsynced";
     /// Records that count are dropped when the disk is full.
     LOG_DROPS_WHEN_FULL = "LogDropsWhenFull";
+    /// Records are stored that were appended while an earlier write failed.
+    LOG_STORES_AFTER_FAILURE = "LogStoresAfterFailure";
+    /// A checkpoint takes effect with the effects of records that failed.
+    LOG_CHECKPOINT_HAS_FAILED = "LogCheckpointHasFailed";
 }

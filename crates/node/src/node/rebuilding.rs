@@ -241,19 +241,32 @@ fn tell_ended<M: NodeMemory>(sessions: &Sessions, served: &Served<M>, service: &
 /// more to do at once.
 fn checkpoint_step<M: NodeMemory>(memory: &M, entry: &mut Entry<M>) -> Result<Option<bool>, M::Wait> {
     let Some(log) = entry.served.log() else { return Ok(None) };
-    let (wants, generation) = {
-        let mut log = log.lock();
-        (log.wants_checkpoint(), log.collecting())
+    // If memory makes the step wait, it runs again with the same accesses, whatever the log's writer has done meanwhile.
+    if entry.collecting.is_none() {
+        let (wants, generation) = {
+            let mut log = log.lock();
+            (log.wants_checkpoint(), log.collecting())
+        };
+        log.wake();
+        entry.collecting = generation.filter(|_| wants);
+    }
+    let Some(generation) = entry.collecting else { return Ok(None) };
+    let Some(served) = entry.served.try_lock(Work::Live) else {
+        entry.collecting = None;
+        return Ok(Some(false)); // Busy with a call.
     };
-    log.wake();
-    let Some(generation) = generation.filter(|_| wants) else { return Ok(None) };
-    let Some(served) = entry.served.try_lock(Work::Live) else { return Ok(Some(false)) }; // Busy with a call.
     // The cursor of a checkpoint that was given up is of another generation.
     let cursor = entry.checkpoint.filter(|&(of, _)| of == generation).map_or(0, |(_, cursor)| cursor);
     let mut records = Records::default();
     let next = served.service().checkpoint(memory, cursor, &mut records)?;
     entry.checkpoint = next.map(|next| (generation, next));
-    log.lock().collect(&records, next.is_none());
+    entry.collecting = None;
+    {
+        let mut log = log.lock();
+        if log.collecting() == Some(generation) {
+            log.collect(&records, next.is_none());
+        }
+    }
     log.wake();
     Ok(Some(true))
 }

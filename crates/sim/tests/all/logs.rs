@@ -96,9 +96,13 @@ fn a_full_disk_fails_the_writers_that_wait_and_loses_nothing_that_counts() {
                 assert_eq!(log.outcome(1), Some(Ok(())));
                 let refusal = log.outcome(2).expect("settled").expect_err("not stored");
                 assert!(refusal.contains("nothing was done") && refusal.contains("free space"), "{refusal}");
-                third.expect("it is tried");
+                let refusal = third.expect_err("the call of the second record has not ended");
+                assert!(refusal.contains("nothing was done") && refusal.contains("free space"), "{refusal}");
+                log.note_end(2);
+                log.append(&one(3)).expect("it is tried");
                 write_all(&mut log, &mut disk, AT);
                 assert!(log.outcome(3).expect("settled").is_err());
+                log.note_end(3);
             }
             _ => {
                 assert_eq!((stored, second), (Appended::Stored, Appended::Stored));
@@ -124,6 +128,65 @@ fn a_full_disk_fails_the_writers_that_wait_and_loses_nothing_that_counts() {
         let notes = log.take_notes();
         assert_eq!(notes.len(), 2, "one when it failed, one when it went on: {notes:?}");
     }
+}
+
+/// A record may depend on those before it: a delete that finds a value which is being put answers that it existed.
+#[test]
+fn a_record_that_was_appended_while_an_earlier_one_failed_fails_too() {
+    let options = LogOptions { sync: SyncPolicy::Each, ..LogOptions::default() };
+    let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
+    write_all(&mut log, &mut disk, AT);
+    log.append(&one(1)).expect("accepted");
+    let Next::Do(write) = log.next(AT) else { panic!("the log writes the record") };
+    disk.set_full(true);
+    let failed = write.perform(&mut disk);
+    log.append(&one(2)).expect("the log does not know yet");
+    log.done(failed);
+    disk.set_full(false);
+    for position in [1, 2] {
+        assert!(log.outcome(position).expect("settled").is_err(), "{position}");
+    }
+    for ended in [1, 2] {
+        log.append(&one(3)).expect_err("a call that failed has not ended");
+        log.note_end(ended);
+    }
+    log.append(&one(3)).expect("both have ended");
+    write_all(&mut log, &mut disk, AT);
+    assert_eq!(log.outcome(3), Some(Ok(())));
+    assert_eq!(records_in(&mut disk, options).1, [3]);
+}
+
+/// A checkpoint has the effects of records that are being written. If the write fails, the records must not come back
+/// with the checkpoint.
+#[test]
+fn what_failed_does_not_come_back_with_a_checkpoint() {
+    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 1 };
+    let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
+    log.append(&one(1)).expect("accepted");
+    write_all(&mut log, &mut disk, AT);
+    assert!(!log.wants_checkpoint(), "the next generation comes first");
+    write_all(&mut log, &mut disk, AT);
+    assert!(log.wants_checkpoint());
+    log.append(&one(2)).expect("accepted");
+    log.collect(&one(2), true);
+    disk.set_full(true);
+    while let Next::Do(op) = log.next(AT) {
+        // The log's own file gets no space, that of the checkpoint does.
+        disk.set_full(!op.concerns_node());
+        let done = op.perform(&mut disk);
+        log.done(done);
+    }
+    disk.set_full(false);
+    assert!(log.outcome(2).expect("settled").is_err());
+    log.note_end(2);
+    log.append(&one(3)).expect("the disk has space again");
+    for _ in 0..3 {
+        write_all(&mut log, &mut disk, AT);
+        if log.wants_checkpoint() {
+            log.collect(&one(3), true);
+        }
+    }
+    assert!(!records_in(&mut disk, options).1.contains(&2), "the record that failed");
 }
 
 #[test]
@@ -162,6 +225,7 @@ fn a_failure_whose_outcome_is_forgotten_is_not_taken_for_a_success() {
             log.append(&one(appended)).expect("accepted");
             appended += 1;
             write_all(&mut log, &mut disk, AT);
+            log.note_end(appended);
         }
     }
     let reason = |position| log.outcome(position).expect("settled").expect_err("it failed");
@@ -338,7 +402,9 @@ fn long_records_survive_crashes_whole_and_in_order_or_not_at_all() {
 fn every_mutant_of_logs_is_killed() {
     use farside_remote::mutant::Mutant;
     use std::panic::catch_unwind;
-    let cases: [(&str, fn()); 3] = [
+    let cases: [(&str, fn()); 5] = [
+        ("appended meanwhile", a_record_that_was_appended_while_an_earlier_one_failed_fails_too),
+        ("checkpoint", what_failed_does_not_come_back_with_a_checkpoint),
         ("full disk", a_full_disk_fails_the_writers_that_wait_and_loses_nothing_that_counts),
         ("crashes", a_crash_at_any_moment_keeps_the_records_that_were_settled_in_their_order),
         ("damage", what_a_crash_leaves_is_cut_and_what_was_stored_and_is_damaged_is_refused),
