@@ -523,6 +523,9 @@ impl Node {
                 memory.run_at_once(|memory| served.replay(memory, start, record))
             });
             let recovered = recovered.unwrap_or_else(|error| panic!("a crash damages no log: {error}"));
+            let ended = served.try_lock(Work::Live).expect("nothing runs");
+            let ended = memory.run_at_once(|memory| ended.replayed(memory, start));
+            ended.unwrap_or_else(|reason| panic!("a log has what its store had: {reason}"));
             let mut log = recovered.log;
             log.note_replay(recovered.records, Duration::ZERO);
             let log = Arc::new(StoreLog::new(log));

@@ -145,6 +145,8 @@ fn resume(
         replayed
     });
     let recovered = recovered.map_err(|error: RecoverError| error.to_string())?;
+    let Ok(ended) = served.lock(Work::Live).replayed(memory, start_now());
+    ended.map_err(|reason| format!("cannot replay the log {folder}: {reason}"))?;
     let (records, torn) = (recovered.records, recovered.torn);
     if torn > 0 {
         tracing::warn!(

@@ -61,7 +61,7 @@ use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, Status, read, write};
 use layout::{
-    BLOCK_BUCKETS_MAX, Block, Bucket, LENGTH_SIZE, RECORD_SIZE, Record, Stamp, Table, Used, crc,
+    BLOCK_BUCKETS_MAX, Block, Bucket, LENGTH_SIZE, RECORD_SIZE, Record, Stamp, Table, Used, crc, crc_of,
     key_in_block, value_in,
 };
 use zerocopy::FromBytes;
@@ -385,6 +385,14 @@ impl<F: Fabric + Clock> Chequer<F> {
     #[cold]
     async fn get_by_call(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         let Some((got, stamp)) = self.calls.get(key).await? else { return Ok(None) };
+        let value = match got {
+            Got::Answer => self.calls.value_in_answer(),
+            Got::Value => &self.calls.value,
+        };
+        // A record that a client has written may name the block of another key.
+        if crc_of(key, value) != self.calls.crc_in_answer() && !mutants::VALUE_UNCHECKED.is_on() {
+            return Err(KvError::Damaged(DAMAGED));
+        }
         self.last = match got {
             Got::Answer => Last::Answer,
             Got::Value => Last::Value(0),

@@ -225,6 +225,11 @@ impl<F: Fabric + Clock> Calls<F> {
         Answer::decode(&self.answer).map_or(&[], |answer| answer.value)
     }
 
+    /// The CRC of the block of the value of which the last answer has the first part.
+    pub(super) fn crc_in_answer(&self) -> u64 {
+        Answer::decode(&self.answer).map_or(0, |answer| answer.second)
+    }
+
     fn answered(&self) -> Result<Answer<'_>, KvError> {
         Answer::decode(&self.answer).ok_or_else(|| self.unknown_answer())
     }

@@ -189,7 +189,7 @@ pub struct Answer<'a> {
     pub stamp: Stamp,
     /// Length of the whole value of a get; number of a reservation.
     pub first: u64,
-    /// Address of a reserved block.
+    /// Address of a reserved block; CRC of the block of the value of a get.
     pub second: u64,
     /// Part of the value that a get returns; otherwise empty.
     pub value: &'a [u8],

@@ -25,7 +25,7 @@ use super::pool::{self, Pool, QUARANTINE, Stat};
 use super::request::{Answer, Outcome, PART_MAX, Request};
 use farside_remote::service::{Call, Context, Extent, Locks, Plan, Records, Service, Work};
 use farside_remote::{Memory, Rights};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
@@ -60,6 +60,11 @@ struct Partition {
     reservations: HashMap<u64, Reservation>,
     /// Sum of the lengths of the reserved blocks.
     reserved: u64,
+    /// The puts of the log that found no space during its replay, by key: their stamps and the values' blocks. Values
+    /// that are replaced or deleted later in the log may have the space.
+    late: BTreeMap<Vec<u8>, (Stamp, Vec<u8>)>,
+    /// Whether an earlier node has served the memory.
+    is_recovered: bool,
 }
 
 /// What the call in progress has drawn. Memory may make it wait and run again, and it then gets the same.
@@ -99,6 +104,11 @@ struct Reservation {
     /// Time of the reservation.
     since: Duration,
 }
+
+/// Reasons why a log cannot be replayed.
+const NO_BUCKET: &str =
+    "the table has no place for a key of the log: create the store for more --items, and load a dump";
+const NO_BLOCK: &str = "the area of values has no space for a value of the log: create the store with a larger --quota, and load a dump";
 
 /// Number of the low bits of a reservation's number that are the index of its partition.
 const PARTITION_BITS: u32 = 6;
@@ -252,6 +262,19 @@ impl<M: Memory> Service<M> for ChequerService {
         At { table: &self.table, index, memory, state, now, scratch }.replay(logged)
     }
 
+    fn replayed(&self, context: Context<'_, M>) -> Result<Result<(), String>, M::Wait> {
+        let Context { memory, now, scratch, .. } = context;
+        for index in 0..self.table.spec().partitions {
+            let mut partition = self.partition(index);
+            let state = &mut *partition;
+            let ended = At { table: &self.table, index, memory, state, now, scratch }.replayed()?;
+            if ended.is_err() {
+                return Ok(ended);
+            }
+        }
+        Ok(Ok(()))
+    }
+
     fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {
         let buckets = self.table.spec().buckets();
         let index = cursor / buckets;
@@ -319,6 +342,8 @@ impl Partition {
             pending: HashMap::new(),
             reservations: HashMap::new(),
             reserved: 0,
+            late: BTreeMap::new(),
+            is_recovered: false,
         }
     }
 
@@ -488,7 +513,7 @@ impl<M: Memory> At<'_, M> {
         self.scratch.resize(len, 0);
         self.memory.read(used.block.at + (before + offset) as u64, self.scratch)?;
         let (stamp, first, value) = (used.stamp, value_len as u64, &self.scratch[..]);
-        Answer { outcome: Outcome::Done, stamp, first, second: 0, value }.encode(answer);
+        Answer { outcome: Outcome::Done, stamp, first, second: used.crc_value, value }.encode(answer);
         Ok(())
     }
 
@@ -674,42 +699,104 @@ impl<M: Memory> At<'_, M> {
     fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
         let Logged { stamp, key, block: bytes } = logged;
         let found = self.find(key)?;
-        let now = found.used.map(|used| used.stamp).max(found.deleted);
+        let late = self.state.late.get(key).map(|(stamp, _)| *stamp);
+        let now = found.used.map(|used| used.stamp).max(found.deleted).max(late);
         let is_old = if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now.is_some() } else { now >= Some(stamp) };
         let epoch = stamp.epoch() + 1;
         if epoch > self.state.last.epoch() {
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
         }
-        if is_old || (bytes.is_none() && found.used.is_none()) {
-            self.pass(stamp);
-            return Ok(Ok(()));
+        if !is_old {
+            let has_space = match (bytes, found.used) {
+                (None, None) => true,
+                _ => self.place(stamp, key, bytes, &found)?.is_ok(),
+            };
+            match bytes {
+                Some(bytes) if !has_space => {
+                    self.state.late.insert(key.to_vec(), (stamp, bytes.to_vec()));
+                }
+                _ => drop(self.state.late.remove(key)),
+            }
         }
-        let Some(bucket) = found.bucket.or(found.vacant) else {
-            return Ok(Err(
-                "the table has no place for a key of the log: create the store for more --items, and load \
-                           a dump"
-                    .into(),
-            ));
-        };
+        self.pass(stamp);
+        Ok(Ok(()))
+    }
+
+    /// Installs a put or delete of the log: `bytes` are the value's block. Changes nothing if there is no space.
+    fn place(
+        &mut self,
+        stamp: Stamp,
+        key: &[u8],
+        bytes: Option<&[u8]>,
+        found: &Found,
+    ) -> Result<Result<(), &'static str>, M::Wait> {
+        let Some(bucket) = found.bucket.or(found.vacant) else { return Ok(Err(NO_BUCKET)) };
         let mut value = None;
         if let Some(bytes) = bytes {
-            let Some(block) = self.state.take(bytes.len(), QUARANTINE) else {
-                return Ok(Err(
-                    "the area of values has no space for a value of the log: create the store with a \
-                               larger --quota, and load a dump"
-                        .into(),
-                ));
-            };
+            let Some(block) = self.state.take(bytes.len(), QUARANTINE) else { return Ok(Err(NO_BLOCK)) };
             self.memory.write(block.at, bytes)?;
             value = Some((block, crc(bytes)));
         }
         let change = self.change(bucket, key, Operation { stamp, value }, true);
         self.install(bucket, record_of(self.table, &change))?;
         self.state.begun.block = None;
-        self.pass(stamp);
         if let Some(used) = found.used {
             // No client reads, so the next record may take the block.
             let _ = self.state.pool.release(of_pool(used.block), Duration::ZERO);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Ends the replay of the log: carries out the puts that found no space before.
+    fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
+        while let Some((key, (stamp, bytes))) = self.state.late.pop_last() {
+            let found = self.find(&key)?;
+            if self.place(stamp, &key, Some(&bytes), &found)?.is_ok() {
+                continue;
+            }
+            if self.state.is_recovered {
+                // Every put that was answered is in the memory. This one may as well not have happened.
+                continue;
+            }
+            self.state.late.insert(key, (stamp, bytes));
+            return self.compact();
+        }
+        Ok(Ok(()))
+    }
+
+    /// Writes all values anew, to a pool without gaps between them, and the late ones with them. The memory is new, so no
+    /// client reads and a failure loses nothing.
+    ///
+    /// The largest values come first. Then all find a block if any arrangement has one for each: how many blocks of a
+    /// size are free follows from the number and the sizes of the larger ones alone.
+    fn compact(&mut self) -> Result<Result<(), String>, M::Wait> {
+        let late = std::mem::take(&mut self.state.late);
+        let (mut values, mut first) = (Vec::new(), 0);
+        for (key, (stamp, bytes)) in &late {
+            values.push((self.find(key)?.bucket, key.clone(), *stamp, bytes.clone()));
+        }
+        while first < self.table.spec().buckets() {
+            let (records, count) = self.block(first)?;
+            for (bucket, record) in (first..).zip(&records[..count]) {
+                let Bucket::Used(used) = record.decode() else { continue };
+                let mut bytes = vec![0; used.block.len as usize];
+                self.memory.read(used.block.at, &mut bytes)?;
+                let Some(key) = used.key.in_record().or_else(|| used.key.in_block(&bytes)) else { continue };
+                if !late.contains_key(key) {
+                    let key = key.to_vec();
+                    values.push((Some(bucket), key, used.stamp, bytes));
+                }
+            }
+            first += count as u64;
+        }
+        values.sort_by_key(|(.., bytes)| std::cmp::Reverse(bytes.len()));
+        self.state.pool = Pool::new(self.table.area(self.index).start, self.table.spec().area);
+        for (bucket, key, stamp, bytes) in values {
+            let vacant = if bucket.is_none() { self.find(&key)?.vacant } else { None };
+            let found = Found { bucket, vacant, ..Found::default() };
+            if let Err(reason) = self.place(stamp, &key, Some(&bytes), &found)? {
+                return Ok(Err(reason.to_owned()));
+            }
         }
         Ok(Ok(()))
     }
@@ -775,6 +862,7 @@ impl<M: Memory> At<'_, M> {
             let epoch = u64::from_le_bytes(epoch) + 1;
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
             last = Stamp::new(epoch, 0);
+            self.state.is_recovered = true;
         }
         let (mut held, count) = self.block(bucket)?;
         for (bucket, record) in (bucket..).zip(&mut held[..count]) {
