@@ -37,7 +37,8 @@ pub enum Fault {
     NodeRestart,
     /// The node's process dies with its memory, and a new process starts at the same address. All data is lost. A
     /// client must not mistake the new, empty store for the old store: a client that opens the new store knows that
-    /// the store is new.
+    /// the store is new. If the store has a log, the new process creates the store again from its log, with all that was
+    /// acknowledged; what was not synced to the disk may be lost or torn.
     NodeLoss,
     /// A client's clock runs slow or fast, so that its timeouts may be too long or too short.
     ClockSkew,
@@ -47,11 +48,14 @@ pub enum Fault {
     Exhaustion,
     /// A store is dropped while its clients work, and created again. All requests with the old key are refused.
     Revocation,
+    /// The disk of a store's log is full for a while. Puts and deletes fail with an error which says that nothing was
+    /// done. What was acknowledged before is not lost.
+    DiskFull,
 }
 
 impl Fault {
     /// All kinds of faults.
-    pub const ALL: [Fault; 16] = [
+    pub const ALL: [Fault; 17] = [
         Fault::Loss,
         Fault::Duplicate,
         Fault::Reorder,
@@ -68,6 +72,7 @@ impl Fault {
         Fault::ClockJump,
         Fault::Exhaustion,
         Fault::Revocation,
+        Fault::DiskFull,
     ];
 
     /// Whether the fault strikes single messages.
@@ -94,6 +99,7 @@ impl Fault {
             Fault::ClockJump => "clock-jump",
             Fault::Exhaustion => "exhaustion",
             Fault::Revocation => "revocation",
+            Fault::DiskFull => "disk-full",
         }
     }
 

@@ -7,6 +7,7 @@
 use crate::flight::{Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, Site};
+use farside_node::log::LogOptions;
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::checker::Checker;
@@ -77,6 +78,16 @@ pub(crate) trait Family: Sized + 'static {
 
     /// Parameters with which the node creates the store.
     fn parameters(&self) -> String;
+
+    /// Quota in MiB of each store, if it is not the usual one.
+    fn quota_mib(&self, _drawn: &Drawn) -> Option<u64> {
+        None
+    }
+
+    /// Options of the stores' logs, if they have logs. A store with a log survives the loss of its node's memory.
+    fn log(&self) -> Option<LogOptions> {
+        None
+    }
 
     /// Size of the store that lies on all nodes.
     fn sizing(&self) -> Sizing {
@@ -228,6 +239,8 @@ pub(crate) enum FailureKind {
     OutOfMemory,
     /// The operation failed, and the session is still usable.
     Declined,
+    /// The disk of the store's log was full. Nothing was done, and the session is still usable.
+    DiskFull,
     /// So many answers were lost that the operation has failed. Faults of messages are to blame, and the session is
     /// still usable.
     Interrupted,

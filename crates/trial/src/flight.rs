@@ -24,6 +24,8 @@ pub struct Phase {
     pub name: &'static str,
     /// Whether requests of this phase allocate buffers, and a store may have none left.
     pub allocates: bool,
+    /// Whether requests of this phase append to the log of a store that has one, and its disk may be full.
+    pub logs: bool,
     /// Whether the store may be dropped and created again within the phase.
     pub(crate) is_revocable: bool,
     /// Whether a trial has few requests of this phase, so that faults must strike most of them.
@@ -41,6 +43,7 @@ impl Phase {
         Phase {
             name,
             allocates: false,
+            logs: false,
             is_revocable: true,
             is_rare: false,
             led_to_by: None,
@@ -56,6 +59,11 @@ impl Phase {
     /// Creates a phase of a store that is never dropped and that has buffers to spare.
     pub(crate) const fn of_lasting(name: &'static str) -> Phase {
         Phase { is_revocable: false, ..Phase::new(name) }
+    }
+
+    /// States that requests of this phase append to the store's log.
+    pub(crate) const fn logging(self) -> Phase {
+        Phase { logs: true, ..self }
     }
 
     pub(crate) const fn rare(self) -> Phase {
@@ -110,6 +118,7 @@ pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
     carriers.iter().any(|carrier| carrier.can_have(fault))
         && (fault != Fault::Exhaustion || phase.allocates)
         && (fault != Fault::Revocation || phase.is_revocable)
+        && (fault != Fault::DiskFull || phase.logs)
 }
 
 /// Number of times that each fault has struck within each phase, with a row for each of [`Fault::ALL`].

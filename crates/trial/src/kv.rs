@@ -4,15 +4,22 @@ use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, values};
+use farside_node::log::{LogOptions, SyncPolicy};
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::{Ran, ServiceId};
-use farside_remote::{Capabilities, NodeId};
+use farside_remote::service::ADDRESS_SIZE;
+use farside_remote::wire::Code;
+use farside_remote::{Capabilities, ChainView, FabricError, NodeId};
+use farside_sim::fault::Fault;
 use farside_sim::history::register::{Ask, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, Registers};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
+use farside_systems::kv::chequer;
+use farside_systems::kv::chequer::layout::{KEY_INLINE, RECORD_SIZE, block_len};
+use farside_systems::kv::chequer::request;
 use farside_systems::kv::prism_kv::layout::TableSpec;
-use farside_systems::kv::{Kv as _, Version as Installed};
+use farside_systems::kv::{Kv as _, KvError, Version as Installed};
 use farside_systems::registry::{self, OneKv, Registered};
 use farside_systems::system::{Options, Sizing};
 
@@ -22,6 +29,22 @@ pub(crate) struct Kv {
     sizes: Sizes,
     /// Whether keys are numbers, each with a slot of its own. Otherwise keys are strings, which are hashed.
     is_permuted: bool,
+    /// Options of Chequer and of Chequer-message.
+    chequer: Option<Chequer>,
+}
+
+/// Options of Chequer's kinds. Chequer-message uses those that concern the node.
+struct Chequer {
+    /// Size in bytes of each client's cache of values.
+    value_cache: usize,
+    /// Length in bytes from which a client writes a value itself.
+    put_threshold: u32,
+    /// Number of buckets of a block.
+    block_buckets: u64,
+    /// Whether keys are so long that they lie in front of their values.
+    has_long_keys: bool,
+    /// Options of the store's log, if it has one.
+    log: Option<LogOptions>,
 }
 
 /// Sizes of a store and of its values.
@@ -33,6 +56,8 @@ pub(crate) struct Sizes {
     value_max: u64,
     /// One in this many values is large; none is if 0.
     large_one_in: u64,
+    /// Maximum length of a large value in bytes.
+    large_max: u64,
     /// Number of slots that each client caches.
     slot_cache: usize,
 }
@@ -51,6 +76,7 @@ impl Sizes {
             items: if drawn.is_crowded { 4 } else { random.between(drawn.keys, 4 * drawn.keys).max(4) },
             value_max: [16, 200, 1500][random.below(3) as usize],
             large_one_in,
+            large_max: 140_000,
             slot_cache: [0, 1, 2, 16][random.below(4) as usize],
         }
     }
@@ -59,7 +85,7 @@ impl Sizes {
     pub(crate) fn value(&self, scene: &Scene) -> Value {
         let (tag, random) = (scene.next_tag(), scene.world.random());
         let len = if random.one_in(self.large_one_in) {
-            random.between(61_000, 140_000)
+            random.between(61_000, self.large_max)
         } else {
             random.between(8, self.value_max)
         };
@@ -67,7 +93,7 @@ impl Sizes {
     }
 
     pub(crate) fn options(&self) -> Vec<Choice> {
-        let Sizes { items, value_max, large_one_in, slot_cache } = *self;
+        let Sizes { items, value_max, large_one_in, slot_cache, .. } = *self;
         let large = if large_one_in == 0 { "none".to_owned() } else { format!("1 in {large_one_in}") };
         vec![
             Choice::new("items", items, format!("items {items}")),
@@ -129,6 +155,128 @@ fn is_called(system: &Registered) -> bool {
     system.needs.contains(Capabilities::CALLS)
 }
 
+/// Indices of the phases of Chequer and of Chequer-message.
+mod phase {
+    pub(super) const BLOCK: usize = 1;
+    pub(super) const VALUE: usize = 2;
+    pub(super) const CALL: usize = 3;
+    pub(super) const RESERVE: usize = 4;
+    pub(super) const WRITE: usize = 5;
+    pub(super) const COMMIT: usize = 6;
+    pub(super) const WITHDRAW: usize = 7;
+    pub(super) const CATALOG: usize = 8;
+
+    pub(super) const MESSAGE_CALL: usize = 1;
+    pub(super) const MESSAGE_RESERVE: usize = 2;
+    pub(super) const MESSAGE_PART: usize = 3;
+    pub(super) const MESSAGE_COMMIT: usize = 4;
+    pub(super) const MESSAGE_CATALOG: usize = 5;
+}
+
+static PHASES_OF_CHEQUER: Phases = Phases {
+    all: &[
+        Phase::new("idle").rare(),
+        Phase::new("block"),
+        Phase::new("value"),
+        Phase::allocating("call").logging(),
+        Phase::allocating("reserve"),
+        Phase::new("write"),
+        Phase::new("commit").logging(),
+        Phase::new("withdraw").rare(),
+        Phase::new("catalog").rare(),
+    ],
+    of: |request, _| match request {
+        Request::Chain(chain) => of_chain(&chain),
+        Request::Call(ServiceId::NODE, _) => phase::CATALOG,
+        Request::Call(_, bytes) => match operation(bytes) {
+            Some(request::Request::Reserve { .. }) => phase::RESERVE,
+            Some(request::Request::Commit { .. }) => phase::COMMIT,
+            Some(request::Request::Withdraw { .. }) => phase::WITHDRAW,
+            _ => phase::CALL,
+        },
+    },
+};
+
+static PHASES_OF_MESSAGE: Phases = Phases {
+    all: &[
+        Phase::new("idle").rare(),
+        Phase::allocating("call").logging(),
+        Phase::allocating("reserve").rare(),
+        Phase::new("part"),
+        Phase::new("commit").logging().rare(),
+        Phase::new("catalog").rare(),
+    ],
+    of: |request, _| match request {
+        Request::Call(ServiceId::NODE, _) => phase::MESSAGE_CATALOG,
+        Request::Call(_, bytes) => match operation(bytes) {
+            Some(request::Request::Reserve { .. }) => phase::MESSAGE_RESERVE,
+            Some(request::Request::Write { .. }) => phase::MESSAGE_PART,
+            Some(request::Request::Get { offset: 1.., .. }) => phase::MESSAGE_PART,
+            Some(request::Request::Commit { .. } | request::Request::Withdraw { .. }) => {
+                phase::MESSAGE_COMMIT
+            }
+            _ => phase::MESSAGE_CALL,
+        },
+        Request::Chain(_) => unreachable!("clients of Chequer-message make calls alone"),
+    },
+};
+
+/// Phase of a chain of Chequer. A block of buckets has a length that no value's block has ([`Kv::value`]).
+fn of_chain(chain: &ChainView<'_>) -> usize {
+    let of_buckets = BLOCK_BUCKETS.map(|buckets| (buckets * RECORD_SIZE) as u32);
+    match chain.ops().next() {
+        Some(op) if op.code() == Code::Read && of_buckets.contains(&op.header().len.get()) => phase::BLOCK,
+        Some(op) if op.code() == Code::Read => phase::VALUE,
+        _ => phase::WRITE,
+    }
+}
+
+/// Decodes a request to the service, which follows the store's secret.
+fn operation(bytes: &[u8]) -> Option<request::Request<'_>> {
+    request::Request::decode(bytes.get(ADDRESS_SIZE..)?).ok()
+}
+
+/// Numbers of buckets of a block that a seed may draw.
+const BLOCK_BUCKETS: [u64; 3] = [1, 4, 8];
+
+impl Chequer {
+    /// Draws the options of a store, some of them so that the phase within which faults strike occurs.
+    fn drawn(drawn: &Drawn, system: &Registered, random: &Random) -> Chequer {
+        let is_message = system.kind == chequer::message::KIND;
+        let focus = drawn.focus.filter(|_| !is_message);
+        let in_mode_2 = matches!(focus, Some(phase::RESERVE..=phase::WITHDRAW));
+        let thresholds = if in_mode_2 { [0, 0, 64, 64] } else { [0, 64, 1024, u32::MAX] };
+        let block_buckets = BLOCK_BUCKETS[random.below(3) as usize];
+        let log = LogOptions {
+            sync: SyncPolicy::Each,
+            checkpoint_min: [2_000, 20_000, 64 << 20][random.below(3) as usize],
+        };
+        Chequer {
+            value_cache: [0, 400, 1 << 20][random.below(3) as usize],
+            put_threshold: thresholds[random.below(4) as usize],
+            // With one bucket, a table may be too small for its few keys, so that puts are withdrawn.
+            block_buckets: if focus == Some(phase::WITHDRAW) { 1 } else { block_buckets },
+            has_long_keys: random.one_in(4),
+            log: Some(log).filter(|_| random.one_in(2)),
+        }
+    }
+
+    fn options(&self) -> Vec<Choice> {
+        let Chequer { value_cache, put_threshold, block_buckets, has_long_keys, log } = *self;
+        let threshold = if put_threshold == u32::MAX { "none".to_owned() } else { put_threshold.to_string() };
+        let log = log
+            .map_or("none".to_owned(), |log| format!("with checkpoints from {} bytes", log.checkpoint_min));
+        let keys = if has_long_keys { "long" } else { "short" };
+        vec![
+            Choice::new("value_cache", value_cache, format!("value cache {value_cache}")),
+            Choice::new("put_threshold", put_threshold, format!("put threshold {threshold}")),
+            Choice::new("block_buckets", block_buckets, format!("block buckets {block_buckets}")),
+            Choice::new("has_long_keys", has_long_keys, format!("keys {keys}")),
+            Choice::new("log", log.clone(), format!("log {log}")),
+        ]
+    }
+}
+
 fn registered(system: System) -> &'static Registered {
     registry::named(system.name()).expect("every key-value system is registered")
 }
@@ -139,7 +287,31 @@ impl Kv {
     }
 
     fn key(&self, number: u64) -> Vec<u8> {
-        if self.is_permuted { number.to_le_bytes().to_vec() } else { values::key(number) }
+        let mut key = if self.is_permuted { number.to_le_bytes().to_vec() } else { values::key(number) };
+        if self.chequer.as_ref().is_some_and(|of| of.has_long_keys) {
+            key.resize(key.len() + KEY_INLINE, b'.');
+        }
+        key
+    }
+
+    /// Draws a new value of a key. In Chequer, no block of a value is as long as a block of buckets.
+    fn value(&self, scene: &Scene, key: u64) -> Value {
+        let value = self.sizes.value(scene);
+        let key_len = self.key(key).len();
+        let is_of_buckets = |buckets| block_len(key_len, value.len as usize) as u64 == buckets * RECORD_SIZE;
+        let longer = u32::from(self.chequer.is_some() && BLOCK_BUCKETS.into_iter().any(is_of_buckets));
+        Value { len: value.len + longer, ..value }
+    }
+
+    /// Converts an error. A log that cannot be written refuses its store's puts and deletes.
+    fn failure(&self, error: KvError) -> Failure {
+        let is_of_log = |reason: &str| reason.starts_with("the log of store");
+        match error {
+            KvError::Fabric(FabricError::Refused(reason)) if is_of_log(&reason) => {
+                Failure { ran: Ran::No, kind: FailureKind::DiskFull, message: reason }
+            }
+            error => error.into(),
+        }
     }
 }
 
@@ -151,9 +323,41 @@ impl Family for Kv {
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Kv {
         let system = registered(system);
-        let of_large = (!is_called(system)).then_some(&[PART, SWING][..]);
-        let sizes = Sizes::drawn(drawn, of_large, random);
-        Kv { system, sizes, is_permuted: random.one_in(3) }
+        let of_large: Option<&[usize]> = match system.kind {
+            chequer::KIND => Some(&[]),
+            chequer::message::KIND => {
+                Some(&[phase::MESSAGE_RESERVE, phase::MESSAGE_PART, phase::MESSAGE_COMMIT])
+            }
+            _ if is_called(system) => None,
+            _ => Some(&[PART, SWING]),
+        };
+        let mut sizes = Sizes::drawn(drawn, of_large, random);
+        let is_permuted = random.one_in(3);
+        let is_logged = [chequer::KIND, chequer::message::KIND].contains(&system.kind);
+        let chequer = is_logged.then(|| Chequer::drawn(drawn, system, random));
+        if is_logged && drawn.focus == Some(phase::WITHDRAW) && system.kind == chequer::KIND {
+            sizes.items = 1;
+        }
+        if is_logged && drawn.faults.contains(&Fault::Exhaustion) && random.one_in(2) {
+            // Blocks lie in the table, whose area of values has almost 1 MiB. Few large values fill it, or many others.
+            (sizes.value_max, sizes.large_one_in, sizes.large_max) = (40_000, 2, 300_000);
+            if drawn.is_crowded {
+                (sizes.items, sizes.large_one_in) = (drawn.keys, 0);
+            }
+        }
+        Kv { system, sizes, is_permuted, chequer }
+    }
+
+    fn quota_mib(&self, drawn: &Drawn) -> Option<u64> {
+        (self.chequer.is_some() && drawn.faults.contains(&Fault::Exhaustion)).then_some(1)
+    }
+
+    fn log(&self) -> Option<LogOptions> {
+        self.chequer.as_ref()?.log
+    }
+
+    fn survives(&self, fault: Fault) -> bool {
+        fault != Fault::DiskFull || self.log().is_some()
     }
 
     fn rebuild_one_in(&self, random: &Random) -> u64 {
@@ -164,12 +368,20 @@ impl Family for Kv {
         let mut options = self.sizes.options();
         let keys = if self.is_permuted { "collision-free" } else { "hashed" };
         options.push(Choice::new("is_permuted", self.is_permuted, format!("keys {keys}")));
+        options.extend(self.chequer.iter().flat_map(Chequer::options));
         options
     }
 
     fn parameters(&self) -> String {
         let items = Some(self.sizes.items);
-        (self.system.parameters)(&Sizing { items, collision_free: self.is_permuted, ..Sizing::default() })
+        let of = self.chequer.as_ref();
+        (self.system.parameters)(&Sizing {
+            items,
+            collision_free: self.is_permuted,
+            block_buckets: of.map(|of| of.block_buckets),
+            put_threshold: of.map(|of| of.put_threshold),
+            ..Sizing::default()
+        })
     }
 
     fn rebuilt(&self, random: &Random) -> String {
@@ -181,7 +393,13 @@ impl Family for Kv {
     }
 
     fn phases(system: System) -> &'static Phases {
-        if is_called(registered(system)) { &PHASES_OF_CALLS } else { &PHASES }
+        let system = registered(system);
+        match system.kind {
+            chequer::KIND => &PHASES_OF_CHEQUER,
+            chequer::message::KIND => &PHASES_OF_MESSAGE,
+            _ if is_called(system) => &PHASES_OF_CALLS,
+            _ => &PHASES,
+        }
     }
 
     fn checker(&self) -> Registers {
@@ -189,7 +407,8 @@ impl Family for Kv {
     }
 
     async fn open(&self, seat: Seat<'_, Kv>, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let options = Options { slot_cache: self.sizes.slot_cache, ..Options::default() };
+        let value_cache = self.chequer.as_ref().map_or(0, |of| of.value_cache);
+        let options = Options { slot_cache: self.sizes.slot_cache, value_cache, ..Options::default() };
         let kv = OneKv::open(seat.fabric(), node, name, &options).await?;
         Ok(Client { kv, seen: None })
     }
@@ -197,7 +416,7 @@ impl Family for Kv {
     fn draw(&self, scene: &Scene, client: &mut Client) -> (u64, Ask) {
         let random = scene.world.random();
         let key = random.below(scene.drawn.keys);
-        let value = || self.sizes.value(scene);
+        let value = || self.value(scene, key);
         let ask = match random.below(16) {
             0..6 => Ask::Get,
             6..10 => Ask::Put(value()),
@@ -231,11 +450,11 @@ impl Family for Kv {
                 Outcome::Found(value, Some(reported(item.version)))
             }
             Ask::Put(value) => {
-                kv.put(&key, &values::bytes(value)).await?;
+                kv.put(&key, &values::bytes(value)).await.map_err(|error| self.failure(error))?;
                 Outcome::Done(None)
             }
             Ask::Delete => {
-                if kv.delete(&key).await? {
+                if kv.delete(&key).await.map_err(|error| self.failure(error))? {
                     Outcome::Done(None)
                 } else {
                     Outcome::Absent

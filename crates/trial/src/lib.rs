@@ -226,7 +226,8 @@ impl Drawn {
         let without_one_in = if focus.is_some() { 4 } else { 2 };
         let can_have = |fault: &Fault| {
             let within = |phase| can_strike(*fault, phase, &[carrier]);
-            carrier.can_have(*fault) && (!F::SPANS || F::phases(setup.system).all.iter().any(within))
+            let is_of_some = F::SPANS || *fault == Fault::DiskFull;
+            carrier.can_have(*fault) && (!is_of_some || F::phases(setup.system).all.iter().any(within))
         };
         let faults = setup.faults.iter().copied().filter(can_have);
         let faults = faults.filter(|_| !random.one_in(without_one_in) && !is_calm).collect::<Vec<_>>();
@@ -257,6 +258,7 @@ impl Drawn {
         };
         let family = F::drawn(setup.system, &drawn, random);
         drawn.faults.retain(|fault| family.survives(*fault));
+        drawn.quota_mib = family.quota_mib(&drawn).unwrap_or(drawn.quota_mib);
         drawn.mishap_one_in = [6, 20, 80][random.below(3) as usize];
         drawn.scan_one_in = [0, 0, 8, 40][random.below(4) as usize];
         drawn.rebuild_one_in = family.rebuild_one_in(random);
@@ -531,6 +533,11 @@ impl Scene {
         }
     }
 
+    /// Whether the stores have logs, so that they survive the loss of a node's memory.
+    fn has_logs(&self) -> bool {
+        self.sites.iter().any(|site| site.node.options().log.is_some())
+    }
+
     /// Whether the site's node may lose its memory. A store that lies on several nodes survives the loss of a minority.
     fn may_lose(&self, site: &Site) -> bool {
         !self.spans || self.configurations.may_lose(self, site)
@@ -687,6 +694,7 @@ fn start<F: Family>(
         at_once_one_in: [0, 2, 8][random.below(3) as usize],
         datagram: [1200, 4096, 16 << 10][random.below(3) as usize],
         clock_ppm: skew(&faults, random),
+        log: family.log(),
         ..Options::default()
     };
     let kinds: Kinds = Rc::new(systems::kinds);
@@ -730,6 +738,7 @@ fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
 /// Makes the node create the site's store, and repeats the request until a client has opened the store. A request can
 /// fail: the node may die, or may have no space while it is still dropping the previous store.
 fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
+    site.node.disk().borrow_mut().set_full(false); // A new log needs a disk with space.
     site.node.ask(Ask::CreateStore {
         name: site.store_name(),
         kind: scene.kind.to_owned(),

@@ -35,7 +35,7 @@ const LEADS_ONE_IN: u64 = 3;
 const LEADS_WITHIN: Nanos = 4 * MICROS;
 
 /// Faults that strike processes, hosts and stores at random times. `FaultRates` has the faults of single messages.
-const EVENTS: [Fault; 8] = [
+const EVENTS: [Fault; 9] = [
     Fault::Partition,
     Fault::OneWayPartition,
     Fault::ClientDeath,
@@ -44,6 +44,7 @@ const EVENTS: [Fault; 8] = [
     Fault::NodeRestart,
     Fault::NodeLoss,
     Fault::Revocation,
+    Fault::DiskFull,
 ];
 
 /// Length, in nanoseconds, of the longest jump of a client's clock that does not count as an outage. A longer one may
@@ -54,6 +55,9 @@ const SERVED_AGAIN: Nanos = 50 * MICROS;
 
 /// Usual delay, in nanoseconds, from an operation to the fault that the operation triggers.
 const SOON: Nanos = 20 * MICROS;
+
+/// Usual time, in nanoseconds, for which a disk is full: a few of the writes of a log.
+const FULL: Nanos = 300 * MICROS;
 
 /// Sets the fault rates of messages at every node.
 pub(crate) fn begin(scene: &Scene) {
@@ -130,8 +134,11 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     if !is_focus || scene.is_over() || is_saturated() || !random.one_in(one_in) {
         return false;
     }
-    let can_strike =
-        |fault: &Fault| !BY_THEMSELVES.contains(fault) && (*fault != Fault::NodeLoss || scene.may_lose(site));
+    let can_strike = |fault: &Fault| match fault {
+        Fault::NodeLoss => scene.may_lose(site),
+        Fault::DiskFull => scene.flights.phase(phase).logs,
+        _ => !BY_THEMSELVES.contains(fault),
+    };
     let mut faults: Vec<Fault> = site.faults.iter().copied().filter(can_strike).collect();
     random.shuffle(&mut faults);
     // Choose the fault that has struck least within this phase.
@@ -255,7 +262,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             scene.configurations.lose(site);
             take_down(scene, site, fault, |scene, site| {
                 site.node.lose_memory();
-                if !scene.spans {
+                if !scene.spans && !scene.has_logs() {
                     create_next_store(scene, site);
                 }
             });
@@ -265,6 +272,7 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             site.node.ask(Ask::DropStore { name: site.store_name() });
             create_next_store(scene, site);
         }
+        Fault::DiskFull => fill_disk(scene, site),
         _ if fault.is_of_messages() => scene.network.strike_next_message(scene.hosts[client], fault),
         Fault::ClockJump => {
             let clock = scene.clocks.borrow()[client].clone();
@@ -272,6 +280,17 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
         }
         _ => unreachable!("{fault:?} is not triggered here"),
     }
+}
+
+/// Fills the disk of a node's logs for a while, unless a store is being created, which needs space. The fault counts
+/// when it strikes an operation.
+fn fill_disk(scene: &Rc<Scene>, site: &Rc<Site>) {
+    if !site.is_opened.get() {
+        return;
+    }
+    site.node.disk().borrow_mut().set_full(true);
+    let (site, after) = (Rc::clone(site), scene.world.random().heavy(FULL));
+    scene.world.at(scene.world.now() + after, move || site.node.disk().borrow_mut().set_full(false));
 }
 
 /// Lets the clock of a client's process jump ahead.
@@ -301,6 +320,7 @@ fn take_down(
     site.was_killed.set(true);
     scene.outages.note(None, Some(site.index), scene.world.now());
     site.node.kill();
+    site.node.disk().borrow_mut().set_full(false); // A node needs a disk with space to start.
     end_runners(scene);
     note_when_served(scene, site);
     let (theirs, site) = (Rc::clone(scene), Rc::clone(site));

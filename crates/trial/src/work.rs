@@ -394,6 +394,17 @@ impl<F: Family> Worker<'_, F> {
                     .blame("an operation found no memory, although the node had more than enough".to_owned());
             }
         }
+        if failure.kind == FailureKind::DiskFull {
+            if self.site.faults.contains(&Fault::DiskFull) {
+                scene.struck.count(Fault::DiskFull, Target::None);
+                scene.flights.strike_phase(Fault::DiskFull, self.fabric.last_phase());
+            } else {
+                scene.blame(format!(
+                    "an operation found the disk full, although it has space: {}",
+                    failure.message
+                ));
+            }
+        }
         self.blame(failure);
         if !is_unknown {
             self.returned(id, OutcomeOf::<F>::FAILED);
@@ -401,6 +412,7 @@ impl<F: Family> Worker<'_, F> {
         match failure.kind {
             FailureKind::OutOfMemory
             | FailureKind::Declined
+            | FailureKind::DiskFull
             | FailureKind::Interrupted
             | FailureKind::NoIds => Ok(()),
             FailureKind::Refused | FailureKind::Wrong | FailureKind::Over => Err(SessionOver),
