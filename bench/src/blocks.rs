@@ -13,7 +13,7 @@ use farside_systems::blocks::{Blocks, BlocksError};
 use crate::driver::{self, Fault, Perform, Trouble, Work};
 use crate::kv::{Drawn, Records, Source};
 use crate::verify::{self, Ledger, Written};
-use crate::workload::{Operation, Random, Workload};
+use crate::workload::{Lengths, Operation, Random, Workload};
 
 /// A run on a block store.
 pub type Run = driver::Run<BlockWork>;
@@ -47,12 +47,20 @@ impl Plan {
     /// Creates the run of this plan.
     ///
     /// # Errors
-    /// The workload has other operations than reads and updates, the blocks are too short, or the number of tasks is 0.
+    /// The workload has other operations than reads and updates or values of several lengths, the blocks are too short,
+    /// or the number of tasks is 0.
     pub fn run(self) -> Result<Run, String> {
         let Plan { workload, block, tasks, verify, sampled, seed } = self;
         let share = |operation| workload.mix.share(operation);
         if share(Operation::Insert) + share(Operation::Scan) + share(Operation::ReadModifyWrite) > 0.0 {
             return Err(format!("workload {} has other operations than reads and updates", workload.name));
+        }
+        if workload.lengths != Lengths::Constant {
+            return Err(format!(
+                "workload {} has values of several lengths, and all blocks are equally long: omit \
+                 fieldlengthdistribution",
+                workload.name
+            ));
         }
         if block < 2 * MARK {
             return Err(format!("blocks of {block} bytes are too short: give --block 512 or more"));

@@ -21,7 +21,7 @@ pub mod rows;
 mod words;
 
 use crate::kv::{Drawn, KvTrouble, Thread, fill, looks_right};
-use crate::workload::{Operation, Workload};
+use crate::workload::{Lengths, Operation, Workload};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -146,8 +146,14 @@ pub struct Client<D: Dialect> {
 /// Checks that the rivals support a workload.
 ///
 /// # Errors
-/// The workload has operations that are not compared here.
+/// The workload has operations that are not compared here, or values of several lengths.
 pub fn check(workload: &Workload) -> Result<(), String> {
+    if workload.lengths != Lengths::Constant {
+        return Err(format!(
+            "workload {} has values of several lengths, which are not compared: omit fieldlengthdistribution",
+            workload.name
+        ));
+    }
     for operation in [Operation::Insert, Operation::Scan] {
         if workload.mix.share(operation) > 0.0 {
             return Err(format!(

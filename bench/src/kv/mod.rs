@@ -2,7 +2,7 @@
 //!
 //! Invariant: every value that is read is checked. With verification, the check covers all bytes of the value and the
 //! value's order among the key's values. Without verification, the check covers the length and the first and last
-//! bytes.
+//! bytes. If lengths vary, every length that the workload draws is right.
 
 mod parts;
 mod records;
@@ -15,7 +15,7 @@ use farside_systems::kv::{Kv, KvError};
 
 use crate::driver::{self, Fault, Perform, Trouble, Work};
 use crate::verify::{self, Ledger, Written};
-use crate::workload::{self, Chooser, KeyChooser, Operation, Random, Workload};
+use crate::workload::{self, Chooser, KeyChooser, LengthChooser, Lengths, Operation, Random, Workload};
 pub use parts::Counted;
 use parts::Parts;
 pub(crate) use records::Records;
@@ -25,10 +25,14 @@ pub type Run = driver::Run<Ycsb>;
 /// One thread of a run of YCSB.
 pub type Thread = driver::Thread<Ycsb>;
 
-/// A workload on a store with values of one size.
+/// A workload on a store.
 pub struct Ycsb {
     pub(crate) workload: Workload,
+    /// Length of the longest value in bytes.
     pub(crate) value_size: usize,
+    lengths: LengthChooser,
+    /// Seed of the lengths of values.
+    seed: u64,
     ledger: Option<Ledger>,
     records: Arc<Records>,
     /// If each task keeps to the keys of one node.
@@ -40,7 +44,7 @@ pub struct Ycsb {
 pub struct Plan {
     /// Workload that the clients run.
     pub workload: Workload,
-    /// Length of a value in bytes.
+    /// Length of a value in bytes, of the longest if lengths vary.
     pub value_size: usize,
     /// Number of tasks of all threads together.
     pub tasks: u32,
@@ -59,7 +63,8 @@ impl Plan {
     /// Creates the run of this plan.
     ///
     /// # Errors
-    /// The workload has scans, the values are too small to be verified, or the number of tasks is 0.
+    /// The workload has scans, the values are too small to be verified, the shortest value is longer than the longest,
+    /// or the number of tasks is 0.
     pub fn run(self) -> Result<Run, String> {
         let Plan { workload, value_size, tasks, verify, by_node, sampled, seed } = self;
         if workload.mix.share(Operation::Scan) > 0.0 {
@@ -68,9 +73,18 @@ impl Plan {
                 workload.name
             ));
         }
-        if verify && value_size < verify::VALUE_SIZE_MIN {
+        let shortest = workload.lengths.shortest(value_size);
+        if shortest > value_size {
             return Err(format!(
-                "values of {value_size} bytes cannot be verified: give --value-size {} or more",
+                "workload {} has values of at least {shortest} bytes, and the longest has {value_size}: give a smaller \
+                 minfieldlength or a larger --value-size",
+                workload.name
+            ));
+        }
+        if verify && shortest < verify::VALUE_SIZE_MIN {
+            return Err(format!(
+                "values of {shortest} bytes cannot be verified: give {} {} or more",
+                if workload.lengths == Lengths::Constant { "--value-size" } else { "a minfieldlength of" },
                 verify::VALUE_SIZE_MIN
             ));
         }
@@ -84,7 +98,9 @@ impl Plan {
         let records = Arc::new(Records::new(workload.records));
         // The loader is a writer, too.
         let ledger = verify.then(|| Ledger::new(tasks + 1));
-        Run::new(Ycsb { workload, value_size, ledger, records, parts }, tasks, sampled, seed)
+        let lengths = workload.lengths.chooser(value_size);
+        let work = Ycsb { workload, value_size, lengths, seed, ledger, records, parts };
+        Run::new(work, tasks, sampled, seed)
     }
 }
 
@@ -116,10 +132,12 @@ impl Source {
     }
 }
 
-/// State of a task: its number as a writer, and a buffer for values.
+/// State of a task: its number as a writer, a buffer for values, and the source of their lengths.
 pub struct Task {
     writer: u32,
     value: Vec<u8>,
+    lengths: LengthChooser,
+    random: Random,
 }
 
 impl Work for Ycsb {
@@ -150,7 +168,8 @@ impl Work for Ycsb {
     }
 
     fn task(&self, number: u32) -> Task {
-        Task { writer: number, value: vec![0; self.value_size] }
+        let random = workload::random(self.seed ^ (u64::from(number) + 1) << 32);
+        Task { writer: number, value: vec![0; self.value_size], lengths: self.lengths.clone(), random }
     }
 
     fn records(&self) -> u64 {
@@ -198,7 +217,7 @@ impl<K: Kv> Perform<K> for Ycsb {
 }
 
 impl Ycsb {
-    /// Returns the length of a value in bytes.
+    /// Returns the length of a value in bytes, of the longest if lengths vary.
     pub fn value_size(&self) -> usize {
         self.value_size
     }
@@ -214,7 +233,7 @@ impl Ycsb {
     async fn read<K: Kv>(&self, kv: &mut K, key: u64) -> Result<bool, KvTrouble> {
         let Some(ledger) = &self.ledger else {
             let item = kv.get(&workload::key(key)).await?;
-            return Ok(!item.is_some_and(|item| looks_right(key, self.value_size, item.value)));
+            return Ok(!item.is_some_and(|item| self.looks_right(key, item.value)));
         };
         let begun = ledger.begin_read(key);
         match kv.get(&workload::key(key)).await {
@@ -227,8 +246,16 @@ impl Ycsb {
         Ok(false)
     }
 
+    /// Whether a value is one that [`Ycsb::write`] writes without a ledger.
+    #[inline]
+    fn looks_right(&self, key: u64, value: &[u8]) -> bool {
+        let shortest = self.workload.lengths.shortest(self.value_size);
+        (shortest..=self.value_size).contains(&value.len()) && looks_right(key, value.len(), value)
+    }
+
     async fn write<K: Kv>(&self, kv: &mut K, key: u64, task: &mut Task) -> Result<(), KvTrouble> {
-        let Task { writer, value } = task;
+        let Task { writer, value, lengths, random } = task;
+        let value = &mut value[..lengths.next(random)];
         let Some(ledger) = &self.ledger else {
             fill(key, value);
             return Ok(kv.put(&workload::key(key), value).await?);

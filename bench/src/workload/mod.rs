@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! property file -> Workload -> Chooser      draws the next operation
-//!                          \-> KeyChooser   draws its record -> key
+//!                          |-> KeyChooser   draws its record -> key
+//!                          \-> LengthChooser   draws the length of a value
 //! ```
 //! Invariant: a workload and a seed determine the sequence of operations and keys.
 
 mod distribution;
 mod generators;
+mod lengths;
 mod operations;
 mod properties;
 mod spec;
@@ -18,6 +20,7 @@ pub use distribution::{Distribution, KeyChooser};
 pub use generators::{
     Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, fnv_hash,
 };
+pub use lengths::{LengthChooser, Lengths};
 pub use operations::{Chooser, Mix, Operation};
 pub use properties::{Property, SyntaxError};
 pub use spec::{Chosen, Workload, WorkloadError};

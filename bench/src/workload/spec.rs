@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::distribution::{Distribution, KeyChooser};
+use super::lengths::Lengths;
 use super::operations::{Chooser, Mix, Operation};
 use super::properties::{self, Property, SyntaxError};
 
@@ -37,6 +38,8 @@ pub struct Workload {
     pub mix: Mix,
     /// Distribution of requests over the records: `requestdistribution`.
     pub distribution: Distribution,
+    /// Distribution of the lengths of values: `fieldlengthdistribution` and `minfieldlength`.
+    pub lengths: Lengths,
     /// Numbers of records and operations, duration and value size that the user chose.
     pub chosen: Chosen,
     /// Properties of the file that have no effect, to be reported as a warning.
@@ -125,17 +128,20 @@ impl Workload {
         })?;
         let records = file.number("recordcount", 1)?.unwrap_or(RECORDS_DEFAULT);
         let operations = file.number("operationcount", 0)?.unwrap_or(0);
-        for key in ["maxexecutiontime", "fieldcount", "fieldlength"] {
-            file.number(key, 0)?;
-        }
+        file.number("maxexecutiontime", 0)?;
+        let (fields, length) = (file.number("fieldcount", 0)?, file.number("fieldlength", 0)?);
+        // YCSB's default, if the value's length is that of its fields.
+        let fields = fields.unwrap_or(if length.is_some() { 10 } else { 1 });
         let mix = mix(&mut file)?;
         let distribution = distribution(&mut file)?;
+        let lengths = lengths(&mut file, fields)?;
         let unused = file.unused();
         // A property on the command line without effect is a mistake.
         match unused.iter().find(|property| property.line == COMMAND_LINE) {
             Some(property) => Err(WorkloadError::Unknown { property: property.clone() }),
             None => {
-                Ok(Self { name: name.to_owned(), records, operations, mix, distribution, chosen, unused })
+                let name = name.to_owned();
+                Ok(Self { name, records, operations, mix, distribution, lengths, chosen, unused })
             }
         }
     }
@@ -168,8 +174,9 @@ fn beside(text: &str) -> Result<Property, WorkloadError> {
 /// Prints the effective settings in one line.
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, records, mix, distribution, .. } = self;
-        write!(f, "{name}: {mix}; {distribution} over {records} records, 8-byte keys")
+        let Self { name, records, mix, distribution, lengths, .. } = self;
+        write!(f, "{name}: {mix}; {distribution} over {records} records, 8-byte keys")?;
+        if *lengths == Lengths::Constant { Ok(()) } else { write!(f, "; {lengths}") }
     }
 }
 
@@ -257,8 +264,8 @@ impl fmt::Display for WorkloadError {
             Self::Unknown { property } => write!(
                 f,
                 "the property '{}' has no effect here: omit it, or check its spelling (known are workload, \
-                 recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, readproportion, \
-                 updateproportion, insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, \
+                 recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, fieldlengthdistribution, \
+                 minfieldlength with a distribution that needs it, readproportion, updateproportion, insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, \
                  and those of the distribution)",
                 property.key
             ),
@@ -396,6 +403,20 @@ fn distribution(file: &mut File) -> Result<Distribution, WorkloadError> {
     })
 }
 
+/// Takes the distribution of the lengths of values out of the file. A value has the bytes of `fields` fields.
+fn lengths(file: &mut File, fields: u64) -> Result<Lengths, WorkloadError> {
+    let named = file.take("fieldlengthdistribution", Lengths::NAMES, Lengths::named)?.unwrap_or_default();
+    // YCSB ignores the shortest length if all values are equally long.
+    if named == Lengths::Constant {
+        return Ok(named);
+    }
+    let shortest = file.number("minfieldlength", 1)?.unwrap_or(1).saturating_mul(fields.max(1));
+    Ok(match named {
+        Lengths::Zipfian { .. } => Lengths::Zipfian { shortest },
+        _ => Lengths::Uniform { shortest },
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -436,6 +457,23 @@ mod tests {
         );
         let exponential = Workload::parse("x", "requestdistribution=exponential").unwrap().to_string();
         assert!(exponential.contains("exponential (95 % of operations on the newest 85.7 % of records)"));
+    }
+
+    #[test]
+    fn lengths_of_values_are_those_of_all_fields() {
+        let lengths = |text: &str| {
+            let workload = Workload::parse("x", text).unwrap();
+            (workload.lengths, workload.unused.len())
+        };
+        assert_eq!(lengths("fieldlengthdistribution=constant\nminfieldlength=5"), (Lengths::Constant, 1));
+        assert_eq!(lengths("fieldlengthdistribution=uniform"), (Lengths::Uniform { shortest: 1 }, 0));
+        let fields = "fieldlengthdistribution=zipfian\nfieldlength=9\nminfieldlength=5";
+        assert_eq!(lengths(fields), (Lengths::Zipfian { shortest: 50 }, 0), "YCSB has 10 fields");
+        assert_eq!(lengths(&format!("{fields}\nfieldcount=2")), (Lengths::Zipfian { shortest: 10 }, 0));
+        let printed = Workload::parse("x", fields).unwrap().to_string();
+        assert!(printed.ends_with("8-byte keys; zipfian lengths of values, from 50 B"), "{printed}");
+        let refused = Workload::parse("x", "fieldlengthdistribution=histogram").unwrap_err().to_string();
+        assert!(refused.ends_with("legal is constant, uniform, zipfian"), "{refused}");
     }
 
     #[test]
