@@ -247,6 +247,8 @@ pub struct Replay {
     /// Whether words of 24 and 32 bytes can be exchanged.
     is_wide: bool,
     seen: Rc<Cell<Seen>>,
+    /// Bytes that runs have read. A read that is run again counts again.
+    bytes_read: Cell<u64>,
 }
 
 impl Replay {
@@ -261,7 +263,13 @@ impl Replay {
             pieces: Cell::default(),
             is_wide: false,
             seen: Rc::default(),
+            bytes_read: Cell::new(0),
         }
+    }
+
+    /// Number of bytes that runs have read. The bytes of a run that was replayed count several times.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.get()
     }
 
     /// Allows exchanges of words of 24 and 32 bytes.
@@ -516,6 +524,7 @@ impl Memory for Replay {
         let Some(answer) = self.try_access(id, read) else { return Err(Access::Read { at, len: out.len() }) };
         let AccessResult::Bytes(start) = answer else { unreachable!("the result of a read is bytes") };
         out.copy_from_slice(&self.record.borrow().bytes[start..start + out.len()]);
+        self.bytes_read.set(self.bytes_read.get() + out.len() as u64);
         Ok(())
     }
 

@@ -30,6 +30,11 @@ impl Station {
         Station { free: RefCell::new((0..servers).map(|_| Reverse(0)).collect()) }
     }
 
+    /// Whether a server is free at `now`.
+    pub fn is_idle(&self, now: Nanos) -> bool {
+        self.free.borrow().peek().is_some_and(|Reverse(first)| *first <= now * PICOS)
+    }
+
     /// Serves a request that arrives at `now` and occupies a server for `takes` picoseconds. Returns the time, in
     /// nanoseconds, at which the request completes.
     pub fn pass(&self, now: Nanos, takes: Picos) -> Nanos {
@@ -49,7 +54,9 @@ mod tests {
     fn a_request_waits_for_the_first_free_server() {
         let station = Station::new(2);
         assert_eq!(station.pass(100, 10_000), 110);
+        assert!(station.is_idle(100));
         assert_eq!(station.pass(100, 30_000), 130);
+        assert!(!station.is_idle(109) && station.is_idle(110));
         assert_eq!(station.pass(105, 10_000), 120);
         assert_eq!(station.pass(200, 500), 201, "fractions of a nanosecond are not lost");
         let link = Station::new(1);

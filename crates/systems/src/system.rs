@@ -137,18 +137,39 @@ pub struct Work {
     pub chains_per_probe: u32,
     /// Number of memory accesses of the service that miss its caches during one PUT.
     pub call_accesses: u64,
-    /// Returns the number of bytes that the service checksums for one call. The argument is the length of the request
-    /// in bytes.
-    pub call_checksummed: fn(usize) -> u64,
-    /// Returns the number of bytes that a client checksums for a GET. The arguments are the lengths of the key and of
-    /// the value in bytes.
-    pub get_checksummed: fn(usize, usize) -> u64,
+    /// Returns the number of bytes that the service checksums for one call. The arguments are the request, and the
+    /// number of bytes of the node's memory that the call has read.
+    pub call_checksummed: fn(&[u8], u64) -> u64,
+    /// Returns the number of bytes that a client checksums for a GET.
+    pub get_checksummed: fn(&Got) -> u64,
+    /// Returns the number of bytes that a client checksums for a PUT. The argument after the client's options is the
+    /// length of the value in bytes.
+    pub put_checksummed: fn(&Options, usize) -> u64,
+    /// Time for which the memory of a replaced value is not used again.
+    pub quarantine: Duration,
+}
+
+/// A GET that has found its key, for cost models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Got {
+    /// Length of the key in bytes.
+    pub key_len: usize,
+    /// Length of the value in bytes.
+    pub value_len: usize,
+    /// Number of bytes that the GET's chains have returned.
+    pub returned: u64,
 }
 
 impl Work {
     /// Work of a system whose GET runs one chain for each probe, and that has no other work.
-    pub const CHAINS: Work =
-        Work { chains_per_probe: 1, call_accesses: 0, call_checksummed: |_| 0, get_checksummed: |_, _| 0 };
+    pub const CHAINS: Work = Work {
+        chains_per_probe: 1,
+        call_accesses: 0,
+        call_checksummed: |_, _| 0,
+        get_checksummed: |_| 0,
+        put_checksummed: |_, _| 0,
+        quarantine: Duration::ZERO,
+    };
 }
 
 /// Options of a client. A system ignores the options that do not apply to it.

@@ -3,7 +3,7 @@
 use super::{Done, Failure, warn_of_unused};
 use farside::figure::load;
 use farside::figure::whatif::{self, Question};
-use farside_bench::workload::{Operation, Workload};
+use farside_bench::workload::{Lengths, Operation, Workload};
 use farside_systems::registry::default_kv;
 
 /// Predict a system's latency and throughput on each platform, over each network
@@ -40,20 +40,22 @@ const VALUE_LEN_MAX: usize = 32 << 10;
 
 impl WhatIf {
     pub(super) fn run(self) -> Done {
-        let (reads, value_len) = mix(&self.workload)?;
+        let (reads, value_len, lengths) = mix(&self.workload)?;
         let question = Question {
             system: self.system,
             reads,
             value_len,
+            lengths,
             link_gbit: self.link,
             operations: self.operations,
         };
         let answers = whatif::ask(&question).map_err(Failure::Error)?;
         if !self.json {
             print_line!(
-                "{}: {:.0} % reads, values of {value_len} bytes, a link of {} Gb/s",
+                "{}: {:.0} % reads, values of {}{value_len} bytes, a link of {} Gb/s",
                 self.system,
                 100.0 * reads,
+                if lengths == Lengths::Constant { "" } else { "up to " },
                 self.link
             );
             print_line!("{}", whatif::table(&answers).trim_end());
@@ -66,10 +68,11 @@ impl WhatIf {
     }
 }
 
-/// Returns a workload's share of reads (0 to 1), and its bytes per value.
-fn mix(workload: &str) -> Result<(f64, usize), Failure> {
+/// Returns a workload's share of reads (0 to 1), its bytes per value, and the distribution of the lengths of values.
+fn mix(workload: &str) -> Result<(f64, usize, Lengths), Failure> {
     if workload.contains('=') {
-        return terms(workload).map_err(Failure::Error);
+        let (reads, value_len) = terms(workload).map_err(Failure::Error)?;
+        return Ok((reads, value_len, Lengths::Constant));
     }
     let workload = Workload::resolve(workload)?;
     let share = |operation| workload.mix.share(operation);
@@ -92,7 +95,7 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
             ))
         })?,
     };
-    Ok((reads, value_len))
+    Ok((reads, value_len, workload.lengths))
 }
 
 fn terms(text: &str) -> Result<(f64, usize), String> {

@@ -5,6 +5,7 @@
 //! at the same time hinder each other as the protocol lets them.
 
 use super::skew::Zipf;
+use farside_bench::workload::{self, Lengths};
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
 use farside_sim::fabric::hardware::{BufferReturn, Machines, PoolClient, ServiceWork, Setup, start_node};
@@ -17,8 +18,9 @@ use farside_systems::blocks::{BLOCK_MAX, BLOCK_MIN, Blocks};
 use farside_systems::kv::Kv;
 use farside_systems::members::{self, New};
 use farside_systems::registry::{self, AnyBlocks, OneKv, Registered};
-use farside_systems::system::{Family, Nodes, Options, Sizing, SizingError};
+use farside_systems::system::{Family, Got, Nodes, Options, Sizing, SizingError};
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -68,6 +70,9 @@ impl Variant {
         setup: |setup| setup.buffer_return = BufferReturn::ByReport,
         ..Variant::OURS
     };
+    /// A node whose cores sleep until events wake them, as Chequer's server does: it has no polling threads.
+    pub const EVENTS: Variant =
+        Variant { name: "events", setup: |setup| setup.sleeps = true, ..Variant::OURS };
     /// ABDLOCK as published: a lock is released in a round trip of its own.
     pub const RELEASES_APART: Variant = Variant {
         name: "releases apart",
@@ -91,10 +96,17 @@ pub struct Load {
     pub inputs: Inputs,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs.
     pub reads: f64,
-    /// Bytes of a value.
+    /// Bytes of a value, of the longest if lengths vary.
     pub value_len: usize,
+    /// Distribution of the lengths of values.
+    pub lengths: Lengths,
     /// Zipf coefficient of the keys; 0 if all keys are equally likely.
     pub skew: f64,
+    /// Number of records, over which Zipf's law then holds. If absent, the model has fewer records than the paper:
+    /// see [`Keys`].
+    pub records: Option<u64>,
+    /// Number of values that each client caches, in systems whose clients cache values.
+    pub cached: usize,
 }
 
 /// One measurement of a load.
@@ -124,6 +136,9 @@ const KEYS: u64 = 8_000_000;
 
 impl Load {
     fn records(&self) -> u64 {
+        if let Some(records) = self.records {
+            return records;
+        }
         (BYTES_MAX / self.value_len.max(1) as u64).min(RECORDS_MAX)
     }
 
@@ -166,7 +181,10 @@ impl Load {
             }
             _ => 0,
         };
-        Ok((items + table + (16 << 20)) >> 20 << 20)
+        // Replaced values arrive as fast as the link is, and their buffers are at most a quarter larger.
+        let quarantine_ns = system.work.quarantine.as_nanos() as u64;
+        let quarantined = self.testbed.link_gbit * quarantine_ns / 8 * 3 / 2;
+        Ok((items + table + quarantined + (16 << 20)) >> 20 << 20)
     }
 
     /// Whether a GET of a record that was never put moves fewer bytes. If not, the store has all records from the
@@ -177,8 +195,8 @@ impl Load {
     }
 
     fn keys(&self) -> Keys {
-        let zipf = (self.skew > 0.0).then(|| Zipf::new(KEYS, self.skew));
-        Keys { zipf, records: self.records() }
+        let zipf = (self.skew > 0.0).then(|| Zipf::new(self.records.unwrap_or(KEYS), self.skew));
+        Keys { zipf, records: self.records(), is_whole: self.records.is_some() }
     }
 }
 
@@ -192,13 +210,15 @@ impl Load {
 struct Keys {
     zipf: Option<Zipf>,
     records: u64,
+    /// Whether each key has a record of its own.
+    is_whole: bool,
 }
 
 impl Keys {
     fn draw(&self, random: &Random) -> u64 {
         let Some(zipf) = &self.zipf else { return random.below(self.records) };
         let (key, hot) = (zipf.draw(|| random.share()), self.records / 16);
-        if key < hot { key } else { hot + (key - hot) % (self.records - hot) }
+        if self.is_whole || key < hot { key } else { hot + (key - hot) % (self.records - hot) }
     }
 }
 
@@ -233,7 +253,16 @@ impl Bed {
         let (sizing, nodes) =
             (load.sizing(system), if system.nodes == Nodes::Replicas { REPLICAS } else { 1 });
         let quota = load.quota(system)?;
-        let work = system.work;
+        if load.lengths != Lengths::Constant && system.family == Family::Blocks {
+            return Err(format!("all blocks of {} are equally long: give one length", load.system));
+        }
+        if load.lengths.shortest(load.value_len) > load.value_len {
+            return Err(format!(
+                "the longest value has {} bytes, less than the shortest: give a smaller minfieldlength",
+                load.value_len
+            ));
+        }
+        let work = &system.work;
         let service = ServiceWork { accesses: work.call_accesses, checksummed: work.call_checksummed };
         let mut setup = Setup { service, inputs: load.inputs, ..Setup::new(load.platform, load.testbed) };
         (load.variant.setup)(&mut setup);
@@ -266,7 +295,10 @@ impl Bed {
 
     /// Connects another client.
     fn opening(&self) -> Opening {
-        let options = Options { entropy: self.random.bits(), ..self.load.variant.options };
+        // Bytes of the key and of the entry in the cache.
+        const ENTRY: usize = 128;
+        let value_cache = self.load.cached * (self.load.value_len + ENTRY);
+        let options = Options { entropy: self.random.bits(), value_cache, ..self.load.variant.options };
         let (world, client) = (self.world.clone(), self.machines.connect());
         Opening { world, client, nodes: self.machines.count(), options }
     }
@@ -437,23 +469,27 @@ impl Store {
         }
     }
 
-    /// Reads a record, which must have this value.
-    async fn get(&mut self, record: u64, value: &[u8], room: &mut [u8]) -> Result<(), String> {
+    /// Reads a record, whose value must be this one, or a part of it if lengths vary. Returns its length.
+    async fn get(
+        &mut self,
+        record: u64,
+        value: &[u8],
+        lengths: &RangeInclusive<usize>,
+        room: &mut [u8],
+    ) -> Result<usize, String> {
         match self {
             Store::Kv(kv) => {
                 let found = kv.get(&record.to_be_bytes()).await.map_err(|error| error.to_string())?;
-                assert_eq!(
-                    found.map(|item| item.value.len()),
-                    Some(value.len()),
-                    "Bed::new put every record"
-                );
+                let len = found.expect("Bed::new put every record").value.len();
+                assert!(lengths.contains(&len), "a value is as it was put: {len} bytes");
+                return Ok(len);
             }
             Store::Blocks(blocks) => {
                 blocks.read(record, room).await.map_err(|error| error.to_string())?;
                 assert!(room == value || room.iter().all(|&byte| byte == 0), "a block is as it was written");
             }
         }
-        Ok(())
+        Ok(value.len())
     }
 }
 
@@ -466,8 +502,9 @@ async fn put_all(
 ) -> Result<(), String> {
     let mut store = opening.open(load, number as u32, work).await?;
     let value = load.value();
+    let (mut lengths, mut drawn) = (load.lengths.chooser(load.value_len), workload::random(number));
     for key in keys {
-        store.put(key, &value).await?;
+        store.put(key, &value[..lengths.next(&mut drawn)]).await?;
     }
     Ok(())
 }
@@ -482,19 +519,31 @@ async fn closed_loop(
     work: &Work,
     timed: u64,
 ) -> Result<(), String> {
-    let client = Rc::clone(&opening.client);
+    let (client, options) = (Rc::clone(&opening.client), opening.options);
     let mut store = opening.open(load, number, work).await?;
     work.opened(clients).await;
     let (keys, value, mut room) = (load.keys(), load.value(), load.value());
-    let checksummed = system(load.system).expect("Bed::new checked the kind").work.get_checksummed;
-    let checking = load.inputs.crc_ns(checksummed(KEY_LEN, load.value_len));
+    let costs = &system(load.system).expect("Bed::new checked the kind").work;
+    let legal = load.lengths.shortest(load.value_len)..=load.value_len;
+    // Its seed is none of those with which the store was filled.
+    let seed = !u64::from(number);
+    let (mut lengths, mut drawn) = (load.lengths.chooser(load.value_len), workload::random(seed));
     while work.left.get() > 0 {
         let (record, since) = (keys.draw(random), client.now());
         if random.share() < load.reads {
-            store.get(record, &value, &mut room).await?;
+            let before = client.returned();
+            let value_len = store.get(record, &value, &legal, &mut room).await?;
+            let returned = client.returned() - before;
+            let got = Got { key_len: KEY_LEN, value_len, returned };
+            let checking = load.inputs.crc_ns((costs.get_checksummed)(&got));
             client.sleep(Duration::from_nanos(checking)).await;
         } else {
-            store.put(record, &value).await?;
+            let value = &value[..lengths.next(&mut drawn)];
+            let preparing = load.inputs.crc_ns((costs.put_checksummed)(&options, value.len()));
+            if preparing > 0 {
+                client.sleep(Duration::from_nanos(preparing)).await;
+            }
+            store.put(record, value).await?;
         }
         let left = work.left.get();
         if left <= timed && left > 0 {

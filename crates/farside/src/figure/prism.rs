@@ -9,6 +9,7 @@
 use super::load::{Load, Variant};
 use super::ratio::Runner;
 use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Ops, Predict, Published, Shape, Stores, Value};
+use farside_bench::workload::Lengths;
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use farside_sim::micro::{FIGURE_1 as BARS, FIGURE_2 as NETWORKS, MicroOp, latency};
 use farside_systems::blocks::{abd_lock, prism_rs};
@@ -190,7 +191,10 @@ impl Contender {
             inputs: INPUTS,
             reads,
             value_len: 512,
+            lengths: Lengths::Constant,
             skew: 0.0,
+            records: None,
+            cached: 0,
         }
     }
 }

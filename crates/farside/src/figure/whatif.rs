@@ -2,6 +2,7 @@
 
 use super::load::{Bed, Load, Variant, system};
 use farside_bench::report::Table;
+use farside_bench::workload::Lengths;
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use serde::Serialize;
 
@@ -12,8 +13,10 @@ pub struct Question {
     pub system: &'static str,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs.
     pub reads: f64,
-    /// Bytes of a value.
+    /// Bytes of a value, of the longest if lengths vary.
     pub value_len: usize,
+    /// Distribution of the lengths of values.
+    pub lengths: Lengths,
     /// Bandwidth of the node's link, in Gb/s.
     pub link_gbit: u64,
     /// Number of simulated operations per measured point.
@@ -71,7 +74,10 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
         inputs: INPUTS,
         reads: question.reads,
         value_len: question.value_len,
+        lengths: question.lengths,
         skew: 0.0,
+        records: None,
+        cached: 0,
     };
     let curve = Bed::new(load, 1)?.curve(question.operations)?;
     let peak = curve.iter().max_by(|one, other| one.ops_per_s.total_cmp(&other.ops_per_s));

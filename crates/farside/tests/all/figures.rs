@@ -3,6 +3,7 @@
 
 use farside::figure::load::{Bed, Load, Variant};
 use farside::figure::{Figure, draw};
+use farside_bench::workload::Lengths;
 use farside_sim::hardware::{INPUTS, Inputs, Platform, Testbed};
 use farside_systems::system::Backoff;
 use std::time::Duration;
@@ -103,7 +104,10 @@ const LOAD: Load = Load {
     inputs: INPUTS,
     reads: 0.5,
     value_len: 512,
+    lengths: Lengths::Constant,
     skew: 0.0,
+    records: None,
+    cached: 0,
 };
 
 #[test]

@@ -44,13 +44,14 @@ use std::time::Duration;
 pub struct ServiceWork {
     /// Number of accesses to uncached memory.
     pub accesses: u64,
-    /// Returns the number of bytes that the call checksums, given the length of the request.
-    pub checksummed: fn(usize) -> u64,
+    /// Returns the number of bytes that the call checksums, given the request and the number of bytes of the node's
+    /// memory that the call has read.
+    pub checksummed: fn(&[u8], u64) -> u64,
 }
 
 impl ServiceWork {
     /// No cost, for a system that calls no service.
-    pub const NONE: ServiceWork = ServiceWork { accesses: 0, checksummed: |_| 0 };
+    pub const NONE: ServiceWork = ServiceWork { accesses: 0, checksummed: |_, _| 0 };
 }
 
 /// How clients return unreachable buffers to the node.
@@ -77,10 +78,12 @@ pub struct Setup {
     pub service: ServiceWork,
     /// Way in which clients return unreachable buffers to the node.
     pub buffer_return: BufferReturn,
+    /// Whether a core of the node that has no message sleeps until an event wakes it. If not, the core polls.
+    pub sleeps: bool,
 }
 
 impl Setup {
-    /// Creates a setup without cost for services, in which chains retire buffers themselves.
+    /// Creates a setup without cost for services, in which chains retire buffers themselves and cores poll.
     pub fn new(platform: Platform, testbed: Testbed) -> Setup {
         Setup {
             platform,
@@ -88,6 +91,7 @@ impl Setup {
             inputs: INPUTS,
             service: ServiceWork::NONE,
             buffer_return: BufferReturn::ByChain,
+            sleeps: false,
         }
     }
 
@@ -202,7 +206,7 @@ impl Machine {
         let verbs = (self.setup.platform == Platform::Rdma).then(|| {
             Verbs::of_node(&self.world, self.node, connection.clone(), self.setup.device(), &self.memory)
         });
-        Client { machine: Rc::clone(self), connection, verbs, garbage: Rc::default() }
+        Client { machine: Rc::clone(self), connection, verbs, garbage: Rc::default(), returned: Cell::new(0) }
     }
 
     /// Returns the traffic on the node's link since the machine's start.
@@ -244,9 +248,12 @@ impl Machine {
 
     /// Returns the virtual time at which a core of the CPU will have served a message that arrives now.
     fn done_by_core(&self, accesses: u64, moved: u64, checksummed: u64) -> Nanos {
-        let inputs = &self.setup.inputs;
-        let busy = inputs.core_message_ns + accesses * inputs.core_access_ns + inputs.crc_ns(checksummed);
-        self.cores.pass(self.world.now(), busy * 1_000 + moved * inputs.core_copy_ps)
+        let (inputs, now) = (&self.setup.inputs, self.world.now());
+        let mut busy = inputs.core_message_ns + accesses * inputs.core_access_ns + inputs.crc_ns(checksummed);
+        if self.setup.sleeps && self.cores.is_idle(now) {
+            busy += inputs.wake_ns;
+        }
+        self.cores.pass(now, busy * 1_000 + moved * inputs.core_copy_ps)
     }
 
     /// Returns the virtual time at which a core of the BlueField will have run a chain that arrives now.
@@ -327,6 +334,8 @@ pub struct Client {
     /// The fabric on which the NIC executes chains as verbs; used with [`Platform::Rdma`].
     verbs: Option<Verbs>,
     garbage: Rc<Garbage>,
+    /// Bytes that the chains of this client have returned.
+    returned: Cell<u64>,
 }
 
 /// Buffers that a client returns to the node.
@@ -395,6 +404,11 @@ impl Client {
         if node == self.machine.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
     }
 
+    fn note_returned(&self, reply: &Reply) {
+        let bytes: usize = (0..reply.len()).map(|op| reply.output(op).len()).sum();
+        self.returned.set(self.returned.get() + bytes as u64);
+    }
+
     /// Sends a request to the node itself, for its catalog. In the model, this request takes no time.
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
@@ -411,7 +425,9 @@ impl Fabric for Client {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
         if let Some(verbs) = &self.verbs {
-            return verbs.run(node, chain, reply).await;
+            verbs.run(node, chain, reply).await?;
+            self.note_returned(reply);
+            return Ok(());
         }
         chain.note_posted();
         let (view, Setup { platform, inputs, .. }) = (chain.view(), &self.machine.setup);
@@ -428,6 +444,7 @@ impl Fabric for Client {
         };
         let exchange = Some(self.connection.send_message(message));
         Sent { machine: &self.machine, garbage: &self.garbage, chain: view, exchange }.complete(reply).await;
+        self.note_returned(reply);
         Ok(())
     }
 
@@ -448,9 +465,12 @@ impl Fabric for Client {
         let message = Message { bytes, ops: 1, extra_ns: inputs.two_sided_ns };
         let serve = || {
             self.garbage.give_back(&self.machine);
+            let before = self.machine.memory.bytes_read();
             answered = self.machine.answer(service, request, answer);
-            let moved = (request.len() + answer.len()) as u64;
-            let done = self.machine.done_by_core(work.accesses, moved, (work.checksummed)(request.len()));
+            let read = self.machine.memory.bytes_read() - before;
+            // Bytes that are read and sent, or received and written, are moved once.
+            let moved = read.max((request.len() + answer.len()) as u64);
+            let done = self.machine.done_by_core(work.accesses, moved, (work.checksummed)(request, read));
             (done, framed(answer.len() as u64))
         };
         self.connection.exchange(message, serve).await;
@@ -539,6 +559,11 @@ pub struct PoolClient {
 }
 
 impl PoolClient {
+    /// Number of bytes that the chains of this client have returned, from all nodes.
+    pub fn returned(&self) -> u64 {
+        self.nodes.iter().map(|client| client.returned.get()).sum()
+    }
+
     fn to(&self, node: NodeId) -> Result<&Client, FabricError> {
         self.nodes.get(node.0 as usize).ok_or(FabricError::NoSuchNode(node))
     }

@@ -1,7 +1,8 @@
 //! The entries of Chequer and of Chequer-message in the registry.
 
-use super::layout::{BLOCK_BUCKETS, PARTITIONS_MAX, Placement};
+use super::layout::{BLOCK_BUCKETS, PARTITIONS_MAX, PUT_THRESHOLD, Placement};
 use super::layout::{HEAD_SIZE, LENGTH_SIZE, RECORD_SIZE, VALUE_MAX, block_len, slots_for};
+use super::request::{PART_MAX, Request};
 use super::service::{ChequerService, plan};
 use super::{Chequer, KIND, MESSAGE_KIND, mutants, pool};
 use crate::store::{Members, StoreError};
@@ -72,7 +73,23 @@ fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
 /// Size of a CRC in bytes.
 const CRC_SIZE: usize = size_of::<u64>();
 /// Number of bytes of a record that the record's own CRC covers.
-const CHECKED_RECORD: usize = RECORD_SIZE as usize - CRC_SIZE;
+const CHECKED_RECORD: u64 = RECORD_SIZE - CRC_SIZE as u64;
+
+/// Number of bytes that the service checksums for a call: the records of the block of buckets, unless the call searches
+/// no key; the block of a value that is put; and the new record, twice, since it is in the partition's head, too.
+fn call_checksummed(request: &[u8], read: u64) -> u64 {
+    const SEARCH: u64 = BLOCK_BUCKETS * CHECKED_RECORD;
+    const INSTALL: u64 = 2 * CHECKED_RECORD;
+    match request.get(ADDRESS_SIZE..).map(Request::decode) {
+        Some(Ok(Request::Get { .. } | Request::Contains { .. })) => SEARCH,
+        Some(Ok(Request::Put { value, .. })) => SEARCH + (LENGTH_SIZE + value.len()) as u64 + INSTALL,
+        // The block that the client wrote is among the bytes that the call has read.
+        Some(Ok(Request::Commit { .. })) => read + INSTALL,
+        Some(Ok(Request::Delete { .. })) => SEARCH + INSTALL,
+        Some(Ok(Request::Reserve { .. } | Request::Write { .. } | Request::Withdraw { .. }) | Err(_))
+        | None => 0,
+    }
+}
 
 impl System for ChequerKind {
     const KIND: &'static str = KIND;
@@ -86,14 +103,16 @@ impl System for ChequerKind {
         chains_per_probe: 2,
         // Accesses to the block of buckets, the value's block, and the record. The partition's head is in a cache.
         call_accesses: 3,
-        // The service checksums the value, the record before and the new one, and the new one again in the head.
-        call_checksummed: |request_len| {
-            let block = LENGTH_SIZE + request_len.saturating_sub(ADDRESS_SIZE + super::request::REQUEST_SIZE);
-            (block + (BLOCK_BUCKETS as usize + 2) * CHECKED_RECORD) as u64
+        call_checksummed,
+        // Every byte that a GET READs.
+        get_checksummed: |got| got.returned,
+        // The client names the CRC of a value that it WRITEs.
+        put_checksummed: |options, value_len| {
+            let is_written =
+                value_len >= options.put_threshold.unwrap_or(PUT_THRESHOLD as usize).min(PART_MAX + 1);
+            if is_written { (LENGTH_SIZE + value_len) as u64 } else { 0 }
         },
-        get_checksummed: |_key_len, value_len| {
-            (BLOCK_BUCKETS as usize * CHECKED_RECORD + LENGTH_SIZE + value_len) as u64
-        },
+        quarantine: pool::QUARANTINE,
     };
 
     type Client<F: Fabric + Clock> = Chequer<F>;
@@ -131,7 +150,14 @@ impl System for ChequerMessageKind {
     const FAMILY: Family = Family::Kv;
     const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CALLS;
-    const WORK: Work = Work { chains_per_probe: 0, get_checksummed: |_, _| 0, ..ChequerKind::WORK };
+    const WORK: Work = Work {
+        chains_per_probe: 0,
+        get_checksummed: |_| 0,
+        put_checksummed: |_, value_len| {
+            if value_len > PART_MAX { (LENGTH_SIZE + value_len) as u64 } else { 0 }
+        },
+        ..ChequerKind::WORK
+    };
 
     type Client<F: Fabric + Clock> = Chequer<F>;
 

@@ -28,11 +28,12 @@ impl System for PilafKind {
         // Accesses to the slot's entry, the entry's item and the new item's buffer. The table's head is in a cache.
         call_accesses: 3,
         // The service checksums the item, the old and the new entry, and the head.
-        call_checksummed: |request_len| {
-            let item = HEADER_SIZE + request_len.saturating_sub(ADDRESS_SIZE + REQUEST_SIZE);
+        call_checksummed: |request, _| {
+            let item = HEADER_SIZE + request.len().saturating_sub(ADDRESS_SIZE + REQUEST_SIZE);
             (item + 2 * CHECKED_ENTRY + HEAD_SIZE as usize - CRC_SIZE) as u64
         },
-        get_checksummed: |key_len, value_len| (CHECKED_ENTRY + HEADER_SIZE + key_len + value_len) as u64,
+        get_checksummed: |got| (CHECKED_ENTRY + HEADER_SIZE + got.key_len + got.value_len) as u64,
+        ..Work::CHAINS
     };
 
     type Client<F: Fabric + Clock> = Pilaf<F>;
