@@ -16,7 +16,8 @@ use std::path::PathBuf;
 /// Predict a paper's figure from micro-benchmarks alone, or measure it on a fabric, and compare it with the paper
 #[derive(clap::Args)]
 pub(super) struct Figure {
-    /// prism-1, prism-2, prism-3, prism-4, prism-6, prism-7 or synchronization-4
+    /// prism-1, prism-2, prism-3, prism-4, prism-6, prism-7, synchronization-4, chequer-7, chequer-8, chequer-open,
+    /// chequer-modes or chequer-blocks
     #[arg(value_name = "NAME", value_parser = named)]
     which: &'static PaperFigure,
     /// sim predicts the figure; local, shm, udp, tcp, tls or ring start a node and measure it over that fabric, where
@@ -36,7 +37,7 @@ pub(super) struct Figure {
     /// Maximum number of clients of a measurement under load, up to 64 [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=TASKS_MAX as i64))]
     clients: Option<u32>,
-    /// Records of each store in a measurement under load [default: 100000]
+    /// Records of each store in a measurement under load [default: 100000, or 1000 for chequer-7 and chequer-8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..=1 << 24))]
     records: Option<u64>,
     /// Write every point of every curve to this file, as CSV
@@ -153,7 +154,8 @@ impl Figure {
                     .into(),
             ));
         }
-        let is_under_load = |fabrics: &OnFabrics| matches!(fabrics, OnFabrics::Stores(_));
+        let is_under_load =
+            |fabrics: &OnFabrics| matches!(fabrics, OnFabrics::Stores(_) | OnFabrics::ByLength(_));
         if !is_under_load(&self.which.fabrics) && (self.clients.is_some() || self.records.is_some()) {
             return Err(Failure::Error(format!(
                 "{} measures one op at a time: omit --clients and --records, or measure {}",
@@ -167,7 +169,7 @@ impl Figure {
             distance: self.distance,
             rounds: self.rounds.unwrap_or(40),
             clients: self.clients.unwrap_or(TASKS_MAX as u32),
-            records: self.records.unwrap_or(100_000),
+            records: self.records,
         };
         let measurement = measure.run()?;
         self.draw(&measurement.picture)?;

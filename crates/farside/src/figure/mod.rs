@@ -6,6 +6,7 @@
 //! Invariant: no prediction uses a published number of an application. Such numbers are only compared with predictions.
 //! Invariant: each published point has a condition that judges its prediction, or states why it has none.
 
+mod chequer;
 pub mod draw;
 pub mod load;
 mod prism;
@@ -17,12 +18,12 @@ pub mod whatif;
 use farside_bench::report::Table;
 use farside_sim::hardware::Distance;
 use farside_sim::micro::MicroOp;
-use load::{Bed, Load};
+use load::{Bed, Load, Measured};
 use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 7] = [
+pub static FIGURES: [&Figure; 12] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -30,6 +31,11 @@ pub static FIGURES: [&Figure; 7] = [
     &prism::FIGURE_6,
     &prism::FIGURE_7,
     &synchronization::SECTION_4,
+    &chequer::FIGURE_7,
+    &chequer::FIGURE_8,
+    &chequer::OPEN,
+    &chequer::MODES_OF_PUT,
+    &chequer::READS_OF_GET,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.
@@ -74,7 +80,16 @@ enum Predict {
     /// Simulation of a system with a fixed number of clients: mean latency for each place, whose keys have this Zipf
     /// coefficient.
     UnderSkew { load: Box<Load>, clients: u32, coefficients: &'static [f64] },
+    /// Simulation of a system with a fixed number of clients: a value of the measurement for each place, whose values
+    /// have this many bytes.
+    ByLength { load: Box<Load>, clients: u32, lengths: &'static [usize], value: fn(&Measured) -> f64 },
+    /// Function from the index of a place and the number of simulated operations to a value that may be missing because
+    /// of an error.
+    Found(Box<Find>),
 }
+
+/// Finds the value of a place.
+type Find = dyn Fn(usize, u64) -> Result<f64, String>;
 
 /// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]
@@ -163,6 +178,8 @@ pub enum OnFabrics {
     Ops(Ops),
     /// Stores under load, relative to one of them.
     Stores(Stores),
+    /// Two stores with values of several lengths, relative to each other.
+    ByLength(ByLength),
     /// No part, because no fabric of this project has the figure's subject. The text names the subject.
     Nothing(&'static str),
 }
@@ -188,6 +205,23 @@ pub struct Stores {
     pub workload: &'static str,
     /// Kinds of the stores' systems. All others are compared with the last one.
     pub systems: &'static [&'static str],
+    /// Default distance between the clients and the node.
+    pub distance: Distance,
+    axes: [&'static str; 2],
+}
+
+/// Stores of a figure that a real fabric can measure with values of several lengths.
+pub struct ByLength {
+    /// Kinds of the stores' systems. The first is compared with the second.
+    pub systems: [&'static str; 2],
+    /// Properties that make YCSB's workload A this figure's.
+    pub properties: &'static [&'static str],
+    /// Lengths of values in bytes, each with the published ratio of the throughputs, if the paper has it.
+    pub lengths: &'static [(usize, Option<f64>)],
+    /// Default number of records.
+    pub records: u64,
+    /// Number of values that each client caches.
+    pub cached: usize,
     /// Default distance between the clients and the node.
     pub distance: Distance,
     axes: [&'static str; 2],
@@ -284,13 +318,23 @@ impl Predict {
                 };
                 coefficients.iter().enumerate().map(&mut at).collect()
             }
+            Predict::ByLength { load, clients, lengths, value } => {
+                let at = |(place, &value_len): (usize, &usize)| {
+                    let bed = Bed::new(Load { value_len, ..**load }, 1)?;
+                    Ok(Point { x: place as f64, y: value(&bed.measure(*clients, operations)?) })
+                };
+                lengths.iter().enumerate().map(at).collect()
+            }
+            Predict::Found(find) => {
+                (0..places).map(|place| Ok(Point { x: place as f64, y: find(place, operations)? })).collect()
+            }
         }
     }
 
     fn x_unit(&self) -> f64 {
         match self {
-            Predict::Each(_) | Predict::UnderSkew { .. } => 1.0,
             Predict::UnderLoad(_) => MILLION,
+            _ => 1.0,
         }
     }
 }

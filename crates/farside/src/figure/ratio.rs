@@ -7,7 +7,7 @@
 
 use super::load::system;
 use super::{
-    At, Curve, Drawn, Figure, MEASURED, Ops, Picture, Point, Predict, Published, Stores, json_lines,
+    At, ByLength, Curve, Drawn, Figure, MEASURED, Ops, Picture, Point, Predict, Published, Stores, json_lines,
 };
 use farside_bench::report::Table;
 use farside_sim::hardware::{Distance, Platform};
@@ -257,6 +257,46 @@ impl Measurement {
         };
         let places = distances.iter().flat_map(of_distance).collect();
         let picture = figure.picture(MEASURED, vec![curve], ops.axes, places);
+        Measurement { figure, fabric, ratios, picture }
+    }
+
+    /// Compares two stores. For each distribution of the keys and each of the figure's lengths, `measured` holds the
+    /// operations per second of both in each round.
+    ///
+    /// # Panics
+    /// A length has no rounds.
+    pub fn of_lengths(
+        figure: &'static Figure,
+        lengths: &ByLength,
+        fabric: &'static str,
+        distance: Distance,
+        measured: &[(&'static str, Vec<Vec<Vec<f64>>>)],
+    ) -> Measurement {
+        let things = lengths.systems.map(|kind| system(kind).expect("the system is registered").title);
+        let name = |len: usize| if len < 1 << 10 { format!("{len} B") } else { format!("{} KiB", len >> 10) };
+        let mut ratios = Vec::new();
+        for (keys, by_length) in measured {
+            ratios.extend(lengths.lengths.iter().zip(by_length).map(|(&(len, published), rounds)| Ratio {
+                point: format!("{}, {keys}", name(len)),
+                distance,
+                things,
+                quantity: Quantity::Throughput,
+                medians: [median(rounds, 0) / 1e3, median(rounds, 1) / 1e3],
+                ratio: by_round(rounds, 0, 1),
+                rounds: rounds.len(),
+                published,
+            }));
+        }
+        let curves = measured.iter().map(|&(keys, ref by_length)| Drawn {
+            name: keys,
+            published: Vec::new(),
+            here: by_length
+                .iter()
+                .zip(lengths.lengths)
+                .map(|(rounds, &(len, _))| Point { x: len as f64, y: by_round(rounds, 0, 1).median })
+                .collect(),
+        });
+        let picture = figure.picture(MEASURED, curves.collect(), lengths.axes, Vec::new());
         Measurement { figure, fabric, ratios, picture }
     }
 

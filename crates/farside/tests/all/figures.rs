@@ -92,6 +92,58 @@ fn soak_no_other_pauses_serve_abdlock_better() {
 }
 
 #[test]
+fn chequers_reads_per_get_are_those_of_linear_probing() {
+    assert_predicted("chequer-blocks", OPERATIONS, 3);
+}
+
+/// The curves of figures 7 and 8 are long; `cargo xtask soak` predicts them.
+#[test]
+fn chequers_modes_of_a_put_are_predicted() {
+    let figure = Figure::named("chequer-modes").expect("the figure exists");
+    let prediction = figure.predict(1_000).expect("nothing fails");
+    println!("{}", prediction.table());
+    let of = |mode: &str| {
+        let rows = prediction.rows.iter().filter(|row| row.curve == mode);
+        rows.filter_map(|row| row.predicted).collect::<Vec<f64>>()
+    };
+    let [one, two] = [of("mode 1"), of("mode 2")];
+    assert_eq!([one.len(), two.len()], [7, 7]);
+    for (one, two) in one.iter().zip(&two) {
+        assert!(*two > 2.0 * one, "mode 2 has three waves: {two} and {one} us");
+    }
+    assert!(one.is_sorted() && two.is_sorted(), "long values take longer: {one:?} and {two:?}");
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_chequers_figures_are_predicted() {
+    for name in ["chequer-7", "chequer-8", "chequer-open"] {
+        let figure = Figure::named(name).expect("the figure exists");
+        let prediction = figure.predict(OPERATIONS).expect("nothing fails");
+        println!("{}", prediction.table());
+        assert!(prediction.is_met());
+    }
+}
+
+/// An idle core that sleeps has to be woken, and a busy one does not sleep.
+#[test]
+fn events_cost_a_wake_up_while_the_node_is_idle() {
+    let load = Load { system: "pilaf", platform: Platform::Rdma, reads: 0.0, ..LOAD };
+    let [polling, sleeping] = [Variant::OURS, Variant::EVENTS].map(|variant| {
+        let testbed = Testbed { cores: 1, ..load.testbed };
+        Bed::new(Load { variant, testbed, ..load }, 1).expect("the store is created")
+    });
+    let [alone, woken] = [&polling, &sleeping].map(|bed| bed.measure(1, 400).expect("nothing fails").mean_us);
+    assert!(
+        (woken - alone - INPUTS.wake_ns as f64 / 1e3).abs() < 0.01,
+        "{alone} us, {woken} us with a wake-up"
+    );
+    let [busy, also] =
+        [&polling, &sleeping].map(|bed| bed.measure(64, 4_000).expect("nothing fails").ops_per_s);
+    assert!((also / busy - 1.0).abs() < 0.02, "{busy} a second, {also} with events");
+}
+
+#[test]
 fn synchronization_section_4_is_reproduced() {
     assert_met("synchronization-4");
 }

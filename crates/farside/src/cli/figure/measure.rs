@@ -5,7 +5,7 @@ use super::{doubling, listed};
 use crate::cli::Failure;
 use crate::cli::bench::{FabricArg, Rounds, Session, SessionConfig, TURN, far};
 use farside::figure::ratio::{Loaded, Measurement, Runner};
-use farside::figure::{Figure, OnFabrics, Ops, Stores, load};
+use farside::figure::{ByLength, Figure, OnFabrics, Ops, Stores, load};
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::workload::{self, Distribution, Workload};
 use farside_fabrics::executor::block_on;
@@ -31,9 +31,12 @@ pub(super) struct Measure {
     pub(super) rounds: u32,
     /// Maximum number of clients under load.
     pub(super) clients: u32,
-    /// Number of records in each store under load.
-    pub(super) records: u64,
+    /// Number of records in each store under load; `None` for the figure's default.
+    pub(super) records: Option<u64>,
 }
+
+/// Default number of records in each store whose values have one length.
+const RECORDS: u64 = 100_000;
 
 /// Size of a value, and number of bytes that an op moves: 512 bytes (PRISM, figure 1 and section 6.2).
 const LEN: usize = 512;
@@ -48,6 +51,7 @@ impl Measure {
         match &self.figure.fabrics {
             OnFabrics::Ops(ops) => self.ops(ops),
             OnFabrics::Stores(stores) => self.stores(stores),
+            OnFabrics::ByLength(lengths) => self.lengths(lengths),
             OnFabrics::Nothing(about) => Err(Failure::Error(format!(
                 "{} is about {about}, which {} does not have: omit --fabric to have the figure predicted; {} can be \
                  measured",
@@ -61,7 +65,8 @@ impl Measure {
     /// Measures the figure's systems, one store for each, with an increasing number of clients.
     fn stores(&self, stores: &Stores) -> Result<Measurement, Failure> {
         let distance = self.distance.unwrap_or(stores.distance);
-        let config = |&system: &&str| self.config(system, stores.workload, self.records, self.clients);
+        let records = self.records.unwrap_or(RECORDS);
+        let config = |&system: &&str| self.config(system, stores.workload, records, self.clients);
         let sessions = Session::start_all(stores.systems.iter().map(config).collect::<Result<_, _>>()?)?;
         let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
         let mut loads = Vec::new();
@@ -70,6 +75,41 @@ impl Measure {
             loads.push(Loaded { clients, rounds: rounds.measure(clients, self.rounds)? });
         }
         Ok(Measurement::of_stores(self.figure, stores, self.fabric.name(), self.runner(), distance, &loads))
+    }
+
+    /// Measures two systems with values of several lengths, whose keys follow Zipf's law or are equally likely.
+    fn lengths(&self, lengths: &ByLength) -> Result<Measurement, Failure> {
+        let distance = self.distance.unwrap_or(lengths.distance);
+        let properties = lengths.properties.iter().map(|&property| property.to_owned()).collect::<Vec<_>>();
+        let keys = [("Zipf", Distribution::Zipfian), ("uniform", Distribution::Uniform)];
+        let mut measured = Vec::new();
+        for (name, distribution) in keys {
+            let mut by_length = Vec::new();
+            for &(value_size, _) in lengths.lengths {
+                let config = |system: &str| {
+                    let mut workload = Workload::resolve_with("a", &properties)?;
+                    workload.records = self.records.unwrap_or(lengths.records);
+                    workload.distribution = distribution;
+                    Ok::<_, Failure>(SessionConfig {
+                        fabric: Some(self.fabric),
+                        value_size,
+                        // Bytes of the key and of the entry in the cache.
+                        value_cache: lengths.cached * (value_size + 128),
+                        tasks: self.clients,
+                        collision_free: true,
+                        quiet: true,
+                        ..SessionConfig::new(load::system(system).map_err(Failure::Error)?, workload)
+                    })
+                };
+                let [one, other] = lengths.systems;
+                let sessions = Session::start_all(vec![config(one)?, config(other)?])?;
+                note!("measuring values of {value_size} bytes, {name} ...");
+                let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
+                by_length.push(rounds.measure(self.clients, self.rounds)?);
+            }
+            measured.push((name, by_length));
+        }
+        Ok(Measurement::of_lengths(self.figure, lengths, self.fabric.name(), distance, &measured))
     }
 
     fn ops(&self, ops: &Ops) -> Result<Measurement, Failure> {

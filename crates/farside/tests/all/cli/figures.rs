@@ -85,6 +85,23 @@ fn stores_are_compared_on_a_fabric_by_ratios() {
 }
 
 #[test]
+fn stores_are_compared_on_a_fabric_at_each_length_of_values() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let csv = folder.path().join("figure.csv").display().to_string();
+    let ratios = measured("chequer-8", "udp", &["--clients", "4", "--csv", &csv]);
+    let reported: Vec<_> = ratios.iter().map(|line| texts(line, ["point", "of", "to", "quantity"])).collect();
+    let lengths = ["64 B", "1 KiB", "64 KiB"];
+    let expected = ["Zipf", "uniform"].iter().flat_map(|keys| lengths.map(|len| format!("{len}, {keys}")));
+    let expected =
+        expected.map(|point| [&*point, "Chequer", "Chequer-message", "throughput"].map(str::to_owned));
+    assert!(expected.eq(reported.iter().cloned()), "{reported:?}");
+    let published: Vec<_> = ratios.iter().map(|line| line["published"].as_f64()).collect();
+    assert_eq!(published, [Some(2.0), None, Some(1.3), Some(2.0), None, Some(1.3)]);
+    let csv = std::fs::read_to_string(&csv).expect("it was written");
+    assert_eq!(csv.matches(",measured,").count(), 6, "three lengths, twice: {csv}");
+}
+
+#[test]
 fn ops_are_compared_on_a_fabric_by_ratios() {
     for fabric in ["shm", "ring"] {
         let ops = measured("prism-1", fabric, &[]);
@@ -111,7 +128,9 @@ fn ops_are_compared_on_a_fabric_by_ratios() {
 
 #[test]
 fn invalid_measurements_of_figures_are_refused_with_a_remedy() {
-    let wrong: [(&[&str], &str); 11] = [
+    let wrong: [(&[&str], &str); 13] = [
+        (&["chequer-modes", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
+        (&["chequer-blocks", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
         (&["prism-3", "--fabric", "verbs"], "name sim or one of local, shm, udp"),
         (&["prism-3", "--fabric", ""], "name sim or one of local, shm, udp"),
         (&["synchronization-4", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
@@ -119,8 +138,14 @@ fn invalid_measurements_of_figures_are_refused_with_a_remedy() {
         (&["prism-3", "--fabric", "udp", "--operations", "5000"], "give --rounds instead"),
         (&["prism-3", "--fabric", "udp", "--rounds", "0"], "--rounds"),
         (&["prism-3", "--fabric", "udp", "--clients", "65"], "1..=64"),
-        (&["prism-1", "--fabric", "udp", "--clients", "2"], "measure prism-3 or prism-4"),
-        (&["prism-2", "--fabric", "udp", "--records", "2000"], "measure prism-3 or prism-4"),
+        (
+            &["prism-1", "--fabric", "udp", "--clients", "2"],
+            "measure prism-3, prism-4, chequer-7 or chequer-8",
+        ),
+        (
+            &["prism-2", "--fabric", "udp", "--records", "2000"],
+            "measure prism-3, prism-4, chequer-7 or chequer-8",
+        ),
         (&["prism-3", "--distance", "rack"], "name a fabric, for example --fabric udp"),
         (&["prism-3", "--fabric", "sim", "--rounds", "3"], "name a fabric, for example --fabric udp"),
     ];
@@ -148,6 +173,27 @@ fn whatif_reports_each_platform_and_network() {
     assert!(table.text().contains("bluefield") && table.text().lines().count() == 18, "{}", table.text());
 }
 
+/// Chequer's GETs need no core of the node, so a message to one is what Chequer-message pays on every platform.
+#[test]
+fn whatif_takes_chequer_and_values_of_several_lengths() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("workload").display().to_string();
+    let answer = |system: &str, more: &str| {
+        let text = format!("readproportion=1\nupdateproportion=0\nfieldcount=1\nfieldlength=1000\n{more}");
+        std::fs::write(&file, text).expect("a file");
+        let asked = ["whatif", "--system", system, "--workload", &file, "--operations", "1000", "--json"];
+        let lines = farside(asked).done();
+        let rdma = lines.text().lines().next().expect("the first platform").to_owned();
+        serde_json::from_str::<serde_json::Value>(&rdma).expect("JSON")
+    };
+    let [chequer, message] = ["chequer", "chequer-message"].map(|system| answer(system, ""));
+    assert_eq!((&chequer["platform"], &chequer["round_trips"]), (&"rdma".into(), &2.0.into()));
+    assert_eq!(message["round_trips"], 1.0);
+    let short = answer("chequer", "fieldlengthdistribution=uniform");
+    let [all, half] = [&chequer, &short].map(|answer| answer["bytes_out"].as_f64().expect("a number"));
+    assert!((400.0..600.0).contains(&(all - half)), "values are half as long: {all} and {half} bytes");
+}
+
 #[test]
 fn whatif_refuses_questions_outside_its_model() {
     let wrong: [(&[&str], &str); 7] = [
@@ -155,7 +201,7 @@ fn whatif_refuses_questions_outside_its_model() {
         (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
         (&["--workload", "nowhere"], "built in are a, b, c, d and f"),
-        (&["--system", "redis"], "name prism-kv, pilaf, prism-rs or abd-lock"),
+        (&["--system", "redis"], "name prism-kv, pilaf, chequer, chequer-message, prism-rs or abd-lock"),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--link", "0"], "--link"),
     ];
