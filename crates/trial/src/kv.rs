@@ -242,7 +242,7 @@ const BLOCK_BUCKETS: [u64; 3] = [1, 4, 8];
 impl Chequer {
     /// Draws the options of a store, some of them so that the phase within which faults strike occurs.
     fn drawn(drawn: &Drawn, system: &Registered, random: &Random) -> Chequer {
-        let is_message = system.kind == chequer::message::KIND;
+        let is_message = system.kind == chequer::MESSAGE_KIND;
         let focus = drawn.focus.filter(|_| !is_message);
         let in_mode_2 = matches!(focus, Some(phase::RESERVE..=phase::WITHDRAW));
         let thresholds = if in_mode_2 { [0, 0, 64, 64] } else { [0, 64, 1024, u32::MAX] };
@@ -325,7 +325,7 @@ impl Family for Kv {
         let system = registered(system);
         let of_large: Option<&[usize]> = match system.kind {
             chequer::KIND => Some(&[]),
-            chequer::message::KIND => {
+            chequer::MESSAGE_KIND => {
                 Some(&[phase::MESSAGE_RESERVE, phase::MESSAGE_PART, phase::MESSAGE_COMMIT])
             }
             _ if is_called(system) => None,
@@ -333,7 +333,7 @@ impl Family for Kv {
         };
         let mut sizes = Sizes::drawn(drawn, of_large, random);
         let is_permuted = random.one_in(3);
-        let is_logged = [chequer::KIND, chequer::message::KIND].contains(&system.kind);
+        let is_logged = [chequer::KIND, chequer::MESSAGE_KIND].contains(&system.kind);
         let chequer = is_logged.then(|| Chequer::drawn(drawn, system, random));
         if is_logged && drawn.focus == Some(phase::WITHDRAW) && system.kind == chequer::KIND {
             sizes.items = 1;
@@ -396,7 +396,7 @@ impl Family for Kv {
         let system = registered(system);
         match system.kind {
             chequer::KIND => &PHASES_OF_CHEQUER,
-            chequer::message::KIND => &PHASES_OF_MESSAGE,
+            chequer::MESSAGE_KIND => &PHASES_OF_MESSAGE,
             _ if is_called(system) => &PHASES_OF_CALLS,
             _ => &PHASES,
         }

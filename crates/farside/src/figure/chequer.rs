@@ -15,7 +15,7 @@ use farside_fabrics::layer::count::Count;
 use farside_remote::NodeId;
 use farside_sim::hardware::{CRC_TABLE_PS, CRC_VECTOR_PS, INPUTS, Inputs, Platform, Testbed};
 use farside_systems::kv::Kv;
-use farside_systems::kv::chequer::{self, message};
+use farside_systems::kv::chequer;
 use farside_systems::registry::OneKv;
 use farside_systems::system::Options;
 use std::rc::Rc;
@@ -90,7 +90,7 @@ fn curves(reads: f64) -> Vec<Curve> {
         published: Vec::new(),
         unpublished: UNAVAILABLE,
     };
-    let systems = [chequer::KIND, message::KIND];
+    let systems = [chequer::KIND, chequer::MESSAGE_KIND];
     let named = |keys: &Keys| {
         let [one, other] = keys.curves;
         [(systems[0], one, keys.skew), (systems[1], other, keys.skew)]
@@ -124,7 +124,7 @@ const AXES: [&str; 2] = ["value", "thousand operations a second"];
 
 const fn on_fabrics(properties: &'static [&'static str]) -> OnFabrics {
     OnFabrics::ByLength(ByLength {
-        systems: [chequer::KIND, message::KIND],
+        systems: [chequer::KIND, chequer::MESSAGE_KIND],
         properties,
         lengths: &[(64, Some(TWO)), (1 << 10, None), (64 << 10, Some(ONE_POINT_THREE))],
         records: RECORDS,
@@ -224,7 +224,7 @@ pub(super) static OPEN: Figure = Figure {
                     let load = change(Load { value_len, ..load(system, reads, ZIPF) });
                     Bed::new(load, 1)?.measure(clients, operations).map(|measured| measured.ops_per_s)
                 };
-                Ok(rate(chequer::KIND)? / rate(message::KIND)?)
+                Ok(rate(chequer::KIND)? / rate(chequer::MESSAGE_KIND)?)
             })),
             published: Vec::new(),
             unpublished: "not in the paper",

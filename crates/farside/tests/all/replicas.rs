@@ -9,7 +9,7 @@ use farside::Pool;
 use farside::volume::{NewVolume, ReplicaStat};
 use farside_bench::blocks::{Plan, Run};
 use farside_bench::driver::Tally;
-use farside_bench::workload::{Chosen, Distribution, Mix, Workload};
+use farside_bench::workload::{Chosen, Distribution, Lengths, Mix, Workload};
 use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::timer;
 use farside_systems::blocks::Blocks;
@@ -155,6 +155,7 @@ impl Shared {
             operations: 0,
             mix: Mix::new([0.5, 0.5, 0.0, 0.0, 0.0]).expect("shares"),
             distribution: Distribution::named("zipfian:0.9").expect("a distribution"),
+            lengths: Lengths::Constant,
             chosen: Chosen::default(),
             unused: Vec::new(),
         };

@@ -4,7 +4,7 @@ use super::session::{Measured, Phases, Replicas, SessionConfig};
 use super::{ExistingNode, FabricArg, Measure, System, check, show, systems};
 use crate::cli::volume::block;
 use crate::cli::{Done, Failure};
-use farside_bench::workload::{Chosen, Distribution, Mix, Workload};
+use farside_bench::workload::{Chosen, Distribution, Lengths, Mix, Workload};
 use farside_systems::blocks::prism_rs;
 use farside_systems::registry::named;
 use farside_systems::system::Family;
@@ -128,6 +128,7 @@ impl Blocks {
             operations: operations.unwrap_or(0),
             mix: mix.expect("one of both shares is not 0"),
             distribution: self.distribution,
+            lengths: Lengths::Constant,
             chosen: Chosen::default(),
             unused: Vec::new(),
         };
