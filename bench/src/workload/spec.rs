@@ -265,8 +265,9 @@ impl fmt::Display for WorkloadError {
                 f,
                 "the property '{}' has no effect here: omit it, or check its spelling (known are workload, \
                  recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, fieldlengthdistribution, \
-                 minfieldlength with a distribution that needs it, readproportion, updateproportion, insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, \
-                 and those of the distribution)",
+                 minfieldlength with a distribution that needs it, readproportion, updateproportion, \
+                 insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, and those of the \
+                 distribution)",
                 property.key
             ),
             Self::NoProperty { path } => write!(

@@ -37,8 +37,8 @@ pub enum Fault {
     NodeRestart,
     /// The node's process dies with its memory, and a new process starts at the same address. All data is lost. A
     /// client must not mistake the new, empty store for the old store: a client that opens the new store knows that
-    /// the store is new. If the store has a log, the new process creates the store again from its log, with all that was
-    /// acknowledged; what was not synced to the disk may be lost or torn.
+    /// the store is new. If the store has a log, the new process creates the store again from its log, with all that
+    /// was acknowledged; what was not synced to the disk may be lost or torn.
     NodeLoss,
     /// A client's clock runs slow or fast, so that its timeouts may be too long or too short.
     ClockSkew,

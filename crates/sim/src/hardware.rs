@@ -52,9 +52,9 @@ pub struct Inputs {
     /// Time in which a core computes the CRC-64 of a byte: [`CRC_TABLE_PS`] or [`CRC_VECTOR_PS`].
     pub crc_ps: Picos,
     /// Time in which an event wakes a core that sleeps: the NIC's interrupt, and the scheduling of the thread. Cores
-    /// that poll do not sleep. FastWake (Li et al., APNet 2023), abstract: removing the wake-ups of a round trip removes
-    /// 80 % of its latency, down to 0.3 to 0.4 us above the hardware's. With the 1.9 us of [`Inputs::verb_ns`]'s source,
-    /// the latency was 11.3 us, of which two wake-ups, one at each end, took 9.4 us.
+    /// that poll do not sleep. FastWake (Li et al., APNet 2023), abstract: removing the wake-ups of a round trip
+    /// removes 80 % of its latency, down to 0.3 to 0.4 us above the hardware's. With the 1.9 us of
+    /// [`Inputs::verb_ns`]'s source, the latency was 11.3 us, of which two wake-ups, one at each end, took 9.4 us.
     pub wake_ns: Nanos,
     /// Latency that a message to a BlueField's CPU has in addition to a verb's, without accesses to the host's memory.
     /// PRISM, figure 1: READ makes one such access, and an indirect READ makes two.
@@ -97,8 +97,8 @@ pub const INPUTS: Inputs = Inputs {
 };
 
 /// Time of a byte of a CRC-64 that is computed byte by byte with a table: 7 cycles, for a load from the L1 cache, a
-/// shift and two exclusive ors, each of which depends on the one before, at 2 GHz, the nominal clock of a Xeon Gold 6138
-/// (PRISM, section 5).
+/// shift and two exclusive ors, each of which depends on the one before, at 2 GHz, the nominal clock of a Xeon Gold
+/// 6138 (PRISM, section 5).
 pub const CRC_TABLE_PS: Picos = 7 * 1_000 / 2;
 /// Time of a byte of a CRC-64 that is computed with carry-less multiplications of 128 bits, as in this release. The
 /// documentation of crc-fast 1.9 has 11 GiB/s for 1 KiB and 16 GiB/s for 1 MiB on a CPU whose multiplications are as

@@ -135,8 +135,8 @@ impl Watch {
     /// Judges an operation that has ended with this error, or without one.
     ///
     /// # Errors
-    /// The operation failed although a majority of the nodes could be reached all the time, or before its time was over,
-    /// or it lasted for too long after a majority could be reached.
+    /// The operation failed although a majority of the nodes could be reached all the time, or before its time was
+    /// over, or it lasted for too long after a majority could be reached.
     pub(crate) fn judge(&self, scene: &Scene, error: Option<&str>) -> Result<(), String> {
         scene.configurations.look(scene);
         let (all, now) = (scene.outages.0.borrow(), scene.world.now());

@@ -1,5 +1,5 @@
-//! Figures 7 and 8 of the paper on Chequer (Journal of Computer Applications 40(2):316-320, 2020), and three more: what the
-//! paper leaves open about its setup, the two modes of a put, and the block of buckets.
+//! Figures 7 and 8 of the paper on Chequer (Journal of Computer Applications 40(2):316-320, 2020), and three more: what
+//! the paper leaves open about its setup, the two modes of a put, and the block of buckets.
 //!
 //! The paper's curves are not available. Its text has two numbers, each for both mixes. Which figure shows which mix is
 //! not known; here, figure 7 has the mix with more reads.

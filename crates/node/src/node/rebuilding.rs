@@ -241,7 +241,8 @@ fn tell_ended<M: NodeMemory>(sessions: &Sessions, served: &Served<M>, service: &
 /// more to do at once.
 fn checkpoint_step<M: NodeMemory>(memory: &M, entry: &mut Entry<M>) -> Result<Option<bool>, M::Wait> {
     let Some(log) = entry.served.log() else { return Ok(None) };
-    // If memory makes the step wait, it runs again with the same accesses, whatever the log's writer has done meanwhile.
+    // If memory makes the step wait, it runs again with the same accesses, whatever the log's writer has done
+    // meanwhile.
     if entry.collecting.is_none() {
         let (wants, generation) = {
             let mut log = log.lock();

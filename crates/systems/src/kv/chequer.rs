@@ -8,17 +8,17 @@
 //!
 //! If a CRC is wrong, GET starts again at step 1, because the value may have moved.
 //!
-//! PUT has two modes. Mode 1 is one call with the key and the value, which the server copies. In mode 2, for values from
-//! [`Spec::put_threshold`](layout::Spec::put_threshold) on, the server copies nothing:
+//! PUT has two modes. Mode 1 is one call with the key and the value, which the server copies. In mode 2, for values
+//! from [`Spec::put_threshold`](layout::Spec::put_threshold) on, the server copies nothing:
 //! 1. Call: reserve a block. The request has the length and the CRC of the value.
 //! 2. WRITE the value to the block.
 //! 3. Call: commit. The server checks the CRC and installs the record.
 //!
 //! DELETE is one call. Every put and delete is in the store's log, if its node keeps logs.
 //!
-//! *Chequer-message* is what the paper compares Chequer with: the same table and pool of values, used by SEND and RECEIVE
-//! alone. Each of its operations is a call, and its clients never READ or WRITE. A value that does not fit into one message
-//! travels in numbered parts, all on their way at once:
+//! *Chequer-message* is what the paper compares Chequer with: the same table and pool of values, used by SEND and
+//! RECEIVE alone. Each of its operations is a call, and its clients never READ or WRITE. A value that does not fit into
+//! one message travels in numbered parts, all on their way at once:
 //! * GET: the first part, then all others. They name the stamp of the first, so a value never has parts of two puts.
 //! * PUT: reserve a block, then all parts, then commit.
 //!
@@ -34,9 +34,9 @@
 //! * If it finds a value: a record with a valid CRC was written by the server and was in the bucket at some instant
 //!   during the READ. A value with the record's CRC, or a cached value with the record's stamp, is the value of that
 //!   record. So the key had this value at that instant.
-//! * If it finds no value: a key keeps its bucket while it has a value, and every bucket before that one on the path has
-//!   or had a record. The GET has read these buckets in the order of the path. A key that moves to an earlier bucket was
-//!   deleted in between, so it was absent at some instant during the GET.
+//! * If it finds no value: a key keeps its bucket while it has a value, and every bucket before that one on the path
+//!   has or had a record. The GET has read these buckets in the order of the path. A key that moves to an earlier
+//!   bucket was deleted in between, so it was absent at some instant during the GET.
 
 pub mod cache;
 mod calls;
@@ -76,7 +76,8 @@ pub const TRANSFER_MAX: usize = 56 << 10;
 const _: () = assert!(BLOCK_BUCKETS_MAX * RECORD_SIZE <= TRANSFER_MAX as u64);
 const _: () = assert!(request::PART_MAX <= TRANSFER_MAX);
 
-/// Client of one store, of Chequer or of Chequer-message. It runs one operation at a time: give each task its own client.
+/// Client of one store, of Chequer or of Chequer-message. It runs one operation at a time: give each task its own
+/// client.
 pub struct Chequer<F> {
     calls: Calls<F>,
     transfer: Transfer,
@@ -195,8 +196,8 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         }
     }
 
-    /// Takes one round trip per block of buckets, and one for the value unless it is cached. In Chequer-message, takes one
-    /// call, or two waves for a value of several parts.
+    /// Takes one round trip per block of buckets, and one for the value unless it is cached. In Chequer-message, takes
+    /// one call, or two waves for a value of several parts.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
         if self.transfer == Transfer::Message {
@@ -240,8 +241,8 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         Item { value, version: fetched.version }
     }
 
-    /// Takes one round trip per block of buckets. A key of more than 46 bytes takes as many as a GET. In Chequer-message,
-    /// takes one call.
+    /// Takes one round trip per block of buckets. A key of more than 46 bytes takes as many as a GET. In
+    /// Chequer-message, takes one call.
     async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         if self.transfer == Transfer::Message {
@@ -257,8 +258,8 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         }
     }
 
-    /// Takes one call in mode 1, and two calls with a WRITE in between in mode 2. In Chequer-message, takes one call, or
-    /// three waves for a value of several parts.
+    /// Takes one call in mode 1, and two calls with a WRITE in between in mode 2. In Chequer-message, takes one call,
+    /// or three waves for a value of several parts.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         let is_one_call = match self.transfer {
@@ -304,7 +305,8 @@ impl<F: Fabric + Clock> Chequer<F> {
                             Err(KvError::Damaged(DAMAGED))
                         };
                     }
-                    // It may be the record of this key. If a later bucket does not have the key, the block is read again.
+                    // It may be the record of this key. If a later bucket does not have the key, the block is read
+                    // again.
                     Bucket::Torn => is_torn = true,
                     Bucket::Nonsense => return Err(KvError::Damaged(DAMAGED)),
                     Bucket::Never | Bucket::Deleted | Bucket::Used(_) => {}

@@ -93,8 +93,8 @@ const SOME: &str = r#"{"items": 60}"#;
 
 // Over every fabric.
 
-/// Compares puts, deletes and gets of two clients with a map. Each client sees the changes of the other. One of them has
-/// a cache.
+/// Compares puts, deletes and gets of two clients with a map. Each client sees the changes of the other. One of them
+/// has a cache.
 fn two_clients_agree_with_a_map<F: Fabric + Clock + Turns>(mut clients: [Client<F>; 2]) {
     let mut model = BTreeMap::new();
     let mut state = 1u64;

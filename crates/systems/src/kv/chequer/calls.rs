@@ -62,8 +62,8 @@ impl<F: Fabric + Clock> Calls<F> {
         self.table.spec()
     }
 
-    /// Reads the value of `key`, with its stamp. A value of several parts is read again while it is replaced between two
-    /// of them.
+    /// Reads the value of `key`, with its stamp. A value of several parts is read again while it is replaced between
+    /// two of them.
     pub(super) async fn get(&mut self, key: &[u8]) -> Result<Option<(Got, Stamp)>, KvError> {
         for _ in 0..READS_BY_PARTS_MAX {
             let first = Request::Get { key, offset: 0, stamp: Stamp(0) };

@@ -12,16 +12,17 @@
 //! ```
 //!
 //! All numbers are little-endian. CRCs are CRC-64/NVME. A bucket that never had a record is all zero. A record of a key
-//! that is longer than 46 bytes has the key length 255, and in the place of the key `| digest, 16 bytes | length u16 |`.
+//! that is longer than 46 bytes has the key length 255, and in the place of the key `| digest, 16 bytes | length u16
+//! |`.
 //!
-//! A *block of buckets* is what one READ fetches: [`Spec::block_buckets`] consecutive buckets, of which the first has an
-//! index that is a multiple of their number. So no record is in two blocks.
+//! A *block of buckets* is what one READ fetches: [`Spec::block_buckets`] consecutive buckets, of which the first has
+//! an index that is a multiple of their number. So no record is in two blocks.
 //!
 //! Differs from the paper: the pointer contains the length of the value's block, so that one READ fetches exactly the
 //! block. The paper does not say how a client knows the length.
 //!
-//! Invariant: a reader uses no byte of a record or a block, above all no length, before it has checked the CRC. The only
-//! exception is a record of zeros.
+//! Invariant: a reader uses no byte of a record or a block, above all no length, before it has checked the CRC. The
+//! only exception is a record of zeros.
 
 use crate::hash_slots;
 pub use crate::hash_slots::Placement;
@@ -284,8 +285,8 @@ impl Record {
         KeyField { len: self.key_len, bytes: self.key }
     }
 
-    /// Returns the 8-byte pieces in which a service writes the record, with their offsets. The record's CRC is the last.
-    /// A client that reads between two pieces reads a torn record.
+    /// Returns the 8-byte pieces in which a service writes the record, with their offsets. The record's CRC is the
+    /// last. A client that reads between two pieces reads a torn record.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, &[u8])> {
         const PIECE: usize = size_of::<u64>();
         self.as_bytes().chunks_exact(PIECE).enumerate().map(|(place, piece)| ((place * PIECE) as u64, piece))

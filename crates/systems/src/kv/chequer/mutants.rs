@@ -5,8 +5,8 @@ farside_remote::mutants! {
     RECORD_UNCHECKED = "ChequerRecordUnchecked";
     /// A GET does not check the CRC of the value (checksum 1). It returns bytes that no put has written.
     VALUE_UNCHECKED = "ChequerValueUnchecked";
-    /// A GET whose value has a wrong CRC reads the value again, and not the record. If the value has moved, it reads for
-    /// ever.
+    /// A GET whose value has a wrong CRC reads the value again, and not the record. If the value has moved, it reads
+    /// for ever.
     ONLY_VALUE_REREAD = "ChequerOnlyValueReread";
     /// Stamps are milliseconds of a clock. Two puts in one millisecond have the same, and a client's cache returns the
     /// first value for the second.
@@ -21,8 +21,8 @@ farside_remote::mutants! {
     INSTALLED_BEFORE_COMMIT = "ChequerInstalledBeforeCommit";
     /// A client whose COMMIT was not answered puts the value again.
     COMMIT_REPEATED = "ChequerCommitRepeated";
-    /// A reservation is freed after a time, although its session is still open. Its client then writes into a block that
-    /// has another value.
+    /// A reservation is freed after a time, although its session is still open. Its client then writes into a block
+    /// that has another value.
     RESERVATION_FREED_BY_TIMEOUT = "ChequerReservationFreedByTimeout";
     /// A put is installed before its record of the log is durable.
     INSTALLED_BEFORE_DURABLE = "ChequerInstalledBeforeDurable";

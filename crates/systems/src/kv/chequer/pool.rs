@@ -79,8 +79,8 @@ pub struct Block {
     pub len: u64,
 }
 
-/// Reason why [`Pool::claim`] or [`Pool::release`] refuses a block. No call of [`Pool::take`] has returned such a block,
-/// another claimed block overlaps it, or it was released before.
+/// Reason why [`Pool::claim`] or [`Pool::release`] refuses a block. No call of [`Pool::take`] has returned such a
+/// block, another claimed block overlaps it, or it was released before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimError {
     /// No block has this length.

@@ -10,10 +10,11 @@
 //! node. An epoch begins when a node takes the memory over, or replays a log into new memory; it is written to the
 //! partition's head before its first stamp is drawn.
 //! Invariant: while a put or delete is between its parts, its bucket belongs to its key ([`Pending`]).
-//! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its client
-//! says that its WRITEs were answered.
+//! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its
+//! client says that its WRITEs were answered.
 //! Invariant: the allocator's state, the stamps and the reservations are in the node's process. A node that takes over
-//! rebuilds the first two from the table ([`Service::recover`]), and reservations end with the sessions of the node before.
+//! rebuilds the first two from the table ([`Service::recover`]), and reservations end with the sessions of the node
+//! before.
 
 use super::layout::{
     BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec, Stamp, Table,
@@ -108,7 +109,8 @@ struct Reservation {
 /// Reasons why a log cannot be replayed.
 const NO_BUCKET: &str =
     "the table has no place for a key of the log: create the store for more --items, and load a dump";
-const NO_BLOCK: &str = "the area of values has no space for a value of the log: create the store with a larger --quota, and load a dump";
+const NO_BLOCK: &str = "the area of values has no space for a value of the log: create the store with a larger \
+                        --quota, and load a dump";
 
 /// Number of the low bits of a reservation's number that are the index of its partition.
 const PARTITION_BITS: u32 = 6;
@@ -764,8 +766,8 @@ impl<M: Memory> At<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Writes all values anew, to a pool without gaps between them, and the late ones with them. The memory is new, so no
-    /// client reads and a failure loses nothing.
+    /// Writes all values anew, to a pool without gaps between them, and the late ones with them. The memory is new, so
+    /// no client reads and a failure loses nothing.
     ///
     /// The largest values come first. Then all find a block if any arrangement has one for each: how many blocks of a
     /// size are free follows from the number and the sizes of the larger ones alone.
