@@ -12,6 +12,7 @@ const SEEDS: std::ops::RangeInclusive<u64> = 1..=30;
 
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
+    ("chequer-message", Carrier::Direct, 32),
     ("guarded", Carrier::Direct, 39),
     ("guarded", Carrier::Direct, 45),
     ("guarded", Carrier::Direct, 54),
