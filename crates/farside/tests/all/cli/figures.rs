@@ -175,7 +175,8 @@ fn whatif_reports_each_platform_and_network() {
 
 /// Chequer's GETs need no core of the node, so a message to one is what Chequer-message pays on every platform.
 #[test]
-fn whatif_takes_chequer_and_values_of_several_lengths() {
+#[ignore = "takes minutes of simulated load: cargo xtask soak"]
+fn soak_whatif_takes_chequer_and_values_of_several_lengths() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("workload").display().to_string();
     let answer = |system: &str, more: &str| {
