@@ -459,7 +459,7 @@ impl hash_slots::Spec for Spec {
         let is_even = |number: u64, of: u64| number.is_power_of_two() && number <= of;
         let is_sound = is_even(self.partitions, PARTITIONS_MAX.min(self.slots))
             && is_even(self.block_buckets, BLOCK_BUCKETS_MAX.min(self.buckets()))
-            && self.area % BLOCK_ALIGN == 0;
+            && self.area.is_multiple_of(BLOCK_ALIGN);
         is_sound.then(|| self.partition_len()?.checked_mul(self.partitions)).flatten()
     }
 }
@@ -500,7 +500,7 @@ impl Table {
         let spec = &table.spec;
         let lens = spec.area_offset().zip(spec.partition_len());
         let (area_offset, partition_len) = lens.expect("the table's length was checked");
-        if extent.at + extent.len > 1 << ADDRESS_BITS || extent.at % BLOCK_ALIGN != 0 {
+        if extent.at + extent.len > 1 << ADDRESS_BITS || !extent.at.is_multiple_of(BLOCK_ALIGN) {
             return Err(format!(
                 "the store lies at {:#x}, where its pointers of {ADDRESS_BITS} bits cannot reach: use a node with less \
                  memory",
