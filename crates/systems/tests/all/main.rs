@@ -8,6 +8,7 @@ mod allocations;
 mod blocks;
 mod chequer;
 mod chequer_pool;
+mod chequer_steps;
 mod epochs;
 mod fenced;
 mod guarded;

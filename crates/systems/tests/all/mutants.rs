@@ -1,10 +1,12 @@
 //! Tests that kill the mutants which only a running system exposes.
 
+use crate::chequer_steps;
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_systems::blocks::abd_lock::mutants as abd_lock;
 use farside_systems::blocks::prism_rs::mutants as prism_rs;
+use farside_systems::kv::chequer::mutants as chequer;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
 use farside_systems::mutants::MEMBERS_MIXED;
@@ -100,4 +102,19 @@ fn every_mutant_of_abdlock_is_killed() {
     }
     println!("{killed} of {} mutants were killed", abd_lock::ALL.len());
     assert_eq!(killed, abd_lock::ALL.len());
+}
+
+#[test]
+fn the_mutants_of_chequer_that_trials_expose_too_seldom_are_killed() {
+    // The correct code passes the same cases in `chequer_steps`.
+    let mut killed = 0;
+    let seen_here =
+        [chequer::VALUE_UNCHECKED, chequer::ONLY_VALUE_REREAD, chequer::RESERVATION_FREED_BY_TIMEOUT];
+    for mutant in seen_here {
+        let killer = chequer_steps::CASES.iter().find(|(_, case)| !stepped::passes(Some(mutant), *case));
+        println!("{mutant:?}: killed by {}", killer.map_or("nobody", |(name, _)| *name));
+        killed += usize::from(killer.is_some());
+    }
+    println!("{killed} of {} mutants were killed", seen_here.len());
+    assert_eq!(killed, seen_here.len());
 }

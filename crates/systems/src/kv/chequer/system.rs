@@ -99,6 +99,9 @@ impl System for ChequerKind {
     const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CALLS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
+    /// A block is reused only after its quarantine, so few trials have a client that is slower.
+    const RARE_MUTANTS: &'static [Mutant] =
+        &[mutants::VALUE_UNCHECKED, mutants::ONLY_VALUE_REREAD, mutants::RESERVATION_FREED_BY_TIMEOUT];
     const WORK: Work = Work {
         chains_per_probe: 2,
         // Accesses to the block of buckets, the value's block, and the record. The partition's head is in a cache.

@@ -1,0 +1,486 @@
+//! Steps of Chequer's clients and service in an order that the tests determine: puts in mode 2 between other
+//! operations, sessions that end, records that a client forges, and restarts with the log.
+
+use crate::support::Home;
+use crate::support::intercept::{Intercept, Then};
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, MappingError, Pages};
+use farside_node::host::{LogFolder, Options};
+use farside_node::log::{LogOptions, SyncPolicy};
+use farside_remote::control::Store;
+use farside_remote::service::address;
+use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read, write};
+use farside_systems::kv::chequer::layout::{
+    Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block,
+};
+use farside_systems::kv::chequer::pool::QUARANTINE;
+use farside_systems::kv::chequer::request::{Answer, Outcome, Request};
+use farside_systems::kv::chequer::{Chequer, KIND};
+use farside_systems::kv::{Kv, KvError};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+const NODE: NodeId = NodeId(0);
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A client of the store `s`, and its session, over which the tests make single requests.
+struct Client {
+    session: Rc<Direct>,
+    store: Store,
+    table: Table,
+    kv: Chequer<Rc<Direct>>,
+}
+
+/// An answer of the service, without its value.
+#[derive(Debug)]
+struct Answered {
+    outcome: Outcome,
+    first: u64,
+    second: u64,
+}
+
+impl Client {
+    fn new(home: &Home) -> Client {
+        Client::caching(home, 0)
+    }
+
+    fn caching(home: &Home, bytes: usize) -> Client {
+        let session = local(home);
+        let kv = block_on(&session, Chequer::open(Rc::clone(&session), NODE, "s")).expect("the store exists");
+        let store = kv.store().clone();
+        let table = Table::new(&store.parameters, store.extent()).expect("its own parameters");
+        Client { session, store, table, kv: kv.with_cache(bytes) }
+    }
+
+    fn ask(&self, request: Request<'_>) -> Answered {
+        let (mut bytes, mut answer) = (Vec::new(), Vec::new());
+        let service = address(self.store.extent().key, &mut bytes);
+        request.encode(&mut bytes);
+        let called = block_on(&self.session, self.session.call(NODE, service, &bytes, &mut answer));
+        called.unwrap_or_else(|error| panic!("{request:?}: {error}"));
+        let Answer { outcome, first, second, .. } = Answer::decode(&answer).expect("an answer");
+        Answered { outcome, first, second }
+    }
+
+    /// Reserves a block. Returns its number and address.
+    fn reserve(&self, key: &[u8], value: &[u8]) -> (u64, u64) {
+        let request = Request::Reserve { key, len: value.len() as u32, crc: crc_of(key, value) };
+        let Answered { outcome, first, second } = self.ask(request);
+        assert_eq!(outcome, Outcome::Done);
+        (first, second)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        let (mut chain, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = chain.begin(self.table.key());
+        let written = chain.also(write(Addr::new(at), bytes));
+        block_on(&self.session, self.session.run(NODE, &chain, &mut reply)).expect("it runs");
+        reply.get(written).expect("the client may write");
+    }
+
+    fn write_value(&self, at: u64, key: &[u8], value: &[u8]) {
+        let mut block = Vec::new();
+        put_block(&mut block, key, value);
+        self.write(at, &block);
+    }
+
+    fn read(&self, at: u64, len: u32) -> Vec<u8> {
+        let (mut chain, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = chain.begin(self.table.key());
+        let bytes = chain.also(read(Addr::new(at), len));
+        block_on(&self.session, self.session.run(NODE, &chain, &mut reply)).expect("it runs");
+        reply.get(bytes).expect("the client may read").to_vec()
+    }
+
+    fn commit(&self, number: u64) -> Outcome {
+        self.ask(Request::Commit { number }).outcome
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) {
+        block_on(&self.session, self.kv.put(key, value)).expect("stored");
+    }
+
+    fn get(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        self.try_get(key).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn try_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
+        block_on(&self.session, self.kv.get(key)).map(|item| item.map(|item| item.value.to_vec()))
+    }
+
+    fn delete(&mut self, key: &[u8]) -> bool {
+        block_on(&self.session, self.kv.delete(key)).expect("deleted")
+    }
+
+    /// The records of the store, with their addresses.
+    fn records(&self) -> Vec<(u64, Record)> {
+        let spec = self.table.spec();
+        let buckets = (0..spec.partitions).flat_map(|of| (0..spec.buckets()).map(move |bucket| (of, bucket)));
+        buckets
+            .map(|(partition, bucket)| {
+                let at = self.table.bucket_at(partition, bucket);
+                (at, Record::read_from_bytes(&self.read(at, RECORD_SIZE as u32)).expect("a record"))
+            })
+            .collect()
+    }
+}
+
+fn local(home: &Home) -> Rc<Direct> {
+    let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
+    Rc::new(local::connect(&node, NODE).expect("a session"))
+}
+
+const SOME: &str = r#"{"items": 60}"#;
+
+fn home(parameters: &str) -> Home {
+    let home = Home::with(Mapping::create(16 << 20, Pages::Small).expect("memory"), Options::default());
+    home.create_of(KIND, "s", 4, parameters);
+    home
+}
+
+fn reservations(home: &Home) -> (u64, u64) {
+    let stat = home.stat("s").service;
+    (stat["reservations"], stat["reserved_bytes"])
+}
+
+/// The cases that the tests of mutants run, too.
+#[cfg(farside_mutants)]
+pub(crate) const CASES: [(&str, fn()); 10] = [
+    ("slow reader", a_reader_whose_value_was_replaced_reads_the_record_again),
+    ("reservation", a_reservation_ends_with_its_session_and_not_before),
+    ("mode 2", a_reader_during_a_put_in_mode_two_finds_the_old_value_until_the_commit),
+    ("delayed commit", a_delayed_commit_replaces_the_values_that_were_put_meanwhile),
+    ("cached value", a_cached_value_is_never_taken_for_a_later_one),
+    ("deleted key", keys_behind_a_deleted_one_are_still_found),
+    ("forged records", forged_records_neither_stop_the_service_nor_change_what_other_keys_return),
+    ("new memory", a_log_restores_the_newest_values_in_new_memory),
+    ("kept memory", stamps_rise_when_a_node_takes_over_its_memory),
+    ("full store", a_full_store_is_restored_whatever_was_deleted_in_between),
+];
+
+#[test]
+fn a_reservation_ends_with_its_session_and_not_before() {
+    let home = home(SOME);
+    let (dying, mut other) = (Client::new(&home), Client::new(&home));
+    let value = vec![1; 5000];
+    let (number, at) = dying.reserve(b"key", &value);
+    dying.write_value(at, b"key", &value);
+    let (count, bytes) = reservations(&home);
+    assert!(count == 1 && bytes >= 5000, "{count} of {bytes} bytes");
+    for round in 0..50u8 {
+        other.put(b"other", &vec![round; 5000]);
+        std::thread::sleep(QUARANTINE / 20);
+    }
+    assert_eq!(reservations(&home).0, 1, "no time frees a block that a client may be writing");
+    let block = dying.read(at, 5008);
+    assert_eq!(block[8..], value, "nothing else was written to the block");
+    assert_eq!(other.get(b"key"), None, "the client has not committed");
+    drop(dying);
+    let began = Instant::now();
+    while reservations(&home).0 > 0 {
+        assert!(began.elapsed() < DEADLINE, "the end of the session frees the block");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(other.commit(number), Outcome::NotReserved);
+    assert_eq!(other.get(b"key"), None);
+    assert_eq!(other.get(b"other"), Some(vec![49; 5000]));
+}
+
+#[test]
+fn a_reader_during_a_put_in_mode_two_finds_the_old_value_until_the_commit() {
+    let home = home(SOME);
+    let (writer, mut reader) = (Client::new(&home), Client::new(&home));
+    reader.put(b"key", b"old");
+    let value = vec![2; 3000];
+    let (number, at) = writer.reserve(b"key", &value);
+    assert_eq!(reader.get(b"key").as_deref(), Some(&b"old"[..]), "the block is reserved");
+    let mut block = Vec::new();
+    put_block(&mut block, b"key", &value);
+    writer.write(at, &block[..1000]);
+    assert_eq!(reader.get(b"key").as_deref(), Some(&b"old"[..]), "a part is written");
+    assert_eq!(writer.commit(number), Outcome::NotWritten);
+    assert_eq!(reader.get(b"key").as_deref(), Some(&b"old"[..]));
+    let (number, at) = writer.reserve(b"key", &value);
+    writer.write(at, &block);
+    assert_eq!(reader.get(b"key").as_deref(), Some(&b"old"[..]), "all is written");
+    assert_eq!(writer.commit(number), Outcome::Done);
+    assert_eq!(reader.get(b"key"), Some(value));
+    assert_eq!(writer.commit(number), Outcome::NotReserved, "a reservation is committed once");
+}
+
+#[test]
+fn a_delayed_commit_replaces_the_values_that_were_put_meanwhile() {
+    let home = home(SOME);
+    let (late, mut other) = (Client::new(&home), Client::new(&home));
+    let value = vec![3; 2000];
+    let (number, at) = late.reserve(b"key", &value);
+    late.write_value(at, b"key", &value);
+    for round in 0..10u8 {
+        other.put(b"key", &[round; 2000]);
+        std::thread::sleep(QUARANTINE / 5);
+    }
+    assert!(other.delete(b"key"));
+    other.put(b"key", b"again");
+    assert_eq!(other.get(b"key").as_deref(), Some(&b"again"[..]));
+    assert_eq!(late.commit(number), Outcome::Done);
+    assert_eq!(other.get(b"key"), Some(value), "the commit is the instant of the put");
+    other.put(b"key", b"last");
+    assert_eq!(other.get(b"key").as_deref(), Some(&b"last"[..]));
+}
+
+/// A client that is slower than the quarantine READs a block that has another value by now.
+#[test]
+fn a_reader_whose_value_was_replaced_reads_the_record_again() {
+    let home = home(r#"{"items": 6000}"#);
+    let mut writer = Client::new(&home);
+    writer.put(b"key", &[1; 700]);
+    let session = local(&home);
+    let slow = Rc::new(Intercept::new(Rc::clone(&session)));
+    let mut kv = block_on(&session, Chequer::open(Rc::clone(&slow), NODE, "s")).expect("the store exists");
+    let (mut chains, mut writer) = (0, Some(writer));
+    slow.before_each(move || {
+        chains += 1;
+        assert!(chains < 100, "the client reads again and again");
+        // Before the READ of the value.
+        if chains == 2
+            && let Some(mut writer) = writer.take()
+        {
+            writer.put(b"key", &[2; 700]);
+            std::thread::sleep(2 * QUARANTINE);
+            // Until the area is full, so that the block is reused.
+            let mut others = (0..6000u32).map(u32::to_be_bytes);
+            while block_on(&writer.session, writer.kv.put(&others.next().expect("a key"), &[3; 700])).is_ok()
+            {
+            }
+        }
+        Then::Runs
+    });
+    let got = block_on(&session, kv.get(b"key")).expect("read").map(|item| item.value.to_vec());
+    assert!(got == Some(vec![2; 700]), "the value by now");
+}
+
+#[test]
+fn a_reservation_belongs_to_one_session_and_has_one_block() {
+    let home = home(SOME);
+    let (owner, mut thief) = (Client::new(&home), Client::new(&home));
+    let value = vec![4; 1500];
+    let (number, at) = owner.reserve(b"key", &value);
+    owner.write_value(at, b"key", &value);
+    assert_eq!(thief.commit(number), Outcome::NotReserved);
+    assert_eq!(thief.ask(Request::Withdraw { number }).outcome, Outcome::NotReserved);
+    let foreign = Request::Write { number, offset: 0, bytes: b"thief" };
+    assert_eq!(thief.ask(foreign).outcome, Outcome::NotReserved);
+    for (offset, len, expected) in [
+        (0, 1509, Outcome::NotWritten),
+        (1508, 1, Outcome::NotWritten),
+        (1_000_000, 1, Outcome::NotWritten),
+        (1508, 0, Outcome::Done),
+        (1507, 1, Outcome::Done),
+    ] {
+        let bytes = &vec![4; len][..];
+        let outcome = owner.ask(Request::Write { number, offset, bytes }).outcome;
+        assert_eq!(outcome, expected, "{len} bytes at {offset}");
+    }
+    assert_eq!(owner.commit(number), Outcome::Done);
+    assert_eq!(thief.get(b"key"), Some(value));
+}
+
+#[test]
+fn a_cached_value_is_never_taken_for_a_later_one() {
+    let home = home(SOME);
+    let (mut writer, mut caching) = (Client::new(&home), Client::caching(&home, 100_000));
+    for round in 0..20u8 {
+        writer.put(b"key", &[round; 500]);
+        assert_eq!(caching.get(b"key"), Some(vec![round; 500]), "round {round}");
+        if round % 2 == 0 {
+            assert!(writer.delete(b"key"));
+            if round % 4 == 0 {
+                assert_eq!(caching.get(b"key"), None, "round {round}");
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_behind_a_deleted_one_are_still_found() {
+    let home = home(r#"{"items": 8, "block_buckets": 1}"#);
+    let mut client = Client::new(&home);
+    for key in 0..16u8 {
+        client.put(&[key + 1], &[key; 10]);
+    }
+    for key in 0..16u8 {
+        assert!(client.delete(&[key + 1]));
+        for other in key + 1..16 {
+            assert_eq!(client.get(&[other + 1]), Some(vec![other; 10]), "{other} after the delete of {key}");
+        }
+    }
+}
+
+/// A client that may write to the store forges records with valid CRCs: their blocks are those of others, or lie outside
+/// of the area of values.
+#[test]
+fn forged_records_neither_stop_the_service_nor_change_what_other_keys_return() {
+    const KEYS: u8 = 20;
+    let home = home(SOME);
+    let (mut hostile, mut other) = (Client::new(&home), Client::new(&home));
+    let value = |key: u8| vec![key; 100 + usize::from(key)];
+    for key in 1..=KEYS {
+        other.put(&[key], &value(key));
+    }
+    hostile.put(b"mine", &[99; 100]);
+    let mine = hostile.table.key_field(b"mine");
+    let used = |record: &Record| match record.decode() {
+        Bucket::Used(used) => Some(used),
+        _ => None,
+    };
+    let records = hostile.records();
+    let place = records.iter().find(|(_, record)| used(record).is_some_and(|of| of.key == mine));
+    let at = place.expect("the key has a record").0;
+    let area = hostile.table.area(0);
+    let theirs: Vec<Used> = records.iter().filter_map(|(_, record)| used(record)).collect();
+    let outside = [0, area.start - 64, area.end - 1, area.end, (1 << 40) - 1];
+    let blocks = theirs.iter().flat_map(|of| [of.block, Block { at: of.block.at + 32, ..of.block }]);
+    let blocks = blocks.chain(outside.map(|at| Block { at, len: 108 }));
+    let blocks = blocks.chain([8, 1 << 20].map(|len| Block { at: area.start, len }));
+    let mut damaged = 0;
+    for (round, block) in blocks.enumerate() {
+        let crc_value = theirs[round % theirs.len()].crc_value;
+        let forged =
+            Record::used(Used { key: mine, block, crc_value, stamp: Stamp(u64::MAX - round as u64) });
+        hostile.write(at, forged.as_bytes());
+        let _ = hostile.try_get(b"mine");
+        match round % 3 {
+            0 => drop(hostile.ask(Request::Get { key: b"mine", offset: 0, stamp: Stamp(0) })),
+            1 => drop(block_on(&hostile.session, hostile.kv.delete(b"mine"))),
+            _ => drop(block_on(&hostile.session, hostile.kv.put(b"mine", &[round as u8; 200]))),
+        }
+        for key in 1..=KEYS {
+            match other.try_get(&[key]) {
+                Ok(found) => assert_eq!(found, Some(value(key)), "key {key} in round {round}"),
+                Err(KvError::Damaged(_)) => damaged += 1,
+                Err(error) => panic!("key {key} in round {round}: {error}"),
+            }
+        }
+        for key in 1..=KEYS {
+            // What was damaged is repaired by the next put.
+            let _ = block_on(&other.session, other.kv.put(&[key], &value(key)));
+        }
+    }
+    println!("{damaged} gets found a wrong CRC");
+    other.put(b"new", b"value");
+    assert_eq!(other.get(b"new").as_deref(), Some(&b"value"[..]), "the service still serves");
+}
+
+// Restarts.
+
+/// Maps the memory file. Retries, because a process that another test has just forked shares the file's lock until
+/// this process starts its own program.
+fn mapped(path: &Path) -> Mapping {
+    for _ in 0..500 {
+        match Mapping::open(path, 16 << 20) {
+            Err(MappingError::Foreign(_)) => std::thread::sleep(Duration::from_millis(10)),
+            opened => return opened.expect("the file can be mapped").0,
+        }
+    }
+    panic!("the file stays locked");
+}
+
+/// Starts a node with logs, in new memory or in that of the file.
+fn logging(folder: &Path, memory: Option<&Path>, take_over: bool) -> Home {
+    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 3000 };
+    let log = Some(LogFolder { path: folder.to_owned(), options });
+    let memory = memory.map_or_else(|| Mapping::create(16 << 20, Pages::Small).expect("memory"), mapped);
+    Home::with(memory, Options { log, take_over, ..Options::default() })
+}
+
+#[test]
+fn a_log_restores_the_newest_values_in_new_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = [b'k'; 100];
+    let home = logging(folder.path(), None, false);
+    home.create_of(KIND, "s", 4, SOME);
+    let mut client = Client::new(&home);
+    for round in 0..3u8 {
+        for key in 1..=20u8 {
+            client.put(&[key], &vec![round; 10 + 70 * usize::from(key)]);
+        }
+        client.put(&long, &[round; 2000]);
+        assert!(client.delete(&[1 + round]));
+    }
+    drop((client, home));
+    for life in 0..3 {
+        let home = logging(folder.path(), None, false);
+        let mut client = Client::new(&home);
+        for key in 1..=20u8 {
+            let expected = (key != 3).then(|| vec![2; 10 + 70 * usize::from(key)]);
+            assert_eq!(client.get(&[key]), expected, "key {key} in life {life}");
+        }
+        assert_eq!(client.get(&long), Some(vec![2; 2000]));
+    }
+}
+
+#[test]
+fn stamps_rise_when_a_node_takes_over_its_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("memory");
+    let serve = |take_over| Home::with(mapped(&path), Options { take_over, ..Options::default() });
+    let mut last = Stamp(0);
+    for life in 0..5u8 {
+        let home = serve(life > 0);
+        if life == 0 {
+            home.create_of(KIND, "s", 4, SOME);
+        }
+        let mut client = Client::new(&home);
+        for round in 0..3 {
+            client.put(b"key", &[life; 10]);
+            let records = client.records();
+            let stamps = records.iter().filter_map(|(_, record)| match record.decode() {
+                Bucket::Used(used) => Some(used.stamp),
+                _ => None,
+            });
+            let stamp = stamps.max().expect("the key has a value");
+            assert!(stamp > last, "life {life}, put {round}: {stamp:?} after {last:?}");
+            last = stamp;
+        }
+        assert_eq!(client.get(b"key"), Some(vec![life; 10]));
+    }
+}
+
+/// Keys and values take turns in a store that is always full. So the log has more of them than the store has space for,
+/// and they fit only once later deletes and puts are replayed.
+#[test]
+fn a_full_store_is_restored_whatever_was_deleted_in_between() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let home = logging(folder.path(), None, false);
+    home.create_of(KIND, "s", 1, r#"{"items": 4}"#);
+    let mut client = Client::new(&home);
+    let mut expected = std::collections::BTreeMap::new();
+    let mut state = 7u64;
+    for round in 0..120u32 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let len = (state >> 40) as usize % 150_000 + 1;
+        let (key, value) = (round.to_be_bytes(), vec![round as u8; len]);
+        while block_on(&client.session, client.kv.put(&key, &value)).is_err() {
+            let (first, _): (u32, Vec<u8>) = expected.pop_first().expect("an empty store has space");
+            assert!(client.delete(&first.to_be_bytes()));
+        }
+        expected.insert(round, value);
+    }
+    assert!(expected.len() > 3, "the store is full: {} keys", expected.len());
+    drop((client, home));
+    for life in 0..2 {
+        let home = logging(folder.path(), None, false);
+        let mut client = Client::new(&home);
+        for round in 0..120u32 {
+            assert!(
+                client.get(&round.to_be_bytes()).as_ref() == expected.get(&round),
+                "{round} in life {life}"
+            );
+        }
+    }
+}
