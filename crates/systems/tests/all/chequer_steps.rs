@@ -321,8 +321,8 @@ fn keys_behind_a_deleted_one_are_still_found() {
     }
 }
 
-/// A client that may write to the store forges records with valid CRCs: their blocks are those of others, or lie outside
-/// of the area of values.
+/// A client that may write to the store forges records with valid CRCs: their blocks are those of others, or lie
+/// outside of the area of values.
 #[test]
 fn forged_records_neither_stop_the_service_nor_change_what_other_keys_return() {
     const KEYS: u8 = 20;
