@@ -109,7 +109,8 @@ fn chequers_modes_of_a_put_are_predicted() {
     let [one, two] = [of("mode 1"), of("mode 2")];
     assert_eq!([one.len(), two.len()], [7, 7]);
     for (one, two) in one.iter().zip(&two) {
-        assert!(*two > 2.0 * one, "mode 2 has three waves: {two} and {one} us");
+        // Mode 2 has three waves, and mode 1 copies the value once more.
+        assert!(*two > 1.5 * one, "mode 2 has three waves: {two} and {one} us");
     }
     assert!(one.is_sorted() && two.is_sorted(), "long values take longer: {one:?} and {two:?}");
 }

@@ -64,7 +64,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["store", "create", "a/b", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "ключ", "--pool", &url], "use 1 to 64 letters"),
-        (&["store", "create", "s", "--kind", "chequer", "--pool", &url], "use one of prism-kv"),
+        (&["store", "create", "s", "--kind", "chess", "--pool", &url], "use one of prism-kv"),
         (&["store", "create", "s", "--quota", "0", "--pool", &url], "give it 64MiB"),
         (&["store", "create", "s", "--items", "0", "--pool", &url], "--help"),
         (&["store", "create", "s", "--quota", "1500k", "--pool", &url], "'1500k' is not a multiple of 1 MiB"),
