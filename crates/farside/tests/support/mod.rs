@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Deadline of every wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A `farside` command with an empty environment, so that this machine's settings have no effect.
 pub(crate) fn command() -> std::process::Command {
