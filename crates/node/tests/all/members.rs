@@ -1,10 +1,9 @@
 //! Members of stores that lie on several nodes: the decision, the key, and a node that takes over.
 
 use crate::support::Home;
-use farside_node::node::Node;
 use farside_remote::Memory;
 use farside_remote::control::{
-    Answer, Ask, Attempt, Decided, Decision, Found, MemberId, MemberState, Membership, NodeInfo,
+    Answer, Ask, Attempt, Decided, Decision, Found, MemberId, MemberState, Membership,
 };
 
 const ATTEMPT: Attempt = [7, 8];
@@ -87,9 +86,7 @@ fn a_node_that_takes_over_knows_the_same_decision() {
         let mut home = Home::new();
         home.ask(prepare("m", 1));
         let state = decision.map(|decision| decided(&mut home, ATTEMPT, decision));
-        let restored = Node::restore(&*home.memory, vec![Box::new(home.kind.clone())], NodeInfo::default());
-        let Ok(restored) = restored;
-        home.node = restored.expect("the memory can be served");
+        home.succeed();
         home.idle();
         let known = found(&mut home).unwrap_or(MemberState::Aborted);
         assert_eq!(known, state.unwrap_or(MemberState::Prepared));
@@ -106,9 +103,7 @@ fn an_answer_waits_until_a_drop_is_recorded() {
     while home.node.answer().is_none() {
         home.step();
     }
-    let restored = Node::restore(&*home.memory, vec![Box::new(home.kind.clone())], NodeInfo::default());
-    let Ok(restored) = restored;
-    home.node = restored.expect("the memory can be served");
+    home.succeed();
     assert_eq!(found(&mut home), None);
 }
 

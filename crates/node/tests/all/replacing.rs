@@ -2,10 +2,9 @@
 //! the key, and the next configuration.
 
 use crate::support::Home;
-use farside_node::node::Node;
 use farside_remote::control::{
     Accepted, Answer, Ask, Attempt, Ballot, CONFIGURATION_MAX, Decision, Found, MemberId, MemberState,
-    Membership, NodeInfo, ROUND_MAX, Register, Store,
+    Membership, ROUND_MAX, Register, Store,
 };
 use farside_remote::{Key, Memory, Rights};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,9 +103,7 @@ fn opens(home: &Home, key: Key) -> bool {
 
 /// Another node takes over the memory.
 fn restart(home: &mut Home) {
-    let restored = Node::restore(&*home.memory, vec![Box::new(home.kind.clone())], NodeInfo::default());
-    let Ok(restored) = restored;
-    home.node = restored.expect("the memory can be served");
+    home.succeed();
     home.idle();
 }
 

@@ -201,6 +201,14 @@ impl Home {
         progress
     }
 
+    /// Lets another node take over the memory.
+    pub(crate) fn succeed(&mut self) {
+        let kinds: Vec<Box<dyn Kind<Mapping>>> = vec![Box::new(self.kind.clone())];
+        let Ok(restored) = Node::restore(&*self.memory, kinds, NodeInfo::default());
+        self.node = restored.expect("the memory can be served");
+        while self.node.recover_step(&self.memory) == Ok(Ok(false)) {}
+    }
+
     /// Steps the node until there is nothing to do.
     pub(crate) fn idle(&mut self) {
         for _ in 0..STEPS_MAX {

@@ -180,7 +180,9 @@ impl Stepped {
     /// Stops the node and its clients, and restores another node from the memory.
     fn die(&self) {
         let Ok(restored) = Node::restore(&*self.memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
-        *self.node() = restored.expect("its memory is sound");
+        let mut node = restored.expect("its memory is sound");
+        while node.recover_step(&*self.memory) == Ok(Ok(false)) {}
+        *self.node() = node;
     }
 
     fn client(self: &Arc<Stepped>) -> Client {
