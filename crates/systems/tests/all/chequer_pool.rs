@@ -224,7 +224,7 @@ fn play_all(steps: u64, test: &str) {
 
 #[test]
 fn blocks_never_overlap_or_leak_and_need_at_most_twice_the_bytes_in_use() {
-    play_all(200_000, "blocks_never_overlap");
+    play_all(50_000, "blocks_never_overlap");
 }
 
 #[test]

@@ -3,16 +3,22 @@
 use crate::sim::runs;
 use farside_sim::fault::Fault;
 use farside_sim::memory::Seen;
+use farside_systems::registry::named;
+use farside_systems::system::Family;
 use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Carrier, Setup, System};
 
 /// Seeds to run for each pair of a system and a carrier.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=30;
+/// The seeds of a block store, whose trials have several nodes and take the longest.
+const SEEDS_OF_BLOCKS: std::ops::RangeInclusive<u64> = 1..=18;
 
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("chequer-message", Carrier::Direct, 32),
+    ("prism-rs", Carrier::Connections, 27),
+    ("abd-lock", Carrier::Connections, 24),
     ("guarded", Carrier::Direct, 39),
     ("guarded", Carrier::Direct, 45),
     ("guarded", Carrier::Direct, 54),
@@ -41,7 +47,9 @@ fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
     let mut struck = [0; Fault::ALL.len()];
     let (mut operations, mut seen) = (0, Seen::default());
     let more = MORE_SEEDS.iter().filter(|(name, of, _)| *name == system.name() && *of == carrier);
-    for seed in SEEDS.chain(more.map(|(.., seed)| *seed)) {
+    let is_of_blocks = named(system.name()).is_some_and(|system| system.family == Family::Blocks);
+    let seeds = if is_of_blocks { SEEDS_OF_BLOCKS } else { SEEDS };
+    for seed in seeds.chain(more.map(|(.., seed)| *seed)) {
         let judged = judge(&setup, seed, true);
         assert_eq!(judged.verdict, Verdict::Good, "{judged}");
         let report = judged.report.expect("a good run has a report");
