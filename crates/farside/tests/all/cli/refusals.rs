@@ -100,7 +100,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["serve", "--items", "5"], "--store"),
         // Measurements.
         (&["bench", "ycsb", "--fabric", "verbs"], "local, shm"),
-        (&["bench", "ycsb", "--system", "chequer"], "prism-kv"),
+        (&["bench", "ycsb", "--system", "chess"], "prism-kv"),
         (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b, c, d and f"),
         (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),
         (
