@@ -99,8 +99,8 @@ impl System for ChequerKind {
     const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CALLS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// A block is reused only after its quarantine, so few trials have a client that is slower. The pool's own tests find
-    /// what is wrong in its allocator.
+    /// A block is reused only after its quarantine, so few trials have a client that is slower. The pool's own tests
+    /// find what is wrong in its allocator.
     const RARE_MUTANTS: &'static [Mutant] = &[
         mutants::VALUE_UNCHECKED,
         mutants::ONLY_VALUE_REREAD,
