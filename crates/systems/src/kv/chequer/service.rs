@@ -9,7 +9,8 @@
 //! Invariant: a stamp is greater than every other stamp of its partition that was drawn before it, also by an earlier
 //! node. An epoch begins when a node takes the memory over, or replays a log into new memory; it is written to the
 //! partition's head before its first stamp is drawn.
-//! Invariant: while a put or delete is between its parts, its bucket belongs to its key ([`Pending`]).
+//! Invariant: while a put or delete is between its parts, its bucket belongs to its key ([`Pending`]). No record is
+//! behind such a bucket on the path of its own key while the bucket looks as if it never had a record.
 //! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its
 //! client says that its WRITEs were answered.
 //! Invariant: the allocator's state, the stamps and the reservations are in the node's process. A node that takes over
@@ -124,6 +125,8 @@ struct Found {
     used: Option<Used>,
     /// First bucket on the path that belongs to no key.
     vacant: Option<u64>,
+    /// Buckets on the path that never had a record, and belong to other keys whose puts are between their parts.
+    passed: Vec<u64>,
     /// Stamp of the key's last delete, if its record is still there.
     deleted: Option<Stamp>,
     /// Whether a record on the path is damaged. Its content is lost, so its bucket counts as vacant.
@@ -557,9 +560,14 @@ impl<M: Memory> At<'_, M> {
         self.append(self.change(bucket, key, Operation { stamp, value: None }, existed), records, answer)
     }
 
-    /// The bucket that a put of `key` writes.
+    /// The bucket that a put of `key` writes. A search ends at a bucket that never had a record. So those before the
+    /// bucket, which other keys will have, are marked as deleted until then.
     fn bucket_for(&mut self, key: &[u8]) -> Result<Result<(u64, Found), Outcome>, M::Wait> {
         let found = self.find(key)?;
+        for &bucket in &found.passed {
+            let owner = self.table.key_field(&self.state.pending[&bucket].key);
+            self.install(bucket, Record::deleted(owner, Stamp(0)))?;
+        }
         Ok(found.bucket.or(found.vacant).map(|bucket| (bucket, found)).ok_or(Outcome::TableFull))
     }
 
@@ -688,7 +696,7 @@ impl<M: Memory> At<'_, M> {
             }
             return Ok(());
         }
-        let before = self.records::<1>(change.bucket)?[0].decode();
+        let before = self.record(change.bucket)?.decode();
         self.install(change.bucket, record_of(self.table, &change))?;
         self.state.forget(&change, true);
         if let Bucket::Used(used) = before {
@@ -822,7 +830,11 @@ impl<M: Memory> At<'_, M> {
             }
             // Their records may be in a file that the checkpoint replaces, and they are installed after this step.
             let Some(pending) = self.state.pending.get(&bucket) else { continue };
-            let (key, operations) = (pending.key.clone(), pending.operations.clone());
+            // One that was replaced before it was installed has no effect, and the log may not say so any more.
+            let is_effective = |operation: &&Operation| operation.stamp > pending.installed;
+            let operations: Vec<Operation> =
+                pending.operations.iter().filter(is_effective).copied().collect();
+            let key = pending.key.clone();
             for Operation { stamp, value } in operations {
                 match value {
                     Some((block, _)) => self.add(stamp, block, &self.table.key_field(&key), &mut made)?,
@@ -926,7 +938,12 @@ impl<M: Memory> At<'_, M> {
                 }
                 match self.state.owner(bucket, key) {
                     Owner::This => found.bucket = Some(bucket),
-                    Owner::Another => continue,
+                    Owner::Another => {
+                        if content == Bucket::Never {
+                            found.passed.push(bucket);
+                        }
+                        continue;
+                    }
                     Owner::None => {
                         found.vacant.get_or_insert(bucket);
                     }
@@ -963,10 +980,10 @@ impl<M: Memory> At<'_, M> {
         Ok((records, count))
     }
 
-    fn records<const N: usize>(&self, first: u64) -> Result<[Record; N], M::Wait> {
-        let mut records = [Record::new_zeroed(); N];
-        self.memory.read(self.table.bucket_at(self.index, first), records.as_mut_bytes())?;
-        Ok(records)
+    fn record(&self, bucket: u64) -> Result<Record, M::Wait> {
+        let mut record = Record::new_zeroed();
+        self.memory.read(self.table.bucket_at(self.index, bucket), record.as_mut_bytes())?;
+        Ok(record)
     }
 }
 
