@@ -16,6 +16,7 @@ const SEEDS_OF_BLOCKS: std::ops::RangeInclusive<u64> = 1..=18;
 
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
+    ("chequer", Carrier::Connections, 58),
     ("chequer-message", Carrier::Direct, 32),
     ("prism-rs", Carrier::Connections, 27),
     ("abd-lock", Carrier::Connections, 24),
