@@ -103,7 +103,7 @@ pub struct Load {
     /// Zipf coefficient of the keys; 0 if all keys are equally likely.
     pub skew: f64,
     /// Number of records, over which Zipf's law then holds. If absent, the model has fewer records than the paper:
-    /// see [`Keys`].
+    /// see `Keys`.
     pub records: Option<u64>,
     /// Number of values that each client caches, in systems whose clients cache values.
     pub cached: usize,
@@ -126,7 +126,7 @@ pub struct Measured {
     pub bytes_out: f64,
 }
 
-/// Maximum number of records of a store. The paper's runs have more: see [`Keys`].
+/// Maximum number of records of a store. The paper's runs have more: see `Keys`.
 const RECORDS_MAX: u64 = 1 << 14;
 /// Maximum number of bytes of all values of a store.
 const BYTES_MAX: u64 = 64 << 20;
