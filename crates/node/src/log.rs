@@ -213,6 +213,8 @@ pub struct Log {
     /// Number of steps done to make the log's first file: the file, its sync, its name.
     creation: u8,
     must_cut: bool,
+    /// Reason why the records since the last settled position fail, once the cut that removes them is durable.
+    failing: Option<String>,
     /// Names of the files that the next checkpoint replaces, but for the generation's own.
     old: Vec<String>,
     /// Whether the last write failed.
@@ -248,6 +250,7 @@ enum Doing {
     Create,
     Write { records: Records, position: u64, size: u64 },
     Cut,
+    SyncCut,
     Sync { sequence: u64, position: u64 },
     Checkpoint,
     Remove,
@@ -398,6 +401,7 @@ impl Log {
             sync_at: None,
             creation: 0,
             must_cut: false,
+            failing: None,
             old: Vec::new(),
             is_failing: false,
             is_abandoned: false,
@@ -633,6 +637,9 @@ impl Log {
         if self.must_cut {
             return Ok((Doing::Cut, Op::Cut(self.file(), self.len)));
         }
+        if self.failing.is_some() {
+            return Ok((Doing::SyncCut, Op::Sync(self.file())));
+        }
         let is_unsynced = self.durable + 1 < self.next;
         let is_sync_due = match self.options.sync {
             SyncPolicy::Each => is_unsynced,
@@ -736,6 +743,16 @@ impl Log {
                 Ok(()) => self.must_cut = false,
                 Err(error) => self.break_down("have its file cut", &error),
             },
+            Doing::SyncCut => match result {
+                Ok(()) => {
+                    if let Some(reason) = self.failing.take() {
+                        // Records that were appended meanwhile may depend on those that failed.
+                        self.queue.clear();
+                        self.fail_with_checkpoint(self.appended, &reason);
+                    }
+                }
+                Err(error) => self.break_down("be synced", &error),
+            },
             Doing::Sync { sequence, position } => match result {
                 Ok(()) => {
                     self.counted.syncs += 1;
@@ -793,12 +810,14 @@ impl Log {
                          --log-dir, and retry"
                     );
                     self.last_failure = error.to_string();
-                    if !mutants::LOG_STORES_AFTER_FAILURE.is_on() {
-                        // Records that were appended meanwhile may depend on those that failed.
+                    if mutants::LOG_STORES_AFTER_FAILURE.is_on() {
+                        self.fail_with_checkpoint(position, &reason);
+                    } else if self.must_cut {
+                        // Until the cut, a restart could replay whole records of the write.
+                        self.failing = Some(reason);
+                    } else {
                         self.queue.clear();
                         self.fail_with_checkpoint(self.appended, &reason);
-                    } else {
-                        self.fail_with_checkpoint(position, &reason);
                     }
                 } else {
                     // These records count already.
