@@ -150,7 +150,15 @@ pub async fn heal<F: Fabric + Clock>(
                 continue;
             }
         }
-        let mut opened = match members::open(fabric, nodes, &store).await {
+        let mut found = members::open(fabric, nodes, &store).await;
+        if found.is_err() {
+            // Another client may have dropped the store meanwhile, and created one of the same name.
+            if members::names(fabric, nodes).await.is_ok_and(|(names, _)| !names.contains(&store)) {
+                continue;
+            }
+            found = members::open(fabric, nodes, &store).await;
+        }
+        let mut opened = match found {
             Ok(opened) => opened,
             // No member serves the store: its recoverer may have died.
             Err(error @ StoreError::BeingReplaced { .. }) => {
@@ -163,10 +171,7 @@ pub async fn heal<F: Fabric + Clock>(
                 }
             }
             Err(error) => {
-                // Another client may have dropped the store meanwhile.
-                if members::names(fabric, nodes).await.is_ok_and(|(names, _)| names.contains(&store)) {
-                    tell(Action::Left(error));
-                }
+                tell(Action::Left(error));
                 continue;
             }
         };
