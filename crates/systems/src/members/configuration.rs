@@ -13,7 +13,9 @@
 //! Invariant: no two proposals have the same ballot. So each call of [`View::decide`] has a number of its own, also if
 //! the same recoverer makes it: what it proposed before may have been accepted, at a member that does not answer now.
 
-use super::{MemberId, Place, Survey, all, ask, not_understood, raw_ask, wait_for};
+use super::requests::{ask, not_understood, raw_ask};
+use super::survey::Survey;
+use super::{MemberId, Place, all, wait_for};
 use crate::store::{Loss, Members, StoreError};
 use farside_remote::clock::Clock;
 use farside_remote::control::{
