@@ -2,7 +2,8 @@
 //! it.
 //!
 //! Invariant: an operation is retried at most once, and only if the error shows that it was not carried out.
-//! Invariant: a client stays with the store that it opened; it never switches to another store of the same name.
+//! Invariant: a client stays with the store that it opened, also if a node has made it again from its log; it never
+//! switches to another store of the same name.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -48,10 +49,8 @@ impl Opened {
         tasks: usize,
         options: &Options,
     ) -> Result<Opened, Error> {
-        // The key and the table are not compared: each session has its own key, and a table may have been rebuilt.
-        let identity = |store: &Store| (store.id, store.incarnation, store.region, store.kind.clone());
         let opened = Opened::new(pool, &store.name, tasks, options)?;
-        if opened.kvs.iter().any(|kv| identity(kv.store()) != identity(store)) {
+        if opened.kvs.iter().any(|kv| !kv.store().is(store)) {
             return Err(StoreError::another(store).into());
         }
         Ok(opened)

@@ -521,6 +521,17 @@ impl Store {
         }
     }
 
+    /// Whether `other` is this store, perhaps in other memory: a node that has lost its memory makes a store again from
+    /// its log, with the same id. Not valid in lists of stores.
+    pub fn is(&self, other: &Store) -> bool {
+        let has_one_member = self.membership.is_none() && other.membership.is_none();
+        let is_same = match has_one_member && self.id != 0 {
+            true => self.id == other.id,
+            false => self.identity() == other.identity(),
+        };
+        is_same && self.kind == other.kind
+    }
+
     /// The location of the current table, with the store's key.
     pub fn extent(&self) -> Extent {
         Extent { key: self.key(), at: self.table_at, len: self.table_len }

@@ -295,8 +295,7 @@ pub(crate) async fn fetch_member<F: Fabric>(
     let Some(of) = membership else {
         let session = fabric.session_number(node);
         let store = fetch(fabric, node, name).await?;
-        let is_same = store.identity() == members.store().identity();
-        return if is_same {
+        return if store.is(members.store()) {
             Ok(Members::granted(node, session, store))
         } else {
             Err(StoreError::another(&store))

@@ -10,6 +10,7 @@ mod figures;
 mod fuzz;
 mod guide;
 mod hostile;
+mod logs;
 #[cfg(farside_mutants)]
 mod mutants;
 mod readme;
