@@ -10,15 +10,17 @@ use farside_fabrics::memory::{Mapping, MappingError, Pages};
 use farside_node::host::{LogFolder, Options};
 use farside_node::log::{LogOptions, SyncPolicy};
 use farside_remote::control::Store;
+use farside_remote::fabric::DEADLINE;
 use farside_remote::service::address;
 use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read, write};
 use farside_systems::kv::chequer::layout::{
     Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block,
 };
 use farside_systems::kv::chequer::pool::QUARANTINE;
-use farside_systems::kv::chequer::request::{Answer, Outcome, Request};
-use farside_systems::kv::chequer::{Chequer, KIND};
+use farside_systems::kv::chequer::request::{Answer, Outcome, PART_MAX, Request};
+use farside_systems::kv::chequer::{Chequer, KIND, MESSAGE_KIND};
 use farside_systems::kv::{Kv, KvError};
+use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const NODE: NodeId = NodeId(0);
-const DEADLINE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A client of the store `s`, and its session, over which the tests make single requests.
 struct Client {
@@ -42,6 +44,7 @@ struct Answered {
     outcome: Outcome,
     first: u64,
     second: u64,
+    stamp: Stamp,
 }
 
 impl Client {
@@ -51,7 +54,17 @@ impl Client {
 
     fn caching(home: &Home, bytes: usize) -> Client {
         let session = local(home);
-        let kv = block_on(&session, Chequer::open(Rc::clone(&session), NODE, "s")).expect("the store exists");
+        let opened = block_on(&session, Chequer::open(Rc::clone(&session), NODE, "s"));
+        Client::of(session, opened.expect("the store exists"), bytes)
+    }
+
+    fn message(home: &Home) -> Client {
+        let session = local(home);
+        let opened = block_on(&session, Chequer::open_message(Rc::clone(&session), NODE, "s"));
+        Client::of(session, opened.expect("the store exists"), 0)
+    }
+
+    fn of(session: Rc<Direct>, kv: Chequer<Rc<Direct>>, bytes: usize) -> Client {
         let store = kv.store().clone();
         let table = Table::new(&store.parameters, store.extent()).expect("its own parameters");
         Client { session, store, table, kv: kv.with_cache(bytes) }
@@ -60,17 +73,22 @@ impl Client {
     fn ask(&self, request: Request<'_>) -> Answered {
         let (mut bytes, mut answer) = (Vec::new(), Vec::new());
         let service = address(self.store.extent().key, &mut bytes);
+        self.ask_whole(request).0
+    }
+
+    /// Makes a call. Returns the answer and its value.
+    fn ask_whole(&self, request: Request<'_>) -> (Answered, Vec<u8>) {
         request.encode(&mut bytes);
         let called = block_on(&self.session, self.session.call(NODE, service, &bytes, &mut answer));
         called.unwrap_or_else(|error| panic!("{request:?}: {error}"));
-        let Answer { outcome, first, second, .. } = Answer::decode(&answer).expect("an answer");
-        Answered { outcome, first, second }
+        let Answer { outcome, stamp, first, second, value } = Answer::decode(&answer).expect("an answer");
+        (Answered { outcome, stamp, first, second }, value.to_vec())
     }
 
     /// Reserves a block. Returns its number and address.
     fn reserve(&self, key: &[u8], value: &[u8]) -> (u64, u64) {
         let request = Request::Reserve { key, len: value.len() as u32, crc: crc_of(key, value) };
-        let Answered { outcome, first, second } = self.ask(request);
+        let Answered { outcome, first, second, .. } = self.ask(request);
         assert_eq!(outcome, Outcome::Done);
         (first, second)
     }
@@ -138,13 +156,23 @@ fn local(home: &Home) -> Rc<Direct> {
 const SOME: &str = r#"{"items": 60}"#;
 
 fn home(parameters: &str) -> Home {
-    let home = Home::with(Mapping::create(16 << 20, Pages::Small).expect("memory"), Options::default());
-    home.create_of(KIND, "s", 4, parameters);
+    home_of(KIND, 4, parameters)
+}
+
+fn home_of(kind: &str, mib: u64, parameters: &str) -> Home {
+    let home =
+        Home::with(Mapping::create((mib + 12) << 20, Pages::Small).expect("memory"), Options::default());
+    home.create_of(kind, "s", mib, parameters);
     home
 }
 
 fn reservations(home: &Home) -> (u64, u64) {
     let stat = home.stat("s").service;
+/// Size of the blocks in use, those of reservations and holds included.
+fn used_bytes(home: &Home) -> u64 {
+    home.stat("s").service["pool_live_bytes"]
+}
+
     (stat["reservations"], stat["reserved_bytes"])
 }
 
@@ -183,7 +211,7 @@ fn a_reservation_ends_with_its_session_and_not_before() {
     drop(dying);
     let began = Instant::now();
     while reservations(&home).0 > 0 {
-        assert!(began.elapsed() < DEADLINE, "the end of the session frees the block");
+        assert!(began.elapsed() < PATIENCE, "the end of the session frees the block");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(other.commit(number), Outcome::NotReserved);
@@ -321,8 +349,247 @@ fn keys_behind_a_deleted_one_are_still_found() {
     }
 }
 
+#[test]
+fn a_value_of_several_parts_is_read_whole_although_it_is_replaced_before_each_call() {
+    let home = home_of(MESSAGE_KIND, 8, SOME);
+    let mut writer = Client::message(&home);
+    let value = |round: u8| vec![round; 3 * PART_MAX - 7];
+    writer.put(b"key", &value(0));
+    let before = used_bytes(&home);
+    let session = local(&home);
+    let fabric = Rc::new(Intercept::new(Rc::clone(&session)));
+    let opened = block_on(&session, Chequer::open_message(Rc::clone(&fabric), NODE, "s"));
+    let mut kv = opened.expect("the store exists");
+    let rounds = Rc::new(Cell::new(0));
+    let round = Rc::clone(&rounds);
+    fabric.before_each_call(move || {
+        round.set(round.get() + 1);
+        writer.put(b"key", &value(round.get()));
+    });
+    let got = block_on(&session, kv.get(b"key")).unwrap_or_else(|error| panic!("{error}"));
+    let got = got.expect("the key has a value").value;
+    assert!(got.iter().all(|byte| *byte == got[0]) && got.len() == 3 * PART_MAX - 7, "a whole value");
+    // Its puts came before the first call of the last attempt, and nothing is held any more.
+    let last = rounds.get();
+    assert!((1..=last).contains(&got[0]), "value {} of {last}", got[0]);
+    assert_eq!(used_bytes(&home), before, "no block of a value that was replaced is in use");
+}
+
+#[test]
+fn a_value_is_held_until_its_client_its_session_or_its_time_ends_the_hold() {
+    let home = home_of(MESSAGE_KIND, 8, SOME);
+    let (reader, mut other) = (Client::message(&home), Client::message(&home));
+    let value = |round: u8| vec![round; 2 * PART_MAX];
+    let part = |client: &Client, stamp: Stamp| {
+        let request = Request::Get { key: b"key", offset: PART_MAX as u32, stamp };
+        let (answered, bytes) = client.ask_whole(request);
+        (answered.outcome == Outcome::Done).then_some(bytes)
+    };
+    let before = |other: &mut Client| {
+        other.put(b"key", &value(1));
+        used_bytes(&home)
+    };
+    let ends: [&dyn Fn(Client, Stamp); 3] = [
+        &|reader, stamp| {
+            let released = reader.ask(Request::Release { key: b"key", stamp }).outcome;
+            assert_eq!(released, Outcome::Done);
+            assert_eq!(part(&reader, stamp), None, "the hold has ended");
+        },
+        &|reader, _| drop(reader),
+        &|reader, stamp| {
+            std::thread::sleep(DEADLINE);
+            assert_eq!(part(&reader, stamp), None, "the hold has ended");
+        },
+    ];
+    drop(reader);
+    for (way, ends) in ends.into_iter().enumerate() {
+        let reader = Client::message(&home);
+        let used = before(&mut other);
+        let (held, first) = reader.ask_whole(Request::Hold { key: b"key" });
+        assert_eq!((held.outcome, first), (Outcome::Done, value(1)[..PART_MAX].to_vec()));
+        for round in 2..40 {
+            other.put(b"key", &value(round));
+            std::thread::sleep(QUARANTINE / 8);
+        }
+        assert_eq!(part(&other, held.stamp), None, "another session holds nothing");
+        assert_eq!(part(&reader, held.stamp), Some(value(1)[PART_MAX..].to_vec()), "the value that is held");
+        assert!(used_bytes(&home) > used, "the block is in use");
+        ends(reader, held.stamp);
+        let began = Instant::now();
+        while used_bytes(&home) > used {
+            assert!(began.elapsed() < PATIENCE, "way {way} does not free the block");
+            std::thread::sleep(Duration::from_millis(1));
+            let _ = other.ask(Request::Contains { key: b"key" });
+        }
+    }
+}
+
+/// A client that may only read cannot take the store's space by holds.
+#[test]
+fn holds_take_a_part_of_the_area_at_most() {
+    let home = home_of(MESSAGE_KIND, 8, SOME);
+    let (reader, mut writer) = (Client::message(&home), Client::message(&home));
+    for round in 0..60u8 {
+        writer.put(b"key", &vec![round; 10 * PART_MAX]);
+        let (held, _) = reader.ask_whole(Request::Hold { key: b"key" });
+        assert_eq!(held.outcome, Outcome::Done);
+    }
+    assert!(used_bytes(&home) < 4 << 20, "{} bytes in use", used_bytes(&home));
+}
+
 /// A client that may write to the store forges records with valid CRCs: their blocks are those of others, or lie
 /// outside of the area of values.
+/// The put is dropped after its reservation was answered: a client does not know the number of another.
+#[test]
+fn a_dropped_put_in_mode_two_gives_its_block_back_with_the_next_operation() {
+    let value = vec![5; 3000];
+    // The WRITE never runs; or the WRITE has run, and the put is dropped before its COMMIT.
+    for then in [Then::Stops, Then::Runs] {
+        let home = home(SOME);
+        let session = local(&home);
+        let fabric = Rc::new(Intercept::new(Rc::clone(&session)));
+        let opened = block_on(&session, Chequer::open(Rc::clone(&fabric), NODE, "s"));
+        let mut kv = opened.expect("the store exists");
+        let stops_at_commit = matches!(then, Then::Runs);
+        let mut fate = Some(then);
+        fabric.before_each(move || fate.take().unwrap_or(Then::Runs));
+        let mut calls = 0;
+        fabric.stop_calls_if(move || {
+            calls += 1;
+            stops_at_commit && calls == 2
+        });
+        {
+            let mut put = pin!(kv.put(b"key", &value));
+            let mut context = Context::from_waker(Waker::noop());
+            while !fabric.is_stuck() {
+                assert!(put.as_mut().poll(&mut context).is_pending(), "the put is stopped");
+            }
+        }
+        assert_eq!(reservations(&home).0, 1, "nobody has withdrawn it yet");
+        let got = block_on(&session, kv.get(b"key")).expect("read").map(|item| item.value.to_vec());
+        assert_eq!(got, None, "the put was not committed");
+        assert_eq!(reservations(&home), (0, 0), "the get has withdrawn the reservation");
+        block_on(&session, kv.put(b"key", &value)).expect("stored");
+        let got = block_on(&session, kv.get(b"key")).expect("read").map(|item| item.value.to_vec());
+        assert_eq!(got.as_ref(), Some(&value));
+        assert_eq!(reservations(&home), (0, 0));
+    }
+}
+
+/// While a WRITE of a dropped put may run, its block is not given back.
+#[test]
+fn a_block_to_which_a_write_may_be_on_its_way_is_not_given_back() {
+    let home = home(SOME);
+    let session = local(&home);
+    let fabric = Rc::new(Intercept::new(Rc::clone(&session)));
+    let opened = block_on(&session, Chequer::open(Rc::clone(&fabric), NODE, "s"));
+    let mut kv = opened.expect("the store exists");
+    fabric.of_write(Then::Stops);
+    fabric.set_may_run_abandoned(true);
+    {
+        let mut put = pin!(kv.put(b"key", &[5; 3000]));
+        let mut context = Context::from_waker(Waker::noop());
+        while !fabric.is_stuck() {
+            assert!(put.as_mut().poll(&mut context).is_pending(), "the put is stopped");
+        }
+    }
+    for _ in 0..3 {
+        assert!(!block_on(&session, kv.contains(b"key")).expect("read"));
+        assert_eq!(reservations(&home).0, 1, "the WRITE may still run");
+    }
+    fabric.set_may_run_abandoned(false);
+    assert!(!block_on(&session, kv.contains(b"key")).expect("read"));
+    assert_eq!(reservations(&home).0, 0);
+}
+
+#[test]
+fn a_value_of_several_parts_is_read_whole_although_it_is_replaced_before_each_call() {
+    let home = home_of(MESSAGE_KIND, 8, SOME);
+    let mut writer = Client::message(&home);
+    let value = |round: u8| vec![round; 3 * PART_MAX - 7];
+    writer.put(b"key", &value(0));
+    let before = used_bytes(&home);
+    let session = local(&home);
+    let fabric = Rc::new(Intercept::new(Rc::clone(&session)));
+    let opened = block_on(&session, Chequer::open_message(Rc::clone(&fabric), NODE, "s"));
+    let mut kv = opened.expect("the store exists");
+    let rounds = Rc::new(Cell::new(0));
+    let round = Rc::clone(&rounds);
+    fabric.before_each_call(move || {
+        round.set(round.get() + 1);
+        writer.put(b"key", &value(round.get()));
+    });
+    let got = block_on(&session, kv.get(b"key")).unwrap_or_else(|error| panic!("{error}"));
+    let got = got.expect("the key has a value").value;
+    assert!(got.iter().all(|byte| *byte == got[0]) && got.len() == 3 * PART_MAX - 7, "a whole value");
+    // Its puts came before the first call of the last attempt, and nothing is held any more.
+    let last = rounds.get();
+    assert!((1..=last).contains(&got[0]), "value {} of {last}", got[0]);
+    assert_eq!(used_bytes(&home), before, "no block of a value that was replaced is in use");
+}
+
+#[test]
+fn a_value_is_held_until_its_client_its_session_or_its_time_ends_the_hold() {
+    let home = home_of(MESSAGE_KIND, 8, SOME);
+    let (reader, mut other) = (Client::message(&home), Client::message(&home));
+    let value = |round: u8| vec![round; 2 * PART_MAX];
+    let part = |client: &Client, stamp: Stamp| {
+        let request = Request::Get { key: b"key", offset: PART_MAX as u32, stamp };
+        let (answered, bytes) = client.ask_whole(request);
+        (answered.outcome == Outcome::Done).then_some(bytes)
+    };
+    let before = |other: &mut Client| {
+        other.put(b"key", &value(1));
+        used_bytes(&home)
+    };
+    let ends: [&dyn Fn(Client, Stamp); 3] = [
+        &|reader, stamp| {
+            let released = reader.ask(Request::Release { key: b"key", stamp }).outcome;
+            assert_eq!(released, Outcome::Done);
+            assert_eq!(part(&reader, stamp), None, "the hold has ended");
+        },
+        &|reader, _| drop(reader),
+        &|reader, stamp| {
+            std::thread::sleep(DEADLINE);
+            assert_eq!(part(&reader, stamp), None, "the hold has ended");
+        },
+    ];
+    drop(reader);
+    for (way, ends) in ends.into_iter().enumerate() {
+        let reader = Client::message(&home);
+        let used = before(&mut other);
+        let (held, first) = reader.ask_whole(Request::Hold { key: b"key" });
+        assert_eq!((held.outcome, first), (Outcome::Done, value(1)[..PART_MAX].to_vec()));
+        for round in 2..40 {
+            other.put(b"key", &value(round));
+            std::thread::sleep(QUARANTINE / 8);
+        }
+        assert_eq!(part(&other, held.stamp), None, "another session holds nothing");
+        assert_eq!(part(&reader, held.stamp), Some(value(1)[PART_MAX..].to_vec()), "the value that is held");
+        assert!(used_bytes(&home) > used, "the block is in use");
+        ends(reader, held.stamp);
+        let began = Instant::now();
+        while used_bytes(&home) > used {
+            assert!(began.elapsed() < PATIENCE, "way {way} does not free the block");
+            std::thread::sleep(Duration::from_millis(1));
+            let _ = other.ask(Request::Contains { key: b"key" });
+        }
+    }
+}
+
+/// A client that may only read cannot take the store's space by holds.
+#[test]
+fn holds_take_a_part_of_the_area_at_most() {
+    let home = home_of(MESSAGE_KIND, 8, SOME);
+    let (reader, mut writer) = (Client::message(&home), Client::message(&home));
+    for round in 0..60u8 {
+        writer.put(b"key", &vec![round; 10 * PART_MAX]);
+        let (held, _) = reader.ask_whole(Request::Hold { key: b"key" });
+        assert_eq!(held.outcome, Outcome::Done);
+    }
+    assert!(used_bytes(&home) < 4 << 20, "{} bytes in use", used_bytes(&home));
+}
+
 #[test]
 fn forged_records_neither_stop_the_service_nor_change_what_other_keys_return() {
     const KEYS: u8 = 20;

@@ -23,6 +23,9 @@ pub(crate) struct Intercept<'a, F> {
     is_stuck: Cell<bool>,
     instead: RefCell<Option<Instead<'a>>>,
     of_write: RefCell<Option<Then>>,
+    before_call: RefCell<Box<dyn FnMut() + 'a>>,
+    stops_call: RefCell<Box<dyn FnMut() -> bool + 'a>>,
+    may_run_abandoned: Cell<bool>,
 }
 
 /// Function that replaces a chain.
@@ -36,12 +39,30 @@ impl<'a, F> Intercept<'a, F> {
             is_stuck: Cell::new(false),
             instead: RefCell::new(None),
             of_write: RefCell::new(None),
+            before_call: RefCell::new(Box::new(|| ())),
+            stops_call: RefCell::new(Box::new(|| false)),
+            may_run_abandoned: Cell::new(false),
         }
     }
 
     /// Calls `before` before each chain from now on.
     pub(crate) fn before_each(&self, before: impl FnMut() -> Then + 'a) {
         *self.before.borrow_mut() = Box::new(before);
+    }
+
+    /// Calls `before` before each call from now on.
+    pub(crate) fn before_each_call(&self, before: impl FnMut() + 'a) {
+        *self.before_call.borrow_mut() = Box::new(before);
+    }
+
+    /// Stops each call from now on for which `stops` returns true. Its future is never ready.
+    pub(crate) fn stop_calls_if(&self, stops: impl FnMut() -> bool + 'a) {
+        *self.stops_call.borrow_mut() = Box::new(stops);
+    }
+
+    /// Sets whether chains may still run whose futures were dropped, beside what the fabric below says.
+    pub(crate) fn set_may_run_abandoned(&self, may: bool) {
+        self.may_run_abandoned.set(may);
     }
 
     /// Lets `chains` chains run, then calls `act` once before the next chain.
@@ -122,6 +143,12 @@ impl<F: Fabric> Fabric for Intercept<'_, F> {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
+        (self.before_call.borrow_mut())();
+        let is_stopped = (self.stops_call.borrow_mut())();
+        if is_stopped {
+            self.is_stuck.set(true);
+            return std::future::pending().await;
+        }
         self.inner.call(node, service, request, answer).await
     }
 

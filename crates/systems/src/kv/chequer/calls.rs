@@ -10,12 +10,10 @@ use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::service::address;
 use farside_remote::{Fabric, FabricError, NodeId};
+use std::time::Duration;
 
 /// Number of times that a client reads a value that is replaced meanwhile.
 pub const ATTEMPTS_MAX: u32 = 16;
-
-/// Number of times that a client reads a value by several calls, while it is replaced between them.
-const READS_BY_PARTS_MAX: u32 = 64;
 
 /// Reason and remedy in the error about a full table.
 const NO_GROWTH: &str = "tables of this kind do not grow: create the store for more items (--items)";
@@ -42,6 +40,14 @@ pub(super) enum Got {
     Value,
 }
 
+/// Result of reading a value by one call or several.
+enum Whole {
+    /// The value, with its stamp; `None` if the key has none.
+    Is(Option<(Got, Stamp)>),
+    /// The value was replaced between two calls.
+    Changed,
+}
+
 /// A reserved block.
 #[derive(Clone, Copy)]
 pub(super) struct Reserved {
@@ -63,31 +69,53 @@ impl<F: Fabric + Clock> Calls<F> {
     }
 
     /// Reads the value of `key`, with its stamp. A value of several parts is read again while it is replaced between
-    /// two of them.
+    /// two of them. From the [`ATTEMPTS_MAX`]th time on, the service holds it until the last part was read.
     pub(super) async fn get(&mut self, key: &[u8]) -> Result<Option<(Got, Stamp)>, KvError> {
-        for _ in 0..READS_BY_PARTS_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             let first = Request::Get { key, offset: 0, stamp: Stamp(0) };
-            self.call(&first).await.map_err(KvError::of_read)?;
-            let (stamp, len, part) = match self.answered()? {
-                Answer { outcome: Outcome::Done, stamp, first, value, .. } => (stamp, first as usize, value),
-                Answer { outcome: Outcome::Absent, .. } => return Ok(None),
-                answer => return Err(self.error(answer.outcome)),
-            };
-            if part.len() == len {
-                return Ok(Some((Got::Answer, stamp)));
-            }
-            if len > VALUE_MAX || part.is_empty() {
-                return Err(KvError::Damaged(DAMAGED));
-            }
-            if self.get_rest(key, stamp, len).await? {
-                return Ok(Some((Got::Value, stamp)));
+            if let Whole::Is(got) = self.get_parts(&first, key).await? {
+                return Ok(got);
             }
         }
-        let reason = format!(
-            "the value was replaced {READS_BY_PARTS_MAX} times while its parts were read: use smaller values, or a \
-             chequer store, whose clients read values without calls"
-        );
-        Err(KvError::Fabric(FabricError::Lost { node: self.node, ran: Ran::No, reason }))
+        // The service may hold too many values for others.
+        for pause in std::iter::once(Duration::ZERO).chain(pauses()) {
+            if !pause.is_zero() {
+                self.fabric.sleep(pause).await;
+            }
+            if let Whole::Is(got) = self.get_parts(&Request::Hold { key }, key).await? {
+                return Ok(got);
+            }
+        }
+        let reason = "the value was replaced each time while its parts were read, and the node holds too many values \
+                      for other clients: nothing was read; retry, use smaller values, or use a chequer store, whose \
+                      clients read values without calls";
+        Err(KvError::Fabric(FabricError::Refused(reason.into())))
+    }
+
+    /// Makes the call for the first part of a value, and then those for the others. Ends the hold if `first` has begun
+    /// one.
+    async fn get_parts(&mut self, first: &Request<'_>, key: &[u8]) -> Result<Whole, KvError> {
+        self.call(first).await.map_err(KvError::of_read)?;
+        let (stamp, len, part) = match self.answered()? {
+            Answer { outcome: Outcome::Done, stamp, first, value, .. } => (stamp, first as usize, value),
+            Answer { outcome: Outcome::Absent, .. } => return Ok(Whole::Is(None)),
+            answer => return Err(self.error(answer.outcome)),
+        };
+        if part.len() == len {
+            return Ok(Whole::Is(Some((Got::Answer, stamp))));
+        }
+        if len > VALUE_MAX || part.is_empty() {
+            return Err(KvError::Damaged(DAMAGED));
+        }
+        let is_whole = self.get_rest(key, stamp, len).await?;
+        if matches!(first, Request::Hold { .. }) {
+            let mut answer = Vec::new(); // The first part's answer is still needed.
+            let service = address(self.table.key(), &mut self.request);
+            Request::Release { key, stamp }.encode(&mut self.request);
+            let _else_it_ends_by_itself =
+                self.fabric.call(self.node, service, &self.request, &mut answer).await;
+        }
+        Ok(if is_whole { Whole::Is(Some((Got::Value, stamp))) } else { Whole::Changed })
     }
 
     /// Reads the parts of a value after the one in the answer, all at once. Returns false if the value has changed.

@@ -78,6 +78,19 @@ pub enum Request<'a> {
         /// Number of the reservation.
         number: u64,
     },
+    /// Reads the first part of the value of a key. If the value has further parts, the service keeps its block for
+    /// them, although the value may be replaced. It does not keep too many blocks, nor for long.
+    Hold {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Ends a [`Request::Hold`].
+    Release {
+        /// The key.
+        key: &'a [u8],
+        /// Stamp of the value that was held.
+        stamp: Stamp,
+    },
 }
 
 const GET: u8 = 1;
@@ -88,11 +101,16 @@ const RESERVE: u8 = 5;
 const WRITE: u8 = 6;
 const COMMIT: u8 = 7;
 const WITHDRAW: u8 = 8;
+const HOLD: u8 = 9;
+const RELEASE: u8 = 10;
 
 impl<'a> Request<'a> {
     /// Whether the request may change the store.
     pub fn changes(&self) -> bool {
-        !matches!(self, Request::Get { .. } | Request::Contains { .. })
+        !matches!(
+            self,
+            Request::Get { .. } | Request::Contains { .. } | Request::Hold { .. } | Request::Release { .. }
+        )
     }
 
     /// Appends the encoded request to `bytes`.
@@ -107,6 +125,8 @@ impl<'a> Request<'a> {
             Request::Write { number, offset, bytes } => (WRITE, number, offset.into(), none, bytes),
             Request::Commit { number } => (COMMIT, number, 0, none, none),
             Request::Withdraw { number } => (WITHDRAW, number, 0, none, none),
+            Request::Hold { key } => (HOLD, 0, 0, key, none),
+            Request::Release { key, stamp } => (RELEASE, 0, stamp.0, key, none),
         };
         let [low, high] = (key.len() as u16).to_le_bytes();
         bytes.extend_from_slice(&[op, 0, low, high, 0, 0, 0, 0]);
@@ -134,7 +154,7 @@ impl<'a> Request<'a> {
         if header[1] != 0 || header[4..8] != [0; 4] {
             return wrong("has unexpected bytes");
         }
-        let has_key = matches!(op, GET | CONTAINS | PUT | DELETE | RESERVE);
+        let has_key = matches!(op, GET | CONTAINS | PUT | DELETE | RESERVE | HOLD | RELEASE);
         if has_key != (1..=KEY_MAX).contains(&key.len()) {
             return wrong("has a key of an invalid length");
         }
@@ -151,7 +171,9 @@ impl<'a> Request<'a> {
             (WRITE, _, Some(offset)) => Request::Write { number: first, offset, bytes: payload },
             (COMMIT, _, Some(0)) => Request::Commit { number: first },
             (WITHDRAW, _, Some(0)) => Request::Withdraw { number: first },
-            (GET..=WITHDRAW, _, _) => return wrong("has an invalid number"),
+            (HOLD, Some(0), Some(0)) => Request::Hold { key },
+            (RELEASE, Some(0), _) => Request::Release { key, stamp: Stamp(second) },
+            (GET..=RELEASE, _, _) => return wrong("has an invalid number"),
             _ => return wrong("has an unknown operation"),
         };
         Ok(request)
@@ -244,6 +266,8 @@ mod tests {
             Request::Write { number: u64::MAX, offset: 5, bytes: value },
             Request::Commit { number: 3 },
             Request::Withdraw { number: 4 },
+            Request::Hold { key },
+            Request::Release { key, stamp: Stamp(u64::MAX) },
         ];
         for request in all {
             let mut bytes = Vec::new();

@@ -13,9 +13,11 @@
 //! behind such a bucket on the path of its own key while the bucket looks as if it never had a record.
 //! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its
 //! client says that its WRITEs were answered.
-//! Invariant: the allocator's state, the stamps and the reservations are in the node's process. A node that takes over
-//! rebuilds the first two from the table ([`Service::recover`]), and reservations end with the sessions of the node
-//! before.
+//! Invariant: a block that is held for a client's reads ([`Held`]) is freed only once the hold has ended, although its
+//! value was replaced. A hold ends by its client, with its session, or after [`HOLD_TIME`]: a late read is refused.
+//! Invariant: the allocator's state, the stamps, the reservations and the holds are in the node's process. A node that
+//! takes over rebuilds the first two from the table ([`Service::recover`]), and the others end with the sessions of the
+//! node before.
 
 use super::layout::{
     BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec, Stamp, Table,
@@ -25,6 +27,7 @@ use super::log::{self, Logged};
 use super::mutants;
 use super::pool::{self, Pool, QUARANTINE, Stat};
 use super::request::{Answer, Outcome, PART_MAX, Request};
+use farside_remote::fabric::DEADLINE;
 use farside_remote::service::{Call, Context, Extent, Locks, Plan, Records, Service, Work};
 use farside_remote::{Memory, Rights};
 use std::collections::{BTreeMap, HashMap};
@@ -64,6 +67,8 @@ struct Partition {
     reserved: u64,
     /// The puts of the log that found no space during its replay, by key: their stamps and the values' blocks. Values
     /// that are replaced or deleted later in the log may have the space.
+    /// The values that are held for clients which read them by several calls.
+    holds: Vec<Held>,
     late: BTreeMap<Vec<u8>, (Stamp, Vec<u8>)>,
     /// Whether an earlier node has served the memory.
     is_recovered: bool,
@@ -110,6 +115,25 @@ struct Reservation {
 /// Reasons why a log cannot be replayed.
 const NO_BUCKET: &str =
     "the table has no place for a key of the log: create the store for more --items, and load a dump";
+/// A value that a client reads by several calls. Its block is not freed before the hold has ended.
+#[derive(Clone, Copy)]
+struct Held {
+    /// Number of the client's session; `None` for a client in the node's process that has none.
+    session: Option<u32>,
+    used: Used,
+    /// Time at which the hold ends, unless the client has ended it before.
+    until: Duration,
+    /// Whether the value was replaced, so that the last hold of its block frees the block.
+    is_replaced: bool,
+}
+
+/// Longest time for which a value is held for a client.
+const HOLD_TIME: Duration = DEADLINE;
+/// Largest number of holds of a partition.
+const HOLDS_MAX: usize = 64;
+/// The held blocks together take at most the area of values divided by this, unless there is only one.
+const HOLDS_SHARE: u64 = 4;
+
 const NO_BLOCK: &str = "the area of values has no space for a value of the log: create the store with a larger \
                         --quota, and load a dump";
 
@@ -171,7 +195,9 @@ impl ChequerService {
             | Request::Contains { key }
             | Request::Put { key, .. }
             | Request::Delete { key }
-            | Request::Reserve { key, .. } => self.table.home(key).partition,
+            | Request::Reserve { key, .. }
+            | Request::Hold { key }
+            | Request::Release { key, .. } => self.table.home(key).partition,
             Request::Write { number, .. } | Request::Commit { number } | Request::Withdraw { number } => {
                 self.partition_of_number(number)
             }
@@ -207,12 +233,17 @@ impl<M: Memory> Service<M> for ChequerService {
         let mut at = At { table: &self.table, index, memory, state, now, scratch };
         let outcome = match request {
             Request::Get { key, offset, stamp } => {
-                at.get(key, offset, stamp, answer)?;
+                at.get(key, offset, stamp, call.session, answer)?;
                 return Ok(Ok(()));
             }
             Request::Contains { key } => at.contains(key)?,
             Request::Put { key, value } => at.put(key, value, log, answer)?,
             Request::Delete { key } => at.delete(key, log, answer)?,
+            Request::Hold { key } => {
+                at.hold(key, call.session, answer)?;
+                return Ok(Ok(()));
+            }
+            Request::Release { key, stamp } => Err(at.end_hold(key, stamp, call.session)),
             Request::Reserve { key, len, crc } => {
                 at.reserve(key, len, crc, call.session, random.next(), answer)?
             }
@@ -308,7 +339,9 @@ impl<M: Memory> Service<M> for ChequerService {
 
     fn sessions_ended(&self, gone: &dyn Fn(u32) -> bool) {
         for index in 0..self.table.spec().partitions {
-            self.partition(index).release_reservations(|of| of.session.is_some_and(gone));
+            let mut partition = self.partition(index);
+            partition.release_reservations(|of| of.session.is_some_and(gone));
+            partition.end_holds(|held| held.session.is_some_and(gone));
         }
     }
 
@@ -351,6 +384,7 @@ impl Partition {
             is_recovered: false,
         }
     }
+            holds: Vec::new(),
 
     /// Begins a call, or runs the same call again.
     fn begin(&mut self, token: u64, now: Duration) {
@@ -371,6 +405,7 @@ impl Partition {
             const TIMEOUT: Duration = Duration::from_micros(20);
             self.release_reservations(|of| of.since + TIMEOUT < now);
         }
+        self.end_holds(|held| held.until <= now);
     }
 
     /// Takes a block for the call in progress.
@@ -382,9 +417,43 @@ impl Partition {
         self.begun.block
     }
 
-    /// Gives a block back. Readers may still read it.
+    /// Gives a block back, or leaves that to the end of its holds. Readers may still read it.
     fn release(&mut self, block: Block) {
-        let _ = self.pool.release(of_pool(block), self.now);
+        let mut is_held = false;
+        for held in self.holds.iter_mut().filter(|held| held.used.block == block) {
+            (held.is_replaced, is_held) = (true, true);
+        }
+        if !is_held {
+            let _ = self.pool.release(of_pool(block), self.now);
+        }
+    }
+
+    /// Holds a value for a client, if there are not too many holds.
+    fn hold(&mut self, used: Used, session: Option<u32>, area: u64) {
+        let held: u64 = self.holds.iter().map(|held| u64::from(held.used.block.len)).sum();
+        let has_space = held + u64::from(used.block.len) <= area / HOLDS_SHARE;
+        if self.holds.is_empty() || has_space && self.holds.len() < HOLDS_MAX {
+            self.holds.push(Held { session, used, until: self.now + HOLD_TIME, is_replaced: false });
+        }
+    }
+
+    /// The place of the hold of the value with this stamp, if a client of this session has one.
+    fn held(&self, key: KeyField, stamp: Stamp, session: Option<u32>) -> Option<usize> {
+        let is_it = |held: &Held| (held.session, held.used.stamp, held.used.key) == (session, stamp, key);
+        self.holds.iter().position(is_it)
+    }
+
+    fn end_holds(&mut self, is_over: impl Fn(&Held) -> bool) {
+        while let Some(place) = self.holds.iter().position(&is_over) {
+            self.end_hold(place);
+        }
+    }
+
+    fn end_hold(&mut self, place: usize) {
+        let Held { used: Used { block, .. }, is_replaced, .. } = self.holds.swap_remove(place);
+        if is_replaced && self.holds.iter().all(|held| held.used.block != block) {
+            let _ = self.pool.release(of_pool(block), self.now);
+        }
     }
 
     /// Draws the stamp of the call in progress, a put or delete. `is_new` says whether the key has no record.
@@ -500,7 +569,18 @@ type Left = Result<(), Outcome>;
 
 impl<M: Memory> At<'_, M> {
     /// Reads a part of the value of `key`. The answer's first number is the length of the whole value.
-    fn get(&mut self, key: &[u8], offset: u32, stamp: Stamp, answer: &mut Vec<u8>) -> Result<(), M::Wait> {
+    fn get(
+        &mut self,
+        key: &[u8],
+        offset: u32,
+        stamp: Stamp,
+        session: Option<u32>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), M::Wait> {
+        // The hold does not end meanwhile: only a call of this partition ends it, or the end of the caller's session.
+        if let Some(place) = self.state.held(self.table.key_field(key), stamp, session) {
+            return self.get_part(key, offset, self.state.holds[place].used, answer);
+        }
         let found = self.find(key)?;
         let Some(used) = found.used else {
             Answer::of(found.missing_outcome()).encode(answer);
@@ -518,6 +598,35 @@ impl<M: Memory> At<'_, M> {
         self.scratch.resize(len, 0);
         self.memory.read(used.block.at + (before + offset) as u64, self.scratch)?;
         let (stamp, first, value) = (used.stamp, value_len as u64, &self.scratch[..]);
+        self.get_part(key, offset, used, answer)
+    }
+
+    /// Reads the first part of the value of `key`, and holds the value if it has further parts.
+    fn hold(&mut self, key: &[u8], session: Option<u32>, answer: &mut Vec<u8>) -> Result<(), M::Wait> {
+        let found = self.find(key)?;
+        let Some(used) = found.used else {
+            Answer::of(found.missing_outcome()).encode(answer);
+            return Ok(());
+        };
+        self.get_part(key, 0, used, answer)?;
+        if used.block.len as usize > LENGTH_SIZE + key_in_block(key).len() + PART_MAX {
+            self.state.hold(used, session, self.table.spec().area);
+        }
+        Ok(())
+    }
+
+    fn end_hold(&mut self, key: &[u8], stamp: Stamp, session: Option<u32>) -> Outcome {
+        match self.state.held(self.table.key_field(key), stamp, session) {
+            Some(place) => {
+                self.state.end_hold(place);
+                Outcome::Done
+            }
+            None => Outcome::Absent,
+        }
+    }
+
+    /// Reads a part of a value of `key`.
+    fn get_part(&mut self, key: &[u8], offset: u32, used: Used, answer: &mut Vec<u8>) -> Result<(), M::Wait> {
         Answer { outcome: Outcome::Done, stamp, first, second: used.crc_value, value }.encode(answer);
         Ok(())
     }

@@ -81,12 +81,20 @@ fn call_checksummed(request: &[u8], read: u64) -> u64 {
     const SEARCH: u64 = BLOCK_BUCKETS * CHECKED_RECORD;
     const INSTALL: u64 = 2 * CHECKED_RECORD;
     match request.get(ADDRESS_SIZE..).map(Request::decode) {
-        Some(Ok(Request::Get { .. } | Request::Contains { .. })) => SEARCH,
+        Some(Ok(Request::Get { .. } | Request::Hold { .. } | Request::Contains { .. })) => SEARCH,
         Some(Ok(Request::Put { value, .. })) => SEARCH + (LENGTH_SIZE + value.len()) as u64 + INSTALL,
         // The block that the client wrote is among the bytes that the call has read.
         Some(Ok(Request::Commit { .. })) => read + INSTALL,
         Some(Ok(Request::Delete { .. })) => SEARCH + INSTALL,
-        Some(Ok(Request::Reserve { .. } | Request::Write { .. } | Request::Withdraw { .. }) | Err(_))
+        Some(
+            Ok(
+                Request::Reserve { .. }
+                | Request::Write { .. }
+                | Request::Withdraw { .. }
+                | Request::Release { .. },
+            )
+            | Err(_),
+        )
         | None => 0,
     }
 }
