@@ -272,6 +272,10 @@ impl<M: Runs> Fabric for Direct<M> {
     fn capabilities(&self, _node: NodeId) -> Capabilities {
         Capabilities::SOFTWARE
     }
+
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        false // A chain runs within one poll of its future.
+    }
 }
 
 impl<M: Runs + Send + 'static> Session for Direct<M> {

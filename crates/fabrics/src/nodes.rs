@@ -551,6 +551,10 @@ impl<S: Session> Fabric for Nodes<S> {
     fn session_number(&self, node: NodeId) -> u64 {
         Nodes::session_number(self, node)
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        self.session(node).map_or(true, |session| session.may_run_abandoned(node))
+    }
 }
 
 impl<S: Session> Turns for Nodes<S> {

@@ -136,6 +136,10 @@ impl Fabric for Endpoint {
     fn session_number(&self, node: NodeId) -> u64 {
         with_endpoint!(self, endpoint => endpoint.session_number(node))
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        with_endpoint!(self, endpoint => Fabric::may_run_abandoned(endpoint, node))
+    }
 }
 
 impl Turns for Endpoint {
@@ -248,6 +252,10 @@ impl Fabric for Session {
 
     fn capabilities(&self, node: NodeId) -> Capabilities {
         with_session!(self, inner => inner.capabilities(node))
+    }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        with_session!(self, inner => Fabric::may_run_abandoned(inner, node))
     }
 }
 

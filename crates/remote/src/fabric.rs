@@ -74,6 +74,12 @@ pub trait Fabric {
 
 /// Implements [`Fabric`] for a kind of reference to a fabric.
 macro_rules! fabric_by_reference {
+
+    /// Whether a chain may still run at `node` for which nobody waits any more: its future was dropped, or has failed
+    /// with an unknown outcome. True if the fabric does not know.
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        true
+    }
     ($reference:ty) => {
         impl<F: Fabric + ?Sized> Fabric for $reference {
             // Return the inner future: a wrapper would cost an extra poll.
@@ -108,6 +114,9 @@ macro_rules! fabric_by_reference {
     };
 }
 
+            fn may_run_abandoned(&self, node: NodeId) -> bool {
+                (**self).may_run_abandoned(node)
+            }
 fabric_by_reference!(&F);
 fabric_by_reference!(Rc<F>);
 

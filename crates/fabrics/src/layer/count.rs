@@ -120,6 +120,10 @@ impl<F: Fabric> Fabric for Count<F> {
     fn session_number(&self, node: NodeId) -> u64 {
         self.inner.session_number(node)
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        self.inner.may_run_abandoned(node)
+    }
 }
 
 turns_and_time_of_inner!(Count<F>);

@@ -82,6 +82,10 @@ impl<F: Fabric + Clock, T: Fn(&str)> Fabric for Trace<F, T> {
     fn session_number(&self, node: NodeId) -> u64 {
         self.inner.session_number(node)
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        self.inner.may_run_abandoned(node)
+    }
 }
 
 turns_and_time_of_inner!(Trace<F, T>);

@@ -487,6 +487,12 @@ impl Client {
         }
     }
 
+    /// Whether the server may still run a request that was cancelled or has failed: it has not confirmed the contrary,
+    /// or the session is over, so that nothing more is known.
+    pub fn is_draining(&self) -> bool {
+        self.stage != Stage::Open || self.slots.iter().any(|slot| slot.phase == Phase::Draining)
+    }
+
     /// Ends the session: reports every outstanding request as failed, and tells the node by one BYE.
     pub fn close(&mut self) {
         if self.stage == Stage::Open {

@@ -650,6 +650,10 @@ impl<L: Line> Fabric for Endpoint<L> {
     fn capabilities(&self, _node: NodeId) -> Capabilities {
         Capabilities::SOFTWARE
     }
+
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        self.state.borrow().client.is_draining()
+    }
 }
 
 impl<L: Line> Turns for Endpoint<L> {

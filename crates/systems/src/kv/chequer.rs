@@ -200,6 +200,7 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
     /// one call, or two waves for a value of several parts.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
+        self.clean_up().await;
         if self.transfer == Transfer::Message {
             return self.get_by_call(key).await;
         }
@@ -245,6 +246,7 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
     /// Chequer-message, takes one call.
     async fn contains(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
+        self.clean_up().await;
         if self.transfer == Transfer::Message {
             return self.calls.contains(key).await;
         }
@@ -262,6 +264,7 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
     /// or three waves for a value of several parts.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
+        self.clean_up().await;
         let is_one_call = match self.transfer {
             Transfer::OneSided => value.len() < self.threshold,
             Transfer::Message => true,
@@ -279,6 +282,7 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
 
     /// Takes one call.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        self.clean_up().await;
         self.calls.delete(key).await
     }
 }
@@ -402,9 +406,25 @@ impl<F: Fabric + Clock> Chequer<F> {
         Ok(Some(Fetched { at: None, version: stamp.version() }))
     }
 
+    /// Gives back what earlier puts have reserved whose futures were dropped, if there are any.
+    #[inline]
+    async fn clean_up(&mut self) {
+        if self.calls.has_unfinished() {
+            self.calls.withdraw_unfinished().await;
+        }
+    }
+
     /// Stores a value in mode 2, or in the parts of Chequer-message.
     async fn put_in_parts(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
         let reserved = self.calls.reserve(key, value).await?;
+        let put = self.put_reserved(reserved, key, value).await;
+        if !matches!(&put, Err(error) if error.ran() == Ran::Unknown) {
+            self.calls.forget(reserved.number);
+        }
+        put
+    }
+
+    async fn put_reserved(&mut self, reserved: Reserved, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
         let written = match self.transfer {
             Transfer::OneSided => self.write_block(reserved, key, value).await,
             Transfer::Message => self.calls.write(reserved.number, key, value).await,

@@ -1,6 +1,7 @@
 //! Tests of Chequer and of Chequer-message: the behaviour of their operations over every fabric, and their costs.
 
 use crate::support::Home;
+use crate::support::intercept::{Intercept, Then};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::count::Count;
@@ -22,11 +23,16 @@ use farside_systems::kv::{KEY_MAX, Kv, KvError};
 use farside_systems::system::System;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::cell::Cell;
 use std::rc::Rc;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NODE: NodeId = NodeId(0);
+use std::task::Poll;
+use std::time::{Duration, Instant};
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A client of the store `s`, with the endpoint that runs the client's operations.
@@ -254,6 +260,43 @@ fn every_operation_of_chequer_message_is_one_call() {
         let costs = client.endpoint.take();
         assert_eq!((costs.round_trips, costs.calls, costs.requests), (4, 4, 0), "{len} bytes");
     }
+}
+
+/// The session says when a WRITE of a dropped put has ended, so that its block may be given back.
+#[test]
+fn a_dropped_put_gives_its_block_back_over_a_session() {
+    let listen = vec![Listen::Tcp(LOOPBACK)];
+    let home = home(ChequerKind::KIND, 8, Options { listen, ..Options::default() }, SOME);
+    let Listen::Tcp(address) = home.host.listening()[0] else { panic!("the node listens on TCP") };
+    let endpoint = Rc::new(session(TcpLine::connect(address).expect("a connection")));
+    let is_written = Cell::new(false);
+    let fabric = Rc::new(Intercept::new(Rc::clone(&endpoint)));
+    let opened = block_on(&endpoint, Chequer::open(Rc::clone(&fabric), NODE, "s"));
+    let mut kv = opened.expect("the store exists");
+    fabric.before_each(|| {
+        is_written.set(true);
+        Then::Runs
+    });
+    let reservations = || home.stat("s").service["reservations"];
+    let value = vec![7; 5000];
+    let is_dropped = block_on(&endpoint, async {
+        let mut put = pin!(kv.put(b"key", &value));
+        poll_fn(|context| match put.as_mut().poll(context) {
+            Poll::Ready(_) => Poll::Ready(false),
+            Poll::Pending if is_written.get() => Poll::Ready(true),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    });
+    assert!(is_dropped, "the put waits for its WRITE");
+    assert_eq!(reservations(), 1);
+    let began = Instant::now();
+    while reservations() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(30), "the client withdraws the reservation");
+        assert!(!block_on(&endpoint, kv.contains(b"key")).expect("read"), "the put was not committed");
+    }
+    block_on(&endpoint, kv.put(b"key", &value)).expect("stored");
+    assert!(block_on(&endpoint, kv.get(b"key")).expect("read").is_some_and(|item| item.value == value));
 }
 
 // The service, its table and its memory.

@@ -22,8 +22,10 @@ use farside_systems::kv::chequer::{Chequer, KIND, MESSAGE_KIND};
 use farside_systems::kv::{Kv, KvError};
 use std::cell::Cell;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -42,9 +44,9 @@ struct Client {
 #[derive(Debug)]
 struct Answered {
     outcome: Outcome,
+    stamp: Stamp,
     first: u64,
     second: u64,
-    stamp: Stamp,
 }
 
 impl Client {
@@ -71,13 +73,13 @@ impl Client {
     }
 
     fn ask(&self, request: Request<'_>) -> Answered {
-        let (mut bytes, mut answer) = (Vec::new(), Vec::new());
-        let service = address(self.store.extent().key, &mut bytes);
         self.ask_whole(request).0
     }
 
     /// Makes a call. Returns the answer and its value.
     fn ask_whole(&self, request: Request<'_>) -> (Answered, Vec<u8>) {
+        let (mut bytes, mut answer) = (Vec::new(), Vec::new());
+        let service = address(self.store.extent().key, &mut bytes);
         request.encode(&mut bytes);
         let called = block_on(&self.session, self.session.call(NODE, service, &bytes, &mut answer));
         called.unwrap_or_else(|error| panic!("{request:?}: {error}"));
@@ -166,13 +168,13 @@ fn home_of(kind: &str, mib: u64, parameters: &str) -> Home {
     home
 }
 
-fn reservations(home: &Home) -> (u64, u64) {
-    let stat = home.stat("s").service;
 /// Size of the blocks in use, those of reservations and holds included.
 fn used_bytes(home: &Home) -> u64 {
     home.stat("s").service["pool_live_bytes"]
 }
 
+fn reservations(home: &Home) -> (u64, u64) {
+    let stat = home.stat("s").service;
     (stat["reservations"], stat["reserved_bytes"])
 }
 
@@ -349,96 +351,6 @@ fn keys_behind_a_deleted_one_are_still_found() {
     }
 }
 
-#[test]
-fn a_value_of_several_parts_is_read_whole_although_it_is_replaced_before_each_call() {
-    let home = home_of(MESSAGE_KIND, 8, SOME);
-    let mut writer = Client::message(&home);
-    let value = |round: u8| vec![round; 3 * PART_MAX - 7];
-    writer.put(b"key", &value(0));
-    let before = used_bytes(&home);
-    let session = local(&home);
-    let fabric = Rc::new(Intercept::new(Rc::clone(&session)));
-    let opened = block_on(&session, Chequer::open_message(Rc::clone(&fabric), NODE, "s"));
-    let mut kv = opened.expect("the store exists");
-    let rounds = Rc::new(Cell::new(0));
-    let round = Rc::clone(&rounds);
-    fabric.before_each_call(move || {
-        round.set(round.get() + 1);
-        writer.put(b"key", &value(round.get()));
-    });
-    let got = block_on(&session, kv.get(b"key")).unwrap_or_else(|error| panic!("{error}"));
-    let got = got.expect("the key has a value").value;
-    assert!(got.iter().all(|byte| *byte == got[0]) && got.len() == 3 * PART_MAX - 7, "a whole value");
-    // Its puts came before the first call of the last attempt, and nothing is held any more.
-    let last = rounds.get();
-    assert!((1..=last).contains(&got[0]), "value {} of {last}", got[0]);
-    assert_eq!(used_bytes(&home), before, "no block of a value that was replaced is in use");
-}
-
-#[test]
-fn a_value_is_held_until_its_client_its_session_or_its_time_ends_the_hold() {
-    let home = home_of(MESSAGE_KIND, 8, SOME);
-    let (reader, mut other) = (Client::message(&home), Client::message(&home));
-    let value = |round: u8| vec![round; 2 * PART_MAX];
-    let part = |client: &Client, stamp: Stamp| {
-        let request = Request::Get { key: b"key", offset: PART_MAX as u32, stamp };
-        let (answered, bytes) = client.ask_whole(request);
-        (answered.outcome == Outcome::Done).then_some(bytes)
-    };
-    let before = |other: &mut Client| {
-        other.put(b"key", &value(1));
-        used_bytes(&home)
-    };
-    let ends: [&dyn Fn(Client, Stamp); 3] = [
-        &|reader, stamp| {
-            let released = reader.ask(Request::Release { key: b"key", stamp }).outcome;
-            assert_eq!(released, Outcome::Done);
-            assert_eq!(part(&reader, stamp), None, "the hold has ended");
-        },
-        &|reader, _| drop(reader),
-        &|reader, stamp| {
-            std::thread::sleep(DEADLINE);
-            assert_eq!(part(&reader, stamp), None, "the hold has ended");
-        },
-    ];
-    drop(reader);
-    for (way, ends) in ends.into_iter().enumerate() {
-        let reader = Client::message(&home);
-        let used = before(&mut other);
-        let (held, first) = reader.ask_whole(Request::Hold { key: b"key" });
-        assert_eq!((held.outcome, first), (Outcome::Done, value(1)[..PART_MAX].to_vec()));
-        for round in 2..40 {
-            other.put(b"key", &value(round));
-            std::thread::sleep(QUARANTINE / 8);
-        }
-        assert_eq!(part(&other, held.stamp), None, "another session holds nothing");
-        assert_eq!(part(&reader, held.stamp), Some(value(1)[PART_MAX..].to_vec()), "the value that is held");
-        assert!(used_bytes(&home) > used, "the block is in use");
-        ends(reader, held.stamp);
-        let began = Instant::now();
-        while used_bytes(&home) > used {
-            assert!(began.elapsed() < PATIENCE, "way {way} does not free the block");
-            std::thread::sleep(Duration::from_millis(1));
-            let _ = other.ask(Request::Contains { key: b"key" });
-        }
-    }
-}
-
-/// A client that may only read cannot take the store's space by holds.
-#[test]
-fn holds_take_a_part_of_the_area_at_most() {
-    let home = home_of(MESSAGE_KIND, 8, SOME);
-    let (reader, mut writer) = (Client::message(&home), Client::message(&home));
-    for round in 0..60u8 {
-        writer.put(b"key", &vec![round; 10 * PART_MAX]);
-        let (held, _) = reader.ask_whole(Request::Hold { key: b"key" });
-        assert_eq!(held.outcome, Outcome::Done);
-    }
-    assert!(used_bytes(&home) < 4 << 20, "{} bytes in use", used_bytes(&home));
-}
-
-/// A client that may write to the store forges records with valid CRCs: their blocks are those of others, or lie
-/// outside of the area of values.
 /// The put is dropped after its reservation was answered: a client does not know the number of another.
 #[test]
 fn a_dropped_put_in_mode_two_gives_its_block_back_with_the_next_operation() {
@@ -590,6 +502,8 @@ fn holds_take_a_part_of_the_area_at_most() {
     assert!(used_bytes(&home) < 4 << 20, "{} bytes in use", used_bytes(&home));
 }
 
+/// A client that may write to the store forges records with valid CRCs: their blocks are those of others, or lie
+/// outside of the area of values.
 #[test]
 fn forged_records_neither_stop_the_service_nor_change_what_other_keys_return() {
     const KEYS: u8 = 20;

@@ -159,6 +159,10 @@ impl<F: Fabric> Fabric for Intercept<'_, F> {
     fn capabilities(&self, node: NodeId) -> Capabilities {
         self.inner.capabilities(node)
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        self.may_run_abandoned.get() || self.inner.may_run_abandoned(node)
+    }
 }
 
 impl<F: Clock> Clock for Intercept<'_, F> {

@@ -30,6 +30,8 @@ pub(super) struct Calls<F> {
     pub(super) answer: Vec<u8>,
     /// The last value that did not fit into one answer or reply.
     pub(super) value: Vec<u8>,
+    /// Reservations of puts that have not ended, or not with a known outcome: their sessions' numbers, and their own.
+    unfinished: Vec<(u64, u64)>,
 }
 
 /// Where a value lies that calls have read.
@@ -61,7 +63,7 @@ impl<F: Fabric + Clock> Calls<F> {
     pub(super) fn of(fabric: F, node: NodeId, store: Store) -> Result<Calls<F>, String> {
         let table = Table::new(&store.parameters, store.extent())?;
         let (request, answer, value) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Calls { fabric, node, store, table, request, answer, value })
+        Ok(Calls { fabric, node, store, table, request, answer, value, unfinished: Vec::new() })
     }
 
     pub(super) fn spec(&self) -> &Spec {
@@ -192,9 +194,37 @@ impl<F: Fabric + Clock> Calls<F> {
             fabric.call(node, service, &request, &mut answer).await.map(|()| answer)
         });
         let answers = all(parts).await;
+        self.unfinished.push((self.fabric.session_number(self.node), number));
         self.value = block;
         for answer in answers {
             let answer = answer.map_err(KvError::of_read)?;
+    /// Notes that a put has ended, so that its reservation is not withdrawn later.
+    pub(super) fn forget(&mut self, number: u64) {
+        self.unfinished.retain(|(_, unfinished)| *unfinished != number);
+    }
+
+    /// Whether there are reservations of puts whose futures were dropped, or whose outcome is unknown.
+    pub(super) fn has_unfinished(&self) -> bool {
+        !self.unfinished.is_empty()
+    }
+
+    /// Gives back the blocks that puts have reserved whose futures were dropped, once none of their WRITEs can be on its
+    /// way. A COMMIT that is still on its way then finds no reservation, and does nothing.
+    #[cold]
+    pub(super) async fn withdraw_unfinished(&mut self) {
+        if self.fabric.may_run_abandoned(self.node) {
+            return;
+        }
+        while let Some(&(session, number)) = self.unfinished.last() {
+            // The end of a session ends its reservations.
+            let is_open = session == self.fabric.session_number(self.node);
+            if is_open && self.call(&Request::Withdraw { number }).await.is_err() {
+                return;
+            }
+            self.forget(number);
+        }
+    }
+
             match Answer::decode(&answer).map(|answer| answer.outcome) {
                 Some(Outcome::Done) => {}
                 Some(outcome) => return Err(self.error(outcome)),
