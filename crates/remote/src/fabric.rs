@@ -30,6 +30,10 @@ pub const DEADLINE: Duration = Duration::from_secs(1);
 /// Start of the reason why a fenced client's requests fail ([`FabricError::is_fenced`]).
 pub const FENCED: &str = "another client took this one for dead, and fenced it";
 
+/// Part of the reason why a store refuses a change while too much of its log is not written yet
+/// ([`FabricError::is_log_behind`]).
+pub const LOG_BEHIND: &str = " MiB behind: its disk is too slow for these writes; nothing was done";
+
 /// The interface to memory nodes that carries chains and calls. An endpoint belongs to one thread: it is not `Send`.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Fabric {
@@ -70,16 +74,16 @@ pub trait Fabric {
     fn session_number(&self, _node: NodeId) -> u64 {
         0
     }
-}
-
-/// Implements [`Fabric`] for a kind of reference to a fabric.
-macro_rules! fabric_by_reference {
 
     /// Whether a chain may still run at `node` for which nobody waits any more: its future was dropped, or has failed
     /// with an unknown outcome. True if the fabric does not know.
     fn may_run_abandoned(&self, _node: NodeId) -> bool {
         true
     }
+}
+
+/// Implements [`Fabric`] for a kind of reference to a fabric.
+macro_rules! fabric_by_reference {
     ($reference:ty) => {
         impl<F: Fabric + ?Sized> Fabric for $reference {
             // Return the inner future: a wrapper would cost an extra poll.
@@ -110,13 +114,13 @@ macro_rules! fabric_by_reference {
             fn session_number(&self, node: NodeId) -> u64 {
                 (**self).session_number(node)
             }
+            fn may_run_abandoned(&self, node: NodeId) -> bool {
+                (**self).may_run_abandoned(node)
+            }
         }
     };
 }
 
-            fn may_run_abandoned(&self, node: NodeId) -> bool {
-                (**self).may_run_abandoned(node)
-            }
 fabric_by_reference!(&F);
 fabric_by_reference!(Rc<F>);
 
@@ -189,6 +193,11 @@ impl FabricError {
     /// that this client held is its own any more. It can go on only with a new nonce, over a new session.
     pub fn is_fenced(&self) -> bool {
         matches!(self, FabricError::Lost { reason, .. } | FabricError::Refused(reason) if reason.starts_with(FENCED))
+    }
+
+    /// Whether a store refused a change because too much of its log is not written yet. A later request may succeed.
+    pub fn is_log_behind(&self) -> bool {
+        matches!(self, FabricError::Refused(reason) if reason.contains(LOG_BEHIND))
     }
 
     /// Converts the error of an operation's last request into the error of the whole operation. `of_operation` receives

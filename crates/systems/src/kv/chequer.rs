@@ -55,7 +55,7 @@ use super::{Fetched, Item, Kv, KvError, check_key};
 use crate::members::all;
 use crate::store::{self, StoreError};
 use cache::Cache;
-use calls::{Calls, DAMAGED, Got, Reserved, check_put};
+use calls::{BEHIND_PAUSE, Behind, Calls, DAMAGED, Got, Reserved, check_put};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
@@ -272,9 +272,9 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         if is_one_call && value.len() <= request::PART_MAX {
             return self.calls.put(key, value).await.map(drop);
         }
-        match self.put_in_parts(key, value).await {
+        match self.put_in_two_calls(key, value).await {
             Err(error) if mutants::COMMIT_REPEATED.is_on() && error.ran() == Ran::Unknown => {
-                self.put_in_parts(key, value).await.map(drop)
+                self.put_in_two_calls(key, value).await.map(drop)
             }
             put => put.map(drop),
         }
@@ -414,14 +414,23 @@ impl<F: Fabric + Clock> Chequer<F> {
         }
     }
 
-    /// Stores a value in mode 2, or in the parts of Chequer-message.
-    async fn put_in_parts(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
-        let reserved = self.calls.reserve(key, value).await?;
-        let put = self.put_reserved(reserved, key, value).await;
-        if !matches!(&put, Err(error) if error.ran() == Ran::Unknown) {
-            self.calls.forget(reserved.number);
+    /// Stores a value in mode 2, or in the parts of Chequer-message. If the log is behind, waits for it.
+    async fn put_in_two_calls(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {
+        let mut behind = Behind::default();
+        loop {
+            let reserved = self.calls.reserve(key, value).await?;
+            let put = self.put_reserved(reserved, key, value).await;
+            if !matches!(&put, Err(error) if error.ran() == Ran::Unknown) {
+                self.calls.forget(reserved.number);
+            }
+            match put {
+                // The refused COMMIT has freed the block.
+                Err(KvError::Fabric(error)) if behind.may_pass(&self.calls.fabric, &error) => {
+                    self.calls.fabric.sleep(BEHIND_PAUSE).await;
+                }
+                put => return put,
+            }
         }
-        put
     }
 
     async fn put_reserved(&mut self, reserved: Reserved, key: &[u8], value: &[u8]) -> Result<Stamp, KvError> {

@@ -13,26 +13,28 @@ use farside_fabrics::session::endpoint::Endpoint;
 use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::udp::UdpLine;
-use farside_node::host::{Listen, Options};
+use farside_node::host::{Listen, LogFolder, Options};
+use farside_node::log::{Log, LogOptions};
 use farside_remote::clock::Clock;
-use farside_remote::{Fabric, NodeId};
+use farside_remote::service::Records;
+use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::kv::chequer::layout::{KEY_INLINE, LENGTH_SIZE, RECORD_SIZE, VALUE_MAX};
 use farside_systems::kv::chequer::request::{ANSWER_SIZE, PART_MAX, REQUEST_SIZE};
 use farside_systems::kv::chequer::{Chequer, ChequerKind, ChequerMessageKind, TRANSFER_MAX};
 use farside_systems::kv::{KEY_MAX, Kv, KvError};
 use farside_systems::system::System;
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::cell::Cell;
-use std::rc::Rc;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-const NODE: NodeId = NodeId(0);
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+const NODE: NodeId = NodeId(0);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A client of the store `s`, with the endpoint that runs the client's operations.
@@ -297,6 +299,42 @@ fn a_dropped_put_gives_its_block_back_over_a_session() {
     }
     block_on(&endpoint, kv.put(b"key", &value)).expect("stored");
     assert!(block_on(&endpoint, kv.get(b"key")).expect("read").is_some_and(|item| item.value == value));
+}
+
+/// Many clients put large values at the same time, faster than the disk stores them.
+#[test]
+fn writers_of_large_values_wait_for_a_log_that_is_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = Some(LogFolder { path: folder.path().to_owned(), options: LogOptions::default() });
+    let home = home(ChequerKind::KIND, 128, Options { log, ..Options::default() }, SOME);
+    let value = vec![8; VALUE_MAX];
+    let writers = 40u64;
+    std::thread::scope(|scope| {
+        for writer in 0..writers {
+            let (home, value) = (&home, &value);
+            scope.spawn(move || {
+                let mut client = chequer(local(home), 0);
+                for round in 0..2 {
+                    let key = [writer as u8, round];
+                    client.put(&key, value).unwrap_or_else(|error| panic!("writer {writer}: {error}"));
+                }
+            });
+        }
+    });
+    assert!(home.stat("s").service["log_records"] >= 2 * writers);
+}
+
+/// The clients know a log that is behind by the text of its refusal.
+#[test]
+fn the_refusal_of_a_log_that_is_behind_is_known_as_such() {
+    let home = home(ChequerKind::KIND, 8, Options::default(), SOME);
+    let store = chequer(local(&home), 0).kv.store().clone();
+    let mut log = Log::new(store, LogOptions::default(), 1);
+    let mut records = Records::default();
+    records.append(&vec![1; 1 << 20]);
+    let refused = (0..100).find_map(|_| log.append(&records).err()).expect("nothing writes this log");
+    assert!(FabricError::Refused(refused.clone()).is_log_behind(), "{refused}");
+    assert!(!FabricError::Refused("the log cannot be written: the disk is full".into()).is_log_behind());
 }
 
 // The service, its table and its memory.

@@ -7,7 +7,7 @@ use crate::members::all;
 use crate::ready::pauses;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
-use farside_remote::fabric::Ran;
+use farside_remote::fabric::{DEADLINE, Ran};
 use farside_remote::service::address;
 use farside_remote::{Fabric, FabricError, NodeId};
 use std::time::Duration;
@@ -48,6 +48,22 @@ enum Whole {
     Is(Option<(Got, Stamp)>),
     /// The value was replaced between two calls.
     Changed,
+}
+
+/// Pause of a client that waits for the store's log.
+pub(super) const BEHIND_PAUSE: Duration = Duration::from_millis(5);
+
+/// For how long a client has waited for the store's log.
+#[derive(Default)]
+pub(super) struct Behind {
+    until: Option<Duration>,
+}
+
+impl Behind {
+    /// Whether a request failed because the log is behind, and the client has not waited for the time of a call yet.
+    pub(super) fn may_pass(&mut self, clock: &impl Clock, error: &FabricError) -> bool {
+        error.is_log_behind() && clock.now() < *self.until.get_or_insert_with(|| clock.now() + DEADLINE)
+    }
 }
 
 /// A reserved block.
@@ -165,7 +181,7 @@ impl<F: Fabric + Clock> Calls<F> {
     /// Deletes `key`. Returns whether it had a value.
     pub(super) async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
-        self.call(&Request::Delete { key }).await.map_err(KvError::of_install)?;
+        self.call_logged(&Request::Delete { key }).await.map_err(KvError::of_install)?;
         match self.answered()?.outcome {
             Outcome::Done => Ok(true),
             Outcome::Absent => Ok(false),
@@ -178,26 +194,10 @@ impl<F: Fabric + Clock> Calls<F> {
         let request = Request::Reserve { key, len: value.len() as u32, crc: crc_of(key, value) };
         self.until_ready(&request, KvError::of_read).await?;
         let Answer { first: number, second: at, .. } = self.answered()?;
+        self.unfinished.push((self.fabric.session_number(self.node), number));
         Ok(Reserved { number, at })
     }
 
-    /// Writes a block by calls, all at once, for a client that writes no memory.
-    pub(super) async fn write(&mut self, number: u64, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        let mut block = std::mem::take(&mut self.value);
-        block.clear();
-        super::layout::put_block(&mut block, key, value);
-        let (fabric, node, key_of_store) = (&self.fabric, self.node, self.table.key());
-        let parts = block.chunks(PART_MAX).zip((0..).step_by(PART_MAX)).map(async |(bytes, offset)| {
-            let (mut request, mut answer) = (Vec::new(), Vec::new());
-            let service = address(key_of_store, &mut request);
-            Request::Write { number, offset, bytes }.encode(&mut request);
-            fabric.call(node, service, &request, &mut answer).await.map(|()| answer)
-        });
-        let answers = all(parts).await;
-        self.unfinished.push((self.fabric.session_number(self.node), number));
-        self.value = block;
-        for answer in answers {
-            let answer = answer.map_err(KvError::of_read)?;
     /// Notes that a put has ended, so that its reservation is not withdrawn later.
     pub(super) fn forget(&mut self, number: u64) {
         self.unfinished.retain(|(_, unfinished)| *unfinished != number);
@@ -225,6 +225,22 @@ impl<F: Fabric + Clock> Calls<F> {
         }
     }
 
+    /// Writes a block by calls, all at once, for a client that writes no memory.
+    pub(super) async fn write(&mut self, number: u64, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        let mut block = std::mem::take(&mut self.value);
+        block.clear();
+        super::layout::put_block(&mut block, key, value);
+        let (fabric, node, key_of_store) = (&self.fabric, self.node, self.table.key());
+        let parts = block.chunks(PART_MAX).zip((0..).step_by(PART_MAX)).map(async |(bytes, offset)| {
+            let (mut request, mut answer) = (Vec::new(), Vec::new());
+            let service = address(key_of_store, &mut request);
+            Request::Write { number, offset, bytes }.encode(&mut request);
+            fabric.call(node, service, &request, &mut answer).await.map(|()| answer)
+        });
+        let answers = all(parts).await;
+        self.value = block;
+        for answer in answers {
+            let answer = answer.map_err(KvError::of_read)?;
             match Answer::decode(&answer).map(|answer| answer.outcome) {
                 Some(Outcome::Done) => {}
                 Some(outcome) => return Err(self.error(outcome)),
@@ -260,7 +276,7 @@ impl<F: Fabric + Clock> Calls<F> {
     ) -> Result<Stamp, KvError> {
         let mut pauses = pauses();
         loop {
-            self.call(request).await.map_err(&of)?;
+            self.call_logged(request).await.map_err(&of)?;
             match self.answered()? {
                 Answer { outcome: Outcome::Done, stamp, .. } => return Ok(stamp),
                 Answer { outcome: Outcome::OutOfMemory, .. } => match pauses.next() {
@@ -268,6 +284,17 @@ impl<F: Fabric + Clock> Calls<F> {
                     None => return Err(KvError::OutOfMemory),
                 },
                 answer => return Err(self.error(answer.outcome)),
+            }
+        }
+    }
+
+    /// Makes a call that the store's log may refuse because it is behind. Makes it again until the log has space.
+    async fn call_logged(&mut self, request: &Request<'_>) -> Result<(), FabricError> {
+        let mut behind = Behind::default();
+        loop {
+            match self.call(request).await {
+                Err(error) if behind.may_pass(&self.fabric, &error) => self.fabric.sleep(BEHIND_PAUSE).await,
+                called => return called,
             }
         }
     }
