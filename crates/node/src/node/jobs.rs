@@ -30,12 +30,12 @@ pub(super) enum Job<M: NodeMemory> {
         division: Division,
         granted: usize,
     },
-    /// `answer` is the response at the end.
+    /// `answer` is the response at the end: a refusal if the store could not be created.
     Drop {
         entry: Box<Entry<M>>,
         leaving: Leaving,
         freed: usize,
-        answer: Box<Answer>,
+        answer: Box<Result<Answer, String>>,
     },
 }
 
@@ -83,7 +83,7 @@ impl<M: NodeMemory> Node<M> {
         let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
         let dropped = Err(format!("store '{name}' was dropped in the meantime"));
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
-        Ok(Job::Drop { entry, leaving: Leaving::Not, freed: 0, answer: Box::new(answer) })
+        Ok(Job::Drop { entry, leaving: Leaving::Not, freed: 0, answer: Box::new(Ok(answer)) })
     }
 
     pub(super) fn begin_create(
@@ -238,11 +238,33 @@ impl<M: NodeMemory> Node<M> {
         };
         self.catalog_sequence += u64::from(is_forgetting);
         match ended {
-            None => self.end_job(memory, place)?,
+            None => match self.failed_log(place) {
+                Some(reason) => self.begin_undo(place, reason),
+                None => self.end_job(memory, place)?,
+            },
             Some(true) => self.at_job.1 = 0,
             Some(false) => return Ok(self.try_next_job(waiting, place)),
         }
         Ok(true)
+    }
+
+    /// Why the log of the store that the job at `place` creates cannot be made, if it cannot.
+    fn failed_log(&self, place: usize) -> Option<String> {
+        let Some((_, Job::Create { entry, .. })) = self.jobs.get(place) else { return None };
+        let reason = entry.served.log()?.lock().refuses()?.to_owned();
+        Some(format!(
+            "store '{}' was not created, since its log could not be made: {reason}; free space in --log-dir, or give \
+             another folder, and create the store again",
+            entry.store.name
+        ))
+    }
+
+    /// Goes on from the creation of a store to the removal of all that was made of it. The catalog never had it.
+    fn begin_undo(&mut self, place: usize, reason: String) {
+        let Some((ticket, Job::Create { entry, .. })) = self.jobs.remove(place) else { return };
+        let job = Job::Drop { entry, leaving: Leaving::Not, freed: 0, answer: Box::new(Err(reason)) };
+        self.jobs.insert(place, (ticket, job));
+        self.at_job.1 = 0;
     }
 
     /// Goes on from a job that waits to the next one. Returns whether there is work: a job remains that was not tried
@@ -353,7 +375,7 @@ impl<M: NodeMemory> Node<M> {
             Job::Create { entry, .. } => {
                 let store = without_key_if_not_served(entry.store.clone());
                 self.catalog.insert(*entry);
-                Answer::Store(store)
+                Ok(Answer::Store(store))
             }
             Job::Drop { entry, answer, .. } => {
                 self.reclaim.forget(entry.store.region);
@@ -361,7 +383,7 @@ impl<M: NodeMemory> Node<M> {
                 *answer
             }
         };
-        self.answers.push_back((ticket, Ok(answer)));
+        self.answers.push_back((ticket, answer));
         Ok(())
     }
 }

@@ -15,8 +15,9 @@ use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::udp::UdpLine;
 use farside_node::host::{BindError, Host, Listen, LogFolder, Options};
-use farside_node::log::{LogOptions, SyncPolicy};
-use farside_remote::control::{Answer, Ask};
+use farside_node::log::{LogOptions, Next, Op, SyncPolicy};
+use farside_node::{Node, Progress};
+use farside_remote::control::{Answer, Ask, NodeInfo};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Kind, address};
 use farside_remote::{Fabric, Key, NodeId};
@@ -118,6 +119,78 @@ fn a_store_and_its_puts_survive_the_loss_of_memory_under_each_policy() {
             assert_eq!(caller.get(key), expected, "{sync:?}, after a checkpoint, key {key}");
         }
     }
+}
+
+fn creates(host: &Host) -> Result<Answer, String> {
+    let (name, kind, parameters) = ("s".into(), "ledger".into(), String::new());
+    host.ask(Ask::CreateStore { name, kind, parameters, quota: 4 << 20 }, DEADLINE)
+        .map_err(|error| error.to_string())
+}
+
+/// The disk is full at each step of the log's creation.
+#[test]
+fn a_store_whose_log_cannot_be_created_is_not_created() {
+    const FULL: i32 = 28;
+    let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+    let kinds = || vec![Box::new(Ledger::default()) as Box<dyn Kind<Mapping>>];
+    for failing in [Some(0), Some(1), Some(2), None] {
+        let mut node = Node::new(&memory, kinds(), NodeInfo::default());
+        node.set_logging(LogOptions::default());
+        let free = node.info().unassigned_bytes;
+        let (name, kind, parameters) = ("s".to_owned(), "ledger".to_owned(), String::new());
+        let ask = Ask::CreateStore { name: name.clone(), kind, parameters, quota: 4 << 20 };
+        for attempt in 0..2 {
+            node.ask(ask.clone(), [3 + attempt, 4]);
+            let (mut answer, mut logs, mut ops) = (None, Vec::new(), Vec::new());
+            for _ in 0..200 {
+                while node.step(&memory) == Ok(Progress::Made) {}
+                node.poll_shared();
+                answer = answer.or(node.answer().map(|(_, answer)| answer));
+                logs.extend(node.take_new_logs());
+                for log in &logs {
+                    let mut log = log.lock();
+                    if let Next::Do(op) = log.next(Duration::ZERO) {
+                        let fails = attempt == 0 && failing == Some(ops.len());
+                        log.done(if fails { Err(std::io::Error::from_raw_os_error(FULL)) } else { Ok(()) });
+                        ops.push(op);
+                    }
+                }
+            }
+            let answer = answer.expect("the node answers");
+            if attempt == 1 || failing.is_none() {
+                assert!(matches!(answer, Ok(Answer::Store(_))), "{failing:?}: {answer:?}");
+                break;
+            }
+            let refusal = answer.expect_err("the disk is full");
+            assert!(refusal.contains("store 's' was not created"), "{refusal}");
+            assert!(refusal.contains("No space left"), "{refusal}");
+            assert!(refusal.contains("free space in --log-dir"), "{refusal}");
+            assert!(matches!(ops.last(), Some(Op::RemoveFolder(_))), "{ops:?}");
+            assert_eq!(node.info().unassigned_bytes, free, "nothing is left of it");
+            assert!(node.catalog().get(&name).is_err());
+        }
+        assert!(node.catalog().get(&name).is_ok(), "{failing:?}");
+        node.ask(Ask::DropStore { name }, [5, 6]);
+        while node.step(&memory) == Ok(Progress::Made) {}
+    }
+}
+
+#[test]
+fn a_node_goes_on_after_a_log_could_not_be_created() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (logs, away) = (folder.path().join("logs"), folder.path().join("away"));
+    let host = start(options(&logs, SyncPolicy::Each, 1 << 20)).expect("it serves");
+    std::fs::rename(&logs, &away).expect("renamed");
+    std::fs::write(&logs, b"no folder").expect("written");
+    let refusal = creates(&host).expect_err("there is no folder");
+    assert!(refusal.contains("was not created") && refusal.contains("--log-dir"), "{refusal}");
+    std::fs::remove_file(&logs).expect("removed");
+    std::fs::rename(&away, &logs).expect("renamed");
+    create(&host);
+    assert_eq!(Caller::new(&host).put(1, 2), Ok(1));
+    drop(host);
+    let host = start(options(&logs, SyncPolicy::Each, 1 << 20)).expect("it serves");
+    assert_eq!(Caller::new(&host).get(1)[1], 2);
 }
 
 #[test]
