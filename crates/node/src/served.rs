@@ -168,6 +168,8 @@ pub struct Buffers {
     pub scratch: Vec<u8>,
     /// The records that a call appends ([`Context::log`]).
     pub records: Records,
+    /// What the first part of a call has left ([`Begun::state`]).
+    state: Vec<u8>,
 }
 
 /// A call whose records are not stored yet.
@@ -197,12 +199,14 @@ impl<M: Memory<Wait = Infallible>> Served<M> {
         if let Called::Answered(answered) = called {
             return answered.map(|()| None);
         }
-        let state = std::mem::take(answer);
+        let mut state = std::mem::take(&mut buffers.state);
+        std::mem::swap(&mut state, answer);
         let (state, stored) = match guard.append(&buffers.records, calling.session, state) {
             Ok(begun) => return Ok(Some(begun)),
             Err(at_once) => at_once,
         };
         let Ok(answered) = guard.end(memory, start, (&state, &stored), buffers, answer);
+        buffers.state = state;
         answered.map(|()| None)
     }
 
@@ -365,7 +369,7 @@ impl<M: Memory> Drop for ServiceGuard<'_, M> {
 
 impl Start {
     fn context<'a, M: Memory>(self, memory: &'a M, buffers: &'a mut Buffers) -> Context<'a, M> {
-        let Buffers { scratch, records: log } = buffers;
+        let Buffers { scratch, records: log, .. } = buffers;
         scratch.clear();
         log.clear();
         Context { memory, now: self.now, random: Draws(self.seed), scratch, log }

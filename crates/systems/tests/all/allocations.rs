@@ -6,13 +6,20 @@
 use crate::support::counting::{Counting, allocations};
 use crate::support::{Client, Home};
 use farside_fabrics::executor::{Core, block_on, yield_now};
-use farside_remote::NodeId;
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::served::{Buffers, Calling, Start};
+use farside_node::{Node, Progress};
+use farside_remote::control::{Answer, Ask, NodeInfo};
+use farside_remote::{NodeId, Rights};
 use farside_systems::blocks::Blocks;
 use farside_systems::kv::Kv;
+use farside_systems::kv::chequer;
+use farside_systems::kv::chequer::pool::QUARANTINE;
+use farside_systems::kv::chequer::request::{self, Outcome, Request};
 use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::raw::{self, Raw};
-use farside_systems::registry::{self, AnyBlocks};
+use farside_systems::registry::{self, AnyBlocks, all_kinds};
 use farside_systems::system::{Family, Options, Sizing};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -178,6 +185,45 @@ fn a_get_of_pilaf_allocates_nothing() {
     core.run();
     drop(core);
     assert_eq!(allocated.get(), Some(0), "{OPERATIONS} gets");
+}
+
+/// A thread that carries calls to a service keeps its buffers.
+#[test]
+fn the_service_of_chequer_allocates_nothing_for_puts_and_deletes() {
+    let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+    let mut node = Node::new(&memory, all_kinds(), NodeInfo::default());
+    let (name, kind, parameters) =
+        ("s".to_owned(), chequer::KIND.to_owned(), r#"{"items": 1000}"#.to_owned());
+    node.ask(Ask::CreateStore { name, kind, parameters, quota: 8 << 20 }, [3, 4]);
+    while node.step(&memory) == Ok(Progress::Made) {}
+    let Some((_, Ok(Answer::Store(store)))) = node.answer() else { panic!("no store") };
+    let served = node.served(store.region).expect("it is served");
+    let (mut buffers, mut request, mut answer) = (Buffers::default(), Vec::new(), Vec::new());
+    let key_of_store = store.extent().key;
+    let mut ask = |turn: usize, asked: Request<'_>| {
+        request.clear();
+        asked.encode(&mut request);
+        let calling = Calling { key: key_of_store, rights: Rights::ALL, session: Some(1), request: &request };
+        let start = Start { now: QUARANTINE * turn as u32, seed: turn as u64 + 1 };
+        assert!(
+            served.serve(&memory, start, calling, &mut buffers, &mut answer).is_ok_and(|of| of.is_none())
+        );
+        assert_eq!(request::Answer::decode(&answer).map(|answer| answer.outcome), Some(Outcome::Done));
+    };
+    // One of the keys does not fit into its record.
+    let keys: Vec<Vec<u8>> = (1..=KEYS_PER_TASK).map(|key| vec![key as u8; 7 * key]).collect();
+    let mut before = 0;
+    for turn in 0..WARM_UP + OPERATIONS {
+        if turn == WARM_UP {
+            before = allocations();
+        }
+        let key = &keys[turn % KEYS_PER_TASK];
+        ask(2 * turn, Request::Put { key, value: &[7; VALUE_SIZE] });
+        if turn % 3 == 0 {
+            ask(2 * turn + 1, Request::Delete { key });
+        }
+    }
+    assert_eq!(allocations() - before, 0, "{OPERATIONS} puts");
 }
 
 #[test]

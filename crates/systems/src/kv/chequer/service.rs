@@ -62,13 +62,15 @@ struct Partition {
     begun: BegunCall,
     /// The puts and deletes between their parts, by bucket.
     pending: HashMap<u64, Pending>,
+    /// Empty [`Pending`]s, whose buffers are reused: a put allocates none.
+    spare: Vec<Pending>,
     reservations: HashMap<u64, Reservation>,
     /// Sum of the lengths of the reserved blocks.
     reserved: u64,
-    /// The puts of the log that found no space during its replay, by key: their stamps and the values' blocks. Values
-    /// that are replaced or deleted later in the log may have the space.
     /// The values that are held for clients which read them by several calls.
     holds: Vec<Held>,
+    /// The puts of the log that found no space during its replay, by key: their stamps and the values' blocks. Values
+    /// that are replaced or deleted later in the log may have the space.
     late: BTreeMap<Vec<u8>, (Stamp, Vec<u8>)>,
     /// Whether an earlier node has served the memory.
     is_recovered: bool,
@@ -85,6 +87,7 @@ struct BegunCall {
 }
 
 /// The puts and deletes of one key that are between their parts.
+#[derive(Default)]
 struct Pending {
     key: Vec<u8>,
     operations: Vec<Operation>,
@@ -112,9 +115,6 @@ struct Reservation {
     since: Duration,
 }
 
-/// Reasons why a log cannot be replayed.
-const NO_BUCKET: &str =
-    "the table has no place for a key of the log: create the store for more --items, and load a dump";
 /// A value that a client reads by several calls. Its block is not freed before the hold has ended.
 #[derive(Clone, Copy)]
 struct Held {
@@ -134,6 +134,9 @@ const HOLDS_MAX: usize = 64;
 /// The held blocks together take at most the area of values divided by this, unless there is only one.
 const HOLDS_SHARE: u64 = 4;
 
+/// Reasons why a log cannot be replayed.
+const NO_BUCKET: &str =
+    "the table has no place for a key of the log: create the store for more --items, and load a dump";
 const NO_BLOCK: &str = "the area of values has no space for a value of the log: create the store with a larger \
                         --quota, and load a dump";
 
@@ -236,14 +239,14 @@ impl<M: Memory> Service<M> for ChequerService {
                 at.get(key, offset, stamp, call.session, answer)?;
                 return Ok(Ok(()));
             }
-            Request::Contains { key } => at.contains(key)?,
-            Request::Put { key, value } => at.put(key, value, log, answer)?,
-            Request::Delete { key } => at.delete(key, log, answer)?,
             Request::Hold { key } => {
                 at.hold(key, call.session, answer)?;
                 return Ok(Ok(()));
             }
             Request::Release { key, stamp } => Err(at.end_hold(key, stamp, call.session)),
+            Request::Contains { key } => at.contains(key)?,
+            Request::Put { key, value } => at.put(key, value, log, answer)?,
+            Request::Delete { key } => at.delete(key, log, answer)?,
             Request::Reserve { key, len, crc } => {
                 at.reserve(key, len, crc, call.session, random.next(), answer)?
             }
@@ -378,13 +381,14 @@ impl Partition {
             last: Stamp(0),
             begun: BegunCall::default(),
             pending: HashMap::new(),
+            spare: Vec::new(),
             reservations: HashMap::new(),
             reserved: 0,
+            holds: Vec::new(),
             late: BTreeMap::new(),
             is_recovered: false,
         }
     }
-            holds: Vec::new(),
 
     /// Begins a call, or runs the same call again.
     fn begin(&mut self, token: u64, now: Duration) {
@@ -401,11 +405,11 @@ impl Partition {
         if let Some((number, reservation)) = reservation {
             self.keep(number, reservation);
         }
+        self.end_holds(|held| held.until <= now);
         if mutants::RESERVATION_FREED_BY_TIMEOUT.is_on() {
             const TIMEOUT: Duration = Duration::from_micros(20);
             self.release_reservations(|of| of.since + TIMEOUT < now);
         }
-        self.end_holds(|held| held.until <= now);
     }
 
     /// Takes a block for the call in progress.
@@ -525,10 +529,10 @@ impl Partition {
 
     /// Notes a put or delete whose second part follows.
     fn note(&mut self, change: &Change<'_>) {
-        let pending = self.pending.entry(change.bucket).or_insert_with(|| Pending {
-            key: change.key.to_vec(),
-            operations: Vec::new(),
-            installed: Stamp(0),
+        let pending = self.pending.entry(change.bucket).or_insert_with(|| {
+            let mut pending = self.spare.pop().unwrap_or_default();
+            pending.key.extend_from_slice(change.key);
+            pending
         });
         pending.operations.push(change.operation);
     }
@@ -540,8 +544,12 @@ impl Partition {
         if is_installed {
             pending.installed = pending.installed.max(change.operation.stamp);
         }
-        if pending.operations.is_empty() {
-            self.pending.remove(&change.bucket);
+        if pending.operations.is_empty()
+            && let Some(mut pending) = self.pending.remove(&change.bucket)
+        {
+            pending.key.clear();
+            pending.installed = Stamp(0);
+            self.spare.push(pending);
         }
     }
 }
@@ -590,14 +598,6 @@ impl<M: Memory> At<'_, M> {
             Answer::of(Outcome::Changed).encode(answer);
             return Ok(());
         }
-        let before = LENGTH_SIZE + key_in_block(key).len();
-        let value_len = used.block.len as usize - before;
-        let offset = (offset as usize).min(value_len);
-        let len = (value_len - offset).min(PART_MAX);
-        self.scratch.clear();
-        self.scratch.resize(len, 0);
-        self.memory.read(used.block.at + (before + offset) as u64, self.scratch)?;
-        let (stamp, first, value) = (used.stamp, value_len as u64, &self.scratch[..]);
         self.get_part(key, offset, used, answer)
     }
 
@@ -627,6 +627,14 @@ impl<M: Memory> At<'_, M> {
 
     /// Reads a part of a value of `key`.
     fn get_part(&mut self, key: &[u8], offset: u32, used: Used, answer: &mut Vec<u8>) -> Result<(), M::Wait> {
+        let before = LENGTH_SIZE + key_in_block(key).len();
+        let value_len = used.block.len as usize - before;
+        let offset = (offset as usize).min(value_len);
+        let len = (value_len - offset).min(PART_MAX);
+        self.scratch.clear();
+        self.scratch.resize(len, 0);
+        self.memory.read(used.block.at + (before + offset) as u64, self.scratch)?;
+        let (stamp, first, value) = (used.stamp, value_len as u64, &self.scratch[..]);
         Answer { outcome: Outcome::Done, stamp, first, second: used.crc_value, value }.encode(answer);
         Ok(())
     }
