@@ -6,8 +6,9 @@
 use crate::rebuild::{self, Rebuild};
 use crate::served::Served;
 use farside_remote::Memory;
+use farside_remote::arena::class::Class;
 use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
-use farside_remote::control::{Register, Store};
+use farside_remote::control::{Register, Store, StoreStat};
 use farside_remote::service::{Kind, Service};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -154,6 +155,17 @@ impl Division {
     /// `buffers`, so the result for a whole quota is the maximum that a node adds to that quota.
     pub fn reserve_of(buffers: u64) -> u64 {
         (buffers / 64).clamp(1, 16)
+    }
+
+    /// Number of further buffers of `len` bytes for which a store has space that has buffers of this size alone,
+    /// according to its statistics. Retired buffers do not count, nor does the reserve, which takes tombstones alone.
+    pub fn buffers_left(stat: &StoreStat, len: usize) -> u64 {
+        let per_segment = Class::for_len(len).map_or(0, |class| class.count.into());
+        let segments = match stat.is_table_only() {
+            true => 0,
+            false => stat.quota_bytes.saturating_sub(stat.table_bytes) / SEGMENT_SIZE,
+        };
+        (segments * per_segment).saturating_sub(stat.live_buffers + stat.retired_buffers)
     }
 
     /// Returns the total number of segments.

@@ -145,7 +145,7 @@ pub struct ReplicaStat {
 pub struct ReplicaMemory {
     /// Number of blocks that were written at least once.
     pub blocks_written: u64,
-    /// Number of blocks for which memory is left, about.
+    /// Number of further blocks that can be written. Retired buffers count once the node has freed them.
     pub buffers_free: u64,
     /// Number of buffers of overwritten blocks that the node has not freed yet.
     pub buffers_retired: u64,
@@ -453,7 +453,7 @@ impl Pool {
         let stat = node.stat(store)?;
         Ok(ReplicaMemory {
             blocks_written: stat.live_buffers,
-            buffers_free: stat.free_buffers + stat.granted_bytes / u64::from(shape.block),
+            buffers_free: Division::buffers_left(&stat, shape.block as usize),
             buffers_retired: stat.retired_buffers,
             buffers_leaked: node.info()?.scanned_buffers,
         })

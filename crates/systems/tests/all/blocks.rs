@@ -1,10 +1,13 @@
 //! Tests of replicated blocks: what holds for each kind of block store, with real nodes that die; and, of PRISM-RS, the
 //! scenarios of [`replicas`], costs and leaks.
 
+use crate::support::Home;
 use crate::support::intercept::Then;
 use crate::support::kept::{Kept, step};
 use crate::support::pool::{Fabric, NODES, Pool, run, serve};
 use crate::support::replicas::{self, BLOCK, BLOCKS, Scene, Step};
+use farside_fabrics::executor::block_on;
+use farside_node::catalog::Division;
 use farside_remote::NodeId;
 use farside_remote::control::{Answer, Ask, StoreStat};
 use farside_remote::draws::Draws;
@@ -14,9 +17,9 @@ use farside_systems::blocks::prism_rs::KIND;
 use farside_systems::blocks::prism_rs::layout::{Register, Tag, WRITERS_MAX, WriterId};
 use farside_systems::blocks::{Blocks, BlocksError};
 use farside_systems::members::{self, New};
-use farside_systems::registry;
+use farside_systems::registry::{self, AnyBlocks};
 use farside_systems::store::StoreError;
-use farside_systems::system::{Family, Sizing};
+use farside_systems::system::{Family, Options, Sizing};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
@@ -468,4 +471,33 @@ fn a_minority_may_die_and_a_wiped_replica_never_answers() {
             assert!(Instant::now() < until, "{error}");
         }
     });
+}
+
+/// The reserve of a store takes no blocks, so it does not count as free.
+#[test]
+fn a_replica_holds_as_many_further_blocks_as_its_statistics_say() {
+    for len in [512, 4096, 20_480] {
+        let home = Home::new(16);
+        let sizing = Sizing { items: Some(20_000), value_len: len, ..Sizing::default() };
+        let system = registry::named(KIND).expect("it is registered");
+        home.create_of(KIND, STORE, 4, &(system.parameters)(&sizing));
+        let (endpoint, options) = (home.endpoint(), Options::default());
+        let opened = AnyBlocks::open(Rc::clone(&endpoint), NodeId(0), STORE, &options);
+        let mut blocks = block_on(&*endpoint, opened).expect("the store exists");
+        let left = Division::buffers_left(&home.stat(STORE), len);
+        let bytes = vec![7; len];
+        let mut written = 0;
+        while block_on(&*endpoint, blocks.write(written, &bytes)).is_ok() {
+            written += 1;
+            if written == left / 2 {
+                assert_eq!(
+                    Division::buffers_left(&home.stat(STORE), len),
+                    left - written,
+                    "blocks of {len} bytes"
+                );
+            }
+        }
+        assert_eq!(written, left, "blocks of {len} bytes");
+        assert_eq!(Division::buffers_left(&home.stat(STORE), len), 0);
+    }
 }
