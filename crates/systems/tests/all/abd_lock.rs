@@ -15,6 +15,8 @@ macro_rules! scenarios {
 scenarios![
     a_write_is_at_a_majority,
     tags_are_read_under_the_locks,
+    a_closed_client_frees_its_locks_after_an_outage,
+    a_lock_is_freed_after_a_timeout_in_the_same_session,
     a_lock_that_is_granted_late_is_freed,
     a_block_is_not_written_under_a_late_lock,
     a_client_frees_only_its_own_locks,

@@ -43,6 +43,8 @@ const STORE: &str = "s";
 const POLLS_MAX: u32 = 20_000;
 /// Length of the leases of a store that has them.
 const LEASE: Duration = Duration::from_millis(100);
+/// Length of an outage: many times the silence of nodes that end a session soon.
+const OUTAGE: Duration = Duration::from_secs(3);
 /// Longer than a node keeps a silent session.
 const LONG: Duration = Duration::from_secs(6);
 
@@ -111,6 +113,8 @@ pub(crate) struct Reach {
     is_paced: Cell<bool>,
     /// CASes that were sent over sessions which are lost, and may still run.
     late: RefCell<Vec<Late>>,
+    /// Whether the fabric knows that no request of a session which is open may still run without a caller.
+    has_settled: Cell<bool>,
 }
 
 impl Reach {
@@ -129,6 +133,7 @@ impl Reach {
             now: Cell::default(),
             is_paced: Cell::new(false),
             late: RefCell::default(),
+            has_settled: Cell::new(false),
         })
     }
 
@@ -288,6 +293,10 @@ impl Fabric for Reach {
     fn session_number(&self, node: NodeId) -> u64 {
         self.numbers[node.0 as usize].get()
     }
+
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        !self.has_settled.get()
+    }
 }
 
 impl Clock for Reach {
@@ -344,10 +353,19 @@ impl Scene {
     }
 
     pub(crate) fn client_with(&self, releases_apart: bool) -> Client {
+        self.client_of(Options { releases_apart, ..Options::default() })
+    }
+
+    /// A client of nodes that end a silent session soon.
+    fn hasty_client(&self) -> Client {
+        self.client_of(Options { silence: Some(Duration::from_millis(60)), ..Options::default() })
+    }
+
+    fn client_of(&self, options: Options) -> Client {
         let reach = Reach::new(&self.homes);
         let opened = block_on(&*reach, members::open(&*reach, self.homes.len() as u32, STORE));
         self.clients.set(self.clients.get() + 1);
-        let options = Options { entropy: 6 + self.clients.get(), releases_apart, ..Options::default() };
+        let options = Options { entropy: 6 + self.clients.get(), ..options };
         let fabric = Rc::new(Count::new(Rc::clone(&reach)));
         let blocks =
             AbdLock::of(Rc::clone(&fabric), &opened.expect("the store"), &options).expect("the store");
@@ -492,8 +510,13 @@ impl Client {
 }
 
 fn keep(reach: &Reach, keeper: &Keeper) {
+    let mut has_ended = false;
     if let Some(keeper) = &mut *keeper.borrow_mut() {
-        let _runs = keeper.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let polled = keeper.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        has_ended = polled.is_ready();
+    }
+    if has_ended {
+        keeper.take();
     }
     reach.end_turn();
 }
@@ -533,9 +556,14 @@ fn drop_after(reach: &Reach, keeper: &Keeper, operation: impl Future, polls: u32
 }
 
 /// All scenarios, by name. The correct code passes all of them.
-pub(crate) const CASES: [(&str, fn()); 15] = [
+pub(crate) const CASES: [(&str, fn()); 17] = [
     ("a_write_is_at_a_majority", a_write_is_at_a_majority),
     ("tags_are_read_under_the_locks", tags_are_read_under_the_locks),
+    ("a_closed_client_frees_its_locks_after_an_outage", a_closed_client_frees_its_locks_after_an_outage),
+    (
+        "a_lock_is_freed_after_a_timeout_in_the_same_session",
+        a_lock_is_freed_after_a_timeout_in_the_same_session,
+    ),
     ("a_lock_that_is_granted_late_is_freed", a_lock_that_is_granted_late_is_freed),
     ("a_block_is_not_written_under_a_late_lock", a_block_is_not_written_under_a_late_lock),
     ("a_late_request_for_a_lock_is_freed", a_late_request_for_a_lock_is_freed),
@@ -597,6 +625,57 @@ pub(crate) fn tags_are_read_under_the_locks() {
             "the last write has ended after the other: {majority:?}"
         );
     }
+    scene.audit();
+}
+
+/// The program closes a client whose requests have failed. Its task frees the locks once the nodes can be reached again.
+pub(crate) fn a_closed_client_frees_its_locks_after_an_outage() {
+    let scene = Scene::new(3);
+    let (client, mut other) = (scene.hasty_client(), scene.client());
+    let Client { reach, mut blocks, keeper, .. } = client;
+    assert_eq!(complete(&reach, &keeper, blocks.write(0, &[1; BLOCK])), Ok(()));
+    assert_eq!(other.write(1, 1), Ok(()), "the other client has an id");
+    // All replicas grant the locks. Then none can be reached.
+    let is_cut = Rc::new(Cell::new(false));
+    let cut = Rc::clone(&is_cut);
+    *reach.before.borrow_mut() = Box::new(move |_, step| {
+        cut.set(cut.get() || step == Step::Writes);
+        if cut.get() { Then::Lost(Ran::No) } else { Then::Runs }
+    });
+    assert!(complete(&reach, &keeper, blocks.write(0, &[2; BLOCK])).is_err());
+    assert_eq!(scene.locked(0).len(), 3, "its locks are held");
+    drop(blocks);
+    let closed = reach.now();
+    while reach.now() < closed + OUTAGE {
+        keep(&reach, &keeper);
+        reach.now.set(reach.now() + Duration::from_millis(1));
+    }
+    assert_eq!(scene.locked(0).len(), 3, "its locks are held all the while");
+    *reach.before.borrow_mut() = Box::new(|_, _| Then::Runs);
+    for _ in 0..1000 {
+        keep(&reach, &keeper);
+    }
+    assert_eq!(scene.locked(0), [0; 0], "its locks are free");
+    assert!(other.read(0).is_ok_and(|byte| byte == 1 || byte == 2));
+    scene.audit();
+}
+
+/// A node stalls for less than its silence: the request for the lock times out, and is carried out later. No other
+/// session is opened.
+pub(crate) fn a_lock_is_freed_after_a_timeout_in_the_same_session() {
+    let scene = Scene::new(3);
+    let mut client = scene.client();
+    assert_eq!(client.write(1, 1), Ok(()));
+    client.before_each(|node, step| if (node, step) == (2, Step::Locks) { Then::Late } else { Then::Runs });
+    assert_eq!(client.write(0, 1), Ok(()), "a majority suffices");
+    client.before_each(|_, _| Then::Runs);
+    client.idle();
+    assert_eq!(client.blocks.replicas_with_debts(), 1, "the request may still be carried out");
+    client.reach.run_late();
+    assert_eq!(scene.locked(0), [2], "it is carried out");
+    client.reach.has_settled.set(true);
+    client.idle();
+    assert_eq!(client.blocks.replicas_with_debts(), 0);
     scene.audit();
 }
 

@@ -43,6 +43,9 @@ use zerocopy::little_endian::U64;
 /// Pause before the first further attempt of a request. Each pause is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(64);
+/// Time for which a closed client tries to settle its debts at a replica that does not answer, unless twice the nodes'
+/// silence is longer. Partitions and restarts last longer than a silence: a lock that is left held blocks its block.
+const SETTLES_MAX: Duration = Duration::from_secs(5);
 /// Number of debts from which on new operations do not use the replica. It bounds the memory of debts.
 const DEBTS_MAX: usize = 64;
 
@@ -538,7 +541,7 @@ impl Replica {
     }
 
     /// Frees the locks that the client may hold without an operation, now and later, until `is_over` and none is left,
-    /// or until the replica does not answer for longer than `silence` after that.
+    /// or until the replica has not answered for [`SETTLES_MAX`] after that, or twice the `silence`.
     pub(super) async fn settle<F: Fabric + Clock>(
         &self,
         fabric: &F,
@@ -546,6 +549,7 @@ impl Replica {
         is_over: impl Fn() -> bool,
     ) {
         let (mut own, mut pause, mut over_since) = (Buffers::default(), PAUSE, None);
+        let patience = SETTLES_MAX.max(2 * silence);
         loop {
             let next = poll_fn(|_| match self.debts.borrow_mut().pop_front() {
                 Some(debt) => Poll::Ready(Some(debt)),
@@ -556,11 +560,11 @@ impl Replica {
             let Some(mut debt) = next.await else { return };
             let is_settled = self.settle_one(fabric, &mut own, &mut debt, silence).await;
             if is_settled {
-                pause = PAUSE;
+                (pause, over_since) = (PAUSE, None);
                 continue;
             }
             self.debts.borrow_mut().push_back(debt);
-            if is_over() && fabric.now() - *over_since.get_or_insert(fabric.now()) > 2 * silence {
+            if is_over() && fabric.now() - *over_since.get_or_insert(fabric.now()) > patience {
                 return;
             }
             fabric.sleep(pause).await;
@@ -582,7 +586,11 @@ impl Replica {
             if let Err(failure) = self.held(fabric, own, block).await {
                 return !failure.may_pass();
             }
-            let has_ended = self.place.get().session != session && fabric.now() - since > silence;
+            let Place { node, session: current, .. } = self.place.get();
+            let has_ended = match current == session {
+                true => !fabric.may_run_abandoned(node),
+                false => fabric.now() - since > silence,
+            };
             if !has_ended && !mutants::SETTLED_TOO_EARLY.is_on() {
                 return false;
             }
