@@ -259,6 +259,10 @@ pub type Ballot = [u64; 2];
 /// Largest round of a ballot. Each proposer increases the round by one, so no correct proposer reaches it.
 pub const ROUND_MAX: u64 = u64::MAX / 2;
 
+/// How far the round of a ballot may be ahead of the highest round that an acceptor has promised. The distance grows by
+/// one with each ballot that the acceptor has missed.
+pub const ROUNDS_AHEAD_MAX: u64 = 1 << 32;
+
 /// Largest number of a configuration. Each replacement increases the number by one, so no store reaches it.
 pub const CONFIGURATION_MAX: u64 = u64::MAX / 2;
 

@@ -19,8 +19,8 @@ use crate::{mutants, rebuild, restart};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{
-    Accepted, Answer, Attempt, Ballot, MemberId, MemberState, Membership, ROUND_MAX, Register, Store,
-    check_members,
+    Accepted, Answer, Attempt, Ballot, MemberId, MemberState, Membership, ROUND_MAX, ROUNDS_AHEAD_MAX,
+    Register, Store, check_members,
 };
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -294,6 +294,14 @@ fn register<M: NodeMemory>(
     }
     if !(1..=ROUND_MAX).contains(&ballot[0]) {
         return Err(impossible(&format!("the round {} of a ballot is not possible", ballot[0])));
+    }
+    let promised = entry.register.promised[0];
+    if ballot[0] > promised.saturating_add(ROUNDS_AHEAD_MAX) {
+        return Err(format!(
+            "the round {} of a ballot is too far ahead of {promised}, which is the highest so far: nothing was changed; \
+             replace the member by 'farside volume replace' or 'farside heal', which count the rounds",
+            ballot[0]
+        ));
     }
     Ok((own, entry.register.clone()))
 }

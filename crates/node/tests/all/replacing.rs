@@ -4,7 +4,7 @@
 use crate::support::Home;
 use farside_remote::control::{
     Accepted, Answer, Ask, Attempt, Ballot, CONFIGURATION_MAX, Decision, Found, MemberId, MemberState,
-    Membership, ROUND_MAX, Register, Store,
+    Membership, ROUND_MAX, ROUNDS_AHEAD_MAX, Register, Store,
 };
 use farside_remote::{Key, Memory, Rights};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,6 +105,28 @@ fn opens(home: &Home, key: Key) -> bool {
 fn restart(home: &mut Home) {
     home.succeed();
     home.idle();
+}
+
+/// Else no recoverer could outbid the promise, and the member would never be replaced.
+#[test]
+fn a_promise_of_a_round_far_ahead_is_refused_and_the_next_round_is_not() {
+    let mut home = home();
+    let refusal = promise(&mut home, 2, [ROUND_MAX, 1]).expect_err("a round that no recoverer reaches");
+    assert!(
+        refusal.contains("is too far ahead of 0") && refusal.contains("nothing was changed"),
+        "{refusal}"
+    );
+    assert_eq!(register(promise(&mut home, 2, [1, 1])).promised, [1, 1]);
+    // A member that has missed many ballots promises the next one nevertheless.
+    assert_eq!(
+        register(promise(&mut home, 2, [1 + ROUNDS_AHEAD_MAX, 5])).promised,
+        [1 + ROUNDS_AHEAD_MAX, 5]
+    );
+    assert!(promise(&mut home, 2, [2 + 2 * ROUNDS_AHEAD_MAX, 5]).is_err());
+    assert_eq!(
+        register(promise(&mut home, 2, [2 + ROUNDS_AHEAD_MAX, 6])).promised,
+        [2 + ROUNDS_AHEAD_MAX, 6]
+    );
 }
 
 #[test]
@@ -321,7 +343,9 @@ fn hostile_requests_are_refused_and_change_nothing() {
             hostile.push(Ask::Enable { name: name.clone(), attempt, configuration, members });
         }
     }
-    for ballot in [[0, 0], [0, u64::MAX], [ROUND_MAX + 1, 0], [u64::MAX; 2]] {
+    for ballot in
+        [[0, 0], [0, u64::MAX], [ROUNDS_AHEAD_MAX + 1, 0], [ROUND_MAX, 9], [ROUND_MAX + 1, 0], [u64::MAX; 2]]
+    {
         let (attempt, configuration, members) = (ATTEMPT, 2, list([1, 3]));
         hostile.push(Ask::Promise { name: name(), attempt, configuration, ballot });
         hostile.push(Ask::Accept { name: name(), attempt, configuration, ballot, members });
@@ -364,7 +388,8 @@ fn hostile_requests_are_refused_and_change_nothing() {
     }
     assert!(opens(&home, key) && home.node.info().unassigned_bytes == free);
     // The highest ballot and the highest configuration are possible, and nothing overflows behind them.
-    assert_eq!(register(promise(&mut home, 2, [ROUND_MAX, u64::MAX])).promised, [ROUND_MAX, u64::MAX]);
+    let highest = [ROUNDS_AHEAD_MAX, u64::MAX];
+    assert_eq!(register(promise(&mut home, 2, highest)).promised, highest);
     assert_eq!(enable(&mut home, CONFIGURATION_MAX, list([1, 3])), Ok(Answer::Done));
     restart(&mut home);
     assert!(enable(&mut home, CONFIGURATION_MAX + 1, list([1, 3])).is_err());
