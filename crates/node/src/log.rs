@@ -812,7 +812,7 @@ impl Log {
                     self.last_failure = error.to_string();
                     if mutants::LOG_STORES_AFTER_FAILURE.is_on() {
                         self.fail_with_checkpoint(position, &reason);
-                    } else if self.must_cut {
+                    } else if self.must_cut && !mutants::LOG_FAILS_BEFORE_CUT.is_on() {
                         // Until the cut, a restart could replay whole records of the write.
                         self.failing = Some(reason);
                     } else {

@@ -1,5 +1,5 @@
-//! A simulated disk with the files of logs. What was not synced may be lost, or torn, when the machine crashes; the end
-//! of a process alone loses nothing. The disk may be full.
+//! A simulated disk with the files of logs. What was not synced may be lost, or torn, when the machine crashes, and what
+//! was cut off a file may come back; the end of a process alone loses nothing. The disk may be full.
 //!
 //! Invariant: what was synced survives, and so do the names of files after their folder was synced.
 
@@ -27,6 +27,8 @@ pub struct Counts {
     pub lost: u64,
     /// Number of files in which a crash left other bytes in place of those that were written.
     pub torn: u64,
+    /// Number of cuts that a crash took back.
+    pub uncut: u64,
     /// Number of syncs.
     pub syncs: u64,
 }
@@ -36,6 +38,8 @@ struct File {
     bytes: Vec<u8>,
     /// The contents as of the last sync.
     synced: Vec<u8>,
+    /// The contents before the file was cut, if they may come back: nothing was written or synced since.
+    uncut: Option<Vec<u8>>,
     /// Whether the folder was synced since the file got its name.
     has_durable_name: bool,
 }
@@ -85,6 +89,12 @@ impl SimDisk {
         self.files.retain(|_, file| file.has_durable_name || random.one_in(2));
         for file in self.files.values_mut() {
             file.has_durable_name = true;
+            if let Some(uncut) = file.uncut.take()
+                && random.one_in(2)
+            {
+                file.bytes = uncut;
+                counts.uncut += 1;
+            }
             if file.bytes == file.synced {
                 continue;
             }
@@ -124,6 +134,7 @@ impl Disk for SimDisk {
         let file = self.file(name)?;
         let written = if is_full { &bytes[..bytes.len() / 2] } else { bytes };
         let (at, end) = (at as usize, at as usize + written.len());
+        file.uncut = None;
         file.bytes.resize(file.bytes.len().max(end), 0);
         file.bytes[at..end].copy_from_slice(written);
         if is_full {
@@ -134,7 +145,11 @@ impl Disk for SimDisk {
     }
 
     fn cut(&mut self, name: &str, len: u64) -> io::Result<()> {
-        self.file(name)?.bytes.truncate(len as usize);
+        let file = self.file(name)?;
+        if file.bytes.len() > len as usize {
+            file.uncut = Some(file.bytes.clone());
+            file.bytes.truncate(len as usize);
+        }
         Ok(())
     }
 
@@ -144,6 +159,7 @@ impl Disk for SimDisk {
         }
         let file = self.file(name)?;
         file.synced.clone_from(&file.bytes);
+        file.uncut = None;
         self.counts.syncs += 1;
         Ok(())
     }

@@ -7,6 +7,8 @@ farside_remote::mutants! {
     LOG_TAKES_TORN_RECORDS = "LogTakesTornRecords";
     /// What a failed write left in the file stays there.
     LOG_KEEPS_FAILED_WRITES = "LogKeepsFailedWrites";
+    /// A failed write is reported before what it left in the file is durably cut off.
+    LOG_FAILS_BEFORE_CUT = "LogFailsBeforeCut";
     /// A damaged record ends the log, although it was durable.
     LOG_CUTS_DAMAGED_RECORDS = "LogCutsDamagedRecords";
     /// A checkpoint takes effect before it was synced.

@@ -143,6 +143,7 @@ fn a_record_that_was_appended_while_an_earlier_one_failed_fails_too() {
     log.append(&one(2)).expect("the log does not know yet");
     log.done(failed);
     disk.set_full(false);
+    write_all(&mut log, &mut disk, AT);
     for position in [1, 2] {
         assert!(log.outcome(position).expect("settled").is_err(), "{position}");
     }
@@ -154,6 +155,40 @@ fn a_record_that_was_appended_while_an_earlier_one_failed_fails_too() {
     write_all(&mut log, &mut disk, AT);
     assert_eq!(log.outcome(3), Some(Ok(())));
     assert_eq!(records_in(&mut disk, options).1, [3]);
+}
+
+/// A full disk takes the first records of a write. Until they are durably cut off, a restart may replay them.
+#[test]
+fn a_record_whose_writer_was_told_that_it_failed_is_never_replayed() {
+    let options = LogOptions { sync: SyncPolicy::Each, ..LogOptions::default() };
+    let (mut replayed, mut failed, mut uncut) = (0, 0, 0);
+    for (steps, seed) in (0..4).flat_map(|steps| (0..16).map(move |seed| (steps, seed))) {
+        let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
+        log.append(&one(1)).expect("accepted");
+        write_all(&mut log, &mut disk, AT);
+        (2..10).for_each(|record| assert!(log.append(&one(record)).is_ok()));
+        let Next::Do(write) = log.next(AT) else { panic!("the log writes the records") };
+        disk.set_full(true);
+        let done = write.perform(&mut disk);
+        log.done(done);
+        // Cuts and syncs need no space.
+        for _ in 0..steps {
+            if let Next::Do(op) = log.next(AT) {
+                let done = op.perform(&mut disk);
+                log.done(done);
+            }
+        }
+        let is_failed = log.outcome(2).is_some_and(|outcome| outcome.is_err());
+        disk.crash(&Random::new(seed));
+        let records = records_in(&mut disk, options).1;
+        assert!(records.starts_with(&[1]), "{steps} steps, seed {seed}: {records:?}");
+        let is_replayed = records.contains(&2);
+        assert!(!is_failed || !is_replayed, "a record that failed comes back: {steps} steps, seed {seed}");
+        (replayed, failed) = (replayed + u64::from(is_replayed), failed + u64::from(is_failed));
+        uncut += disk.counts().uncut;
+    }
+    let seen = [replayed, failed, uncut];
+    assert!(seen.iter().all(|&times| times > 3), "replayed, failed, uncut: {seen:?}");
 }
 
 /// A checkpoint has the effects of records that are being written. If the write fails, the records must not come back
@@ -402,7 +437,8 @@ fn long_records_survive_crashes_whole_and_in_order_or_not_at_all() {
 fn every_mutant_of_logs_is_killed() {
     use farside_remote::mutant::Mutant;
     use std::panic::catch_unwind;
-    let cases: [(&str, fn()); 5] = [
+    let cases: [(&str, fn()); 6] = [
+        ("failed write", a_record_whose_writer_was_told_that_it_failed_is_never_replayed),
         ("appended meanwhile", a_record_that_was_appended_while_an_earlier_one_failed_fails_too),
         ("checkpoint", what_failed_does_not_come_back_with_a_checkpoint),
         ("full disk", a_full_disk_fails_the_writers_that_wait_and_loses_nothing_that_counts),
