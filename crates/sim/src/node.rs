@@ -134,6 +134,8 @@ pub(crate) struct Serving {
     begun: RefCell<Vec<BegunCall>>,
     /// Rung when a log has new work, and when some of it is done.
     log_bell: Bell,
+    /// Whether the process has had a log's writer.
+    has_logs: Cell<bool>,
     disk: Rc<RefCell<SimDisk>>,
     bell: Bell,
     recipients: RefCell<BTreeMap<Ticket, Recipient>>,
@@ -569,6 +571,7 @@ impl Node {
             calls: RefCell::default(),
             begun: RefCell::default(),
             log_bell: Bell::default(),
+            has_logs: Cell::new(false),
             disk: Rc::clone(&self.0.disk),
             bell: Bell::default(),
             recipients: RefCell::default(),
@@ -870,10 +873,11 @@ impl Serving {
         let mut machine = self.machine.borrow_mut();
         for log in machine.take_new_logs() {
             let serving = self.this.borrow().upgrade().expect("the process serves");
+            self.has_logs.set(true);
             self.world.spawn(self.process, async move { serving.write_log(&log).await });
         }
-        if machine.catalog().iter().any(|entry| entry.served.log().is_some()) {
-            self.log_bell.ring(); // A step may have given a log work.
+        if self.has_logs.get() {
+            self.log_bell.ring(); // A step may have given a log work, also that of a store which the catalog has no more.
         }
         while let Some((engine, number)) = machine.ending() {
             self.mails[engine].end_fenced(number);

@@ -573,6 +573,23 @@ fn crashes(seed: u64, kind: Ledger, sync: SyncPolicy) -> (Result<(), String>, u6
     (wrong, counts.lost + counts.torn)
 }
 
+/// The node's only store has no memory left beside it, so the next one waits for its space.
+#[test]
+fn a_store_that_was_dropped_makes_room_although_no_store_is_left() {
+    let home = Rc::new(Home::new(1, Ledger::default(), SyncPolicy::Each));
+    let theirs = Rc::clone(&home);
+    let done = home.world.complete(60 * SECONDS, async move {
+        for _ in 0..5 {
+            theirs.create().await;
+            let dropped = theirs.node.answer(Ask::DropStore { name: "s".to_owned() }).await;
+            assert!(matches!(dropped, Ok(Answer::Done)), "{dropped:?}");
+        }
+    });
+    home.world.end();
+    done.expect("each drop ends");
+    assert_eq!(home.node.disk().borrow().names(), Vec::<String>::new(), "the logs are removed");
+}
+
 #[test]
 fn nothing_that_a_client_saw_is_lost_with_the_memory_if_each_record_is_synced() {
     let mut struck = 0;
