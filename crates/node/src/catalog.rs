@@ -3,6 +3,7 @@
 //! Invariant: clients learn of a store's region only after all its segments are granted. Before the node frees any
 //! segment of a region, the region is no longer in the catalog and its key is revoked.
 
+use crate::log::pairing::Paired;
 use crate::rebuild::{self, Rebuild};
 use crate::served::Served;
 use farside_remote::Memory;
@@ -16,9 +17,9 @@ use std::sync::Arc;
 /// Maximum length of a store's name, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A store, and the node's own state of that store. The node's memory records only `store`, `fenced` and `register`: a
-/// node that takes over derives the service, the segments and a rebuild from them and from the memory, and starts the
-/// rest anew.
+/// A store, and the node's own state of that store. The node's memory records only `store`, `fenced`, `register`
+/// and `paired`: a node that takes over derives the service, the segments and a rebuild from them and from the memory,
+/// and starts the rest anew.
 pub struct Entry<M: Memory> {
     /// The description of the store that clients receive.
     pub store: Store,
@@ -37,6 +38,8 @@ pub struct Entry<M: Memory> {
     /// The member's part of the register that decides on the store's next configuration. It is in the node's memory,
     /// too.
     pub(crate) register: Register,
+    /// The memory's relation to the store's log. It is in the node's memory, too.
+    pub(crate) paired: Option<Paired>,
     /// Number of completed scans. It is not in the node's memory, so another node that takes over starts at zero.
     pub(crate) scans: u64,
     /// Number of ended sessions of which the store's service was told.
@@ -48,6 +51,11 @@ pub struct Entry<M: Memory> {
 }
 
 impl<M: Memory> Entry<M> {
+    /// The memory's relation to the store's log, if it has had one.
+    pub fn paired(&self) -> Option<&Paired> {
+        self.paired.as_ref()
+    }
+
     /// Whether all segments of the store are parts of its table, and no rebuild changes that.
     pub(crate) fn is_table_only(&self) -> bool {
         self.rebuild.is_none() && self.segments.len() as u64 * SEGMENT_SIZE == self.store.table_len
@@ -65,6 +73,7 @@ impl<M: Memory> Entry<M> {
             segments_needed: 0,
             fenced: BTreeSet::new(),
             register: Register::default(),
+            paired: None,
             scans: 0,
             told: 0,
             checkpoint: None,

@@ -21,6 +21,7 @@
 
 pub mod format;
 pub mod mutants;
+pub mod pairing;
 mod recover;
 
 pub use recover::{Found, RecoverError, Recovered, find, recover};
@@ -417,6 +418,16 @@ impl Log {
     /// The store whose log it is.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// The number with which a log is paired that was never replayed.
+    pub fn first_pairing(&self) -> u64 {
+        self.salt
+    }
+
+    /// Generation of the next checkpoint.
+    pub fn next_generation(&self) -> u64 {
+        self.generation + 1
     }
 
     /// Appends the records of one call. They are stored together or not at all, unless a crash strikes in between.

@@ -5,6 +5,7 @@
 //! Invariant: a job that waits for a client's turn to end does not delay other jobs.
 
 mod jobs;
+pub(crate) mod pairing;
 mod questions;
 mod rebuilding;
 mod replacing;
@@ -13,6 +14,7 @@ use crate::catalog::Catalog;
 use crate::epochs::Leased;
 use crate::extents::Extents;
 use crate::identity::{self, Bindings, FENCED_MAX, Fence, Sender};
+use crate::log::pairing::{Paired, PairedState};
 use crate::log::{LogOptions, StoreLog};
 use crate::mutants;
 use crate::rebuild::{self, Rebuild};
@@ -504,7 +506,8 @@ impl<M: NodeMemory> Node<M> {
     }
 
     /// Creates a store anew, with the parameters, the id and the time of creation that it had at an earlier node, whose
-    /// memory is lost. The store has no log before [`Node::resume_log`]. [`Node::answer`] returns the response.
+    /// memory is lost. The store has no log before [`Node::resume_log`], and counts as incomplete before [`Node::pair`].
+    /// [`Node::answer`] returns the response.
     ///
     /// # Errors
     /// The store cannot be created.
@@ -512,7 +515,8 @@ impl<M: NodeMemory> Node<M> {
         let plan =
             Plan { table_len: store.table_len, parameters: store.parameters.clone(), wide: store.wide };
         let (id, created) = (store.id, store.created);
-        let origin = Origin { id, created, secret, membership: None, is_logged: false };
+        let paired = Some(Paired { number: 0, state: PairedState::Replaying });
+        let origin = Origin { id, created, secret, membership: None, is_logged: false, paired };
         let job = self.begin_planned(&store.name, &store.kind, plan, store.quota, origin)?;
         let ticket = self.next_ticket;
         self.next_ticket += 1;

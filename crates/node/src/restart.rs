@@ -18,6 +18,7 @@
 
 use crate::catalog::{Catalog, Entry, check_name};
 use crate::extents::Extents;
+use crate::log::pairing::Paired;
 use crate::node::NodeMemory;
 use crate::rebuild::{Rebuild, segments_of};
 use farside_remote::arena::class::Class;
@@ -45,6 +46,9 @@ pub(crate) struct Recorded<'a> {
     /// The member's part of the register that decides on the store's next configuration.
     #[serde(skip_serializing_if = "is_unused")]
     pub(crate) register: Cow<'a, Register>,
+    /// The memory's relation to the store's log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) paired: Option<Paired>,
 }
 
 fn is_unused(register: &Register) -> bool {
@@ -56,17 +60,17 @@ fn no_nonces(fenced: &BTreeSet<u64>) -> bool {
 }
 
 impl<'a> From<&'a Store> for Recorded<'a> {
-    /// A store for which no client was fenced and whose register is unused.
+    /// A store without a log for which no client was fenced and whose register is unused.
     fn from(store: &'a Store) -> Recorded<'a> {
         let register = Cow::Owned(Register::default());
-        Recorded { store, fenced: Cow::Owned(BTreeSet::new()), register }
+        Recorded { store, fenced: Cow::Owned(BTreeSet::new()), register, paired: None }
     }
 }
 
 impl<'a, M: Memory> From<&'a Entry<M>> for Recorded<'a> {
     fn from(entry: &'a Entry<M>) -> Recorded<'a> {
         let (fenced, register) = (Cow::Borrowed(&entry.fenced), Cow::Borrowed(&entry.register));
-        Recorded { store: &entry.store, fenced, register }
+        Recorded { store: &entry.store, fenced, register, paired: entry.paired }
     }
 }
 
@@ -79,6 +83,8 @@ struct Read {
     fenced: BTreeSet<u64>,
     #[serde(default)]
     register: Register,
+    #[serde(default)]
+    paired: Option<Paired>,
 }
 
 /// Encodes a record of the catalog.
@@ -152,10 +158,12 @@ pub(crate) fn restore<M: NodeMemory>(
 ) -> Result<Result<Restored<M>, String>, M::Wait> {
     let (arena, geometry) = (Arena::of(memory), memory.geometry());
     let (sequence, read) = newest_record(memory)?.unwrap_or_default();
-    let (stores, kept): (Vec<Store>, Vec<_>) =
-        read.into_iter().map(|Read { store, fenced, register }| (store, (fenced, register))).unzip();
+    let (stores, kept): (Vec<Store>, Vec<_>) = read
+        .into_iter()
+        .map(|Read { store, fenced, register, paired }| (store, (fenced, register, paired)))
+        .unzip();
     let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u64;
-    let malformed = kept.iter().find_map(|(_, register)| register.check().err());
+    let malformed = kept.iter().find_map(|(_, register, _)| register.check().err());
     let malformed = malformed.map(|wrong| format!("the catalog has an invalid register of a store: {wrong}"));
     if let Some(wrong) = check(memory, sequence, &stores, next_session)?.err().or(malformed) {
         return Ok(Err(format!(
@@ -165,14 +173,14 @@ pub(crate) fn restore<M: NodeMemory>(
     let mut catalog = Catalog::new(kinds);
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
-    for (store, (fenced, register)) in stores.iter().zip(kept) {
+    for (store, (fenced, register, paired)) in stores.iter().zip(kept) {
         let service = match catalog.serve(store) {
             Ok(service) => service,
             Err(reason) => return Ok(Err(format!("store '{}' cannot be served: {reason}", store.name))),
         };
         let mut entry = Entry::new(store.clone(), service, Vec::new());
         entry.rebuild = store.former.as_ref().map(Rebuild::resumed);
-        (entry.fenced, entry.register) = (fenced, register);
+        (entry.fenced, entry.register, entry.paired) = (fenced, register, paired);
         catalog.insert(entry);
     }
     let tables: BTreeSet<u32> =

@@ -230,7 +230,8 @@ pub trait Service<M: Memory>: Send + Sync {
     }
 
     /// Carries out a record that an earlier node has stored. The node passes all records in their order before it
-    /// serves the store. The store's memory may be new, or may have the effects of any of the records already.
+    /// serves the store. The store's memory is new. It may have the effects of a record already, since a checkpoint
+    /// may contain the effects of records that follow it.
     ///
     /// The inner error says why the record is invalid. Records passed the checksum of the log.
     fn replay(&self, _context: Context<'_, M>, _record: &[u8]) -> Result<Result<(), String>, M::Wait> {

@@ -21,6 +21,7 @@ use farside_fabrics::session::server::RequestRef;
 use farside_node::engine::Keys;
 use farside_node::identity::{Sender, fenced_session};
 use farside_node::log::Disk;
+use farside_node::log::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
 use farside_node::log::{LogOptions, Next, StoreLog, find, recover};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
@@ -507,29 +508,67 @@ impl Node {
         machine.set_logging(options);
         for found in find(disk).expect("the heads of logs are valid") {
             let store = &found.store;
-            if machine.catalog().get(&store.name).is_err() {
-                if store.incarnation == machine.info().incarnation {
+            let held = machine.catalog().get(&store.name);
+            let held = held.map(|entry| entry.paired().copied());
+            let source = match held {
+                // Only the process has died, not the machine.
+                Ok(paired) => believed(&found.pairing, found.is_whole, paired.as_ref(), true)
+                    .expect("the memory was not served without the log"),
+                Err(_) if store.incarnation == machine.info().incarnation => {
                     disk.remove_folder(&found.folder).expect("the simulated disk removes folders");
                     continue;
                 }
-                machine
-                    .recreate(store, self.0.world.random().bits())
-                    .expect("the memory is as large as before");
-                while memory.run_at_once(|memory| machine.step(memory)) == Progress::Made {}
-                machine.answer().expect("the store is created").1.expect("the memory is as large as before");
+                Err(_) => {
+                    machine
+                        .recreate(store, self.0.world.random().bits())
+                        .expect("the memory is as large as before");
+                    while memory.run_at_once(|memory| machine.step(memory)) == Progress::Made {}
+                    machine
+                        .answer()
+                        .expect("the store is created")
+                        .1
+                        .expect("the memory is as large as before");
+                    Believed::Log
+                }
+            };
+            if source == Believed::Log && held.is_ok() {
+                let secret = self.0.world.random().bits();
+                memory
+                    .run_at_once(|memory| machine.empty(memory, &store.name, secret))
+                    .expect("the store can be emptied");
             }
             let served = Arc::clone(&machine.catalog().get(&store.name).expect("it was created").served);
             let start = Start { now: Duration::ZERO, seed: 0 };
             let recovered = recover(disk, &found, options, |record| {
+                if source == Believed::Memory {
+                    return Ok(());
+                }
                 let served = served.try_lock(Work::Live).expect("nothing runs");
                 memory.run_at_once(|memory| served.replay(memory, start, record))
             });
             let recovered = recovered.unwrap_or_else(|error| panic!("a crash damages no log: {error}"));
-            let ended = served.try_lock(Work::Live).expect("nothing runs");
-            let ended = memory.run_at_once(|memory| ended.replayed(memory, start));
-            ended.unwrap_or_else(|reason| panic!("a log has what its store had: {reason}"));
             let mut log = recovered.log;
-            log.note_replay(recovered.records, Duration::ZERO);
+            match source {
+                Believed::Memory => log.want_checkpoint(),
+                Believed::Log => {
+                    let ended = served.try_lock(Work::Live).expect("nothing runs");
+                    let ended = memory.run_at_once(|memory| ended.replayed(memory, start));
+                    ended.unwrap_or_else(|reason| panic!("a log has what its store had: {reason}"));
+                    log.note_replay(recovered.records, Duration::ZERO);
+                }
+            }
+            let pairing = Pairing {
+                number: found.pairing.number.wrapping_add(1),
+                incarnation: machine.info().incarnation,
+                ..found.pairing
+            };
+            // On a full disk, the memory and the log stay as they were.
+            if pair(disk, &log, &pairing).is_ok() {
+                let paired = Paired { number: pairing.number, state: PairedState::Kept };
+                memory
+                    .run_at_once(|memory| machine.pair(memory, &store.name, paired))
+                    .expect("the catalog has space");
+            }
             let log = Arc::new(StoreLog::new(log));
             machine.resume_log(&store.name, log).expect("the store was created");
         }

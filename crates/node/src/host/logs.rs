@@ -3,14 +3,17 @@
 //! Invariant: one node at a time uses a folder of logs.
 //! Invariant: a store is served only after its log was replayed.
 
-use super::{BindError, Shared, entropy, start_now};
+use super::{BindError, Shared, entropy, predecessors, start_now};
+use crate::log::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
 use crate::log::{
     Disk, Found, Log, LogOptions, Next, Op, RecoverError, StoreLog, find, format::Source, recover,
 };
+use crate::node::pairing::incomplete;
 use crate::node::{Node, Progress};
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::shm::frame;
 use farside_fabrics::timer;
+use farside_remote::control::Store;
 use farside_remote::service::Work;
 use rustix::fs::FlockOperation;
 use std::collections::BTreeMap;
@@ -63,17 +66,14 @@ impl Logs {
             errno => unusable(errno.into()),
         })?;
         node.set_logging(*options);
-        let mut disk = FileDisk::new(path);
+        let disk = FileDisk::new(path);
         disk.clean_up().map_err(unusable)?;
-        for found in find(&mut disk).map_err(|error| failed(error.to_string()))? {
-            resume(&mut disk, node, memory, &found, *options).map_err(failed)?;
+        let mut at = Resuming { disk, node, memory, options: *options };
+        for found in find(&mut at.disk).map_err(|error| failed(error.to_string()))? {
+            at.resume(&found).map_err(failed)?;
         }
-        for name in node.unlogged() {
-            // Its contents are older than its log, so a checkpoint has to store them first.
-            let store = node.catalog().get(&name).map_err(failed)?.store.clone();
-            let mut log = Log::new(store, *options, entropy()[0]);
-            log.want_checkpoint();
-            node.resume_log(&name, Arc::new(StoreLog::new(log))).map_err(failed)?;
+        for name in at.node.unlogged() {
+            at.begin(&name).map_err(failed)?;
         }
         let (writers, stop) = (Mutex::default(), Arc::default());
         Ok(Logs { folder: path.clone(), writers, stop, _lock: lock })
@@ -92,73 +92,157 @@ impl Logs {
     }
 }
 
-/// Replays a log into its store, which is created if the memory does not have it.
-fn resume(
-    disk: &mut FileDisk,
-    node: &mut Node<Mapping>,
-    memory: &Mapping,
-    found: &Found,
+/// The stores of a node that starts, and their logs.
+struct Resuming<'a> {
+    disk: FileDisk,
+    node: &'a mut Node<Mapping>,
+    memory: &'a Mapping,
     options: LogOptions,
-) -> Result<(), String> {
-    let Found { folder, store } = found;
-    let name = &store.name;
-    match node.catalog().get(name).map(|entry| (entry.store.id, entry.store.kind.clone())) {
-        Ok((id, _)) if id == store.id => {}
-        Ok(_) => {
-            return Err(format!(
-                "the memory has another store '{name}' than the log {folder}; serve the memory that belongs to the \
-                 log, or move the log's folder away"
-            ));
-        }
-        Err(_) if store.incarnation == node.info().incarnation => {
-            // The memory was kept, and its catalog no longer has the store: its drop was recorded, and the log was not
-            // removed before the node died.
-            return disk.remove_folder(folder).map_err(|error| {
-                format!("the log {folder} of a dropped store cannot be removed: {error}; remove the folder")
-            });
-        }
-        Err(_) if store.membership.is_some() => {
-            return Err(format!(
-                "the log {folder} is of a store with several members, whose part at this node is lost with the memory; \
-                 replace the member, and move the log's folder away"
-            ));
-        }
-        Err(_) => {
-            let ticket = node.recreate(store, entropy()[0]).map_err(|reason| {
+}
+
+impl Resuming<'_> {
+    /// Makes a store and its log agree: replays the log into the store, which is created if the memory does not have
+    /// it, or makes the log store what the memory has.
+    fn resume(&mut self, found: &Found) -> Result<(), String> {
+        let Found { folder, store, pairing, is_whole } = found;
+        let name = &store.name;
+        let incarnation = self.node.info().incarnation;
+        let held = self.node.catalog().get(name);
+        let held = held.map(|entry| (entry.store.id, entry.paired().copied()));
+        let is_same_boot = predecessors::is_same_boot(self.memory);
+        let source = match held {
+            Ok((id, _)) if id != store.id => {
+                return Err(format!(
+                    "the memory has another store '{name}' than the log {folder}; serve the memory that belongs to \
+                     the log, or move the log's folder away"
+                ));
+            }
+            Ok((_, paired)) => believed(pairing, *is_whole, paired.as_ref(), is_same_boot)
+                .map_err(|reason| format!("store '{name}' has the log {folder}: {reason}"))?,
+            Err(_) if store.incarnation == incarnation && is_same_boot => {
+                // The memory was kept, and its catalog no longer has the store: its drop was recorded, and the log was
+                // not removed before the node died. After a crash of the machine, the record of its creation may be
+                // missing instead.
+                return self.disk.remove_folder(folder).map_err(|error| {
+                    format!(
+                        "the log {folder} of a dropped store cannot be removed: {error}; remove the folder"
+                    )
+                });
+            }
+            Err(_) if store.membership.is_some() => {
+                return Err(format!(
+                    "the log {folder} is of a store with several members, whose part at this node is lost with the \
+                     memory; replace the member, and move the log's folder away"
+                ));
+            }
+            Err(_) => {
+                self.recreate(store).map_err(|reason| {
+                    format!("the store '{name}' of the log {folder} cannot be created: {reason}")
+                })?;
+                Believed::Log
+            }
+        };
+        if source == Believed::Log && held.is_ok() {
+            let Ok(emptied) = self.node.empty(self.memory, name, entropy()[0]);
+            emptied.map_err(|reason| {
                 format!("the store '{name}' of the log {folder} cannot be created: {reason}")
             })?;
-            while node.step(memory) == Ok(Progress::Made) {}
-            match node.answer() {
-                Some((answered, Ok(_))) if answered == ticket => {}
-                other => {
-                    return Err(format!(
-                        "the store '{name}' could not be created anew: {other:?}; start again"
-                    ));
-                }
+        }
+        let mut log = self.read(found, source)?;
+        let whole_from = match source {
+            Believed::Log if !is_whole => {
+                tracing::error!(
+                    "the memory of store '{name}' is lost, and its log {folder} did not have all contents yet: what \
+                     is older than the log is lost"
+                );
+                0
+            }
+            Believed::Log => pairing.whole_from,
+            // Records may have been lost in the process that was to write them, or were never answered.
+            Believed::Memory => {
+                log.want_checkpoint();
+                let is_kept = held
+                    .is_ok_and(|(_, paired)| paired.is_some_and(|paired| paired.state == PairedState::Kept));
+                if is_kept && *is_whole { pairing.whole_from } else { log.next_generation() }
+            }
+        };
+        let pairing = Pairing { number: entropy()[0], whole_from, incarnation };
+        let paired = pair(&mut self.disk, &log, &pairing);
+        match paired {
+            Ok(()) => self.paired(&log, &pairing)?,
+            // What the memory and the log say of each other stays true, so the next start decides as this one did.
+            Err(error) => {
+                tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
             }
         }
+        self.node.resume_log(name, Arc::new(StoreLog::new(log)))
     }
-    let served = Arc::clone(&node.catalog().get(name)?.served);
-    let began = timer::now();
-    let recovered = recover(disk, found, options, |record| {
-        let Ok(replayed) = served.lock(Work::Live).replay(memory, start_now(), record);
-        replayed
-    });
-    let recovered = recovered.map_err(|error: RecoverError| error.to_string())?;
-    let Ok(ended) = served.lock(Work::Live).replayed(memory, start_now());
-    ended.map_err(|reason| format!("cannot replay the log {folder}: {reason}"))?;
-    let (records, torn) = (recovered.records, recovered.torn);
-    if torn > 0 {
-        tracing::warn!(
-            "the log of store '{name}' ended with {torn} bytes of an incomplete write, which were cut off"
-        );
+
+    /// Creates a store of which only the log is left.
+    fn recreate(&mut self, store: &Store) -> Result<(), String> {
+        let ticket = self.node.recreate(store, entropy()[0])?;
+        while self.node.step(self.memory) == Ok(Progress::Made) {}
+        match self.node.answer() {
+            Some((answered, Ok(_))) if answered == ticket => Ok(()),
+            other => Err(format!("{other:?}; start again")),
+        }
     }
-    let took = timer::now() - began;
-    tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
-    let mut log = recovered.log;
-    log.note_replay(records, took);
-    node.resume_log(name, Arc::new(StoreLog::new(log)))?;
-    Ok(())
+
+    /// Reads a log, and replays it into its store if the log is believed.
+    fn read(&mut self, found: &Found, source: Believed) -> Result<Log, String> {
+        let Found { folder, store: Store { name, .. }, .. } = found;
+        let served = Arc::clone(&self.node.catalog().get(name)?.served);
+        let began = timer::now();
+        let is_replayed = source == Believed::Log;
+        let recovered = recover(&mut self.disk, found, self.options, |record| {
+            if !is_replayed {
+                return Ok(());
+            }
+            let Ok(replayed) = served.lock(Work::Live).replay(self.memory, start_now(), record);
+            replayed
+        });
+        let recovered = recovered.map_err(|error: RecoverError| error.to_string())?;
+        let (mut log, records, torn) = (recovered.log, recovered.records, recovered.torn);
+        if torn > 0 {
+            tracing::warn!(
+                "the log of store '{name}' ended with {torn} bytes of an incomplete write, which were cut off"
+            );
+        }
+        if !is_replayed {
+            tracing::info!(records, "the memory of store '{name}' has what its log has");
+            return Ok(log);
+        }
+        let Ok(ended) = served.lock(Work::Live).replayed(self.memory, start_now());
+        ended.map_err(|reason| format!("cannot replay the log {folder}: {reason}"))?;
+        let took = timer::now() - began;
+        tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
+        log.note_replay(records, took);
+        Ok(log)
+    }
+
+    /// Begins the log of a store that the memory has. Its contents are older than its log, so a checkpoint has to store
+    /// them first.
+    fn begin(&mut self, name: &str) -> Result<(), String> {
+        let entry = self.node.catalog().get(name)?;
+        if entry.paired().is_some_and(|paired| paired.state == PairedState::Replaying) {
+            return Err(incomplete(name));
+        }
+        let [number, salt] = entropy();
+        let mut log = Log::new(entry.store.clone(), self.options, salt);
+        log.want_checkpoint();
+        let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
+        let pairing = Pairing { number, whole_from, incarnation };
+        pair(&mut self.disk, &log, &pairing).map_err(|error| error.to_string())?;
+        self.paired(&log, &pairing)?;
+        self.node.resume_log(name, Arc::new(StoreLog::new(log)))
+    }
+
+    /// Records in the memory that it is paired with a log.
+    fn paired(&mut self, log: &Log, pairing: &Pairing) -> Result<(), String> {
+        let paired = Paired { number: pairing.number, state: PairedState::Kept };
+        let Ok(recorded) = self.node.pair(self.memory, &log.store().name, paired);
+        recorded
+    }
 }
 
 impl Shared {

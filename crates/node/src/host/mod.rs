@@ -249,7 +249,14 @@ impl Host {
         };
         let mut random = Randomness::new();
         node.set_seeds(Box::new(move || random.next()));
-        let logs = options.log.as_ref().map(|log| Logs::recover(log, &mut node, &memory)).transpose()?;
+        let logs = match &options.log {
+            Some(log) => Some(Logs::recover(log, &mut node, &memory)?),
+            None => {
+                let Ok(left) = node.leave_logs(&memory);
+                left.map_err(BindError::TakeOver)?;
+                None
+            }
+        };
         predecessors::note_boot(&memory);
         let state = State {
             node,

@@ -91,6 +91,13 @@ fn has_ended(pid: u32) -> bool {
     }
 }
 
+/// Whether the machine has not been started anew since a node served this memory, as far as that is known.
+pub(super) fn is_same_boot(memory: &Mapping) -> bool {
+    let mut boot = [0; 16];
+    let Ok(()) = memory.read(header::BOOT_AT, &mut boot);
+    boot == this_boot() && boot != NO_BOOT
+}
+
 /// Records the machine's boot id in the memory. Future sessions belong to this boot.
 pub(super) fn note_boot(memory: &Mapping) {
     let Ok(()) = memory.write(header::BOOT_AT, &this_boot());

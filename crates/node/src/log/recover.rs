@@ -5,6 +5,7 @@
 //! since it was stored.
 
 use super::format::{self, Contents, End, Part};
+use super::pairing::{self, Pairing};
 use super::{CREATED, Disk, Log, LogOptions, UNFINISHED, folder_of, log_name, salt_of};
 use farside_remote::control::Store;
 use std::collections::BTreeMap;
@@ -17,6 +18,10 @@ pub struct Found {
     pub folder: String,
     /// The store whose log it is, as the earlier node had created it.
     pub store: Store,
+    /// The memory with which the log is paired.
+    pub pairing: Pairing,
+    /// Whether the log has all contents of the store.
+    pub is_whole: bool,
 }
 
 /// What a log contained.
@@ -102,11 +107,22 @@ pub fn find(disk: &mut dyn Disk) -> Result<Vec<Found>, RecoverError> {
     let folders = disk.folders().map_err(|error| failed("folder", error))?;
     for folder in folders.into_iter().filter(|folder| is_log(folder)) {
         let files = Files::of(disk, &folder)?;
+        let paired = pairing::read(disk, &folder, &files.others)?;
         // The first file has the head if any has.
         let first = files.checkpoints.values().chain(files.logs.values()).next();
         let Some(name) = first.map(|file| format!("{folder}/{file}")) else { continue };
         match read(disk, &name, |_, _| Ok(()), true)? {
-            Some(contents) => found.push(Found { folder, store: contents.head.store.into_owned() }),
+            Some(Contents { head, salt, .. }) => {
+                let first = || Pairing {
+                    number: salt ^ salt_of(head.part, head.generation),
+                    whole_from: 0,
+                    incarnation: head.store.incarnation,
+                };
+                let pairing = paired.unwrap_or_else(first);
+                let newest = files.checkpoints.last_key_value().map_or(0, |(&generation, _)| generation);
+                let is_whole = newest >= pairing.whole_from;
+                found.push(Found { folder, store: head.store.into_owned(), pairing, is_whole });
+            }
             None if files.is_new() => {
                 disk.remove_folder(&folder).map_err(|error| failed(&folder, error))?;
             }
@@ -222,6 +238,7 @@ struct Files {
     logs: BTreeMap<u64, String>,
     checkpoints: BTreeMap<u64, String>,
     useless: Vec<String>,
+    others: Vec<String>,
 }
 
 impl Files {
@@ -234,8 +251,10 @@ impl Files {
                 files.logs.insert(generation, file);
             } else if let Some(generation) = generation("checkpoint.") {
                 files.checkpoints.insert(generation, file);
-            } else if file == UNFINISHED {
+            } else if file == UNFINISHED || file == pairing::UNFINISHED {
                 files.useless.push(file);
+            } else {
+                files.others.push(file);
             }
         }
         Ok(files)

@@ -8,6 +8,7 @@ use super::{JobStep, Node, NodeMemory, Ticket, fill_table};
 use crate::catalog::{Division, Entry};
 use crate::extents::Extents;
 use crate::identity::{FENCED_MAX, Fence, Fencing};
+use crate::log::pairing::{Paired, PairedState};
 use crate::log::{Log, StoreLog};
 use crate::reclaim::Reclaim;
 use crate::restart::Recorded;
@@ -59,6 +60,8 @@ pub(super) struct Origin {
     pub(super) membership: Option<Membership>,
     /// Whether the store gets a log, if the node has logs.
     pub(super) is_logged: bool,
+    /// The memory's relation to the log that the store has already.
+    pub(super) paired: Option<Paired>,
 }
 
 /// Progress of a dropped store's memory towards being unreferenced.
@@ -97,7 +100,7 @@ impl<M: NodeMemory> Node<M> {
     ) -> Result<Job<M>, String> {
         let kind_of = self.catalog.kind(kind)?;
         let (plan, is_logged) = (kind_of.plan(parameters, quota, seed)?, kind_of.is_logged());
-        let origin = Origin { id: seed, created: self.wall, secret, membership, is_logged };
+        let origin = Origin { id: seed, created: self.wall, secret, membership, is_logged, paired: None };
         self.begin_planned(name, kind, plan, quota, origin)
     }
 
@@ -108,7 +111,7 @@ impl<M: NodeMemory> Node<M> {
         kind: &str,
         plan: Plan,
         quota: u64,
-        Origin { id, created, secret, membership, is_logged }: Origin,
+        Origin { id, created, secret, membership, is_logged, paired }: Origin,
     ) -> Result<Job<M>, String> {
         let division = match self.catalog.kind(kind)?.is_table_only() {
             true => Division::of_table(quota, plan.table_len)?,
@@ -149,13 +152,19 @@ impl<M: NodeMemory> Node<M> {
             membership,
         };
         // Reserve space in the catalog's record for stores that are still being created.
-        let fits = restart::record(1, &self.stores_and(self.being_made().chain([&store])));
+        let longest = Paired { number: u64::MAX, state: PairedState::Replaying };
+        let may_be_paired = paired.is_some() || is_logged && self.log_options.is_some();
+        let new = Recorded { paired: may_be_paired.then_some(longest), ..Recorded::from(&store) };
+        let fits = restart::record(1, &self.stores_and(self.being_made().chain([new])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
-                let entry = Box::new(Entry::new(store, service, segments));
+                let mut entry = Box::new(Entry::new(store, service, segments));
+                entry.paired = paired;
                 if let Some(options) = self.log_options.filter(|_| is_logged) {
                     let salt = (self.seeds)();
-                    let log = Arc::new(StoreLog::new(Log::new(entry.store.clone(), options, salt)));
+                    let log = Log::new(entry.store.clone(), options, salt);
+                    entry.paired = Some(Paired { number: log.first_pairing(), state: PairedState::Kept });
+                    let log = Arc::new(StoreLog::new(log));
                     entry.served.set_log(Arc::clone(&log));
                     self.new_logs.push(log);
                 }
@@ -299,10 +308,7 @@ impl<M: NodeMemory> Node<M> {
                     })
                 };
                 // The stores that are still being created have space in the record.
-                let fits = restart::record(
-                    1,
-                    &fenced().chain(self.being_made().map(Recorded::from)).collect::<Vec<_>>(),
-                );
+                let fits = restart::record(1, &fenced().chain(self.being_made()).collect::<Vec<_>>());
                 fits.and_then(|_| restart::record(self.catalog_sequence + 1, &fenced().collect::<Vec<_>>()))
                     .map(Some)
             }
@@ -326,8 +332,8 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    fn stores_and<'a>(&'a self, more: impl IntoIterator<Item = &'a Store>) -> Vec<Recorded<'a>> {
-        self.catalog.iter().map(Recorded::from).chain(more.into_iter().map(Recorded::from)).collect()
+    fn stores_and<'a>(&'a self, more: impl IntoIterator<Item = Recorded<'a>>) -> Vec<Recorded<'a>> {
+        self.catalog.iter().map(Recorded::from).chain(more).collect()
     }
 
     /// All stores of the catalog, with `changed` in the place of the store of the same region.
@@ -340,9 +346,10 @@ impl<M: NodeMemory> Node<M> {
         stores.map(changed).collect()
     }
 
-    pub(super) fn being_made(&self) -> impl Iterator<Item = &Store> {
+    /// The stores that are being created, as the catalog's record will have them.
+    pub(super) fn being_made(&self) -> impl Iterator<Item = Recorded<'_>> {
         self.jobs.iter().filter_map(|(_, job)| match job {
-            Job::Create { entry, .. } => Some(&entry.store),
+            Job::Create { entry, .. } => Some(Recorded::from(&**entry)),
             Job::Drop { .. } | Job::Fence(_) | Job::Revoke(_) => None,
         })
     }
@@ -355,7 +362,8 @@ impl<M: NodeMemory> Node<M> {
     /// Removes the completed job at index `place`, makes its change of the catalog, and makes its response available.
     fn end_job(&mut self, memory: &M, place: usize) -> Result<(), M::Wait> {
         if let Some((_, Job::Create { entry, .. })) = self.jobs.get(place) {
-            let record = restart::record(self.catalog_sequence + 1, &self.stores_and([&entry.store]));
+            let record =
+                restart::record(self.catalog_sequence + 1, &self.stores_and([Recorded::from(&**entry)]));
             self.write_catalog(memory, &record.expect("its size was checked when the job began"))?;
             self.catalog_sequence += 1;
         }
@@ -393,7 +401,7 @@ fn without_key_if_not_served(store: Store) -> Store {
 }
 
 /// Assigns one more segment to a store that is being created. Writes the store's key last.
-fn grant_step<M: NodeMemory>(
+pub(super) fn grant_step<M: NodeMemory>(
     memory: &M,
     entry: &Entry<M>,
     division: &Division,

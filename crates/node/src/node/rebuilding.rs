@@ -4,7 +4,6 @@ use super::{Node, NodeMemory, Ticket};
 use crate::catalog::Division;
 use crate::catalog::Entry;
 use crate::rebuild::{Rebuild, Stage as RebuildStage};
-use crate::restart::Recorded;
 use crate::served::{Served, Start};
 use crate::session::Sessions;
 use crate::{rebuild, restart};
@@ -172,7 +171,7 @@ impl<M: NodeMemory> Node<M> {
         let region = store.region;
         let served = self.catalog.serve(&store);
         let stores = self.stores_with(&store);
-        let being_made = self.being_made().map(Recorded::from);
+        let being_made = self.being_made();
         let fits =
             restart::record(1, &self.stores_with(&store).into_iter().chain(being_made).collect::<Vec<_>>());
         let service = match served.and_then(|service| fits.map(|_| service)) {

@@ -251,7 +251,7 @@ impl<M: NodeMemory> Node<M> {
             })
         };
         // The stores that are still being created have space in the record.
-        let being_made = self.being_made().map(Recorded::from);
+        let being_made = self.being_made();
         let fits = restart::record(1, &records().chain(being_made).collect::<Vec<_>>());
         let record =
             fits.and_then(|_| restart::record(self.catalog_sequence + 1, &records().collect::<Vec<_>>()));

@@ -17,10 +17,11 @@ use farside_fabrics::udp::UdpLine;
 use farside_node::host::{BindError, Host, Listen, LogFolder, Options};
 use farside_node::log::{LogOptions, Next, Op, SyncPolicy};
 use farside_node::{Node, Progress};
-use farside_remote::control::{Answer, Ask, NodeInfo};
+use farside_remote::arena::header;
+use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Kind, address};
-use farside_remote::{Fabric, Key, NodeId};
+use farside_remote::{Fabric, Key, Memory, NodeId};
 use ledger::{KEYS, Ledger, words};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -371,6 +372,151 @@ fn a_log_is_replayed_into_a_memory_file_and_begun_for_a_store_that_had_none() {
     drop(host);
     let refused = start_file(&other, options(&logs, SyncPolicy::Each, 1 << 20)).err().expect("another store");
     assert!(refused.to_string().contains("the memory has another store 's'"), "{refused}");
+}
+
+fn store_of(host: &Host) -> Store {
+    match host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE) {
+        Ok(Answer::Store(store)) => store,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Changes a memory file that no node serves: the register of a key, and whether it says that the machine has been
+/// started anew since.
+fn change_file(file: &Path, table_at: u64, key: u64, [stamp, value]: [u64; 2], is_other_boot: bool) {
+    let (memory, _) = Mapping::open(file, 16 << 20).expect("a memory file");
+    let register = [stamp.to_le_bytes(), value.to_le_bytes()].concat();
+    let Ok(()) = memory.write(table_at + 16 + key * 16, &register);
+    if is_other_boot {
+        let Ok(()) = memory.write(header::BOOT_AT, &[1; 16]);
+    }
+}
+
+/// A value that no put has stored. Its stamp is later than those of all puts.
+const FORGED: [u64; 2] = [999_999, 5];
+
+fn wait_for_checkpoint(folder: &Path) {
+    let began = Instant::now();
+    let is_there = || {
+        let files =
+            std::fs::read_dir(log_file(folder).parent().expect("a folder")).expect("a folder").flatten();
+        let names: Vec<_> = files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+        names.iter().any(|name| name.starts_with("checkpoint.") && name != "checkpoint.new")
+    };
+    while !is_there() {
+        assert!(began.elapsed() < DEADLINE, "a checkpoint stores what the log lacks");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_memory_file_is_believed_only_if_it_has_all_that_its_log_has() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, old, logs) =
+        (folder.path().join("memory"), folder.path().join("old"), folder.path().join("logs"));
+    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
+    let host = start_file(&file, logged()).expect("it serves");
+    create(&host);
+    let at = store_of(&host).table_at;
+    let caller = Caller::new(&host);
+    for key in 0..10 {
+        caller.put(key, 10 + key).expect("stored");
+    }
+    let key = key_of(&host);
+    drop(host);
+    std::fs::copy(&file, &old).expect("copied");
+    // The machine crashes, and a page of the memory file does not reach the disk.
+    change_file(&file, at, 1, [0, 0], true);
+    change_file(&file, at, 3, FORGED, true);
+    let host = start_file(&file, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1)[1], caller.get(3)[1]), (11, 13), "the log has what the memory lost");
+    assert_ne!(key_of(&host), key, "clients open the store again");
+    caller.put(2, 22).expect("stored");
+    drop(host);
+    // An old copy of the memory, of the same boot.
+    change_file(&old, at, 3, FORGED, false);
+    let host = start_file(&old, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(2)[1], caller.get(3)[1]), (22, 13), "the log is newer than the memory");
+    drop(host);
+    // The replay ends in the middle.
+    let log = log_file(&logs);
+    let whole = std::fs::read(&log).expect("the log's file");
+    let mut damaged = whole.clone();
+    damaged[whole.len() - 4 * 52 - 5] ^= 1;
+    std::fs::write(&log, &damaged).expect("written");
+    let fresh = folder.path().join("fresh");
+    let refused = start_file(&fresh, logged()).err().expect("a record is damaged").to_string();
+    assert!(refused.contains("is damaged"), "{refused}");
+    let refused = start_file(&fresh, Options::default()).err().expect("a part is missing").to_string();
+    assert!(refused.contains("incomplete") && refused.contains("--log-dir"), "{refused}");
+    std::fs::write(&log, &whole).expect("written");
+    change_file(&fresh, at, 3, FORGED, false);
+    let host = start_file(&fresh, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    let values: Vec<u64> = (0..10).map(|key| caller.get(key)[1]).collect();
+    assert_eq!(values, [10, 11, 22, 13, 14, 15, 16, 17, 18, 19], "the replay begins anew");
+    drop(host);
+    // The memory has all that was answered.
+    change_file(&fresh, at, 3, FORGED, false);
+    let host = start_file(&fresh, logged()).expect("it serves");
+    assert_eq!(Caller::new(&host).get(3), FORGED, "a memory that belongs to the log is believed");
+}
+
+#[test]
+fn a_store_whose_creation_did_not_reach_the_memory_file_is_created_from_its_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, logs) = (folder.path().join("memory"), folder.path().join("logs"));
+    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
+    drop(start_file(&file, logged()).expect("it serves"));
+    let before = std::fs::read(&file).expect("the memory file");
+    let host = start_file(&file, logged()).expect("it serves");
+    create(&host);
+    let at = store_of(&host).table_at;
+    Caller::new(&host).put(1, 10).expect("stored");
+    drop(host);
+    // The machine crashes, and no page of the memory file has reached the disk.
+    std::fs::write(&file, before).expect("written");
+    change_file(&file, at, 1, [0, 0], true);
+    let host = start_file(&file, logged()).expect("it serves");
+    assert_eq!(Caller::new(&host).get(1)[1], 10);
+}
+
+#[test]
+fn a_memory_that_was_served_without_its_log_is_newer_than_the_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, old, logs) =
+        (folder.path().join("memory"), folder.path().join("old"), folder.path().join("logs"));
+    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
+    let host = start_file(&file, logged()).expect("it serves");
+    create(&host);
+    let at = store_of(&host).table_at;
+    let caller = Caller::new(&host);
+    for key in 0..3 {
+        caller.put(key, 10).expect("stored");
+    }
+    drop(host);
+    let host = start_file(&file, Options::default()).expect("it serves");
+    Caller::new(&host).put(5, 50).expect("without the log");
+    drop(host);
+    std::fs::copy(&file, &old).expect("copied");
+    // A delete whose trace is gone: the log has the key, and its replay would bring it back.
+    change_file(&file, at, 1, [0, 0], false);
+    let host = start_file(&file, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1), caller.get(5)[1]), ([0, 0], 50));
+    caller.put(6, 60).expect("stored");
+    wait_for_checkpoint(&logs);
+    drop(host);
+    // Another copy of the memory goes its own way.
+    let refused = start_file(&old, logged()).err().expect("both have changes").to_string();
+    assert!(refused.contains("each has changes that the other one lacks"), "{refused}");
+    std::fs::remove_file(&file).expect("the memory file");
+    let host = start_file(&file, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    let values: Vec<u64> = [0, 1, 5, 6].iter().map(|&key| caller.get(key)[1]).collect();
+    assert_eq!(values, [10, 0, 50, 60], "the log has what the memory had");
 }
 
 #[test]
