@@ -514,7 +514,7 @@ impl Node {
                 // Only the process has died, not the machine.
                 Ok(paired) => believed(&found.pairing, found.is_whole, paired.as_ref(), true)
                     .expect("the memory was not served without the log"),
-                Err(_) if store.incarnation == machine.info().incarnation => {
+                Err(_) if found.pairing.incarnation == machine.info().incarnation => {
                     disk.remove_folder(&found.folder).expect("the simulated disk removes folders");
                     continue;
                 }

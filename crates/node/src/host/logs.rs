@@ -119,7 +119,7 @@ impl Resuming<'_> {
             }
             Ok((_, paired)) => believed(pairing, *is_whole, paired.as_ref(), is_same_boot)
                 .map_err(|reason| format!("store '{name}' has the log {folder}: {reason}"))?,
-            Err(_) if store.incarnation == incarnation && is_same_boot => {
+            Err(_) if pairing.incarnation == incarnation && is_same_boot => {
                 // The memory was kept, and its catalog no longer has the store: its drop was recorded, and the log was
                 // not removed before the node died. After a crash of the machine, the record of its creation may be
                 // missing instead.

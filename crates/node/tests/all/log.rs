@@ -519,6 +519,41 @@ fn a_memory_that_was_served_without_its_log_is_newer_than_the_log() {
     assert_eq!(values, [10, 0, 50, 60], "the log has what the memory had");
 }
 
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("a folder");
+    for entry in std::fs::read_dir(from).expect("a folder").flatten() {
+        let to = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy_folder(&entry.path(), &to),
+            false => drop(std::fs::copy(entry.path(), to).expect("copied")),
+        }
+    }
+}
+
+#[test]
+fn a_dropped_store_stays_dropped_although_it_was_once_created_from_its_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, logs, before) =
+        (folder.path().join("memory"), folder.path().join("logs"), folder.path().join("before"));
+    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
+    let host = start_file(&file, logged()).expect("it serves");
+    create(&host);
+    drop(host);
+    std::fs::remove_file(&file).expect("the memory file");
+    let host = start_file(&file, logged()).expect("it serves");
+    key_of(&host);
+    copy_folder(&logs, &before);
+    host.ask(Ask::DropStore { name: "s".into() }, DEADLINE).expect("dropped");
+    drop(host);
+    // As if the node had died after it had recorded the drop, and before it removed the log.
+    std::fs::remove_dir_all(&logs).expect("the logs");
+    std::fs::rename(&before, &logs).expect("renamed");
+    let host = start_file(&file, logged()).expect("it serves");
+    let opened = host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE);
+    assert!(opened.is_err(), "{opened:?}");
+    assert_eq!(std::fs::read_dir(&logs).expect("a folder").count(), 1, "only the lock is left");
+}
+
 #[test]
 fn a_folder_serves_one_node_and_a_dropped_store_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
