@@ -138,7 +138,7 @@ impl Fabric for Endpoint {
     }
 
     fn may_run_abandoned(&self, node: NodeId) -> bool {
-        with_endpoint!(self, endpoint => Fabric::may_run_abandoned(endpoint, node))
+        with_endpoint!(self, endpoint => endpoint.may_run_abandoned(node))
     }
 }
 
@@ -255,7 +255,7 @@ impl Fabric for Session {
     }
 
     fn may_run_abandoned(&self, node: NodeId) -> bool {
-        with_session!(self, inner => Fabric::may_run_abandoned(inner, node))
+        with_session!(self, inner => inner.may_run_abandoned(node))
     }
 }
 
