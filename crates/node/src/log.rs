@@ -27,6 +27,7 @@ mod recover;
 pub use recover::{Found, RecoverError, Recovered, find, recover};
 
 use farside_remote::control::Store;
+use farside_remote::fabric::UNKNOWN;
 use farside_remote::service::Records;
 use format::{Head, Part};
 use std::borrow::Cow;
@@ -483,8 +484,8 @@ impl Log {
         if position <= self.forgotten {
             let name = &self.store.name;
             return Some(Err(format!(
-                "the log of store '{name}' settled a write long ago, and its outcome is forgotten; the value may or \
-                 may not be stored; read it"
+                "{UNKNOWN}: the log of store '{name}' settled a write long ago, and its outcome is forgotten; read \
+                 the value"
             )));
         }
         let failed = self.failed.iter().find(|(from, to, _)| (*from..=*to).contains(&position));
@@ -944,13 +945,14 @@ impl Log {
     fn break_down(&mut self, what: &str, error: &io::Error) {
         let name = &self.store.name;
         let reason = format!(
-            "the log of store '{name}' could not {what}: {error}; whether the value is stored is unknown; nothing is \
-             written to the store until the node is restarted with a sound disk for --log-dir"
+            "the log of store '{name}' could not {what}: {error}; nothing is written to the store until the node is \
+             restarted with a sound disk for --log-dir"
         );
-        self.notes.push(reason.clone());
+        let unknown = format!("{UNKNOWN}: {reason}");
+        self.notes.push(reason);
         self.broken = Some(format!("it could not {what}: {error}"));
         self.checkpoint = Checkpoint::None;
-        self.fail_all(&reason);
+        self.fail_all(&unknown);
     }
 }
 

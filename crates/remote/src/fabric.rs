@@ -27,6 +27,9 @@ pub const CALL_BYTES_MAX: usize = 60 * 1024;
 /// Default deadline of a call or any other wait.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 
+/// Beginning of the reason of a refusal that leaves open whether the call was carried out.
+pub const UNKNOWN: &str = "whether this call was carried out is unknown";
+
 /// Start of the reason why a fenced client's requests fail ([`FabricError::is_fenced`]).
 pub const FENCED: &str = "another client took this one for dead, and fenced it";
 
@@ -163,7 +166,8 @@ pub enum FabricError {
         /// Reason why the session was closed.
         reason: String,
     },
-    /// The node refused the request for the given reason, and changed nothing.
+    /// The node refused the request for the given reason, and changed nothing, unless the reason begins with
+    /// [`UNKNOWN`].
     Refused(String),
     /// The pool has no session with the node now. Nothing was sent. The pool opens a session in the background.
     Unreachable {
@@ -180,6 +184,7 @@ impl FabricError {
     /// Whether the operation that failed with this error was carried out.
     pub const fn ran(&self) -> Ran {
         match self {
+            FabricError::Refused(reason) if begins_with(reason.as_str(), UNKNOWN) => Ran::Unknown,
             FabricError::NodeDied(_)
             | FabricError::Refused(_)
             | FabricError::Unreachable { .. }
@@ -209,6 +214,23 @@ impl FabricError {
             }
             other => other,
         }
+    }
+}
+
+/// Whether a text has this beginning.
+const fn begins_with(text: &str, beginning: &str) -> bool {
+    match text.as_bytes().split_at_checked(beginning.len()) {
+        Some((first, _)) => {
+            let mut at = 0;
+            while at < first.len() {
+                if first[at] != beginning.as_bytes()[at] {
+                    return false;
+                }
+                at += 1;
+            }
+            true
+        }
+        None => false,
     }
 }
 

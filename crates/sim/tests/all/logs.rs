@@ -9,9 +9,9 @@ use farside_node::log::{
     Appended, Disk, Log, LogOptions, Next, RecoverError, SyncPolicy, find, folder_of, recover,
 };
 use farside_remote::control::{Answer, Ask, Store};
-use farside_remote::fabric::ServiceId;
+use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::service::{Records, address};
-use farside_remote::{Fabric, Key, NodeId};
+use farside_remote::{Fabric, FabricError, Key, NodeId};
 use farside_sim::clock::ProcessClock;
 use farside_sim::disk::SimDisk;
 use farside_sim::fabric::session::{Endpoint, Identity};
@@ -235,8 +235,10 @@ fn a_failed_sync_stops_the_log_until_a_restart() {
     write_all(&mut log, &mut disk, AT);
     let reason = log.outcome(2).expect("settled").expect_err("nobody knows");
     assert!(reason.contains("is unknown"), "{reason}");
+    assert_eq!(FabricError::Refused(reason).ran(), Ran::Unknown, "a restart may replay the record");
     let refusal = log.append(&one(3)).expect_err("the log is broken");
     assert!(refusal.contains("restarted") && refusal.contains("nothing was done"), "{refusal}");
+    assert_eq!(FabricError::Refused(refusal).ran(), Ran::No);
 }
 
 #[test]
@@ -265,6 +267,8 @@ fn a_failure_whose_outcome_is_forgotten_is_not_taken_for_a_success() {
     }
     let reason = |position| log.outcome(position).expect("settled").expect_err("it failed");
     assert!(reason(1).contains("forgotten") && reason(appended - 1).contains("nothing was done"));
+    let ran = |position| FabricError::Refused(reason(position)).ran();
+    assert_eq!((ran(1), ran(appended - 1)), (Ran::Unknown, Ran::No));
     assert_eq!(log.outcome(appended), Some(Ok(())));
 }
 
