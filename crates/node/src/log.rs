@@ -842,6 +842,14 @@ impl Log {
 
     /// Advances the checkpoint after an operation for it.
     fn checkpointed_one(&mut self, result: io::Result<()>) {
+        let syncs_log = matches!(self.checkpoint, Checkpoint::Rotate(0) | Checkpoint::Finish { step: 0, .. });
+        if let Err(error) = &result
+            && syncs_log
+        {
+            // The system reports an error once: a later sync succeeds although records that count are gone.
+            self.break_down("be synced", error);
+            return;
+        }
         let is_effective = matches!(self.checkpoint, Checkpoint::Finish { step: 4.., .. });
         if let Err(error) = result
             && !is_effective

@@ -6,7 +6,7 @@
 mod ledger;
 
 use farside_node::log::{
-    Appended, Disk, Log, LogOptions, Next, RecoverError, SyncPolicy, find, folder_of, recover,
+    Appended, Disk, Log, LogOptions, Next, Op, RecoverError, SyncPolicy, find, folder_of, recover,
 };
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{Ran, ServiceId};
@@ -239,6 +239,38 @@ fn a_failed_sync_stops_the_log_until_a_restart() {
     let refusal = log.append(&one(3)).expect_err("the log is broken");
     assert!(refusal.contains("restarted") && refusal.contains("nothing was done"), "{refusal}");
     assert_eq!(FabricError::Refused(refusal).ran(), Ran::No);
+}
+
+/// The system reports an error once, whoever syncs the file.
+#[test]
+fn a_sync_of_the_log_that_fails_for_a_checkpoint_stops_the_log_too() {
+    for steps in [0, 1] {
+        let options = LogOptions { sync: SyncPolicy::Interval, checkpoint_min: 1 };
+        let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
+        log.append(&one(1)).expect("accepted");
+        write_all(&mut log, &mut disk, AT);
+        assert!(!log.wants_checkpoint(), "the next generation comes first");
+        if steps == 1 {
+            write_all(&mut log, &mut disk, AT);
+            log.append(&one(2)).expect("accepted");
+            assert!(log.wants_checkpoint());
+            log.collect(&one(2), true);
+        }
+        let file = format!("{}/log.{:08}", folder_of(&store()), 1 + steps);
+        while let Next::Do(op) = log.next(AT) {
+            let is_of_log = op == Op::Sync(file.clone());
+            disk.set_fails_to_sync(is_of_log);
+            let done = op.perform(&mut disk);
+            log.done(done);
+            if is_of_log {
+                break;
+            }
+        }
+        disk.set_fails_to_sync(false);
+        let refusal = log.append(&one(3)).expect_err("the log is broken");
+        assert!(refusal.contains("restarted"), "{refusal}");
+        assert_eq!(log.file_to_sync(), None, "nothing counts on a later sync");
+    }
 }
 
 #[test]
