@@ -53,6 +53,8 @@ pub enum SyncPolicy {
 pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(200);
+/// Pause before a checkpoint that the log needs is tried again.
+const CHECKPOINT_RETRY: Duration = Duration::from_secs(1);
 /// Maximum size in bytes of the records that wait for the writer.
 const QUEUE_MAX: usize = 16 << 20;
 /// Size in bytes at which no more records of a checkpoint are collected for now.
@@ -227,6 +229,14 @@ pub struct Log {
     checkpoint: Checkpoint,
     /// Size of the log before which no checkpoint is begun.
     not_before: u64,
+    /// Whether the log lacks contents of the store, which the next checkpoint stores, and the time before which it is
+    /// not begun.
+    is_wanted: bool,
+    wanted_at: Duration,
+    /// Whether the log has reported that such a checkpoint failed.
+    has_reported: bool,
+    /// Time at which the writer last took an operation.
+    now: Duration,
     removal: Removal,
     counted: Counted,
     /// Events for the node's report.
@@ -410,6 +420,10 @@ impl Log {
             doing: None,
             checkpoint: Checkpoint::None,
             not_before: options.checkpoint_min,
+            is_wanted: false,
+            wanted_at: Duration::ZERO,
+            has_reported: false,
+            now: Duration::ZERO,
             removal: Removal::Not,
             counted: Counted::default(),
             notes: Vec::new(),
@@ -559,8 +573,9 @@ impl Log {
     /// Begins a checkpoint if the log has grown enough. Returns whether the node must collect records for it now.
     pub fn wants_checkpoint(&mut self) -> bool {
         let is_free = self.broken.is_none() && self.full.is_none() && self.removal == Removal::Not;
+        let is_due = self.logged > self.not_before || self.is_wanted && self.wanted_at <= self.now;
         match &self.checkpoint {
-            Checkpoint::None if is_free && self.creation == CREATED && self.logged > self.not_before => {
+            Checkpoint::None if is_free && self.creation == CREATED && is_due => {
                 self.checkpoint = Checkpoint::Rotate(0);
                 false
             }
@@ -583,9 +598,10 @@ impl Log {
         }
     }
 
-    /// Makes the log request a checkpoint as soon as possible, since it does not have all of the store's contents.
+    /// Makes the log request a checkpoint as soon as possible, since it does not have all of the store's contents. It is
+    /// tried until it takes effect.
     pub fn want_checkpoint(&mut self) {
-        (self.not_before, self.logged) = (0, self.logged.max(1));
+        self.is_wanted = true;
     }
 
     /// Gives the log up because it has no writer: its thread could not be started, with this error.
@@ -634,6 +650,9 @@ impl Log {
     }
 
     fn next_op(&mut self, now: Duration) -> Result<(Doing, Op), Option<Duration>> {
+        self.now = now;
+        let is_waiting = self.is_wanted && matches!(self.checkpoint, Checkpoint::None);
+        let wanted_at = Some(self.wanted_at).filter(|&at| is_waiting && at > now);
         if self.creation < CREATED {
             let op = match self.creation {
                 0 => {
@@ -669,7 +688,8 @@ impl Log {
             return Err(Some(self.retry_at));
         }
         if self.retry.is_none() && self.queue.is_empty() {
-            return Err(self.sync_at.filter(|_| is_unsynced && self.options.sync == SyncPolicy::Interval));
+            let sync_at = self.sync_at.filter(|_| is_unsynced && self.options.sync == SyncPolicy::Interval);
+            return Err(sync_at.into_iter().chain(wanted_at).min());
         }
         let (records, position) =
             self.retry.take().unwrap_or_else(|| (std::mem::take(&mut self.queue), self.queued));
@@ -854,12 +874,19 @@ impl Log {
         if let Err(error) = result
             && !is_effective
         {
-            self.notes.push(format!(
-                "the log of store '{}' was not shortened: {error}; it is tried again when the log has grown further",
-                self.store.name
-            ));
-            self.not_before = self.logged + self.options.checkpoint_min;
-            self.checkpoint = Checkpoint::None;
+            let name = &self.store.name;
+            if !self.is_wanted {
+                self.notes.push(format!(
+                    "the log of store '{name}' was not shortened: {error}; it is tried again when the log has grown \
+                     further"
+                ));
+            } else if !std::mem::replace(&mut self.has_reported, true) {
+                self.notes.push(format!(
+                    "the log of store '{name}' lacks what the memory has, since a checkpoint cannot be written: \
+                     {error}; it is tried again; free space in --log-dir"
+                ));
+            }
+            self.give_up_checkpoint();
             return;
         }
         match &mut self.checkpoint {
@@ -891,6 +918,7 @@ impl Log {
                 self.old = vec![checkpoint_name(self.generation)];
                 (self.checkpointed, self.logged) = (*len, self.len);
                 self.not_before = self.options.checkpoint_min.max(2 * self.checkpointed);
+                (self.is_wanted, self.has_reported) = (false, false);
             }
             // A file that cannot be removed is removed by the next start.
             Checkpoint::Finish { old, .. } => {
@@ -913,11 +941,16 @@ impl Log {
             _ => false,
         };
         if has_effects && !mutants::LOG_CHECKPOINT_HAS_FAILED.is_on() {
-            self.checkpoint = Checkpoint::None;
-            self.not_before = self.logged + self.options.checkpoint_min;
+            self.give_up_checkpoint();
         }
         self.settle_failed(position, reason);
         self.unended += (position + 1).saturating_sub(first);
+    }
+
+    fn give_up_checkpoint(&mut self) {
+        self.checkpoint = Checkpoint::None;
+        self.not_before = self.logged + self.options.checkpoint_min;
+        self.wanted_at = self.now + CHECKPOINT_RETRY;
     }
 
     fn settle_good(&mut self, position: u64) {

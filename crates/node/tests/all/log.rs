@@ -15,7 +15,7 @@ use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::udp::UdpLine;
 use farside_node::host::{BindError, Host, Listen, LogFolder, Options};
-use farside_node::log::{LogOptions, Next, Op, SyncPolicy};
+use farside_node::log::{LogOptions, Next, Op, SyncPolicy, folder_of};
 use farside_node::{Node, Progress};
 use farside_remote::arena::header;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
@@ -462,6 +462,37 @@ fn a_memory_file_is_believed_only_if_it_has_all_that_its_log_has() {
     change_file(&fresh, at, 3, FORGED, false);
     let host = start_file(&fresh, logged()).expect("it serves");
     assert_eq!(Caller::new(&host).get(3), FORGED, "a memory that belongs to the log is believed");
+}
+
+#[test]
+fn a_log_that_was_begun_for_a_memory_file_gets_its_checkpoint_whatever_fails_before() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, logs) = (folder.path().join("memory"), folder.path().join("logs"));
+    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
+    let host = start_file(&file, Options::default()).expect("it serves");
+    create(&host);
+    Caller::new(&host).put(1, 10).expect("without a log");
+    let store = store_of(&host);
+    drop(host);
+    // The file of the checkpoint cannot be made.
+    let in_the_way = logs.join(folder_of(&store)).join("checkpoint.new");
+    std::fs::create_dir_all(&in_the_way).expect("a folder");
+    let host = start_file(&file, logged()).expect("it serves");
+    Caller::new(&host).put(2, 20).expect("stored");
+    std::thread::park_timeout(Duration::from_millis(300));
+    drop(host);
+    std::fs::remove_dir(&in_the_way).expect("it is empty");
+    // The machine crashes: the log alone does not have the store's contents.
+    change_file(&file, store.table_at, 3, FORGED, true);
+    let host = start_file(&file, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1)[1], caller.get(2)[1], caller.get(3)), (10, 20, FORGED));
+    wait_for_checkpoint(&logs);
+    drop(host);
+    std::fs::remove_file(&file).expect("the memory file");
+    let host = start_file(&file, logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1)[1], caller.get(2)[1]), (10, 20), "the checkpoint has all contents");
 }
 
 #[test]

@@ -274,6 +274,34 @@ fn a_sync_of_the_log_that_fails_for_a_checkpoint_stops_the_log_too() {
 }
 
 #[test]
+fn a_checkpoint_that_the_log_needs_is_tried_until_it_takes_effect() {
+    let options = LogOptions { sync: SyncPolicy::Each, ..LogOptions::default() };
+    let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
+    log.want_checkpoint();
+    write_all(&mut log, &mut disk, AT);
+    let mut at = AT;
+    for attempt in 0..4 {
+        assert!(!log.wants_checkpoint(), "the next generation comes first");
+        disk.set_full(attempt < 3);
+        write_all(&mut log, &mut disk, at);
+        if attempt < 3 {
+            assert!(!log.wants_checkpoint() && log.next(at) != Next::Wait(None), "the writer comes back");
+            let Next::Wait(Some(next)) = log.next(at) else { panic!("it waits for the next attempt") };
+            assert!(next > at, "it pauses");
+            at = next;
+            disk.set_full(false);
+            write_all(&mut log, &mut disk, at);
+        }
+    }
+    assert!(log.wants_checkpoint());
+    log.collect(&one(1), true);
+    write_all(&mut log, &mut disk, at);
+    assert_eq!(log.take_notes().len(), 1, "the failure is reported once");
+    assert_eq!(records_in(&mut disk, options).1, [1]);
+    assert!(!log.wants_checkpoint() && log.next(at) == Next::Wait(None));
+}
+
+#[test]
 fn a_queue_that_outgrows_the_disk_refuses_more() {
     let mut log = Log::new(store(), LogOptions::default(), 3);
     let mut records = Records::default();
