@@ -610,6 +610,16 @@ impl Log {
         self.break_down("get a thread", error);
     }
 
+    /// Number of records that count or wait, and are not in the file.
+    pub fn unwritten(&self) -> usize {
+        self.queue.len() + self.retry.as_ref().map_or(0, |(records, _)| records.len())
+    }
+
+    /// Tries a failed write again at once.
+    pub fn retry_now(&mut self) {
+        self.retry_at = Duration::ZERO;
+    }
+
     /// The file to sync when a node ends, so that records are durable that count without it.
     pub fn file_to_sync(&self) -> Option<String> {
         (self.broken.is_none() && self.durable + 1 < self.next).then(|| self.file())

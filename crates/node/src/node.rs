@@ -506,8 +506,8 @@ impl<M: NodeMemory> Node<M> {
     }
 
     /// Creates a store anew, with the parameters, the id and the time of creation that it had at an earlier node, whose
-    /// memory is lost. The store has no log before [`Node::resume_log`]. It counts as incomplete before [`Node::pair`].
-    /// [`Node::answer`] returns the response.
+    /// memory is lost. The store has no log before [`Node::resume_log`], and counts as incomplete before
+    /// [`Node::pair`]. [`Node::answer`] returns the response.
     ///
     /// # Errors
     /// The store cannot be created.

@@ -79,7 +79,7 @@ impl Logs {
         Ok(Logs { folder: path.clone(), writers, stop, _lock: lock })
     }
 
-    /// Ends all writers, after they have written and synced what was appended.
+    /// Ends all writers, after they have written and synced what was appended, as far as the disk has space.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         let writers = std::mem::take(&mut *self.writers.lock().unwrap_or_else(PoisonError::into_inner));
@@ -277,7 +277,8 @@ impl Shared {
 }
 
 /// Writes a log until the log is removed or `stop` is set. Calls `after` after each operation.
-fn write(log: &StoreLog, disk: &mut FileDisk, stop: &AtomicBool, after: impl Fn(&Op)) {
+fn write(log: &StoreLog, disk: &mut dyn Disk, stop: &AtomicBool, after: impl Fn(&Op)) {
+    let mut is_last_try = false;
     loop {
         let mut locked = log.lock();
         let op = loop {
@@ -285,12 +286,11 @@ fn write(log: &StoreLog, disk: &mut FileDisk, stop: &AtomicBool, after: impl Fn(
                 Next::Do(op) => break op,
                 Next::End => return,
                 Next::Wait(_) if stop.load(Ordering::SeqCst) => {
-                    if let Some(Err(error)) = locked.file_to_sync().map(|file| disk.sync(&file)) {
-                        tracing::error!(
-                            "the log of store '{}' could not be synced at the end: {error}",
-                            locked.store().name
-                        );
+                    if locked.unwritten() > 0 && !std::mem::replace(&mut is_last_try, true) {
+                        locked.retry_now();
+                        continue;
                     }
+                    end(&locked, disk);
                     return;
                 }
                 Next::Wait(until) => {
@@ -308,6 +308,22 @@ fn write(log: &StoreLog, disk: &mut FileDisk, stop: &AtomicBool, after: impl Fn(
         };
         notes.iter().for_each(|note| tracing::warn!("{note}"));
         after(&op);
+    }
+}
+
+/// Syncs a log whose writer ends, and reports what is lost.
+fn end(log: &Log, disk: &mut dyn Disk) {
+    let name = &log.store().name;
+    let unwritten = log.unwritten();
+    if unwritten > 0 {
+        let reason = log.refuses().unwrap_or("it has no space");
+        tracing::error!(
+            "the log of store '{name}' ends without its last {unwritten} records: {reason}; what was answered is in \
+             the memory alone: keep the --memory-file"
+        );
+    }
+    if let Some(Err(error)) = log.file_to_sync().map(|file| disk.sync(&file)) {
+        tracing::error!("the log of store '{name}' could not be synced at the end: {error}");
     }
 }
 
@@ -451,5 +467,76 @@ impl Source for FileSource {
             }
         }
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::SyncPolicy;
+    use farside_remote::service::Records;
+
+    /// A disk that refuses this number of writes.
+    struct Full {
+        refused: u32,
+        written: Vec<u8>,
+    }
+
+    impl Disk for Full {
+        fn create(&mut self, _: &str, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_at(&mut self, _: &str, _: u64, bytes: &[u8]) -> io::Result<()> {
+            if self.refused > 0 {
+                self.refused -= 1;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.written.extend_from_slice(bytes);
+            Ok(())
+        }
+        fn cut(&mut self, _: &str, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn sync(&mut self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn sync_names(&mut self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn rename(&mut self, _: &str, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn remove(&mut self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn remove_folder(&mut self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn folders(&self) -> io::Result<Vec<String>> {
+            Ok(Vec::new())
+        }
+        fn files(&self, _: &str) -> io::Result<Vec<String>> {
+            Ok(Vec::new())
+        }
+        fn open(&self, _: &str) -> io::Result<Box<dyn Source + '_>> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    #[test]
+    fn a_writer_that_ends_tries_once_more_what_a_full_disk_has_refused() {
+        for (refused, left) in [(1, 0), (2, 1)] {
+            let store = crate::log::format::tests::store();
+            let options = LogOptions { sync: SyncPolicy::Interval, ..LogOptions::default() };
+            let log = StoreLog::new(Log::new(store, options, 3));
+            let mut records = Records::default();
+            records.append(b"answered already");
+            log.lock().append(&records).expect("accepted");
+            let mut disk = Full { refused, written: Vec::new() };
+            write(&log, &mut disk, &AtomicBool::new(true), |_| {});
+            assert_eq!(log.lock().unwritten(), left, "{refused} writes refused");
+            let is_written = disk.written.windows(16).any(|bytes| bytes == b"answered already");
+            assert_eq!(is_written, left == 0, "{refused} writes refused");
+        }
     }
 }

@@ -300,13 +300,13 @@ impl Window<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::log::folder_of;
 
     const SALT: u64 = 0x5eed;
 
-    fn store() -> Store {
+    pub(crate) fn store() -> Store {
         Store {
             name: "s".into(),
             kind: "k".into(),
