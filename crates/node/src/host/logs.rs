@@ -56,7 +56,7 @@ impl Logs {
         let unusable = |error: io::Error| {
             failed(format!("the folder cannot be used: {error}; choose another --log-dir"))
         };
-        std::fs::create_dir_all(path).map_err(unusable)?;
+        create_folder(path).map_err(unusable)?;
         let lock = File::options().create(true).truncate(false).write(true).open(path.join("lock"));
         let lock = lock.map_err(unusable)?;
         lock_soon(&lock).map_err(|errno| match errno {
@@ -377,6 +377,14 @@ impl FileDisk {
     }
 }
 
+/// Creates a folder with those that contain it, and makes the names of the new ones durable.
+fn create_folder(path: &Path) -> io::Result<()> {
+    let path = std::path::absolute(path)?;
+    let missing: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
+    std::fs::create_dir_all(&path)?;
+    missing.iter().filter_map(|folder| folder.parent()).try_for_each(sync_folder)
+}
+
 fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -538,5 +546,14 @@ mod tests {
             let is_written = disk.written.windows(16).any(|bytes| bytes == b"answered already");
             assert_eq!(is_written, left == 0, "{refused} writes refused");
         }
+    }
+
+    #[test]
+    fn a_folder_is_created_with_those_that_contain_it() {
+        let root = tempfile::tempdir().expect("a folder");
+        let path = root.path().join("a/b");
+        create_folder(&path).expect("created");
+        create_folder(&path).expect("it exists");
+        assert!(path.is_dir());
     }
 }
