@@ -1,5 +1,5 @@
-//! A simulated disk with the files of logs. What was not synced may be lost, or torn, when the machine crashes, and what
-//! was cut off a file may come back; the end of a process alone loses nothing. The disk may be full.
+//! A simulated disk with the files of logs. If the machine crashes, what was not synced may be lost, or torn, and what
+//! was cut off a file may come back. The end of a process alone loses nothing. The disk may be full.
 //!
 //! Invariant: what was synced survives, and so do the names of files after their folder was synced.
 

@@ -916,7 +916,7 @@ impl Serving {
             self.world.spawn(self.process, async move { serving.write_log(&log).await });
         }
         if self.has_logs.get() {
-            self.log_bell.ring(); // A step may have given a log work, also that of a store which the catalog has no more.
+            self.log_bell.ring(); // A step may have given a log work, also that of a store that is being dropped.
         }
         while let Some((engine, number)) = machine.ending() {
             self.mails[engine].end_fenced(number);
