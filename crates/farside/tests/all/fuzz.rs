@@ -122,7 +122,7 @@ fn fuzz_chequer() {
     let done = request::Answer::of(Outcome::Done);
     request::Answer { stamp, first: 5, second: 6, value: b"value", ..done }.encode(&mut answer);
     let mut logged = Vec::new();
-    log::begin_put(&mut logged, stamp, key);
+    log::begin_put(&mut logged, stamp, key, 3);
     layout::put_block(&mut logged, key, b"value");
     let block = Block { at: table.area(0).start, len: 13 };
     let used = Used { key: table.key_field(key), block, crc_value: 5, stamp };

@@ -1,11 +1,18 @@
 //! The records of a Chequer store's log: all puts and deletes.
 //!
 //! ```text
-//! record  | op u8 | 0 u8 | key length u16 | 0 u32 | stamp u64 | key | block of the value, for a put |
+//! record  | op u8 | place, bits 32 to 39 | key length u16 | place, bits 0 to 31 | stamp u64 | key | value's block |
+//! place   | offset of the block in the partition's area, in units of 32 bytes |
 //! ```
+//!
+//! A record of a delete has no block, and the place 0.
+//!
+//! A replay puts each block where it was: the blocks of an almost full area may fit in no other arrangement.
 //!
 //! Invariant: records of one key are in the log in the order of their stamps, so the newest stamp wins in every replay.
 
+#[cfg(doc)]
+use super::layout::BLOCK_ALIGN;
 use super::layout::{Stamp, value_in};
 use crate::kv::KEY_MAX;
 
@@ -26,22 +33,26 @@ pub struct Logged<'a> {
     pub key: &'a [u8],
     /// Block of the value ([`super::layout::put_block`]); `None` for a delete.
     pub block: Option<&'a [u8]>,
+    /// Place of the block: its offset in the partition's area, in units of [`BLOCK_ALIGN`].
+    pub place: u64,
 }
 
-/// Begins a record of a put in `bytes`, which it clears. The block of the value follows. Returns the block's offset.
-pub fn begin_put(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8]) -> usize {
-    begin(bytes, PUT, stamp, key)
+/// Begins a record of a put in `bytes`, which it clears. The block of the value follows. Returns the block's offset in
+/// `bytes`.
+pub fn begin_put(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8], place: u64) -> usize {
+    begin(bytes, PUT, stamp, key, place)
 }
 
 /// Encodes the record of a delete into `bytes`, which it clears.
 pub fn put_delete(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8]) {
-    begin(bytes, DELETE, stamp, key);
+    begin(bytes, DELETE, stamp, key, 0);
 }
 
-fn begin(bytes: &mut Vec<u8>, op: u8, stamp: Stamp, key: &[u8]) -> usize {
+fn begin(bytes: &mut Vec<u8>, op: u8, stamp: Stamp, key: &[u8], place: u64) -> usize {
     bytes.clear();
     let [low, high] = (key.len() as u16).to_le_bytes();
-    bytes.extend_from_slice(&[op, 0, low, high, 0, 0, 0, 0]);
+    bytes.extend_from_slice(&[op, (place >> 32) as u8, low, high]);
+    bytes.extend_from_slice(&(place as u32).to_le_bytes());
     bytes.extend_from_slice(&stamp.0.to_le_bytes());
     bytes.extend_from_slice(key);
     bytes.len()
@@ -59,8 +70,9 @@ impl<'a> Logged<'a> {
     /// The bytes are no record of this release.
     pub fn decode(bytes: &'a [u8]) -> Result<Logged<'a>, String> {
         let wrong = || "a record of the log is not understood: use the release that wrote it".to_owned();
-        let (&[op, _, low, high, _, _, _, _, ref stamp @ ..], rest) =
+        let (&[op, top, low, high, a, b, c, d, ref stamp @ ..], rest) =
             bytes.split_first_chunk::<HEADER_SIZE>().ok_or_else(wrong)?;
+        let place = u64::from(top) << 32 | u64::from(u32::from_le_bytes([a, b, c, d]));
         let (key, block) = rest.split_at_checked(u16::from_le_bytes([low, high]).into()).ok_or_else(wrong)?;
         let stamp = Stamp(u64::from_le_bytes(*stamp));
         let block = match op {
@@ -68,7 +80,11 @@ impl<'a> Logged<'a> {
             DELETE if block.is_empty() => None,
             _ => return Err(wrong()),
         };
-        if (1..=KEY_MAX).contains(&key.len()) { Ok(Logged { stamp, key, block }) } else { Err(wrong()) }
+        if (1..=KEY_MAX).contains(&key.len()) {
+            Ok(Logged { stamp, key, block, place })
+        } else {
+            Err(wrong())
+        }
     }
 }
 
@@ -81,13 +97,14 @@ mod tests {
     fn records_survive_encoding_and_damaged_ones_are_refused() {
         let mut bytes = Vec::new();
         for key in [&b"key"[..], &[7; 100]] {
-            let at = begin_put(&mut bytes, Stamp(5), key);
+            let place = (1 << 40) - 2;
+            let at = begin_put(&mut bytes, Stamp(5), key, place);
             put_block(&mut bytes, key, b"value");
-            let logged = Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]) };
+            let logged = Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]), place };
             assert_eq!(Logged::decode(&bytes), Ok(logged));
             assert!(Logged::decode(&bytes[..bytes.len() - 1]).is_err());
             put_delete(&mut bytes, Stamp(6), key);
-            assert_eq!(Logged::decode(&bytes), Ok(Logged { stamp: Stamp(6), key, block: None }));
+            assert_eq!(Logged::decode(&bytes), Ok(Logged { stamp: Stamp(6), key, block: None, place: 0 }));
             assert!(Logged::decode(&bytes[..HEADER_SIZE - 1]).is_err());
             bytes[0] = 3;
             assert!(Logged::decode(&bytes).is_err());

@@ -30,6 +30,8 @@ farside_remote::mutants! {
     OLDER_INSTALLED = "ChequerOlderInstalled";
     /// The replay of a log keeps the oldest value of each key.
     REPLAYED_OUT_OF_ORDER = "ChequerReplayedOutOfOrder";
+    /// The replay of a log puts values wherever the pool has space. Those of a full store then fit no more.
+    REPLAYED_ELSEWHERE = "ChequerReplayedElsewhere";
     /// The buddy allocator merges a free block with a buddy that is in use.
     BUDDY_MERGES_IN_USE = "ChequerBuddyMergesInUse";
 }

@@ -284,13 +284,7 @@ impl Pool {
     /// The block is not in use. Nothing was changed: the caller has read its place in damaged memory.
     pub fn release(&mut self, block: Block, now: Duration) -> Result<(), ClaimError> {
         let (unit, class) = self.locate(block)?;
-        if !self.used.remove(unit, units_of(class)) {
-            return Err(ClaimError::NotInUse);
-        }
-        // A record may have another length of the same class.
-        self.live_bytes = self.live_bytes.saturating_sub(block.len);
-        self.live_units -= units_of(class);
-        self.live_blocks -= 1;
+        self.dead(unit, block.len, class)?;
         self.quarantine_units += units_of(class);
         self.quarantine.push_back(Released { until: now + QUARANTINE, unit, class });
         self.settle(now);
@@ -326,6 +320,17 @@ impl Pool {
             return Err(ClaimError::Overlaps);
         }
         self.live(unit, block.len, class);
+        Ok(())
+    }
+
+    /// Frees a claimed block at once: no client reads it.
+    ///
+    /// # Errors
+    /// The block is not in use. Nothing was changed.
+    pub fn vacate(&mut self, block: Block) -> Result<(), ClaimError> {
+        let (unit, class) = self.locate(block)?;
+        self.dead(unit, block.len, class)?;
+        self.buddy.free(unit, units_of(class));
         Ok(())
     }
 
@@ -425,6 +430,17 @@ impl Pool {
         self.live_bytes += len;
         self.live_units += units_of(class);
         self.live_blocks += 1;
+    }
+
+    fn dead(&mut self, unit: u64, len: u64, class: usize) -> Result<(), ClaimError> {
+        if !self.used.remove(unit, units_of(class)) {
+            return Err(ClaimError::NotInUse);
+        }
+        // A record may have another length of the same class.
+        self.live_bytes = self.live_bytes.saturating_sub(len);
+        self.live_units -= units_of(class);
+        self.live_blocks -= 1;
+        Ok(())
     }
 
     /// Returns the first unit and the class of a block.

@@ -20,8 +20,8 @@
 //! node before.
 
 use super::layout::{
-    BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec, Stamp, Table,
-    Used, block_len, crc, key_in_block, put_block,
+    BLOCK_ALIGN, BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec,
+    Stamp, Table, Used, block_len, crc, key_in_block, put_block,
 };
 use super::log::{self, Logged};
 use super::mutants;
@@ -69,9 +69,9 @@ struct Partition {
     reserved: u64,
     /// The values that are held for clients which read them by several calls.
     holds: Vec<Held>,
-    /// The puts of the log that found no space during its replay, by key: their stamps and the values' blocks. Values
-    /// that are replaced or deleted later in the log may have the space.
-    late: BTreeMap<Vec<u8>, (Stamp, Vec<u8>)>,
+    /// The puts of the log whose places were in use during its replay, by key. Values that are replaced or deleted
+    /// later in the log have them: a checkpoint contains values that were read at different times.
+    late: BTreeMap<Vec<u8>, Late>,
     /// Whether an earlier node has served the memory.
     is_recovered: bool,
 }
@@ -101,6 +101,13 @@ struct Operation {
     stamp: Stamp,
     /// The value's block with its CRC; `None` for a delete.
     value: Option<(Block, u64)>,
+}
+
+/// A put of the log that could not be carried out yet.
+struct Late {
+    stamp: Stamp,
+    place: u64,
+    bytes: Vec<u8>,
 }
 
 /// A block that a client writes.
@@ -137,8 +144,8 @@ const HOLDS_SHARE: u64 = 4;
 /// Reasons why a log cannot be replayed.
 const NO_BUCKET: &str =
     "the table has no place for a key of the log: create the store for more --items, and load a dump";
-const NO_BLOCK: &str = "the area of values has no space for a value of the log: create the store with a larger \
-                        --quota, and load a dump";
+const NO_BLOCK: &str = "two values of the log overlap, so it is not the log of one store: create the store again, and \
+                        load a dump";
 
 /// Number of the low bits of a reservation's number that are the index of its partition.
 const PARTITION_BITS: u32 = 6;
@@ -421,6 +428,14 @@ impl Partition {
         self.begun.block
     }
 
+    /// Claims the block at a place of the log, for the record in progress. `None` if another value lies there.
+    fn claim(&mut self, block: Block) -> Option<Block> {
+        if self.begun.block.is_none() {
+            self.begun.block = self.pool.claim(of_pool(block)).ok().map(|()| block);
+        }
+        self.begun.block
+    }
+
     /// Gives a block back, or leaves that to the end of its holds. Readers may still read it.
     fn release(&mut self, block: Block) {
         let mut is_held = false;
@@ -659,7 +674,7 @@ impl<M: Memory> At<'_, M> {
         let len = block_len(key.len(), value.len());
         let Some(block) = self.state.take(len, self.now) else { return Ok(Err(Outcome::OutOfMemory)) };
         let stamp = self.state.draw_stamp(self.now, found.used.is_none());
-        let start = log::begin_put(self.scratch, stamp, key);
+        let start = log::begin_put(self.scratch, stamp, key, self.place_of(block));
         put_block(self.scratch, key, value);
         let bytes = &self.scratch[start..];
         self.memory.write(block.at, bytes)?;
@@ -779,7 +794,7 @@ impl<M: Memory> At<'_, M> {
         };
         let is_new = found.used.is_none();
         // The stamp is drawn last: a client that has not written its value costs none.
-        let start = log::begin_put(self.scratch, Stamp(0), key);
+        let start = log::begin_put(self.scratch, Stamp(0), key, self.place_of(block));
         self.scratch.resize(start + block.len as usize, 0);
         self.memory.read(block.at, &mut self.scratch[start..])?;
         let bytes = &self.scratch[start..];
@@ -824,9 +839,9 @@ impl<M: Memory> At<'_, M> {
 
     /// Carries out a record of the log. No client reads meanwhile.
     fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
-        let Logged { stamp, key, block: bytes } = logged;
+        let Logged { stamp, key, block: bytes, place } = logged;
         let found = self.find(key)?;
-        let late = self.state.late.get(key).map(|(stamp, _)| *stamp);
+        let late = self.state.late.get(key).map(|late| late.stamp);
         let now = found.used.map(|used| used.stamp).max(found.deleted).max(late);
         let is_old = if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now.is_some() } else { now >= Some(stamp) };
         let epoch = stamp.epoch() + 1;
@@ -834,13 +849,14 @@ impl<M: Memory> At<'_, M> {
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
         }
         if !is_old {
-            let has_space = match (bytes, found.used) {
+            let value = bytes.map(|bytes| (place, bytes));
+            let has_space = match (value, found.used) {
                 (None, None) => true,
-                _ => self.place(stamp, key, bytes, &found)?.is_ok(),
+                _ => self.restore(stamp, key, value, &found)?.is_ok(),
             };
             match bytes {
                 Some(bytes) if !has_space => {
-                    self.state.late.insert(key.to_vec(), (stamp, bytes.to_vec()));
+                    self.state.late.insert(key.to_vec(), Late { stamp, place, bytes: bytes.to_vec() });
                 }
                 _ => drop(self.state.late.remove(key)),
             }
@@ -849,83 +865,73 @@ impl<M: Memory> At<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Installs a put or delete of the log: `bytes` are the value's block. Changes nothing if there is no space.
-    fn place(
+    /// Installs a put or delete of the log: `value` has the place of the value's block, and the block. Changes nothing
+    /// if the place is in use.
+    ///
+    /// In the order of the log the place is free. When the service took the block, it had logged and installed the put
+    /// or delete that replaced the value which lay there before.
+    fn restore(
         &mut self,
         stamp: Stamp,
         key: &[u8],
-        bytes: Option<&[u8]>,
+        value: Option<(u64, &[u8])>,
         found: &Found,
     ) -> Result<Result<(), &'static str>, M::Wait> {
         let Some(bucket) = found.bucket.or(found.vacant) else { return Ok(Err(NO_BUCKET)) };
-        let mut value = None;
-        if let Some(bytes) = bytes {
-            let Some(block) = self.state.take(bytes.len(), QUARANTINE) else { return Ok(Err(NO_BLOCK)) };
+        let mut placed = None;
+        if let Some((place, bytes)) = value {
+            let claimed = match mutants::REPLAYED_ELSEWHERE.is_on() {
+                true => self.state.take(bytes.len(), QUARANTINE),
+                false => self.state.claim(self.block_at(place, bytes.len())),
+            };
+            let Some(block) = claimed else { return Ok(Err(NO_BLOCK)) };
             self.memory.write(block.at, bytes)?;
-            value = Some((block, crc(bytes)));
+            placed = Some((block, crc(bytes)));
         }
-        let change = self.change(bucket, key, Operation { stamp, value }, true);
+        let change = self.change(bucket, key, Operation { stamp, value: placed }, true);
         self.install(bucket, record_of(self.table, &change))?;
         self.state.begun.block = None;
         if let Some(used) = found.used {
-            // No client reads, so the next record may take the block.
-            let _ = self.state.pool.release(of_pool(used.block), Duration::ZERO);
+            // No client reads, so the next record may have the place.
+            let _ = self.state.pool.vacate(of_pool(used.block));
         }
         Ok(Ok(()))
     }
 
-    /// Ends the replay of the log: carries out the puts that found no space before.
+    /// Ends the replay of the log: carries out the puts whose places were in use before. Each of them is the last of
+    /// its key, and so are the puts in the table, so no two have the same place.
     fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
-        while let Some((key, (stamp, bytes))) = self.state.late.pop_last() {
-            let found = self.find(&key)?;
-            if self.place(stamp, &key, Some(&bytes), &found)?.is_ok() {
-                continue;
-            }
-            if self.state.is_recovered {
-                // Every put that was answered is in the memory. This one may as well not have happened.
-                continue;
-            }
-            self.state.late.insert(key, (stamp, bytes));
-            return self.compact();
+        let mut before = Vec::new();
+        for key in self.state.late.keys().cloned().collect::<Vec<_>>() {
+            before.push(self.find(&key)?.used);
         }
-        Ok(Ok(()))
-    }
-
-    /// Writes all values anew, to a pool without gaps between them, and the late ones with them. The memory is new, so
-    /// no client reads and a failure loses nothing.
-    ///
-    /// The largest values come first. Then all find a block if any arrangement has one for each: how many blocks of a
-    /// size are free follows from the number and the sizes of the larger ones alone.
-    fn compact(&mut self) -> Result<Result<(), String>, M::Wait> {
-        let late = std::mem::take(&mut self.state.late);
-        let (mut values, mut first) = (Vec::new(), 0);
-        for (key, (stamp, bytes)) in &late {
-            values.push((self.find(key)?.bucket, key.clone(), *stamp, bytes.clone()));
+        // One late put may have the place of the value that another one replaces.
+        for used in before.iter().flatten() {
+            let _ = self.state.pool.vacate(of_pool(used.block));
         }
-        while first < self.table.spec().buckets() {
-            let (records, count) = self.block(first)?;
-            for (bucket, record) in (first..).zip(&records[..count]) {
-                let Bucket::Used(used) = record.decode() else { continue };
-                let mut bytes = vec![0; used.block.len as usize];
-                self.memory.read(used.block.at, &mut bytes)?;
-                let Some(key) = used.key.in_record().or_else(|| used.key.in_block(&bytes)) else { continue };
-                if !late.contains_key(key) {
-                    let key = key.to_vec();
-                    values.push((Some(bucket), key, used.stamp, bytes));
-                }
-            }
-            first += count as u64;
-        }
-        values.sort_by_key(|(.., bytes)| std::cmp::Reverse(bytes.len()));
-        self.state.pool = Pool::new(self.table.area(self.index).start, self.table.spec().area);
-        for (bucket, key, stamp, bytes) in values {
-            let vacant = if bucket.is_none() { self.find(&key)?.vacant } else { None };
-            let found = Found { bucket, vacant, ..Found::default() };
-            if let Err(reason) = self.place(stamp, &key, Some(&bytes), &found)? {
+        for ((key, Late { stamp, place, bytes }), used) in
+            std::mem::take(&mut self.state.late).into_iter().zip(before)
+        {
+            let found = Found { used: None, ..self.find(&key)? };
+            let restored = self.restore(stamp, &key, Some((place, &bytes)), &found)?;
+            let Err(reason) = restored else { continue };
+            if !self.state.is_recovered {
                 return Ok(Err(reason.to_owned()));
             }
+            // A client has damaged the table, which says that another value lies there. The value before stays.
+            used.into_iter().for_each(|used| _ = self.state.pool.claim(of_pool(used.block)));
         }
         Ok(Ok(()))
+    }
+
+    /// The place in the log of a block.
+    fn place_of(&self, block: Block) -> u64 {
+        (block.at - self.table.area(self.index).start) / BLOCK_ALIGN
+    }
+
+    /// The block at a place of the log. The place is outside the area if the log is of another store.
+    fn block_at(&self, place: u64, len: usize) -> Block {
+        Block { at: self.table.area(self.index).start + place * BLOCK_ALIGN, len: len as u32 }
     }
 
     /// Makes all later stamps greater than `stamp`, which an earlier node has drawn. The head has their epoch.
@@ -977,7 +983,7 @@ impl<M: Memory> At<'_, M> {
         let mut bytes = vec![0; block.len as usize];
         self.memory.read(block.at, &mut bytes)?;
         let Some(key) = key.in_record().or_else(|| key.in_block(&bytes)) else { return Ok(()) };
-        log::begin_put(self.scratch, stamp, key);
+        log::begin_put(self.scratch, stamp, key, self.place_of(block));
         self.scratch.extend_from_slice(&bytes);
         records.append(self.scratch);
         Ok(())
