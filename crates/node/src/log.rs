@@ -598,8 +598,8 @@ impl Log {
         }
     }
 
-    /// Makes the log request a checkpoint as soon as possible, since it does not have all of the store's contents. It is
-    /// tried until it takes effect.
+    /// Makes the log request a checkpoint as soon as possible, since it does not have all of the store's contents. It
+    /// is tried until it takes effect.
     pub fn want_checkpoint(&mut self) {
         self.is_wanted = true;
     }

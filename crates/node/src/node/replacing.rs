@@ -298,8 +298,8 @@ fn register<M: NodeMemory>(
     let promised = entry.register.promised[0];
     if ballot[0] > promised.saturating_add(ROUNDS_AHEAD_MAX) {
         return Err(format!(
-            "the round {} of a ballot is too far ahead of {promised}, which is the highest so far: nothing was changed; \
-             replace the member by 'farside volume replace' or 'farside heal', which count the rounds",
+            "the round {} of a ballot is too far ahead of {promised}, which is the highest so far: nothing was \
+             changed; replace the member by 'farside volume replace' or 'farside heal', which count the rounds",
             ballot[0]
         ));
     }

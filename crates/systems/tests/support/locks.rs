@@ -628,7 +628,8 @@ pub(crate) fn tags_are_read_under_the_locks() {
     scene.audit();
 }
 
-/// The program closes a client whose requests have failed. Its task frees the locks once the nodes can be reached again.
+/// The program closes a client whose requests have failed. Its task frees the locks once the nodes can be reached
+/// again.
 pub(crate) fn a_closed_client_frees_its_locks_after_an_outage() {
     let scene = Scene::new(3);
     let (client, mut other) = (scene.hasty_client(), scene.client());

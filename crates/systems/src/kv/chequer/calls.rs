@@ -208,8 +208,8 @@ impl<F: Fabric + Clock> Calls<F> {
         !self.unfinished.is_empty()
     }
 
-    /// Gives back the blocks that puts have reserved whose futures were dropped, once none of their WRITEs can be on its
-    /// way. A COMMIT that is still on its way then finds no reservation, and does nothing.
+    /// Gives back the blocks that puts have reserved whose futures were dropped, once none of their WRITEs can be on
+    /// its way. A COMMIT that is still on its way then finds no reservation, and does nothing.
     #[cold]
     pub(super) async fn withdraw_unfinished(&mut self) {
         if self.fabric.may_run_abandoned(self.node) {
