@@ -85,6 +85,14 @@ impl<M: Memory> Served<M> {
         self.log().map_or(Some(Ok(())), |log| log.lock().outcome(begun.position))
     }
 
+    /// Waits until the outcome of a call's records is known.
+    pub(crate) fn wait_for(&self, begun: &Begun) {
+        if let Some(log) = self.log() {
+            // The caller asks for the outcome.
+            let _ = log.wait_for(begun.position);
+        }
+    }
+
     /// The numbers that the service reports, then those of its log.
     pub fn report(&self) -> Vec<(&'static str, u64)> {
         let mut report = self.service.read().unwrap_or_else(PoisonError::into_inner).report();

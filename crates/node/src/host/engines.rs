@@ -256,6 +256,17 @@ impl<P: Port> EngineLoop<P> {
                 }
             }
         }
+        self.end_pending();
+    }
+
+    /// Waits until the records of all calls are stored, or cannot be, and ends these calls. No other thread would: they
+    /// would keep what they have reserved, and a log accepts nothing while a call waits whose records failed.
+    fn end_pending(&mut self) {
+        while let Some(Pending { served, begun, .. }) = self.handler.pending.first() {
+            served.wait_for(begun);
+            self.end_calls();
+            self.handler.end_turn();
+        }
     }
 
     /// Receives requests, runs them and responds. Returns false if no request arrived.
@@ -796,3 +807,6 @@ impl Handler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
