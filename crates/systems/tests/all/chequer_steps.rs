@@ -605,6 +605,52 @@ fn a_log_restores_the_newest_values_in_new_memory() {
     }
 }
 
+/// A client that may write to the store gives its key the block of another key, damages the value of a third, and
+/// forges a stamp. The checkpoints after that still restore the store.
+#[test]
+fn a_log_restores_a_store_whose_table_a_client_has_overwritten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let home = logging(folder.path(), None, false);
+    home.create_of(KIND, "s", 4, SOME);
+    let (hostile, mut other) = (Client::new(&home), Client::new(&home));
+    let value = |key: u8| vec![key; 1000];
+    for key in 1..=20u8 {
+        other.put(&[key], &value(key));
+    }
+    let records = hostile.records();
+    let of = |key: u8| {
+        let key = hostile.table.key_field(&[key]);
+        let found = records.iter().find_map(|(at, record)| match record.decode() {
+            Bucket::Used(used) if used.key == key => Some((*at, used)),
+            _ => None,
+        });
+        found.expect("the key has a record")
+    };
+    let [(first_at, first), (_, second), (_, third), (fourth_at, fourth)] = [1, 2, 3, 4].map(of);
+    let shared = Used { block: second.block, crc_value: second.crc_value, ..first };
+    hostile.write(first_at, Record::used(shared).as_bytes());
+    hostile.write(third.block.at + 500, &[0; 8]);
+    hostile.write(fourth_at, Record::used(Used { stamp: Stamp(u64::MAX), ..fourth }).as_bytes());
+    // The log has a checkpoint of all this by now, more than once.
+    for round in 0..200u32 {
+        other.put(&[20], &vec![round as u8; 1000]);
+    }
+    drop((hostile, other, home));
+    for life in 0..2 {
+        let home = logging(folder.path(), None, false);
+        let mut client = Client::new(&home);
+        for key in 5..20u8 {
+            assert_eq!(client.get(&[key]), Some(value(key)), "key {key} in life {life}");
+        }
+        assert_eq!(client.get(&[2]), Some(value(2)), "the key whose block another record has, too");
+        assert_eq!(client.get(&[20]), Some(vec![199; 1000]));
+        assert_ne!(client.get(&[3]), Some(vec![3; 1000]), "a value that was damaged");
+        client.put(&[4], b"again");
+        assert_eq!(client.get(&[4]).as_deref(), Some(&b"again"[..]), "stamps go on");
+        client.put(&[4], &value(4));
+    }
+}
+
 #[test]
 fn stamps_rise_when_a_node_takes_over_its_memory() {
     let folder = tempfile::tempdir().expect("a folder");

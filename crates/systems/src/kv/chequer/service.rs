@@ -21,7 +21,7 @@
 
 use super::layout::{
     BLOCK_ALIGN, BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec,
-    Stamp, Table, Used, block_len, crc, key_in_block, put_block,
+    Stamp, Table, Used, block_len, crc, key_in_block, put_block, value_in,
 };
 use super::log::{self, Logged};
 use super::mutants;
@@ -72,8 +72,6 @@ struct Partition {
     /// The puts of the log whose places were in use during its replay, by key. Values that are replaced or deleted
     /// later in the log have them: a checkpoint contains values that were read at different times.
     late: BTreeMap<Vec<u8>, Late>,
-    /// Whether an earlier node has served the memory.
-    is_recovered: bool,
 }
 
 /// What the call in progress has drawn. Memory may make it wait and run again, and it then gets the same.
@@ -144,8 +142,8 @@ const HOLDS_SHARE: u64 = 4;
 /// Reasons why a log cannot be replayed.
 const NO_BUCKET: &str =
     "the table has no place for a key of the log: create the store for more --items, and load a dump";
-const NO_BLOCK: &str = "two values of the log overlap, so it is not the log of one store: create the store again, and \
-                        load a dump";
+const NO_BLOCK: &str = "the place of a value of the log has another one, since a client has overwritten the store's \
+                        table, and no other place is free: move the folder of the log away to start without the store";
 
 /// Number of the low bits of a reservation's number that are the index of its partition.
 const PARTITION_BITS: u32 = 6;
@@ -393,7 +391,6 @@ impl Partition {
             reserved: 0,
             holds: Vec::new(),
             late: BTreeMap::new(),
-            is_recovered: false,
         }
     }
 
@@ -849,7 +846,7 @@ impl<M: Memory> At<'_, M> {
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
         }
         if !is_old {
-            let value = bytes.map(|bytes| (place, bytes));
+            let value = bytes.map(|bytes| (Some(place), bytes));
             let has_space = match (value, found.used) {
                 (None, None) => true,
                 _ => self.restore(stamp, key, value, &found)?.is_ok(),
@@ -865,8 +862,8 @@ impl<M: Memory> At<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Installs a put or delete of the log: `value` has the place of the value's block, and the block. Changes nothing
-    /// if the place is in use.
+    /// Installs a put or delete of the log: `value` has the place of the value's block, unless any place will do, and
+    /// the block. Changes nothing if the place is in use.
     ///
     /// In the order of the log the place is free. When the service took the block, it had logged and installed the put
     /// or delete that replaced the value which lay there before.
@@ -874,15 +871,15 @@ impl<M: Memory> At<'_, M> {
         &mut self,
         stamp: Stamp,
         key: &[u8],
-        value: Option<(u64, &[u8])>,
+        value: Option<(Option<u64>, &[u8])>,
         found: &Found,
     ) -> Result<Result<(), &'static str>, M::Wait> {
         let Some(bucket) = found.bucket.or(found.vacant) else { return Ok(Err(NO_BUCKET)) };
         let mut placed = None;
         if let Some((place, bytes)) = value {
-            let claimed = match mutants::REPLAYED_ELSEWHERE.is_on() {
-                true => self.state.take(bytes.len(), QUARANTINE),
-                false => self.state.claim(self.block_at(place, bytes.len())),
+            let claimed = match place.filter(|_| !mutants::REPLAYED_ELSEWHERE.is_on()) {
+                Some(place) => self.state.claim(self.block_at(place, bytes.len())),
+                None => self.state.take(bytes.len(), QUARANTINE),
             };
             let Some(block) = claimed else { return Ok(Err(NO_BLOCK)) };
             self.memory.write(block.at, bytes)?;
@@ -909,17 +906,15 @@ impl<M: Memory> At<'_, M> {
         for used in before.iter().flatten() {
             let _ = self.state.pool.vacate(of_pool(used.block));
         }
-        for ((key, Late { stamp, place, bytes }), used) in
-            std::mem::take(&mut self.state.late).into_iter().zip(before)
-        {
+        for (key, Late { stamp, place, bytes }) in std::mem::take(&mut self.state.late) {
             let found = Found { used: None, ..self.find(&key)? };
-            let restored = self.restore(stamp, &key, Some((place, &bytes)), &found)?;
-            let Err(reason) = restored else { continue };
-            if !self.state.is_recovered {
-                return Ok(Err(reason.to_owned()));
+            if self.restore(stamp, &key, Some((Some(place), &bytes)), &found)?.is_err() {
+                // A client has overwritten the table: two of its records have had the same place.
+                let restored = self.restore(stamp, &key, Some((None, &bytes)), &found)?;
+                if let Err(reason) = restored {
+                    return Ok(Err(reason.to_owned()));
+                }
             }
-            // A client has damaged the table, which says that another value lies there. The value before stays.
-            used.into_iter().for_each(|used| _ = self.state.pool.claim(of_pool(used.block)));
         }
         Ok(Ok(()))
     }
@@ -949,7 +944,7 @@ impl<M: Memory> At<'_, M> {
             if let Bucket::Used(used) = record.decode()
                 && self.table.contains(self.index, used.block)
             {
-                self.add(used.stamp, used.block, &used.key, &mut made)?;
+                self.add(used.stamp, (used.block, used.crc_value), &used.key, &mut made)?;
             }
             // Their records may be in a file that the checkpoint replaces, and they are installed after this step.
             let Some(pending) = self.state.pending.get(&bucket) else { continue };
@@ -960,7 +955,7 @@ impl<M: Memory> At<'_, M> {
             let key = pending.key.clone();
             for Operation { stamp, value } in operations {
                 match value {
-                    Some((block, _)) => self.add(stamp, block, &self.table.key_field(&key), &mut made)?,
+                    Some(value) => self.add(stamp, value, &self.table.key_field(&key), &mut made)?,
                     None => {
                         log::put_delete(self.scratch, stamp, &key);
                         made.append(self.scratch);
@@ -972,17 +967,22 @@ impl<M: Memory> At<'_, M> {
         Ok(next)
     }
 
-    /// Adds the record of a put whose value lies in `block`.
+    /// Adds the record of a put with this value, unless a client has overwritten the value or the record.
     fn add(
         &mut self,
         stamp: Stamp,
-        block: Block,
+        (block, crc_value): (Block, u64),
         key: &KeyField,
         records: &mut Records,
     ) -> Result<(), M::Wait> {
         let mut bytes = vec![0; block.len as usize];
         self.memory.read(block.at, &mut bytes)?;
         let Some(key) = key.in_record().or_else(|| key.in_block(&bytes)) else { return Ok(()) };
+        let is_sound =
+            crc(&bytes) == crc_value && value_in(&bytes, key).is_some() && stamp <= self.state.last;
+        if !is_sound {
+            return Ok(());
+        }
         log::begin_put(self.scratch, stamp, key, self.place_of(block));
         self.scratch.extend_from_slice(&bytes);
         records.append(self.scratch);
@@ -999,7 +999,6 @@ impl<M: Memory> At<'_, M> {
             let epoch = u64::from_le_bytes(epoch) + 1;
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
             last = Stamp::new(epoch, 0);
-            self.state.is_recovered = true;
         }
         let (mut held, count) = self.block(bucket)?;
         for (bucket, record) in (bucket..).zip(&mut held[..count]) {
