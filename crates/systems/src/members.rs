@@ -137,8 +137,8 @@ pub enum WithoutFirst {
 /// memory is freed when a client next meets them.
 ///
 /// # Errors
-/// [`StoreError`]. Nothing was changed, except if the error is a [`FabricError`] whose [`FabricError::ran`] is
-/// [`Ran::Unknown`]: then the store may have been dropped.
+/// [`StoreError`]. Nothing was changed, except if the error is a [`farside_remote::FabricError`] whose `ran` is
+/// [`farside_remote::fabric::Ran::Unknown`]: then the store may have been dropped.
 pub async fn drop_store<F: Fabric + Clock>(
     fabric: &F,
     nodes: u32,

@@ -8,7 +8,7 @@
 //! 1. *The fast cache*: for each class, a stack of freed blocks.
 //! 2. *The mixed cache*: the blocks for which the fast cache had no room. A block of the next class serves, too, if it
 //!    is at most a quarter larger: it is cut to size.
-//! 3. [`buddy`]: a buddy allocator of the whole area.
+//! 3. `buddy`: a buddy allocator of the whole area.
 //!
 //! If the buddy allocator has no block, the mixed cache and then the fast cache are emptied into it, which merges their
 //! blocks with their neighbours. If that does not help, the area is full.
@@ -25,7 +25,7 @@
 //! Invariants:
 //! * Each unit of the area belongs to exactly one of: a block in use, the quarantine, the fast cache, the mixed cache,
 //!   a free block of the buddy allocator.
-//! * A block contains an aligned block of the largest power of two that fits. [`buddy`] says why.
+//! * A block contains an aligned block of the largest power of two that fits. `buddy` says why.
 //! * A block leaves the quarantine only after its time, even if the area is full.
 //! * Equal calls have equal results: the pool draws no random numbers and reads no clock.
 //!

@@ -9,12 +9,12 @@
 //! Invariant: a stamp is greater than every other stamp of its partition that was drawn before it, also by an earlier
 //! node. An epoch begins when a node takes the memory over, or replays a log into new memory; it is written to the
 //! partition's head before its first stamp is drawn.
-//! Invariant: while a put or delete is between its parts, its bucket belongs to its key ([`Pending`]). No record is
+//! Invariant: while a put or delete is between its parts, its bucket belongs to its key (`Pending`). No record is
 //! behind such a bucket on the path of its own key while the bucket looks as if it never had a record.
 //! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its
 //! client says that its WRITEs were answered.
-//! Invariant: a block that is held for a client's reads ([`Held`]) is freed only once the hold has ended, although its
-//! value was replaced. A hold ends by its client, with its session, or after [`HOLD_TIME`]: a late read is refused.
+//! Invariant: a block that is held for a client's reads (`Held`) is freed only once the hold has ended, although its
+//! value was replaced. A hold ends by its client, with its session, or after `HOLD_TIME`: a late read is refused.
 //! Invariant: the allocator's state, the stamps, the reservations and the holds are in the node's process. A node that
 //! takes over rebuilds the first two from the table ([`Service::recover`]), and the others end with the sessions of the
 //! node before.
