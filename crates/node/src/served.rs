@@ -11,7 +11,7 @@
 use crate::log::{Appended, StoreLog};
 use farside_remote::control::Store;
 use farside_remote::draws::Draws;
-use farside_remote::fabric::CALL_BYTES_MAX;
+use farside_remote::fabric::{CALL_BYTES_MAX, UNKNOWN};
 use farside_remote::leases::LeaseTable;
 use farside_remote::service::{Call, Context, Locks, Records, Service, Tick, Work};
 use farside_remote::{Key, Memory, Rights};
@@ -331,9 +331,10 @@ impl<M: Memory> ServiceGuard<'_, M> {
     ) -> Result<Result<(), String>, M::Wait> {
         answer.clear();
         let served = self.served;
-        // The store may have been dropped in the meantime, with all its memory.
+        // The store may have been dropped in the meantime, with all its memory. Others may have seen the call's effects
+        // before.
         if memory.admits(served.key)? == Rights::NONE {
-            return Ok(Err(no_store(served.key)));
+            return Ok(Err(format!("{UNKNOWN}: {}", no_store(served.key))));
         }
         if let Err(reason) = stored {
             self.service.undo(start.context(memory, buffers), begun)?;
