@@ -176,7 +176,7 @@ pub struct Buffers {
     pub scratch: Vec<u8>,
     /// The records that a call appends ([`Context::log`]).
     pub records: Records,
-    /// What the first part of a call has left ([`Begun::state`]).
+    /// State that the first part of a call leaves for the second ([`Begun::state`]). Its allocation is reused.
     state: Vec<u8>,
 }
 
@@ -331,8 +331,8 @@ impl<M: Memory> ServiceGuard<'_, M> {
     ) -> Result<Result<(), String>, M::Wait> {
         answer.clear();
         let served = self.served;
-        // The store may have been dropped in the meantime, with all its memory. Others may have seen the call's effects
-        // before.
+        // The store may have been dropped in the meantime, with all its memory. A later call may have been answered
+        // before, as if this one had ended.
         if memory.admits(served.key)? == Rights::NONE {
             return Ok(Err(format!("{UNKNOWN}: {}", no_store(served.key))));
         }

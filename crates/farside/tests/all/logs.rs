@@ -17,7 +17,7 @@ const KEYS: usize = 16;
 /// Length from which clients write values themselves. The values of the tests are shorter and longer.
 const THRESHOLD: u32 = 1024;
 
-/// Returns a value that tells its number, between 1 byte and three thresholds long.
+/// Returns a value that begins with its number and is at most three thresholds long.
 fn value_of(number: u64) -> Vec<u8> {
     let mut value = number.to_string().into_bytes();
     let len = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (3 * u64::from(THRESHOLD));
@@ -25,6 +25,9 @@ fn value_of(number: u64) -> Vec<u8> {
     value.resize(value.len().max(len as usize), (number % 251) as u8);
     value
 }
+
+/// Waits for a write and returns its outcome.
+type Write = Box<dyn FnOnce() -> Result<(), Error>>;
 
 /// Keys that one client alone writes.
 struct Writer {
@@ -42,29 +45,27 @@ impl Writer {
 
     /// Writes all keys at the same time. Returns the number of writes that were acknowledged.
     fn write(&mut self) -> usize {
-        let writes: Vec<_> = self
-            .keys
-            .iter()
-            .map(|(key, _)| {
-                self.last += 1;
-                if self.last.is_multiple_of(7) {
-                    let deleted = self.client.delete(&key[..]);
-                    (None, None, Some(deleted))
-                } else {
-                    (Some(self.last), Some(self.client.put(&key[..], value_of(self.last))), None)
-                }
-            })
-            .collect();
+        let (client, last) = (&self.client, &mut self.last);
+        let mut begin = |key: &str| -> (Option<u64>, Write) {
+            *last += 1;
+            if last.is_multiple_of(7) {
+                let delete = client.delete(key);
+                (None, Box::new(|| delete.wait().map(drop)))
+            } else {
+                let put = client.put(key, value_of(*last));
+                (Some(*last), Box::new(|| put.wait()))
+            }
+        };
+        let writes: Vec<_> = self.keys.iter().map(|(key, _)| begin(key)).collect();
         let mut acknowledged = 0;
-        for ((_, may_hold), (number, put, delete)) in self.keys.iter_mut().zip(writes) {
-            let put = put.map(|put| put.wait());
-            match put.or_else(|| delete.map(|delete| delete.wait().map(|_| ()))) {
-                Some(Ok(())) => {
+        for ((_, may_hold), (number, outcome)) in self.keys.iter_mut().zip(writes) {
+            match outcome() {
+                Ok(()) => {
                     acknowledged += 1;
                     *may_hold = vec![number];
                 }
-                Some(Err(error)) if error.ran() != Ran::No => may_hold.push(number),
-                _ => {}
+                Err(error) if error.ran() != Ran::No => may_hold.push(number),
+                Err(_) => {}
             }
         }
         acknowledged
@@ -177,7 +178,7 @@ fn acknowledged_writes_survive_kills_with_fresh_memory() {
 }
 
 #[test]
-#[ignore = "takes a minute: cargo xtask soak"]
+#[ignore = "takes 20 s: cargo xtask soak"]
 fn soak_acknowledged_writes_survive_a_hundred_kills_with_fresh_memory() {
     kill_under_load("chequer", 100);
     kill_under_load("chequer-message", 100);

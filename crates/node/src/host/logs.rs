@@ -178,7 +178,7 @@ impl Resuming<'_> {
         self.node.resume_log(name, Arc::new(StoreLog::new(log)))
     }
 
-    /// Creates a store of which only the log is left.
+    /// Creates a store that the memory lacks, for the replay of its log.
     fn recreate(&mut self, store: &Store) -> Result<(), String> {
         let ticket = self.node.recreate(store, entropy()[0])?;
         while self.node.step(self.memory) == Ok(Progress::Made) {}

@@ -409,15 +409,38 @@ fn wait_for_checkpoint(folder: &Path) {
     }
 }
 
+/// A folder with the memory file of a node and its logs.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Files {
+        Files(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Options of a node with logs.
+    fn logged(&self) -> Options {
+        options(&self.at("logs"), SyncPolicy::Each, 1 << 20)
+    }
+
+    /// Starts a node with the memory file and logs, and creates the store. Returns the node and the table's address.
+    fn create(&self) -> (Host, u64) {
+        let host = start_file(&self.at("memory"), self.logged()).expect("it serves");
+        create(&host);
+        let at = store_of(&host).table_at;
+        (host, at)
+    }
+}
+
 #[test]
 fn a_memory_file_is_believed_only_if_it_has_all_that_its_log_has() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (file, old, logs) =
-        (folder.path().join("memory"), folder.path().join("old"), folder.path().join("logs"));
-    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
-    let host = start_file(&file, logged()).expect("it serves");
-    create(&host);
-    let at = store_of(&host).table_at;
+    let files = Files::new();
+    let (file, old, logs) = (files.at("memory"), files.at("old"), files.at("logs"));
+    let logged = || files.logged();
+    let (host, at) = files.create();
     let caller = Caller::new(&host);
     for key in 0..10 {
         caller.put(key, 10 + key).expect("stored");
@@ -446,7 +469,7 @@ fn a_memory_file_is_believed_only_if_it_has_all_that_its_log_has() {
     let mut damaged = whole.clone();
     damaged[whole.len() - 4 * 52 - 5] ^= 1;
     std::fs::write(&log, &damaged).expect("written");
-    let fresh = folder.path().join("fresh");
+    let fresh = files.at("fresh");
     let refused = start_file(&fresh, logged()).err().expect("a record is damaged").to_string();
     assert!(refused.contains("is damaged"), "{refused}");
     let refused = start_file(&fresh, Options::default()).err().expect("a part is missing").to_string();
@@ -466,9 +489,9 @@ fn a_memory_file_is_believed_only_if_it_has_all_that_its_log_has() {
 
 #[test]
 fn a_log_that_was_begun_for_a_memory_file_gets_its_checkpoint_whatever_fails_before() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (file, logs) = (folder.path().join("memory"), folder.path().join("logs"));
-    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
+    let files = Files::new();
+    let (file, logs) = (files.at("memory"), files.at("logs"));
+    let logged = || files.logged();
     let host = start_file(&file, Options::default()).expect("it serves");
     create(&host);
     Caller::new(&host).put(1, 10).expect("without a log");
@@ -497,32 +520,26 @@ fn a_log_that_was_begun_for_a_memory_file_gets_its_checkpoint_whatever_fails_bef
 
 #[test]
 fn a_store_whose_creation_did_not_reach_the_memory_file_is_created_from_its_log() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (file, logs) = (folder.path().join("memory"), folder.path().join("logs"));
-    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
-    drop(start_file(&file, logged()).expect("it serves"));
+    let files = Files::new();
+    let file = files.at("memory");
+    drop(start_file(&file, files.logged()).expect("it serves"));
     let before = std::fs::read(&file).expect("the memory file");
-    let host = start_file(&file, logged()).expect("it serves");
-    create(&host);
-    let at = store_of(&host).table_at;
+    let (host, at) = files.create();
     Caller::new(&host).put(1, 10).expect("stored");
     drop(host);
     // The machine crashes, and no page of the memory file has reached the disk.
     std::fs::write(&file, before).expect("written");
     change_file(&file, at, 1, [0, 0], true);
-    let host = start_file(&file, logged()).expect("it serves");
+    let host = start_file(&file, files.logged()).expect("it serves");
     assert_eq!(Caller::new(&host).get(1)[1], 10);
 }
 
 #[test]
 fn a_memory_that_was_served_without_its_log_is_newer_than_the_log() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (file, old, logs) =
-        (folder.path().join("memory"), folder.path().join("old"), folder.path().join("logs"));
-    let logged = || options(&logs, SyncPolicy::Each, 1 << 20);
-    let host = start_file(&file, logged()).expect("it serves");
-    create(&host);
-    let at = store_of(&host).table_at;
+    let files = Files::new();
+    let (file, old, logs) = (files.at("memory"), files.at("old"), files.at("logs"));
+    let logged = || files.logged();
+    let (host, at) = files.create();
     let caller = Caller::new(&host);
     for key in 0..3 {
         caller.put(key, 10).expect("stored");

@@ -241,7 +241,7 @@ fn a_failed_sync_stops_the_log_until_a_restart() {
     assert_eq!(FabricError::Refused(refusal).ran(), Ran::No);
 }
 
-/// The system reports an error once, whoever syncs the file.
+/// The operating system reports a lost write to one sync only, which may be the checkpoint's.
 #[test]
 fn a_sync_of_the_log_that_fails_for_a_checkpoint_stops_the_log_too() {
     for steps in [0, 1] {

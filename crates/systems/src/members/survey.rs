@@ -1,5 +1,5 @@
-//! What the nodes of a pool say about a name: their answers, the attempts among them, and where the members of each
-//! are. A survey is no instant, since the nodes answer at different times.
+//! Surveys of a pool: the answers of all nodes about a name, the attempts to create a store of that name, and the
+//! places of their members. The nodes answer at different times, so a survey shows no single moment.
 //!
 //! Invariant: an attempt is aborted only by the state at its first member, or after that member's loss by a drop.
 //! Invariant: the absence of an attempt at a node is known only from an answer to a question that was asked after a
@@ -30,7 +30,7 @@ pub(super) enum Unfinished {
     Forget,
 }
 
-/// What a pool has under a name.
+/// State of a name in a pool.
 pub(super) enum Standing<'a> {
     /// A committed store with several members.
     Here(&'a Group),
@@ -38,7 +38,7 @@ pub(super) enum Standing<'a> {
     Alone(NodeId),
     /// No node that has answered has a store of this name.
     Absent,
-    /// An attempt was decided, or a member was told of a decision: look again.
+    /// This call has decided an attempt, or told a member of a decision. The caller makes another survey.
     Changed,
     /// Another client is creating the store.
     Undecided,
@@ -69,7 +69,7 @@ pub(super) struct Group {
     are_replicas: bool,
 }
 
-/// What is known about a member.
+/// Known place and state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The node holds the member in this state.
@@ -482,8 +482,8 @@ impl Group {
             }
             Place::Holds(_, _) => MemberState::Committed,
             Place::Lacks(_) => MemberState::Aborted,
-            // An attempt that is committed anywhere was prepared everywhere. A living member that lacks it now was told
-            // that it was dropped.
+            // All members were prepared before the attempt was committed at any. So a living member that lacks it now
+            // has carried out a drop.
             _ if has_committed && is_dropped => MemberState::Aborted,
             Place::Silent(_) | Place::Lost(_) | Place::Elsewhere if has_committed => MemberState::Committed,
             Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Ok(Standing::Absent),

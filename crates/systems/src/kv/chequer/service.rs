@@ -896,7 +896,7 @@ impl<M: Memory> At<'_, M> {
     }
 
     /// Ends the replay of the log: carries out the puts whose places were in use before. Each of them is the last of
-    /// its key, and so are the puts in the table, so no two have the same place.
+    /// its key, and so are the puts in the table. So no two have the same place, unless a client has forged records.
     fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
         let mut before = Vec::new();
         for key in self.state.late.keys().cloned().collect::<Vec<_>>() {
