@@ -30,6 +30,9 @@ impl Question {
 impl<M: NodeMemory> Node<M> {
     /// Handles a decision on an attempt to create a store with several members. The first decision holds: only a drop
     /// changes a committed store, and nothing changes an aborted one.
+    ///
+    /// A slow creator may ask a first member that was replaced and dropped long ago, and take its answer for an abort.
+    /// So a member of a later configuration refuses to abort: the attempt was committed before its first replacement.
     pub(super) fn begin_decision(
         &mut self,
         ticket: Ticket,
@@ -39,13 +42,11 @@ impl<M: NodeMemory> Node<M> {
     ) -> Result<Option<Answer>, String> {
         let member = self.catalog.get(&name).ok().and_then(|entry| entry.store.membership.as_ref());
         let member = member.filter(|member| member.attempt == attempt);
-        let (is_first, state) = match member {
+        let is_kept = member.is_some_and(|member| member.index == 0 || member.configuration > 1);
+        let state = match member.map_or(MemberState::Aborted, |member| member.state) {
             // The attempt was committed before a member was replaced.
-            Some(member) if matches!(member.state, MemberState::Revoked | MemberState::Joining) => {
-                (member.index == 0, MemberState::Committed)
-            }
-            Some(member) => (member.index == 0, member.state),
-            None => (false, MemberState::Aborted),
+            MemberState::Revoked | MemberState::Joining => MemberState::Committed,
+            state => state,
         };
         match (decision, state) {
             (_, MemberState::Aborted) => {
@@ -57,7 +58,7 @@ impl<M: NodeMemory> Node<M> {
                 self.questions.push_back((ticket, Question::Commit { name, attempt }));
             }
             (Decision::Commit, _) => return Ok(Some(self.decided(state))),
-            (Decision::Abort, MemberState::Committed) if is_first && !mutants::BOTH_DECISIONS.is_on() => {
+            (Decision::Abort, MemberState::Committed) if is_kept && !mutants::BOTH_DECISIONS.is_on() => {
                 return Ok(Some(self.decided(state)));
             }
             (Decision::Abort | Decision::Drop, _) => {

@@ -156,7 +156,10 @@ pub async fn create_at<F: Fabric + Clock>(
         // No correct client commits an attempt that is not PREPARED at all members.
         (Ok(MemberState::Committed), Some(failure)) => return Err(failure),
         (Ok(_), failure) => {
-            tell_all(fabric, &name, attempt, Decision::Abort, &chosen[1..]).await;
+            let told = tell_all(fabric, &name, attempt, Decision::Abort, &chosen[1..]).await;
+            if told.is_committed {
+                return Err(unknown(chosen[0], StoreError::Gone(OVERTAKEN.into())));
+            }
             return Err(failure.unwrap_or_else(|| {
                 StoreError::Gone(format!(
                     "store '{name}' was not created: another client that creates or drops it aborted this attempt; \
@@ -226,6 +229,8 @@ async fn free_name<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Res
     }
     Err(StoreError::BeingCreated { name: name.to_owned() })
 }
+
+const OVERTAKEN: &str = "another client has completed the creation, and the first member was replaced since";
 
 /// Error of a creation whose decision at the first member is unknown.
 fn unknown(node: NodeId, error: StoreError) -> StoreError {

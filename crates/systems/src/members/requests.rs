@@ -34,28 +34,38 @@ pub(super) async fn decide<F: Fabric + Clock>(
     }
 }
 
-/// Tells nodes of a decision, at the same time. Returns the nodes that did not answer.
+/// What nodes have answered that were told of a decision.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Nodes that did not answer.
+    pub(super) silent: Vec<NodeId>,
+    /// Whether a member stays committed.
+    pub(super) is_committed: bool,
+}
+
+/// Tells nodes of a decision, at the same time.
 pub(super) async fn tell_all<F: Fabric + Clock>(
     fabric: &F,
     name: &str,
     attempt: Attempt,
     decision: Decision,
     nodes: &[NodeId],
-) -> Vec<NodeId> {
+) -> Told {
     let request = &Ask::Decide { name: name.to_owned(), attempt, decision };
     let told = all(nodes.iter().map(|node| async move {
         for tell in 0..TELLS {
             if tell > 0 {
                 fabric.sleep(PAUSE * (1 << tell)).await;
             }
-            if let Ok(Answer::Decided(Decided { .. })) = raw_ask(fabric, *node, request).await {
-                return None;
+            if let Ok(Answer::Decided(Decided { state, .. })) = raw_ask(fabric, *node, request).await {
+                return Ok(state == MemberState::Committed);
             }
         }
-        Some(*node)
+        Err(*node)
     }))
     .await;
-    told.into_iter().flatten().collect()
+    let is_committed = told.contains(&Ok(true));
+    Told { silent: told.into_iter().filter_map(Result::err).collect(), is_committed }
 }
 
 pub(super) async fn ask<F: Fabric>(fabric: &F, node: NodeId, request: &Ask) -> Result<Answer, StoreError> {

@@ -507,8 +507,8 @@ impl Group {
         };
         let is_told = state == MemberState::Committed && mutants::HALF_CREATED_USED.is_on();
         if !uninformed.is_empty() && !is_told {
-            let silent = tell_all(fabric, name, self.attempt, decision, &uninformed).await;
-            return Ok(match (silent.is_empty(), state) {
+            let told = tell_all(fabric, name, self.attempt, decision, &uninformed).await;
+            return Ok(match (told.silent.is_empty(), state) {
                 (true, _) => Standing::Changed,
                 (false, MemberState::Committed) => Standing::Undecided,
                 (false, _) => Standing::Absent,
@@ -643,7 +643,7 @@ impl Group {
         }
         let replaced = self.others.iter().map(|(node, _)| *node);
         let others: Vec<NodeId> = self.places[1..].iter().filter_map(Place::holder).chain(replaced).collect();
-        let mut untold = tell_all(fabric, &survey.name, self.attempt, Decision::Drop, &others).await;
+        let mut untold = tell_all(fabric, &survey.name, self.attempt, Decision::Drop, &others).await.silent;
         untold.extend(self.places.iter().filter_map(|place| match place {
             Place::Silent(node) => Some(*node),
             _ => None,

@@ -2,7 +2,7 @@
 
 use crate::chequer_steps;
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
-use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
+use farside_node::mutants::{BOTH_DECISIONS, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_systems::blocks::abd_lock::mutants as abd_lock;
 use farside_systems::blocks::prism_rs::mutants as prism_rs;
@@ -67,6 +67,14 @@ fn every_mutant_of_the_rebuild_is_killed() {
     }
     println!("{killed} of {of} mutants were killed");
     assert_eq!(killed, of);
+}
+
+#[test]
+fn a_member_that_obeys_a_creator_of_long_ago_is_detected() {
+    // The correct code passes the same case in `replacing`.
+    let case = replacing::a_creator_that_sleeps_over_a_replacement_drops_nothing;
+    assert!(!stepped::passes(Some(BOTH_DECISIONS), case), "BothDecisions lives");
+    println!("1 of 1 mutants were killed");
 }
 
 #[test]

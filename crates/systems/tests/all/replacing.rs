@@ -25,6 +25,7 @@ macro_rules! scenarios {
 scenarios![
     a_wiped_replica_returns_with_what_the_others_have,
     a_wiped_replica_does_not_acknowledge,
+    a_creator_that_sleeps_over_a_replacement_drops_nothing,
     a_write_counts_replicas_of_one_configuration,
     a_write_before_the_revocation_is_kept,
     a_recoverer_goes_on_with_the_decided_list,

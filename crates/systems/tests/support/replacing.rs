@@ -12,11 +12,13 @@ use farside_node::host::Options;
 use farside_remote::NodeId;
 use farside_remote::control::{Accepted, Answer, Ask, Found, MemberId, MemberState, Membership, Register};
 use farside_remote::fabric::Ran;
+use farside_systems::blocks::prism_rs::KIND;
 use farside_systems::blocks::prism_rs::replace::{ReplaceOptions, Replaced, replace};
 use farside_systems::blocks::{Blocks, BlocksError};
 use farside_systems::heal::{Healed, heal};
-use farside_systems::members;
+use farside_systems::members::{self, New};
 use farside_systems::store::{Loss, Members, StoreError};
+use farside_systems::system::Sizing;
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
@@ -214,6 +216,35 @@ pub(crate) fn a_wiped_replica_does_not_acknowledge() {
     });
     let unwritten = put(&mut client, 0, 2).expect_err("one replica alone has it");
     assert!(matches!(unwritten, BlocksError::NoMajority { answered: 1, needed: 2, .. }), "{unwritten}");
+}
+
+/// A creator sleeps before it decides. Meanwhile another client commits the store and writes it, and the first member is
+/// replaced and dropped. The creator then takes the first member's answer for an abort.
+pub(crate) fn a_creator_that_sleeps_over_a_replacement_drops_nothing() {
+    let scene = Rc::new(Scene { homes: (0..4).map(|_| Home::new(8)).collect() });
+    let creator = Reach::new(&scene.homes);
+    let (mut is_due, during) = (at_call(0), Rc::clone(&scene));
+    creator.before_each_ask(move |_, ask| {
+        if matches!(ask, Ask::Decide { .. }) && is_due() {
+            let mut writer = during.client();
+            assert_eq!(put(&mut writer, 0, 7), Ok(()));
+            let (_, spare) = nodes_of(&during);
+            let replaced = replaced(&during, &Reach::new(&during.homes), 0, spare).expect("it lives");
+            assert_eq!(replaced.expect("all nodes live").configuration, 2);
+            assert_eq!(check_settled(&during, 3), 2, "the first member is dropped");
+        }
+        Then::Runs
+    });
+    let sizing = Sizing { items: Some(64), value_len: BLOCK, ..Sizing::default() };
+    let (name, kind) = (STORE.to_owned(), KIND.to_owned());
+    let new = New { name, kind, sizing, quota: 4 << 20, members: 3 };
+    let created = block_on(&*creator, members::create(&*creator, 4, &new, [1, 2]));
+    assert_eq!(check_settled(&scene, 3), 2, "no member is dropped: {created:?}");
+    assert_eq!(read_from_all_majorities(&scene), 7);
+    match created {
+        Err(StoreError::Fabric(error)) => assert_eq!(error.ran(), Ran::Unknown, "{error}"),
+        other => panic!("expected an unknown outcome, got {other:?}"),
+    }
 }
 
 /// A write is at the replica that is replaced, then at the newcomer: at one replica of each configuration.
