@@ -499,7 +499,12 @@ impl Group {
             Place::Elsewhere => return Err(self.too_few(survey)),
         };
         if state == MemberState::Aborted && self.are_replicas && self.is_begun() {
-            return Ok(self.leave(fabric, name).await);
+            // What answered may be a member that is behind, and one that was replaced since and has left. Those that did
+            // not answer know.
+            return match self.unasked(survey).filter(|_| unfinished != Unfinished::Forget) {
+                Some(error) => Err(error),
+                None => Ok(self.leave(fabric, name).await),
+            };
         }
         let (decision, uninformed) = match state {
             MemberState::Committed => (Decision::Commit, self.prepared()),
@@ -531,20 +536,24 @@ impl Group {
         }
     }
 
+    /// Error of a member that may hold the attempt, and has not answered or is not in the pool, if there is one.
+    fn unasked(&self, survey: &Survey) -> Option<StoreError> {
+        self.places.iter().find_map(|place| match place {
+            Place::Silent(node) => Some(self.silent(survey, *node)),
+            Place::Elsewhere => Some(self.too_few(survey)),
+            _ => None,
+        })
+    }
+
     /// Error of a group of which only newcomers were found.
     fn unknown(&self, survey: &Survey) -> StoreError {
-        let places = || self.places.iter().enumerate();
-        let silent = places().find_map(|(_, place)| match place {
-            Place::Silent(node) => Some(self.silent(survey, *node)),
-            _ => None,
-        });
         let lost = || {
-            places().find_map(|(member, place)| match place {
+            self.places.iter().enumerate().find_map(|(member, place)| match place {
                 Place::Lost(node) => Some(self.lost(survey, member, *node)),
                 _ => None,
             })
         };
-        silent.or_else(lost).unwrap_or_else(|| self.too_few(survey))
+        self.unasked(survey).or_else(lost).unwrap_or_else(|| self.too_few(survey))
     }
 
     pub(super) fn too_few(&self, survey: &Survey) -> StoreError {

@@ -38,6 +38,7 @@ scenarios![
     a_member_replaced_during_a_look_is_no_drop,
     a_client_that_has_missed_two_losses_goes_on,
     a_member_that_left_while_the_current_ones_are_silent_is_no_drop,
+    a_member_that_is_behind_is_not_dropped_while_others_are_silent,
     a_client_that_reaches_nobody_for_a_moment_goes_on,
     ids_are_not_claimed_twice_across_configurations,
     a_claimed_id_stays_claimed_at_the_next_members,

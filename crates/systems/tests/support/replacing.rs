@@ -617,6 +617,41 @@ pub(crate) fn a_member_that_left_while_the_current_ones_are_silent_is_no_drop() 
     assert_eq!(put(&mut client, 0, 3), Ok(()));
 }
 
+/// A member has missed the replacement of the first member. The replaced one leaves, to join again in the place of the
+/// one that is behind, and its recoverer dies. Whoever reaches these two alone must not take this for a drop.
+pub(crate) fn a_member_that_is_behind_is_not_dropped_while_others_are_silent() {
+    let scene = Scene::with_spares(3, 1, 64);
+    let (nodes, spare) = nodes_of(&scene);
+    let (first, behind) = (nodes[0], nodes[1]);
+    let last = load(&scene, [first, nodes[2]]);
+    let one = Reach::new(&scene.homes);
+    one.before_each_ask(move |node, ask| match ask {
+        Ask::Enable { .. } if node == behind => Then::Lost(Ran::No),
+        _ => Then::Runs,
+    });
+    let done = replaced(&scene, &one, 0, spare).expect("it lives").expect("a majority serves");
+    assert_eq!(done.configuration, 2);
+    let two = Reach::new(&scene.homes);
+    two.before_each_ask(move |node, ask| match ask {
+        _ if node == behind => Then::Lost(Ran::No),
+        Ask::PrepareStore { .. } => Then::Stops,
+        _ => Then::Runs,
+    });
+    assert!(replaced(&scene, &two, 1, first).is_none());
+    drop(two);
+    assert!(memberships(&scene)[first as usize].is_none(), "it has left");
+    let three = Reach::new(&scene.homes);
+    let is_reached = move |node| node == first || node == behind;
+    three.before_each_ask(move |node, _| if is_reached(node) { Then::Runs } else { Then::Lost(Ran::No) });
+    let opened = open(&scene, &three);
+    let told = healed(&scene, &three).expect("it lives");
+    assert!(memberships(&scene)[behind as usize].is_some(), "it is a member: {opened:?}, {told:?}");
+    assert!(opened.is_err(), "a majority does not answer: {opened:?}");
+    let told = healed(&scene, &Reach::new(&scene.homes)).expect("it lives");
+    assert_eq!(check_settled(&scene, 3), 2, "{told:?}");
+    check_blocks(&scene, last);
+}
+
 /// A client looks for the next configuration, and no node answers it for a moment.
 pub(crate) fn a_client_that_reaches_nobody_for_a_moment_goes_on() {
     let mut is_over = false;
