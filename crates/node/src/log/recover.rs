@@ -46,6 +46,8 @@ pub enum RecoverError {
     Lost(String),
     /// A record cannot be carried out: the file, the record's sequence, and the reason.
     Invalid(String, u64, String),
+    /// This folder has the log of a store whose folder has the second name.
+    Misplaced(String, String),
 }
 
 impl std::fmt::Display for RecoverError {
@@ -69,6 +71,11 @@ impl std::fmt::Display for RecoverError {
                 f,
                 "cannot replay record {sequence} of the log file {name}: {reason}; use the release that wrote it, or \
                  more memory if there is too little"
+            ),
+            RecoverError::Misplaced(folder, own) => write!(
+                f,
+                "the folder {folder} has the log of {own}, perhaps as a copy: rename it to {own}, or move it out of \
+                 --log-dir"
             ),
         }
     }
@@ -100,7 +107,7 @@ impl Within {
 /// Finds all logs. Removes folders of logs whose creation was not complete.
 ///
 /// # Errors
-/// The disk failed, or a log has files but none with a valid head.
+/// The disk failed, a log has files but none with a valid head, or a folder has the log of another one.
 pub fn find(disk: &mut dyn Disk) -> Result<Vec<Found>, RecoverError> {
     let failed = |name: &str, error| RecoverError::Disk(name.to_owned(), error);
     let mut found = Vec::new();
@@ -113,6 +120,10 @@ pub fn find(disk: &mut dyn Disk) -> Result<Vec<Found>, RecoverError> {
         let Some(name) = first.map(|file| format!("{folder}/{file}")) else { continue };
         match read(disk, &name, |_, _| Ok(()), true)? {
             Some(Contents { head, salt, .. }) => {
+                let own = folder_of(&head.store);
+                if own != folder {
+                    return Err(RecoverError::Misplaced(folder, own));
+                }
                 let first = || Pairing {
                     number: salt ^ salt_of(head.part, head.generation),
                     whole_from: 0,

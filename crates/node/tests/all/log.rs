@@ -194,6 +194,32 @@ fn a_node_goes_on_after_a_log_could_not_be_created() {
     assert_eq!(Caller::new(&host).get(1)[1], 2);
 }
 
+/// A copy of a log beside it could be taken for the log, and replace what is newer.
+#[test]
+fn a_log_in_the_folder_of_another_name_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = || options(folder.path(), SyncPolicy::Each, 1 << 20);
+    let host = start(options()).expect("it serves");
+    create(&host);
+    Caller::new(&host).put(1, 2).expect("stored");
+    let own = folder_of(&store_of(&host));
+    drop(host);
+    let (log, copy) = (folder.path().join(&own), folder.path().join(own.replacen('s', "z", 1)));
+    std::fs::create_dir(&copy).expect("a folder");
+    for file in std::fs::read_dir(&log).expect("the log") {
+        let file = file.expect("a file").path();
+        std::fs::copy(&file, copy.join(file.file_name().expect("a name"))).expect("copied");
+    }
+    let refused = start(options()).err().expect("there are two logs of one store").to_string();
+    assert!(refused.contains("perhaps as a copy") && refused.contains(&own), "{refused}");
+    std::fs::remove_dir_all(&log).expect("removed");
+    let refused = start(options()).err().expect("the log has another name").to_string();
+    assert!(refused.contains(&format!("rename it to {own}")), "{refused}");
+    std::fs::rename(&copy, &log).expect("renamed");
+    let host = start(options()).expect("it serves");
+    assert_eq!(Caller::new(&host).get(1)[1], 2);
+}
+
 #[test]
 fn threads_share_syncs_and_lose_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
