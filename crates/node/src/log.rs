@@ -604,6 +604,21 @@ impl Log {
         self.is_wanted = true;
     }
 
+    /// Gives the log up because it could not be paired with the node's memory: what was written to it would be lost if
+    /// the memory with which it is paired came back.
+    pub fn refuse_unpaired(&mut self, error: &RecoverError) {
+        self.break_down("be paired with the memory", error);
+    }
+
+    /// Gives the log up because its writer ends with the node. Nobody waits for a record that nobody writes.
+    pub fn end(&mut self) {
+        self.broken.get_or_insert_with(|| "the node has ended".into());
+        self.settle_failed(
+            self.appended,
+            "the node has ended, and nothing was done; reach it when it serves again",
+        );
+    }
+
     /// Gives the log up because it has no writer: its thread could not be started, with this error.
     pub fn abandon(&mut self, error: &io::Error) {
         self.is_abandoned = true;
@@ -993,7 +1008,7 @@ impl Log {
     }
 
     /// Gives the log up until the next start.
-    fn break_down(&mut self, what: &str, error: &io::Error) {
+    fn break_down(&mut self, what: &str, error: &dyn std::fmt::Display) {
         let name = &self.store.name;
         let reason = format!(
             "the log of store '{name}' could not {what}: {error}; nothing is written to the store until the node is \

@@ -809,4 +809,4 @@ impl Handler {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -66,10 +66,10 @@ impl Logs {
             errno => unusable(errno.into()),
         })?;
         node.set_logging(*options);
-        let disk = FileDisk::new(path);
+        let mut disk = FileDisk::new(path);
         disk.clean_up().map_err(unusable)?;
-        let mut at = Resuming { disk, node, memory, options: *options };
-        for found in find(&mut at.disk).map_err(|error| failed(error.to_string()))? {
+        let mut at = Resuming { disk: &mut disk, node, memory, options: *options };
+        for found in find(at.disk).map_err(|error| failed(error.to_string()))? {
             at.resume(&found).map_err(failed)?;
         }
         for name in at.node.unlogged() {
@@ -94,7 +94,7 @@ impl Logs {
 
 /// The stores of a node that starts, and their logs.
 struct Resuming<'a> {
-    disk: FileDisk,
+    disk: &'a mut dyn Disk,
     node: &'a mut Node<Mapping>,
     memory: &'a Mapping,
     options: LogOptions,
@@ -166,10 +166,16 @@ impl Resuming<'_> {
                 if is_kept && *is_whole { pairing.whole_from } else { log.next_generation() }
             }
         };
+        let former = pairing.incarnation;
         let pairing = Pairing { number: entropy()[0], whole_from, incarnation };
-        let paired = pair(&mut self.disk, &log, &pairing);
+        let paired = pair(self.disk, &log, &pairing);
         match paired {
             Ok(()) => self.paired(&log, &pairing)?,
+            // Another memory would still be believed if it came back, although it lacked what is written from now on.
+            Err(error) if former != incarnation => {
+                log.refuse_unpaired(&error);
+                log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
+            }
             // What the memory and the log say of each other stays true, so the next start decides as this one did.
             Err(error) => {
                 tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
@@ -194,7 +200,7 @@ impl Resuming<'_> {
         let served = Arc::clone(&self.node.catalog().get(name)?.served);
         let began = timer::now();
         let is_replayed = source == Believed::Log;
-        let recovered = recover(&mut self.disk, found, self.options, |record| {
+        let recovered = recover(self.disk, found, self.options, |record| {
             if !is_replayed {
                 return Ok(());
             }
@@ -232,7 +238,7 @@ impl Resuming<'_> {
         log.want_checkpoint();
         let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
         let pairing = Pairing { number, whole_from, incarnation };
-        pair(&mut self.disk, &log, &pairing).map_err(|error| error.to_string())?;
+        pair(self.disk, &log, &pairing).map_err(|error| error.to_string())?;
         self.paired(&log, &pairing)?;
         self.node.resume_log(name, Arc::new(StoreLog::new(log)))
     }
@@ -291,6 +297,8 @@ fn write(log: &StoreLog, disk: &mut dyn Disk, stop: &AtomicBool, after: impl Fn(
                         continue;
                     }
                     end(&locked, disk);
+                    locked.end();
+                    log.announce();
                     return;
                 }
                 Next::Wait(until) => {
@@ -481,8 +489,11 @@ impl Source for FileSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::engines::tests::ledger::Ledger;
     use crate::log::SyncPolicy;
-    use farside_remote::service::Records;
+    use farside_fabrics::memory::Pages;
+    use farside_remote::control::{Answer, Ask, NodeInfo};
+    use farside_remote::service::{Kind, Records};
 
     /// A disk that refuses this number of writes.
     struct Full {
@@ -545,6 +556,115 @@ mod tests {
             assert_eq!(log.lock().unwritten(), left, "{refused} writes refused");
             let is_written = disk.written.windows(16).any(|bytes| bytes == b"answered already");
             assert_eq!(is_written, left == 0, "{refused} writes refused");
+        }
+    }
+
+    #[test]
+    fn a_log_whose_writer_has_ended_lets_nobody_wait() {
+        let store = crate::log::format::tests::store();
+        let log = StoreLog::new(Log::new(store, LogOptions::default(), 3));
+        let mut disk = Full { refused: 0, written: Vec::new() };
+        write(&log, &mut disk, &AtomicBool::new(true), |_| {});
+        let mut records = Records::default();
+        records.append(b"nobody writes it");
+        let refused = log.lock().append(&records).expect_err("nobody would answer");
+        assert!(refused.contains("the node has ended") && refused.contains("nothing was done"), "{refused}");
+    }
+
+    /// A folder of the host that has no space for the file of a pairing.
+    struct Unpaired {
+        files: FileDisk,
+        is_full: bool,
+    }
+
+    impl Disk for Unpaired {
+        fn create(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+            match self.is_full && name.ends_with("/pairing.new") {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => self.files.create(name, bytes),
+            }
+        }
+        fn write_at(&mut self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
+            self.files.write_at(name, at, bytes)
+        }
+        fn cut(&mut self, name: &str, len: u64) -> io::Result<()> {
+            self.files.cut(name, len)
+        }
+        fn sync(&mut self, name: &str) -> io::Result<()> {
+            self.files.sync(name)
+        }
+        fn sync_names(&mut self, folder: &str) -> io::Result<()> {
+            self.files.sync_names(folder)
+        }
+        fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+            self.files.rename(from, to)
+        }
+        fn remove(&mut self, name: &str) -> io::Result<()> {
+            self.files.remove(name)
+        }
+        fn remove_folder(&mut self, folder: &str) -> io::Result<()> {
+            self.files.remove_folder(folder)
+        }
+        fn folders(&self) -> io::Result<Vec<String>> {
+            self.files.folders()
+        }
+        fn files(&self, folder: &str) -> io::Result<Vec<String>> {
+            self.files.files(folder)
+        }
+        fn open(&self, name: &str) -> io::Result<Box<dyn Source + '_>> {
+            self.files.open(name)
+        }
+    }
+
+    /// A memory that was paired with the log may come back later. It lacks what the log gets from now on.
+    #[test]
+    fn a_log_that_cannot_be_paired_with_another_memory_accepts_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false };
+        let memory = || Mapping::create(16 << 20, Pages::Small).expect("memory");
+        let node = |memory: &Mapping, incarnation| {
+            let kinds = vec![Box::new(Ledger::default()) as Box<dyn Kind<Mapping>>];
+            Node::new(memory, kinds, NodeInfo { incarnation, ..NodeInfo::default() })
+        };
+        let options = LogOptions { sync: SyncPolicy::Never, ..LogOptions::default() };
+        let first = memory();
+        let mut creator = node(&first, 1);
+        creator.set_logging(options);
+        let (name, kind, parameters) = ("s".to_owned(), "ledger".to_owned(), String::new());
+        creator.ask(Ask::CreateStore { name, kind, parameters, quota: 4 << 20 }, [3, 4]);
+        let mut logs = Vec::new();
+        let answer = loop {
+            while creator.step(&first) == Ok(Progress::Made) {}
+            creator.poll_shared();
+            logs.extend(creator.take_new_logs());
+            for log in &logs {
+                let mut log = log.lock();
+                if let Next::Do(op) = log.next(Duration::ZERO) {
+                    log.done(op.perform(&mut disk));
+                }
+            }
+            if let Some((_, answer)) = creator.answer() {
+                break answer;
+            }
+        };
+        assert!(matches!(answer, Ok(Answer::Store(_))), "{answer:?}");
+        for (incarnation, is_full, is_accepted) in
+            [(2, true, false), (1, true, true), (2, false, true), (2, true, true), (3, true, false)]
+        {
+            disk.is_full = is_full;
+            let memory = memory();
+            let mut node = node(&memory, incarnation);
+            let found = find(&mut disk).expect("the log is sound");
+            let mut at = Resuming { disk: &mut disk, node: &mut node, memory: &memory, options };
+            found.iter().for_each(|found| at.resume(found).expect("it is replayed"));
+            let served = Arc::clone(&node.catalog().get("s").expect("the store").served);
+            let log = served.log().expect("it has a log");
+            let mut records = Records::default();
+            records.append(b"a record");
+            let appended = log.lock().append(&records);
+            assert_eq!(appended.is_ok(), is_accepted, "{incarnation}, {is_full}: {appended:?}");
+            let refused = appended.err().unwrap_or_else(|| "be paired with the memory".into());
+            assert!(refused.contains("be paired with the memory"), "{refused}");
         }
     }
 

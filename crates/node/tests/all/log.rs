@@ -221,6 +221,24 @@ fn a_log_in_the_folder_of_another_name_is_refused() {
 }
 
 #[test]
+fn a_call_to_a_node_that_has_ended_does_not_wait_for_its_log() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let folder = tempfile::tempdir().expect("a folder");
+        let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
+        create(&host);
+        let caller = Caller::new(&host);
+        let before = caller.put(1, 2);
+        host.stop();
+        drop(tell.send((before, caller.put(1, 3))));
+    });
+    let (before, after) = told.recv_timeout(DEADLINE).expect("the call does not wait for ever");
+    assert_eq!(before, Ok(1));
+    let refused = after.expect_err("nobody writes the log");
+    assert!(refused.contains("the node has ended"), "{refused}");
+}
+
+#[test]
 fn threads_share_syncs_and_lose_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");

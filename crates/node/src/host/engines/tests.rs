@@ -17,7 +17,7 @@ use std::time::Instant;
 
 #[allow(dead_code, reason = "other tests use more of it")]
 #[path = "../../../tests/support/ledger.rs"]
-mod ledger;
+pub(crate) mod ledger;
 
 /// A port that breaks after it has received a request, once it may.
 struct Breaking {
