@@ -134,9 +134,11 @@ impl Tokens {
                 .await
                 .map_err(|error| RedoError::Fabric(error.map_ran(|_| Ran::No)))?;
             let first = reply.get(first).map_err(RedoError::Refused)?.get();
+            // A client that holds the store's key may have written any count.
+            let end = first.checked_add(RESERVED).ok_or(RedoError::NoTokens)?;
             // Another lane may have reserved tokens at the same time.
             self.next.set(first);
-            self.end.set(first.saturating_add(RESERVED));
+            self.end.set(end);
         }
         let next = self.next.replace(self.next.get() + 1);
         let token = next.checked_mul(areas.lanes.into()).map(|token| token + u64::from(lane));

@@ -14,8 +14,10 @@ use farside_remote::control::{Ask, Store};
 use farside_remote::fabric::Ran;
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
-use farside_remote::{By, Chain, Key, Memory, NodeId, Reply, Rights, Width};
+use farside_remote::{Addr, By, Chain, ChainBuf, Fabric, Key, Memory, NodeId, Reply, Rights, Width, write};
 use farside_systems::guarded::{Guarded, GuardedError, GuardedKind, KIND, Session, Spec, Value, held};
+use farside_systems::lease::{ENTRY_SIZE, LockWord};
+use farside_systems::redo::{Areas, RedoError};
 #[cfg(farside_mutants)]
 use farside_systems::{guarded, redo};
 use std::cell::{Cell, RefCell};
@@ -85,6 +87,23 @@ fn with<T>(home: &Home, store: &Store, nonce: u64, act: impl AsyncFnOnce(&Guarde
     core.run();
     drop(core);
     output.into_inner().expect("it has acted")
+}
+
+#[test]
+fn a_count_of_tokens_that_no_client_writes_is_an_error() {
+    let (home, store) = home(LONG);
+    let at = Addr::new(store.table_at).plus((u64::from(SPEC.ids) * ENTRY_SIZE).next_multiple_of(64));
+    let key = store.extent().key;
+    let areas = Areas { node: NODE, key, at, lanes: SPEC.lanes + 1, len_max: SPEC.len };
+    with(&home, &store, 1, async |client, fabric| {
+        // The count is in the cache line before the first record.
+        let first = areas.record(LockWord::new(client.id(), 0).expect("48 bits"));
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let (mut chain, most) = (buffer.begin(key), u64::MAX.to_le_bytes());
+        chain.also(write(Addr::new(first.raw() - 64), &most));
+        fabric.run(NODE, &chain, &mut reply).await.expect("it runs");
+        assert_eq!(client.add(0, 7).await, Err(GuardedError::Redo(RedoError::NoTokens)));
+    });
 }
 
 #[test]
