@@ -106,6 +106,10 @@ impl Rounds {
         let mut now = BTreeSet::new();
         let (mut problems, mut shown) = (0, Ok(()));
         let mut add = |line: Line| {
+            // Several members of a store may have the same problem.
+            if now.contains(&line.text) {
+                return;
+            }
             problems += usize::from(line.is_problem);
             if shown.is_ok() && !self.before.contains(&line.text) {
                 shown = show(&line);

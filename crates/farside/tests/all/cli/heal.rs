@@ -88,6 +88,12 @@ fn heal_finishes_what_a_dead_client_began() {
     assert_eq!((&store["store"], &store["action"]), (&"ready".into(), &"left".into()));
     assert!(store["error"].as_str().is_some_and(|error| error.contains("node 2")), "{store}");
     assert_eq!((&node["node"], &node["url"]), (&2.into(), &urls[2].as_str().into()));
+
+    // Two members of the store are at nodes that do not answer, or at none of the pool: one problem, said once.
+    let ran = farside(["heal", "--pool", &[&urls[0][..], &urls[2]].join(",")]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert_eq!(ran.text().matches("store 'ready': not healed").count(), 1, "{}", ran.text());
+    assert!(ran.err.contains("2 problems remain"), "{}", ran.err);
 }
 
 #[test]
