@@ -13,6 +13,7 @@ use farside::config::parse_bytes;
 use farside::volume::{
     DroppedVolume, NewVolume, ReplicaMemory, VolumeInfo, VolumeStat, VolumeState, WriterIds,
 };
+use farside_systems::blocks::abd_lock;
 use farside_systems::registry::names;
 use farside_systems::system::Family;
 use serde_json::{Value, json};
@@ -268,6 +269,11 @@ fn stat(pool: &farside::Pool, name: &str, json: bool) -> Done {
         );
         for (index, replica) in group.replicas.iter().enumerate() {
             match &replica.memory {
+                Ok(_) if *kind == abd_lock::KIND => print_line!(
+                    "  replica {index}: has memory for all blocks; incarnation {:016x} at {}",
+                    replica.incarnation,
+                    replica.url
+                ),
                 Ok(ReplicaMemory { blocks_written, buffers_free, .. }) => print_line!(
                     "  replica {index}: {blocks_written} blocks written, memory for {buffers_free} more; incarnation \
                      {:016x} at {}",

@@ -25,7 +25,7 @@ use farside_systems::blocks::{BLOCK_MAX, BLOCK_MIN, Blocks, WriterIds};
 use farside_systems::kv::KvError;
 use farside_systems::members::{self, Placement, REPLICAS_MAX, WithoutFirst};
 use farside_systems::registry::{AnyBlocks, Registered, named, names};
-use farside_systems::store::StoreError;
+use farside_systems::store::{Loss, StoreError};
 use farside_systems::system::{Family, Options, Sizing, SizingError};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -143,9 +143,11 @@ pub struct ReplicaStat {
 /// Use of a replica's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaMemory {
-    /// Number of blocks that were written at least once.
+    /// Number of blocks that were written at least once. Not counted, and 0, if the kind of the volume keeps all blocks
+    /// in its table.
     pub blocks_written: u64,
-    /// Number of further blocks that can be written. Retired buffers count once the node has freed them.
+    /// Number of further blocks that can be written. Retired buffers count once the node has freed them. Of no meaning
+    /// if the kind of the volume keeps all blocks in its table.
     pub buffers_free: u64,
     /// Number of buffers of overwritten blocks that the node has not freed yet.
     pub buffers_retired: u64,
@@ -350,7 +352,7 @@ impl Pool {
             let mut replicas = Vec::new();
             for (member, incarnation) in members.list().iter().zip(incarnations) {
                 let memory = match &member.store {
-                    Err(StoreError::MemoryLost { .. }) => {
+                    Err(StoreError::MemoryLost { loss: Loss::Replaceable, .. }) => {
                         Err("its node has lost its memory: 'farside heal' replaces it".to_owned())
                     }
                     Err(error) => Err(error.to_string()),

@@ -392,6 +392,17 @@ fn a_replica_moves_to_another_node_and_a_wiped_one_is_healed() {
 }
 
 #[test]
+fn a_store_of_locks_is_as_large_as_its_quota_and_has_memory_for_all_blocks() {
+    let pool = Pool::start(3, "24MiB");
+    pool.run(&["store", "create", "v", "--kind", "abd-lock", "--quota", "8MiB"]).done();
+    let stat = pool.run(&["volume", "stat", "v"]).done();
+    let stat = stat.text();
+    assert!(stat.contains("group 0: 1"), "more than 1000 blocks of 4 KiB: {stat}");
+    assert_eq!(stat.matches("has memory for all blocks").count(), 3, "{stat}");
+    pool.run(&["store", "create", "one", "--kind", "abd-lock", "--quota", "4MiB", "--members", "1"]).done();
+}
+
+#[test]
 fn a_program_reads_and_writes_a_volume_at_any_offset() {
     let pool = Pool::start(3, "24MiB");
     let connected = pool.open();

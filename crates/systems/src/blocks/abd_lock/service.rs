@@ -3,6 +3,7 @@
 use super::KIND;
 use super::layout::{Spec, Table, WRITERS};
 use farside_remote::Memory;
+use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use serde::Deserialize;
 
@@ -14,7 +15,7 @@ pub struct AbdLockKind;
 #[serde(deny_unknown_fields)]
 struct Request {
     block: u32,
-    /// If absent, as many blocks as the quota holds.
+    /// If absent, as many blocks as the quota holds, less the segment for buffers that each store has.
     blocks: Option<u64>,
     #[serde(default = "writers")]
     writers: u32,
@@ -36,7 +37,7 @@ impl<M: Memory> Kind<M> for AbdLockKind {
             .map_err(|error| format!("an {KIND} store takes {{\"block\": BYTES, \"blocks\": N}}: {error}"))?;
         let one = Spec { block, blocks: 1, writers, lease_us };
         one.check()?;
-        let most = quota.saturating_sub(one.blocks_offset()) / one.block_size();
+        let most = quota.saturating_sub(one.blocks_offset() + SEGMENT_SIZE) / one.block_size();
         let spec = Spec { blocks: blocks.unwrap_or(most), ..one };
         spec.check()?;
         let table_len = spec.table_len().expect("the parameters were checked");
