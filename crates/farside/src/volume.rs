@@ -124,22 +124,22 @@ impl Volume {
             Ok::<_, StoreError>(clients.into())
         })?;
         let blocks: u64 = lane.iter().map(Blocks::blocks).sum();
-        let block = head.block as usize;
+        let (block, size) = (head.block as usize, blocks.checked_mul(head.block.into()));
         let is_even = lane.iter().all(|store| store.block_len() == block)
             && (0..).zip(&lane).all(|(index, store)| {
                 let stripe = Stripe { volume: 0, index, count: lane.len() as u32 };
                 store.blocks() == stripe.share(blocks)
             });
-        if !is_even {
+        let Some(size) = size.filter(|_| is_even) else {
             return Err(Error::Volume(format!(
                 "the stores of volume '{name}' do not match: someone has damaged a node's catalog; drop the volume \
                  with 'farside volume drop {name}', and create it again"
             )));
-        }
+        };
         Ok(Volume {
             name: name.to_owned(),
             kind: lane[0].kind().to_owned(),
-            size: blocks * u64::from(head.block),
+            size,
             block,
             endpoint,
             keepers: Keepers::of(&lane),

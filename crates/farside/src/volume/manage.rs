@@ -302,16 +302,16 @@ impl Pool {
                 (false, 0) => VolumeState::Whole,
                 (false, missing) => VolumeState::Lacks(missing),
             };
-            let blocks: u64 = match shape.stripe {
-                None => shape.blocks,
-                Some(_) if state == VolumeState::Whole => found.iter().map(|shape| shape.blocks).sum(),
+            let size = match shape.stripe {
+                None => Shape::bytes([&shape]),
+                Some(_) if state == VolumeState::Whole => Shape::bytes(found),
                 Some(_) => 0,
             };
             let name = shape.stripe.map_or(Some(&store.name[..]), |stripe| stripe.volume_name(&store.name));
             volumes.push(VolumeInfo {
                 name: name.unwrap_or(&store.name).to_owned(),
                 kind: store.kind.clone(),
-                size: blocks * u64::from(shape.block),
+                size,
                 block: shape.block,
                 replicas: store.membership.as_ref().map_or(1, |of| of.members.len()),
                 groups,
@@ -345,7 +345,7 @@ impl Pool {
                 kind.clone_from(&members.store().kind);
                 head = Some(shape);
             }
-            size += shape.blocks * u64::from(shape.block);
+            size = size.saturating_add(Shape::bytes([&shape]));
             let incarnations = members.store().membership.as_ref();
             let incarnations: Vec<u64> = incarnations
                 .map_or_else(|| vec![0], |of| of.members.iter().map(|id| id.incarnation).collect());

@@ -79,6 +79,13 @@ impl Stripe {
 }
 
 impl Shape {
+    /// Number of bytes of stores with these shapes, at most the largest number: nodes may describe any stores.
+    pub fn bytes<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> u64 {
+        shapes
+            .into_iter()
+            .fold(0, |sum, shape| sum.saturating_add(shape.blocks.saturating_mul(shape.block.into())))
+    }
+
     /// Reads the shape of a block store from its parameters in the catalog; `None` if they are not those of a block
     /// store. A node may answer anything.
     pub fn of(parameters: &str) -> Option<Shape> {
@@ -114,6 +121,9 @@ mod tests {
         let stripe = Some(Stripe { volume: 1, index: 0, count: 2 });
         assert_eq!(Shape::of(good), Some(Shape { block: 512, blocks: 7, stripe }));
         assert!(Shape::of(r#"{"block":512,"blocks":7}"#).is_some());
+        let largest = Shape::of(r#"{"block":512,"blocks":2251799813685247}"#).expect("below 2^60 bytes");
+        assert_eq!(Shape::bytes([&largest]), (1 << 60) - 512);
+        assert_eq!(Shape::bytes([&largest; 1024]), u64::MAX, "no node makes a client overflow");
         for bad in [
             "",
             "{}",
