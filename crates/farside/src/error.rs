@@ -60,7 +60,7 @@ pub enum Error {
     Kv(KvError),
     /// An operation on a volume failed. [`Error::ran`] tells whether it was carried out.
     Blocks {
-        /// Error of the first block that failed.
+        /// Error of the first block that failed, or of the first one that leaves open whether its block was written.
         error: BlocksError,
         /// Number of other blocks on which the operation was carried out.
         done: u64,

@@ -46,6 +46,7 @@ use crate::keeper::Keepers;
 use crate::pool::Pool;
 use farside_fabrics::executor::{Core, TASKS_MAX, block_on};
 use farside_fabrics::timer;
+use farside_remote::fabric::Ran;
 pub use farside_systems::blocks::WriterIds;
 use farside_systems::blocks::stripe::Shape;
 use farside_systems::blocks::{Blocks, BlocksError, Stripe};
@@ -194,7 +195,7 @@ impl Volume {
         let (head, rest) = into.split_at_mut((self.block - at).min(into.len()));
         let rest = (first + 1..).zip(rest.chunks_mut(self.block)).map(|(block, bytes)| (block, 0, bytes));
         let pieces = std::iter::once((first, at, head)).chain(rest);
-        self.each(self.in_flight, pieces, async |lane, (block, at, bytes)| {
+        self.each(self.in_flight, 0, pieces, async |lane, (block, at, bytes)| {
             let (store, block) = place(lane, block);
             if bytes.len() == store.block_len() {
                 return store.read(block, bytes).await;
@@ -204,6 +205,7 @@ impl Volume {
             bytes.copy_from_slice(&whole[at..at + bytes.len()]);
             Ok(())
         })
+        .map(drop)
     }
 
     /// Writes `bytes` from `offset` on. A block that is written in part is read before.
@@ -230,12 +232,13 @@ impl Volume {
             whole[at..at + bytes.len()].copy_from_slice(bytes);
             store.write(block, &whole).await
         };
+        let mut done = 0;
         if !self.has_written {
             // Each store's first write claims the client's id there. Several at once would claim several.
-            self.each(1, pieces.by_ref().take(self.groups()), write)?;
+            done = self.each(1, 0, pieces.by_ref().take(self.groups()), write)?;
             self.has_written = bytes.len() >= self.groups() * self.block;
         }
-        self.each(self.in_flight, pieces, write)
+        self.each(self.in_flight, done, pieces, write).map(drop)
     }
 
     /// Returns the use of the writer ids of each group, by index; `None` if the kind of the volume does not count them.
@@ -274,7 +277,7 @@ impl Volume {
         }
         let (scrub, began, block_len) = (Cell::new(Scrub::default()), timer::now(), self.block as u64);
         let (start, progress) = (range.start, RefCell::new(&mut progress));
-        self.each(self.in_flight, range, async |lane, number| {
+        self.each(self.in_flight, 0, range, async |lane, number| {
             if let Some(rate) = rate {
                 let due = (number - start) as f64 * block_len as f64 / rate.max(1) as f64;
                 let wait = (began + Duration::from_secs_f64(due)).saturating_sub(timer::now());
@@ -300,13 +303,18 @@ impl Volume {
     }
 
     /// Performs `operation` on each of `pieces`, on up to `in_flight` at the same time. After an error, begins no
-    /// other.
+    /// other. Returns the number of pieces that were done, and adds `before`, the number of those that the user's call
+    /// has done before.
+    ///
+    /// # Errors
+    /// [`Error::Blocks`], see [`telling`].
     fn each<P>(
         &mut self,
         in_flight: usize,
+        before: u64,
         pieces: impl Iterator<Item = P>,
         operation: impl AsyncFn(&mut Lane, P) -> Result<(), BlocksError>,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         // A call with few pieces needs few lanes.
         let most = in_flight.min(TASKS_MAX - usize::from(!self.keepers.is_empty()));
         let wanted = pieces.size_hint().1.unwrap_or(most).clamp(1, most);
@@ -314,7 +322,7 @@ impl Volume {
             let lane = self.lanes[0].iter().map(AnyBlocks::another).collect();
             self.lanes.push(lane);
         }
-        let (pieces, done, failed) = (RefCell::new(pieces), Cell::new(0), RefCell::new(None));
+        let (pieces, done, failed) = (RefCell::new(pieces), Cell::new(before), RefCell::new(None));
         let (left, waiting) = (Cell::new(wanted), Cell::new(None::<Waker>));
         let mut core = Core::new(&self.endpoint);
         if !self.keepers.is_empty() {
@@ -335,7 +343,10 @@ impl Volume {
                     let Some(piece) = pieces.borrow_mut().next() else { break };
                     match operation(lane, piece).await {
                         Ok(()) => done.set(done.get() + 1),
-                        Err(error) => drop(failed.borrow_mut().get_or_insert(error)),
+                        Err(error) => {
+                            let former = failed.take();
+                            *failed.borrow_mut() = Some(telling(former, error));
+                        }
                     }
                 }
                 left.set(left.get() - 1);
@@ -347,7 +358,7 @@ impl Volume {
         core.run();
         drop(core);
         match failed.into_inner() {
-            None => Ok(()),
+            None => Ok(done.get()),
             Some(error) => Err(Error::Blocks { error, done: done.get() }),
         }
     }
@@ -377,6 +388,15 @@ impl Drop for Volume {
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Volume").field("name", &self.name).field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+/// Returns the error of a call of which several blocks may fail: the first one, or the first one that leaves open whether
+/// its block was written.
+fn telling(former: Option<BlocksError>, error: BlocksError) -> BlocksError {
+    match former {
+        Some(former) if former.ran() != Ran::No || error.ran() == Ran::No => former,
+        _ => error,
     }
 }
 
@@ -417,4 +437,21 @@ async fn open_stores(endpoint: &Rc<Endpoint>, name: &str) -> Result<(Shape, Vec<
         stores.push(members);
     }
     Ok((shape, stores))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_leaves_an_outcome_open_is_reported_before_one_that_does_not() {
+        let (no, other) = (BlocksError::OutOfMemory, BlocksError::NoWriterId(7));
+        let open = BlocksError::NotKept { ran: Ran::Unknown };
+        let of = |errors: [&BlocksError; 3]| {
+            errors.into_iter().fold(None, |former, error| Some(telling(former, error.clone())))
+        };
+        assert_eq!(of([&no, &other, &other]), Some(no.clone()), "the first");
+        assert_eq!(of([&no, &open, &other]), Some(open.clone()));
+        assert_eq!(of([&open, &no, &other]), Some(open));
+    }
 }

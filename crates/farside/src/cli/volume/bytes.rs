@@ -5,9 +5,9 @@
 use super::warn_if_scarce;
 use crate::cli::kv::is_closed;
 use crate::cli::{Done, Failure, human_bytes, progress, written};
-use farside::Pool;
 use farside::config::parse_bytes;
 use farside::volume::Volume;
+use farside::{Pool, Ran};
 use std::fs::File;
 use std::io::{self, IsTerminal, Read as _, Write as _};
 use std::os::fd::AsFd;
@@ -170,12 +170,18 @@ impl Write {
                 break;
             }
             volume.write_at(at, &buffer).map_err(|error| {
-                Failure::Error(format!(
-                    "{error}; the first {} bytes of the input were written, and some of the next {} may have been: \
-                     write again from --offset {at} on",
-                    at - self.offset,
-                    buffer.len()
-                ))
+                let written = at - self.offset;
+                Failure::Error(match error.ran() {
+                    Ran::No => format!(
+                        "{error}; the first {written} bytes of the input were written, and none of the next: write \
+                         again from --offset {at} on"
+                    ),
+                    _ => format!(
+                        "{error}; the first {written} bytes of the input were written, and some of the next {} may \
+                         have been: write again from --offset {at} on",
+                        buffer.len()
+                    ),
+                })
             })?;
             at += buffer.len() as u64;
             bar.set_position(at - self.offset);

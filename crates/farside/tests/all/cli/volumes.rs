@@ -402,6 +402,36 @@ fn a_store_of_locks_is_as_large_as_its_quota_and_has_memory_for_all_blocks() {
     pool.run(&["store", "create", "one", "--kind", "abd-lock", "--quota", "4MiB", "--members", "1"]).done();
 }
 
+/// The memory ends within one call, after the first block of it was written.
+#[test]
+fn a_write_that_has_written_a_block_never_says_that_nothing_was_written() {
+    const BLOCK: usize = 32 << 10;
+    let pool = Pool::start(3, "24MiB");
+    let connected = pool.open();
+    let new = farside::volume::NewVolume {
+        quota: Some(4 << 20),
+        block: BLOCK as u32,
+        ..farside::volume::NewVolume::new("v", 256 * BLOCK as u64)
+    };
+    connected.create_volume(&new).expect("the nodes have memory");
+    let open = || Volume::open(&connected, "v").expect("the volume");
+    let mut volume = open();
+    let mut at = 0;
+    while connected.volume_stat("v").expect("all nodes serve").groups[0]
+        .replicas
+        .iter()
+        .all(|replica| replica.memory.as_ref().is_ok_and(|memory| memory.buffers_free > 1))
+    {
+        volume.write_at(at, &[1; BLOCK]).expect("there is memory");
+        at += BLOCK as u64;
+    }
+    let error = open().write_at(at, &[2; 8 * BLOCK]).expect_err("there is memory for one block");
+    let mut read = [0; BLOCK];
+    volume.read_at(at, &mut read).expect("all nodes serve");
+    assert_eq!(read, [2; BLOCK], "the first block was written: {error}");
+    assert_ne!(error.ran(), farside::Ran::No, "{error}");
+}
+
 #[test]
 fn a_program_reads_and_writes_a_volume_at_any_offset() {
     let pool = Pool::start(3, "24MiB");
