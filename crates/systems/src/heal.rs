@@ -158,7 +158,7 @@ pub async fn heal<F: Fabric + Clock>(
             }
             found = members::open(fabric, nodes, &store).await;
         }
-        let mut opened = match found {
+        let opened = match found {
             Ok(opened) => opened,
             // No member serves the store: its recoverer may have died.
             Err(error @ StoreError::BeingReplaced { .. }) => {
@@ -177,13 +177,17 @@ pub async fn heal<F: Fabric + Clock>(
         };
         seen.stores += 1;
         let healed = registry::heal(fabric, &opened, &options).await;
-        if healed.as_ref().is_ok_and(|repairs| !repairs.is_empty())
-            && let Ok(repaired) = members::open(fabric, nodes, &store).await
-        {
-            opened = repaired;
-        }
-        for member in opened.list() {
-            let Err(error) = &member.store else { continue };
+        let is_whole = opened.list().iter().all(|member| member.store.is_ok());
+        // What was missing when the store was opened may be there now: another recoverer may have been first.
+        let reopened = match &healed {
+            Ok(repairs) if !(is_whole && repairs.is_empty()) => members::open(fabric, nodes, &store).await,
+            _ => Ok(opened),
+        };
+        let missing = match &reopened {
+            Ok(opened) => opened.list().iter().filter_map(|member| member.store.as_ref().err()).collect(),
+            Err(error) => vec![error],
+        };
+        for error in missing {
             // The healer's error says why such a member was not replaced.
             let is_told =
                 matches!(error, StoreError::MemoryLost { loss: Loss::Replaceable | Loss::Majority, .. });

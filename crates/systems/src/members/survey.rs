@@ -272,9 +272,13 @@ impl Survey {
         }
     }
 
-    /// Finds the places of all members of the current configuration of an attempt, or of `of` if none was found.
+    /// Finds the places of all members of the current configuration of an attempt. That is the one of `of` if no node
+    /// has answered that knows it or a later one: former members may be the only ones that answer.
     pub(super) fn group(&self, of: &Membership) -> Group {
-        let of = self.current(of.attempt).unwrap_or(of);
+        let is_no_former = |current: &&Membership| {
+            of.state == MemberState::Joining || current.configuration >= of.configuration
+        };
+        let of = self.current(of.attempt).filter(is_no_former).unwrap_or(of);
         let nodes = || (0..).map(NodeId).zip(&self.found);
         let is_member = |found: &Found| of.members.iter().any(|id| id.incarnation == found.incarnation);
         let place = |id: &MemberId| {

@@ -617,6 +617,80 @@ pub(crate) fn a_member_that_left_while_the_current_ones_are_silent_is_no_drop() 
     assert_eq!(put(&mut client, 0, 3), Ok(()));
 }
 
+/// A client of the next configuration has no key of the newcomer yet, and only the member that was replaced answers. The
+/// client must not take the newcomer for lost.
+pub(crate) fn a_client_that_reaches_only_a_former_member_knows_of_no_loss() {
+    let scene = Scene::with_spares(3, 1, 64);
+    let (members, spare) = nodes_of(&scene);
+    let (former, down) = (members[1], members[0]);
+    let recoverer = Reach::new(&scene.homes);
+    let leaves = |ask: &Ask| matches!(ask, Ask::Leave { .. });
+    recoverer.before_each_ask(move |_, ask| if leaves(ask) { Then::Lost(Ran::No) } else { Then::Runs });
+    assert!(replaced(&scene, &recoverer, 1, spare).is_some_and(|done| done.is_ok()));
+    assert!(memberships(&scene)[former as usize].is_some(), "it has not left");
+    let reach = Reach::new(&scene.homes);
+    let fate = |is_reached| if is_reached { Then::Runs } else { Then::Lost(Ran::No) };
+    reach.before_each_ask(move |node, _| fate(node != spare));
+    let mut client = scene.client_over(&reach);
+    reach.before_each_ask(move |node, _| fate(node == former));
+    client.before_each(move |node, _| fate(node == former));
+    let error = put(&mut client, 0, 1).expect_err("no majority answers").to_string();
+    assert!(!error.contains("lost the memory"), "{error}");
+    reach.before_each_ask(move |node, _| fate(node != down));
+    client.before_each(move |node, _| fate(node != down));
+    assert_eq!(put(&mut client, 0, 2), Ok(()));
+}
+
+/// A recoverer finds a member lost, and another one replaces it first. The slower one has nothing to report.
+pub(crate) fn a_recoverer_that_another_overtakes_reports_no_loss() {
+    for look in 1.. {
+        let mut scene = Scene::new(3);
+        let last = load(&scene, [0, 2]);
+        wipe(&mut scene, 1, &[]);
+        let (slow, fast) = (Reach::new(&scene.homes), Reach::new(&scene.homes));
+        let (during, has_healed) = (Rc::downgrade(&slow), Rc::new(Cell::new(false)));
+        let (mut left, healed_by_fast) = (look, Rc::clone(&has_healed));
+        slow.before_each_ask(move |node, ask| {
+            if matches!(ask, Ask::FindStore { .. }) && node == 0 {
+                left -= 1;
+                if left == 0 {
+                    heals(&during, &fast);
+                    healed_by_fast.set(true);
+                }
+            }
+            Then::Runs
+        });
+        let told = healed(&scene, &slow).expect("it lives");
+        assert!(!told.iter().any(|told| told.contains("not healed")), "at look {look}: {told:?}");
+        assert_eq!(check_settled(&scene, 3), 2, "at look {look}: {told:?}");
+        check_blocks(&scene, last);
+        if !has_healed.get() {
+            assert!(look > 3, "a recoverer looks more often");
+            break;
+        }
+    }
+}
+
+/// The node of a lost member is kept for that member. If it is at another place of the pool, the recoverer asks.
+pub(crate) fn a_lost_member_returns_to_its_own_node_only() {
+    let mut scene = Scene::with_spares(3, 1, 64);
+    let (members, spare) = nodes_of(&scene);
+    let last = load(&scene, [members[0], members[2]]);
+    wipe(&mut scene, members[1], &[]);
+    let reach = Reach::new(&scene.homes);
+    let refused = replaced(&scene, &reach, 0, members[1]).expect("it lives").expect_err("it held member 1");
+    assert!(refused.to_string().contains("it probably held member 1"), "{refused}");
+    scene.homes.swap(members[0] as usize, members[1] as usize);
+    let told = healed(&scene, &Reach::new(&scene.homes)).expect("it lives");
+    let asks = "farside volume replace --replica 1 --by";
+    assert!(told.len() == 1 && told[0].contains(asks), "{told:?}");
+    scene.homes.swap(members[0] as usize, members[1] as usize);
+    let told = healed(&scene, &Reach::new(&scene.homes)).expect("it lives");
+    assert_eq!(check_settled(&scene, 3), 2, "{told:?}");
+    assert!(memberships(&scene)[spare as usize].is_none());
+    check_blocks(&scene, last);
+}
+
 /// A member has missed the replacement of the first member. The replaced one leaves, to join again in the place of the
 /// one that is behind, and its recoverer dies. Whoever reaches these two alone must not take this for a drop.
 pub(crate) fn a_member_that_is_behind_is_not_dropped_while_others_are_silent() {

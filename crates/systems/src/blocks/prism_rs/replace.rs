@@ -163,7 +163,7 @@ fn begun(view: &View) -> Option<(usize, NodeId)> {
 /// Returns the first member whose node has another memory, with that node.
 ///
 /// # Errors
-/// A majority has lost its memory.
+/// A majority has lost its memory; or a member has, and it is not certain which node held it.
 fn wiped(view: &View) -> Result<Option<(usize, NodeId)>, StoreError> {
     let lost = || {
         view.places.iter().enumerate().filter_map(|(index, place)| match place {
@@ -171,13 +171,20 @@ fn wiped(view: &View) -> Result<Option<(usize, NodeId)>, StoreError> {
             _ => None,
         })
     };
-    if let Some((index, node)) = lost().next()
-        && view.places.len() - lost().count() < view.majority()
-    {
+    let Some((index, node)) = lost().next() else { return Ok(None) };
+    if view.places.len() - lost().count() < view.majority() {
         return Err(view.majority_lost(index, node));
     }
     // A node at another place may be another node.
-    Ok(lost().find(|&(index, node)| view.members[index].node == node.0))
+    let is_at_its_place = |&(index, node): &(usize, NodeId)| view.members[index].node == node.0;
+    match lost().find(is_at_its_place) {
+        Some(wiped) => Ok(Some(wiped)),
+        None => Err(StoreError::Gone(format!(
+            "member {index} of store '{}' has lost its memory, and which node held it is not certain: choose a node \
+             without a member, and name it in 'farside volume replace --replica {index} --by'",
+            view.name
+        ))),
+    }
 }
 
 /// Whether a member serves the current configuration.
@@ -284,6 +291,19 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
                     by.0, view.name
                 )));
             }
+        }
+        // Nobody could tell any more which node that member is to return to.
+        let is_anothers = |(other, place): (usize, &Place)| {
+            other != index
+                && view.members[other].node == by.0
+                && matches!(place, Place::Lost(_) | Place::Silent(_))
+        };
+        if let Some(lost) = view.places.iter().enumerate().position(is_anothers) {
+            return Err(StoreError::Gone(format!(
+                "node {} has replaced no member of store '{}': it probably held member {lost}, and has lost that \
+                 memory; let it return with 'farside heal' first, or choose another node",
+                by.0, view.name
+            )));
         }
         let mut list = view.members.clone();
         list[index] = MemberId { node: by.0, incarnation };
