@@ -391,8 +391,8 @@ impl std::fmt::Debug for Volume {
     }
 }
 
-/// Returns the error of a call of which several blocks may fail: the first one, or the first one that leaves open whether
-/// its block was written.
+/// Returns the error of a call of which several blocks may fail: the first one, or the first one that leaves open
+/// whether its block was written.
 fn telling(former: Option<BlocksError>, error: BlocksError) -> BlocksError {
     match former {
         Some(former) if former.ran() != Ran::No || error.ran() == Ran::No => former,

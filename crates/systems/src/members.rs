@@ -13,8 +13,8 @@
 //!
 //! A store of replicas has *configurations*: numbered lists of members. Module `configuration` changes them. The
 //! current configuration is the highest that a member serves or has served. A member that missed it is *behind*.
-//! A first member may then have been replaced, and have left. So a member of a configuration above 1 refuses to abort, and
-//! the rest of a dropped store is removed only once all other members have answered.
+//! A first member may then have been replaced, and have left. So a member of a configuration above 1 refuses to abort,
+//! and the rest of a dropped store is removed only once all other members have answered.
 //!
 //! Invariant: no key of a member that is not COMMITTED is given to any client.
 //! Invariant: members of two attempts are never in one list.

@@ -503,8 +503,8 @@ impl Group {
             Place::Elsewhere => return Err(self.too_few(survey)),
         };
         if state == MemberState::Aborted && self.are_replicas && self.is_begun() {
-            // What answered may be a member that is behind, and one that was replaced since and has left. Those that did
-            // not answer know.
+            // What answered may be a member that is behind, and one that was replaced since and has left. Those that
+            // did not answer know.
             return match self.unasked(survey).filter(|_| unfinished != Unfinished::Forget) {
                 Some(error) => Err(error),
                 None => Ok(self.leave(fabric, name).await),
