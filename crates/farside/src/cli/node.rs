@@ -468,14 +468,14 @@ impl Serve {
         Ok(Some(Admin { listen, token: token.transpose()? }))
     }
 
-    /// Creates the store of `--store`, unless it came with the memory file.
+    /// Creates the store of `--store`, unless it came with the memory file or with a log.
     ///
     /// Its quota is `--quota`, or all of the memory except its reserve.
     fn make_store(&self, host: &Host, name: &str, found: Found) -> Done {
         const STORE_WAIT: Duration = Duration::from_secs(60);
         let open = Ask::OpenStore { name: name.to_owned() };
         // If it cannot be opened, it is created below, and an error of that is reported.
-        if found == Found::Memory
+        if (found == Found::Memory || self.log_dir.is_some())
             && let Ok(Answer::Store(store)) = host.ask(open, STORE_WAIT)
         {
             self.compare(&store);
@@ -490,7 +490,7 @@ impl Serve {
         Ok(())
     }
 
-    /// Warns if a store that came with the memory file differs from the one that the flags describe.
+    /// Warns if a store that came with the memory file or with a log differs from the one that the flags describe.
     fn compare(&self, store: &Store) {
         // A table of another kind counts as different: its number of slots is unknown here.
         let shape = shape_of(store).unwrap_or_default();
@@ -505,8 +505,8 @@ impl Serve {
             || self.collision_free && !is_collision_free;
         if is_other {
             tracing::warn!(
-                "the memory file already has a store '{}', which is left unchanged: a quota of {}, a table for {} \
-                 items{}; to get the one requested, drop it or choose another name",
+                "the memory file or the log already has a store '{}', which is left unchanged: a quota of {}, a table \
+                 for {} items{}; to get the one requested, drop it or choose another name",
                 store.name,
                 human_bytes(store.quota),
                 shape.items,

@@ -105,6 +105,29 @@ fn start(folder: &Path, round: usize, listen: &str) -> Process {
     node
 }
 
+/// The command line of a service names its store at each start.
+#[test]
+fn a_store_that_came_with_a_log_is_not_created_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let (socket, logs) = (at("socket"), at("log").display().to_string());
+    let serve = |more: &[&str], out| {
+        let arguments = [more, &["--memory", "32MiB", "--log-dir", &logs]].concat();
+        let node = serve(&socket, &arguments, at(out));
+        node.line();
+        node
+    };
+    let mut node = serve(&[], "out-0");
+    let pool = connect(&format!("shm:{}", socket.display())).expect("the node serves");
+    let new = NewStore { kind: "chequer".into(), ..NewStore::prism_kv("s", 8 << 20) };
+    pool.create_store(&new).expect("the node has memory");
+    pool.open("s").expect("the store").put("k", "v").wait().expect("stored");
+    node.kill();
+    let _node = serve(&["--store", "s"], "out-1");
+    let got = pool.open("s").expect("the store").get("k").wait().expect("read");
+    assert_eq!(got.expect("it was stored").value, b"v");
+}
+
 /// Kills the node of a store of this kind `rounds` times while clients write to the store over shm and tcp.
 fn kill_under_load(kind: &str, rounds: usize) {
     let folder = tempfile::tempdir().expect("a folder");
