@@ -48,6 +48,8 @@ pub struct Entry<M: Memory> {
     pub(crate) checkpoint: Option<(u64, u64)>,
     /// Generation of that checkpoint, while a step for it is in progress.
     pub(crate) collecting: Option<u64>,
+    /// Reason why the store is not served until the node is started again, if it is not.
+    pub(crate) refused: Option<String>,
 }
 
 impl<M: Memory> Entry<M> {
@@ -78,6 +80,7 @@ impl<M: Memory> Entry<M> {
             told: 0,
             checkpoint: None,
             collecting: None,
+            refused: None,
         }
     }
 }

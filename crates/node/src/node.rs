@@ -497,11 +497,29 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// The names of the stores that have no log, although their kinds have logs.
+    /// Refuses a store for this reason until another node takes over: clients cannot open it. Other stores are served.
+    ///
+    /// # Errors
+    /// There is no such store.
+    pub fn refuse(&mut self, name: &str, reason: String) -> Result<(), String> {
+        let region = self.catalog.get(name)?.store.region;
+        if let Some(entry) = self.catalog.by_region_mut(region) {
+            entry.refused = Some(reason);
+        }
+        Ok(())
+    }
+
+    fn check_not_refused(&self, name: &str) -> Result<(), String> {
+        let refused = self.catalog.get(name)?.refused.as_ref();
+        refused.map_or(Ok(()), |reason| Err(format!("store '{name}' is not served: {reason}")))
+    }
+
+    /// The names of the stores that are served and have no log, although their kinds have logs.
     pub fn unlogged(&self) -> Vec<String> {
         let is_logged = |kind: &str| self.catalog.kind(kind).is_ok_and(|kind| kind.is_logged());
-        let unlogged =
-            self.catalog.iter().filter(|entry| entry.served.log().is_none() && is_logged(&entry.store.kind));
+        let unlogged = self.catalog.iter().filter(|entry| {
+            entry.served.log().is_none() && entry.refused.is_none() && is_logged(&entry.store.kind)
+        });
         unlogged.map(|entry| entry.store.name.clone()).collect()
     }
 
@@ -652,6 +670,7 @@ impl<M: NodeMemory> Node<M> {
             }
             Ask::StoreStat { name } => {
                 self.check_outstanding()?;
+                self.check_not_refused(&name)?;
                 let Store { id, quota, .. } = self.catalog.get(&name)?.store;
                 let is_same =
                     |request: &StatRequest| request.name == name && request.id == id && request.at == (0, 0);

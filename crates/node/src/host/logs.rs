@@ -148,7 +148,13 @@ impl Resuming<'_> {
                 format!("the store '{name}' of the log {folder} cannot be created: {reason}")
             })?;
         }
-        let mut log = self.read(found, source)?;
+        let mut log = match self.read(found, source)? {
+            Ok(log) => log,
+            Err(reason) => {
+                tracing::error!("store '{name}' is not served: {reason}");
+                return self.node.refuse(name, reason);
+            }
+        };
         let whole_from = match source {
             Believed::Log if !is_whole => {
                 tracing::error!(
@@ -194,8 +200,12 @@ impl Resuming<'_> {
         }
     }
 
-    /// Reads a log, and replays it into its store if the log is believed.
-    fn read(&mut self, found: &Found, source: Believed) -> Result<Log, String> {
+    /// Reads a log, and replays it into its store if the log is believed. Returns the reason if a record cannot be
+    /// replayed: then this store alone is not served.
+    ///
+    /// # Errors
+    /// The log is damaged, or cannot be read.
+    fn read(&mut self, found: &Found, source: Believed) -> Result<Result<Log, String>, String> {
         let Found { folder, store: Store { name, .. }, .. } = found;
         let served = Arc::clone(&self.node.catalog().get(name)?.served);
         let began = timer::now();
@@ -207,7 +217,11 @@ impl Resuming<'_> {
             let Ok(replayed) = served.lock(Work::Live).replay(self.memory, start_now(), record);
             replayed
         });
-        let recovered = recovered.map_err(|error: RecoverError| error.to_string())?;
+        let recovered = match recovered {
+            Ok(recovered) => recovered,
+            Err(error @ RecoverError::Invalid(..)) => return Ok(Err(error.to_string())),
+            Err(error) => return Err(error.to_string()),
+        };
         let (mut log, records, torn) = (recovered.log, recovered.records, recovered.torn);
         if torn > 0 {
             tracing::warn!(
@@ -216,14 +230,18 @@ impl Resuming<'_> {
         }
         if !is_replayed {
             tracing::info!(records, "the memory of store '{name}' has what its log has");
-            return Ok(log);
+            return Ok(Ok(log));
         }
         let Ok(ended) = served.lock(Work::Live).replayed(self.memory, start_now());
-        ended.map_err(|reason| format!("cannot replay the log {folder}: {reason}"))?;
+        if let Err(reason) = ended {
+            return Ok(Err(format!(
+                "cannot replay the log {folder}: {reason}; or move the folder away to give the store up"
+            )));
+        }
         let took = timer::now() - began;
         tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
         log.note_replay(records, took);
-        Ok(log)
+        Ok(Ok(log))
     }
 
     /// Begins the log of a store that the memory has. Its contents are older than its log, so a checkpoint has to store

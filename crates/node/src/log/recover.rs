@@ -70,7 +70,8 @@ impl std::fmt::Display for RecoverError {
             RecoverError::Invalid(name, sequence, reason) => write!(
                 f,
                 "cannot replay record {sequence} of the log file {name}: {reason}; use the release that wrote it, or \
-                 more memory if there is too little"
+                 more memory if there is too little, and start the node again; or move the file's folder away to \
+                 give the store up"
             ),
             RecoverError::Misplaced(folder, own) => write!(
                 f,

@@ -76,6 +76,7 @@ impl<M: NodeMemory> Node<M> {
     /// # Errors
     /// The store is PREPARED, so nobody may use it yet; or its key is only for recoverers.
     pub(super) fn check_committed(&self, name: &str) -> Result<(), String> {
+        self.check_not_refused(name)?;
         let store = &self.catalog.get(name)?.store;
         if store.is_prepared() {
             return Err(format!(

@@ -15,7 +15,7 @@ use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::udp::UdpLine;
 use farside_node::host::{BindError, Host, Listen, LogFolder, Options};
-use farside_node::log::{LogOptions, Next, Op, SyncPolicy, folder_of};
+use farside_node::log::{LogOptions, Next, Op, SyncPolicy, folder_of, format};
 use farside_node::{Node, Progress};
 use farside_remote::arena::header;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
@@ -708,6 +708,63 @@ fn a_torn_tail_is_cut_and_a_damaged_record_refused_with_its_place() {
     let host = start(options(folder.path(), SyncPolicy::Each, 1 << 20)).expect("it serves");
     let caller = Caller::new(&host);
     assert_eq!((caller.get(5)[1], caller.get(6)), (5, [0, 0]));
+}
+
+/// The bytes of a file.
+struct Bytes(Vec<u8>);
+
+impl format::Source for Bytes {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> std::io::Result<usize> {
+        let rest = self.0.get(at as usize..).unwrap_or_default();
+        let len = rest.len().min(out.len());
+        out[..len].copy_from_slice(&rest[..len]);
+        Ok(len)
+    }
+}
+
+#[test]
+fn a_store_whose_log_cannot_be_replayed_is_refused_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logged = || options(folder.path(), SyncPolicy::Each, 1 << 20);
+    let host = start(logged()).expect("it serves");
+    create(&host);
+    Caller::new(&host).put(1, 10).expect("stored");
+    let file = log_file(folder.path());
+    let (name, kind, parameters) = ("other".to_owned(), "ledger".to_owned(), String::new());
+    let other = Ask::CreateStore { name: name.clone(), kind, parameters, quota: 4 << 20 };
+    host.ask(other, DEADLINE).expect("created");
+    drop(host);
+
+    // Its frame is valid, and the service does not know the record.
+    let whole = std::fs::read(&file).expect("a file");
+    let read = format::read::<std::io::Error>(&Bytes(whole.clone()), |_, _| Ok(()));
+    let contents = read.expect("no error").expect("a head");
+    let mut foreign = whole.clone();
+    format::put_frame(&mut foreign, contents.salt, contents.next, 0, b"of another release");
+    std::fs::write(&file, &foreign).expect("written");
+    let host = start(logged()).expect("it serves the other store");
+    let open = |host: &Host, name: &str| host.ask(Ask::OpenStore { name: name.to_owned() }, DEADLINE);
+    assert!(matches!(open(&host, &name), Ok(Answer::Store(_))));
+    for ask in [Ask::OpenStore { name: "s".into() }, Ask::StoreStat { name: "s".into() }] {
+        let refused = host.ask(ask, DEADLINE).expect_err("its log cannot be replayed").to_string();
+        for part in ["store 's' is not served", "record 2", "log.00000001", "move the file's folder away"] {
+            assert!(refused.contains(part), "no '{part}' in: {refused}");
+        }
+    }
+    drop(host);
+    assert_eq!(std::fs::read(&file).expect("a file"), foreign, "the file is left as it was");
+
+    std::fs::write(&file, &whole).expect("written");
+    let host = start(logged()).expect("it serves");
+    assert_eq!(Caller::new(&host).get(1)[1], 10, "the store is served again");
+    drop(host);
+
+    // A store that is refused can be dropped, and another of its name be created.
+    std::fs::write(&file, &foreign).expect("written");
+    let host = start(logged()).expect("it serves the other store");
+    host.ask(Ask::DropStore { name: "s".into() }, DEADLINE).expect("dropped");
+    create(&host);
+    assert_eq!(Caller::new(&host).get(1), [0, 0]);
 }
 
 // A node in a process of its own, which the test kills.
