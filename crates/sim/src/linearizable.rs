@@ -223,7 +223,7 @@ impl Entry {
 fn written_by(ask: &Ask) -> Option<Value> {
     match *ask {
         Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => Some(value),
-        Ask::Get | Ask::Delete => None,
+        Ask::Get | Ask::Contains | Ask::Delete => None,
     }
 }
 
@@ -231,7 +231,7 @@ fn written_by(ask: &Ask) -> Option<Value> {
 fn version_of(outcome: &Outcome) -> Option<Version> {
     match *outcome {
         Outcome::Found(_, version) | Outcome::Done(version) | Outcome::Conflict(version) => version,
-        Outcome::Absent | Outcome::Failed | Outcome::Unknown => None,
+        Outcome::Present | Outcome::Absent | Outcome::Failed | Outcome::Unknown => None,
     }
 }
 
@@ -264,6 +264,7 @@ impl Dependencies {
             let Operation { ask, outcome, .. } = operation;
             let (presence, absence) = match (outcome, ask) {
                 (Outcome::Found(..) | Outcome::Failed | Outcome::Unknown, _) => (false, false),
+                (Outcome::Present, _) => (true, false),
                 (Outcome::Absent, _) | (Outcome::Done(_), Ask::PutIfAbsent(_)) => (false, true),
                 (Outcome::Done(_), Ask::Delete | Ask::CompareAndPut { .. }) => (true, false),
                 (Outcome::Done(_), _) => (false, false),
@@ -285,7 +286,7 @@ impl Dependencies {
                 match operation.ask {
                     Ask::PutIfAbsent(_) => absence.push(operation),
                     Ask::CompareAndPut { .. } => presence.push(operation),
-                    Ask::Get | Ask::Put(_) | Ask::Delete => {}
+                    Ask::Get | Ask::Contains | Ask::Put(_) | Ask::Delete => {}
                 }
             }
             seen.presence.extend(presence);
@@ -301,7 +302,7 @@ impl Dependencies {
         let until = self.changes.first_end_after(end_of(operation));
         let is_seen = |spans: &Spans| spans.any(operation.called.index, until);
         match operation.ask {
-            Ask::Get => true,
+            Ask::Get | Ask::Contains => true,
             Ask::Delete => !is_seen(&self.absence),
             Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => {
                 !self.values.contains(&value) && !is_seen(&self.presence)
@@ -438,7 +439,8 @@ impl State {
                 self.install = Some(self.install?.named(expected, expected_times)?);
                 self.may_end().then(|| Install::new(value, version, told_times, reads)).map(Some)?
             }
-            (Ask::Get | Ask::Delete | Ask::CompareAndPut { .. }, Outcome::Absent)
+            (Ask::Contains, Outcome::Present) => Some(self.install?),
+            (Ask::Get | Ask::Contains | Ask::Delete | Ask::CompareAndPut { .. }, Outcome::Absent)
                 if self.install.is_none() =>
             {
                 None
@@ -591,8 +593,10 @@ fn shrunk(
 fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation> {
     let is_among = |at: usize| (start..end).contains(&at);
     let changes = |operation: &Operation| match operation.outcome {
-        Outcome::Found(..) | Outcome::Absent | Outcome::Conflict(_) | Outcome::Failed => false,
-        Outcome::Done(_) | Outcome::Unknown => operation.ask != Ask::Get,
+        Outcome::Found(..) | Outcome::Present | Outcome::Absent | Outcome::Conflict(_) | Outcome::Failed => {
+            false
+        }
+        Outcome::Done(_) | Outcome::Unknown => !operation.ask.is_read(),
     };
     let rest = operations.iter().enumerate().filter(|(at, operation)| !is_among(*at) || changes(operation));
     let (places, rest): (Vec<usize>, Vec<Operation>) = rest.map(|(at, operation)| (at, *operation)).unzip();
@@ -607,7 +611,7 @@ fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Out
     let values: BTreeSet<Value> =
         operations.iter().filter_map(|operation| written_by(&operation.ask)).collect();
     let found = values.into_iter().map(|value| Outcome::Found(value, None));
-    let others = [Outcome::Absent, Outcome::Done(None), Outcome::Conflict(None)];
+    let others = [Outcome::Present, Outcome::Absent, Outcome::Done(None), Outcome::Conflict(None)];
     let without_version = match outcome {
         Outcome::Found(value, _) => Outcome::Found(value, None),
         Outcome::Done(_) => Outcome::Done(None),
@@ -670,7 +674,9 @@ mod tests {
             .map(|at: u64| {
                 let value = Value { tag: draw(3), len: 1 };
                 let reported = (draw(2) == 0).then_some(Version(version));
-                let (ask, outcome) = match (draw(6), now) {
+                let (ask, outcome) = match (draw(7), now) {
+                    (6, Some(_)) => (Ask::Contains, Outcome::Present),
+                    (6, None) => (Ask::Contains, Outcome::Absent),
                     (0 | 1, Some((value, _))) => (Ask::Get, Outcome::Found(value, reported)),
                     (0 | 1, None) => (Ask::Get, Outcome::Absent),
                     (2, _) => (Ask::Put(value), Outcome::Done(None)),

@@ -787,6 +787,7 @@ async fn perform(
             let version = has_versions.then_some(item.version);
             return Ok((Recorded::Found(value, Some(reported(item.version))), version));
         }
+        Ask::Contains => unreachable!("these trials draw no contains"),
         Ask::Put(value) => {
             kv.put(&key, &values::bytes(value)).await?;
             Recorded::Done(None)

@@ -29,6 +29,8 @@ pub struct Version(pub u64);
 pub enum Ask {
     /// Reads the key's value.
     Get,
+    /// Reads whether the key has a value.
+    Contains,
     /// Stores this value, whether or not the key has one.
     Put(Value),
     /// Deletes the key's value.
@@ -49,9 +51,11 @@ pub enum Ask {
 pub enum Outcome {
     /// Outcome of a `Get`: the key had this value, and this version if the system returns versions.
     Found(Value, Option<Version>),
-    /// Outcome of a `Get`, `Delete` or `CompareAndPut`: the key had no value.
+    /// Outcome of a `Contains`: the key had a value.
+    Present,
+    /// Outcome of a `Get`, `Contains`, `Delete` or `CompareAndPut`: the key had no value.
     Absent,
-    /// Outcome of every operation except `Get`: the value was stored or deleted. Has the key's new version if the
+    /// Outcome of every operation except `Get` and `Contains`: the value was stored or deleted. Has the key's new version if the
     /// system returns versions.
     Done(Option<Version>),
     /// Nothing was stored. After a `PutIfAbsent`: the key had a value, with this version if the system returns
@@ -71,23 +75,26 @@ impl super::Ask for Ask {
     fn can_have(&self, outcome: &Outcome) -> bool {
         match outcome {
             Outcome::Found(..) => matches!(self, Ask::Get),
-            Outcome::Absent => matches!(self, Ask::Get | Ask::Delete | Ask::CompareAndPut { .. }),
+            Outcome::Present => matches!(self, Ask::Contains),
+            Outcome::Absent => {
+                matches!(self, Ask::Get | Ask::Contains | Ask::Delete | Ask::CompareAndPut { .. })
+            }
             Outcome::Done(version) => match self {
-                Ask::Get => false,
+                Ask::Get | Ask::Contains => false,
                 Ask::Delete => version.is_none(),
                 Ask::Put(_) | Ask::PutIfAbsent(_) | Ask::CompareAndPut { .. } => true,
             },
             Outcome::Conflict(version) => match self {
                 Ask::PutIfAbsent(_) => true,
                 Ask::CompareAndPut { expected, .. } => *version != Some(*expected),
-                Ask::Get | Ask::Put(_) | Ask::Delete => false,
+                Ask::Get | Ask::Contains | Ask::Put(_) | Ask::Delete => false,
             },
             Outcome::Failed | Outcome::Unknown => true,
         }
     }
 
     fn is_read(&self) -> bool {
-        *self == Ask::Get
+        matches!(self, Ask::Get | Ask::Contains)
     }
 
     fn record(&self, out: &mut Vec<u8>) {
@@ -97,6 +104,7 @@ impl super::Ask for Ask {
             Ask::Delete => (2, None, None),
             Ask::PutIfAbsent(value) => (3, Some(value), None),
             Ask::CompareAndPut { expected, value } => (4, Some(value), Some(expected)),
+            Ask::Contains => (5, None, None),
         };
         out.push(kind);
         record_value(value, out);
@@ -116,6 +124,7 @@ impl super::Outcome for Outcome {
             Outcome::Conflict(version) => (3, None, version),
             Outcome::Failed => (4, None, None),
             Outcome::Unknown => (5, None, None),
+            Outcome::Present => (6, None, None),
         };
         out.push(kind);
         record_value(value, out);
@@ -146,6 +155,7 @@ impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ask::Get => f.write_str("get"),
+            Ask::Contains => f.write_str("contains"),
             Ask::Put(value) => write!(f, "put {value}"),
             Ask::Delete => f.write_str("delete"),
             Ask::PutIfAbsent(value) => write!(f, "put {value} if absent"),
@@ -159,6 +169,7 @@ impl fmt::Display for Outcome {
         match self {
             Outcome::Found(value, None) => write!(f, "{value}"),
             Outcome::Found(value, Some(version)) => write!(f, "{value} {version}"),
+            Outcome::Present => f.write_str("present"),
             Outcome::Absent => f.write_str("absent"),
             Outcome::Done(None) => f.write_str("done"),
             Outcome::Done(Some(version)) => write!(f, "done {version}"),
@@ -184,6 +195,8 @@ pub enum Function {
     WriteIfAbsent,
     /// Name of [`Ask::CompareAndPut`] on a line.
     Cas,
+    /// Name of [`Ask::Contains`] on a line.
+    Contains,
 }
 
 /// Register-specific fields of a line. Absent fields are omitted.
@@ -200,7 +213,7 @@ pub struct Fields {
     error: Option<Refusal>,
 }
 
-/// Content of a line's `value` field: a value's tag, whether a delete found a value, or null.
+/// Content of a line's `value` field: a value's tag, whether a delete or a contains found a value, or null.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Content {
@@ -228,12 +241,13 @@ impl Written for Ask {
             Ask::Delete => Function::Delete,
             Ask::PutIfAbsent(_) => Function::WriteIfAbsent,
             Ask::CompareAndPut { .. } => Function::Cas,
+            Ask::Contains => Function::Contains,
         }
     }
 
     fn asked(&self) -> Fields {
         let (value, expected) = match *self {
-            Ask::Get | Ask::Delete => (None, None),
+            Ask::Get | Ask::Contains | Ask::Delete => (None, None),
             Ask::Put(value) | Ask::PutIfAbsent(value) => (Some(value), None),
             Ask::CompareAndPut { expected, value } => (Some(value), Some(expected.0)),
         };
@@ -250,12 +264,14 @@ impl Written for Ask {
         let asked = self.asked();
         let reported = |version: Option<Version>| version.map(|version| version.0);
         let is_delete = *self == Ask::Delete;
+        let is_of_presence = matches!(self, Ask::Delete | Ask::Contains);
         match *outcome {
             Outcome::Found(value, version) => {
                 let (len, version) = (Some(value.len), reported(version));
                 (Kind::Ok, Fields { value: Content::Tag(value.tag), len, version, ..asked })
             }
-            Outcome::Absent if is_delete => (Kind::Ok, Fields { value: Content::Had(false), ..asked }),
+            Outcome::Present => (Kind::Ok, Fields { value: Content::Had(true), ..asked }),
+            Outcome::Absent if is_of_presence => (Kind::Ok, Fields { value: Content::Had(false), ..asked }),
             Outcome::Absent if *self == Ask::Get => (Kind::Ok, asked),
             Outcome::Absent => (Kind::Fail, Fields { error: Some(Refusal::Absent), ..asked }),
             Outcome::Done(_) if is_delete => (Kind::Ok, Fields { value: Content::Had(true), ..asked }),
@@ -275,6 +291,7 @@ impl Readable for Ask {
             Function::Read => Ask::Get,
             Function::Write => Ask::Put(fields.value()?),
             Function::Delete => Ask::Delete,
+            Function::Contains => Ask::Contains,
             Function::WriteIfAbsent => Ask::PutIfAbsent(fields.value()?),
             Function::Cas => {
                 let expected = fields.expected.ok_or_else(|| {
@@ -290,11 +307,13 @@ impl Readable for Ask {
         Ok(match (kind, fields.error, self) {
             (Kind::Ok, None, Ask::Get) if fields.value == Content::Nothing(()) => Outcome::Absent,
             (Kind::Ok, None, Ask::Get) => Outcome::Found(fields.value()?, version),
-            (Kind::Ok, None, Ask::Delete) => match fields.value {
+            (Kind::Ok, None, Ask::Delete | Ask::Contains) => match fields.value {
+                Content::Had(true) if *self == Ask::Contains => Outcome::Present,
                 Content::Had(true) => Outcome::Done(version),
                 Content::Had(false) => Outcome::Absent,
                 _ => {
-                    let what = "the value of a delete's return is neither true nor false".to_owned();
+                    let name = if *self == Ask::Contains { "contains" } else { "delete" };
+                    let what = format!("the value of a {name}'s return is neither true nor false");
                     return Err((what, "give \"value\": true if the key had a value, else false"));
                 }
             },

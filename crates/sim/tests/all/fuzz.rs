@@ -23,7 +23,8 @@ fn written(seed: u64) -> Vec<u8> {
     let mut open = Vec::new();
     for at in 0..12 {
         let (value, version) = (Value { tag: random.below(3), len: 8 }, Version(random.below(4)));
-        let (ask, outcome) = match random.below(8) {
+        let (ask, outcome) = match random.below(9) {
+            7 => (Ask::Contains, if random.one_in(2) { Outcome::Present } else { Outcome::Absent }),
             0 => (Ask::Get, Outcome::Found(value, Some(version))),
             1 => (Ask::Get, Outcome::Absent),
             2 => (Ask::Put(value), Outcome::Done(None)),

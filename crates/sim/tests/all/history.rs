@@ -29,6 +29,7 @@ fn everything() -> History {
                 Outcome::Absent,
             ],
         ),
+        (Ask::Contains, vec![Outcome::Present, Outcome::Absent]),
     ];
     let mut ns = 0;
     for (ask, outcomes) in outcomes {

@@ -67,6 +67,22 @@ fn a_value_that_comes_back_after_its_delete_is_found() {
 }
 
 #[test]
+fn a_wrong_answer_about_presence_is_found() {
+    let present = Outcome::Present;
+    let contains = |at, outcome| (1, at, at + 1, Ask::Contains, outcome);
+    let stored = (0, 1, 2, put(1), DONE);
+    assert!(is_good(&[contains(0, Outcome::Absent)]) && !is_good(&[contains(0, present)]));
+    assert!(is_good(&[stored, contains(3, present)]) && !is_good(&[stored, contains(3, Outcome::Absent)]));
+    let deleted = (0, 5, 6, Ask::Delete, DONE);
+    assert!(is_good(&[stored, contains(3, present), deleted, contains(7, Outcome::Absent)]));
+    assert!(!is_good(&[stored, contains(3, present), deleted, contains(7, present)]));
+    // The put of unknown outcome is the only one that explains the answer, and a later answer shows its effect again.
+    let unknown = (0, 1, NEVER, put(1), Outcome::Unknown);
+    assert!(is_good(&[unknown, contains(3, Outcome::Absent), contains(5, present)]));
+    assert!(!is_good(&[unknown, contains(3, present), contains(5, Outcome::Absent)]));
+}
+
+#[test]
 fn a_read_from_the_future_is_found() {
     assert!(!is_good(&[(1, 1, 2, Ask::Get, found(1)), (0, 3, 4, put(1), DONE)]));
     assert!(!is_good(&[(1, 1, 2, Ask::Get, found(7))]), "no client wrote it");
@@ -214,7 +230,8 @@ fn drawn(seed: u64) -> Vec<Row> {
         let tells = random.one_in(2);
         let version_of = |version: u64| tells.then_some(Version(version));
         let tag = random.below(3);
-        let (ask, outcome) = match random.below(7) {
+        let (ask, outcome) = match random.below(8) {
+            7 => (Ask::Contains, if state.is_some() { Outcome::Present } else { Outcome::Absent }),
             0..3 => match state {
                 Some((tag, version)) => (Ask::Get, Outcome::Found(value(tag), version_of(version))),
                 None => (Ask::Get, Outcome::Absent),
@@ -403,6 +420,7 @@ mod brute {
                         (now, false)
                     }
                     (_, Outcome::Absent) if now.is_none() => (now, false),
+                    (Ask::Contains, Outcome::Present) if now.is_some() => (now, false),
                     (Ask::Put(value), Outcome::Done(_) | Outcome::Unknown) => (made(value), true),
                     (Ask::Delete, Outcome::Done(_)) if now.is_some() => (None, true),
                     (Ask::Delete, Outcome::Unknown) => (None, true),
