@@ -193,17 +193,18 @@ pub struct Begun {
 
 impl<M: Memory<Wait = Infallible>> Served<M> {
     /// Serves a call on memory that never waits. Waits for the call's locks. Returns the response, or the call if its
-    /// records are not stored yet: [`Served::finish`] then ends it.
+    /// records are not stored yet: [`Served::finish`] then ends it. Each part of the call begins with a `start` of its
+    /// own.
     pub fn serve(
         &self,
         memory: &M,
-        start: Start,
+        mut start: impl FnMut() -> Start,
         calling: Calling<'_>,
         buffers: &mut Buffers,
         answer: &mut Vec<u8>,
     ) -> Result<Option<Begun>, String> {
         let guard = self.lock(Work::Call(calling.request));
-        let Ok(called) = guard.call(memory, start, calling, buffers, answer);
+        let Ok(called) = guard.call(memory, start(), calling, buffers, answer);
         if let Called::Answered(answered) = called {
             return answered.map(|()| None);
         }
@@ -213,7 +214,7 @@ impl<M: Memory<Wait = Infallible>> Served<M> {
             Ok(begun) => return Ok(Some(begun)),
             Err(at_once) => at_once,
         };
-        let Ok(answered) = guard.end(memory, start, (&state, &stored), buffers, answer);
+        let Ok(answered) = guard.end(memory, start(), (&state, &stored), buffers, answer);
         buffers.state = state;
         answered.map(|()| None)
     }
@@ -320,7 +321,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
 
     /// Serves the second part of a call, in the guard of its first part or in one for [`Work::Finish`]: finishes the
     /// call if its records were stored, else undoes it. `begun` is what the first part has left. May be called again
-    /// after memory returned *wait*, with the same `start`.
+    /// after memory returned *wait*, with the same `start`, which is not that of the first part.
     pub fn end(
         &self,
         memory: &M,

@@ -107,6 +107,14 @@ impl Fabric for AnyFabric {
             AnyFabric::Verbs(verbs) => verbs.capabilities(node),
         }
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        match self {
+            AnyFabric::Direct(direct) => direct.may_run_abandoned(node),
+            AnyFabric::Session(endpoint) => endpoint.may_run_abandoned(node),
+            AnyFabric::Verbs(verbs) => verbs.may_run_abandoned(node),
+        }
+    }
 }
 
 impl Clock for AnyFabric {

@@ -838,7 +838,7 @@ impl Serving {
                 self.served(key).map(|served| (served, calling))
             });
             let answered = match called {
-                Ok((served, calling)) => match call(&self.memory, &served, self.start(), calling).await {
+                Ok((served, calling)) => match call(&self.memory, &served, || self.start(), calling).await {
                     Ok(Err(begun)) => {
                         self.begun.borrow_mut().push(BegunCall { served, begun, waiting });
                         self.log_bell.ring();
@@ -957,7 +957,7 @@ pub(crate) fn parse(request: &[u8]) -> Result<Ask, String> {
 pub(crate) async fn call(
     memory: &Replay,
     served: &Served<Replay>,
-    start: Start,
+    start: impl Fn() -> Start,
     calling: Calling<'_>,
 ) -> Result<Result<Vec<u8>, Begun>, String> {
     let Some(attended) = served.try_lock(Work::Call(calling.request)) else {
@@ -966,15 +966,16 @@ pub(crate) async fn call(
     run_call(memory, attended, start, calling).await
 }
 
-/// Runs a call in a guard that holds its locks.
+/// Runs a call in a guard that holds its locks. Each part of the call begins with a `start` of its own.
 pub(crate) async fn run_call(
     memory: &Replay,
     attended: ServiceGuard<'_, Replay>,
-    start: Start,
+    start: impl Fn() -> Start,
     calling: Calling<'_>,
 ) -> Result<Result<Vec<u8>, Begun>, String> {
     let (mut buffers, mut answer) = (Buffers::default(), Vec::new());
-    let call = |memory: &Replay| attended.call(memory, start, calling, &mut buffers, &mut answer);
+    let begun = start();
+    let call = |memory: &Replay| attended.call(memory, begun, calling, &mut buffers, &mut answer);
     if let Called::Answered(answered) = memory.run(call).await {
         return answered.map(|()| Ok(answer));
     }
@@ -982,7 +983,7 @@ pub(crate) async fn run_call(
         Ok(begun) => return Ok(Err(begun)),
         Err(at_once) => at_once,
     };
-    end_call(memory, &attended, start, (&state, &stored)).await.map(Ok)
+    end_call(memory, &attended, start(), (&state, &stored)).await.map(Ok)
 }
 
 /// Runs the second part of a call.

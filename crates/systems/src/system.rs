@@ -85,6 +85,9 @@ pub struct Sizing {
     /// Length in bytes from which a client writes a value itself, in systems in which it is an option; if absent, the
     /// system's default.
     pub put_threshold: Option<u32>,
+    /// Number of parts of the table that calls change at the same time, in systems in which it is an option; if absent,
+    /// derived from the store's size.
+    pub partitions: Option<u64>,
     /// Length of the leases of clients, in systems in which leases are an option; if absent, the store has none.
     pub lease: Option<Duration>,
 }

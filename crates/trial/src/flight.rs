@@ -440,6 +440,10 @@ impl Fabric for Tracked {
     fn session_number(&self, node: NodeId) -> u64 {
         self.inner.session_number(node)
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        self.inner.may_run_abandoned(node)
+    }
 }
 
 impl Clock for Tracked {

@@ -16,12 +16,13 @@ use farside_sim::linearizable::{Limits, Registers};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_systems::kv::chequer;
-use farside_systems::kv::chequer::layout::{KEY_INLINE, RECORD_SIZE, block_len};
+use farside_systems::kv::chequer::layout::{Bucket, KEY_INLINE, RECORD_SIZE, Record, Table, Used, block_len};
 use farside_systems::kv::chequer::request;
 use farside_systems::kv::prism_kv::layout::TableSpec;
 use farside_systems::kv::{Kv as _, KvError, Version as Installed};
 use farside_systems::registry::{self, OneKv, Registered};
 use farside_systems::system::{Options, Sizing};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// A key-value system, with the options that a seed has drawn for the system.
 pub(crate) struct Kv {
@@ -41,6 +42,8 @@ struct Chequer {
     put_threshold: u32,
     /// Number of buckets of a block.
     block_buckets: u64,
+    /// Number of partitions of the table.
+    partitions: u64,
     /// Whether keys are so long that they lie in front of their values.
     has_long_keys: bool,
     /// Options of the store's log, if it has one.
@@ -256,13 +259,14 @@ impl Chequer {
             put_threshold: thresholds[random.below(4) as usize],
             // With one bucket, a table may be too small for its few keys, so that puts are withdrawn.
             block_buckets: if focus == Some(phase::WITHDRAW) { 1 } else { block_buckets },
+            partitions: [1, 1, 2, 4][random.below(4) as usize],
             has_long_keys: random.one_in(4),
             log: Some(log).filter(|_| random.one_in(2)),
         }
     }
 
     fn options(&self) -> Vec<Choice> {
-        let Chequer { value_cache, put_threshold, block_buckets, has_long_keys, log } = *self;
+        let Chequer { value_cache, put_threshold, block_buckets, partitions, has_long_keys, log } = *self;
         let threshold = if put_threshold == u32::MAX { "none".to_owned() } else { put_threshold.to_string() };
         let log = log
             .map_or("none".to_owned(), |log| format!("with checkpoints from {} bytes", log.checkpoint_min));
@@ -271,6 +275,7 @@ impl Chequer {
             Choice::new("value_cache", value_cache, format!("value cache {value_cache}")),
             Choice::new("put_threshold", put_threshold, format!("put threshold {threshold}")),
             Choice::new("block_buckets", block_buckets, format!("block buckets {block_buckets}")),
+            Choice::new("partitions", partitions, format!("partitions {partitions}")),
             Choice::new("has_long_keys", has_long_keys, format!("keys {keys}")),
             Choice::new("log", log.clone(), format!("log {log}")),
         ]
@@ -379,6 +384,7 @@ impl Family for Kv {
             items,
             collision_free: self.is_permuted,
             block_buckets: of.map(|of| of.block_buckets),
+            partitions: of.map(|of| of.partitions),
             put_threshold: of.map(|of| of.put_threshold),
             ..Sizing::default()
         })
@@ -418,6 +424,7 @@ impl Family for Kv {
         let key = random.below(scene.drawn.keys);
         let value = || self.value(scene, key);
         let ask = match random.below(16) {
+            0..2 if self.chequer.is_some() => Ask::Contains,
             0..6 => Ask::Get,
             6..10 => Ask::Put(value()),
             10..13 => Ask::Delete,
@@ -449,6 +456,10 @@ impl Family for Kv {
                 *seen = (!self.is_called()).then_some((number, item.version));
                 Outcome::Found(value, Some(reported(item.version)))
             }
+            Ask::Contains => match kv.contains(&key).await? {
+                true => Outcome::Present,
+                false => Outcome::Absent,
+            },
             Ask::Put(value) => {
                 kv.put(&key, &values::bytes(value)).await.map_err(|error| self.failure(error))?;
                 Outcome::Done(None)
@@ -487,8 +498,64 @@ impl Family for Kv {
             let left = tables_left(node, store).await?;
             scene.count(|counts| counts.rebuilds += left);
         }
+        if self.chequer.is_some() {
+            compare_blocks(node, store).await?;
+        }
         Ok(())
     }
+}
+
+/// Checks that each block in use of a Chequer store has the value of a record, and that each record in use has a block.
+/// No client is alive, so nothing is reserved or held.
+async fn compare_blocks(node: &Node, name: &str) -> Result<(), String> {
+    let answered = node.answer(control::Ask::StoreStat { name: name.to_owned() }).await?;
+    let Answer::StoreStat(stat) = answered else { return Err(format!("{answered:?}")) };
+    let number = |row: &str| stat.service.get(row).copied().ok_or(format!("the store reports no {row}"));
+    let (mut records, mut bytes) = (0, 0);
+    for used in records_in_use(node, name).await? {
+        (records, bytes) = (records + 1, bytes + u64::from(used.block.len));
+    }
+    let live = (number("pool_live_blocks")?, number("pool_live_bytes")?);
+    if live != (records, bytes) {
+        return Err(format!(
+            "{} blocks of {} bytes are in use, and {records} records have blocks of {bytes} bytes",
+            live.0, live.1
+        ));
+    }
+    let reserved = (number("reservations")?, number("reserved_bytes")?);
+    if reserved != (0, 0) {
+        return Err(format!("{} reservations of {} bytes outlive all clients", reserved.0, reserved.1));
+    }
+    let of_pool = ["live_block", "quarantine", "fast", "mixed", "free"];
+    let mut sum = 0;
+    for part in of_pool {
+        sum += number(&format!("pool_{part}_bytes"))?;
+    }
+    let area = number("pool_area_bytes")?;
+    if sum == area {
+        Ok(())
+    } else {
+        Err(format!("the pool has {area} bytes, and its parts {sum}: {stat:?}"))
+    }
+}
+
+/// Returns the records of a Chequer store whose keys have values, read at one instant.
+async fn records_in_use(node: &Node, name: &str) -> Result<Vec<Used>, String> {
+    let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
+    let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
+    let table = Table::new(&store.parameters, store.extent())?;
+    let (spec, memory) = (table.spec(), node.memory());
+    let buckets = (0..spec.partitions).flat_map(|of| (0..spec.buckets()).map(move |bucket| (of, bucket)));
+    let decoded = buckets.map(|(partition, bucket)| {
+        let mut record = Record::new_zeroed();
+        memory.peek(table.bucket_at(partition, bucket), record.as_mut_bytes());
+        record.decode()
+    });
+    let used = decoded.filter_map(|content| match content {
+        Bucket::Used(used) => Some(used),
+        _ => None,
+    });
+    Ok(used.collect())
 }
 
 /// Returns the failure of a get that has read bytes which are no value of the trial. This is a violation.

@@ -288,6 +288,13 @@ impl Fabric for Reach {
             Reach::Pool(pool) => pool.links.get(node.0 as usize).map_or(0, |link| link.number.get()),
         }
     }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        match self {
+            Reach::Node(fabric) => fabric.may_run_abandoned(node),
+            Reach::Pool(_) => true,
+        }
+    }
 }
 
 impl Reach {

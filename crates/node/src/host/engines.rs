@@ -761,7 +761,8 @@ impl Handler {
                 &self.served[&key.region()]
             }
         };
-        let start = Start { now: timer::coarse_now(), seed: self.random.next() };
+        let random = &mut self.random;
+        let start = || Start { now: timer::coarse_now(), seed: random.next() };
         let calling = Calling { key, rights, session: Some(client.number), request };
         let memory = self.runner.memory();
         let Some(begun) = served.serve(memory, start, calling, &mut self.buffers, &mut self.answer)? else {

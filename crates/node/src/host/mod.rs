@@ -436,7 +436,7 @@ impl Shared {
         let (key, request) = addressed(service, request)?;
         let served = self.served(key)?;
         let calling = Calling { key, rights: Rights::ALL, session: Some(session.number), request };
-        let begun = served.serve(&self.memory, start_now(), calling, &mut Buffers::default(), answer)?;
+        let begun = served.serve(&self.memory, start_now, calling, &mut Buffers::default(), answer)?;
         Ok(begun.map(|begun| (served, begun)))
     }
 

@@ -66,7 +66,8 @@ impl Home {
         let (key, request) = (self.store.extent().key, [ask as u8]);
         let calling = Calling { key, rights: Rights::ALL, session: Some(session), request: &request };
         let mut answer = Vec::new();
-        let served = self.served().serve(&self.memory, START, calling, &mut Buffers::default(), &mut answer);
+        let served =
+            self.served().serve(&self.memory, || START, calling, &mut Buffers::default(), &mut answer);
         (served.expect("served"), answer)
     }
 

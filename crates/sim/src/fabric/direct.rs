@@ -280,4 +280,8 @@ impl Fabric for Direct {
     fn capabilities(&self, _node: NodeId) -> Capabilities {
         Capabilities::SOFTWARE
     }
+
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        false // Trials drop no chain of a client's own CPU, and the node reads a client's calls in their order.
+    }
 }

@@ -487,4 +487,8 @@ impl Fabric for Endpoint {
     fn capabilities(&self, _node: NodeId) -> Capabilities {
         Capabilities::SOFTWARE
     }
+
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        self.state.borrow().client.is_draining()
+    }
 }

@@ -345,7 +345,7 @@ impl Engine {
             if let Some(attended) = served.try_lock(ServiceWork::Call(request)) {
                 drop(passage);
                 let calling = Calling { key, rights, session: Some(number), request };
-                let start = self.serving.start();
+                let start = || self.serving.start();
                 let called = super::run_call(&self.memory, attended, start, calling).await?;
                 if called.is_err() {
                     self.serving.log_bell.ring();

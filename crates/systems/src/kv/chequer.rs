@@ -250,6 +250,9 @@ impl<F: Fabric + Clock> Kv for Chequer<F> {
         if self.transfer == Transfer::Message {
             return self.calls.contains(key).await;
         }
+        if mutants::CONTAINS_BY_CACHE.is_on() && self.cache.remove(key) {
+            return Ok(true);
+        }
         if !key_in_block(key).is_empty() {
             return Ok(self.fetch(key).await?.is_some());
         }

@@ -206,7 +206,7 @@ fn the_service_of_chequer_allocates_nothing_for_puts_and_deletes() {
         let calling = Calling { key: key_of_store, rights: Rights::ALL, session: Some(1), request: &request };
         let start = Start { now: QUARANTINE * turn as u32, seed: turn as u64 + 1 };
         assert!(
-            served.serve(&memory, start, calling, &mut buffers, &mut answer).is_ok_and(|of| of.is_none())
+            served.serve(&memory, || start, calling, &mut buffers, &mut answer).is_ok_and(|of| of.is_none())
         );
         assert_eq!(request::Answer::decode(&answer).map(|answer| answer.outcome), Some(Outcome::Done));
     };

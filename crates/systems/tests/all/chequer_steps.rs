@@ -10,15 +10,18 @@ use farside_fabrics::memory::{Mapping, MappingError, Pages};
 use farside_node::host::{LogFolder, Options};
 use farside_node::log::{LogOptions, SyncPolicy};
 use farside_remote::control::Store;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::DEADLINE;
-use farside_remote::service::address;
-use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read, write};
+use farside_remote::service::{Call, Context as Work, Extent, Kind, Records, Service, address};
+use farside_remote::{Addr, ChainBuf, Fabric, Key, Memory, NodeId, Reply, Rights, read, write};
 use farside_systems::kv::chequer::layout::{
     Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block,
 };
+use farside_systems::kv::chequer::log::Logged;
 use farside_systems::kv::chequer::pool::QUARANTINE;
-use farside_systems::kv::chequer::request::{Answer, Outcome, PART_MAX, Request};
-use farside_systems::kv::chequer::{Chequer, KIND, MESSAGE_KIND};
+use farside_systems::kv::chequer::request::{Answer, Outcome, PART_MAX, Request, number_in};
+use farside_systems::kv::chequer::service::RESERVATIONS_MAX;
+use farside_systems::kv::chequer::{Chequer, ChequerKind, KIND, MESSAGE_KIND};
 use farside_systems::kv::{Kv, KvError};
 use std::cell::Cell;
 use std::path::Path;
@@ -38,6 +41,8 @@ struct Client {
     store: Store,
     table: Table,
     kv: Chequer<Rc<Direct>>,
+    /// Number of blocks that a test has reserved.
+    reserved: Cell<u64>,
 }
 
 /// An answer of the service, without its value.
@@ -45,7 +50,6 @@ struct Client {
 struct Answered {
     outcome: Outcome,
     stamp: Stamp,
-    first: u64,
     second: u64,
 }
 
@@ -69,7 +73,7 @@ impl Client {
     fn of(session: Rc<Direct>, kv: Chequer<Rc<Direct>>, bytes: usize) -> Client {
         let store = kv.store().clone();
         let table = Table::new(&store.parameters, store.extent()).expect("its own parameters");
-        Client { session, store, table, kv: kv.with_cache(bytes) }
+        Client { session, store, table, kv: kv.with_cache(bytes), reserved: Cell::new(0) }
     }
 
     fn ask(&self, request: Request<'_>) -> Answered {
@@ -83,16 +87,23 @@ impl Client {
         request.encode(&mut bytes);
         let called = block_on(&self.session, self.session.call(NODE, service, &bytes, &mut answer));
         called.unwrap_or_else(|error| panic!("{request:?}: {error}"));
-        let Answer { outcome, stamp, first, second, value } = Answer::decode(&answer).expect("an answer");
-        (Answered { outcome, stamp, first, second }, value.to_vec())
+        let Answer { outcome, stamp, second, value, .. } = Answer::decode(&answer).expect("an answer");
+        (Answered { outcome, stamp, second }, value.to_vec())
     }
 
     /// Reserves a block. Returns its number and address.
     fn reserve(&self, key: &[u8], value: &[u8]) -> (u64, u64) {
-        let request = Request::Reserve { key, len: value.len() as u32, crc: crc_of(key, value) };
-        let Answered { outcome, first, second, .. } = self.ask(request);
+        self.reserved.set(self.reserved.get() + 1);
+        // Not a number that the client itself chooses.
+        let number = number_in(self.table.home(key).partition, 1 << 40 | self.reserved.get());
+        let Answered { outcome, second, .. } = self.ask_to_reserve(number, key, value);
         assert_eq!(outcome, Outcome::Done);
-        (first, second)
+        (number, second)
+    }
+
+    fn ask_to_reserve(&self, number: u64, key: &[u8], value: &[u8]) -> Answered {
+        let (len, crc) = (value.len() as u32, crc_of(key, value));
+        self.ask(Request::Reserve { key, number, len, crc })
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
@@ -180,7 +191,7 @@ fn reservations(home: &Home) -> (u64, u64) {
 
 /// The cases that the tests of mutants run, too.
 #[cfg(farside_mutants)]
-pub(crate) const CASES: [(&str, fn()); 10] = [
+pub(crate) const CASES: [(&str, fn()); 15] = [
     ("slow reader", a_reader_whose_value_was_replaced_reads_the_record_again),
     ("reservation", a_reservation_ends_with_its_session_and_not_before),
     ("mode 2", a_reader_during_a_put_in_mode_two_finds_the_old_value_until_the_commit),
@@ -191,6 +202,11 @@ pub(crate) const CASES: [(&str, fn()); 10] = [
     ("new memory", a_log_restores_the_newest_values_in_new_memory),
     ("kept memory", stamps_rise_when_a_node_takes_over_its_memory),
     ("full store", a_full_store_is_restored_whatever_was_deleted_in_between),
+    ("full table", a_full_table_of_many_buckets_is_restored),
+    ("unanswered reserve", a_put_dropped_before_the_answer_to_its_reserve_gives_its_block_back),
+    ("many reservations", a_session_has_a_limited_number_of_reservations),
+    ("quarantine", the_quarantine_of_a_replaced_value_begins_when_the_put_ends),
+    ("checkpoint", a_step_of_a_checkpoint_copies_a_limited_number_of_bytes),
 ];
 
 #[test]
@@ -386,6 +402,155 @@ fn a_dropped_put_in_mode_two_gives_its_block_back_with_the_next_operation() {
         assert_eq!(got.as_ref(), Some(&value));
         assert_eq!(reservations(&home), (0, 0));
     }
+}
+
+/// The put is dropped after the node has reserved its block, and before the client knows that.
+#[test]
+fn a_put_dropped_before_the_answer_to_its_reserve_gives_its_block_back() {
+    let home = home(SOME);
+    let session = local(&home);
+    let fabric = Rc::new(Intercept::new(Rc::clone(&session)));
+    let opened = block_on(&session, Chequer::open(Rc::clone(&fabric), NODE, "s"));
+    let mut kv = opened.expect("the store exists");
+    fabric.lose_next_answer();
+    {
+        let mut put = pin!(kv.put(b"key", &[5; 3000]));
+        let mut context = Context::from_waker(Waker::noop());
+        while !fabric.is_stuck() {
+            assert!(put.as_mut().poll(&mut context).is_pending(), "the put waits for the answer");
+        }
+    }
+    assert_eq!(reservations(&home).0, 1);
+    assert!(!block_on(&session, kv.contains(b"key")).expect("read"));
+    assert_eq!(reservations(&home), (0, 0));
+}
+
+#[test]
+fn a_session_has_a_limited_number_of_reservations() {
+    let home = home(SOME);
+    let (mut greedy, other) = (Client::new(&home), Client::new(&home));
+    let reserved: Vec<u64> = (0..RESERVATIONS_MAX).map(|_| greedy.reserve(b"key", &[1; 10]).0).collect();
+    let next = number_in(0, 1 << 50);
+    let outcome = |client: &Client| client.ask_to_reserve(next, b"key", &[1; 10]).outcome;
+    assert_eq!(outcome(&greedy), Outcome::TooManyReservations);
+    let refused = block_on(&greedy.session, greedy.kv.put(b"key", &[1; 2000])).expect_err("too many");
+    let said = refused.to_string();
+    assert!(said.contains("256 values on their way") && said.contains("nothing was stored"), "{said}");
+    assert_eq!(outcome(&other), Outcome::Done, "each session has a limit of its own");
+    assert_eq!(outcome(&other), Outcome::NotReserved, "its number is in use");
+    greedy.ask(Request::Withdraw { number: reserved[0] });
+    assert_eq!(outcome(&greedy), Outcome::Done);
+    assert_eq!(reservations(&home).0, RESERVATIONS_MAX as u64 + 1);
+    greedy.ask(Request::Withdraw { number: next });
+    greedy.put(b"key", &[1; 2000]);
+}
+
+/// A service whose calls a test makes itself, each part at a time of its choice.
+struct Bare {
+    memory: Mapping,
+    table: Table,
+    service: Box<dyn Service<Mapping>>,
+}
+
+impl Bare {
+    fn new(mib: u64, parameters: &str) -> Bare {
+        let memory = Mapping::create((mib + 2) << 20, Pages::Small).expect("memory");
+        let plan = Kind::<Mapping>::plan(&ChequerKind, parameters, mib << 20, 7).expect("it fits");
+        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: plan.table_len };
+        let table = Table::new(&plan.parameters, extent).expect("its own parameters");
+        let service =
+            Kind::<Mapping>::serve(&ChequerKind, &plan.parameters, extent).expect("its own parameters");
+        Bare { memory, table, service }
+    }
+
+    /// Puts a value by a call that begins and ends at these times.
+    fn put(&self, key: &[u8], value: &[u8], [begun, ended]: [Duration; 2]) {
+        let mut request = Vec::new();
+        Request::Put { key, value }.encode(&mut request);
+        let (mut scratch, mut log, mut state, mut answer) =
+            (Vec::new(), Records::default(), Vec::new(), Vec::new());
+        let seed = begun.as_nanos() as u64 ^ u64::from(key[0]) << 56;
+        let context = Work {
+            memory: &self.memory,
+            now: begun,
+            random: Draws(seed),
+            scratch: &mut scratch,
+            log: &mut log,
+        };
+        let call = Call { rights: Rights::ALL, session: Some(1), request: &request };
+        let Ok(called) = self.service.call(context, call, &mut state);
+        called.expect("no refusal");
+        assert_eq!(log.len(), 1, "a put is logged");
+        let context = Work {
+            memory: &self.memory,
+            now: ended,
+            random: Draws(seed),
+            scratch: &mut scratch,
+            log: &mut log,
+        };
+        let Ok(finished) = self.service.finish(context, &state, &mut answer);
+        finished.expect("no refusal");
+    }
+
+    /// The block of a key's value, and its bytes.
+    fn block_of(&self, key: &[u8]) -> (Block, Vec<u8>) {
+        let field = self.table.key_field(key);
+        let found = (0..self.table.spec().buckets()).find_map(|bucket| {
+            let mut record = [0; RECORD_SIZE as usize];
+            let Ok(()) = self.memory.read(self.table.bucket_at(0, bucket), &mut record);
+            match Record::read_from_bytes(&record).expect("its size").decode() {
+                Bucket::Used(used) if used.key == field => Some(used.block),
+                _ => None,
+            }
+        });
+        let block = found.expect("the key has a value");
+        (block, self.bytes(block))
+    }
+
+    fn bytes(&self, block: Block) -> Vec<u8> {
+        let mut bytes = vec![0; block.len as usize];
+        let Ok(()) = self.memory.read(block.at, &mut bytes);
+        bytes
+    }
+}
+
+/// The second part of a put waits for the disk. A reader may have seen the value until then.
+#[test]
+fn the_quarantine_of_a_replaced_value_begins_when_the_put_ends() {
+    let bare = Bare::new(4, r#"{"items": 60}"#);
+    let at = |ms| Duration::from_millis(ms);
+    bare.put(b"key", &[1; 500], [at(0), at(0)]);
+    let (block, bytes) = bare.block_of(b"key");
+    bare.put(b"key", &[2; 500], [at(1), at(1000)]);
+    for (key, ms) in [(b"a", 1001), (b"b", 1005), (b"c", 1009)] {
+        bare.put(key, &[3; 500], [at(ms), at(ms)]);
+        assert_eq!(bare.bytes(block), bytes, "the block is not reused {} ms after the put", ms - 1000);
+    }
+    bare.put(b"d", &[3; 500], [at(1011), at(1011)]);
+    assert_eq!(bare.block_of(b"d").0, block, "the quarantine is over");
+}
+
+#[test]
+fn a_step_of_a_checkpoint_copies_a_limited_number_of_bytes() {
+    const KEYS: u8 = 60;
+    const LEN: usize = PART_MAX;
+    let bare = Bare::new(8, r#"{"items": 60, "block_buckets": 64}"#);
+    for key in 0..KEYS {
+        bare.put(&[key], &[key; LEN], [Duration::ZERO; 2]);
+    }
+    let (mut seen, mut steps, mut cursor) = (Vec::new(), 0, Some(0));
+    while let Some(at) = cursor {
+        let mut records = Records::default();
+        let Ok(next) = bare.service.checkpoint(&bare.memory, at, &mut records);
+        assert!(records.size() < (256 << 10) + LEN + 100, "{} bytes in a step", records.size());
+        assert!(next.is_none_or(|next| next > at));
+        let keys = records.iter().map(|record| Logged::decode(record).expect("a record").key[0]);
+        seen.extend(keys);
+        (steps, cursor) = (steps + 1, next);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..KEYS).collect::<Vec<u8>>(), "each key once");
+    assert!(steps > 8, "{steps} steps");
 }
 
 /// While a WRITE of a dropped put may run, its block is not given back.
@@ -675,6 +840,54 @@ fn stamps_rise_when_a_node_takes_over_its_memory() {
             last = stamp;
         }
         assert_eq!(client.get(b"key"), Some(vec![life; 10]));
+    }
+}
+
+/// A search visits at most half of the buckets. The keys of a checkpoint are in the order of their buckets: in this order
+/// they would get other buckets, and some would find none.
+#[test]
+fn a_full_table_of_many_buckets_is_restored() {
+    const BUCKETS: u32 = 1024;
+    let folder = tempfile::tempdir().expect("a folder");
+    let serve = || {
+        let options = LogOptions { sync: SyncPolicy::Never, checkpoint_min: 3000 };
+        let log = Some(LogFolder { path: folder.path().to_owned(), options });
+        let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+        Home::with(memory, Options { log, ..Options::default() })
+    };
+    let home = serve();
+    home.create_of(KIND, "s", 4, r#"{"items": 512}"#);
+    let mut client = Client::new(&home);
+    let try_put = |client: &mut Client, key: u32, round: u32| {
+        block_on(&client.session, client.kv.put(&key.to_be_bytes(), &round.to_be_bytes())).is_ok()
+    };
+    let mut keys: Vec<u32> = (0..20_000).filter(|&key| try_put(&mut client, key, 0)).collect();
+    // Some are deleted, and others get their buckets.
+    for &key in keys.iter().step_by(5) {
+        assert!(client.delete(&key.to_be_bytes()));
+    }
+    keys = keys.into_iter().enumerate().filter_map(|(at, key)| (at % 5 != 0).then_some(key)).collect();
+    keys.extend((20_000..40_000).filter(|&key| try_put(&mut client, key, 0)));
+    assert!(keys.len() > BUCKETS as usize * 9 / 10, "{} keys", keys.len());
+    for round in 1..6 {
+        assert!(keys.iter().all(|&key| try_put(&mut client, key, round)), "round {round}");
+    }
+    drop((client, home));
+    for life in 0..2 {
+        let home = serve();
+        let mut client = Client::new(&home);
+        for &key in &keys {
+            let expected = 5u32.to_be_bytes();
+            assert_eq!(
+                client.get(&key.to_be_bytes()).as_deref(),
+                Some(&expected[..]),
+                "{key} in life {life}"
+            );
+        }
+        let files = std::fs::read_dir(folder.path()).expect("a folder").flatten();
+        let files = files.filter_map(|entry| std::fs::read_dir(entry.path()).ok()).flatten().flatten();
+        let mut names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+        assert!(names.any(|name| name.starts_with("checkpoint.0")), "the log has a checkpoint");
     }
 }
 

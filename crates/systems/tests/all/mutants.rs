@@ -116,8 +116,16 @@ fn every_mutant_of_abdlock_is_killed() {
 fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
     // The correct code passes the same cases in `chequer_steps`.
     let mut killed = 0;
-    let seen_here =
-        [chequer::VALUE_UNCHECKED, chequer::ONLY_VALUE_REREAD, chequer::RESERVATION_FREED_BY_TIMEOUT];
+    let seen_here = [
+        chequer::VALUE_UNCHECKED,
+        chequer::ONLY_VALUE_REREAD,
+        chequer::RESERVATION_FREED_BY_TIMEOUT,
+        chequer::REPLAYED_IN_ANOTHER_BUCKET,
+        chequer::UNANSWERED_RESERVE_FORGOTTEN,
+        chequer::RESERVATIONS_UNBOUNDED,
+        chequer::QUARANTINE_FROM_BEGIN,
+        chequer::CHECKPOINT_STEP_UNBOUNDED,
+    ];
     for mutant in seen_here {
         let killer = chequer_steps::CASES.iter().find(|(_, case)| !stepped::passes(Some(mutant), *case));
         println!("{mutant:?}: killed by {}", killer.map_or("nobody", |(name, _)| *name));

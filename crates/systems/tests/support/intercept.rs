@@ -25,6 +25,8 @@ pub(crate) struct Intercept<'a, F> {
     of_write: RefCell<Option<Then>>,
     before_call: RefCell<Box<dyn FnMut() + 'a>>,
     stops_call: RefCell<Box<dyn FnMut() -> bool + 'a>>,
+    /// Whether the answer of the next call is lost, and its future never ready.
+    loses_answer: Cell<bool>,
     may_run_abandoned: Cell<bool>,
 }
 
@@ -41,6 +43,7 @@ impl<'a, F> Intercept<'a, F> {
             of_write: RefCell::new(None),
             before_call: RefCell::new(Box::new(|| ())),
             stops_call: RefCell::new(Box::new(|| false)),
+            loses_answer: Cell::new(false),
             may_run_abandoned: Cell::new(false),
         }
     }
@@ -58,6 +61,11 @@ impl<'a, F> Intercept<'a, F> {
     /// Stops each call from now on for which `stops` returns true. Its future is never ready.
     pub(crate) fn stop_calls_if(&self, stops: impl FnMut() -> bool + 'a) {
         *self.stops_call.borrow_mut() = Box::new(stops);
+    }
+
+    /// Lets the next call run. Its future is never ready.
+    pub(crate) fn lose_next_answer(&self) {
+        self.loses_answer.set(true);
     }
 
     /// Sets whether chains may still run whose futures were dropped, beside what the fabric below says.
@@ -149,7 +157,12 @@ impl<F: Fabric> Fabric for Intercept<'_, F> {
             self.is_stuck.set(true);
             return std::future::pending().await;
         }
-        self.inner.call(node, service, request, answer).await
+        let called = self.inner.call(node, service, request, answer).await;
+        if self.loses_answer.take() {
+            self.is_stuck.set(true);
+            return std::future::pending().await;
+        }
+        called
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {

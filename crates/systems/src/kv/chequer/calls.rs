@@ -1,7 +1,9 @@
 //! The calls of clients to the service, which both of Chequer's clients make.
 
 use super::layout::{Spec, Stamp, Table, VALUE_MAX, crc_of};
-use super::request::{Answer, Outcome, PART_MAX, Request};
+use super::mutants;
+use super::request::{Answer, Outcome, PART_MAX, Request, number_in};
+use super::service::RESERVATIONS_MAX;
 use crate::kv::{KvError, check_key};
 use crate::members::all;
 use crate::ready::pauses;
@@ -10,6 +12,7 @@ use farside_remote::control::Store;
 use farside_remote::fabric::{DEADLINE, Ran};
 use farside_remote::service::address;
 use farside_remote::{Fabric, FabricError, NodeId};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Number of times that a client reads a value that is replaced meanwhile.
@@ -30,7 +33,8 @@ pub(super) struct Calls<F> {
     pub(super) answer: Vec<u8>,
     /// The last value that did not fit into one answer or reply.
     pub(super) value: Vec<u8>,
-    /// Reservations of puts that have not ended, or not with a known outcome: their sessions' numbers, and their own.
+    /// Reservations of puts that have not ended, or not with a known outcome: their sessions' numbers, and their own. A
+    /// RESERVE may not have been answered yet.
     unfinished: Vec<(u64, u64)>,
 }
 
@@ -48,6 +52,14 @@ enum Whole {
     Is(Option<(Got, Stamp)>),
     /// The value was replaced between two calls.
     Changed,
+}
+
+/// Returns a number that it returns once in the life of the process. A session belongs to one process, so no two
+/// reservations of a session have the same.
+fn unique() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Relaxed: nothing but the number itself is shared.
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Pause of a client that waits for the store's log.
@@ -191,11 +203,26 @@ impl<F: Fabric + Clock> Calls<F> {
 
     /// Reserves a block for a value: the first call of mode 2.
     pub(super) async fn reserve(&mut self, key: &[u8], value: &[u8]) -> Result<Reserved, KvError> {
-        let request = Request::Reserve { key, len: value.len() as u32, crc: crc_of(key, value) };
-        self.until_ready(&request, KvError::of_read).await?;
-        let Answer { first: number, second: at, .. } = self.answered()?;
-        self.unfinished.push((self.fabric.session_number(self.node), number));
-        Ok(Reserved { number, at })
+        let number = number_in(self.table.home(key).partition, unique());
+        let request = Request::Reserve { key, number, len: value.len() as u32, crc: crc_of(key, value) };
+        // Noted before the call, since the put may be dropped before the answer.
+        let session = self.fabric.session_number(self.node);
+        if !mutants::UNANSWERED_RESERVE_FORGOTTEN.is_on() {
+            self.unfinished.push((session, number));
+        }
+        let reserved = self.until_ready(&request, KvError::of_install).await;
+        if mutants::UNANSWERED_RESERVE_FORGOTTEN.is_on() {
+            self.unfinished.push((session, number));
+        }
+        match reserved {
+            Ok(_) => Ok(Reserved { number, at: self.answered()?.second }),
+            // The block may be reserved. The put was not carried out: no COMMIT was sent.
+            Err(KvError::Fabric(error)) if error.ran() == Ran::Unknown => Err(KvError::of_read(error)),
+            Err(error) => {
+                self.forget(number);
+                Err(error)
+            }
+        }
     }
 
     /// Notes that a put has ended, so that its reservation is not withdrawn later.
@@ -325,6 +352,10 @@ impl<F: Fabric + Clock> Calls<F> {
             Outcome::OutOfMemory => KvError::OutOfMemory,
             Outcome::TableFull => KvError::TableFull(NO_GROWTH.into()),
             Outcome::Damaged => KvError::Damaged(DAMAGED),
+            Outcome::TooManyReservations => KvError::Fabric(FabricError::Refused(format!(
+                "put failed: its session has {RESERVATIONS_MAX} values on their way to one partition of the store, the \
+                 maximum; nothing was stored; retry once other puts have ended, or use more sessions"
+            ))),
             Outcome::NotReserved | Outcome::NotWritten => KvError::Fabric(FabricError::Lost {
                 node: self.node,
                 ran: Ran::No,

@@ -280,6 +280,23 @@ impl Record {
         }
     }
 
+    /// Stamp of the put or delete that wrote the record; `None` if none did.
+    pub(super) fn written(&self) -> Option<Stamp> {
+        match self.decode() {
+            Bucket::Used(used) => Some(used.stamp),
+            Bucket::Deleted => Some(Stamp(self.stamp.get())),
+            Bucket::Never | Bucket::Torn | Bucket::Nonsense => None,
+        }
+    }
+
+    /// Block of the value of the record, if its key has one.
+    pub(super) fn used_block(&self) -> Option<Block> {
+        match self.decode() {
+            Bucket::Used(used) => Some(used.block),
+            _ => None,
+        }
+    }
+
     /// What identifies the record's key.
     pub(super) fn key_field(&self) -> KeyField {
         KeyField { len: self.key_len, bytes: self.key }
@@ -371,6 +388,9 @@ struct Request {
     block_buckets: Option<u64>,
     #[serde(default)]
     put_threshold: Option<u32>,
+    /// Number of partitions; if absent, derived from the quota and the number of items.
+    #[serde(default)]
+    partitions: Option<u64>,
 }
 
 /// Description of a store, stored as JSON in the catalog.
@@ -402,7 +422,7 @@ impl Spec {
         let request: Request = serde_json::from_str(parameters).map_err(|error| {
             format!(
                 "a {kind} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\", \"block_buckets\": N, \
-                 \"put_threshold\": BYTES}}: {error}"
+                 \"put_threshold\": BYTES, \"partitions\": N}}: {error}"
             )
         })?;
         let block_buckets = request.block_buckets.unwrap_or(BLOCK_BUCKETS);
@@ -413,11 +433,17 @@ impl Spec {
             ));
         }
         let items = request.items.unwrap_or_else(|| hash_slots::items_of(quota));
-        let slots = slots_for(items, block_buckets).ok_or_else(|| {
+        if let Some(wrong) = request.partitions.filter(|&of| !of.is_power_of_two() || of > PARTITIONS_MAX) {
+            return Err(format!(
+                "a {kind} store has 1, 2, 4, ... or {PARTITIONS_MAX} partitions, not {wrong}: give another number of \
+                 \"partitions\""
+            ));
+        }
+        let slots = slots_for(items, block_buckets * request.partitions.unwrap_or(1)).ok_or_else(|| {
             format!("{items} items are too many for one store: give at most {ITEM_COUNT_MAX}")
         })?;
         let most = (quota / AREA_MIN).min(slots / PARTITION_BUCKETS_MIN).clamp(1, PARTITIONS_MAX);
-        let partitions = 1 << most.ilog2();
+        let partitions = request.partitions.unwrap_or(1 << most.ilog2());
         let whole = quota / partitions / BLOCK_ALIGN * BLOCK_ALIGN;
         let area = area_offset(slots / partitions).and_then(|offset| whole.checked_sub(offset));
         let area = area.filter(|&area| area >= AREA_LEAST).ok_or_else(|| {
@@ -468,9 +494,10 @@ fn area_offset(buckets: u64) -> Option<u64> {
     buckets.checked_mul(RECORD_SIZE)?.checked_add(HEAD_SIZE)?.checked_next_multiple_of(BLOCK_ALIGN)
 }
 
-/// Returns the number of buckets of a table for this number of items, or `None` for more than [`ITEM_COUNT_MAX`] items.
-pub fn slots_for(items: u64, block_buckets: u64) -> Option<u64> {
-    (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(block_buckets))
+/// Returns the number of buckets of a table for this number of items, which is at least `least`, a power of two. `None`
+/// for more than [`ITEM_COUNT_MAX`] items.
+pub fn slots_for(items: u64, least: u64) -> Option<u64> {
+    (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(least))
 }
 
 /// A store as the catalog describes it.
@@ -542,6 +569,14 @@ impl Table {
     /// Returns the index in its partition of the first bucket of the block that a search visits after `step` others.
     pub fn bucket_of(&self, home: Home, step: u64) -> u64 {
         (home.block + step) % self.blocks() * self.spec().block_buckets
+    }
+
+    /// Returns how many blocks of buckets a search from `home` visits before that of a bucket; `None` if it does not
+    /// visit this bucket.
+    pub fn step_of(&self, home: Home, bucket: u64) -> Option<u64> {
+        let blocks = self.blocks();
+        let step = (bucket / self.spec().block_buckets + blocks - home.block) % blocks;
+        (bucket < self.spec().buckets() && step < self.probes()).then_some(step)
     }
 
     /// Address of a partition's head.

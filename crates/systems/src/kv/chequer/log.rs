@@ -1,15 +1,19 @@
 //! The records of a Chequer store's log: all puts and deletes.
 //!
 //! ```text
-//! record  | op u8 | place, bits 32 to 39 | key length u16 | place, bits 0 to 31 | stamp u64 | key | value's block |
+//! record  | op u8 | place, bits 32 to 39 | key length u16 | place, bits 0 to 31 | stamp u64 | bucket u64 | key | value's
+//!         | block |
 //! place   | offset of the block in the partition's area, in units of 32 bytes |
+//! bucket  | index of the bucket in the partition |
 //! ```
 //!
 //! A record of a delete has no block, and the place 0.
 //!
-//! A replay puts each block where it was: the blocks of an almost full area may fit in no other arrangement.
+//! A replay puts each record and each block where it was. The records of an almost full table, and the blocks of an
+//! almost full area, may fit in no other arrangement.
 //!
-//! Invariant: records of one key are in the log in the order of their stamps, so the newest stamp wins in every replay.
+//! Invariant: records of one bucket are in the log in the order of their stamps, so the newest stamp wins in every
+//! replay. A bucket gets another key only once the delete of the key before was logged.
 
 #[cfg(doc)]
 use super::layout::BLOCK_ALIGN;
@@ -17,12 +21,14 @@ use super::layout::{Stamp, value_in};
 use crate::kv::KEY_MAX;
 
 /// Number of bytes of a record before its key.
-pub const HEADER_SIZE: usize = 16;
+pub const HEADER_SIZE: usize = 24;
 
-const STAMP_OFFSET: usize = HEADER_SIZE - size_of::<u64>();
+const STAMP_OFFSET: usize = 8;
+const BUCKET_OFFSET: usize = STAMP_OFFSET + size_of::<u64>();
 
-const PUT: u8 = 1;
-const DELETE: u8 = 2;
+// 1 and 2 were records without a bucket.
+const PUT: u8 = 3;
+const DELETE: u8 = 4;
 
 /// A decoded record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,32 +41,35 @@ pub struct Logged<'a> {
     pub block: Option<&'a [u8]>,
     /// Place of the block: its offset in the partition's area, in units of [`BLOCK_ALIGN`].
     pub place: u64,
+    /// Index in the partition of the bucket of the key.
+    pub bucket: u64,
 }
 
 /// Begins a record of a put in `bytes`, which it clears. The block of the value follows. Returns the block's offset in
 /// `bytes`.
-pub fn begin_put(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8], place: u64) -> usize {
-    begin(bytes, PUT, stamp, key, place)
+pub fn begin_put(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8], bucket: u64, place: u64) -> usize {
+    begin(bytes, PUT, stamp, key, (bucket, place))
 }
 
 /// Encodes the record of a delete into `bytes`, which it clears.
-pub fn put_delete(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8]) {
-    begin(bytes, DELETE, stamp, key, 0);
+pub fn put_delete(bytes: &mut Vec<u8>, stamp: Stamp, key: &[u8], bucket: u64) {
+    begin(bytes, DELETE, stamp, key, (bucket, 0));
 }
 
-fn begin(bytes: &mut Vec<u8>, op: u8, stamp: Stamp, key: &[u8], place: u64) -> usize {
+fn begin(bytes: &mut Vec<u8>, op: u8, stamp: Stamp, key: &[u8], (bucket, place): (u64, u64)) -> usize {
     bytes.clear();
     let [low, high] = (key.len() as u16).to_le_bytes();
     bytes.extend_from_slice(&[op, (place >> 32) as u8, low, high]);
     bytes.extend_from_slice(&(place as u32).to_le_bytes());
     bytes.extend_from_slice(&stamp.0.to_le_bytes());
+    bytes.extend_from_slice(&bucket.to_le_bytes());
     bytes.extend_from_slice(key);
     bytes.len()
 }
 
 /// Sets the stamp of the record in `bytes`.
 pub fn set_stamp(bytes: &mut [u8], stamp: Stamp) {
-    bytes[STAMP_OFFSET..HEADER_SIZE].copy_from_slice(&stamp.0.to_le_bytes());
+    bytes[STAMP_OFFSET..BUCKET_OFFSET].copy_from_slice(&stamp.0.to_le_bytes());
 }
 
 impl<'a> Logged<'a> {
@@ -70,18 +79,19 @@ impl<'a> Logged<'a> {
     /// The bytes are no record of this release.
     pub fn decode(bytes: &'a [u8]) -> Result<Logged<'a>, String> {
         let wrong = || "a record of the log is not understood: use the release that wrote it".to_owned();
-        let (&[op, top, low, high, a, b, c, d, ref stamp @ ..], rest) =
-            bytes.split_first_chunk::<HEADER_SIZE>().ok_or_else(wrong)?;
+        let (header, rest) = bytes.split_first_chunk::<HEADER_SIZE>().ok_or_else(wrong)?;
+        let &[op, top, low, high, a, b, c, d, ..] = header;
+        let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         let place = u64::from(top) << 32 | u64::from(u32::from_le_bytes([a, b, c, d]));
         let (key, block) = rest.split_at_checked(u16::from_le_bytes([low, high]).into()).ok_or_else(wrong)?;
-        let stamp = Stamp(u64::from_le_bytes(*stamp));
+        let (stamp, bucket) = (Stamp(number(STAMP_OFFSET)), number(BUCKET_OFFSET));
         let block = match op {
             PUT if value_in(block, key).is_some() => Some(block),
             DELETE if block.is_empty() => None,
             _ => return Err(wrong()),
         };
         if (1..=KEY_MAX).contains(&key.len()) {
-            Ok(Logged { stamp, key, block, place })
+            Ok(Logged { stamp, key, block, place, bucket })
         } else {
             Err(wrong())
         }
@@ -97,17 +107,20 @@ mod tests {
     fn records_survive_encoding_and_damaged_ones_are_refused() {
         let mut bytes = Vec::new();
         for key in [&b"key"[..], &[7; 100]] {
-            let place = (1 << 40) - 2;
-            let at = begin_put(&mut bytes, Stamp(5), key, place);
+            let (bucket, place) = (1 << 33, (1 << 40) - 2);
+            let at = begin_put(&mut bytes, Stamp(5), key, bucket, place);
             put_block(&mut bytes, key, b"value");
-            let logged = Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]), place };
+            let logged = Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]), place, bucket };
             assert_eq!(Logged::decode(&bytes), Ok(logged));
             assert!(Logged::decode(&bytes[..bytes.len() - 1]).is_err());
-            put_delete(&mut bytes, Stamp(6), key);
-            assert_eq!(Logged::decode(&bytes), Ok(Logged { stamp: Stamp(6), key, block: None, place: 0 }));
+            put_delete(&mut bytes, Stamp(6), key, bucket);
+            let logged = Logged { stamp: Stamp(6), key, block: None, place: 0, bucket };
+            assert_eq!(Logged::decode(&bytes), Ok(logged));
             assert!(Logged::decode(&bytes[..HEADER_SIZE - 1]).is_err());
-            bytes[0] = 3;
-            assert!(Logged::decode(&bytes).is_err());
+            for op in [1, 2, 5] {
+                bytes[0] = op;
+                assert!(Logged::decode(&bytes).is_err(), "operation {op}");
+            }
         }
     }
 }

@@ -32,6 +32,24 @@ farside_remote::mutants! {
     REPLAYED_OUT_OF_ORDER = "ChequerReplayedOutOfOrder";
     /// The replay of a log puts values wherever the pool has space. Those of a full store then fit no more.
     REPLAYED_ELSEWHERE = "ChequerReplayedElsewhere";
+    /// The replay of a log puts a record into the first free bucket of its key. Those of a full table then find none.
+    REPLAYED_IN_ANOTHER_BUCKET = "ChequerReplayedInAnotherBucket";
+    /// A checkpoint has the values of the first partition alone.
+    CHECKPOINT_OF_ONE_PARTITION = "ChequerCheckpointOfOnePartition";
+    /// A put keeps the block of the value that it replaces.
+    OVERWRITTEN_BLOCK_KEPT = "ChequerOverwrittenBlockKept";
+    /// A reservation does not end with its session.
+    RESERVATION_OUTLIVES_SESSION = "ChequerReservationOutlivesSession";
+    /// A client whose put was dropped before the answer to its RESERVE never gives the block back.
+    UNANSWERED_RESERVE_FORGOTTEN = "ChequerUnansweredReserveForgotten";
+    /// A session may reserve as many blocks as it likes.
+    RESERVATIONS_UNBOUNDED = "ChequerReservationsUnbounded";
+    /// The quarantine of a block begins when the call begins that frees it, and not when the call ends.
+    QUARANTINE_FROM_BEGIN = "ChequerQuarantineFromBegin";
+    /// A step of a checkpoint has all values of a block of buckets, whatever their size is.
+    CHECKPOINT_STEP_UNBOUNDED = "ChequerCheckpointStepUnbounded";
+    /// A contains answers from the client's cache of values.
+    CONTAINS_BY_CACHE = "ChequerContainsByCache";
     /// The buddy allocator merges a free block with a buddy that is in use.
     BUDDY_MERGES_IN_USE = "ChequerBuddyMergesInUse";
 }

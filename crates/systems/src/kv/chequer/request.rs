@@ -1,13 +1,14 @@
 //! Requests to a Chequer store's service, and its answers.
 //!
 //! ```text
-//! request  | op u8 | 0 u8 | key length u16 | 0 u32 | first u64 | second u64 | key | bytes |
+//! request  | op u8 | 0 u8 | key length u16 | value length u32 | first u64 | second u64 | key | bytes |
 //! answer   | outcome u8 | 0 x 7 | stamp u64 | first u64 | second u64 | value |
 //! ```
 //!
-//! All numbers are little-endian. A request follows the store's secret.
+//! All numbers are little-endian. A request follows the store's secret. The length of a value is that of a RESERVE; it
+//! is 0 in all other requests.
 
-use super::layout::{Stamp, VALUE_MAX};
+use super::layout::{PARTITIONS_MAX, Stamp, VALUE_MAX};
 use crate::kv::KEY_MAX;
 use farside_remote::fabric::CALL_BYTES_MAX;
 use farside_remote::service::ADDRESS_SIZE;
@@ -54,6 +55,9 @@ pub enum Request<'a> {
     Reserve {
         /// The key.
         key: &'a [u8],
+        /// Number of the reservation, which the client chooses: its session never had a reservation of this number.
+        /// Its low bits are the index of the key's partition ([`number_in`]).
+        number: u64,
         /// Length of the value in bytes.
         len: u32,
         /// CRC of the block that the client will write.
@@ -104,6 +108,16 @@ const WITHDRAW: u8 = 8;
 const HOLD: u8 = 9;
 const RELEASE: u8 = 10;
 
+/// Number of the low bits of a reservation's number that are the index of its partition.
+pub(super) const PARTITION_BITS: u32 = 6;
+const _: () = assert!(PARTITIONS_MAX <= 1 << PARTITION_BITS);
+
+/// Returns the number of a reservation in a partition. `unique` differs from that of all other reservations of the
+/// client's session.
+pub fn number_in(partition: u64, unique: u64) -> u64 {
+    unique << PARTITION_BITS | partition
+}
+
 impl<'a> Request<'a> {
     /// Whether the request may change the store.
     pub fn changes(&self) -> bool {
@@ -116,12 +130,16 @@ impl<'a> Request<'a> {
     /// Appends the encoded request to `bytes`.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let none: &[u8] = &[];
+        let mut value_len = 0;
         let (op, first, second, key, payload) = match *self {
             Request::Get { key, offset, stamp } => (GET, offset.into(), stamp.0, key, none),
             Request::Contains { key } => (CONTAINS, 0, 0, key, none),
             Request::Put { key, value } => (PUT, 0, 0, key, value),
             Request::Delete { key } => (DELETE, 0, 0, key, none),
-            Request::Reserve { key, len, crc } => (RESERVE, len.into(), crc, key, none),
+            Request::Reserve { key, number, len, crc } => {
+                value_len = len;
+                (RESERVE, number, crc, key, none)
+            }
             Request::Write { number, offset, bytes } => (WRITE, number, offset.into(), none, bytes),
             Request::Commit { number } => (COMMIT, number, 0, none, none),
             Request::Withdraw { number } => (WITHDRAW, number, 0, none, none),
@@ -129,7 +147,8 @@ impl<'a> Request<'a> {
             Request::Release { key, stamp } => (RELEASE, 0, stamp.0, key, none),
         };
         let [low, high] = (key.len() as u16).to_le_bytes();
-        bytes.extend_from_slice(&[op, 0, low, high, 0, 0, 0, 0]);
+        bytes.extend_from_slice(&[op, 0, low, high]);
+        bytes.extend_from_slice(&value_len.to_le_bytes());
         [first, second].iter().for_each(|number: &u64| bytes.extend_from_slice(&number.to_le_bytes()));
         bytes.extend_from_slice(key);
         bytes.extend_from_slice(payload);
@@ -147,11 +166,12 @@ impl<'a> Request<'a> {
         };
         let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         let (op, first, second) = (header[0], number(8), number(16));
+        let value_len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
         let Some((key, payload)) = rest.split_at_checked(u16::from_le_bytes([header[2], header[3]]).into())
         else {
             return wrong("is shorter than its key");
         };
-        if header[1] != 0 || header[4..8] != [0; 4] {
+        if header[1] != 0 || value_len != 0 && op != RESERVE {
             return wrong("has unexpected bytes");
         }
         let has_key = matches!(op, GET | CONTAINS | PUT | DELETE | RESERVE | HOLD | RELEASE);
@@ -167,7 +187,9 @@ impl<'a> Request<'a> {
             (CONTAINS, Some(0), Some(0)) => Request::Contains { key },
             (PUT, Some(0), Some(0)) => Request::Put { key, value: payload },
             (DELETE, Some(0), Some(0)) => Request::Delete { key },
-            (RESERVE, Some(len), _) => Request::Reserve { key, len, crc: second },
+            (RESERVE, ..) if value_len as usize <= VALUE_MAX => {
+                Request::Reserve { key, number: first, len: value_len, crc: second }
+            }
             (WRITE, _, Some(offset)) => Request::Write { number: first, offset, bytes: payload },
             (COMMIT, _, Some(0)) => Request::Commit { number: first },
             (WITHDRAW, _, Some(0)) => Request::Withdraw { number: first },
@@ -194,12 +216,14 @@ pub enum Outcome {
     TableFull = 3,
     /// The key may be in a damaged record. Nothing was changed.
     Damaged = 4,
-    /// The session has no reservation of this number. Nothing was changed.
+    /// The session has no reservation of this number, or cannot get one. Nothing was changed.
     NotReserved = 5,
     /// The bytes of the block are not those whose CRC the reservation has. Nothing was changed.
     NotWritten = 6,
     /// The value has another stamp by now.
     Changed = 7,
+    /// The session has as many reservations as a session may have. Nothing was changed.
+    TooManyReservations = 8,
 }
 
 /// Answer of the service.
@@ -209,7 +233,7 @@ pub struct Answer<'a> {
     pub outcome: Outcome,
     /// Stamp of the value that a get returns, or of the put or delete.
     pub stamp: Stamp,
-    /// Length of the whole value of a get; number of a reservation.
+    /// Length of the whole value of a get.
     pub first: u64,
     /// Address of a reserved block; CRC of the block of the value of a get.
     pub second: u64,
@@ -244,6 +268,7 @@ impl<'a> Answer<'a> {
             5 => Outcome::NotReserved,
             6 => Outcome::NotWritten,
             7 => Outcome::Changed,
+            8 => Outcome::TooManyReservations,
             _ => return None,
         };
         Some(Answer { outcome, stamp: Stamp(number(8)), first: number(16), second: number(24), value })
@@ -262,7 +287,7 @@ mod tests {
             Request::Contains { key },
             Request::Put { key, value },
             Request::Delete { key },
-            Request::Reserve { key, len: VALUE_MAX as u32, crc: u64::MAX },
+            Request::Reserve { key, number: u64::MAX, len: VALUE_MAX as u32, crc: u64::MAX },
             Request::Write { number: u64::MAX, offset: 5, bytes: value },
             Request::Commit { number: 3 },
             Request::Withdraw { number: 4 },
@@ -273,7 +298,8 @@ mod tests {
             let mut bytes = Vec::new();
             request.encode(&mut bytes);
             assert_eq!(Request::decode(&bytes), Ok(request));
-            for reserved in [1, 4, 7] {
+            let reserved: &[usize] = if bytes[0] == RESERVE { &[1, 7] } else { &[1, 4, 7] };
+            for &reserved in reserved {
                 let mut bytes = bytes.clone();
                 bytes[reserved] = 1;
                 assert!(Request::decode(&bytes).is_err(), "{request:?} with byte {reserved} set");
@@ -282,7 +308,7 @@ mod tests {
             assert!(Request::decode(&bytes).is_err());
         }
         let mut bytes = Vec::new();
-        Request::Reserve { key, len: VALUE_MAX as u32 + 1, crc: 0 }.encode(&mut bytes);
+        Request::Reserve { key, number: 1, len: VALUE_MAX as u32 + 1, crc: 0 }.encode(&mut bytes);
         assert!(Request::decode(&bytes).is_err(), "the value is too long");
     }
 
@@ -293,7 +319,7 @@ mod tests {
         let mut bytes = Vec::new();
         answer.encode(&mut bytes);
         assert_eq!(Answer::decode(&bytes), Some(answer));
-        bytes[0] = 8;
+        bytes[0] = 9;
         assert_eq!(Answer::decode(&bytes), None);
     }
 }

@@ -26,11 +26,11 @@ use super::layout::{
 use super::log::{self, Logged};
 use super::mutants;
 use super::pool::{self, Pool, QUARANTINE, Stat};
-use super::request::{Answer, Outcome, PART_MAX, Request};
+use super::request::{Answer, Outcome, PART_MAX, PARTITION_BITS, Request};
 use farside_remote::fabric::DEADLINE;
 use farside_remote::service::{Call, Context, Extent, Locks, Plan, Records, Service, Work};
 use farside_remote::{Memory, Rights};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
@@ -61,17 +61,18 @@ struct Partition {
     last: Stamp,
     begun: BegunCall,
     /// The puts and deletes between their parts, by bucket.
-    pending: HashMap<u64, Pending>,
+    pending: BTreeMap<u64, Pending>,
     /// Empty [`Pending`]s, whose buffers are reused: a put allocates none.
     spare: Vec<Pending>,
-    reservations: HashMap<u64, Reservation>,
+    /// The reservations, by session and number. The session is `None` for clients in the node's process that have none.
+    reservations: BTreeMap<(Option<u32>, u64), Reservation>,
     /// Sum of the lengths of the reserved blocks.
     reserved: u64,
     /// The values that are held for clients which read them by several calls.
     holds: Vec<Held>,
-    /// The puts of the log whose places were in use during its replay, by key. Values that are replaced or deleted
+    /// The puts of the log whose places were in use during its replay, by bucket. Values that are replaced or deleted
     /// later in the log have them: a checkpoint contains values that were read at different times.
-    late: BTreeMap<Vec<u8>, Late>,
+    late: BTreeMap<u64, Late>,
 }
 
 /// What the call in progress has drawn. Memory may make it wait and run again, and it then gets the same.
@@ -81,7 +82,7 @@ struct BegunCall {
     token: u64,
     block: Option<Block>,
     stamp: Option<Stamp>,
-    reservation: Option<(u64, Reservation)>,
+    reservation: Option<((Option<u32>, u64), Reservation)>,
 }
 
 /// The puts and deletes of one key that are between their parts.
@@ -104,6 +105,7 @@ struct Operation {
 /// A put of the log that could not be carried out yet.
 struct Late {
     stamp: Stamp,
+    key: Vec<u8>,
     place: u64,
     bytes: Vec<u8>,
 }
@@ -111,8 +113,6 @@ struct Late {
 /// A block that a client writes.
 #[derive(Clone)]
 struct Reservation {
-    /// Number of the client's session; `None` for a client in the node's process that has none.
-    session: Option<u32>,
     key: Vec<u8>,
     block: Block,
     crc: u64,
@@ -139,14 +139,16 @@ const HOLDS_MAX: usize = 64;
 /// The held blocks together take at most the area of values divided by this, unless there is only one.
 const HOLDS_SHARE: u64 = 4;
 
+/// Largest number of reservations of a session in one partition. A client has one reservation at a time.
+pub const RESERVATIONS_MAX: usize = 256;
+/// A step of a checkpoint ends with the value with which its records have at least this many bytes.
+const CHECKPOINT_STEP_BYTES: usize = 256 << 10;
+
 /// Reasons why a log cannot be replayed.
-const NO_BUCKET: &str =
-    "the table has no place for a key of the log: create the store for more --items, and load a dump";
+const NO_BUCKET: &str = "a record names a bucket in which no search for its key looks, so the log is of another store, \
+                         or of another release";
 const NO_BLOCK: &str = "the place of a value of the log has another one, since a client has overwritten the store's \
                         table, and no other place is free: move the folder of the log away to start without the store";
-
-/// Number of the low bits of a reservation's number that are the index of its partition.
-const PARTITION_BITS: u32 = 6;
 
 /// Result of a search for a key.
 #[derive(Default)]
@@ -159,8 +161,6 @@ struct Found {
     vacant: Option<u64>,
     /// Buckets on the path that never had a record, and belong to other keys whose puts are between their parts.
     passed: Vec<u64>,
-    /// Stamp of the key's last delete, if its record is still there.
-    deleted: Option<Stamp>,
     /// Whether a record on the path is damaged. Its content is lost, so its bucket counts as vacant.
     is_damaged: bool,
 }
@@ -252,8 +252,8 @@ impl<M: Memory> Service<M> for ChequerService {
             Request::Contains { key } => at.contains(key)?,
             Request::Put { key, value } => at.put(key, value, log, answer)?,
             Request::Delete { key } => at.delete(key, log, answer)?,
-            Request::Reserve { key, len, crc } => {
-                at.reserve(key, len, crc, call.session, random.next(), answer)?
+            Request::Reserve { key, number, len, crc } => {
+                at.reserve(key, (call.session, number), len, crc, answer)?
             }
             Request::Write { number, offset, bytes } => at.write(number, offset, bytes, call.session)?,
             Request::Commit { number } => at.commit(number, call.session, log, answer)?,
@@ -274,6 +274,7 @@ impl<M: Memory> Service<M> for ChequerService {
         let change = Change::decode(begun);
         let Context { memory, now, scratch, .. } = context;
         let mut partition = self.partition(change.partition);
+        partition.end(now);
         let state = &mut *partition;
         let mut at = At { table: &self.table, index: change.partition, memory, state, now, scratch };
         at.finish(change)?;
@@ -283,9 +284,10 @@ impl<M: Memory> Service<M> for ChequerService {
         Ok(Ok(()))
     }
 
-    fn undo(&self, _context: Context<'_, M>, begun: &[u8]) -> Result<(), M::Wait> {
+    fn undo(&self, context: Context<'_, M>, begun: &[u8]) -> Result<(), M::Wait> {
         let change = Change::decode(begun);
         let mut partition = self.partition(change.partition);
+        partition.end(context.now);
         partition.forget(&change, false);
         if let Some((block, _)) = change.operation.value {
             partition.release(block);
@@ -326,7 +328,9 @@ impl<M: Memory> Service<M> for ChequerService {
         let (state, now) = (&mut *partition, Duration::ZERO);
         let mut at = At { table: &self.table, index, memory, state, now, scratch: &mut Vec::new() };
         let next = cursor - cursor % buckets + at.checkpoint(cursor % buckets, records)?;
-        Ok((next < self.table.spec().slots).then_some(next))
+        let end =
+            if mutants::CHECKPOINT_OF_ONE_PARTITION.is_on() { buckets } else { self.table.spec().slots };
+        Ok((next < end).then_some(next))
     }
 
     fn locks(&self, work: Work<'_>) -> Locks {
@@ -348,7 +352,9 @@ impl<M: Memory> Service<M> for ChequerService {
     fn sessions_ended(&self, gone: &dyn Fn(u32) -> bool) {
         for index in 0..self.table.spec().partitions {
             let mut partition = self.partition(index);
-            partition.release_reservations(|of| of.session.is_some_and(gone));
+            if !mutants::RESERVATION_OUTLIVES_SESSION.is_on() {
+                partition.release_reservations(|session, _| session.is_some_and(gone));
+            }
             partition.end_holds(|held| held.session.is_some_and(gone));
         }
     }
@@ -385,9 +391,9 @@ impl Partition {
             now: Duration::ZERO,
             last: Stamp(0),
             begun: BegunCall::default(),
-            pending: HashMap::new(),
+            pending: BTreeMap::new(),
             spare: Vec::new(),
-            reservations: HashMap::new(),
+            reservations: BTreeMap::new(),
             reserved: 0,
             holds: Vec::new(),
             late: BTreeMap::new(),
@@ -412,7 +418,15 @@ impl Partition {
         self.end_holds(|held| held.until <= now);
         if mutants::RESERVATION_FREED_BY_TIMEOUT.is_on() {
             const TIMEOUT: Duration = Duration::from_micros(20);
-            self.release_reservations(|of| of.since + TIMEOUT < now);
+            self.release_reservations(|_, of| of.since + TIMEOUT < now);
+        }
+    }
+
+    /// Begins the second part of a call. It frees the blocks that the call no longer needs, and so their quarantine
+    /// begins here: the first part may be long ago.
+    fn end(&mut self, now: Duration) {
+        if !mutants::QUARANTINE_FROM_BEGIN.is_on() {
+            self.now = self.now.max(now);
         }
     }
 
@@ -491,29 +505,27 @@ impl Partition {
         stamp
     }
 
-    fn keep(&mut self, number: u64, reservation: Reservation) {
+    fn keep(&mut self, number: (Option<u32>, u64), reservation: Reservation) {
         self.reserved += u64::from(reservation.block.len);
         self.reservations.insert(number, reservation);
     }
 
-    /// Removes a reservation, if it is that of this session.
-    fn remove(&mut self, number: u64, session: Option<u32>) -> Option<Reservation> {
-        if self.reservations.get(&number)?.session != session {
-            return None;
-        }
+    /// Removes a reservation of a session, if it has one of this number.
+    fn remove(&mut self, number: (Option<u32>, u64)) -> Option<Reservation> {
         let reservation = self.reservations.remove(&number)?;
         self.reserved -= u64::from(reservation.block.len);
         Some(reservation)
     }
 
-    fn release_reservations(&mut self, is_over: impl Fn(&Reservation) -> bool) {
+    fn release_reservations(&mut self, is_over: impl Fn(Option<u32>, &Reservation) -> bool) {
         // That of a COMMIT which found no value.
-        if let Some((number, reservation)) = self.begun.reservation.take_if(|(_, of)| is_over(of)) {
+        let begun = &mut self.begun.reservation;
+        if let Some((number, reservation)) = begun.take_if(|((session, _), of)| is_over(*session, of)) {
             self.keep(number, reservation);
         }
         let Partition { pool, reservations, reserved, now, .. } = self;
-        reservations.retain(|_, reservation| {
-            let ends = is_over(reservation);
+        reservations.retain(|&(session, _), reservation| {
+            let ends = is_over(session, reservation);
             if ends {
                 let _ = pool.release(of_pool(reservation.block), *now);
                 *reserved -= u64::from(reservation.block.len);
@@ -671,7 +683,7 @@ impl<M: Memory> At<'_, M> {
         let len = block_len(key.len(), value.len());
         let Some(block) = self.state.take(len, self.now) else { return Ok(Err(Outcome::OutOfMemory)) };
         let stamp = self.state.draw_stamp(self.now, found.used.is_none());
-        let start = log::begin_put(self.scratch, stamp, key, self.place_of(block));
+        let start = log::begin_put(self.scratch, stamp, key, bucket, self.place_of(block));
         put_block(self.scratch, key, value);
         let bytes = &self.scratch[start..];
         self.memory.write(block.at, bytes)?;
@@ -685,7 +697,7 @@ impl<M: Memory> At<'_, M> {
         let Some(bucket) = found.bucket else { return Ok(Err(found.missing_outcome())) };
         let existed = self.state.will_exist(bucket).unwrap_or(found.used.is_some());
         let stamp = self.state.draw_stamp(self.now, false);
-        log::put_delete(self.scratch, stamp, key);
+        log::put_delete(self.scratch, stamp, key, bucket);
         self.append(self.change(bucket, key, Operation { stamp, value: None }, existed), records, answer)
     }
 
@@ -721,16 +733,24 @@ impl<M: Memory> At<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Reserves a block for a value that the client writes.
+    /// Reserves a block for a value that the client writes. The number has the session that chose it.
     fn reserve(
         &mut self,
         key: &[u8],
+        number: (Option<u32>, u64),
         len: u32,
         crc: u64,
-        session: Option<u32>,
-        random: u64,
         answer: &mut Vec<u8>,
     ) -> Result<Left, M::Wait> {
+        let (session, of_client) = number;
+        let is_of_partition = of_client % (1 << PARTITION_BITS) == self.index;
+        if !is_of_partition || self.state.reservations.contains_key(&number) {
+            return Ok(Err(Outcome::NotReserved));
+        }
+        let others = self.state.reservations.range((session, 0)..=(session, u64::MAX)).count();
+        if others >= RESERVATIONS_MAX && !mutants::RESERVATIONS_UNBOUNDED.is_on() {
+            return Ok(Err(Outcome::TooManyReservations));
+        }
         let len = block_len(key.len(), len as usize);
         let Some(block) = self.state.take(len, self.now) else { return Ok(Err(Outcome::OutOfMemory)) };
         if mutants::INSTALLED_BEFORE_COMMIT.is_on() {
@@ -743,12 +763,10 @@ impl<M: Memory> At<'_, M> {
                 Err(outcome) => return Ok(Err(outcome)),
             }
         }
-        let number = random >> PARTITION_BITS << PARTITION_BITS | self.index;
-        let reservation = Reservation { session, key: key.to_vec(), block, crc, since: self.now };
+        let reservation = Reservation { key: key.to_vec(), block, crc, since: self.now };
         self.state.begun.block = None;
         self.state.keep(number, reservation);
-        let (first, second) = (number, block.at);
-        Answer { first, second, ..Answer::of(Outcome::Done) }.encode(answer);
+        Answer { second: block.at, ..Answer::of(Outcome::Done) }.encode(answer);
         Ok(Ok(()))
     }
 
@@ -760,7 +778,7 @@ impl<M: Memory> At<'_, M> {
         bytes: &[u8],
         session: Option<u32>,
     ) -> Result<Left, M::Wait> {
-        let reservation = self.state.reservations.get(&number).filter(|of| of.session == session);
+        let reservation = self.state.reservations.get(&(session, number));
         let Some(&Reservation { block, .. }) = reservation else { return Ok(Err(Outcome::NotReserved)) };
         if u64::from(offset) + bytes.len() as u64 > block.len.into() {
             return Ok(Err(Outcome::NotWritten));
@@ -778,8 +796,8 @@ impl<M: Memory> At<'_, M> {
         answer: &mut Vec<u8>,
     ) -> Result<Left, M::Wait> {
         if self.state.begun.reservation.is_none() {
-            let removed = self.state.remove(number, session);
-            self.state.begun.reservation = removed.map(|reservation| (number, reservation));
+            let removed = self.state.remove((session, number));
+            self.state.begun.reservation = removed.map(|reservation| ((session, number), reservation));
         }
         let Some((_, reservation)) = self.state.begun.reservation.clone() else {
             return Ok(Err(Outcome::NotReserved));
@@ -791,7 +809,7 @@ impl<M: Memory> At<'_, M> {
         };
         let is_new = found.used.is_none();
         // The stamp is drawn last: a client that has not written its value costs none.
-        let start = log::begin_put(self.scratch, Stamp(0), key, self.place_of(block));
+        let start = log::begin_put(self.scratch, Stamp(0), key, bucket, self.place_of(block));
         self.scratch.resize(start + block.len as usize, 0);
         self.memory.read(block.at, &mut self.scratch[start..])?;
         let bytes = &self.scratch[start..];
@@ -805,7 +823,7 @@ impl<M: Memory> At<'_, M> {
     }
 
     fn withdraw(&mut self, number: u64, session: Option<u32>) -> Outcome {
-        match self.state.remove(number, session) {
+        match self.state.remove((session, number)) {
             Some(Reservation { block, .. }) => {
                 self.state.release(block);
                 Outcome::Done
@@ -828,42 +846,58 @@ impl<M: Memory> At<'_, M> {
         let before = self.record(change.bucket)?.decode();
         self.install(change.bucket, record_of(self.table, &change))?;
         self.state.forget(&change, true);
-        if let Bucket::Used(used) = before {
+        let keeps = mutants::OVERWRITTEN_BLOCK_KEPT.is_on() && change.operation.value.is_some();
+        if let Bucket::Used(used) = before
+            && !keeps
+        {
             self.state.release(used.block);
         }
         Ok(())
     }
 
     /// Carries out a record of the log. No client reads meanwhile.
+    ///
+    /// Of all records of a bucket, that with the greatest stamp stays. The bucket had no two keys at once: it got another
+    /// key only after the delete of the key before it was logged, with a smaller stamp.
     fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
-        let Logged { stamp, key, block: bytes, place } = logged;
-        let found = self.find(key)?;
-        let late = self.state.late.get(key).map(|late| late.stamp);
-        let now = found.used.map(|used| used.stamp).max(found.deleted).max(late);
-        let is_old = if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now.is_some() } else { now >= Some(stamp) };
+        let Logged { stamp, key, bucket, block: bytes, place } = logged;
+        let found = if mutants::REPLAYED_IN_ANOTHER_BUCKET.is_on() {
+            let found = self.find(key)?;
+            found.bucket.or(found.vacant)
+        } else {
+            self.table.step_of(self.table.home(key), bucket).map(|_| bucket)
+        };
+        let Some(bucket) = found else { return Ok(Err(NO_BUCKET.to_owned())) };
+        let before = self.record(bucket)?;
+        let now = before.written().max(self.state.late.get(&bucket).map(|late| late.stamp));
+        let is_old =
+            if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
         let epoch = stamp.epoch() + 1;
         if epoch > self.state.last.epoch() {
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
         }
         if !is_old {
             let value = bytes.map(|bytes| (Some(place), bytes));
-            let has_space = match (value, found.used) {
-                (None, None) => true,
-                _ => self.restore(stamp, key, value, &found)?.is_ok(),
-            };
+            let used = before.used_block();
             match bytes {
-                Some(bytes) if !has_space => {
-                    self.state.late.insert(key.to_vec(), Late { stamp, place, bytes: bytes.to_vec() });
+                Some(bytes) if !self.restore(stamp, key, bucket, value, used)? => {
+                    let late = Late { stamp, key: key.to_vec(), place, bytes: bytes.to_vec() };
+                    self.state.late.insert(bucket, late);
                 }
-                _ => drop(self.state.late.remove(key)),
+                Some(_) => drop(self.state.late.remove(&bucket)),
+                None => {
+                    self.restore(stamp, key, bucket, None, used)?;
+                    self.state.late.remove(&bucket);
+                }
             }
         }
         self.pass(stamp);
         Ok(Ok(()))
     }
 
-    /// Installs a put or delete of the log: `value` has the place of the value's block, unless any place will do, and
-    /// the block. Changes nothing if the place is in use.
+    /// Installs a put or delete of the log in its bucket: `value` has the place of the value's block, unless any place
+    /// will do, and the block. `before` is the block of the value that the bucket has. Returns false and changes nothing
+    /// if the place is in use.
     ///
     /// In the order of the log the place is free. When the service took the block, it had logged and installed the put
     /// or delete that replaced the value which lay there before.
@@ -871,49 +905,65 @@ impl<M: Memory> At<'_, M> {
         &mut self,
         stamp: Stamp,
         key: &[u8],
+        bucket: u64,
         value: Option<(Option<u64>, &[u8])>,
-        found: &Found,
-    ) -> Result<Result<(), &'static str>, M::Wait> {
-        let Some(bucket) = found.bucket.or(found.vacant) else { return Ok(Err(NO_BUCKET)) };
+        before: Option<Block>,
+    ) -> Result<bool, M::Wait> {
         let mut placed = None;
         if let Some((place, bytes)) = value {
             let claimed = match place.filter(|_| !mutants::REPLAYED_ELSEWHERE.is_on()) {
                 Some(place) => self.state.claim(self.block_at(place, bytes.len())),
                 None => self.state.take(bytes.len(), QUARANTINE),
             };
-            let Some(block) = claimed else { return Ok(Err(NO_BLOCK)) };
+            let Some(block) = claimed else { return Ok(false) };
             self.memory.write(block.at, bytes)?;
             placed = Some((block, crc(bytes)));
+            self.mark_path(key, bucket)?;
         }
         let change = self.change(bucket, key, Operation { stamp, value: placed }, true);
         self.install(bucket, record_of(self.table, &change))?;
         self.state.begun.block = None;
-        if let Some(used) = found.used {
+        if let Some(block) = before {
             // No client reads, so the next record may have the place.
-            let _ = self.state.pool.vacate(of_pool(used.block));
+            let _ = self.state.pool.vacate(of_pool(block));
         }
-        Ok(Ok(()))
+        Ok(true)
+    }
+
+    /// Marks the buckets before that of `key` on its path as deleted, if they look as if they never had a record: a
+    /// search ends there. They had records whose deletes were before the log, or whose puts failed.
+    fn mark_path(&mut self, key: &[u8], bucket: u64) -> Result<(), M::Wait> {
+        let (home, field) = (self.table.home(key), self.table.key_field(key));
+        for step in 0..self.table.probes() {
+            let first = self.table.bucket_of(home, step);
+            let (records, count) = self.block(first)?;
+            for (before, record) in (first..).zip(&records[..count]) {
+                if before == bucket {
+                    return Ok(());
+                }
+                if record.decode() == Bucket::Never {
+                    self.install(before, Record::deleted(field, Stamp(0)))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Ends the replay of the log: carries out the puts whose places were in use before. Each of them is the last of
-    /// its key, and so are the puts in the table. So no two have the same place, unless a client has forged records.
+    /// its bucket, and so are the puts in the table. So no two have the same place, unless a client has forged records.
     fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
-        let mut before = Vec::new();
-        for key in self.state.late.keys().cloned().collect::<Vec<_>>() {
-            before.push(self.find(&key)?.used);
-        }
         // One late put may have the place of the value that another one replaces.
-        for used in before.iter().flatten() {
-            let _ = self.state.pool.vacate(of_pool(used.block));
+        for bucket in self.state.late.keys().copied().collect::<Vec<_>>() {
+            if let Some(block) = self.record(bucket)?.used_block() {
+                let _ = self.state.pool.vacate(of_pool(block));
+            }
         }
-        for (key, Late { stamp, place, bytes }) in std::mem::take(&mut self.state.late) {
-            let found = Found { used: None, ..self.find(&key)? };
-            if self.restore(stamp, &key, Some((Some(place), &bytes)), &found)?.is_err() {
-                // A client has overwritten the table: two of its records have had the same place.
-                let restored = self.restore(stamp, &key, Some((None, &bytes)), &found)?;
-                if let Err(reason) = restored {
-                    return Ok(Err(reason.to_owned()));
-                }
+        for (bucket, Late { stamp, key, place, bytes }) in std::mem::take(&mut self.state.late) {
+            // If the place has another value, a client has overwritten the table: two of its records had the same place.
+            if !self.restore(stamp, &key, bucket, Some((Some(place), &bytes)), None)?
+                && !self.restore(stamp, &key, bucket, Some((None, &bytes)), None)?
+            {
+                return Ok(Err(NO_BLOCK.to_owned()));
             }
         }
         Ok(Ok(()))
@@ -935,41 +985,49 @@ impl<M: Memory> At<'_, M> {
         self.state.last = Stamp::new(epoch, self.state.last.counter().max(stamp.counter()));
     }
 
-    /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them.
+    /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them. The partition is locked
+    /// meanwhile, so the step is short: it ends once it has copied [`CHECKPOINT_STEP_BYTES`].
     fn checkpoint(&mut self, bucket: u64, records: &mut Records) -> Result<u64, M::Wait> {
-        let next = bucket + self.table.spec().block_buckets;
-        let (held, count) = self.block(bucket)?;
+        let first = bucket - bucket % self.table.spec().block_buckets;
+        let (held, count) = self.block(first)?;
         let mut made = Records::default();
-        for (bucket, record) in (bucket..).zip(&held[..count]) {
+        let mut next = bucket;
+        for (at, record) in (first..).zip(&held[..count]).skip((bucket - first) as usize) {
+            next = at + 1;
             if let Bucket::Used(used) = record.decode()
                 && self.table.contains(self.index, used.block)
             {
-                self.add(used.stamp, (used.block, used.crc_value), &used.key, &mut made)?;
+                self.add(at, used.stamp, (used.block, used.crc_value), &used.key, &mut made)?;
             }
             // Their records may be in a file that the checkpoint replaces, and they are installed after this step.
-            let Some(pending) = self.state.pending.get(&bucket) else { continue };
-            // One that was replaced before it was installed has no effect, and the log may not say so any more.
-            let is_effective = |operation: &&Operation| operation.stamp > pending.installed;
-            let operations: Vec<Operation> =
-                pending.operations.iter().filter(is_effective).copied().collect();
-            let key = pending.key.clone();
-            for Operation { stamp, value } in operations {
-                match value {
-                    Some(value) => self.add(stamp, value, &self.table.key_field(&key), &mut made)?,
-                    None => {
-                        log::put_delete(self.scratch, stamp, &key);
-                        made.append(self.scratch);
+            if let Some(pending) = self.state.pending.get(&at) {
+                // One that was replaced before it was installed has no effect, and the log may not say so any more.
+                let is_effective = |operation: &&Operation| operation.stamp > pending.installed;
+                let operations: Vec<Operation> =
+                    pending.operations.iter().filter(is_effective).copied().collect();
+                let key = pending.key.clone();
+                for Operation { stamp, value } in operations {
+                    match value {
+                        Some(value) => self.add(at, stamp, value, &self.table.key_field(&key), &mut made)?,
+                        None => {
+                            log::put_delete(self.scratch, stamp, &key, at);
+                            made.append(self.scratch);
+                        }
                     }
                 }
+            }
+            if made.size() >= CHECKPOINT_STEP_BYTES && !mutants::CHECKPOINT_STEP_UNBOUNDED.is_on() {
+                break;
             }
         }
         made.iter().for_each(|record| records.append(record));
         Ok(next)
     }
 
-    /// Adds the record of a put with this value, unless a client has overwritten the value or the record.
+    /// Adds the record of a put with this value in a bucket, unless a client has overwritten the value or the record.
     fn add(
         &mut self,
+        bucket: u64,
         stamp: Stamp,
         (block, crc_value): (Block, u64),
         key: &KeyField,
@@ -978,12 +1036,16 @@ impl<M: Memory> At<'_, M> {
         let mut bytes = vec![0; block.len as usize];
         self.memory.read(block.at, &mut bytes)?;
         let Some(key) = key.in_record().or_else(|| key.in_block(&bytes)) else { return Ok(()) };
-        let is_sound =
-            crc(&bytes) == crc_value && value_in(&bytes, key).is_some() && stamp <= self.state.last;
+        let home = self.table.home(key);
+        let is_sound = crc(&bytes) == crc_value
+            && value_in(&bytes, key).is_some()
+            && stamp <= self.state.last
+            && home.partition == self.index
+            && self.table.step_of(home, bucket).is_some();
         if !is_sound {
             return Ok(());
         }
-        log::begin_put(self.scratch, stamp, key, self.place_of(block));
+        log::begin_put(self.scratch, stamp, key, bucket, self.place_of(block));
         self.scratch.extend_from_slice(&bytes);
         records.append(self.scratch);
         Ok(())
@@ -1051,9 +1113,6 @@ impl<M: Memory> At<'_, M> {
                             return Ok(found);
                         }
                         continue;
-                    }
-                    Bucket::Deleted if record.key_field() == field => {
-                        found.deleted = found.deleted.max(Some(Stamp(record.stamp.get())));
                     }
                     Bucket::Torn | Bucket::Nonsense => found.is_damaged = true,
                     _ => {}

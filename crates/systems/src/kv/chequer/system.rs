@@ -55,6 +55,7 @@ fn parameters(sizing: &Sizing) -> String {
         "placement": placement,
         "block_buckets": sizing.block_buckets,
         "put_threshold": sizing.put_threshold,
+        "partitions": sizing.partitions,
     })
     .to_string()
 }
@@ -64,7 +65,8 @@ fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
         return Err(SizingError::Value(VALUE_MAX));
     }
     let block_buckets = sizing.block_buckets.unwrap_or(BLOCK_BUCKETS);
-    let slots = slots_for(sizing.items.unwrap_or(0), block_buckets).ok_or(SizingError::Items)?;
+    let least = block_buckets * sizing.partitions.unwrap_or(1);
+    let slots = slots_for(sizing.items.unwrap_or(0), least).ok_or(SizingError::Items)?;
     let table_bytes = slots.checked_mul(RECORD_SIZE).ok_or(SizingError::Items)? + PARTITIONS_MAX * HEAD_SIZE;
     let item_bytes = pool::block_size(block_len(sizing.key_len, sizing.value_len) as u64);
     Ok(Footprint { slots, table_bytes, item_bytes })
@@ -114,6 +116,11 @@ impl System for ChequerKind {
         mutants::ONLY_VALUE_REREAD,
         mutants::RESERVATION_FREED_BY_TIMEOUT,
         mutants::BUDDY_MERGES_IN_USE,
+        mutants::REPLAYED_IN_ANOTHER_BUCKET,
+        mutants::UNANSWERED_RESERVE_FORGOTTEN,
+        mutants::RESERVATIONS_UNBOUNDED,
+        mutants::QUARANTINE_FROM_BEGIN,
+        mutants::CHECKPOINT_STEP_UNBOUNDED,
     ];
     const WORK: Work = Work {
         chains_per_probe: 2,
