@@ -17,7 +17,7 @@ use farside_remote::{Addr, ChainBuf, Fabric, Key, Memory, NodeId, Reply, Rights,
 use farside_systems::kv::chequer::layout::{
     Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block,
 };
-use farside_systems::kv::chequer::log::Logged;
+use farside_systems::kv::chequer::log::{Logged, last};
 use farside_systems::kv::chequer::pool::QUARANTINE;
 use farside_systems::kv::chequer::request::{Answer, Outcome, PART_MAX, Request, number_in};
 use farside_systems::kv::chequer::service::RESERVATIONS_MAX;
@@ -191,7 +191,7 @@ fn reservations(home: &Home) -> (u64, u64) {
 
 /// The cases that the tests of mutants run, too.
 #[cfg(farside_mutants)]
-pub(crate) const CASES: [(&str, fn()); 15] = [
+pub(crate) const CASES: [(&str, fn()); 16] = [
     ("slow reader", a_reader_whose_value_was_replaced_reads_the_record_again),
     ("reservation", a_reservation_ends_with_its_session_and_not_before),
     ("mode 2", a_reader_during_a_put_in_mode_two_finds_the_old_value_until_the_commit),
@@ -207,6 +207,7 @@ pub(crate) const CASES: [(&str, fn()); 15] = [
     ("many reservations", a_session_has_a_limited_number_of_reservations),
     ("quarantine", the_quarantine_of_a_replaced_value_begins_when_the_put_ends),
     ("checkpoint", a_step_of_a_checkpoint_copies_a_limited_number_of_bytes),
+    ("last stamp", stamps_go_on_after_the_replay_of_a_checkpoint_without_the_last_delete),
 ];
 
 #[test]
@@ -450,6 +451,8 @@ struct Bare {
     memory: Mapping,
     table: Table,
     service: Box<dyn Service<Mapping>>,
+    /// Number of calls so far.
+    calls: Cell<u64>,
 }
 
 impl Bare {
@@ -460,16 +463,25 @@ impl Bare {
         let table = Table::new(&plan.parameters, extent).expect("its own parameters");
         let service =
             Kind::<Mapping>::serve(&ChequerKind, &plan.parameters, extent).expect("its own parameters");
-        Bare { memory, table, service }
+        Bare { memory, table, service, calls: Cell::new(1) }
     }
 
     /// Puts a value by a call that begins and ends at these times.
-    fn put(&self, key: &[u8], value: &[u8], [begun, ended]: [Duration; 2]) {
+    fn put(&self, key: &[u8], value: &[u8], times: [Duration; 2]) -> Stamp {
+        self.change(&Request::Put { key, value }, times)
+    }
+
+    fn delete(&self, key: &[u8], times: [Duration; 2]) -> Stamp {
+        self.change(&Request::Delete { key }, times)
+    }
+
+    /// Makes a call that begins and ends at these times. Returns the stamp of the put or delete.
+    fn change(&self, change: &Request<'_>, [begun, ended]: [Duration; 2]) -> Stamp {
         let mut request = Vec::new();
-        Request::Put { key, value }.encode(&mut request);
+        change.encode(&mut request);
         let (mut scratch, mut log, mut state, mut answer) =
             (Vec::new(), Records::default(), Vec::new(), Vec::new());
-        let seed = begun.as_nanos() as u64 ^ u64::from(key[0]) << 56;
+        let seed = self.calls.replace(self.calls.get() + 1);
         let context = Work {
             memory: &self.memory,
             now: begun,
@@ -490,6 +502,34 @@ impl Bare {
         };
         let Ok(finished) = self.service.finish(context, &state, &mut answer);
         finished.expect("no refusal");
+        Answer::decode(&answer).expect("an answer").stamp
+    }
+
+    /// The records of a checkpoint, those of each step.
+    fn checkpoint(&self) -> Vec<Records> {
+        let (mut steps, mut cursor) = (Vec::new(), Some(0));
+        while let Some(at) = cursor {
+            let mut records = Records::default();
+            let Ok(next) = self.service.checkpoint(&self.memory, at, &mut records);
+            assert!(next.is_none_or(|next| next > at));
+            steps.push(records);
+            cursor = next;
+        }
+        steps
+    }
+
+    fn replay(&self, steps: &[Records]) {
+        let context = |scratch, log| {
+            let seed = self.calls.replace(self.calls.get() + 1);
+            Work { memory: &self.memory, now: Duration::ZERO, random: Draws(seed), scratch, log }
+        };
+        let (mut scratch, mut log) = (Vec::new(), Records::default());
+        for record in steps.iter().flat_map(Records::iter) {
+            let Ok(replayed) = self.service.replay(context(&mut scratch, &mut log), record);
+            replayed.expect("a record of its own");
+        }
+        let Ok(replayed) = self.service.replayed(context(&mut scratch, &mut log));
+        replayed.expect("it fits");
     }
 
     /// The block of a key's value, and its bytes.
@@ -538,19 +578,33 @@ fn a_step_of_a_checkpoint_copies_a_limited_number_of_bytes() {
     for key in 0..KEYS {
         bare.put(&[key], &[key; LEN], [Duration::ZERO; 2]);
     }
-    let (mut seen, mut steps, mut cursor) = (Vec::new(), 0, Some(0));
-    while let Some(at) = cursor {
-        let mut records = Records::default();
-        let Ok(next) = bare.service.checkpoint(&bare.memory, at, &mut records);
+    let mut seen = Vec::new();
+    let steps = bare.checkpoint();
+    for records in &steps {
         assert!(records.size() < (256 << 10) + LEN + 100, "{} bytes in a step", records.size());
-        assert!(next.is_none_or(|next| next > at));
-        let keys = records.iter().map(|record| Logged::decode(record).expect("a record").key[0]);
-        seen.extend(keys);
-        (steps, cursor) = (steps + 1, next);
+        let values = records.iter().filter(|record| last(record).is_none());
+        seen.extend(values.map(|record| Logged::decode(record).expect("a record").key[0]));
     }
     seen.sort_unstable();
     assert_eq!(seen, (0..KEYS).collect::<Vec<u8>>(), "each key once");
-    assert!(steps > 8, "{steps} steps");
+    assert!(steps.len() > 8, "{} steps", steps.len());
+}
+
+/// A client may still have the value of a put in its cache. No later put must have its stamp.
+#[test]
+fn stamps_go_on_after_the_replay_of_a_checkpoint_without_the_last_delete() {
+    let parameters = r#"{"items": 60}"#;
+    let mut stamp = Stamp(0);
+    let mut steps = Vec::new();
+    for life in 0..3 {
+        let bare = Bare::new(4, parameters);
+        bare.replay(&steps);
+        let put = bare.put(b"key", &[1; 100], [Duration::ZERO; 2]);
+        assert!(put > stamp, "life {life}: {put:?} after {stamp:?}");
+        stamp = bare.delete(b"key", [Duration::ZERO; 2]);
+        assert!(stamp > put);
+        steps = bare.checkpoint();
+    }
 }
 
 /// While a WRITE of a dropped put may run, its block is not given back.
@@ -738,7 +792,7 @@ fn mapped(path: &Path) -> Mapping {
 
 /// Starts a node with logs, in new memory or in that of the file.
 fn logging(folder: &Path, memory: Option<&Path>, take_over: bool) -> Home {
-    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 3000 };
+    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 3000, ..LogOptions::default() };
     let log = Some(LogFolder { path: folder.to_owned(), options });
     let memory = memory.map_or_else(|| Mapping::create(16 << 20, Pages::Small).expect("memory"), mapped);
     Home::with(memory, Options { log, take_over, ..Options::default() })
@@ -843,14 +897,14 @@ fn stamps_rise_when_a_node_takes_over_its_memory() {
     }
 }
 
-/// A search visits at most half of the buckets. The keys of a checkpoint are in the order of their buckets: in this order
-/// they would get other buckets, and some would find none.
+/// A search visits at most half of the buckets. The keys of a checkpoint are in the order of their buckets: in this
+/// order they would get other buckets, and some would find none.
 #[test]
 fn a_full_table_of_many_buckets_is_restored() {
     const BUCKETS: u32 = 1024;
     let folder = tempfile::tempdir().expect("a folder");
     let serve = || {
-        let options = LogOptions { sync: SyncPolicy::Never, checkpoint_min: 3000 };
+        let options = LogOptions { sync: SyncPolicy::Never, checkpoint_min: 3000, ..LogOptions::default() };
         let log = Some(LogFolder { path: folder.path().to_owned(), options });
         let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
         Home::with(memory, Options { log, ..Options::default() })

@@ -154,12 +154,12 @@ impl KeyField {
     }
 
     /// The key, if it lies in the record.
-    pub(super) fn in_record(&self) -> Option<&[u8]> {
+    pub fn in_record(&self) -> Option<&[u8]> {
         self.bytes.get(..self.len.into())
     }
 
     /// The key in a block, if it lies there.
-    pub(super) fn in_block<'a>(&self, block: &'a [u8]) -> Option<&'a [u8]> {
+    pub fn in_block<'a>(&self, block: &'a [u8]) -> Option<&'a [u8]> {
         block.get(LENGTH_SIZE..)?.get(..self.long_len())
     }
 

@@ -1,13 +1,14 @@
 //! The records of a Chequer store's log: all puts and deletes.
 //!
 //! ```text
-//! record  | op u8 | place, bits 32 to 39 | key length u16 | place, bits 0 to 31 | stamp u64 | bucket u64 | key | value's
-//!         | block |
+//! record  | op u8 | place, bits 32 to 39 | key length u16 | place, bits 0 to 31 | stamp u64 | bucket u64 |
+//!         | key | value's block |
 //! place   | offset of the block in the partition's area, in units of 32 bytes |
 //! bucket  | index of the bucket in the partition |
 //! ```
 //!
-//! A record of a delete has no block, and the place 0.
+//! A record of a delete has no block, and the place 0. A checkpoint does not have the deletes. Instead it has the last
+//! stamp of each partition, in a record without key and block that has the partition in the place of the bucket.
 //!
 //! A replay puts each record and each block where it was. The records of an almost full table, and the blocks of an
 //! almost full area, may fit in no other arrangement.
@@ -29,6 +30,7 @@ const BUCKET_OFFSET: usize = STAMP_OFFSET + size_of::<u64>();
 // 1 and 2 were records without a bucket.
 const PUT: u8 = 3;
 const DELETE: u8 = 4;
+const LAST: u8 = 5;
 
 /// A decoded record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +67,20 @@ fn begin(bytes: &mut Vec<u8>, op: u8, stamp: Stamp, key: &[u8], (bucket, place):
     bytes.extend_from_slice(&bucket.to_le_bytes());
     bytes.extend_from_slice(key);
     bytes.len()
+}
+
+/// Encodes the record of the last stamp of a partition into `bytes`, which it clears.
+pub fn put_last(bytes: &mut Vec<u8>, stamp: Stamp, partition: u64) {
+    begin(bytes, LAST, stamp, &[], (partition, 0));
+}
+
+/// Decodes a record of the last stamp of a partition. `None` for any other record.
+pub fn last(bytes: &[u8]) -> Option<(u64, Stamp)> {
+    let &[LAST, 0, 0, 0, 0, 0, 0, 0, ref numbers @ ..] = bytes.first_chunk::<HEADER_SIZE>()? else {
+        return None;
+    };
+    let number = |at: usize| u64::from_le_bytes(numbers[at..at + 8].try_into().expect("eight bytes"));
+    (bytes.len() == HEADER_SIZE).then(|| (number(8), Stamp(number(0))))
 }
 
 /// Sets the stamp of the record in `bytes`.
@@ -117,6 +133,10 @@ mod tests {
             let logged = Logged { stamp: Stamp(6), key, block: None, place: 0, bucket };
             assert_eq!(Logged::decode(&bytes), Ok(logged));
             assert!(Logged::decode(&bytes[..HEADER_SIZE - 1]).is_err());
+            put_last(&mut bytes, Stamp(8), 3);
+            assert_eq!((last(&bytes), Logged::decode(&bytes).is_err()), (Some((3, Stamp(8))), true));
+            put_delete(&mut bytes, Stamp(6), key, bucket);
+            assert_eq!(last(&bytes), None);
             for op in [1, 2, 5] {
                 bytes[0] = op;
                 assert!(Logged::decode(&bytes).is_err(), "operation {op}");

@@ -36,6 +36,9 @@ farside_remote::mutants! {
     REPLAYED_IN_ANOTHER_BUCKET = "ChequerReplayedInAnotherBucket";
     /// A checkpoint has the values of the first partition alone.
     CHECKPOINT_OF_ONE_PARTITION = "ChequerCheckpointOfOnePartition";
+    /// A checkpoint does not have the last stamp. If the newest put or delete is a delete, a replay draws its stamp
+    /// again.
+    CHECKPOINT_WITHOUT_STAMP = "ChequerCheckpointWithoutStamp";
     /// A put keeps the block of the value that it replaces.
     OVERWRITTEN_BLOCK_KEPT = "ChequerOverwrittenBlockKept";
     /// A reservation does not end with its session.

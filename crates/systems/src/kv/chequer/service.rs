@@ -296,11 +296,20 @@ impl<M: Memory> Service<M> for ChequerService {
     }
 
     fn replay(&self, context: Context<'_, M>, record: &[u8]) -> Result<Result<(), String>, M::Wait> {
+        let Context { memory, now, mut random, scratch, .. } = context;
+        if let Some((index, stamp)) = log::last(record) {
+            if index >= self.table.spec().partitions {
+                return Ok(Err(NO_BUCKET.to_owned()));
+            }
+            let mut partition = self.partition(index);
+            let state = &mut *partition;
+            At { table: &self.table, index, memory, state, now, scratch }.pass(stamp)?;
+            return Ok(Ok(()));
+        }
         let logged = match Logged::decode(record) {
             Ok(logged) => logged,
             Err(wrong) => return Ok(Err(wrong)),
         };
-        let Context { memory, now, mut random, scratch, .. } = context;
         let index = self.table.home(logged.key).partition;
         let mut partition = self.partition(index);
         partition.begin(random.next(), now);
@@ -857,8 +866,8 @@ impl<M: Memory> At<'_, M> {
 
     /// Carries out a record of the log. No client reads meanwhile.
     ///
-    /// Of all records of a bucket, that with the greatest stamp stays. The bucket had no two keys at once: it got another
-    /// key only after the delete of the key before it was logged, with a smaller stamp.
+    /// Of all records of a bucket, that with the greatest stamp stays. The bucket had no two keys at once: it got
+    /// another key only after the delete of the key before it was logged, with a smaller stamp.
     fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
         let Logged { stamp, key, bucket, block: bytes, place } = logged;
         let found = if mutants::REPLAYED_IN_ANOTHER_BUCKET.is_on() {
@@ -872,10 +881,7 @@ impl<M: Memory> At<'_, M> {
         let now = before.written().max(self.state.late.get(&bucket).map(|late| late.stamp));
         let is_old =
             if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
-        let epoch = stamp.epoch() + 1;
-        if epoch > self.state.last.epoch() {
-            self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
-        }
+        self.pass(stamp)?;
         if !is_old {
             let value = bytes.map(|bytes| (Some(place), bytes));
             let used = before.used_block();
@@ -891,13 +897,12 @@ impl<M: Memory> At<'_, M> {
                 }
             }
         }
-        self.pass(stamp);
         Ok(Ok(()))
     }
 
     /// Installs a put or delete of the log in its bucket: `value` has the place of the value's block, unless any place
-    /// will do, and the block. `before` is the block of the value that the bucket has. Returns false and changes nothing
-    /// if the place is in use.
+    /// will do, and the block. `before` is the block of the value that the bucket has. Returns false and changes
+    /// nothing if the place is in use.
     ///
     /// In the order of the log the place is free. When the service took the block, it had logged and installed the put
     /// or delete that replaced the value which lay there before.
@@ -959,7 +964,8 @@ impl<M: Memory> At<'_, M> {
             }
         }
         for (bucket, Late { stamp, key, place, bytes }) in std::mem::take(&mut self.state.late) {
-            // If the place has another value, a client has overwritten the table: two of its records had the same place.
+            // If the place has another value, a client has overwritten the table: two of its records had the same
+            // place.
             if !self.restore(stamp, &key, bucket, Some((Some(place), &bytes)), None)?
                 && !self.restore(stamp, &key, bucket, Some((None, &bytes)), None)?
             {
@@ -979,14 +985,18 @@ impl<M: Memory> At<'_, M> {
         Block { at: self.table.area(self.index).start + place * BLOCK_ALIGN, len: len as u32 }
     }
 
-    /// Makes all later stamps greater than `stamp`, which an earlier node has drawn. The head has their epoch.
-    fn pass(&mut self, stamp: Stamp) {
+    /// Makes all later stamps greater than `stamp`, which an earlier node has drawn. The head gets their epoch.
+    fn pass(&mut self, stamp: Stamp) -> Result<(), M::Wait> {
         let epoch = self.state.last.epoch().max(stamp.epoch() + 1);
+        if epoch > self.state.last.epoch() {
+            self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
+        }
         self.state.last = Stamp::new(epoch, self.state.last.counter().max(stamp.counter()));
+        Ok(())
     }
 
-    /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them. The partition is locked
-    /// meanwhile, so the step is short: it ends once it has copied [`CHECKPOINT_STEP_BYTES`].
+    /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them. The partition is
+    /// locked meanwhile, so the step is short: it ends once it has copied [`CHECKPOINT_STEP_BYTES`].
     fn checkpoint(&mut self, bucket: u64, records: &mut Records) -> Result<u64, M::Wait> {
         let first = bucket - bucket % self.table.spec().block_buckets;
         let (held, count) = self.block(first)?;
@@ -1019,6 +1029,12 @@ impl<M: Memory> At<'_, M> {
             if made.size() >= CHECKPOINT_STEP_BYTES && !mutants::CHECKPOINT_STEP_UNBOUNDED.is_on() {
                 break;
             }
+        }
+        // The newest stamp may be that of a delete, or of a put that has failed.
+        let is_end = next == self.table.spec().buckets();
+        if is_end && self.state.last > Stamp(0) && !mutants::CHECKPOINT_WITHOUT_STAMP.is_on() {
+            log::put_last(self.scratch, self.state.last, self.index);
+            made.append(self.scratch);
         }
         made.iter().for_each(|record| records.append(record));
         Ok(next)
