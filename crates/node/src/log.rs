@@ -41,15 +41,15 @@ use std::time::Duration;
 pub enum SyncPolicy {
     /// At once. The system writes it to the disk when it likes.
     Never,
-    /// At once. The log is synced at least every [`SYNC_INTERVAL`].
+    /// At once. The log is synced at least every [`LogOptions::sync_interval`].
     Interval,
     /// When it is on the disk.
     #[default]
     Each,
 }
 
-/// Interval of syncs under [`SyncPolicy::Interval`]: a crash of the machine loses at most what was appended in this
-/// time before, and in the time that one sync takes.
+/// Usual interval of syncs under [`SyncPolicy::Interval`]: a crash of the machine loses at most what was appended in
+/// this time before, and in the time that one sync takes.
 pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(200);
@@ -67,13 +67,16 @@ pub const CHECKPOINT_MIN: u64 = 64 << 20;
 pub struct LogOptions {
     /// When a record counts as stored.
     pub sync: SyncPolicy,
+    /// Interval of syncs under [`SyncPolicy::Interval`].
+    pub sync_interval: Duration,
     /// Minimum size of a log in bytes before a checkpoint replaces it.
     pub checkpoint_min: u64,
 }
 
 impl Default for LogOptions {
     fn default() -> LogOptions {
-        LogOptions { sync: SyncPolicy::default(), checkpoint_min: CHECKPOINT_MIN }
+        let sync = SyncPolicy::default();
+        LogOptions { sync, sync_interval: SYNC_INTERVAL, checkpoint_min: CHECKPOINT_MIN }
     }
 }
 
@@ -729,7 +732,7 @@ impl Log {
             format::put_frame(&mut bytes, salt, sequence, durable, record);
         }
         if self.options.sync == SyncPolicy::Interval && !is_unsynced {
-            self.sync_at = Some(now + SYNC_INTERVAL);
+            self.sync_at = (!mutants::LOG_NEVER_SYNCS.is_on()).then_some(now + self.options.sync_interval);
         }
         self.retry_at = now + RETRY;
         let doing = Doing::Write { records, position, size: bytes.len() as u64 };

@@ -31,6 +31,8 @@ pub struct Counts {
     pub uncut: u64,
     /// Number of syncs.
     pub syncs: u64,
+    /// Number of syncs that failed.
+    pub failed_syncs: u64,
 }
 
 #[derive(Clone, Default)]
@@ -155,6 +157,7 @@ impl Disk for SimDisk {
 
     fn sync(&mut self, name: &str) -> io::Result<()> {
         if self.fails_to_sync {
+            self.counts.failed_syncs += 1;
             return Err(io::Error::other("an error of the medium"));
         }
         let file = self.file(name)?;

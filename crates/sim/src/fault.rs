@@ -51,11 +51,18 @@ pub enum Fault {
     /// The disk of a store's log is full for a while. Puts and deletes fail with an error which says that nothing was
     /// done. What was acknowledged before is not lost.
     DiskFull,
+    /// The disk of a store's log fails to sync for a while. Puts and deletes fail until the node is started again.
+    /// Those that waited for the disk may or may not be stored.
+    SyncFailure,
+    /// The node's machine crashes and is started anew, with the memory file and the disk of the logs. The new process
+    /// finds the memory of another boot, in which pages may be missing, and replays the log. What was not synced to the
+    /// disk may be lost or torn.
+    MachineCrash,
 }
 
 impl Fault {
     /// All kinds of faults.
-    pub const ALL: [Fault; 17] = [
+    pub const ALL: [Fault; 19] = [
         Fault::Loss,
         Fault::Duplicate,
         Fault::Reorder,
@@ -73,7 +80,14 @@ impl Fault {
         Fault::Exhaustion,
         Fault::Revocation,
         Fault::DiskFull,
+        Fault::SyncFailure,
+        Fault::MachineCrash,
     ];
+
+    /// Whether the fault strikes only stores with logs.
+    pub const fn is_of_logs(self) -> bool {
+        matches!(self, Fault::DiskFull | Fault::SyncFailure | Fault::MachineCrash)
+    }
 
     /// Whether the fault strikes single messages.
     pub const fn is_of_messages(self) -> bool {
@@ -100,6 +114,8 @@ impl Fault {
             Fault::Exhaustion => "exhaustion",
             Fault::Revocation => "revocation",
             Fault::DiskFull => "disk-full",
+            Fault::SyncFailure => "sync-failure",
+            Fault::MachineCrash => "machine-crash",
         }
     }
 

@@ -22,7 +22,7 @@ use farside_node::engine::Keys;
 use farside_node::identity::{Sender, fenced_session};
 use farside_node::log::Disk;
 use farside_node::log::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
-use farside_node::log::{LogOptions, Next, StoreLog, find, recover};
+use farside_node::log::{LogOptions, Next, RecoverError, StoreLog, SyncPolicy, find, recover};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
 use farside_remote::address::ON_CHIP_SIZE;
@@ -112,6 +112,12 @@ struct Inner {
     wall: Cell<i64>,
     /// The host's files, with the logs of stores.
     disk: Rc<RefCell<SimDisk>>,
+    /// Start and end of each operation of the disk. One that has not ended has the latest end.
+    disk_times: Rc<RefCell<Vec<[Nanos; 2]>>>,
+    /// Whether the machine has not crashed since the memory was served.
+    is_same_boot: Cell<bool>,
+    /// Called once when a process serves the node.
+    once_served: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
 /// A process that serves a node, and the node's state.
@@ -138,6 +144,7 @@ pub(crate) struct Serving {
     /// Whether the process has had a log's writer.
     has_logs: Cell<bool>,
     disk: Rc<RefCell<SimDisk>>,
+    disk_times: Rc<RefCell<Vec<[Nanos; 2]>>>,
     bell: Bell,
     recipients: RefCell<BTreeMap<Ticket, Recipient>>,
     mails: Vec<Rc<Mail>>,
@@ -288,6 +295,9 @@ impl Node {
             serving: RefCell::new(None),
             seen: Rc::default(),
             disk: Rc::default(),
+            disk_times: Rc::default(),
+            is_same_boot: Cell::new(true),
+            once_served: RefCell::new(None),
         }));
         node.begin();
         node
@@ -448,6 +458,9 @@ impl Node {
                 memory.run(|memory| Machine::restore(memory, (node.0.kinds)(), info.clone())).await;
             let mut machine =
                 restored.unwrap_or_else(|reason| panic!("the node cannot recover its memory: {reason}"));
+            if !node.0.is_same_boot.get() {
+                node.lose_pages(&machine);
+            }
             while !memory
                 .run(|memory| machine.recover_step(memory))
                 .await
@@ -464,6 +477,53 @@ impl Node {
         self.0.disk.borrow_mut().crash(self.0.world.random());
         *self.0.memory.borrow_mut() = fresh(&self.0.world, &self.0.options);
         self.begin();
+    }
+
+    /// Crashes the node's machine and starts a process that recovers what the memory file and the disk have kept. Pages
+    /// of tables of stores with logs may be lost: they have zeros. All processes that ran chains on this memory
+    /// themselves must be dead.
+    pub fn crash_machine(&self) {
+        self.kill();
+        self.0.disk.borrow_mut().crash(self.0.world.random());
+        self.0.is_same_boot.set(false);
+        self.restart();
+    }
+
+    /// Loses half of the pages of the tables of stores with logs.
+    fn lose_pages(&self, machine: &Machine<Replay>) {
+        const PAGE: usize = 4096;
+        let (memory, random) = (self.memory(), self.0.world.random());
+        let is_logged = |store: &Store| {
+            self.0.options.log.is_some()
+                && machine.catalog().kind(&store.kind).is_ok_and(|kind| kind.is_logged())
+        };
+        for entry in machine.catalog().iter().filter(|entry| is_logged(&entry.store)) {
+            let table = entry.store.table_at..entry.store.table_at + entry.store.table_len;
+            for at in table.step_by(PAGE) {
+                let mut page = [0; PAGE];
+                memory.peek(at, &mut page);
+                if page != [0; PAGE] && random.one_in(2) {
+                    memory.poke(at, &[0; PAGE]);
+                }
+            }
+        }
+    }
+
+    /// Calls `act` once a process serves the node, before it answers any client.
+    pub fn once_served(&self, act: impl FnOnce() + 'static) {
+        *self.0.once_served.borrow_mut() = Some(Box::new(act));
+    }
+
+    /// The store `name`, if a process serves the node and its catalog has it.
+    pub fn store(&self, name: &str) -> Option<Store> {
+        let serving = self.serving()?;
+        let machine = serving.machine.borrow();
+        machine.catalog().get(name).ok().map(|entry| entry.store.clone())
+    }
+
+    /// Start and end of each operation of the disk so far. One that has not ended has the latest end.
+    pub fn disk_times(&self) -> Vec<[Nanos; 2]> {
+        self.0.disk_times.borrow().clone()
     }
 
     pub(crate) fn serving(&self) -> Option<Rc<Serving>> {
@@ -506,15 +566,15 @@ impl Node {
         let mut disk = self.0.disk.borrow_mut();
         let disk = &mut *disk;
         machine.set_logging(options);
+        let is_same_boot = self.0.is_same_boot.get();
         for found in find(disk).expect("the heads of logs are valid") {
             let store = &found.store;
             let held = machine.catalog().get(&store.name);
             let held = held.map(|entry| entry.paired().copied());
             let source = match held {
-                // Only the process has died, not the machine.
-                Ok(paired) => believed(&found.pairing, found.is_whole, paired.as_ref(), true)
+                Ok(paired) => believed(&found.pairing, found.is_whole, paired.as_ref(), is_same_boot)
                     .expect("the memory was not served without the log"),
-                Err(_) if found.pairing.incarnation == machine.info().incarnation => {
+                Err(_) if found.pairing.incarnation == machine.info().incarnation && is_same_boot => {
                     disk.remove_folder(&found.folder).expect("the simulated disk removes folders");
                     continue;
                 }
@@ -539,13 +599,21 @@ impl Node {
             }
             let served = Arc::clone(&machine.catalog().get(&store.name).expect("it was created").served);
             let start = Start { now: Duration::ZERO, seed: 0 };
-            let recovered = recover(disk, &found, options, |record| {
+            let replay = |record: &[u8]| {
                 if source == Believed::Memory {
                     return Ok(());
                 }
                 let served = served.try_lock(Work::Live).expect("nothing runs");
                 memory.run_at_once(|memory| served.replay(memory, start, record))
-            });
+            };
+            let recovered = match recover(disk, &found, options, replay) {
+                // A crash may lose a part in the middle. The operator cuts the file, as the error says.
+                Err(RecoverError::Damaged(name, _, at)) if options.sync == SyncPolicy::Never => {
+                    disk.cut(&name, at).expect("the simulated disk cuts files");
+                    recover(disk, &found, options, replay)
+                }
+                recovered => recovered,
+            };
             let recovered = recovered.unwrap_or_else(|error| panic!("a crash damages no log: {error}"));
             let mut log = recovered.log;
             match source {
@@ -612,6 +680,7 @@ impl Node {
             log_bell: Bell::default(),
             has_logs: Cell::new(false),
             disk: Rc::clone(&self.0.disk),
+            disk_times: Rc::clone(&self.0.disk_times),
             bell: Bell::default(),
             recipients: RefCell::default(),
             mails: (0..engines).map(|_| Rc::default()).collect(),
@@ -631,6 +700,9 @@ impl Node {
         let server = Rc::clone(&serving);
         world.spawn(process, async move { server.run().await });
         *self.0.serving.borrow_mut() = Some(serving);
+        self.0.is_same_boot.set(true);
+        let once_served = self.0.once_served.take();
+        once_served.into_iter().for_each(|act| act());
     }
 }
 
@@ -892,7 +964,10 @@ impl Serving {
                     crate::world::within(&self.world, left, rung).await;
                 }
                 Next::Do(op) => {
+                    let at = self.disk_times.borrow().len();
+                    self.disk_times.borrow_mut().push([self.world.now(), Nanos::MAX]);
                     self.world.sleep(self.world.random().heavy(DISK_NS)).await;
+                    self.disk_times.borrow_mut()[at][1] = self.world.now();
                     let done = op.perform(&mut *self.disk.borrow_mut());
                     log.lock().done(done);
                     self.mails.iter().for_each(|mail| mail.note_stored());

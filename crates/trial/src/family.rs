@@ -8,12 +8,13 @@ use crate::flight::{Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, Site};
 use farside_node::log::LogOptions;
+use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::checker::Checker;
 use farside_sim::fault::Fault;
-use farside_sim::history::Ask;
 use farside_sim::history::lines::Written;
+use farside_sim::history::{Ask, Operation};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_sim::world::{MICROS, Nanos, ProcessId};
@@ -87,6 +88,27 @@ pub(crate) trait Family: Sized + 'static {
     /// Options of the stores' logs, if they have logs. A store with a log survives the loss of its node's memory.
     fn log(&self) -> Option<LogOptions> {
         None
+    }
+
+    /// Whether a store may lack its last operations after its node lost its memory, or its machine crashed.
+    fn may_lose_last(&self) -> bool {
+        false
+    }
+
+    /// Judges what a store has kept after such a loss. `before` has the operations on the store before, with the keys
+    /// of [`Family::draw`]. Returns operations that bring an empty store to the state that it has now, and whether
+    /// operations were lost.
+    ///
+    /// # Errors
+    /// Returns a description of what the store lacks and must not lack.
+    fn after_loss(
+        &self,
+        _node: &Node,
+        _store: &Store,
+        _before: &[Operation<Self::Ask>],
+        _loss: &Loss,
+    ) -> Result<Kept<Self>, String> {
+        unreachable!("stores of this family lose nothing")
     }
 
     /// Size of the store that lies on all nodes.
@@ -202,6 +224,18 @@ pub(crate) trait Family: Sized + 'static {
     }
 }
 
+/// The loss of a node's memory, or a crash of its machine.
+pub(crate) struct Loss {
+    /// Times of the deaths of the node's processes since the store was created, or since the loss before this one. The
+    /// last one is the time of this loss.
+    pub(crate) deaths: Vec<Nanos>,
+    /// Start and end of each period in which the node could not write its log in time.
+    pub(crate) stalls: Vec<[Nanos; 2]>,
+}
+
+/// What a store has kept: operations that bring an empty store to its state, and whether any operation was lost.
+pub(crate) type Kept<F> = (Vec<(u64, <F as Family>::Ask, OutcomeOf<F>)>, bool);
+
 /// The sessions over which a task opens a store.
 pub(crate) struct Seat<'a, F: Family> {
     pub(crate) scene: &'a Rc<Scene>,
@@ -241,6 +275,9 @@ pub(crate) enum FailureKind {
     Declined,
     /// The disk of the store's log was full. Nothing was done, and the session is still usable.
     DiskFull,
+    /// The disk of the store's log has failed to sync, so the log accepts nothing until the node is started again. The
+    /// session is still usable.
+    SyncFailed,
     /// So many answers were lost that the operation has failed. Faults of messages are to blame, and the session is
     /// still usable.
     Interrupted,

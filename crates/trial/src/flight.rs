@@ -118,7 +118,7 @@ pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
     carriers.iter().any(|carrier| carrier.can_have(fault))
         && (fault != Fault::Exhaustion || phase.allocates)
         && (fault != Fault::Revocation || phase.is_revocable)
-        && (fault != Fault::DiskFull || phase.logs)
+        && (!fault.is_of_logs() || phase.logs)
 }
 
 /// Number of times that each fault has struck within each phase, with a row for each of [`Fault::ALL`].

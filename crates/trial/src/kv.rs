@@ -1,27 +1,32 @@
 //! The family of key-value stores. Each key of a store is a register.
 
-use crate::family::{Failure, FailureKind, Family, Seat};
+use crate::family::{Failure, FailureKind, Family, Kept, Loss, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, values};
-use farside_node::log::{LogOptions, SyncPolicy};
-use farside_remote::control::{self, Answer};
+use farside_node::log::{LogOptions, SYNC_INTERVAL, SyncPolicy};
+use farside_remote::control::{self, Answer, Store};
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::service::ADDRESS_SIZE;
 use farside_remote::wire::Code;
 use farside_remote::{Capabilities, ChainView, FabricError, NodeId};
 use farside_sim::fault::Fault;
-use farside_sim::history::register::{Ask, Outcome, Value, Version};
+use farside_sim::history::register::{Ask, Operation, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, Registers};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
+use farside_sim::world::{MILLIS, Nanos};
 use farside_systems::kv::chequer;
-use farside_systems::kv::chequer::layout::{Bucket, KEY_INLINE, RECORD_SIZE, Record, Table, Used, block_len};
+use farside_systems::kv::chequer::layout::{
+    Bucket, KEY_INLINE, RECORD_SIZE, Record, Table, Used, block_len, value_in,
+};
 use farside_systems::kv::chequer::request;
 use farside_systems::kv::prism_kv::layout::TableSpec;
 use farside_systems::kv::{Kv as _, KvError, Version as Installed};
 use farside_systems::registry::{self, OneKv, Registered};
 use farside_systems::system::{Options, Sizing};
+use std::collections::BTreeMap;
+use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A key-value system, with the options that a seed has drawn for the system.
@@ -250,8 +255,15 @@ impl Chequer {
         let in_mode_2 = matches!(focus, Some(phase::RESERVE..=phase::WITHDRAW));
         let thresholds = if in_mode_2 { [0, 0, 64, 64] } else { [0, 64, 1024, u32::MAX] };
         let block_buckets = BLOCK_BUCKETS[random.below(3) as usize];
+        let (sync, sync_interval) = [
+            (SyncPolicy::Each, SYNC_INTERVAL),
+            (SyncPolicy::Each, SYNC_INTERVAL),
+            (SyncPolicy::Interval, Duration::from_nanos([MILLIS, 10 * MILLIS][random.below(2) as usize])),
+            (SyncPolicy::Never, SYNC_INTERVAL),
+        ][random.below(4) as usize];
         let log = LogOptions {
-            sync: SyncPolicy::Each,
+            sync,
+            sync_interval,
             checkpoint_min: [2_000, 20_000, 64 << 20][random.below(3) as usize],
         };
         Chequer {
@@ -268,8 +280,14 @@ impl Chequer {
     fn options(&self) -> Vec<Choice> {
         let Chequer { value_cache, put_threshold, block_buckets, partitions, has_long_keys, log } = *self;
         let threshold = if put_threshold == u32::MAX { "none".to_owned() } else { put_threshold.to_string() };
-        let log = log
-            .map_or("none".to_owned(), |log| format!("with checkpoints from {} bytes", log.checkpoint_min));
+        let log = log.map_or("none".to_owned(), |log| {
+            let sync = match log.sync {
+                SyncPolicy::Each => "each".to_owned(),
+                SyncPolicy::Interval => format!("interval of {} ms", log.sync_interval.as_millis()),
+                SyncPolicy::Never => "never".to_owned(),
+            };
+            format!("synced {sync}, with checkpoints from {} bytes", log.checkpoint_min)
+        });
         let keys = if has_long_keys { "long" } else { "short" };
         vec![
             Choice::new("value_cache", value_cache, format!("value cache {value_cache}")),
@@ -310,10 +328,14 @@ impl Kv {
 
     /// Converts an error. A log that cannot be written refuses its store's puts and deletes.
     fn failure(&self, error: KvError) -> Failure {
-        let is_of_log = |reason: &str| reason.starts_with("the log of store");
+        let ran = error.ran();
         match error {
-            KvError::Fabric(FabricError::Refused(reason)) if is_of_log(&reason) => {
-                Failure { ran: Ran::No, kind: FailureKind::DiskFull, message: reason }
+            KvError::Fabric(FabricError::Refused(reason)) if reason.contains("the log of store") => {
+                // Its sync failed, or an earlier one did.
+                let is_failed = ["could not be synced", "failed, and nothing is written"];
+                let has_failed = is_failed.iter().any(|part| reason.contains(part));
+                let kind = if has_failed { FailureKind::SyncFailed } else { FailureKind::DiskFull };
+                Failure { ran, kind, message: reason }
             }
             error => error.into(),
         }
@@ -362,7 +384,29 @@ impl Family for Kv {
     }
 
     fn survives(&self, fault: Fault) -> bool {
-        fault != Fault::DiskFull || self.log().is_some()
+        !fault.is_of_logs() || self.log().is_some()
+    }
+
+    fn may_lose_last(&self) -> bool {
+        self.log().is_some_and(|log| log.sync != SyncPolicy::Each)
+    }
+
+    fn after_loss(
+        &self,
+        node: &Node,
+        store: &Store,
+        before: &[Operation],
+        loss: &Loss,
+    ) -> Result<Kept<Kv>, String> {
+        let keys = before.iter().map(|of| of.key);
+        let numbers = keys.map(|number| (self.key(number), number)).collect();
+        let values = values_in_use(node, store, &numbers)?;
+        let log = self.log().filter(|log| log.sync == SyncPolicy::Interval);
+        // A node's clock may be slower than the world's by a fifth.
+        let interval = log.map(|log| log.sync_interval.as_nanos() as u64 * 5 / 4 + WRITTEN_WITHIN);
+        let has_lost = judge_kept(&values, before, loss, interval)?;
+        let kept = values.into_iter().map(|(key, value)| (key, Ask::Put(value), Outcome::Done(None)));
+        Ok((kept.collect(), has_lost))
     }
 
     fn rebuild_one_in(&self, random: &Random) -> u64 {
@@ -512,7 +556,9 @@ async fn compare_blocks(node: &Node, name: &str) -> Result<(), String> {
     let Answer::StoreStat(stat) = answered else { return Err(format!("{answered:?}")) };
     let number = |row: &str| stat.service.get(row).copied().ok_or(format!("the store reports no {row}"));
     let (mut records, mut bytes) = (0, 0);
-    for used in records_in_use(node, name).await? {
+    let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
+    let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
+    for used in records_in_use(node, &store)? {
         (records, bytes) = (records + 1, bytes + u64::from(used.block.len));
     }
     let live = (number("pool_live_blocks")?, number("pool_live_bytes")?);
@@ -540,9 +586,7 @@ async fn compare_blocks(node: &Node, name: &str) -> Result<(), String> {
 }
 
 /// Returns the records of a Chequer store whose keys have values, read at one instant.
-async fn records_in_use(node: &Node, name: &str) -> Result<Vec<Used>, String> {
-    let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
-    let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
+fn records_in_use(node: &Node, store: &Store) -> Result<Vec<Used>, String> {
     let table = Table::new(&store.parameters, store.extent())?;
     let (spec, memory) = (table.spec(), node.memory());
     let buckets = (0..spec.partitions).flat_map(|of| (0..spec.buckets()).map(move |bucket| (of, bucket)));
@@ -556,6 +600,110 @@ async fn records_in_use(node: &Node, name: &str) -> Result<Vec<Used>, String> {
         _ => None,
     });
     Ok(used.collect())
+}
+
+/// Returns the values of a Chequer store, by the numbers of their keys.
+fn values_in_use(
+    node: &Node,
+    store: &Store,
+    numbers: &BTreeMap<Vec<u8>, u64>,
+) -> Result<BTreeMap<u64, Value>, String> {
+    let mut values = BTreeMap::new();
+    for Used { key, block, .. } in records_in_use(node, store)? {
+        let mut bytes = vec![0; block.len as usize];
+        node.memory().peek(block.at, &mut bytes);
+        let key = key.in_record().or_else(|| key.in_block(&bytes)).ok_or("a block has no key")?;
+        let number = *numbers.get(key).ok_or_else(|| format!("no client has put the key {key:?}"))?;
+        let value = value_in(&bytes, key).and_then(values::known);
+        let value = value.ok_or_else(|| format!("key {number} has bytes that no client has put"))?;
+        if values.insert(number, value).is_some() {
+            return Err(format!("key {number} has two records"));
+        }
+    }
+    Ok(values)
+}
+
+/// Time for which an operation that was answered may be missing after a crash, beside the interval of syncs by a fast
+/// clock: a few short operations of the disk.
+const WRITTEN_WITHIN: Nanos = 10 * MILLIS;
+
+/// Judges the values that a store has after it lost its last operations.
+///
+/// The log loses a suffix at most: if an operation is kept, then so are all that returned before it was called. With
+/// `interval`, nothing is lost that was answered longer before than this. Both hold between two deaths of the node's
+/// process. With a process, the records are lost that its log had not written; the memory has their effects until it is
+/// lost, too.
+///
+/// # Errors
+/// Returns a description of an operation that must not be lost, or of a value that must not be there.
+fn judge_kept(
+    values: &BTreeMap<u64, Value>,
+    before: &[Operation],
+    loss: &Loss,
+    interval: Option<Nanos>,
+) -> Result<bool, String> {
+    let end = |of: &Operation| of.returned.map_or(u64::MAX, |returned| returned.index);
+    let mut kept: BTreeMap<u64, &Operation> = BTreeMap::new();
+    for (key, value) in values {
+        let put = before.iter().find(|of| of.key == *key && of.ask == Ask::Put(*value));
+        let put =
+            put.ok_or_else(|| format!("after a crash, key {key} has the value {value} of another key"))?;
+        if put.outcome == Outcome::Failed {
+            return Err(format!("after a crash, key {key} has the value {value}, whose put has failed"));
+        }
+        kept.insert(*key, put);
+    }
+    let is_lost = |of: &Operation| match (kept.get(&of.key), of.ask) {
+        (Some(put), _) => end(put) < of.called.index,
+        // Absent, although no delete may have followed the put.
+        (None, Ask::Put(_)) => !before.iter().any(|delete| {
+            let is_delete = delete.key == of.key && delete.ask == Ask::Delete;
+            is_delete
+                && matches!(delete.outcome, Outcome::Done(_) | Outcome::Unknown)
+                && end(delete) > of.called.index
+        }),
+        (None, _) => false,
+    };
+    let changed = before.iter().filter(|of| matches!(of.outcome, Outcome::Done(_)));
+    let lost: Vec<&Operation> = changed.filter(|of| is_lost(of)).collect();
+    for of in &lost {
+        let returned = of.returned.expect("it is done");
+        let death = loss.deaths.iter().copied().find(|death| *death > returned.ns);
+        let later = kept
+            .values()
+            .find(|put| put.called.index > returned.index && death.is_none_or(|death| put.called.ns < death));
+        if let Some(later) = later {
+            return Err(format!(
+                "after a crash, '{of}' of key {} is lost, and the later '{later}' is not",
+                of.key
+            ));
+        }
+        let time = death.unwrap_or(u64::MAX).min(*loss.deaths.last().unwrap_or(&u64::MAX));
+        if let Some(interval) = interval
+            && time_to_write(returned.ns, time, &loss.stalls) > interval
+        {
+            return Err(format!(
+                "a crash at {time} ns has lost '{of}' of key {}, which was answered at {} ns",
+                of.key, returned.ns
+            ));
+        }
+    }
+    Ok(!lost.is_empty())
+}
+
+/// Returns the time between two instants without the times in which the log could not be written.
+fn time_to_write(from: Nanos, until: Nanos, stalls: &[[Nanos; 2]]) -> Nanos {
+    /// Shorter operations of the disk are part of [`WRITTEN_WITHIN`].
+    const SHORT: Nanos = MILLIS / 5;
+    let mut stalls: Vec<[Nanos; 2]> =
+        stalls.iter().copied().filter(|[start, end]| end - start > SHORT).collect();
+    stalls.sort_unstable();
+    let (mut at, mut time) = (from, 0);
+    for [start, end] in stalls {
+        time += start.clamp(at, until.max(at)) - at;
+        at = at.max(end.min(until));
+    }
+    time + until.saturating_sub(at)
 }
 
 /// Returns the failure of a get that has read bytes which are no value of the trial. This is a violation.

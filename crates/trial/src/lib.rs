@@ -226,7 +226,7 @@ impl Drawn {
         let without_one_in = if focus.is_some() { 4 } else { 2 };
         let can_have = |fault: &Fault| {
             let within = |phase| can_strike(*fault, phase, &[carrier]);
-            let is_of_some = F::SPANS || *fault == Fault::DiskFull;
+            let is_of_some = F::SPANS || fault.is_of_logs();
             carrier.can_have(*fault) && (!is_of_some || F::phases(setup.system).all.iter().any(within))
         };
         let faults = setup.faults.iter().copied().filter(can_have);
@@ -394,6 +394,9 @@ pub struct Counts {
     pub long_pauses: u64,
     /// Number of times that a member of the store was replaced.
     pub replacements: u64,
+    /// Number of losses of a node's memory after which its store lacked operations that had been answered, as the
+    /// policy of its log allows.
+    pub taken_back: u64,
 }
 
 /// The maximum virtual duration of a trial is the larger of this one and [`OPERATION_LASTS_MAX`] per operation. An
@@ -442,6 +445,8 @@ struct Scene {
     /// Parameters with which a store is created. `rebuilt` draws parameters for a rebuild.
     parameters: String,
     rebuilt: Box<dyn Fn(&Random) -> String>,
+    /// Judges what a site's store has kept, after its node lost its memory or crashed.
+    after_loss: RefCell<Option<Rc<dyn Fn(&Rc<Site>)>>>,
 }
 
 /// A node, the faults that may strike this node and its clients, and the node's store that clients use.
@@ -456,11 +461,26 @@ struct Site {
     is_opened: Cell<bool>,
     /// Whether the node's process was killed.
     was_killed: Cell<bool>,
+    /// Number of the present contents in the history: a new store has new keys, and so has a store that has lost its
+    /// last operations.
+    contents: Cell<u32>,
+    /// Times of the deaths of the node's processes since the contents began.
+    deaths: RefCell<Vec<Nanos>>,
+    /// Start and end of each period in which the node could not write logs in time.
+    stalls: RefCell<Vec<[Nanos; 2]>>,
+    /// Whether the node is about to be started again, since its log has failed.
+    is_restarting: Cell<bool>,
 }
 
 impl Site {
     fn store_name(&self) -> String {
         name_of(self.store.get())
+    }
+
+    /// Begins new contents: the keys of the store are new keys of the history.
+    fn begin_contents(&self) {
+        self.contents.set(self.contents.get() + 1);
+        self.deaths.borrow_mut().clear();
     }
 
     /// Returns a target that stands for this node and all its clients.
@@ -616,6 +636,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         kind: setup.system.name(),
         parameters: family.parameters(),
         rebuilt: Box::new(move |random| rebuilds.rebuilt(random)),
+        after_loss: RefCell::new(None),
         drawn,
     });
     let struck = Rc::downgrade(&scene);
@@ -629,6 +650,10 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     }
     let trial =
         Rc::new(Trial { scene: Rc::clone(&scene), family: Rc::clone(&family), history: RefCell::default() });
+    let judging = Rc::downgrade(&trial);
+    *scene.after_loss.borrow_mut() = Some(Rc::new(move |site: &Rc<Site>| {
+        judging.upgrade().into_iter().for_each(|trial| work::after_loss(&trial, site));
+    }));
     if F::SPANS {
         work::create_spanning(&trial);
         configurations::watch(&scene);
@@ -706,6 +731,10 @@ fn start<F: Family>(
         store: Cell::new(1),
         is_opened: Cell::new(false),
         was_killed: Cell::new(false),
+        contents: Cell::new(1),
+        deaths: RefCell::default(),
+        stalls: RefCell::default(),
+        is_restarting: Cell::new(false),
     }
 }
 
@@ -732,13 +761,14 @@ fn skew(faults: &[Fault], random: &Random) -> i64 {
 fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.store.set(site.store.get() + 1);
     site.is_opened.set(false);
+    site.begin_contents();
     create_store(scene, site);
 }
 
 /// Makes the node create the site's store, and repeats the request until a client has opened the store. A request can
 /// fail: the node may die, or may have no space while it is still dropping the previous store.
 fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
-    site.node.disk().borrow_mut().set_full(false); // A new log needs a disk with space.
+    mishaps::mend_disk(site); // A new log needs a sound disk with space.
     site.node.ask(Ask::CreateStore {
         name: site.store_name(),
         kind: scene.kind.to_owned(),

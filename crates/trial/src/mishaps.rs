@@ -35,7 +35,7 @@ const LEADS_ONE_IN: u64 = 3;
 const LEADS_WITHIN: Nanos = 4 * MICROS;
 
 /// Faults that strike processes, hosts and stores at random times. `FaultRates` has the faults of single messages.
-const EVENTS: [Fault; 9] = [
+const EVENTS: [Fault; 11] = [
     Fault::Partition,
     Fault::OneWayPartition,
     Fault::ClientDeath,
@@ -45,6 +45,8 @@ const EVENTS: [Fault; 9] = [
     Fault::NodeLoss,
     Fault::Revocation,
     Fault::DiskFull,
+    Fault::SyncFailure,
+    Fault::MachineCrash,
 ];
 
 /// Length, in nanoseconds, of the longest jump of a client's clock that does not count as an outage. A longer one may
@@ -76,7 +78,10 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
             let fault = faults.nth(random.below(count) as usize).expect("the index is less than the count");
             soon(scene, site, move |scene, site| {
                 // These faults are rarer than the others, since each replaces a process, memory or a store.
-                let is_rare = matches!(fault, Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation);
+                let is_rare = matches!(
+                    fault,
+                    Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation | Fault::MachineCrash
+                );
                 if is_rare && !scene.world.random().one_in(3) {
                     return;
                 }
@@ -136,7 +141,7 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     }
     let can_strike = |fault: &Fault| match fault {
         Fault::NodeLoss => scene.may_lose(site),
-        Fault::DiskFull => scene.flights.phase(phase).logs,
+        fault if fault.is_of_logs() => scene.flights.phase(phase).logs,
         _ => !BY_THEMSELVES.contains(fault),
     };
     let mut faults: Vec<Fault> = site.faults.iter().copied().filter(can_strike).collect();
@@ -255,12 +260,14 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             others.filter(|_| random.one_in(2)).for_each(|other| cut(other, other.node.host()));
         }
         // The node is already down and cannot be struck again.
-        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !site.node.is_served() => {}
+        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation | Fault::MachineCrash
+            if !site.node.is_served() => {}
         Fault::NodeRestart => take_down(scene, site, fault, take_over),
         Fault::NodeLoss if !scene.may_lose(site) => {}
         Fault::NodeLoss => {
             scene.configurations.lose(site);
             take_down(scene, site, fault, |scene, site| {
+                judge_once_served(scene, site);
                 site.node.lose_memory();
                 if !scene.spans && !scene.has_logs() {
                     create_next_store(scene, site);
@@ -272,7 +279,12 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             site.node.ask(Ask::DropStore { name: site.store_name() });
             create_next_store(scene, site);
         }
+        Fault::MachineCrash => take_down(scene, site, fault, |scene, site| {
+            judge_once_served(scene, site);
+            site.node.crash_machine();
+        }),
         Fault::DiskFull => fill_disk(scene, site),
+        Fault::SyncFailure => break_syncs(scene, site),
         _ if fault.is_of_messages() => scene.network.strike_next_message(scene.hosts[client], fault),
         Fault::ClockJump => {
             let clock = scene.clocks.borrow()[client].clone();
@@ -290,7 +302,54 @@ fn fill_disk(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
     site.node.disk().borrow_mut().set_full(true);
     let (site, after) = (Rc::clone(site), scene.world.random().heavy(FULL));
-    scene.world.at(scene.world.now() + after, move || site.node.disk().borrow_mut().set_full(false));
+    let now = scene.world.now();
+    // The log tries again after a pause.
+    site.stalls.borrow_mut().push([now, now + after + 300 * MILLIS]);
+    scene.world.at(now + after, move || site.node.disk().borrow_mut().set_full(false));
+}
+
+/// Makes the syncs of a node's logs fail for a while, unless a store is being created, which needs a sound disk. The
+/// fault counts when it strikes an operation.
+fn break_syncs(scene: &Rc<Scene>, site: &Rc<Site>) {
+    // A node needs a sound disk to start.
+    if !site.is_opened.get() || !site.node.is_served() {
+        return;
+    }
+    site.node.disk().borrow_mut().set_fails_to_sync(true);
+    // A log whose sync has failed stores nothing more, so what it had counted before is not synced later.
+    site.stalls.borrow_mut().push([scene.world.now(), Nanos::MAX]);
+    let (site, after) = (Rc::clone(site), scene.world.random().heavy(FULL));
+    scene.world.at(scene.world.now() + after, move || site.node.disk().borrow_mut().set_fails_to_sync(false));
+}
+
+/// Ends the faults of a node's disk.
+pub(crate) fn mend_disk(site: &Site) {
+    let mut disk = site.node.disk().borrow_mut();
+    disk.set_full(false);
+    disk.set_fails_to_sync(false);
+}
+
+/// Starts a node again whose log has failed, as its operator does.
+pub(crate) fn restart_soon(scene: &Rc<Scene>, site: &Rc<Site>) {
+    if site.is_restarting.replace(true) {
+        return;
+    }
+    let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
+    let process = site.node.process();
+    scene.world.at(scene.world.now() + scene.world.random().heavy(MILLIS), move || {
+        site.is_restarting.set(false);
+        // Another fault may have replaced the process.
+        if site.node.is_served() && site.node.process() == process {
+            take_down(&theirs, &site, Fault::NodeRestart, take_over);
+        }
+    });
+}
+
+/// Judges what the site's store has kept, once the node serves it again.
+fn judge_once_served(scene: &Rc<Scene>, site: &Rc<Site>) {
+    let Some(judge) = scene.after_loss.borrow().clone() else { return };
+    let judged = Rc::clone(site);
+    site.node.once_served(move || judge(&judged));
 }
 
 /// Lets the clock of a client's process jump ahead.
@@ -320,7 +379,8 @@ fn take_down(
     site.was_killed.set(true);
     scene.outages.note(None, Some(site.index), scene.world.now());
     site.node.kill();
-    site.node.disk().borrow_mut().set_full(false); // A node needs a disk with space to start.
+    mend_disk(site); // A node needs a sound disk with space to start.
+    site.deaths.borrow_mut().push(scene.world.now());
     end_runners(scene);
     note_when_served(scene, site);
     let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
@@ -392,6 +452,10 @@ fn pause(
     scene.world.stop(process);
     let (theirs, lasting) = (Rc::clone(scene), lasting.unwrap_or_else(|| outage(scene)));
     scene.outages.note(client, site.map(|site| site as usize), scene.world.now() + lasting);
+    if let Some(site) = site {
+        let stall = [scene.world.now(), scene.world.now() + lasting];
+        scene.sites[site as usize].stalls.borrow_mut().push(stall);
+    }
     scene.world.at(scene.world.now() + lasting, move || theirs.world.resume(process));
     true
 }

@@ -10,6 +10,7 @@ use crate::queue::Queue;
 use crate::registers::{self, RegistersKind};
 use crate::{Carrier, Report, Setup, events};
 use farside_fabrics::mutants as sessions;
+use farside_node::log::mutants as logs;
 use farside_node::mutants as lives;
 use farside_remote::Capabilities;
 use farside_remote::mutant::Mutant;
@@ -17,6 +18,7 @@ use farside_remote::mutants as chains;
 use farside_remote::service::Kind;
 use farside_sim::memory::Replay;
 use farside_systems::guarded;
+use farside_systems::kv::chequer;
 use farside_systems::members::REPLICAS_MAX;
 use farside_systems::registry::{self, Registered};
 use farside_systems::system::{Family, Nodes};
@@ -43,7 +45,7 @@ type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 /// Two more mutants are not listed, because no client exposes them by chance; the node's own tests do.
 /// DROP_WITHOUT_TAKING_LISTS needs retired buffers of two stores in one session. REUSE_WHILE_ADOPTING needs a death
 /// right after a reuse within a scan.
-const BELOW: [(&str, &[Mutant]); 3] = [
+const BELOW: [(&str, &[Mutant]); 4] = [
     (
         guarded::KIND,
         &[
@@ -53,6 +55,7 @@ const BELOW: [(&str, &[Mutant]); 3] = [
             sessions::FENCED_READ_TOO_EARLY,
         ],
     ),
+    (chequer::KIND, &[logs::LOG_NEVER_SYNCS, logs::LOG_BELIEVES_CRASHED_MEMORY, logs::LOG_DROPS_WHEN_FULL]),
     ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (
         registers::KIND,

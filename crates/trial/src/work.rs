@@ -1,7 +1,7 @@
 //! Clients of a trial. Each client is a process that opens a session and the store, carries out operations, and
 //! records the operations in the history. When a client's process dies, the client's next process replaces it.
 
-use crate::family::{Failure, FailureKind, Family, OutcomeOf, Seat};
+use crate::family::{Failure, FailureKind, Family, Loss, OutcomeOf, Seat};
 use crate::flight::{IDLE, Plan, Polled, Tracked};
 use crate::pool::{Pool, Reach, SILENCE, STARTS_WITHIN, open_session};
 use crate::{AGAIN, Carrier, Counted, Counts, Scene, Site, Trial, mishaps, recoverers, skew};
@@ -11,15 +11,15 @@ use farside_remote::fabric::Ran;
 use farside_sim::clock::ProcessClock;
 use farside_sim::fabric::session::Identity;
 use farside_sim::fault::{Fault, FaultRates, Target};
-use farside_sim::history::{Ask, OperationId, Outcome};
+use farside_sim::history::{Ask, Operation, OperationId, Outcome};
 use farside_sim::node::Node;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, within};
 use farside_systems::members::{self, New};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Distance between the keys of two successive stores of a node in the history. With it and `KEYS_PER_SITE`, keys of
-/// different stores and of different nodes differ.
+/// Distance between the keys of two successive contents of a node's store in the history. With it and `KEYS_PER_SITE`,
+/// keys of different stores and of different nodes differ.
 const KEYS_PER_STORE: u64 = 1 << 16;
 const KEYS_PER_SITE: u64 = 1 << 40;
 
@@ -46,6 +46,46 @@ impl SiteState {
         for id in self.unanswered.take() {
             trial.returned(id, OutcomeOf::<F>::UNKNOWN);
         }
+    }
+}
+
+/// The first key, in the history, of a store's contents.
+fn first_key(site: &Site, contents: u32) -> u64 {
+    site.index as u64 * KEYS_PER_SITE + u64::from(contents) * KEYS_PER_STORE
+}
+
+/// Judges what a site's store has kept after its node lost its memory, or its machine crashed, if it may lack its last
+/// operations. In the history, the store's contents are new from now on: they begin with what was kept.
+pub(crate) fn after_loss<F: Family>(trial: &Rc<Trial<F>>, site: &Rc<Site>) {
+    let Trial { scene, family, history } = &**trial;
+    if !family.may_lose_last() {
+        return;
+    }
+    // A store that no client has opened may have vanished.
+    let Some(store) = site.node.store(&site.store_name()) else {
+        if site.is_opened.get() {
+            scene.blame("a store has vanished although it had a log".to_owned());
+        }
+        return site.begin_contents();
+    };
+    let first = first_key(site, site.contents.get());
+    let is_of_store = |key: u64| (first..first + KEYS_PER_STORE).contains(&key);
+    let of_store = history.borrow().operations().iter().filter(|of| is_of_store(of.key)).cloned().collect();
+    let before: Vec<Operation<F::Ask>> = of_store;
+    let before: Vec<_> = before.into_iter().map(|of| Operation { key: of.key - first, ..of }).collect();
+    let stalls = site.stalls.borrow().iter().copied().chain(site.node.disk_times()).collect();
+    let loss = Loss { deaths: site.deaths.borrow().clone(), stalls };
+    let kept = family.after_loss(&site.node, &store, &before, &loss);
+    site.begin_contents();
+    let (kept, has_lost) = match kept {
+        Ok(kept) => kept,
+        Err(violation) => return scene.blame(violation),
+    };
+    scene.count(|counts| counts.taken_back += u64::from(has_lost));
+    let first = first_key(site, site.contents.get());
+    for (key, ask, outcome) in kept {
+        let id = history.borrow_mut().call(scene.drawn.clients, first + key, ask, scene.world.now());
+        trial.returned(id, outcome);
     }
 }
 
@@ -249,7 +289,7 @@ impl<F: Family> Client<F> {
     /// Opens the store that the site has now. Returns a worker with a client of the store.
     async fn open_store<'a>(&'a self, site: &'a Rc<Site>, session: &Session<F>) -> Option<Worker<'a, F>> {
         let Trial { scene, family, .. } = &*self.trial;
-        let (name, store) = (site.store_name(), site.store.get());
+        let (name, store, contents) = (site.store_name(), site.store.get(), site.contents.get());
         let tracked = |fabric: &Reach| {
             let tracked = Tracked::new(fabric.clone(), scene, self.client, site.index);
             if F::SPANS { tracked.sharing(&session.polled) } else { tracked }
@@ -278,7 +318,7 @@ impl<F: Family> Client<F> {
         } else if name == site.store_name() {
             site.is_opened.set(true);
         }
-        Some(Worker { client: self, site, fabric, store, opened })
+        Some(Worker { client: self, site, fabric, store, contents, opened })
     }
 }
 
@@ -291,6 +331,8 @@ struct Worker<'a, F: Family> {
     site: &'a Rc<Site>,
     fabric: Tracked,
     store: u32,
+    /// The store's contents that the client uses.
+    contents: u32,
     opened: F::Client,
 }
 
@@ -365,7 +407,7 @@ impl<F: Family> Worker<'_, F> {
 
     fn call(&self, key: u64, ask: F::Ask) -> OperationId {
         let Client { trial, client, .. } = self.client;
-        let key = self.site.index as u64 * KEYS_PER_SITE + u64::from(self.store) * KEYS_PER_STORE + key;
+        let key = first_key(self.site, self.contents) + key;
         let id = trial.history.borrow_mut().call(*client, key, ask, trial.scene.world.now());
         self.unanswered().borrow_mut().push(id);
         id
@@ -394,16 +436,23 @@ impl<F: Family> Worker<'_, F> {
                     .blame("an operation found no memory, although the node had more than enough".to_owned());
             }
         }
-        if failure.kind == FailureKind::DiskFull {
-            if self.site.faults.contains(&Fault::DiskFull) {
-                scene.struck.count(Fault::DiskFull, Target::None);
-                scene.flights.strike_phase(Fault::DiskFull, self.fabric.last_phase());
-            } else {
-                scene.blame(format!(
-                    "an operation found the disk full, although it has space: {}",
-                    failure.message
-                ));
+        let of_disk = match failure.kind {
+            FailureKind::DiskFull => Some((Fault::DiskFull, "found the disk full, although it has space")),
+            FailureKind::SyncFailed => {
+                Some((Fault::SyncFailure, "found a failed log, although its disk is sound"))
             }
+            _ => None,
+        };
+        if let Some((fault, wrong)) = of_disk {
+            if self.site.faults.contains(&fault) {
+                scene.struck.count(fault, Target::None);
+                scene.flights.strike_phase(fault, self.fabric.last_phase());
+            } else {
+                scene.blame(format!("an operation {wrong}: {}", failure.message));
+            }
+        }
+        if failure.kind == FailureKind::SyncFailed {
+            mishaps::restart_soon(scene, self.site);
         }
         self.blame(failure);
         if !is_unknown {
@@ -413,6 +462,7 @@ impl<F: Family> Worker<'_, F> {
             FailureKind::OutOfMemory
             | FailureKind::Declined
             | FailureKind::DiskFull
+            | FailureKind::SyncFailed
             | FailureKind::Interrupted
             | FailureKind::NoIds => Ok(()),
             FailureKind::Refused | FailureKind::Wrong | FailureKind::Over => Err(SessionOver),

@@ -53,8 +53,8 @@ pub(super) struct Sim {
     #[arg(long, value_name = "NAME", value_parser = carriers())]
     carrier: Option<Carrier>,
     /// Faults to inject: all, none, or a comma-separated list of loss, duplicate, reorder, delay, reset, partition,
-    /// one-way, client-death, client-pause, node-pause, node-restart, node-loss, clock-skew, clock-jump, exhaustion and
-    /// revocation; each seed draws some of them
+    /// one-way, client-death, client-pause, node-pause, node-restart, node-loss, clock-skew, clock-jump, exhaustion,
+    /// revocation, disk-full, sync-failure and machine-crash; each seed draws some of them
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = faults)]
     faults: Faults,
     /// Check the histories: for systems with keys, that every key is linearizable; the default

@@ -15,6 +15,10 @@ farside_remote::mutants! {
     LOG_CHECKPOINT_UNSYNCED = "LogCheckpointUnsynced";
     /// Records that count are dropped when the disk is full.
     LOG_DROPS_WHEN_FULL = "LogDropsWhenFull";
+    /// A log that is to be synced at intervals never is.
+    LOG_NEVER_SYNCS = "LogNeverSyncs";
+    /// After a crash of the machine, a memory that was kept is believed, although it may lack pages.
+    LOG_BELIEVES_CRASHED_MEMORY = "LogBelievesCrashedMemory";
     /// Records are stored that were appended while an earlier write failed.
     LOG_STORES_AFTER_FAILURE = "LogStoresAfterFailure";
     /// A checkpoint takes effect with the effects of records that failed.

@@ -9,7 +9,7 @@
 //! Invariant: a memory is paired only once the whole log was replayed into it, or the log is known to lack what the
 //! memory has.
 
-use super::{Disk, Log, RecoverError, folder_of, format};
+use super::{Disk, Log, RecoverError, folder_of, format, mutants};
 use serde::{Deserialize, Serialize};
 use std::io;
 
@@ -79,7 +79,9 @@ pub fn believed(
                                    that the other one lacks; serve another --memory-file to use the log, or move the \
                                    log's folder away to use the memory"
             .to_owned()),
-        PairedState::Kept if is_paired && is_same_boot => Ok(Believed::Memory),
+        PairedState::Kept if is_paired && (is_same_boot || mutants::LOG_BELIEVES_CRASHED_MEMORY.is_on()) => {
+            Ok(Believed::Memory)
+        }
         PairedState::Kept => Ok(Believed::Log),
     }
 }

@@ -31,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const NODE: NodeId = NodeId(0);
 
 fn options(folder: &Path, sync: SyncPolicy, checkpoint_min: u64) -> Options {
-    let options = LogOptions { sync, checkpoint_min };
+    let options = LogOptions { sync, checkpoint_min, ..LogOptions::default() };
     Options { log: Some(LogFolder { path: folder.to_owned(), options }), ..Options::default() }
 }
 

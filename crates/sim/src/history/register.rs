@@ -55,8 +55,8 @@ pub enum Outcome {
     Present,
     /// Outcome of a `Get`, `Contains`, `Delete` or `CompareAndPut`: the key had no value.
     Absent,
-    /// Outcome of every operation except `Get` and `Contains`: the value was stored or deleted. Has the key's new version if the
-    /// system returns versions.
+    /// Outcome of every operation except `Get` and `Contains`: the value was stored or deleted. Has the key's new
+    /// version if the system returns versions.
     Done(Option<Version>),
     /// Nothing was stored. After a `PutIfAbsent`: the key had a value, with this version if the system returns
     /// versions. After a `CompareAndPut`: the key had this version, which is not the expected one; without a version,

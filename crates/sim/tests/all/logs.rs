@@ -5,6 +5,7 @@
 #[path = "../../../node/tests/support/ledger.rs"]
 mod ledger;
 
+use farside_node::log::pairing::{Believed, Paired, PairedState, Pairing, believed};
 use farside_node::log::{
     Appended, Disk, Log, LogOptions, Next, Op, RecoverError, SyncPolicy, find, folder_of, recover,
 };
@@ -130,6 +131,31 @@ fn a_full_disk_fails_the_writers_that_wait_and_loses_nothing_that_counts() {
     }
 }
 
+#[test]
+fn a_log_is_synced_an_interval_after_a_record_was_written() {
+    let sync_interval = Duration::from_millis(10);
+    let options = LogOptions { sync: SyncPolicy::Interval, sync_interval, ..LogOptions::default() };
+    let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
+    for round in 0..3 {
+        let at = AT + round * Duration::from_secs(1);
+        assert_eq!(log.append(&one(1)), Ok(Appended::Stored));
+        write_all(&mut log, &mut disk, at);
+        let before = disk.counts().syncs;
+        write_all(&mut log, &mut disk, at + sync_interval - Duration::from_nanos(1));
+        assert_eq!(disk.counts().syncs, before, "round {round}: it is too early");
+        write_all(&mut log, &mut disk, at + sync_interval);
+        assert_eq!(disk.counts().syncs, before + 1, "round {round}");
+    }
+}
+
+#[test]
+fn a_memory_is_believed_only_if_the_machine_has_not_crashed_since() {
+    let pairing = Pairing { number: 7, whole_from: 0, incarnation: 1 };
+    let memory = Paired { number: 7, state: PairedState::Kept };
+    assert_eq!(believed(&pairing, true, Some(&memory), true), Ok(Believed::Memory));
+    assert_eq!(believed(&pairing, true, Some(&memory), false), Ok(Believed::Log));
+}
+
 /// A record may depend on those before it: a delete that finds a value which is being put answers that it existed.
 #[test]
 fn a_record_that_was_appended_while_an_earlier_one_failed_fails_too() {
@@ -195,7 +221,7 @@ fn a_record_whose_writer_was_told_that_it_failed_is_never_replayed() {
 /// with the checkpoint.
 #[test]
 fn what_failed_does_not_come_back_with_a_checkpoint() {
-    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 1 };
+    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 1, ..LogOptions::default() };
     let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
     log.append(&one(1)).expect("accepted");
     write_all(&mut log, &mut disk, AT);
@@ -245,7 +271,7 @@ fn a_failed_sync_stops_the_log_until_a_restart() {
 #[test]
 fn a_sync_of_the_log_that_fails_for_a_checkpoint_stops_the_log_too() {
     for steps in [0, 1] {
-        let options = LogOptions { sync: SyncPolicy::Interval, checkpoint_min: 1 };
+        let options = LogOptions { sync: SyncPolicy::Interval, checkpoint_min: 1, ..LogOptions::default() };
         let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, 3));
         log.append(&one(1)).expect("accepted");
         write_all(&mut log, &mut disk, AT);
@@ -338,7 +364,7 @@ fn a_crash_at_any_moment_keeps_the_records_that_were_settled_in_their_order() {
     for seed in 0..600 {
         let random = Random::new(seed);
         let sync = [SyncPolicy::Each, SyncPolicy::Interval, SyncPolicy::Never][random.below(3) as usize];
-        let options = LogOptions { sync, checkpoint_min: 400 };
+        let options = LogOptions { sync, checkpoint_min: 400, ..LogOptions::default() };
         let (mut disk, mut log) = (SimDisk::default(), Log::new(store(), options, random.bits()));
         let (mut appended, mut settled, mut now) = (0, 0, AT);
         for life in 0..3 {
@@ -435,7 +461,7 @@ fn long(number: u64) -> Vec<u8> {
 
 #[test]
 fn long_records_survive_crashes_whole_and_in_order_or_not_at_all() {
-    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 24 << 20 };
+    let options = LogOptions { sync: SyncPolicy::Each, checkpoint_min: 24 << 20, ..LogOptions::default() };
     let (mut lost, mut torn, mut refused, mut checkpoints) = (0, 0, 0, 0);
     for seed in 0..6 {
         let random = Random::new(seed);
@@ -501,13 +527,15 @@ fn long_records_survive_crashes_whole_and_in_order_or_not_at_all() {
 fn every_mutant_of_logs_is_killed() {
     use farside_remote::mutant::Mutant;
     use std::panic::catch_unwind;
-    let cases: [(&str, fn()); 6] = [
+    let cases: [(&str, fn()); 8] = [
         ("failed write", a_record_whose_writer_was_told_that_it_failed_is_never_replayed),
         ("appended meanwhile", a_record_that_was_appended_while_an_earlier_one_failed_fails_too),
         ("checkpoint", what_failed_does_not_come_back_with_a_checkpoint),
         ("full disk", a_full_disk_fails_the_writers_that_wait_and_loses_nothing_that_counts),
         ("crashes", a_crash_at_any_moment_keeps_the_records_that_were_settled_in_their_order),
         ("damage", what_a_crash_leaves_is_cut_and_what_was_stored_and_is_damaged_is_refused),
+        ("interval", a_log_is_synced_an_interval_after_a_record_was_written),
+        ("boot", a_memory_is_believed_only_if_the_machine_has_not_crashed_since),
     ];
     for &mutant in farside_node::log::mutants::ALL {
         Mutant::switch(Some(mutant));
@@ -538,7 +566,7 @@ impl Home {
         let struck = Rc::new(Struck::default());
         let network = Network::new(&world, Wire { delay_ns: 2 * MICROS, jitter_ns: 500 }, &struck);
         let at = network.add_host();
-        let log = Some(LogOptions { sync, checkpoint_min: 2000 });
+        let log = Some(LogOptions { sync, checkpoint_min: 2000, ..LogOptions::default() });
         let options = Options { is_reliable: true, silence: 20 * MILLIS, log, ..Options::default() };
         let kinds: Kinds = Rc::new(move || vec![Box::new(kind) as Box<_>]);
         let node = Node::start(&world, &network, at, NODE, kinds, options);

@@ -1,8 +1,9 @@
 //! Tests of values, kills files, replay commands, panics within a trial, trials of stores with several members, and
-//! trials of guarded objects and of ABDLOCK.
+//! trials of guarded objects, of ABDLOCK and of stores with logs.
 
 mod abd_lock;
 mod blocks;
+mod chequer;
 mod epochs;
 mod guarded;
 #[cfg(farside_mutants)]
