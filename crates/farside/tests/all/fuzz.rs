@@ -118,11 +118,12 @@ fn fuzz_chequer() {
         bytes
     };
     let (key, stamp) = (&b"key"[..], Stamp::new(3, 7));
+    let number = request::number_in(0, 5);
     let mut answer = Vec::new();
     let done = request::Answer::of(Outcome::Done);
     request::Answer { stamp, first: 5, second: 6, value: b"value", ..done }.encode(&mut answer);
     let mut logged = Vec::new();
-    log::begin_put(&mut logged, stamp, key, 3);
+    log::begin_put(&mut logged, stamp, key, 1, 3);
     layout::put_block(&mut logged, key, b"value");
     let block = Block { at: table.area(0).start, len: 13 };
     let used = Used { key: table.key_field(key), block, crc_value: 5, stamp };
@@ -131,10 +132,10 @@ fn fuzz_chequer() {
         encoded(Request::Contains { key }),
         encoded(Request::Put { key, value: &[5; 100] }),
         encoded(Request::Delete { key }),
-        encoded(Request::Reserve { key, len: 2000, crc: 7 }),
-        encoded(Request::Write { number: 0, offset: 3, bytes: b"bytes" }),
-        encoded(Request::Commit { number: 0 }),
-        encoded(Request::Withdraw { number: 0 }),
+        encoded(Request::Reserve { key, number, len: 2000, crc: 7 }),
+        encoded(Request::Write { number, offset: 3, bytes: b"bytes" }),
+        encoded(Request::Commit { number }),
+        encoded(Request::Withdraw { number }),
         answer,
         logged,
         Record::used(used).as_bytes().to_vec(),
