@@ -1074,7 +1074,8 @@ impl<M: Memory> At<'_, M> {
         if bucket == 0 {
             let mut epoch = [0; size_of::<u64>()];
             self.memory.read(self.table.head_at(self.index), &mut epoch)?;
-            let epoch = u64::from_le_bytes(epoch) + 1;
+            // A client that holds the store's key may have written any epoch.
+            let epoch = u64::from_le_bytes(epoch).wrapping_add(1);
             self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
             last = Stamp::new(epoch, 0);
         }
