@@ -446,8 +446,11 @@ struct Scene {
     parameters: String,
     rebuilt: Box<dyn Fn(&Random) -> String>,
     /// Judges what a site's store has kept, after its node lost its memory or crashed.
-    after_loss: RefCell<Option<Rc<dyn Fn(&Rc<Site>)>>>,
+    after_loss: RefCell<Option<Rc<JudgesLoss>>>,
 }
+
+/// Judges what the store of a site has kept.
+type JudgesLoss = dyn Fn(&Rc<Site>);
 
 /// A node, the faults that may strike this node and its clients, and the node's store that clients use.
 struct Site {
