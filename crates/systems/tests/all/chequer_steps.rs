@@ -518,17 +518,18 @@ impl Bare {
         steps
     }
 
+    fn context<'a>(&'a self, scratch: &'a mut Vec<u8>, log: &'a mut Records) -> Work<'a, Mapping> {
+        let seed = self.calls.replace(self.calls.get() + 1);
+        Work { memory: &self.memory, now: Duration::ZERO, random: Draws(seed), scratch, log }
+    }
+
     fn replay(&self, steps: &[Records]) {
-        let context = |scratch, log| {
-            let seed = self.calls.replace(self.calls.get() + 1);
-            Work { memory: &self.memory, now: Duration::ZERO, random: Draws(seed), scratch, log }
-        };
         let (mut scratch, mut log) = (Vec::new(), Records::default());
         for record in steps.iter().flat_map(Records::iter) {
-            let Ok(replayed) = self.service.replay(context(&mut scratch, &mut log), record);
+            let Ok(replayed) = self.service.replay(self.context(&mut scratch, &mut log), record);
             replayed.expect("a record of its own");
         }
-        let Ok(replayed) = self.service.replayed(context(&mut scratch, &mut log));
+        let Ok(replayed) = self.service.replayed(self.context(&mut scratch, &mut log));
         replayed.expect("it fits");
     }
 
