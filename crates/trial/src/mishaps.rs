@@ -339,7 +339,7 @@ pub(crate) fn restart_soon(scene: &Rc<Scene>, site: &Rc<Site>) {
     scene.world.at(scene.world.now() + scene.world.random().heavy(MILLIS), move || {
         site.is_restarting.set(false);
         // Another fault may have replaced the process.
-        if site.node.is_served() && site.node.process() == process {
+        if !theirs.is_over() && site.node.is_served() && site.node.process() == process {
             take_down(&theirs, &site, Fault::NodeRestart, take_over);
         }
     });

@@ -55,7 +55,7 @@ const BELOW: [(&str, &[Mutant]); 4] = [
             sessions::FENCED_READ_TOO_EARLY,
         ],
     ),
-    (chequer::KIND, &[logs::LOG_NEVER_SYNCS, logs::LOG_BELIEVES_CRASHED_MEMORY, logs::LOG_DROPS_WHEN_FULL]),
+    (chequer::KIND, &[logs::LOG_BELIEVES_CRASHED_MEMORY]),
     ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (
         registers::KIND,
