@@ -558,7 +558,7 @@ impl Bare {
 /// The second part of a put waits for the disk. A reader may have seen the value until then.
 #[test]
 fn the_quarantine_of_a_replaced_value_begins_when_the_put_ends() {
-    let bare = Bare::new(4, r#"{"items": 60}"#);
+    let bare = Bare::new(6, r#"{"items": 60}"#);
     let at = |ms| Duration::from_millis(ms);
     bare.put(b"key", &[1; 500], [at(0), at(0)]);
     let (block, bytes) = bare.block_of(b"key");
@@ -598,7 +598,7 @@ fn stamps_go_on_after_the_replay_of_a_checkpoint_without_the_last_delete() {
     let mut stamp = Stamp(0);
     let mut steps = Vec::new();
     for life in 0..3 {
-        let bare = Bare::new(4, parameters);
+        let bare = Bare::new(6, parameters);
         bare.replay(&steps);
         let put = bare.put(b"key", &[1; 100], [Duration::ZERO; 2]);
         assert!(put > stamp, "life {life}: {put:?} after {stamp:?}");

@@ -17,8 +17,11 @@ const SEEDS_OF_BLOCKS: std::ops::RangeInclusive<u64> = 1..=18;
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("chequer", Carrier::Connections, 58),
+    ("chequer", Carrier::Connections, 61),
+    ("chequer", Carrier::Direct, 166),
     ("chequer-message", Carrier::Direct, 32),
     ("prism-rs", Carrier::Connections, 27),
+    ("prism-rs", Carrier::Connections, 32),
     ("abd-lock", Carrier::Connections, 24),
     ("guarded", Carrier::Direct, 39),
     ("guarded", Carrier::Direct, 45),
