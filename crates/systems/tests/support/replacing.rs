@@ -218,8 +218,8 @@ pub(crate) fn a_wiped_replica_does_not_acknowledge() {
     assert!(matches!(unwritten, BlocksError::NoMajority { answered: 1, needed: 2, .. }), "{unwritten}");
 }
 
-/// A creator sleeps before it decides. Meanwhile another client commits the store and writes it, and the first member is
-/// replaced and dropped. The creator then takes the first member's answer for an abort.
+/// A creator sleeps before it decides. Meanwhile another client commits the store and writes it, and the first
+/// member is replaced and dropped. The creator then takes the first member's answer for an abort.
 pub(crate) fn a_creator_that_sleeps_over_a_replacement_drops_nothing() {
     let scene = Rc::new(Scene { homes: (0..4).map(|_| Home::new(8)).collect() });
     let creator = Reach::new(&scene.homes);
@@ -617,8 +617,8 @@ pub(crate) fn a_member_that_left_while_the_current_ones_are_silent_is_no_drop() 
     assert_eq!(put(&mut client, 0, 3), Ok(()));
 }
 
-/// A client of the next configuration has no key of the newcomer yet, and only the member that was replaced answers. The
-/// client must not take the newcomer for lost.
+/// A client of the next configuration has no key of the newcomer yet, and only the member that was replaced answers.
+/// The client must not take the newcomer for lost.
 pub(crate) fn a_client_that_reaches_only_a_former_member_knows_of_no_loss() {
     let scene = Scene::with_spares(3, 1, 64);
     let (members, spare) = nodes_of(&scene);
