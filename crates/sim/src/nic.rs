@@ -225,7 +225,24 @@ struct Inner {
     is_stopped: Cell<bool>,
     seen: RefCell<Option<Rc<Cell<Seen>>>>,
     traffic: Cell<Traffic>,
+    director: RefCell<Option<Director>>,
 }
+
+/// Step of a verb, with the address of the bytes that it accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A READ fetches a line.
+    Fetch(u64),
+    /// A line of a WRITE lands, after the line before it.
+    Land(u64),
+    /// An atomic fetches its word.
+    Lock(u64),
+    /// An atomic writes its word back, and releases its slot.
+    WriteBack(u64),
+}
+
+/// Returns the time, in nanoseconds, by which a step is late. See [`Nic::direct`].
+type Director = Box<dyn FnMut(Step) -> Nanos>;
 
 impl Nic {
     /// Creates a NIC that serves `bytes`.
@@ -242,7 +259,14 @@ impl Nic {
             is_stopped: Cell::new(false),
             seen: RefCell::new(None),
             traffic: Cell::default(),
+            director: RefCell::default(),
         }))
+    }
+
+    /// Lets `late` decide by how many nanoseconds each step is late, in place of a random draw. The NIC asks when a verb
+    /// arrives. So a test can choose a schedule; it is always one that the memory contract allows.
+    pub fn direct(&self, late: impl FnMut(Step) -> Nanos + 'static) {
+        *self.0.director.borrow_mut() = Some(Box::new(late));
     }
 
     /// Durations of the NIC's steps.
@@ -310,6 +334,14 @@ impl Nic {
         if ns == 0 { 0 } else { self.0.world.random().heavy(ns) }
     }
 
+    /// Returns by how many nanoseconds a step is late. `ns` is the usual time.
+    fn late(&self, step: Step, ns: Nanos) -> Nanos {
+        match &mut *self.0.director.borrow_mut() {
+            Some(late) => late(step),
+            None => self.spread(ns),
+        }
+    }
+
     /// Draws the latency of a message between a client's NIC and this one.
     fn flight(&self) -> Nanos {
         self.0.timing.flight_ns + self.spread(self.0.timing.flight_spread_ns)
@@ -350,9 +382,9 @@ impl Nic {
         let held = slots.entry(slot).or_default();
         held.retain(|&(_, to)| to >= world.now());
         let until_slot = if is_on_chip { 0 } else { timing.atomic_ns };
-        let mut fetch = from + until_slot + self.spread(timing.fetch_spread_ns);
+        let mut fetch = from + until_slot + self.late(Step::Lock(at), timing.fetch_spread_ns);
         let holds = if is_on_chip { timing.on_chip_ns } else { timing.slot_ns };
-        let length = holds + self.spread(timing.slot_spread_ns);
+        let length = holds + self.late(Step::WriteBack(at), timing.slot_spread_ns);
         // An atomic that arrives later may hold the slot earlier, if its interval fits in a gap.
         while let Some(&(_, to)) = held.iter().find(|&&(from, to)| fetch < to && from <= fetch + length) {
             fetch = to;

@@ -3,7 +3,7 @@
 //! Invariant: the times of all effects of a verb are fixed when it arrives, so later arrivals cannot change them. Once
 //! a connection is closed or the NIC is stopped, no later effect takes place.
 
-use super::{Inner, Nic, ON_CHIP, Sender, Verb};
+use super::{Inner, Nic, ON_CHIP, Sender, Step, Verb};
 use crate::hardware::answer_len;
 use crate::memory::LINE;
 use crate::network::{Address, Network};
@@ -176,8 +176,8 @@ struct Pair {
     sender: Option<(Rc<Sender>, u32)>,
     path: Option<Path>,
     is_closed: Cell<bool>,
-    /// Address and new value of each atomic that has fetched its word and not written it back.
-    unwritten: RefCell<Vec<(u64, Unwritten)>>,
+    /// Address and new value of each atomic that has fetched its word and not written it back, with the atomic's list.
+    unwritten: RefCell<Vec<(u64, Unwritten, Rc<List>)>>,
     /// Posted verbs that wait for a fence, in order.
     held: RefCell<VecDeque<Posted>>,
     /// Completions of the READs and atomics that are in flight.
@@ -269,13 +269,14 @@ impl Connection {
     }
 
     /// Closes the connection at the node's side: no later effect takes place, and no verb completes. An atomic that
-    /// has fetched its word writes it back now, since the NIC executes it without the client.
+    /// has fetched its word writes it back now, since the NIC executes it without the client; unless its permit has ended,
+    /// as the memory may belong to others by now.
     pub fn close(&self) {
         if self.0.is_closed.replace(true) || self.0.nic.0.is_stopped.get() {
             return;
         }
-        for (at, new) in self.0.unwritten.take() {
-            if let Some(new) = new.take() {
+        for (at, new, list) in self.0.unwritten.take() {
+            if let Some(new) = new.take().filter(|_| list.permits(at, 8, Rights::ATOMIC)) {
                 self.0.nic.poke(at, &new.to_le_bytes());
             }
         }
@@ -438,10 +439,9 @@ impl Connection {
         completion.0.answer.borrow_mut().resize(len, 0);
         let from = from.max(self.0.written_back.get());
         let fetched = lines(at, len).map(|line| {
-            let when = match at & ON_CHIP {
-                0 => nic.fetched(from),
-                _ => from + nic.0.timing.on_chip_ns + nic.spread(nic.0.timing.fetch_spread_ns),
-            };
+            let timing = &nic.0.timing;
+            let access_ns = if at & ON_CHIP == 0 { timing.fetch_ns } else { timing.on_chip_ns };
+            let when = from + access_ns + nic.late(Step::Fetch(at + line.0 as u64), timing.fetch_spread_ns);
             (when, line)
         });
         let snapshot: Rc<Cell<Option<Snapshot>>> = Rc::default();
@@ -489,7 +489,7 @@ impl Connection {
         }
         let mut when = from;
         let landed = pieces.into_iter().map(|piece| {
-            when += self.0.nic.spread(timing.land_spread_ns);
+            when += self.0.nic.late(Step::Land(at + piece.0 as u64), timing.land_spread_ns);
             (when, piece)
         });
         let is_cut = Rc::new(Cell::new(false));
@@ -531,6 +531,7 @@ impl Connection {
         self.0.written_back.set(self.0.written_back.get().max(back));
         let new: Unwritten = Rc::default();
         let (list, answered, found) = (Rc::clone(list), completion.clone(), Rc::clone(&new));
+        let (permitted, refused) = (Rc::clone(&list), completion.clone());
         let connection = self.clone();
         self.at(fetch, move |nic| {
             if !list.permits(at, 8, Rights::ATOMIC) {
@@ -540,14 +541,17 @@ impl Connection {
             nic.peek(at, &mut old);
             *answered.0.answer.borrow_mut() = old.to_vec();
             found.set(change(u64::from_le_bytes(old)));
-            connection.0.unwritten.borrow_mut().push((at, found));
+            connection.0.unwritten.borrow_mut().push((at, found, list));
         });
         let connection = self.clone();
         self.at(back, move |nic| {
-            if let Some(new) = new.take() {
-                nic.poke(at, &new.to_le_bytes());
+            if let Some(value) = new.take() {
+                match permitted.permits(at, 8, Rights::ATOMIC) {
+                    true => nic.poke(at, &value.to_le_bytes()),
+                    false => refused.0.refusal.set(Some(Refusal::Access)),
+                }
             }
-            connection.0.unwritten.borrow_mut().retain(|(_, unwritten)| !Rc::ptr_eq(unwritten, &new));
+            connection.0.unwritten.borrow_mut().retain(|(_, unwritten, _)| !Rc::ptr_eq(unwritten, &new));
         });
         back
     }
