@@ -20,6 +20,7 @@ mod hash_slots;
 pub mod heal;
 pub mod identity;
 pub mod kv;
+pub mod latch;
 pub mod lease;
 pub mod members;
 pub mod mutants;

@@ -10,6 +10,7 @@ use crate::guarded::GuardedKind;
 use crate::kv::chequer::{ChequerKind, ChequerMessageKind};
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
+use crate::latch::system::LatchKind;
 use crate::queue::ring_queue::RingQueueKind;
 use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
@@ -143,6 +144,7 @@ registry! {
     }
     alone {
         GuardedKind;
+        LatchKind;
         RawKind;
     }
 }

@@ -22,6 +22,8 @@ pub enum Family {
     Blocks,
     /// Stores of objects that are updated in place under locks, which are [`crate::guarded`].
     Objects,
+    /// Stores of objects under one-sided latches, which are [`crate::latch::Latched`].
+    Latched,
     /// Plain memory for measurements, which is [`crate::raw::Raw`].
     Memory,
 }
@@ -34,6 +36,7 @@ impl Family {
             Family::Queue => "a queue",
             Family::Blocks => "a block store",
             Family::Objects => "a store of guarded objects",
+            Family::Latched => "a store of latched objects",
             Family::Memory => "plain memory",
         }
     }
@@ -45,6 +48,7 @@ impl Family {
             Family::Queue => "values in order",
             Family::Blocks => "blocks",
             Family::Objects => "objects",
+            Family::Latched => "latched objects",
             Family::Memory => "slots",
         }
     }

@@ -60,6 +60,11 @@ pub(crate) trait Family: Sized + 'static {
         true
     }
 
+    /// Whether the lines of a WRITE may land in any order; `None` if the family works in either case.
+    fn relaxed(&self) -> Option<bool> {
+        None
+    }
+
     /// Draws the number of nodes.
     fn drawn_nodes(_random: &Random) -> u32 {
         1

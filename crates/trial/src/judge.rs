@@ -138,6 +138,7 @@ pub fn replay(setup: &Setup, seed: u64) -> String {
     add("clients", setup.clients.map(|clients| clients.to_string()));
     add("keys", setup.keys.map(|keys| keys.to_string()));
     add("operations", setup.operations.map(|operations| operations.to_string()));
+    add("scheme", setup.scheme.map(|scheme| scheme.name().to_owned()));
     add("faults", (setup.faults != Fault::ALL).then(|| names(&setup.faults)));
     for mutant in setup.system.mutants().into_iter().filter(|mutant| mutant.is_on()) {
         add("mutant", Some(format!("{mutant:?}")));

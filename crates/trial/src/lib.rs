@@ -14,6 +14,7 @@ pub mod events;
 pub mod flight;
 pub mod judge;
 pub mod kills;
+pub mod latches;
 pub mod members;
 pub mod sharded;
 pub mod stamps;
@@ -24,6 +25,7 @@ mod configurations;
 mod family;
 mod guarded;
 mod kv;
+mod latch;
 mod mishaps;
 mod outages;
 mod pool;
@@ -52,6 +54,7 @@ use farside_sim::node::{Kinds, Node, Options};
 use farside_sim::picture;
 use farside_sim::random::Random;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
+use farside_systems::latch::Scheme;
 use flight::{Flights, Matrix, Phases, can_strike};
 use outages::Outages;
 use std::cell::{Cell, RefCell};
@@ -128,6 +131,8 @@ pub struct Setup {
     pub keys: Option<u64>,
     /// Number of operations of all clients together.
     pub operations: Option<u32>,
+    /// Scheme by which clients synchronize, in systems with several ([`System::schemes`]).
+    pub scheme: Option<Scheme>,
     /// Faults that may strike. Each seed draws a subset of these faults.
     pub faults: Vec<Fault>,
 }
@@ -142,6 +147,7 @@ impl Setup {
             clients: None,
             keys: None,
             operations: None,
+            scheme: None,
             faults: Fault::ALL.to_vec(),
         }
     }
@@ -170,6 +176,8 @@ pub struct Drawn {
     pub is_crowded: bool,
     /// Number of operations of all clients together.
     pub operations: u32,
+    /// Scheme that the setup fixes; see [`Setup::scheme`].
+    pub scheme: Option<Scheme>,
     /// Faults that may strike, a subset of [`Setup::faults`].
     pub faults: Vec<Fault>,
     /// Quota in MiB of each store.
@@ -240,6 +248,7 @@ impl Drawn {
             keys,
             is_crowded,
             operations,
+            scheme: setup.scheme,
             faults,
             // Each size class of buffers takes a segment, and there are 41 size classes.
             quota_mib: match F::SPANS {
@@ -718,7 +727,7 @@ fn start<F: Family>(
         idle_pause: [first_pause, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { engines.max(random.between(1, 2) as u32) },
         is_reliable: matches!(drawn.carrier, Carrier::Connections | Carrier::Verbs),
-        nic: (drawn.carrier == Carrier::Verbs).then(|| device(random)),
+        nic: (drawn.carrier == Carrier::Verbs).then(|| device(random, family.relaxed())),
         at_once_one_in: [0, 2, 8][random.below(3) as usize],
         datagram: [1200, 4096, 16 << 10][random.below(3) as usize],
         clock_ppm: skew(&faults, random),
@@ -741,15 +750,16 @@ fn start<F: Family>(
     }
 }
 
-/// Draws the timing of a node's NIC. Slow steps let other accesses interleave with a verb.
-fn device(random: &Random) -> Device {
+/// Draws the timing of a node's NIC. Slow steps let other accesses interleave with a verb. `relaxed` says whether the
+/// lines of a WRITE may land in any order, if the family has decided.
+fn device(random: &Random, relaxed: Option<bool>) -> Device {
     let any = || [20, 200, 2_000, 20_000][random.below(4) as usize];
     let timing = Timing {
         link_gbit: 0, // The network of trials draws the latencies of messages.
         fetch_spread_ns: any(),
         land_spread_ns: any(),
         slot_spread_ns: any(),
-        relaxed: random.one_in(4),
+        relaxed: relaxed.unwrap_or_else(|| random.one_in(4)),
         ..INPUTS.timing(Testbed::PRISM_APPLICATIONS)
     };
     Device { timing, has_masked_cas: true, has_on_chip_words: true }

@@ -6,6 +6,7 @@ use crate::family::Family as _;
 use crate::flight::Phases;
 use crate::guarded::Guarded;
 use crate::kv::Kv;
+use crate::latch::Latch;
 use crate::queue::Queue;
 use crate::registers::{self, RegistersKind};
 use crate::{Carrier, Report, Setup, events};
@@ -19,6 +20,7 @@ use farside_remote::service::Kind;
 use farside_sim::memory::Replay;
 use farside_systems::guarded;
 use farside_systems::kv::chequer;
+use farside_systems::latch::Scheme;
 use farside_systems::members::REPLICAS_MAX;
 use farside_systems::registry::{self, Registered};
 use farside_systems::system::{Family, Nodes};
@@ -30,6 +32,7 @@ pub struct System {
     name: &'static str,
     nodes: Nodes,
     needs: Capabilities,
+    schemes: &'static [(&'static str, Scheme)],
     /// The system's own mutants. `rare` lists the mutants that trials expose too rarely; tests of single steps detect
     /// these.
     mutants: &'static [Mutant],
@@ -94,6 +97,7 @@ impl System {
             name: registers::KIND,
             nodes: Nodes::One,
             needs,
+            schemes: &[],
             mutants: &[],
             rare: &[],
             phases: registers::Trial::phases,
@@ -110,9 +114,11 @@ impl System {
             Family::Queue => (Queue::phases, crate::run_family::<Queue>),
             Family::Objects => (Guarded::phases, crate::run_family::<Guarded>),
             Family::Blocks => (Blocks::phases, crate::run_family::<Blocks>),
+            Family::Latched => (Latch::phases, crate::run_family::<Latch>),
             Family::Memory => return None,
         };
-        Some(System { name, nodes, needs, mutants, rare, phases, run })
+        let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
+        Some(System { name, nodes, needs, schemes, mutants, rare, phases, run })
     }
 
     /// Returns the system with this name, if trials can run it.
@@ -139,16 +145,25 @@ impl System {
     ///
     /// A client of several replicas drops the requests that it no longer needs. A real CPU completes a chain that it
     /// has begun before its task can drop anything. A simulated one would leave the chain unfinished.
+    ///
+    /// Schemes rely on the order and the atomicity of a NIC's verbs.
     pub fn carriers(self) -> Vec<Carrier> {
         let completes = |carrier: Carrier| self.nodes != Nodes::Replicas || carrier != Carrier::Direct;
-        let can_carry =
-            |carrier: &Carrier| carrier.capabilities().contains(self.needs) && completes(*carrier);
+        let is_ordered = |carrier: Carrier| self.schemes.is_empty() || carrier == Carrier::Verbs;
+        let can_carry = |carrier: &Carrier| {
+            carrier.capabilities().contains(self.needs) && completes(*carrier) && is_ordered(*carrier)
+        };
         Carrier::ALL.into_iter().filter(can_carry).collect()
     }
 
     /// Largest number of replicas of a store, which is odd; `None` if stores of the system have no replicas.
     pub fn replicas_max(self) -> Option<u32> {
         (self.nodes == Nodes::Replicas).then_some(REPLICAS_MAX as u32)
+    }
+
+    /// Schemes by which clients of the system can synchronize, with their names; empty for most systems.
+    pub fn schemes(self) -> &'static [(&'static str, Scheme)] {
+        self.schemes
     }
 
     /// Mutants that the system's trials must expose.

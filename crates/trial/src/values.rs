@@ -31,7 +31,8 @@ pub(super) fn of_word(word: u64) -> Value {
     Value { tag: word >> 16, len: word as u32 & 0xffff }
 }
 
-fn mixed(word: u64) -> u64 {
+/// Returns a word that follows from another one, and differs from it in about half of the bits.
+pub(super) fn mixed(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) ^ word >> 31
 }

@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
 use farside_sim::fault::Fault;
+use farside_systems::latch::Scheme;
 use farside_systems::registry;
 use farside_trial::events::Lines;
 use farside_trial::flight::{Matrix, Phases, can_strike};
@@ -52,6 +53,11 @@ pub(super) struct Sim {
     /// (the node's NIC executes READs, WRITEs and atomics; connections may break)
     #[arg(long, value_name = "NAME", value_parser = carriers())]
     carrier: Option<Carrier>,
+    /// Scheme by which clients synchronize, for the system latch: pessimistic basic, speculative, overlapped, async or
+    /// unlatch (the first four also with -rw, for a reader/writer latch), or optimistic v2, crc or versions (each also
+    /// with -footer, for a WRITE that releases the latch)
+    #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = schemes())]
+    scheme: Option<Scheme>,
     /// Faults to inject: all, none, or a comma-separated list of loss, duplicate, reorder, delay, reset, partition,
     /// one-way, client-death, client-pause, node-pause, node-restart, node-loss, clock-skew, clock-jump, exhaustion,
     /// revocation, disk-full, sync-failure and machine-crash; each seed draws some of them
@@ -99,6 +105,12 @@ pub(super) struct Faults(Vec<Fault>);
 fn systems() -> impl TypedValueParser<Value = System> {
     PossibleValuesParser::new(System::all().map(System::name))
         .map(|name| System::named(&name).expect("clap accepts only the listed names"))
+}
+
+/// Returns the clap parser for the name of a scheme.
+fn schemes() -> impl TypedValueParser<Value = Scheme> {
+    PossibleValuesParser::new(Scheme::ALL.map(|(name, _)| name))
+        .map(|name| Scheme::named(&name).expect("clap accepts only the listed names"))
 }
 
 /// Returns the clap parser for the name of a carrier.
@@ -188,8 +200,12 @@ impl Sim {
         {
             return Err(Failure::Error(impossible_replicas(self.system, nodes, most)));
         }
+        if self.scheme.is_some() && self.system.schemes().is_empty() {
+            return Err(Failure::Error(without_schemes(self.system)));
+        }
         Ok(Setup {
             system: self.system,
+            scheme: self.scheme,
             carrier: self.carrier,
             nodes: self.nodes,
             clients: self.clients,
@@ -342,6 +358,13 @@ fn unfit_carrier(carrier: Carrier, system: System) -> String {
         system.name(),
         others.join(" or ")
     )
+}
+
+/// Returns the error message for a scheme of a system that has none.
+fn without_schemes(system: System) -> String {
+    let others: Vec<&str> =
+        System::all().filter(|system| !system.schemes().is_empty()).map(System::name).collect();
+    format!("'{}' has no schemes: omit --scheme, or use --system {}", system.name(), others.join(" or "))
 }
 
 /// Returns the error message for a number of replicas that no store has.

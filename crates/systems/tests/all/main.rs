@@ -12,6 +12,7 @@ mod chequer_steps;
 mod epochs;
 mod fenced;
 mod guarded;
+mod latch;
 mod life_and_death;
 mod life_and_death_poison;
 mod members;

@@ -8,6 +8,7 @@ mod epochs;
 mod guarded;
 #[cfg(farside_mutants)]
 mod killed;
+mod latch;
 mod members;
 mod sharded;
 mod stamps;

@@ -1,0 +1,117 @@
+//! The entry of latched objects in the registry, and the work of the node's CPU: to plan the table.
+
+use super::layout::{Layout, Spec};
+use super::posted::Sets;
+use super::{KIND, LEN_MAX, Latched, Placement, Scheme, mutants};
+use crate::store::{Members, StoreError};
+use crate::system::{Backoff, Family, Footprint, Options, Sizing, SizingError, System};
+use farside_remote::clock::Clock;
+use farside_remote::draws::Draws;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::{Capabilities, Fabric, Memory};
+use std::rc::Rc;
+
+/// Scheme of a store whose sizing names none.
+const SCHEME: &str = "v2";
+/// Content of an object of a store whose sizing gives no length, in bytes.
+const LEN: usize = 248;
+
+/// Node-side half of latched objects.
+pub struct LatchKind;
+
+impl System for LatchKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "latched objects";
+    const SUMMARY: &'static str = "one to four round trips of classic verbs, by the scheme";
+    const FAMILY: Family = Family::Latched;
+    const NEEDS: Capabilities = Capabilities::NONE;
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+
+    type Client<F: Fabric + Clock> = Latched<F>;
+
+    fn parameters(sizing: &Sizing) -> String {
+        serde_json::to_string(&spec_for(sizing)).expect("plain data")
+    }
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
+        if sizing.value_len > LEN_MAX as usize {
+            return Err(SizingError::Value(LEN_MAX as usize));
+        }
+        let spec = spec_for(sizing);
+        spec.check().map_err(|_| SizingError::Items)?;
+        let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
+        Ok(Footprint { slots: spec.objects, table_bytes, item_bytes: 0 })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(LatchKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<Latched<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        let layout = Layout::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        Ok(Latched {
+            fabric: Rc::new(fabric),
+            node,
+            layout,
+            backoff: options.backoff.unwrap_or(Backoff::NONE),
+            draws: Draws(options.entropy),
+            sets: Sets::default(),
+            content: Vec::new(),
+            retries: 0,
+        })
+    }
+}
+
+impl LatchKind {
+    /// Size in bytes of the table of a store with these parameters.
+    ///
+    /// # Panics
+    /// If no store can have these parameters.
+    pub fn table_len(spec: &Spec) -> u64 {
+        spec.table_len().expect("the parameters are valid")
+    }
+}
+
+/// Parameters of a store of this size.
+fn spec_for(sizing: &Sizing) -> Spec {
+    let len = if sizing.value_len == 0 { LEN } else { sizing.value_len.next_multiple_of(8) };
+    Spec {
+        objects: sizing.items.unwrap_or(1024),
+        len: u32::try_from(len).unwrap_or(u32::MAX),
+        scheme: Scheme::named(SCHEME).expect("it has a name"),
+        placement: Placement::default(),
+        relaxed: false,
+    }
+}
+
+impl<M: Memory> Kind<M> for LatchKind {
+    fn name(&self) -> &'static str {
+        KIND
+    }
+
+    fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
+        let wrong = |reason: String| {
+            format!("a {KIND} store takes {{\"objects\": N, \"len\": BYTES, \"scheme\": NAME}}: {reason}")
+        };
+        let spec: Spec = serde_json::from_str(parameters).map_err(|error| wrong(error.to_string()))?;
+        spec.check().map_err(wrong)?;
+        let table_len = spec.table_len().expect("the parameters were checked");
+        Ok(Plan { table_len, parameters: parameters.into(), wide: false })
+    }
+
+    fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(Layout::new(parameters, table)?))
+    }
+}
+
+impl<M: Memory> Service<M> for Layout {
+    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        Ok(None) // The objects lie in the table, and point to no buffers.
+    }
+}
