@@ -306,7 +306,7 @@ mod broken {
         (READ_OVER_RESULT, "unlatch"),
     ];
     /// Largest number of schedules that it takes to catch a broken scheme.
-    const SCHEDULES_MAX: u64 = 10_000;
+    const SCHEDULES_MAX: u64 = 1_000;
 
     fn with<T>(mutant: Mutant, run: impl FnOnce() -> T) -> T {
         Mutant::switch(Some(mutant));
