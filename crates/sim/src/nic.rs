@@ -263,8 +263,8 @@ impl Nic {
         }))
     }
 
-    /// Lets `late` decide by how many nanoseconds each step is late, in place of a random draw. The NIC asks when a verb
-    /// arrives. So a test can choose a schedule; it is always one that the memory contract allows.
+    /// Lets `late` decide by how many nanoseconds each step is late, in place of a random draw. The NIC asks when a
+    /// verb arrives. So a test can choose a schedule; it is always one that the memory contract allows.
     pub fn direct(&self, late: impl FnMut(Step) -> Nanos + 'static) {
         *self.0.director.borrow_mut() = Some(Box::new(late));
     }

@@ -1,4 +1,5 @@
-//! Short schedules of latched objects: a few clients, one or two objects and a NIC, without a node, a network or faults.
+//! Short schedules of latched objects: a few clients, one or two objects and a NIC, without a node, a network or
+//! faults.
 //!
 //! A schedule takes a few hundred events, so that tests try many thousands of them. The NIC is that of all trials
 //! ([`farside_sim::nic`]), and the checks are those of the family of latched objects.

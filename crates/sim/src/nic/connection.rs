@@ -269,8 +269,8 @@ impl Connection {
     }
 
     /// Closes the connection at the node's side: no later effect takes place, and no verb completes. An atomic that
-    /// has fetched its word writes it back now, since the NIC executes it without the client; unless its permit has ended,
-    /// as the memory may belong to others by now.
+    /// has fetched its word writes it back now, since the NIC executes it without the client; unless its permit has
+    /// ended, as the memory may belong to others by now.
     pub fn close(&self) {
         if self.0.is_closed.replace(true) || self.0.nic.0.is_stopped.get() {
             return;
