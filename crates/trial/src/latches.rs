@@ -259,10 +259,10 @@ impl Bench {
         let history = trial.history.borrow();
         trial.violated.borrow_mut().extend(Counters.check(&history).violated);
         for object in 0..spec.objects {
-            let operations = history.operations().iter().filter(|operation| operation.key == object);
+            let mut operations = history.operations().iter().filter(|operation| operation.key == object);
             let adds =
                 |operation: &&Operation| operation.ask != Ask::Read && operation.outcome != Found::Failed;
-            let (added, last) = (operations.clone().filter(adds).count() as u64, operations.last());
+            let (added, last) = (operations.clone().filter(adds).count() as u64, operations.next_back());
             let Some(Found::Found(found)) = last.map(|operation| operation.outcome) else { continue };
             if found.count != added {
                 trial.blame(format!("object {object} has the count {} after {added} additions", found.count));
