@@ -212,7 +212,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Volume`] if the bytes are not all within the volume: nothing was written. Else [`Error::Blocks`]: each
-    /// block may or may not have been written if [`Error::ran`] is not [`Ran::No`](crate::Ran::No).
+    /// block may or may not have been written if [`Error::ran`] is not [`Ran::No`].
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.check_range(offset, bytes.len() as u64)?;
         if bytes.is_empty() {
