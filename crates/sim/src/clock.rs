@@ -44,6 +44,11 @@ impl ProcessClock {
         }))
     }
 
+    /// Creates a clock that shows the world's time, and that no fault strikes.
+    pub fn of_world(world: &World) -> ProcessClock {
+        ProcessClock::new(world, 0, &Rc::default(), Target::None)
+    }
+
     /// Moves the clock ahead by `ns` nanoseconds. Counts one [`Fault::ClockJump`].
     pub fn jump(&self, ns: Nanos) {
         self.0.struck.count(Fault::ClockJump, self.0.target);

@@ -7,10 +7,8 @@
 //! Invariant: the same scheme and seed give the same schedule.
 
 use crate::latch::{Holders, How, Wrong, drawn_backoff, drawn_spec, perform};
-use farside_remote::clock::Clock;
 use farside_remote::control::Store;
-use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Width};
+use farside_remote::{NodeId, Width};
 use farside_sim::checker::Checker;
 use farside_sim::counter::Counters;
 use farside_sim::fabric::verbs::Verbs;
@@ -25,7 +23,6 @@ use farside_systems::store::Members;
 use farside_systems::system::{Backoff, Options, System};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
 /// Address of the objects in the node's memory.
@@ -73,56 +70,9 @@ pub struct Outcome {
     pub events: u64,
 }
 
-/// A client's connection with the NIC, and its clock.
-pub struct Endpoint {
-    verbs: Verbs,
-    world: World,
-}
-
-impl Endpoint {
-    /// Creates an endpoint whose chains the connection's NIC executes.
-    pub fn new(world: &World, nic: &Nic, device: Device) -> Endpoint {
-        let verbs = Verbs::without_calls(world, NODE, nic.connect(), device);
-        Endpoint { verbs, world: world.clone() }
-    }
-}
-
-impl Fabric for Endpoint {
-    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        self.verbs.run(node, chain, reply).await
-    }
-
-    async fn call(
-        &self,
-        node: NodeId,
-        service: ServiceId,
-        request: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
-        self.verbs.call(node, service, request, answer).await
-    }
-
-    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        self.verbs.retire(node, key, buffer);
-    }
-
-    fn capabilities(&self, node: NodeId) -> Capabilities {
-        self.verbs.capabilities(node)
-    }
-}
-
-impl Clock for Endpoint {
-    fn now(&self) -> Duration {
-        Duration::from_nanos(self.world.now())
-    }
-
-    fn wall(&self) -> Duration {
-        self.now()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        self.world.sleep(duration.as_nanos() as Nanos).await;
-    }
+/// Connects a client with the NIC.
+pub fn connect(world: &World, nic: &Nic, device: Device) -> Verbs {
+    Verbs::without_calls(world, NODE, nic.connect(), device)
 }
 
 /// Returns the description of a store with these parameters, at the place where schedules have it.
@@ -146,9 +96,9 @@ pub fn store(spec: &Spec) -> Store {
 }
 
 /// Opens a client of the store with these parameters.
-pub async fn open(endpoint: Endpoint, spec: &Spec, options: &Options) -> Latched<Endpoint> {
+pub async fn open(fabric: Verbs, spec: &Spec, options: &Options) -> Latched<Verbs> {
     let members = Members::one(NODE, store(spec));
-    LatchKind::open(endpoint, &members, options).await.expect("the parameters are valid")
+    LatchKind::open(fabric, &members, options).await.expect("the parameters are valid")
 }
 
 impl Default for Bench {
@@ -212,11 +162,11 @@ impl Bench {
         let device = Device { timing, has_masked_cas: false, has_on_chip_words: false };
         let trial = Rc::new(Trial::default());
         for (client, actor) in actors.into_iter().enumerate() {
-            let endpoint = Endpoint::new(&world, &nic, device);
+            let fabric = connect(&world, &nic, device);
             trial.running.set(trial.running.get() + 1);
             let (trial, theirs) = (Rc::clone(&trial), world.clone());
             world.spawn(world.start_process(), async move {
-                trial.act(&theirs, client as u32, endpoint, &spec, actor).await;
+                trial.act(&theirs, client as u32, fabric, &spec, actor).await;
                 trial.running.set(trial.running.get() - 1);
             });
         }
@@ -224,7 +174,7 @@ impl Bench {
         if trial.running.get() > 0 && trial.violated.borrow().is_empty() {
             trial.blame("an operation does not end".to_owned());
         }
-        self.finish(&world, Endpoint::new(&world, &nic, device), &spec, &trial);
+        self.finish(&world, connect(&world, &nic, device), &spec, &trial);
         let outcome = Outcome {
             spec: Some(spec),
             operations: trial.history.borrow().operations().len(),
@@ -238,7 +188,7 @@ impl Bench {
     }
 
     /// Checks what is left, and the history: no latch is held, and no addition is lost.
-    fn finish(&self, world: &World, endpoint: Endpoint, spec: &Spec, trial: &Rc<Trial>) {
+    fn finish(&self, world: &World, fabric: Verbs, spec: &Spec, trial: &Rc<Trial>) {
         if !trial.violated.borrow().is_empty() {
             return;
         }
@@ -251,7 +201,7 @@ impl Bench {
         let actor = Actor { begins_ns: 0, acts: acts.collect(), backoff: Backoff::NONE };
         let (theirs, reader, spec) = (Rc::clone(trial), world.clone(), *spec);
         let done = world.complete(SECONDS, async move {
-            theirs.act(&reader, u32::MAX, endpoint, &spec, actor).await;
+            theirs.act(&reader, u32::MAX, fabric, &spec, actor).await;
         });
         if done.is_none() {
             trial.blame("reading all objects does not end".to_owned());
@@ -315,10 +265,10 @@ impl Trial {
     }
 
     /// Carries out the operations of an actor, and waits until all their requests have completed.
-    async fn act(&self, world: &World, client: u32, endpoint: Endpoint, spec: &Spec, actor: Actor) {
+    async fn act(&self, world: &World, client: u32, fabric: Verbs, spec: &Spec, actor: Actor) {
         let options =
             Options { entropy: world.random().bits(), backoff: Some(actor.backoff), ..Options::NONE };
-        let mut latched = open(endpoint, spec, &options).await;
+        let mut latched = open(fabric, spec, &options).await;
         world.sleep(actor.begins_ns).await;
         for act in actor.acts {
             self.turn(world, client, &mut latched, act).await;
@@ -329,7 +279,7 @@ impl Trial {
         self.retries.set(self.retries.get() + latched.retries());
     }
 
-    async fn turn(&self, world: &World, client: u32, latched: &mut Latched<Endpoint>, act: Act) {
+    async fn turn(&self, world: &World, client: u32, latched: &mut Latched<Verbs>, act: Act) {
         let Act { object, is_add, how } = act;
         self.tags.set(self.tags.get() + u64::from(is_add));
         let ask = if is_add { Ask::Add(self.tags.get()) } else { Ask::Read };

@@ -25,6 +25,7 @@ use crate::world::{MICROS, ProcessId, World, nanos, within};
 use farside_node::engine::Guarded;
 use farside_remote::address::ON_CHIP_SIZE;
 use farside_remote::chain::OpView;
+use farside_remote::clock::Clock;
 use farside_remote::fabric::{DEADLINE, Ran, ServiceId};
 use farside_remote::wire::{Code, FENCED, REPLY_BYTES_MAX, flag};
 use farside_remote::{
@@ -35,6 +36,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 /// Usual time, in nanoseconds, from a client's death until the NIC stops executing the client's verbs, unless the end
 /// of the session stops them earlier.
@@ -47,6 +49,8 @@ pub struct Verbs {
     connection: Connection,
     device: Device,
     registration: Registration,
+    /// Clock of the client's process, or of the world if no process has opened a session.
+    clock: ProcessClock,
     /// Session for calls; `None` if there are none.
     session: Option<Rc<Endpoint>>,
 }
@@ -112,14 +116,15 @@ impl Verbs {
             connection,
             device,
             registration,
+            clock: clock.clone(),
             session: Some(session),
         }))
     }
 
     /// Creates an endpoint without calls, whose chains may access all of the memory of the connection's NIC.
     pub fn without_calls(world: &World, node: NodeId, connection: Connection, device: Device) -> Verbs {
-        let registration = Registration::Everything;
-        Verbs { world: world.clone(), node, connection, device, registration, session: None }
+        let (registration, clock) = (Registration::Everything, ProcessClock::of_world(world));
+        Verbs { world: world.clone(), node, connection, device, registration, clock, session: None }
     }
 
     /// Creates an endpoint without calls, whose chains may access what the node's own keys admit. `memory` is the
@@ -135,12 +140,9 @@ impl Verbs {
         Verbs { registration, ..Verbs::without_calls(world, node, connection, device) }
     }
 
-    /// Clock of the client's process.
-    ///
-    /// # Panics
-    /// If the endpoint has no session ([`Verbs::without_calls`]).
+    /// Clock of the client's process, or of the world if the endpoint has no session ([`Verbs::without_calls`]).
     pub fn clock(&self) -> &ProcessClock {
-        self.session.as_ref().expect("the endpoint has a session").clock()
+        &self.clock
     }
 
     /// Closes the session and the queue pair after all calls have been answered.
@@ -410,6 +412,20 @@ impl Fabric for Verbs {
     fn capabilities(&self, _node: NodeId) -> Capabilities {
         let calls = if self.session.is_some() { Capabilities::CALLS } else { Capabilities::NONE };
         calls.and(self.device.capabilities())
+    }
+}
+
+impl Clock for Verbs {
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.clock.wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.clock.sleep(duration)
     }
 }
 

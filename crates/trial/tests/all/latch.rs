@@ -7,7 +7,7 @@ use farside_sim::world::{Nanos, SECONDS};
 use farside_systems::latch::scheme::{Steps, Word};
 use farside_systems::latch::{Placement, Scheme, Spec};
 use farside_systems::system::Options;
-use farside_trial::latches::{self, AT, AT_ONCE, Bench, Chosen, Does, Endpoint, FLIGHT, Late, Outcome};
+use farside_trial::latches::{self, AT, AT_ONCE, Bench, Chosen, Does, FLIGHT, Late, Outcome};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -185,7 +185,7 @@ fn blocks_with_newer_ends(len: u64, seed: u64) -> u64 {
     let timing = farside_sim::nic::Timing { fetch_spread_ns: 60, land_spread_ns: 60, ..AT_ONCE };
     let device = Device { timing, has_masked_cas: false, has_on_chip_words: false };
     let (world, nic) = Bench::default().world(seed, timing, &spec("basic", 16));
-    let (writer, reader) = (Endpoint::new(&world, &nic, device), Endpoint::new(&world, &nic, device));
+    let (writer, reader) = (latches::connect(&world, &nic, device), latches::connect(&world, &nic, device));
     world.spawn(world.start_process(), async move {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         for version in 1..=100u64 {
@@ -236,11 +236,11 @@ fn round_trips(scheme: Scheme, awaited: Awaited) -> Vec<f64> {
     let spec = Spec { objects: 4, len: 200, scheme, placement: Placement::Inline, relaxed: false };
     let (world, nic) = Bench::default().world(1, AT_ONCE, &spec);
     let device = Device { timing: AT_ONCE, has_masked_cas: false, has_on_chip_words: false };
-    let endpoint = Endpoint::new(&world, &nic, device);
+    let fabric = latches::connect(&world, &nic, device);
     let (theirs, trips) = (world.clone(), Rc::new(RefCell::new(Vec::new())));
     let found = Rc::clone(&trips);
     let done = world.complete(SECONDS, async move {
-        let mut latched = latches::open(endpoint, &spec, &Options::NONE).await;
+        let mut latched = latches::open(fabric, &spec, &Options::NONE).await;
         for object in 0..4 {
             let since = theirs.now();
             match awaited {
