@@ -21,15 +21,18 @@ impl Capabilities {
     pub const ON_CHIP_WORDS: Capabilities = Capabilities(1 << 3);
     /// Chains to one node run in the order in which they were sent.
     pub const ORDER: Capabilities = Capabilities(1 << 4);
+    /// An aligned line of 64 bytes is read and written as a whole. Software fabrics copy 16 bytes at a time.
+    pub const WHOLE_LINES: Capabilities = Capabilities(1 << 5);
     /// The capabilities of every fabric that executes its chains with [`run`](crate::run()).
     pub const SOFTWARE: Capabilities = Self::CALLS.and(Self::CONDITIONAL_OPS).and(Self::MASKED_CAS);
 
-    const NAMED: [(Capabilities, &'static str); 5] = [
+    const NAMED: [(Capabilities, &'static str); 6] = [
         (Self::CALLS, "calls"),
         (Self::CONDITIONAL_OPS, "conditional ops"),
         (Self::MASKED_CAS, "masked CAS"),
         (Self::ON_CHIP_WORDS, "on-chip words"),
         (Self::ORDER, "order between chains"),
+        (Self::WHOLE_LINES, "whole cache lines"),
     ];
 
     /// Whether this set contains all of `others`.

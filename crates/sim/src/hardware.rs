@@ -172,7 +172,7 @@ impl Platform {
     /// Returns the capabilities of a node with this hardware.
     pub const fn capabilities(self) -> Capabilities {
         match self {
-            Platform::Rdma => Capabilities::CALLS,
+            Platform::Rdma => Capabilities::CALLS.and(Capabilities::WHOLE_LINES),
             Platform::PrismSw | Platform::PrismHw | Platform::BlueField => Capabilities::SOFTWARE,
         }
     }

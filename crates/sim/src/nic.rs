@@ -198,7 +198,8 @@ impl Device {
     pub const fn capabilities(self) -> Capabilities {
         let none = Capabilities::NONE;
         let masked = if self.has_masked_cas { Capabilities::MASKED_CAS } else { none };
-        masked.and(if self.has_on_chip_words { Capabilities::ON_CHIP_WORDS } else { none })
+        let on_chip = if self.has_on_chip_words { Capabilities::ON_CHIP_WORDS } else { none };
+        Capabilities::WHOLE_LINES.and(masked).and(on_chip)
     }
 }
 

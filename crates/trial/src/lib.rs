@@ -108,9 +108,10 @@ impl Carrier {
     pub const fn capabilities(self) -> Capabilities {
         match self {
             Carrier::Direct | Carrier::Datagrams | Carrier::Connections => Capabilities::SOFTWARE,
-            Carrier::Verbs => {
-                Capabilities::CALLS.and(Capabilities::MASKED_CAS).and(Capabilities::ON_CHIP_WORDS)
-            }
+            Carrier::Verbs => Capabilities::CALLS
+                .and(Capabilities::MASKED_CAS)
+                .and(Capabilities::ON_CHIP_WORDS)
+                .and(Capabilities::WHOLE_LINES),
         }
     }
 }

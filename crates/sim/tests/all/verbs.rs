@@ -234,7 +234,7 @@ fn a_chain_with_an_op_that_the_nic_lacks_is_refused_before_its_first_op() {
     Bench::run(3, bare, async |bench: Rc<Bench>| {
         bench.create("s", "").await;
         let verbs = bench.connect().await;
-        assert_eq!(verbs.capabilities(NODE), Capabilities::CALLS);
+        assert_eq!(verbs.capabilities(NODE), Capabilities::CALLS.and(Capabilities::WHOLE_LINES));
         let (key, at) = open_store(&verbs, "s").await;
         let place = Addr::new(at);
         let (mut buf, mut reply, garbage) = (ChainBuf::new(), Reply::new(), [place]);
@@ -271,7 +271,10 @@ fn a_stores_words_in_the_nic_start_as_zeros_and_belong_to_its_key_alone() {
         bench.create("a", "").await;
         bench.create("b", "").await;
         let verbs = bench.connect().await;
-        let all = Capabilities::CALLS.and(Capabilities::MASKED_CAS).and(Capabilities::ON_CHIP_WORDS);
+        let all = Capabilities::CALLS
+            .and(Capabilities::MASKED_CAS)
+            .and(Capabilities::ON_CHIP_WORDS)
+            .and(Capabilities::WHOLE_LINES);
         assert_eq!(verbs.capabilities(NODE), all);
         let (a, _) = open_store(&verbs, "a").await;
         let (b, _) = open_store(&verbs, "b").await;

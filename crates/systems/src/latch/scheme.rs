@@ -3,6 +3,7 @@
 //! Each correct scheme has a name. The pessimistic schemes are the ablation of the paper: each step of [`Steps`] keeps
 //! the steps before it.
 
+use farside_remote::Capabilities;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -94,6 +95,14 @@ impl Scheme {
         let (name, _) =
             Scheme::ALL.iter().find(|(_, scheme)| *scheme == self).expect("every scheme has a name");
         name
+    }
+
+    /// Capabilities that a client needs from its fabric.
+    pub fn needs(self) -> Capabilities {
+        match self.reads {
+            Reads::Versions => Capabilities::WHOLE_LINES,
+            Reads::Latched | Reads::Twice | Reads::Checksum => Capabilities::NONE,
+        }
     }
 
     /// Whether readers can hold the latch together.

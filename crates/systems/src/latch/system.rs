@@ -2,6 +2,7 @@
 
 use super::layout::{Layout, Spec};
 use super::posted::Sets;
+use super::scheme::Reads;
 use super::{KIND, LEN_MAX, Latched, Placement, Scheme, mutants};
 use crate::store::{Members, StoreError};
 use crate::system::{Backoff, Family, Footprint, Options, Sizing, SizingError, System};
@@ -55,6 +56,17 @@ impl System for LatchKind {
     ) -> Result<Latched<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
         let layout = Layout::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        let (scheme, has) = (layout.spec.scheme, fabric.capabilities(node));
+        if !has.contains(scheme.needs()) {
+            return Err(StoreError::Gone(format!(
+                "the scheme {scheme} of store '{}' needs a fabric with {}, and the one to node {} has only: {has}; \
+                 nothing was changed: reach the node by another fabric, or create the store with the scheme {}",
+                store.name,
+                scheme.needs(),
+                node.0,
+                Scheme { reads: Reads::Checksum, ..scheme }
+            )));
+        }
         Ok(Latched {
             fabric: Rc::new(fabric),
             node,
