@@ -627,6 +627,7 @@ impl Node {
             }
             let pairing = Pairing {
                 number: found.pairing.number.wrapping_add(1),
+                former: None,
                 incarnation: machine.info().incarnation,
                 ..found.pairing
             };

@@ -155,6 +155,7 @@ impl Resuming<'_> {
                 return self.node.refuse(name, reason);
             }
         };
+        let before = held.ok().and_then(|(_, paired)| paired);
         let whole_from = match source {
             Believed::Log if !is_whole => {
                 tracing::error!(
@@ -167,18 +168,25 @@ impl Resuming<'_> {
             // Records may have been lost in the process that was to write them, or were never answered.
             Believed::Memory => {
                 log.want_checkpoint();
-                let is_kept = held
-                    .is_ok_and(|(_, paired)| paired.is_some_and(|paired| paired.state == PairedState::Kept));
+                let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
                 if is_kept && *is_whole { pairing.whole_from } else { log.next_generation() }
             }
         };
-        let former = pairing.incarnation;
-        let pairing = Pairing { number: entropy()[0], whole_from, incarnation };
-        let paired = pair(self.disk, &log, &pairing);
-        match paired {
-            Ok(()) => self.paired(&log, &pairing)?,
+        let is_former_memory = pairing.incarnation == incarnation;
+        let former = before.filter(|_| source == Believed::Memory).map(|paired| paired.number);
+        let pairing = Pairing { number: entropy()[0], former, whole_from, incarnation };
+        match pair(self.disk, &log, &pairing) {
+            Ok(()) => {
+                self.paired(&log, &pairing)?;
+                // A copy of the memory that was made before lacks what is written from now on.
+                pair(self.disk, &log, &Pairing { former: None, ..pairing }).unwrap_or_else(|error| {
+                    tracing::warn!(
+                        "a copy of the memory of store '{name}' may be taken for the memory: {error}"
+                    );
+                });
+            }
             // Another memory would still be believed if it came back, although it lacked what is written from now on.
-            Err(error) if former != incarnation => {
+            Err(error) if !is_former_memory => {
                 log.refuse_unpaired(&error);
                 log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
             }
@@ -255,7 +263,7 @@ impl Resuming<'_> {
         let mut log = Log::new(entry.store.clone(), self.options, salt);
         log.want_checkpoint();
         let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
-        let pairing = Pairing { number, whole_from, incarnation };
+        let pairing = Pairing { number, former: None, whole_from, incarnation };
         pair(self.disk, &log, &pairing).map_err(|error| error.to_string())?;
         self.paired(&log, &pairing)?;
         self.node.resume_log(name, Arc::new(StoreLog::new(log)))
@@ -589,10 +597,11 @@ mod tests {
         assert!(refused.contains("the node has ended") && refused.contains("nothing was done"), "{refused}");
     }
 
-    /// A folder of the host that has no space for the file of a pairing.
+    /// A folder of the host that has no space for the file of a pairing, or whose process dies right after it.
     struct Unpaired {
         files: FileDisk,
         is_full: bool,
+        is_last: bool,
     }
 
     impl Disk for Unpaired {
@@ -615,7 +624,9 @@ mod tests {
             self.files.sync_names(folder)
         }
         fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
-            self.files.rename(from, to)
+            self.files.rename(from, to)?;
+            assert!(!self.is_last, "the process dies");
+            Ok(())
         }
         fn remove(&mut self, name: &str) -> io::Result<()> {
             self.files.remove(name)
@@ -634,31 +645,45 @@ mod tests {
         }
     }
 
-    /// A memory that was paired with the log may come back later. It lacks what the log gets from now on.
-    #[test]
-    fn a_log_that_cannot_be_paired_with_another_memory_accepts_nothing() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false };
-        let memory = || Mapping::create(16 << 20, Pages::Small).expect("memory");
-        let node = |memory: &Mapping, incarnation| {
-            let kinds = vec![Box::new(Ledger::default()) as Box<dyn Kind<Mapping>>];
-            Node::new(memory, kinds, NodeInfo { incarnation, ..NodeInfo::default() })
-        };
-        let options = LogOptions { sync: SyncPolicy::Never, ..LogOptions::default() };
-        let first = memory();
-        let mut creator = node(&first, 1);
-        creator.set_logging(options);
+    fn options() -> LogOptions {
+        LogOptions { sync: SyncPolicy::Never, ..LogOptions::default() }
+    }
+
+    fn mapping() -> Mapping {
+        Mapping::create(16 << 20, Pages::Small).expect("memory")
+    }
+
+    fn kinds() -> Vec<Box<dyn Kind<Mapping>>> {
+        vec![Box::new(Ledger::default())]
+    }
+
+    fn node(memory: &Mapping, incarnation: u64) -> Node<Mapping> {
+        Node::new(memory, kinds(), NodeInfo { incarnation, ..NodeInfo::default() })
+    }
+
+    /// A node that takes the memory of [`node()`] over.
+    fn restored(memory: &Mapping) -> Node<Mapping> {
+        let Ok(restored) = Node::restore(memory, kinds(), NodeInfo { incarnation: 1, ..NodeInfo::default() });
+        let mut node = restored.expect("the memory is sound");
+        while node.recover_step(memory) == Ok(Ok(false)) {}
+        node
+    }
+
+    /// Creates the store 's' with a log.
+    fn create(memory: &Mapping, disk: &mut dyn Disk) {
+        let mut creator = node(memory, 1);
+        creator.set_logging(options());
         let (name, kind, parameters) = ("s".to_owned(), "ledger".to_owned(), String::new());
         creator.ask(Ask::CreateStore { name, kind, parameters, quota: 4 << 20 }, [3, 4]);
         let mut logs = Vec::new();
         let answer = loop {
-            while creator.step(&first) == Ok(Progress::Made) {}
+            while creator.step(memory) == Ok(Progress::Made) {}
             creator.poll_shared();
             logs.extend(creator.take_new_logs());
             for log in &logs {
                 let mut log = log.lock();
                 if let Next::Do(op) = log.next(Duration::ZERO) {
-                    log.done(op.perform(&mut disk));
+                    log.done(op.perform(disk));
                 }
             }
             if let Some((_, answer)) = creator.answer() {
@@ -666,15 +691,28 @@ mod tests {
             }
         };
         assert!(matches!(answer, Ok(Answer::Store(_))), "{answer:?}");
+    }
+
+    /// Lets a node that starts resume the store 's'. Returns the node.
+    fn resume(memory: &Mapping, disk: &mut dyn Disk, mut node: Node<Mapping>) -> Node<Mapping> {
+        let found = find(disk).expect("the log is sound");
+        let mut at = Resuming { disk, node: &mut node, memory, options: options() };
+        found.iter().for_each(|found| at.resume(found).expect("it is replayed"));
+        node
+    }
+
+    /// A memory that was paired with the log may come back later. It lacks what the log gets from now on.
+    #[test]
+    fn a_log_that_cannot_be_paired_with_another_memory_accepts_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
+        create(&mapping(), &mut disk);
         for (incarnation, is_full, is_accepted) in
             [(2, true, false), (1, true, true), (2, false, true), (2, true, true), (3, true, false)]
         {
             disk.is_full = is_full;
-            let memory = memory();
-            let mut node = node(&memory, incarnation);
-            let found = find(&mut disk).expect("the log is sound");
-            let mut at = Resuming { disk: &mut disk, node: &mut node, memory: &memory, options };
-            found.iter().for_each(|found| at.resume(found).expect("it is replayed"));
+            let memory = mapping();
+            let node = resume(&memory, &mut disk, node(&memory, incarnation));
             let served = Arc::clone(&node.catalog().get("s").expect("the store").served);
             let log = served.log().expect("it has a log");
             let mut records = Records::default();
@@ -684,6 +722,35 @@ mod tests {
             let refused = appended.err().unwrap_or_else(|| "be paired with the memory".into());
             assert!(refused.contains("be paired with the memory"), "{refused}");
         }
+    }
+
+    /// The memory may have effects that its log lacks, since a process may die before it has written them.
+    #[test]
+    fn a_memory_is_believed_after_a_death_between_the_two_halves_of_its_pairing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
+        let memory = mapping();
+        predecessors::note_boot(&memory);
+        create(&memory, &mut disk);
+        drop(resume(&memory, &mut disk, restored(&memory)));
+        for _ in 0..2 {
+            disk.is_last = true;
+            let dying = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                resume(&memory, &mut disk, restored(&memory))
+            }));
+            assert!(dying.is_err(), "it dies before the memory has the new number");
+            disk.is_last = false;
+            let found = find(&mut disk).expect("the log is sound").pop().expect("the store's log");
+            let paired = restored(&memory).catalog().get("s").expect("the store").paired().copied();
+            let paired = paired.expect("it is paired");
+            assert_ne!(paired.number, found.pairing.number);
+            let source = believed(&found.pairing, found.is_whole, Some(&paired), true);
+            assert_eq!(source, Ok(Believed::Memory));
+        }
+        let node = resume(&memory, &mut disk, restored(&memory));
+        let found = find(&mut disk).expect("the log is sound").pop().expect("the store's log");
+        let paired = node.catalog().get("s").expect("the store").paired().copied().expect("it is paired");
+        assert_eq!((found.pairing.number, found.pairing.former), (paired.number, None));
     }
 
     #[test]

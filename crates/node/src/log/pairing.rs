@@ -1,7 +1,7 @@
 //! The pairing of a log with a node's memory, which decides at a start which of the two is believed.
 //!
 //! A node draws a number at each start, and writes it into a file of the log, then into the store's record in the
-//! memory. While both have the same number, the memory has the effects of all calls that were answered, as long as the
+//! memory. If the node dies between the two, the file also has the number that the memory had before. While both have the same number, the memory has the effects of all calls that were answered, as long as the
 //! machine does not crash: then pages of a memory file may be lost, and the log is believed. A node that serves the
 //! memory without its log notes that in the memory, which is then believed. A memory with another number is an old one.
 //!
@@ -18,6 +18,9 @@ use std::io;
 pub struct Pairing {
     /// Random number that the paired memory has, too.
     pub number: u64,
+    /// Number that the memory has until it gets the new one, if nothing was served in between.
+    #[serde(default)]
+    pub former: Option<u64>,
     /// Generation of the first checkpoint with which the log has all contents of the store. Before, only the memory has
     /// them. 0 if the log has them without a checkpoint.
     pub whole_from: u64,
@@ -70,7 +73,7 @@ pub fn believed(
         // The record that names the log may not have reached a memory file.
         return Ok(if is_whole { Believed::Log } else { Believed::Memory });
     };
-    let is_paired = paired.number == pairing.number;
+    let is_paired = paired.number == pairing.number || Some(paired.number) == pairing.former;
     match paired.state {
         PairedState::Replaying => Ok(Believed::Log),
         _ if !is_whole => Ok(Believed::Memory),
@@ -135,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_log_is_believed_unless_the_memory_is_known_to_have_more() {
-        let pairing = Pairing { number: 7, whole_from: 0, incarnation: 1 };
+        let pairing = Pairing { number: 7, former: Some(6), whole_from: 0, incarnation: 1 };
         let of = |number, state| Some(Paired { number, state });
         let believe = |memory: Option<Paired>, is_whole, is_same_boot| {
             believed(&pairing, is_whole, memory.as_ref(), is_same_boot).ok()
@@ -149,6 +152,9 @@ mod tests {
             (of(7, Ahead), Some(Memory), Some(Memory), Some(Memory)),
             (of(8, Ahead), None, None, Some(Memory)),
             (of(7, Replaying), Some(Log), Some(Log), Some(Log)),
+            // The node died between the two halves of a pairing.
+            (of(6, Kept), Some(Memory), Some(Log), Some(Memory)),
+            (of(6, Ahead), Some(Memory), Some(Memory), Some(Memory)),
         ] {
             assert_eq!(believe(memory, true, true), same_boot, "{memory:?}");
             assert_eq!(believe(memory, true, false), other_boot, "{memory:?}, after a crash of the machine");

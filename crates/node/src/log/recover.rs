@@ -127,6 +127,7 @@ pub fn find(disk: &mut dyn Disk) -> Result<Vec<Found>, RecoverError> {
                 }
                 let first = || Pairing {
                     number: salt ^ salt_of(head.part, head.generation),
+                    former: None,
                     whole_from: 0,
                     incarnation: head.store.incarnation,
                 };

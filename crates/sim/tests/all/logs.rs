@@ -150,7 +150,7 @@ fn a_log_is_synced_an_interval_after_a_record_was_written() {
 
 #[test]
 fn a_memory_is_believed_only_if_the_machine_has_not_crashed_since() {
-    let pairing = Pairing { number: 7, whole_from: 0, incarnation: 1 };
+    let pairing = Pairing { number: 7, former: None, whole_from: 0, incarnation: 1 };
     let memory = Paired { number: 7, state: PairedState::Kept };
     assert_eq!(believed(&pairing, true, Some(&memory), true), Ok(Believed::Memory));
     assert_eq!(believed(&pairing, true, Some(&memory), false), Ok(Believed::Log));
