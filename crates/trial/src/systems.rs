@@ -58,7 +58,10 @@ const BELOW: [(&str, &[Mutant]); 4] = [
             sessions::FENCED_READ_TOO_EARLY,
         ],
     ),
-    (chequer::KIND, &[logs::LOG_BELIEVES_CRASHED_MEMORY]),
+    (
+        chequer::KIND,
+        &[logs::LOG_BELIEVES_CRASHED_MEMORY, logs::LOG_NEVER_SYNCS, logs::LOG_CHECKPOINT_UNSYNCED],
+    ),
     ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (
         registers::KIND,
