@@ -14,9 +14,9 @@ const STEPS: [Step; 6] = [
     ("format", format),
     ("tidy", house_rules),
     ("clippy", clippy),
+    ("doc", doc),
     ("build", build_tests),
     ("test", test),
-    ("doc", doc),
 ];
 
 /// Environment variable that sets how many tests of one test binary run concurrently.
