@@ -6,6 +6,7 @@
 //! * [`driver`]: runs clients of any family of systems.
 //! * [`kv`]: YCSB on key-value stores.
 //! * [`blocks`]: reads and writes of whole blocks.
+//! * [`latched`]: reads and changes of objects under one-sided latches.
 //! * [`floor`]: the physical floor, the same fetch written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
@@ -18,6 +19,7 @@ pub mod driver;
 #[allow(unsafe_code, reason = "the fetch by hand, and the memory it is made from")]
 pub mod floor;
 pub mod kv;
+pub mod latched;
 pub mod report;
 pub mod verify;
 pub mod workload;

@@ -401,7 +401,7 @@ impl<W: Work> Thread<W> {
 
     /// Counts an error or violation, and returns its consequence. Keeps the texts of the first errors and violations.
     #[cold]
-    pub(crate) fn count_trouble(&self, trouble: &W::Trouble) -> Fault {
+    pub fn count_trouble(&self, trouble: &W::Trouble) -> Fault {
         let fault = trouble.fault();
         let mut tally = self.tally.borrow_mut();
         match fault {

@@ -39,6 +39,9 @@ pub struct YcsbReport {
     pub records: u64,
     /// Length of a value in bytes.
     pub value_size: u64,
+    /// Scheme by which clients synchronize; only of stores of latched objects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<String>,
     /// Number of replicas of each record; absent if the store keeps no replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
@@ -81,7 +84,8 @@ pub struct YcsbReport {
     /// do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_stall_ms: Option<f64>,
-    /// Number of blocks that a new client has read and checked after the run; only of block stores with verification.
+    /// Number of records that a new client has read and checked after the run; only of block stores with verification,
+    /// and of latched objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_back: Option<u64>,
     /// Report of each node of the store, if each task keeps to the keys of one node.
@@ -368,6 +372,7 @@ mod tests {
             distribution: "zipfian".to_owned(),
             records: 1000,
             value_size: 512,
+            scheme: None,
             replicas: None,
             threads: 1,
             tasks: 16,

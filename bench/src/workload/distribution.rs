@@ -8,8 +8,9 @@ use std::fmt;
 use rand_core::Rng;
 
 use super::generators::{
-    Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, fnv_hash,
+    Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, fnv_hash, unit,
 };
+use super::skew;
 
 /// Distribution of requests over the records. YCSB's property is `requestdistribution`; some distributions have
 /// properties of their own.
@@ -21,7 +22,7 @@ pub enum Distribution {
     Zipfian,
     /// The same with another skew, over exactly the records that exist: `zipfian:0.5`.
     Zipf {
-        /// Skew, above 0 and below 1.
+        /// Skew: 0.001 to [`Distribution::THETA_MAX`].
         theta: f64,
     },
     /// The newest records get most requests.
@@ -52,13 +53,16 @@ impl Distribution {
         Self::Exponential { percentile: 95.0, data_fraction: 0.857_142_857_1 },
     ];
 
+    /// Largest skew of [`Distribution::Zipf`]. With a larger one, nearly all requests use one record.
+    pub const THETA_MAX: f64 = 10.0;
+
     /// Names of all distributions, for messages.
     pub const NAMES: &'static str = "uniform, zipfian, latest, hotspot, exponential";
 
     /// Returns the distribution called `name`, with YCSB's defaults for its parameters. `zipfian:0.5` has that theta.
     pub fn named(name: &str) -> Option<Self> {
         if let Some(theta) = name.strip_prefix("zipfian:") {
-            let theta = theta.parse().ok().filter(|theta| (0.001..=0.999).contains(theta))?;
+            let theta = theta.parse().ok().filter(|theta| (0.001..=Self::THETA_MAX).contains(theta))?;
             return Some(Self::Zipf { theta });
         }
         Self::ALL.into_iter().find(|distribution| distribution.name() == name)
@@ -111,6 +115,9 @@ impl fmt::Display for Distribution {
     }
 }
 
+/// Skew from which YCSB's method is not used, as it needs a skew below 1.
+const YCSB_THETA_MAX: f64 = 0.9995;
+
 /// Draws the numbers of records to use. Each client thread has its own clone.
 #[derive(Clone, Debug)]
 pub struct KeyChooser(Generator);
@@ -120,6 +127,8 @@ enum Generator {
     Uniform(UniformLong),
     Zipfian(ScrambledZipfian),
     Zipf(Zipfian, u64),
+    /// The same with a skew that YCSB's method does not support.
+    Skewed(skew::Zipf, u64),
     Latest(SkewedLatest),
     Hotspot(Hotspot),
     Exponential(Exponential),
@@ -136,6 +145,9 @@ impl KeyChooser {
                 // does not change which records are popular.
                 let range = records.saturating_add(inserts_expected).saturating_add(1);
                 Generator::Zipfian(ScrambledZipfian::new(range))
+            }
+            Distribution::Zipf { theta } if theta >= YCSB_THETA_MAX => {
+                Generator::Skewed(skew::Zipf::new(records.max(1), theta), records.max(1))
             }
             Distribution::Zipf { theta } => {
                 Generator::Zipf(Zipfian::new(records.max(1), theta), records.max(1))
@@ -162,6 +174,7 @@ impl KeyChooser {
                 Generator::Uniform(uniform) => Some(uniform.next(random)),
                 Generator::Zipfian(zipfian) => Some(zipfian.next(random)),
                 Generator::Zipf(zipfian, records) => Some(fnv_hash(zipfian.next(random)) % *records),
+                Generator::Skewed(zipf, records) => Some(fnv_hash(zipf.draw(|| unit(random))) % *records),
                 Generator::Latest(latest) => Some(latest.next(newest, random)),
                 Generator::Hotspot(hotspot) => Some(hotspot.next(random)),
                 Generator::Exponential(exponential) => newest.checked_sub(exponential.next(random)),
@@ -187,7 +200,7 @@ mod tests {
             assert!(distribution.to_string().starts_with(distribution.name()));
         }
         assert_eq!(Distribution::ALL.map(|distribution| distribution.name()).join(", "), Distribution::NAMES);
-        for wrong in ["zipf", "zipfian:", "zipfian:0", "zipfian:1", "zipfian:nan", "uniform:0.5"] {
+        for wrong in ["zipf", "zipfian:", "zipfian:0", "zipfian:11", "zipfian:nan", "uniform:0.5"] {
             assert_eq!(Distribution::named(wrong), None, "{wrong}");
         }
         let skewed = Distribution::Zipf { theta: 0.5 };
@@ -200,7 +213,8 @@ mod tests {
     #[test]
     fn no_distribution_draws_a_record_that_does_not_exist() {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
-        for distribution in Distribution::ALL {
+        let skewed = [0.5, 1.0, 1.5].map(|theta| Distribution::Zipf { theta });
+        for distribution in Distribution::ALL.into_iter().chain(skewed) {
             for (records, inserts_expected) in [(1, 0), (2, 0), (1000, 0), (1000, 500)] {
                 let mut keys = KeyChooser::new(distribution, records, inserts_expected);
                 for newest in [records - 1, records + inserts_expected / 2] {
@@ -208,6 +222,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_skew_above_one_sends_most_requests_to_one_record() {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(3);
+        let mut keys = KeyChooser::new(Distribution::Zipf { theta: 1.5 }, 1000, 0);
+        let hottest = fnv_hash(0) % 1000;
+        let hits = (0..10_000).filter(|_| keys.next(999, &mut random) == hottest).count();
+        // The first of 1000 ranks has 1 / (sum of k^-1.5) = 0.392 of the requests.
+        assert!((3700..4200).contains(&hits), "{hits}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod generators;
 mod lengths;
 mod operations;
 mod properties;
+pub mod skew;
 mod spec;
 
 use rand_core::SeedableRng;

@@ -33,7 +33,7 @@ use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::heal::{self, Healed};
 use farside_systems::kv::prism_kv;
 use farside_systems::members;
-use farside_systems::registry;
+use farside_systems::registry::{self, Registered};
 use farside_systems::store::{Member, StoreError};
 use farside_systems::system::Sizing;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -498,6 +498,20 @@ impl Pool {
             Answer::Store(store) => Ok(store),
             other => Err(unexpected_answer(&other)),
         }
+    }
+
+    /// Creates a store of any system on the pool's only node, for measurements.
+    #[doc(hidden)]
+    pub fn create_sized(
+        &self,
+        system: &Registered,
+        name: &str,
+        sizing: &Sizing,
+        quota: u64,
+    ) -> Result<(), Error> {
+        let parameters = (system.parameters)(sizing);
+        let ask = Ask::CreateStore { name: name.to_owned(), kind: system.kind.to_owned(), parameters, quota };
+        self.ask(&ask).map(drop)
     }
 
     /// Starts to rebuild a store with a table for `items` items; if absent, for the items that it holds. Returns once

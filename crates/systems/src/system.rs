@@ -4,6 +4,7 @@
 //! folder and in its line of [`crate::registry`].
 
 use crate::blocks::Stripe;
+use crate::latch::Latching;
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
@@ -92,6 +93,8 @@ pub struct Sizing {
     /// Number of parts of the table that calls change at the same time, in systems in which it is an option; if absent,
     /// derived from the store's size.
     pub partitions: Option<u64>,
+    /// How clients synchronize, and where latches lie; only for stores of latched objects.
+    pub latching: Latching,
     /// Length of the leases of clients, in systems in which leases are an option; if absent, the store has none.
     pub lease: Option<Duration>,
 }

@@ -3,6 +3,7 @@
 mod blocks;
 mod compare;
 mod floor;
+mod latch;
 mod session;
 
 use super::{Done, Failure, duration, files, parse_bytes, value_size, warn_of_unused};
@@ -36,6 +37,8 @@ enum What {
     Ycsb(Box<Ycsb>),
     /// Read and write blocks on several replicas
     Blocks(Box<blocks::Blocks>),
+    /// Read and change objects under one-sided latches
+    Latch(Box<latch::Latch>),
     /// Measure the same fetch without a system: the machine's limit
     Floor(floor::Floor),
     /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
@@ -303,6 +306,7 @@ impl Bench {
         match self.what {
             What::Ycsb(ycsb) => ycsb.run(),
             What::Blocks(blocks) => blocks.run(),
+            What::Latch(latch) => latch.run(),
             What::Floor(floor) => floor.run(),
             What::FloorServer(server) => server.run(),
             What::Compare(compare) => compare.run(),

@@ -1,10 +1,10 @@
 //! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
-//! key-value store on one node, or a block store on several.
+//! key-value store or a store of latched objects on one node, or a block store on several.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
 
-use super::skew::Zipf;
+use farside_bench::workload::skew::Zipf;
 use farside_bench::workload::{self, Lengths};
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
@@ -16,9 +16,12 @@ use farside_sim::random::Random;
 use farside_sim::world::{Bell, MILLIS, Nanos, SECONDS, World};
 use farside_systems::blocks::{BLOCK_MAX, BLOCK_MIN, Blocks};
 use farside_systems::kv::Kv;
+use farside_systems::latch::system::LatchKind;
+use farside_systems::latch::{self, Latched, Latching};
 use farside_systems::members::{self, New};
 use farside_systems::registry::{self, AnyBlocks, OneKv, Registered};
-use farside_systems::system::{Family, Got, Nodes, Options, Sizing, SizingError};
+use farside_systems::store::{self, Members};
+use farside_systems::system::{Family, Got, Nodes, Options, Sizing, SizingError, System as _};
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -32,7 +35,9 @@ const REPLICAS: usize = 3;
 
 /// Systems that have a model.
 fn systems() -> impl Iterator<Item = &'static Registered> {
-    registry::ALL.iter().filter(|system| matches!(system.family, Family::Kv | Family::Blocks))
+    registry::ALL
+        .iter()
+        .filter(|system| matches!(system.family, Family::Kv | Family::Blocks | Family::Latched))
 }
 
 /// Returns the system of this kind.
@@ -58,11 +63,14 @@ pub struct Variant {
     pub setup: fn(&mut Setup),
     /// Options of the clients.
     pub options: Options,
+    /// How clients synchronize, and where latches lie, in a store of latched objects.
+    pub latching: Latching,
 }
 
 impl Variant {
     /// The system as this project implements it.
-    pub const OURS: Variant = Variant { name: "", setup: |_| {}, options: Options::NONE };
+    pub const OURS: Variant =
+        Variant { name: "", setup: |_| {}, options: Options::NONE, latching: Latching::NONE };
     /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
     /// that they no longer use.
     pub const PAPER: Variant = Variant {
@@ -153,6 +161,7 @@ impl Load {
             value_len: self.value_len,
             // Collision-free, as in the paper's runs.
             collision_free: system.family == Family::Kv,
+            latching: self.variant.latching,
             ..Sizing::default()
         }
     }
@@ -164,17 +173,27 @@ impl Load {
     fn quota(&self, system: &Registered) -> Result<u64, String> {
         // A buffer is at most a quarter larger than its item. The second half is for retired buffers that are not free
         // yet.
-        let items = self.records() * (self.value_len as u64 + 256) * 5 / 2;
+        let items = match system.family {
+            Family::Latched => 0,
+            _ => self.records() * (self.value_len as u64 + 256) * 5 / 2,
+        };
         let table = match system.family {
-            Family::Blocks => {
+            Family::Blocks | Family::Latched => {
                 (system.footprint)(&self.sizing(system))
                     .map_err(|error| match error {
+                        SizingError::Value(most) if system.family == Family::Latched => {
+                            format!("no objects of {} bytes: give at most {most}", self.value_len)
+                        }
                         SizingError::Value(_) => format!(
                             "no blocks of {} bytes: give a multiple of {BLOCK_MIN} up to {BLOCK_MAX}",
                             self.value_len
                         ),
                         SizingError::Items => {
-                            format!("no store of {} blocks: give shorter blocks", self.records())
+                            format!(
+                                "no store of {} {}: give shorter ones",
+                                self.records(),
+                                system.family.contents()
+                            )
                         }
                     })?
                     .table_bytes
@@ -261,6 +280,9 @@ impl Bed {
                 "the longest value has {} bytes, less than the shortest: give a smaller minfieldlength",
                 load.value_len
             ));
+        }
+        if system.family == Family::Latched && !load.value_len.is_multiple_of(8) {
+            return Err(format!("no objects of {} bytes: give a multiple of 8", load.value_len));
         }
         let work = &system.work;
         let service = ServiceWork { accesses: work.call_accesses, checksummed: work.call_checksummed };
@@ -434,6 +456,7 @@ struct Opening {
 enum Store {
     Kv(Box<OneKv<Rc<PoolClient>>>),
     Blocks(AnyBlocks<Rc<PoolClient>>),
+    Latched(Box<Latched<Rc<PoolClient>>>),
 }
 
 impl Opening {
@@ -449,6 +472,12 @@ impl Opening {
                 world.spawn(world.start_process(), blocks.keeper());
                 blocks.write(0, &load.value()).await.map_err(|error| error.to_string())?;
                 Store::Blocks(blocks)
+            }
+            Family::Latched => {
+                let found = store::fetch_of(&client, NodeId(0), STORE, latch::KIND).await;
+                let members = Members::one(NodeId(0), found.map_err(|error| error.to_string())?);
+                let opened = LatchKind::open(client, &members, &options).await;
+                Store::Latched(Box::new(opened.map_err(|error| error.to_string())?))
             }
             _ => {
                 let opened = OneKv::open(client, NodeId(0), STORE, &options).await;
@@ -466,6 +495,14 @@ impl Store {
         match self {
             Store::Kv(kv) => kv.put(&record.to_be_bytes(), value).await.map_err(|error| error.to_string()),
             Store::Blocks(blocks) => blocks.write(record, value).await.map_err(|error| error.to_string()),
+            Store::Latched(latched) => {
+                let add = async |content: &mut [u8]| {
+                    let next = repeated(content)?.wrapping_add(1);
+                    content.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&next.to_le_bytes()));
+                    Ok(())
+                };
+                latched.with_exclusive(record, add).await.map_err(|error| error.to_string())?
+            }
         }
     }
 
@@ -488,9 +525,23 @@ impl Store {
                 blocks.read(record, room).await.map_err(|error| error.to_string())?;
                 assert!(room == value || room.iter().all(|&byte| byte == 0), "a block is as it was written");
             }
+            Store::Latched(latched) => {
+                latched.read(record, room).await.map_err(|error| error.to_string())?;
+                repeated(room)?;
+            }
         }
         Ok(value.len())
     }
+}
+
+/// Returns the number that a latched object has in all its words.
+///
+/// # Errors
+/// The words differ: the object has bytes of two writes.
+fn repeated(content: &[u8]) -> Result<u64, String> {
+    let first = content.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+    let is_whole = content.chunks_exact(8).all(|word| word == first.to_le_bytes());
+    if is_whole { Ok(first) } else { Err("an object has torn bytes".to_owned()) }
 }
 
 async fn put_all(
@@ -524,6 +575,8 @@ async fn closed_loop(
     work.opened(clients).await;
     let (keys, value, mut room) = (load.keys(), load.value(), load.value());
     let costs = &system(load.system).expect("Bed::new checked the kind").work;
+    // The scheme's checksums, on both ends.
+    let checked = load.variant.latching.checksummed(load.value_len as u64);
     let legal = load.lengths.shortest(load.value_len)..=load.value_len;
     // Its seed is none of those with which the store was filled.
     let seed = !u64::from(number);
@@ -535,11 +588,11 @@ async fn closed_loop(
             let value_len = store.get(record, &value, &legal, &mut room).await?;
             let returned = client.returned() - before;
             let got = Got { key_len: KEY_LEN, value_len, returned };
-            let checking = load.inputs.crc_ns((costs.get_checksummed)(&got));
+            let checking = load.inputs.crc_ns((costs.get_checksummed)(&got) + checked);
             client.sleep(Duration::from_nanos(checking)).await;
         } else {
             let value = &value[..lengths.next(&mut drawn)];
-            let preparing = load.inputs.crc_ns((costs.put_checksummed)(&options, value.len()));
+            let preparing = load.inputs.crc_ns((costs.put_checksummed)(&options, value.len()) + checked);
             if preparing > 0 {
                 client.sleep(Duration::from_nanos(preparing)).await;
             }

@@ -11,7 +11,6 @@ pub mod draw;
 pub mod load;
 mod prism;
 pub mod ratio;
-mod skew;
 mod synchronization;
 pub mod whatif;
 

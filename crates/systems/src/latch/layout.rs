@@ -60,6 +60,25 @@ impl Placement {
     }
 }
 
+/// Options of a new store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latching {
+    /// How clients synchronize; if absent, by the scheme `v2`.
+    pub scheme: Option<Scheme>,
+    /// Place of the latches.
+    pub placement: Placement,
+}
+
+impl Latching {
+    /// No options: the same as the default, as a constant.
+    pub const NONE: Latching = Latching { scheme: None, placement: Placement::Inline };
+
+    /// Number of bytes of an object of `len` bytes that an operation checksums, for cost models.
+    pub fn checksummed(&self, len: u64) -> u64 {
+        if self.scheme.is_some_and(|scheme| scheme.reads == Reads::Checksum) { len } else { 0 }
+    }
+}
+
 /// Parameters of a store, stored as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

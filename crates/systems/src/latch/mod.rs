@@ -36,7 +36,7 @@ mod layout;
 mod optimistic;
 mod posted;
 
-pub use layout::{LEN_MAX, OBJECTS_MAX, Placement, Spec};
+pub use layout::{LEN_MAX, Latching, OBJECTS_MAX, Placement, Spec};
 pub use scheme::Scheme;
 
 use crate::system::Backoff;

@@ -3,7 +3,7 @@
 use super::layout::{Layout, Spec};
 use super::posted::Sets;
 use super::scheme::Reads;
-use super::{KIND, LEN_MAX, Latched, Placement, Scheme, mutants};
+use super::{KIND, LEN_MAX, Latched, Latching, Scheme, mutants};
 use crate::store::{Members, StoreError};
 use crate::system::{Backoff, Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
@@ -92,12 +92,13 @@ impl LatchKind {
 
 /// Parameters of a store of this size.
 fn spec_for(sizing: &Sizing) -> Spec {
+    let Latching { scheme, placement } = sizing.latching;
     let len = if sizing.value_len == 0 { LEN } else { sizing.value_len.next_multiple_of(8) };
     Spec {
         objects: sizing.items.unwrap_or(1024),
         len: u32::try_from(len).unwrap_or(u32::MAX),
-        scheme: Scheme::named(SCHEME).expect("it has a name"),
-        placement: Placement::default(),
+        scheme: scheme.unwrap_or_else(|| Scheme::named(SCHEME).expect("it has a name")),
+        placement,
         relaxed: false,
     }
 }

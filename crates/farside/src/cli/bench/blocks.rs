@@ -32,7 +32,7 @@ pub(super) struct Blocks {
     /// Share of operations that are reads, from 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.5, value_parser = share)]
     reads: f64,
-    /// Distribution of the blocks: uniform, zipfian, zipfian:THETA (0.001 to 0.999), latest, hotspot or exponential
+    /// Distribution of the blocks: uniform, zipfian, zipfian:THETA (0.001 to 10), latest, hotspot or exponential
     #[arg(long, value_name = "NAME", default_value = "uniform", value_parser = distribution)]
     distribution: Distribution,
     #[command(flatten)]
@@ -54,7 +54,7 @@ pub(super) struct Blocks {
 }
 
 /// Parses, for clap, the share of reads.
-fn share(text: &str) -> Result<f64, String> {
+pub(super) fn share(text: &str) -> Result<f64, String> {
     let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or_else(|| format!("'{text}' is not a share of operations: give 0 to 1"))
 }

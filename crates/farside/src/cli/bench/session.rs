@@ -11,7 +11,7 @@ mod temporary;
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use subject::{Replicas, Subject};
+pub(in crate::cli) use subject::{Objects, Replicas, Subject};
 pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
@@ -293,7 +293,10 @@ impl<S: Subject> Measured<S> {
                     // The receiver is gone if another thread's load has failed.
                     reported.send(count).unwrap_or(());
                 };
-                let load = async { S::load(&self.run, &mut client, first, tasks, tell).await };
+                let load = async {
+                    S::load(&self.run, &mut client, first, tasks, tell).await?;
+                    S::settle(&mut client).await.map_err(|trouble| trouble.to_string())
+                };
                 let loaded = match &mut keepers {
                     None => load.await,
                     Some(keepers) => keepers.beside(load).await,
@@ -494,12 +497,15 @@ impl<S: Subject> Measured<S> {
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
-                match &mut keepers {
-                    None => S::pace(pace, &self.run, &mut client, drawn, writer, start, warmed_up).await,
-                    Some(keepers) => {
-                        let run = S::pace(pace, &self.run, &mut client, drawn, writer, start, warmed_up);
-                        keepers.beside(run).await;
+                let run = async {
+                    S::pace(pace, &self.run, &mut client, drawn, writer, start, warmed_up).await;
+                    if let Err(trouble) = S::settle(&mut client).await {
+                        _ = drawn.count_trouble(&trouble);
                     }
+                };
+                match &mut keepers {
+                    None => run.await,
+                    Some(keepers) => keepers.beside(run).await,
                 }
                 drop(client);
                 if let Some(keepers) = keepers {
@@ -583,6 +589,8 @@ impl<S: Subject> Measured<S> {
             operations += so_many;
         }
         let all = counted.take();
+        let settled = block_on(counted.inner(), keepers.beside(S::settle(&mut client)));
+        settled.map_err(|trouble| Failure::Error(trouble.to_string()))?;
         drop(client);
         block_on(counted.inner(), keepers.end());
         let probes = S::probes(self, &counted)?;
@@ -619,6 +627,32 @@ impl Measured<Replicas> {
         core.run();
         drop(core);
         Ok(drawn.take_tally())
+    }
+}
+
+impl Measured<Objects> {
+    /// Reads all objects once, by new clients, and compares their counts with the number of updates.
+    ///
+    /// # Errors
+    /// An object cannot be read, or the counts are wrong.
+    pub(in crate::cli) fn check_sum(&self) -> Result<(), Failure> {
+        let endpoint = Rc::new(self.pool.endpoint_over_all()?);
+        let (sum, failed) = (Cell::new(0), std::cell::RefCell::new(None));
+        let clients = Objects::clients(self, &endpoint, LOADERS)?;
+        let mut core = Core::new(&endpoint);
+        for (task, mut client) in (0u64..).zip(clients) {
+            let (sum, failed) = (&sum, &failed);
+            core.spawn(async move {
+                match self.run.sum(&mut client, task, LOADERS as usize).await {
+                    Ok(counts) => sum.set(sum.get() + counts),
+                    Err(trouble) => _ = failed.borrow_mut().get_or_insert(trouble),
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        let checked = failed.into_inner().map_or(Ok(()), Err).and_then(|()| self.run.check_sum(sum.get()));
+        checked.map_err(|trouble| Failure::Error(format!("after the run, {trouble}")))
     }
 }
 

@@ -412,3 +412,66 @@ fn a_benchmark_by_nodes_tells_what_the_death_of_one_costs_the_others() {
     }
     assert_eq!(shown.len(), 3);
 }
+
+#[test]
+fn bench_latch_reports_as_ycsb_does_and_checks_all_objects() {
+    for (scheme, fabric, reads, trips) in [
+        ("basic", "local", "0.5", 3.5),
+        ("async-rw", "local", "0", 2.0),
+        ("unlatch", "tcp", "0.5", 2.0),
+        ("v2-footer", "local", "1", 3.0),
+        ("crc", "shm", "0.5", 2.0),
+    ] {
+        let flags = ["--scheme", scheme, "--fabric", fabric, "--reads", reads, "--objects", "100", "--json"];
+        let flags = flags.into_iter().chain(["--operations", "400", "--workers", "8", "--threads", "2"]);
+        let flags = flags.chain(["--zipf", "1.5", "--padding", "8", "--size", "104", "--warm-up", "10ms"]);
+        let report = farside(["bench", "latch"].into_iter().chain(flags)).done().json();
+        assert_eq!((&report["system"], &report["scheme"]), (&"latch".into(), &scheme.into()));
+        assert_eq!((&report["fabric"], &report["distribution"]), (&fabric.into(), &"zipfian:1.5".into()));
+        assert_eq!((&report["threads"], &report["tasks"]), (&2.into(), &4.into()));
+        assert_eq!((&report["records"], &report["read_back"]), (&100.into(), &100.into()));
+        assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{scheme}");
+        let count = |kind: &str| report["operations"][kind]["count"].as_u64().unwrap_or(0);
+        assert_eq!(count("read") + count("update"), 400, "{report}");
+        assert_eq!((count("update") == 0, count("read") == 0), (reads == "1", reads == "0"), "{report}");
+        if fabric == "local" {
+            // A sample of operations of one client, without contention.
+            let found = report["per_op"]["round_trips"].as_f64().expect("a number");
+            assert!((found - trips).abs() < 0.1, "{scheme}: {found} instead of {trips}");
+        }
+    }
+    let small = ["--objects", "100", "--operations", "100", "--warm-up", "10ms"];
+    for fabric in ["local", "shm", "tcp"] {
+        let flags = ["--scheme", "versions", "--fabric", fabric].into_iter().chain(small);
+        farside(["bench", "latch"].into_iter().chain(flags)).refused("create the store with the scheme crc");
+    }
+    for (flags, remedy) in [
+        (["--scheme", "naive"], "v2-footer"),
+        (["--reads", "2"], "give 0 to 1"),
+        (["--zipf", "11"], "give 0, or 0.001 to 10"),
+        (["--padding", "4"], "give 0 or 8"),
+        (["--size", "12"], "give a multiple of 8, at most 32KiB"),
+        (["--size", "64KiB"], "give a multiple of 8, at most 32KiB"),
+    ] {
+        farside(["bench", "latch"].into_iter().chain(flags)).refused(remedy);
+    }
+    farside(["bench", "latch", "--workers", "65"]).refused("give --threads 2 for 65 workers");
+    farside(["bench", "latch", "--workers", "7", "--threads", "2"]).refused("give --workers 8");
+}
+
+#[test]
+fn bench_latch_predicts_that_padding_spreads_latches_over_lock_slots() {
+    let predicted = |scheme: &str, padding: &str| {
+        let flags = ["--predict", "--scheme", scheme, "--padding", padding, "--reads", "0", "--json"];
+        let flags = flags.into_iter().chain(["--size", "4088", "--objects", "2000", "--workers", "64"]);
+        farside(["bench", "latch", "--operations", "2000"].into_iter().chain(flags)).done().json()
+    };
+    let rate = |report: &serde_json::Value| report["ops_per_s"].as_f64().expect("a number");
+    // The latches of objects of 4096 bytes share one lock slot.
+    let (one_slot, spread) = (predicted("unlatch", "0"), predicted("unlatch", "8"));
+    assert!(rate(&spread) > 1.1 * rate(&one_slot), "{one_slot} {spread}");
+    let report = predicted("versions", "0");
+    assert_eq!((&report["scheme"], &report["fabric"]), (&"versions".into(), &"model".into()));
+    assert_eq!((&report["tasks"], &report["records"]), (&64.into(), &2000.into()));
+    farside(["bench", "latch", "--predict", "--fabric", "shm"]).refused("--predict");
+}

@@ -8,8 +8,9 @@ use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_remote::arena::Geometry;
+use farside_systems::latch::Latching;
 use farside_systems::registry::default_kv;
-use farside_systems::system::{Footprint, Sizing, SizingError};
+use farside_systems::system::{Family, Footprint, Sizing, SizingError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,6 +52,8 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) by_node: bool,
     /// Number of replicas of a block store, each on a node of its own; `None` for stores of another family.
     pub(in crate::cli) replicas: Option<u32>,
+    /// How clients synchronize, and where latches lie, in a store of latched objects.
+    pub(in crate::cli) latching: Latching,
     /// Network delay to add to the real one.
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
@@ -109,6 +112,7 @@ impl SessionConfig {
             verify: false,
             by_node: false,
             replicas: None,
+            latching: Latching::NONE,
             distance: None,
             faults: None,
             quiet: false,
@@ -128,17 +132,21 @@ impl SessionConfig {
         self.items.unwrap_or_else(|| self.records_max())
     }
 
+    /// Returns the size of the store and of its items.
+    pub(super) fn sizing(&self) -> Sizing {
+        Sizing {
+            items: Some(self.items()),
+            key_len: KEY_SIZE,
+            value_len: self.value_size,
+            collision_free: self.collision_free,
+            latching: self.latching,
+            ..Sizing::default()
+        }
+    }
+
     /// Returns the memory that the store needs for its table and for each item.
     pub(super) fn footprint(&self) -> Result<Footprint, SizingError> {
-        let (items, value_len) = (Some(self.items()), self.value_size);
-        let sizing = Sizing {
-            items,
-            key_len: KEY_SIZE,
-            value_len,
-            collision_free: self.collision_free,
-            ..Sizing::default()
-        };
-        (self.system.footprint)(&sizing)
+        (self.system.footprint)(&self.sizing())
     }
 
     /// Checks that the table has space for all records that the run may create. A smaller table would grow or become
@@ -193,9 +201,10 @@ impl SessionConfig {
 
     /// Returns the remedy for the error that there is not enough memory for the run.
     pub(super) fn remedy(&self) -> String {
-        let fewer = match self.replicas {
-            Some(_) => "give fewer --blocks or a smaller --block",
-            None => fewer(self.items),
+        let fewer = match self.system.family {
+            Family::Blocks => "give fewer --blocks or a smaller --block",
+            Family::Latched => "give fewer --objects or a smaller --size",
+            _ => fewer(self.items),
         };
         let inserts = self.inserts_max();
         // A few inserts are not the reason for a lack of memory.

@@ -46,6 +46,7 @@ impl<S: Subject> Measured<S> {
             distribution: self.config.workload.distribution.label(),
             records: self.config.workload.records,
             value_size: self.config.value_size as u64,
+            scheme: None,
             replicas: self.config.replicas.map(u64::from),
             threads: self.config.threads.into(),
             tasks: self.config.tasks.into(),

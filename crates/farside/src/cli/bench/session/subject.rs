@@ -9,14 +9,18 @@ use farside::{NewStore, Pool};
 use farside_bench::blocks::{self, BlockWork};
 use farside_bench::driver::{Run, Thread, Work};
 use farside_bench::kv::{self, Counted, Ycsb};
+use farside_bench::latched::{self, LatchTrouble, LatchWork};
 use farside_bench::report::Latencies;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::count::Count;
-use farside_remote::Fabric;
 use farside_remote::clock::Clock;
+use farside_remote::{Fabric, NodeId};
 use farside_systems::kv::Kv;
+use farside_systems::latch::system::LatchKind;
+use farside_systems::latch::{self, Latched};
 use farside_systems::registry::AnyBlocks;
-use farside_systems::system::Options;
+use farside_systems::store::{self, Members};
+use farside_systems::system::{Options, System};
 use farside_systems::with_kv;
 use std::rc::Rc;
 use std::time::Instant;
@@ -42,7 +46,7 @@ pub(in crate::cli) trait Subject: Sized {
     fn check_is_loaded(pool: &Pool, config: &SessionConfig, name: &str) -> Done;
 
     /// Opens a client of the store for each of `count` tasks of a thread.
-    fn clients<F: Fabric + Clock + Turns>(
+    fn clients<F: Fabric + Clock + Turns + 'static>(
         session: &Measured<Self>,
         fabric: &Rc<F>,
         count: u32,
@@ -54,7 +58,7 @@ pub(in crate::cli) trait Subject: Sized {
     }
 
     /// Loads a task's share of the records: see [`Run::load`].
-    async fn load<F: Fabric + Clock + Turns>(
+    async fn load<F: Fabric + Clock + Turns + 'static>(
         run: &Run<Self::Work>,
         client: &mut Self::Client<F>,
         task: u64,
@@ -63,7 +67,7 @@ pub(in crate::cli) trait Subject: Sized {
     ) -> Result<(), String>;
 
     /// Performs up to `limit` operations: see [`Run::task`].
-    async fn perform<F: Fabric + Clock + Turns>(
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
         run: &Run<Self::Work>,
         client: &mut Self::Client<F>,
         drawn: &Thread<Self::Work>,
@@ -72,7 +76,7 @@ pub(in crate::cli) trait Subject: Sized {
     ) -> bool;
 
     /// Performs operations until the run is over: see [`Pace::task`].
-    async fn pace<F: Fabric + Clock + Turns>(
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
         pace: Pace,
         run: &Run<Self::Work>,
         client: &mut Self::Client<F>,
@@ -82,13 +86,23 @@ pub(in crate::cli) trait Subject: Sized {
         warmed_up: Option<impl FnOnce()>,
     );
 
+    /// Waits until the requests that a client's operations have sent and did not await have completed.
+    ///
+    /// # Errors
+    /// The first error of these requests.
+    async fn settle<F: Fabric + Clock + Turns + 'static>(
+        _client: &mut Self::Client<F>,
+    ) -> Result<(), <Self::Work as Work>::Trouble> {
+        Ok(())
+    }
+
     /// Returns the operations of the tasks of each of `shards` nodes so far. Empty unless each task keeps to one node.
     fn counted(_work: &Self::Work, _shards: usize) -> Vec<Counted> {
         Vec::new()
     }
 
     /// Measures the mean number of probes of a read; `None` if reads do not probe.
-    fn probes<F: Fabric + Clock + Turns>(
+    fn probes<F: Fabric + Clock + Turns + 'static>(
         _session: &Measured<Self>,
         _counted: &Rc<Count<F>>,
     ) -> Result<Option<f64>, Failure>
@@ -135,7 +149,7 @@ impl Subject for Keys {
         check_is_loaded(pool, config, name)
     }
 
-    fn clients<F: Fabric + Clock + Turns>(
+    fn clients<F: Fabric + Clock + Turns + 'static>(
         session: &Measured<Keys>,
         fabric: &Rc<F>,
         count: u32,
@@ -143,7 +157,7 @@ impl Subject for Keys {
         Ok((0..count).map(|_| session.kv(fabric)).collect::<Result<_, _>>()?)
     }
 
-    async fn load<F: Fabric + Clock + Turns>(
+    async fn load<F: Fabric + Clock + Turns + 'static>(
         run: &kv::Run,
         client: &mut AnyKv<Rc<F>>,
         task: u64,
@@ -153,7 +167,7 @@ impl Subject for Keys {
         with_kv!(client, kv => run.load(kv, task, tasks, tell).await)
     }
 
-    async fn perform<F: Fabric + Clock + Turns>(
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
         run: &kv::Run,
         client: &mut AnyKv<Rc<F>>,
         drawn: &kv::Thread,
@@ -163,7 +177,7 @@ impl Subject for Keys {
         with_kv!(client, kv => run.task(kv, drawn, number, limit).await)
     }
 
-    async fn pace<F: Fabric + Clock + Turns>(
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
         pace: Pace,
         run: &kv::Run,
         client: &mut AnyKv<Rc<F>>,
@@ -179,7 +193,7 @@ impl Subject for Keys {
         work.counted(shards)
     }
 
-    fn probes<F: Fabric + Clock + Turns>(
+    fn probes<F: Fabric + Clock + Turns + 'static>(
         session: &Measured<Keys>,
         counted: &Rc<Count<F>>,
     ) -> Result<Option<f64>, Failure>
@@ -239,7 +253,7 @@ impl Subject for Replicas {
         unreachable!("a run on blocks loads its own store")
     }
 
-    fn clients<F: Fabric + Clock + Turns>(
+    fn clients<F: Fabric + Clock + Turns + 'static>(
         session: &Measured<Replicas>,
         fabric: &Rc<F>,
         count: u32,
@@ -258,7 +272,7 @@ impl Subject for Replicas {
         Keepers::of(clients.first())
     }
 
-    async fn load<F: Fabric + Clock + Turns>(
+    async fn load<F: Fabric + Clock + Turns + 'static>(
         run: &blocks::Run,
         client: &mut AnyBlocks<Rc<F>>,
         task: u64,
@@ -268,7 +282,7 @@ impl Subject for Replicas {
         run.load(client, task, tasks, tell).await
     }
 
-    async fn perform<F: Fabric + Clock + Turns>(
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
         run: &blocks::Run,
         client: &mut AnyBlocks<Rc<F>>,
         drawn: &Thread<BlockWork>,
@@ -278,7 +292,7 @@ impl Subject for Replicas {
         run.task(client, drawn, number, limit).await
     }
 
-    async fn pace<F: Fabric + Clock + Turns>(
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
         pace: Pace,
         run: &blocks::Run,
         client: &mut AnyBlocks<Rc<F>>,
@@ -288,6 +302,84 @@ impl Subject for Replicas {
         warmed_up: Option<impl FnOnce()>,
     ) {
         pace.task(run, client, drawn, number, start, warmed_up).await;
+    }
+}
+
+/// Stores of latched objects.
+pub(in crate::cli) struct Objects;
+
+impl Subject for Objects {
+    const COMMAND: &'static str = "latch";
+    const DROPPING: Dropping = Dropping::STORE;
+    type Work = LatchWork;
+    type Client<F: Fabric + Clock + Turns> = Latched<Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<latched::Run, Failure> {
+        let plan = latched::Plan {
+            workload: config.workload.clone(),
+            len: config.value_size,
+            tasks: config.threads * config.tasks,
+            sampled: config.sampled,
+            seed: SEED,
+        };
+        plan.run().map_err(Failure::Error)
+    }
+
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        pool.create_sized(config.system, name, &config.sizing(), quota)
+    }
+
+    fn check_is_loaded(_pool: &Pool, _config: &SessionConfig, _name: &str) -> Done {
+        unreachable!("a run on latched objects loads its own store")
+    }
+
+    fn clients<F: Fabric + Clock + Turns + 'static>(
+        session: &Measured<Objects>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<Latched<Rc<F>>>, Failure> {
+        let found = block_on(fabric, store::fetch_of(fabric, NodeId(0), &session.store, latch::KIND))?;
+        let members = Members::one(NodeId(0), found);
+        let open = |_| Ok(block_on(fabric, LatchKind::open(Rc::clone(fabric), &members, &Options::NONE))?);
+        (0..count).map(open).collect()
+    }
+
+    async fn load<F: Fabric + Clock + Turns + 'static>(
+        run: &latched::Run,
+        client: &mut Latched<Rc<F>>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String> {
+        run.load(client, task, tasks, tell).await
+    }
+
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
+        run: &latched::Run,
+        client: &mut Latched<Rc<F>>,
+        drawn: &Thread<LatchWork>,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        run.task(client, drawn, number, limit).await
+    }
+
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
+        pace: Pace,
+        run: &latched::Run,
+        client: &mut Latched<Rc<F>>,
+        drawn: &Thread<LatchWork>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        pace.task(run, client, drawn, number, start, warmed_up).await;
+    }
+
+    async fn settle<F: Fabric + Clock + Turns + 'static>(
+        client: &mut Latched<Rc<F>>,
+    ) -> Result<(), LatchTrouble> {
+        Ok(client.settle().await?)
     }
 }
 

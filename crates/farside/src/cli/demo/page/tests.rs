@@ -29,6 +29,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         distribution: "uniform".into(),
         records: 1000,
         value_size: 512,
+        scheme: None,
         replicas: None,
         threads: 1,
         tasks,

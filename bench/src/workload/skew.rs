@@ -1,14 +1,14 @@
 //! Draws numbers by Zipf's law with any coefficient, by rejection-inversion: Hörmann and Derflinger,
 //! *Rejection-inversion to generate variates from monotone discrete distributions* (ACM TOMACS 6(3), 1996).
 //!
-//! YCSB's method, which `bench` has, is for coefficients below 1 only.
+//! YCSB's method ([`super::Zipfian`]) is for coefficients below 1 only.
 //!
 //! Invariant: rank `k`, counted from 0, is drawn with a probability proportional to `(k + 1)` to the power of minus the
 //! coefficient.
 
 /// Zipf's distribution over the ranks below a limit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Zipf {
+pub struct Zipf {
     ranks: f64,
     coefficient: f64,
     /// Integral of the hat function up to the first and the last rank.
@@ -23,7 +23,7 @@ impl Zipf {
     ///
     /// # Panics
     /// If there are no ranks.
-    pub(super) fn new(ranks: u64, coefficient: f64) -> Zipf {
+    pub fn new(ranks: u64, coefficient: f64) -> Zipf {
         assert!(
             ranks > 0 && coefficient >= 0.0,
             "Zipf's law needs ranks, and a coefficient that is not negative"
@@ -36,7 +36,7 @@ impl Zipf {
     }
 
     /// Draws a rank. `share` draws a number uniformly from 0 to 1.
-    pub(super) fn draw(&self, mut share: impl FnMut() -> f64) -> u64 {
+    pub fn draw(&self, mut share: impl FnMut() -> f64) -> u64 {
         loop {
             let area = self.last + share() * (self.first - self.last);
             let at = self.inverse(area);
@@ -68,17 +68,18 @@ const SMALL: f64 = 1e-8;
 
 #[cfg(test)]
 mod tests {
+    use super::super::generators::unit;
     use super::*;
-    use farside_sim::random::Random;
+    use crate::workload::random;
 
     #[test]
     fn ranks_are_drawn_as_often_as_zipfs_law_says() {
         const DRAWS: u32 = 40_000;
         const RANKS: usize = 20;
         for coefficient in [0.0, 0.6, 0.99, 1.0, 1.2, 3.0] {
-            let (zipf, random) = (Zipf::new(RANKS as u64, coefficient), Random::new(7));
+            let (zipf, random) = (Zipf::new(RANKS as u64, coefficient), &mut random(7));
             let mut seen = [0; RANKS];
-            (0..DRAWS).for_each(|_| seen[zipf.draw(|| random.share()) as usize] += 1);
+            (0..DRAWS).for_each(|_| seen[zipf.draw(|| unit(random)) as usize] += 1);
             let weights: Vec<f64> = (1..=RANKS).map(|rank| (rank as f64).powf(-coefficient)).collect();
             let sum: f64 = weights.iter().sum();
             let chi_square: f64 = std::iter::zip(seen, &weights)
@@ -95,8 +96,8 @@ mod tests {
     #[test]
     fn the_first_and_the_last_ranks_of_any_range_are_drawn_and_none_beyond() {
         for (ranks, coefficient) in [(1, 1.0), (2, 0.0), (3, 1.5), (50, 1.0)] {
-            let (zipf, random) = (Zipf::new(ranks, coefficient), Random::new(1));
-            let drawn: Vec<u64> = (0..20_000).map(|_| zipf.draw(|| random.share())).collect();
+            let (zipf, random) = (Zipf::new(ranks, coefficient), &mut random(1));
+            let drawn: Vec<u64> = (0..20_000).map(|_| zipf.draw(|| unit(random))).collect();
             let [least, most] = [drawn.iter().min(), drawn.iter().max()];
             assert_eq!([least, most], [Some(&0), Some(&(ranks - 1))], "{ranks} ranks, {coefficient}");
         }
