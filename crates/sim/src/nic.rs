@@ -45,6 +45,9 @@ pub const ON_CHIP: u64 = 1 << 62;
 /// Size of the NIC's own memory in bytes: 256 KiB, as Sherman (SIGMOD 2022) reports for a ConnectX-5.
 pub const ON_CHIP_BYTES: u64 = 256 << 10;
 
+/// In place of a connection's number: an atomic that the NIC's firmware executes.
+const FIRMWARE: u64 = u64::MAX;
+
 /// Verb that the NIC executes. Its addresses are byte offsets in the node's memory or, with [`ON_CHIP`], in the NIC's
 /// own memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,7 +229,10 @@ struct Inner {
     is_stopped: Cell<bool>,
     seen: RefCell<Option<Rc<Cell<Seen>>>>,
     traffic: Cell<Traffic>,
+    /// Number of connections opened so far.
+    connections: Cell<u64>,
     director: RefCell<Option<Director>>,
+    watcher: RefCell<Option<Watcher>>,
 }
 
 /// Step of a verb, with the address of the bytes that it accesses.
@@ -242,8 +248,33 @@ pub enum Step {
     WriteBack(u64),
 }
 
-/// Returns the time, in nanoseconds, by which a step is late. See [`Nic::direct`].
-type Director = Box<dyn FnMut(Step) -> Nanos>;
+impl Step {
+    /// Address of the first byte that the step accesses.
+    pub const fn at(self) -> u64 {
+        match self {
+            Step::Fetch(at) | Step::Land(at) | Step::Lock(at) | Step::WriteBack(at) => at,
+        }
+    }
+}
+
+/// Step of a verb that has just accessed memory. See [`Nic::watch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effect {
+    /// Number of the verb's connection; see [`Connection::number`].
+    pub connection: u64,
+    /// Number of the verb: the number of verbs that arrived on this connection before it.
+    pub verb: u64,
+    /// The step. An atomic that leaves its word unchanged has no [`Step::WriteBack`].
+    pub step: Step,
+    /// Number of bytes accessed. Adjacent lines that are accessed at the same instant are one effect.
+    pub len: usize,
+}
+
+/// Returns the time, in nanoseconds, by which a connection's step is late. See [`Nic::direct`].
+type Director = Box<dyn FnMut(u64, Step) -> Nanos>;
+
+/// Is told each effect. See [`Nic::watch`].
+type Watcher = Box<dyn FnMut(Effect)>;
 
 impl Nic {
     /// Creates a NIC that serves `bytes`.
@@ -260,14 +291,32 @@ impl Nic {
             is_stopped: Cell::new(false),
             seen: RefCell::new(None),
             traffic: Cell::default(),
+            connections: Cell::new(0),
             director: RefCell::default(),
+            watcher: RefCell::default(),
         }))
     }
 
     /// Lets `late` decide by how many nanoseconds each step is late, in place of a random draw. The NIC asks when a
     /// verb arrives. So a test can choose a schedule; it is always one that the memory contract allows.
-    pub fn direct(&self, late: impl FnMut(Step) -> Nanos + 'static) {
+    pub fn direct(&self, mut late: impl FnMut(Step) -> Nanos + 'static) {
+        self.direct_each(move |_connection, step| late(step));
+    }
+
+    /// Does what [`Nic::direct`] does, and tells `late` the number of the connection, too.
+    pub fn direct_each(&self, late: impl FnMut(u64, Step) -> Nanos + 'static) {
         *self.0.director.borrow_mut() = Some(Box::new(late));
+    }
+
+    /// Calls `see` for each access of a verb to memory, right after the access. `see` must not post verbs.
+    pub fn watch(&self, see: impl FnMut(Effect) + 'static) {
+        *self.0.watcher.borrow_mut() = Some(Box::new(see));
+    }
+
+    fn tell(&self, effect: Effect) {
+        if let Some(see) = &mut *self.0.watcher.borrow_mut() {
+            see(effect);
+        }
     }
 
     /// Durations of the NIC's steps.
@@ -335,10 +384,10 @@ impl Nic {
         if ns == 0 { 0 } else { self.0.world.random().heavy(ns) }
     }
 
-    /// Returns by how many nanoseconds a step is late. `ns` is the usual time.
-    fn late(&self, step: Step, ns: Nanos) -> Nanos {
+    /// Returns by how many nanoseconds a step of a connection is late. `ns` is the usual time.
+    fn late(&self, connection: u64, step: Step, ns: Nanos) -> Nanos {
         match &mut *self.0.director.borrow_mut() {
-            Some(late) => late(step),
+            Some(late) => late(connection, step),
             None => self.spread(ns),
         }
     }
@@ -373,9 +422,14 @@ impl Nic {
         from + self.0.timing.fetch_ns + self.spread(self.0.timing.fetch_spread_ns)
     }
 
-    /// Reserves the lock slot of the word at `at` for an atomic that starts at `from`. Returns the virtual times at
-    /// which the atomic fetches the word, and at which it writes the word back and releases the slot.
+    /// Reserves the lock slot of the word at `at` for an atomic of the NIC's firmware that starts at `from`. Returns the
+    /// virtual times at which the atomic fetches the word, and writes the word back and releases the slot.
     pub(crate) fn locked(&self, at: u64, from: Nanos) -> [Nanos; 2] {
+        self.locked_by(FIRMWARE, at, from)
+    }
+
+    /// Does what [`Nic::locked`] does, for an atomic of the connection with this number.
+    fn locked_by(&self, connection: u64, at: u64, from: Nanos) -> [Nanos; 2] {
         let Inner { world, timing, slots, .. } = &*self.0;
         let mut slots = slots.borrow_mut();
         let is_on_chip = at & ON_CHIP != 0;
@@ -383,9 +437,9 @@ impl Nic {
         let held = slots.entry(slot).or_default();
         held.retain(|&(_, to)| to >= world.now());
         let until_slot = if is_on_chip { 0 } else { timing.atomic_ns };
-        let mut fetch = from + until_slot + self.late(Step::Lock(at), timing.fetch_spread_ns);
+        let mut fetch = from + until_slot + self.late(connection, Step::Lock(at), timing.fetch_spread_ns);
         let holds = if is_on_chip { timing.on_chip_ns } else { timing.slot_ns };
-        let length = holds + self.late(Step::WriteBack(at), timing.slot_spread_ns);
+        let length = holds + self.late(connection, Step::WriteBack(at), timing.slot_spread_ns);
         // An atomic that arrives later may hold the slot earlier, if its interval fits in a gap.
         while let Some(&(_, to)) = held.iter().find(|&&(from, to)| fetch < to && from <= fetch + length) {
             fetch = to;

@@ -229,6 +229,7 @@ fn draw<A: Ask>(violation: &Violation<A>, out: &mut String) -> fmt::Result {
     writeln!(out, "<text class=\"dim\" x=\"{LETTER}\" y=\"{}\">{note}</text>\n</svg>", axis + 40)
 }
 
-fn escaped(text: &str) -> String {
+/// Escapes text for SVG and HTML.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

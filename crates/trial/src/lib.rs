@@ -18,6 +18,7 @@ pub mod latches;
 pub mod members;
 pub mod sharded;
 pub mod stamps;
+pub mod tear;
 pub mod values;
 
 mod blocks;

@@ -3,7 +3,7 @@
 //! Invariant: the times of all effects of a verb are fixed when it arrives, so later arrivals cannot change them. Once
 //! a connection is closed or the NIC is stopped, no later effect takes place.
 
-use super::{Inner, Nic, ON_CHIP, Sender, Step, Verb};
+use super::{Effect, Inner, Nic, ON_CHIP, Sender, Step, Verb};
 use crate::hardware::answer_len;
 use crate::memory::LINE;
 use crate::network::{Address, Network};
@@ -61,8 +61,12 @@ impl Nic {
     }
 
     fn connected(&self, sender: Option<(Rc<Sender>, u32)>, path: Option<Path>) -> Connection {
+        let number = self.0.connections.get();
+        self.0.connections.set(number + 1);
         Connection(Rc::new(Pair {
             nic: self.clone(),
+            number,
+            arrived: Cell::new(0),
             sender,
             path,
             is_closed: Cell::new(false),
@@ -172,6 +176,9 @@ struct Posted {
 
 struct Pair {
     nic: Nic,
+    number: u64,
+    /// Number of verbs that have arrived at the node.
+    arrived: Cell<u64>,
     /// The NIC that sends posted verbs, and the number of this connection at that NIC.
     sender: Option<(Rc<Sender>, u32)>,
     path: Option<Path>,
@@ -200,6 +207,8 @@ pub struct Completion(Rc<Completed>);
 
 #[derive(Default)]
 struct Completed {
+    /// Number of the verb on its connection, from its arrival on.
+    verb: Cell<u64>,
     answer: RefCell<Vec<u8>>,
     refusal: Cell<Option<Refusal>>,
     is_done: Cell<bool>,
@@ -238,6 +247,11 @@ impl Completion {
 }
 
 impl Connection {
+    /// Number of the connection: the number of connections of its NIC that were opened before it.
+    pub fn number(&self) -> u64 {
+        self.0.number
+    }
+
     /// The NIC that executes this connection's verbs.
     pub fn nic(&self) -> &Nic {
         &self.0.nic
@@ -280,6 +294,12 @@ impl Connection {
                 self.0.nic.poke(at, &new.to_le_bytes());
             }
         }
+    }
+
+    /// Tells the NIC's watcher that a step of this connection's verb has accessed `len` bytes.
+    fn tell(&self, completion: &Completion, step: Step, len: usize) {
+        let verb = completion.0.verb.get();
+        self.0.nic.tell(Effect { connection: self.0.number, verb, step, len });
     }
 
     fn is_dead(&self) -> bool {
@@ -379,6 +399,7 @@ impl Connection {
             return;
         }
         let Posted { verb, is_last, list, completion, .. } = posted;
+        completion.0.verb.set(self.0.arrived.replace(self.0.arrived.get() + 1));
         let [bytes, answered] = verb.wire_bytes();
         let after_writes = self.0.nic.receive(bytes, 1).max(self.0.landed.get());
         let (at, len, rights) = verb.access();
@@ -441,7 +462,9 @@ impl Connection {
         let fetched = lines(at, len).map(|line| {
             let timing = &nic.0.timing;
             let access_ns = if at & ON_CHIP == 0 { timing.fetch_ns } else { timing.on_chip_ns };
-            let when = from + access_ns + nic.late(Step::Fetch(at + line.0 as u64), timing.fetch_spread_ns);
+            let when = from
+                + access_ns
+                + nic.late(self.0.number, Step::Fetch(at + line.0 as u64), timing.fetch_spread_ns);
             (when, line)
         });
         let snapshot: Rc<Cell<Option<Snapshot>>> = Rc::default();
@@ -449,12 +472,14 @@ impl Connection {
         for (when, (start, end)) in together(fetched) {
             done = done.max(when);
             let (list, completion, snapshot) = (Rc::clone(list), completion.clone(), Rc::clone(&snapshot));
+            let connection = self.clone();
             self.at(when, move |nic| {
                 if !list.permits(at + start as u64, (end - start) as u64, Rights::READ) {
                     return completion.0.refusal.set(Some(Refusal::Access));
                 }
                 let mut answer = completion.0.answer.borrow_mut();
                 nic.peek(at + start as u64, &mut answer[start..end]);
+                connection.tell(&completion, Step::Fetch(at + start as u64), end - start);
                 if nic.0.seen.borrow().is_none() || end - start == len || at & ON_CHIP != 0 {
                     return;
                 }
@@ -489,7 +514,7 @@ impl Connection {
         }
         let mut when = from;
         let landed = pieces.into_iter().map(|piece| {
-            when += self.0.nic.late(Step::Land(at + piece.0 as u64), timing.land_spread_ns);
+            when += self.0.nic.late(self.0.number, Step::Land(at + piece.0 as u64), timing.land_spread_ns);
             (when, piece)
         });
         let is_cut = Rc::new(Cell::new(false));
@@ -504,6 +529,7 @@ impl Connection {
                 if !connection.is_dead() {
                     if list.permits(at, piece.len() as u64, Rights::WRITE) {
                         nic.poke(at, &piece);
+                        connection.tell(&completion, Step::Land(at), piece.len());
                         return is_cut.set(!is_last);
                     }
                     completion.0.refusal.set(Some(Refusal::Access));
@@ -527,7 +553,7 @@ impl Connection {
         completion: &Completion,
         change: impl FnOnce(u64) -> Option<u64> + 'static,
     ) -> Nanos {
-        let [fetch, back] = self.0.nic.locked(at, from);
+        let [fetch, back] = self.0.nic.locked_by(self.0.number, at, from);
         self.0.written_back.set(self.0.written_back.get().max(back));
         let new: Unwritten = Rc::default();
         let (list, answered, found) = (Rc::clone(list), completion.clone(), Rc::clone(&new));
@@ -540,6 +566,7 @@ impl Connection {
             let mut old = [0; 8];
             nic.peek(at, &mut old);
             *answered.0.answer.borrow_mut() = old.to_vec();
+            connection.tell(&answered, Step::Lock(at), 8);
             found.set(change(u64::from_le_bytes(old)));
             connection.0.unwritten.borrow_mut().push((at, found, list));
         });
@@ -547,7 +574,10 @@ impl Connection {
         self.at(back, move |nic| {
             if let Some(value) = new.take() {
                 match permitted.permits(at, 8, Rights::ATOMIC) {
-                    true => nic.poke(at, &value.to_le_bytes()),
+                    true => {
+                        nic.poke(at, &value.to_le_bytes());
+                        connection.tell(&refused, Step::WriteBack(at), 8);
+                    }
                     false => refused.0.refusal.set(Some(Refusal::Access)),
                 }
             }
