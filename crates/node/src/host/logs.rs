@@ -92,6 +92,14 @@ impl Logs {
     }
 }
 
+/// The reason for which a log was not read or not replayed.
+enum Unread {
+    /// The log is damaged, or cannot be read. The node does not start.
+    Log(String),
+    /// A record cannot be replayed. This store alone is not served.
+    Store(String),
+}
+
 /// The stores of a node that starts, and their logs.
 struct Resuming<'a> {
     disk: &'a mut dyn Disk,
@@ -148,9 +156,10 @@ impl Resuming<'_> {
                 format!("the store '{name}' of the log {folder} cannot be created: {reason}")
             })?;
         }
-        let mut log = match self.read(found, source)? {
+        let mut log = match self.read(found, source) {
             Ok(log) => log,
-            Err(reason) => {
+            Err(Unread::Log(reason)) => return Err(reason),
+            Err(Unread::Store(reason)) => {
                 tracing::error!("store '{name}' is not served: {reason}");
                 return self.node.refuse(name, reason);
             }
@@ -208,14 +217,13 @@ impl Resuming<'_> {
         }
     }
 
-    /// Reads a log, and replays it into its store if the log is believed. Returns the reason if a record cannot be
-    /// replayed: then this store alone is not served.
+    /// Reads a log, and replays it into its store if the log is believed.
     ///
     /// # Errors
-    /// The log is damaged, or cannot be read.
-    fn read(&mut self, found: &Found, source: Believed) -> Result<Result<Log, String>, String> {
+    /// [`Unread`].
+    fn read(&mut self, found: &Found, source: Believed) -> Result<Log, Unread> {
         let Found { folder, store: Store { name, .. }, .. } = found;
-        let served = Arc::clone(&self.node.catalog().get(name)?.served);
+        let served = Arc::clone(&self.node.catalog().get(name).map_err(Unread::Log)?.served);
         let began = timer::now();
         let is_replayed = source == Believed::Log;
         let recovered = recover(self.disk, found, self.options, |record| {
@@ -225,11 +233,10 @@ impl Resuming<'_> {
             let Ok(replayed) = served.lock(Work::Live).replay(self.memory, start_now(), record);
             replayed
         });
-        let recovered = match recovered {
-            Ok(recovered) => recovered,
-            Err(error @ RecoverError::Invalid(..)) => return Ok(Err(error.to_string())),
-            Err(error) => return Err(error.to_string()),
-        };
+        let recovered = recovered.map_err(|error| match error {
+            RecoverError::Invalid(..) => Unread::Store(error.to_string()),
+            _ => Unread::Log(error.to_string()),
+        })?;
         let (mut log, records, torn) = (recovered.log, recovered.records, recovered.torn);
         if torn > 0 {
             tracing::warn!(
@@ -238,18 +245,18 @@ impl Resuming<'_> {
         }
         if !is_replayed {
             tracing::info!(records, "the memory of store '{name}' has what its log has");
-            return Ok(Ok(log));
+            return Ok(log);
         }
         let Ok(ended) = served.lock(Work::Live).replayed(self.memory, start_now());
         if let Err(reason) = ended {
-            return Ok(Err(format!(
+            return Err(Unread::Store(format!(
                 "cannot replay the log {folder}: {reason}; or move the folder away to give the store up"
             )));
         }
         let took = timer::now() - began;
         tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
         log.note_replay(records, took);
-        Ok(Ok(log))
+        Ok(log)
     }
 
     /// Begins the log of a store that the memory has. Its contents are older than its log, so a checkpoint has to store
