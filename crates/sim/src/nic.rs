@@ -422,7 +422,7 @@ impl Nic {
         from + self.0.timing.fetch_ns + self.spread(self.0.timing.fetch_spread_ns)
     }
 
-    /// Reserves the lock slot of the word at `at` for an atomic of the NIC's firmware that starts at `from`. Returns the
+    /// Reserves the lock slot of the word at `at` for a firmware atomic that starts at `from`. Returns the
     /// virtual times at which the atomic fetches the word, and writes the word back and releases the slot.
     pub(crate) fn locked(&self, at: u64, from: Nanos) -> [Nanos; 2] {
         self.locked_by(FIRMWARE, at, from)

@@ -2,7 +2,7 @@
 //!
 //! Exit codes:
 //! - 0: done.
-//! - 1: the key is absent, a condition is not met, or a simulated run is not good.
+//! - 1: the key is absent, a condition is not met, a simulated run is not good, or a protocol is broken.
 //! - 2: any other failure. The reason and the remedy are on standard error.
 //! - 141: the reader of standard output, such as `head`, has closed the pipe. Nothing is printed. A shell reports the
 //!   same code for a process that SIGPIPE killed.
@@ -42,6 +42,7 @@ mod shell;
 mod signals;
 mod sim;
 mod store;
+mod tear;
 mod terminal;
 #[cfg(feature = "tls")]
 mod tls;
@@ -106,6 +107,8 @@ enum Command {
     Perf(Box<perf::Perf>),
     /// Test a system in the simulator: many clients, injected faults, and a check of every response
     Sim(Box<sim::Sim>),
+    /// Search a protocol for torn and stale reads: its layout and its steps as verbs, in a TOML file
+    Tear(tear::Tear),
     /// Predict a figure of a paper, and compare it with the published one
     Figure(figure::Figure),
     /// Predict the performance of a system on other machines
@@ -252,6 +255,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Bench(bench) => bench.run(),
         Command::Perf(perf) => perf.run(),
         Command::Sim(sim) => sim.run(),
+        Command::Tear(tear) => tear.run(),
         Command::Figure(figure) => figure.run(),
         Command::Whatif(whatif) => whatif.run(),
         Command::Info(info) => info.run(),

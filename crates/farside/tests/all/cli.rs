@@ -18,6 +18,7 @@ mod settings;
 mod shell;
 mod simulation;
 mod stores;
+mod tear;
 mod terminal;
 mod tls;
 mod tokens;

@@ -448,3 +448,43 @@ fn fuzz_workloads() {
         },
     );
 }
+
+/// Fuzzes descriptions of protocols for `tear`, and searches those that are well-formed.
+#[test]
+fn fuzz_tear() {
+    use farside_trial::tear::{Description, Protocol, Search, search, story};
+    use std::rc::Rc;
+
+    /// Size in bytes of the objects that are searched. Larger ones take more time than their bytes are worth.
+    const SIZE_MAX: usize = 256;
+
+    let executions = Executions::of("descriptions of protocols");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/tear");
+    let entries =
+        std::fs::read_dir(folder).expect("the examples").map(|entry| entry.expect("an entry").path());
+    let mut paths: Vec<_> = entries.collect();
+    paths.sort();
+    let seeds: Vec<Vec<u8>> = paths.into_iter().map(|path| std::fs::read(path).expect("text")).collect();
+    bolero::check!().with_test_time(budget()).with_type().cloned().for_each(
+        |(seed, changes, relaxed): (u8, Vec<Change>, bool)| {
+            executions.one_more();
+            let text = String::from_utf8_lossy(&changed(&seeds, seed, &changes)).into_owned();
+            let protocol = match Description::parse(&text) {
+                Ok(protocol) => Rc::new(protocol),
+                Err(unusable) => {
+                    assert!(unusable.reason.contains(": "), "a remedy follows the reason: {unusable}");
+                    return;
+                }
+            };
+            if protocol.shape().start.len() > SIZE_MAX {
+                return;
+            }
+            let (coverage, found) = search(&protocol, &Search { seed: 1, schedules: 2, relaxed });
+            assert!((1..=2).contains(&coverage.schedules));
+            if let Some(found) = found {
+                let lines = story::tell(&*protocol, protocol.accept(), &found.plan, &found.ran);
+                assert!(!lines.is_empty() && !story::table(&lines).is_empty());
+            }
+        },
+    );
+}
