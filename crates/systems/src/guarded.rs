@@ -1,7 +1,7 @@
 //! Objects of several cache lines, updated in place under locks whose dead owners are fenced. For tests.
 //!
-//! No paper describes this system. It is the smallest one that uses [`crate::lease`], [`crate::redo`] and
-//! [`crate::owned`] together, as indexes and transactions with locks do.
+//! No paper describes this system. It is the smallest one that uses [`crate::lease`], [`crate::redo`],
+//! [`crate::holder`] and [`crate::owned`] together, as indexes and transactions with locks do.
 //!
 //! ```text
 //! table  | entries of leases | areas of redo records | object | x objects          each part begins at a cache line
@@ -11,27 +11,23 @@
 //! - A READ of an object is one chain, without the lock. The checksum detects torn bytes, and the client retries.
 //! - An ADD takes two chains: take the lock and read the object; write the record, write the object, free the lock.
 //!
-//! A client that finds a lock held watches the owner's lease. If the lease expires, the client fences the owner at the
-//! node, recovers all of its locks, and frees its id. [`Guarded::heal`] does so for all dead clients, also for those
-//! that hold no lock. If a new client finds all ids leased, it waits until a lease has expired. It then fences the dead
-//! client, takes over its id, and recovers the locks that it inherits. Each id has one record more than lanes: a client
-//! holds at most one lock for each lane, so there is always a record that no inherited lock needs.
+//! A client recovers the dead clients whose locks it finds in its way ([`crate::holder`]). [`Guarded::heal`] does so
+//! for all dead clients, also for those that hold no lock. Each id has one record more than lanes: a client holds at
+//! most one lock for each lane, so there is always a record that no inherited lock needs.
 //!
 //! A client may have several sessions with the node, at different engines, all bound to its nonce. Each lane uses one
 //! of them.
 //!
 //! Invariant: an object's bytes change only under its lock.
 //! Invariant: an ADD is a job of the client: if its caller goes, the client frees the lock.
-//! Invariant: a client that may hold a lock and does not know, or that cannot free a lock, closes and never releases
-//! its lease. So the lease expires, and others recover the lock. In particular, a renewal that ends later does not
-//! bring the lease back.
+//! Invariant: a client that may hold a lock and does not know, or that cannot free a lock, closes and gives up its
+//! lease.
 
+use crate::holder::{self, Holder, HolderError, Ids, Locks, Way};
 use crate::identity::{self, Identity};
-use crate::lease::{
-    self, ClientId, ENTRY_SIZE, Entry, Expired, Fenced, Lease, LeaseError, Leases, LockWord, Observer, Table,
-};
+use crate::lease::{self, ClientId, ENTRY_SIZE, LeaseError, LockWord, Table};
 use crate::owned::{Closed, Jobs};
-use crate::redo::{self, Areas, Object, Record, Recovery, RedoError, Tokens};
+use crate::redo::{self, Areas, Object, Record, RedoError};
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
@@ -45,12 +41,8 @@ use farside_remote::{
 };
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::poll_fn;
 use std::num::NonZeroU64;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -66,8 +58,6 @@ const PAUSE_MAX: Duration = Duration::from_millis(1);
 const PAUSE_FIRST: Duration = Duration::from_micros(10);
 /// Number of times that an operation tries to take a lock, or to read an object whole.
 const ATTEMPTS_MAX: u32 = 1000;
-/// Number of lock words that one chain of a recovery reads.
-const LOCKS_PER_CHAIN: u64 = 32;
 const LOCK_SIZE: u64 = size_of::<LockWord>() as u64;
 
 /// Mutants of the guarded objects.
@@ -112,8 +102,8 @@ impl Spec {
     }
 
     /// The ids of the store.
-    fn all_ids(&self) -> impl Iterator<Item = ClientId> + use<> {
-        (1..=self.ids).filter_map(ClientId::new)
+    fn ids(&self) -> Ids {
+        Ids { count: self.ids, lease: self.lease() }
     }
 
     fn areas_offset(&self) -> u64 {
@@ -227,20 +217,14 @@ impl From<FabricError> for GuardedError {
     }
 }
 
-impl From<LeaseError> for GuardedError {
-    fn from(error: LeaseError) -> GuardedError {
+impl From<HolderError> for GuardedError {
+    fn from(error: HolderError) -> GuardedError {
         match error {
-            LeaseError::Fabric(error) => GuardedError::Fabric(error.map_ran(|_| Ran::No)),
-            error => GuardedError::Lease(error),
-        }
-    }
-}
-
-impl From<RedoError> for GuardedError {
-    fn from(error: RedoError) -> GuardedError {
-        match error {
-            RedoError::Fabric(error) => GuardedError::Fabric(error),
-            error => GuardedError::Redo(error),
+            HolderError::Lease(error) => GuardedError::Lease(error),
+            HolderError::Redo(error) => GuardedError::Redo(error),
+            HolderError::Refused(status) => GuardedError::Refused(status),
+            HolderError::Damaged(what) => GuardedError::Damaged(what),
+            HolderError::Fabric(error) => GuardedError::Fabric(error),
         }
     }
 }
@@ -307,6 +291,10 @@ impl<F> Session<F> {
         let table = Table { node, key: extent.key, at: Addr::new(extent.at) };
         Ok(Session { fabric, node, store: store.clone(), spec, areas: spec.areas(extent, node), table })
     }
+
+    fn way(&self) -> Way<'_, F> {
+        Way { fabric: &self.fabric, areas: &self.areas, table: &self.table }
+    }
 }
 
 /// Client of one store, which all tasks of a core share. [`Guarded::keep`] must run as a task of its own.
@@ -314,21 +302,11 @@ pub struct Guarded<F> {
     /// Sessions with the node, all bound to this client's nonce. The first one has the client's lease.
     sessions: Vec<Session<F>>,
     spec: Spec,
-    leases: Leases<F>,
-    lease: RefCell<Option<Lease>>,
-    /// Whether a renewal is in flight. It has the lease.
-    is_renewing: Cell<bool>,
-    /// Whether the client may hold a lock that it cannot free, so that it must be fenced.
-    is_given_up: Cell<bool>,
-    id: ClientId,
-    tokens: Tokens,
-    observer: RefCell<Observer>,
+    holder: Holder<F, Objects>,
     jobs: Jobs<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
     /// Index of the next job's session.
     next_session: Cell<usize>,
-    /// Number of dead clients that this client has recovered.
-    recovered: Cell<u64>,
 }
 
 /// Buffers of a lane.
@@ -356,12 +334,9 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
     pub async fn open(sessions: Vec<Session<F>>, nonce: NonZeroU64) -> Result<Rc<Guarded<F>>, GuardedError> {
         let first = &sessions[0];
         let (spec, node) = (first.spec, first.node);
-        let leases = Leases::new(first.fabric.clone(), vec![first.table], spec.ids);
-        let (lease, inherited) = match claim(&leases, &spec, nonce).await {
-            Err(LeaseError::NoneFree) => take_over(&leases, first, nonce).await?,
-            claimed => (claimed?, None),
-        };
-        let identity = Identity { client: lease.id().number().into(), nonce: nonce.get() };
+        let objects = Objects { spec, at: first.table.at };
+        let (holder, inherited) = Holder::open(first.way(), &first.store, spec.ids(), objects, nonce).await?;
+        let identity = Identity { client: holder.id().number().into(), nonce: nonce.get() };
         for Session { fabric, store, .. } in &sessions {
             identity::bind(fabric, node, store, identity).await?;
         }
@@ -369,20 +344,14 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         let client = Rc::new(Guarded {
             sessions,
             spec,
-            leases,
-            id: lease.id(),
-            lease: RefCell::new(Some(lease)),
-            is_renewing: Cell::new(false),
-            is_given_up: Cell::new(false),
-            tokens: Tokens::default(),
-            observer: RefCell::new(Observer::new(spec.lease())),
+            holder,
             jobs: Jobs::new(spec.lanes.into()),
             lanes: (0..spec.lanes).map(lane).collect(),
             next_session: Cell::new(0),
-            recovered: Cell::new(0),
         });
         if let Some(inherited) = inherited {
-            client.renewing(client.inherit(&inherited)).await?;
+            let recovery = client.holder.inherit(client.sessions[0].way(), &inherited);
+            client.holder.renewing(recovery, || client.jobs.close()).await?;
         }
         Ok(client)
     }
@@ -390,35 +359,9 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
     /// Runs the client: carries out its jobs and renews its lease, until the client is closed. After a
     /// [`Guarded::close`], gives the lease back.
     pub async fn keep(&self) {
-        self.renewing(self.jobs.serve(|lane, job| self.carry_out(lane, job))).await;
-        // A client that has lost a lock, or does not know, has given up its lease: it is fenced.
-        let lease = self.lease.take();
-        if let Some(lease) = lease {
-            let _else_it_expires = self.leases.release(lease).await;
-        }
-    }
-
-    /// Runs a future to its end, and renews the lease meanwhile. Waits for the end of the last renewal, which has the
-    /// lease.
-    async fn renewing<T>(&self, future: impl Future<Output = T>) -> T {
-        let (mut future, mut renewing) = (pin!(future), pin!(self.renew()));
-        let (mut output, mut is_over) = (None, false);
-        poll_fn(|cx| {
-            is_over = is_over || renewing.as_mut().poll(cx).is_ready();
-            if output.is_none()
-                && let Poll::Ready(ended) = future.as_mut().poll(cx)
-            {
-                output = Some(ended);
-            }
-            match output.take() {
-                Some(ended) if !self.is_renewing.get() => Poll::Ready(ended),
-                unfinished => {
-                    output = unfinished;
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        let jobs = self.jobs.serve(|lane, job| self.carry_out(lane, job));
+        self.holder.renewing(jobs, || self.jobs.close()).await;
+        self.holder.release().await;
     }
 
     /// Closes the client once the jobs that were begun have ended. [`Guarded::keep`] then returns.
@@ -428,12 +371,12 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
 
     /// Id of the client.
     pub fn id(&self) -> ClientId {
-        self.id
+        self.holder.id()
     }
 
     /// Number of dead clients that this client has recovered.
     pub fn recovered(&self) -> u64 {
-        self.recovered.get()
+        self.holder.recovered()
     }
 
     /// Adds one to an object. Returns the value before.
@@ -466,7 +409,7 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
             let mut chain = buffer.begin(areas.key);
             let word = chain.also(read_as::<LockWord>(object.lock));
             let content = chain.also(read(object.at, object.len));
-            fabric.run(*node, &chain, &mut reply).await.map_err(of_read)?;
+            fabric.run(*node, &chain, &mut reply).await.map_err(holder::of_read)?;
             let word = *reply.get(word).map_err(GuardedError::Refused)?;
             if let Some(value) = Value::of(reply.get(content).map_err(GuardedError::Refused)?) {
                 return Ok(value);
@@ -487,9 +430,7 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
     /// If the store has fewer objects.
     fn object(&self, number: u64) -> Object {
         assert!(number < self.spec.objects, "there is no object {number}");
-        let lock =
-            self.sessions[0].table.at.plus(self.spec.objects_offset() + number * self.spec.object_size());
-        Object { lock, at: lock.plus(LOCK_SIZE), len: self.spec.len }
+        self.holder.locks().object(number)
     }
 
     /// The session of a lane's job.
@@ -497,32 +438,9 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         &self.sessions[lane.session]
     }
 
-    /// Renews the lease until the client gives up. While a client that was closed ends its jobs, it still needs the
-    /// lease.
-    async fn renew(&self) {
-        let (period, fabric) = (self.spec.lease() / 4, &self.sessions[0].fabric);
-        loop {
-            fabric.sleep(period).await;
-            let Some(mut lease) = self.lease.take() else { return };
-            self.is_renewing.set(true);
-            let renewed = self.leases.renew(&mut lease).await;
-            self.is_renewing.set(false);
-            match renewed {
-                Err(LeaseError::Lost | LeaseError::Refused(_)) => return self.give_up(),
-                Err(LeaseError::Fabric(FabricError::Lost { .. } | FabricError::NodeDied(_))) => {
-                    return self.give_up();
-                }
-                // The client may have given up while the renewal was in flight.
-                _ if self.is_given_up.get() => return,
-                _ => _ = self.lease.replace(Some(lease)),
-            }
-        }
-    }
-
     /// Closes the client without releasing its lease, which then expires.
     fn give_up(&self) {
-        self.is_given_up.set(true);
-        self.lease.take();
+        self.holder.give_up();
         self.jobs.close();
     }
 
@@ -533,9 +451,14 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         let done = match job {
             Job::Add { object, tag } => self.add_in(&mut own, object, tag).await,
             Job::Free { object, word } => {
-                self.wait_for(&mut own, &self.object(object), word).await.map(|()| Value::default())
+                let way = self.session_of(&own).way();
+                let waited = self.holder.wait_for(way, own.number, &self.object(object), word).await;
+                waited.map(|()| Value::default()).map_err(GuardedError::from)
             }
-            Job::Heal => self.heal_in(&mut own).await.map(|()| Value::default()),
+            Job::Heal => {
+                let healed = self.holder.heal(self.session_of(&own).way(), own.number).await;
+                healed.map(|()| Value::default()).map_err(GuardedError::from)
+            }
         };
         self.lanes[lane].replace(own);
         done.inspect_err(|error| {
@@ -548,7 +471,7 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
 
     async fn add_in(&self, own: &mut Lane, number: u64, tag: u64) -> Done {
         let (object, Session { fabric, node, areas, .. }) = (self.object(number), self.session_of(own));
-        let word = self.tokens.next(fabric, areas, self.id, own.number).await?;
+        let word = self.holder.next_word(self.session_of(own).way(), own.number).await?;
         let mut attempts = 0;
         let before = loop {
             let mut chain = own.chain.begin(areas.key);
@@ -563,7 +486,7 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
             if attempts == ATTEMPTS_MAX || self.jobs.is_abandoned(own.number.into()) {
                 return Err(GuardedError::Busy);
             }
-            self.wait_for(own, &object, found).await?;
+            self.holder.wait_for(self.session_of(own).way(), own.number, &object, found).await?;
         };
         if self.jobs.is_abandoned(own.number.into()) {
             if !mutants::DROPPED_ADD_KEEPS_LOCK.is_on() {
@@ -611,186 +534,6 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         fabric.run(*node, &chain, &mut own.reply).await?;
         own.reply.get(freed).map(drop).map_err(GuardedError::Refused)
     }
-
-    /// Waits a while for the owner of a lock. If the owner's lease has expired, recovers the owner's locks.
-    async fn wait_for(&self, own: &mut Lane, object: &Object, word: LockWord) -> Result<(), GuardedError> {
-        let Session { fabric, node, areas, table, .. } = self.session_of(own);
-        let owner = word.owner().filter(|owner| owner.number() <= self.spec.ids);
-        let owner = owner.ok_or(GuardedError::Damaged("a lock of an id that the store does not have"))?;
-        let mut pause = PAUSE_FIRST;
-        while pause <= PAUSE_MAX {
-            fabric.sleep(pause).await;
-            pause *= 2;
-            let mut chain = own.chain.begin(areas.key);
-            let now_held = chain.also(read_as::<LockWord>(object.lock));
-            let entry = chain.also(read_as::<Entry>(table.entry(owner)));
-            fabric.run(*node, &chain, &mut own.reply).await.map_err(of_read)?;
-            let now_held = *own.reply.get(now_held).map_err(GuardedError::Refused)?;
-            let entry = *own.reply.get(entry).map_err(GuardedError::Refused)?;
-            if now_held != word || owner == self.id {
-                return Ok(());
-            }
-            let expired = self.observer.borrow_mut().look(owner, entry, fabric.now());
-            if let Some(expired) = expired {
-                return self.recover(own, expired).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Watches the leases of all other ids, and recovers the clients whose leases expire.
-    async fn heal_in(&self, own: &mut Lane) -> Result<(), GuardedError> {
-        let fabric = &self.session_of(own).fabric;
-        let mut first = BTreeMap::new();
-        let mut watched: BTreeSet<ClientId> = self.spec.all_ids().filter(|id| *id != self.id).collect();
-        loop {
-            for id in watched.clone() {
-                let entry = self.leases.entry(id).await?;
-                let expired = self.observer.borrow_mut().look(id, entry, fabric.now());
-                if let Some(expired) = expired {
-                    self.recover(own, expired).await?;
-                    watched.remove(&id);
-                } else if entry.nonce().is_none() || *first.entry(id).or_insert(entry) != entry {
-                    watched.remove(&id);
-                }
-            }
-            if watched.is_empty() {
-                return Ok(());
-            }
-            fabric.sleep(self.spec.lease() / 4).await;
-        }
-    }
-
-    /// Fences a client whose lease has expired, recovers its locks, and frees its id.
-    async fn recover(&self, own: &mut Lane, expired: Expired) -> Result<(), GuardedError> {
-        let fenced = self.leases.fence(expired, &self.sessions[0].store).await?;
-        for (number, word) in self.locks_of(own, fenced.id()).await? {
-            self.recover_lock(own, &fenced, &self.object(number), word).await?;
-        }
-        match self.leases.free(fenced.recovered()).await {
-            Ok(()) => self.recovered.set(self.recovered.get() + 1),
-            Err(LeaseError::Lost) => {} // Another client has recovered it.
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
-    }
-
-    /// Recovers the locks of the dead client whose id this client has taken over.
-    async fn inherit(&self, inherited: &Fenced) -> Result<(), GuardedError> {
-        let mut own = Lane::default();
-        let held = self.locks_of(&mut own, self.id).await?;
-        let records = u64::from(self.spec.lanes) + 1;
-        let needed: BTreeSet<u64> = held.iter().map(|(_, word)| word.token() % records).collect();
-        let spare = (0..=self.spec.lanes).find(|record| !needed.contains(&u64::from(*record)));
-        own.number = spare.ok_or(GuardedError::Damaged("more locks of an id than its client has lanes"))?;
-        for (number, word) in held {
-            self.recover_lock(&mut own, inherited, &self.object(number), word).await?;
-        }
-        self.recovered.set(self.recovered.get() + 1);
-        Ok(())
-    }
-
-    /// Reads all locks. Returns the objects whose locks have this owner, with the locks' words.
-    async fn locks_of(&self, own: &mut Lane, owner: ClientId) -> Result<Vec<(u64, LockWord)>, GuardedError> {
-        let Session { fabric, node, areas, .. } = self.session_of(own);
-        let mut held = Vec::new();
-        for first in (0..self.spec.objects).step_by(LOCKS_PER_CHAIN as usize) {
-            let batch = first..(first + LOCKS_PER_CHAIN).min(self.spec.objects);
-            let mut chain = own.chain.begin(areas.key);
-            for number in batch.clone() {
-                chain.also(read_as::<LockWord>(self.object(number).lock));
-            }
-            fabric.run(*node, &chain, &mut own.reply).await.map_err(of_read)?;
-            for (index, number) in batch.enumerate() {
-                let status = own.reply.status_at(index).unwrap_or(Status::Skipped);
-                let bytes = Some(own.reply.output(index)).filter(|_| status == Status::Ok);
-                let word = bytes
-                    .and_then(|bytes| LockWord::read_from_bytes(bytes).ok())
-                    .ok_or(GuardedError::Refused(status))?;
-                if word.owner() == Some(owner) {
-                    held.push((number, word));
-                }
-            }
-        }
-        Ok(held)
-    }
-
-    /// Recovers one lock of a fenced client.
-    async fn recover_lock(
-        &self,
-        own: &mut Lane,
-        fenced: &Fenced,
-        object: &Object,
-        word: LockWord,
-    ) -> Result<(), GuardedError> {
-        let Session { fabric, node, areas, table, .. } = self.session_of(own);
-        let own_word = self.tokens.next(fabric, areas, self.id, own.number).await?;
-        let mut chain = own.chain.begin(areas.key);
-        let now_held = chain.also(read_as::<LockWord>(object.lock));
-        let entry = chain.also(read_as::<Entry>(table.entry(fenced.id())));
-        let record = chain.also(read(areas.record(word), areas.record_len()));
-        fabric.run(*node, &chain, &mut own.reply).await.map_err(of_read)?;
-        let now_held = *own.reply.get(now_held).map_err(GuardedError::Refused)?;
-        let entry = *own.reply.get(entry).map_err(GuardedError::Refused)?;
-        let found = own.reply.get(record).map_err(GuardedError::Refused)?;
-        if now_held != word {
-            return Ok(());
-        }
-        let recovery = Recovery::of(fenced, object, (word, entry, found), (&mut own.record, own_word))?;
-        if recovery == Recovery::Over {
-            return Ok(());
-        }
-        let mut chain = own.chain.begin(areas.key);
-        recovery.chain(&mut chain, areas, object, &own.record);
-        fabric.run(*node, &chain, &mut own.reply).await?;
-        match own.reply.verdict() {
-            // A failed CAS means that another recoverer was faster.
-            Status::Ok | Status::CasFailed | Status::Skipped => Ok(()),
-            refused => Err(GuardedError::Refused(refused)),
-        }
-    }
-}
-
-/// Claims a free id. Clients with different nonces begin at different ids, so that they seldom compete.
-async fn claim<F: Fabric + Clock>(
-    leases: &Leases<F>,
-    spec: &Spec,
-    nonce: NonZeroU64,
-) -> Result<Lease, LeaseError> {
-    leases.claim(nonce, (nonce.get() % u64::from(spec.ids)) as u16).await
-}
-
-/// Claims an id that becomes free, or takes over the id of a client whose lease expires. In the second case, also
-/// returns the proof with which the locks of that client are recovered.
-///
-/// # Errors
-/// [`LeaseError::NoneFree`] if all leases are renewed.
-async fn take_over<F: Fabric + Clock>(
-    leases: &Leases<F>,
-    Session { fabric, store, spec, .. }: &Session<F>,
-    nonce: NonZeroU64,
-) -> Result<(Lease, Option<Fenced>), LeaseError> {
-    let (begun, mut observer) = (fabric.now(), Observer::new(spec.lease()));
-    loop {
-        for id in spec.all_ids() {
-            let entry = leases.entry(id).await?;
-            if entry.nonce().is_none() {
-                match claim(leases, spec, nonce).await {
-                    Err(LeaseError::NoneFree) => continue,
-                    claimed => return claimed.map(|lease| (lease, None)),
-                }
-            }
-            let Some(expired) = observer.look(id, entry, fabric.now()) else { continue };
-            match leases.take_over(leases.fence(expired, store).await?, nonce).await {
-                Err(LeaseError::Lost) => {} // Another client was faster.
-                taken => return taken.map(|(lease, inherited)| (lease, Some(inherited))),
-            }
-        }
-        if fabric.now().saturating_sub(begun) > 2 * spec.lease() {
-            return Err(LeaseError::NoneFree);
-        }
-        fabric.sleep(spec.lease() / 4).await;
-    }
 }
 
 /// Returns the numbers of the ids that are leased, and of the objects whose locks are held, for audits of a store that
@@ -800,15 +543,10 @@ async fn take_over<F: Fabric + Clock>(
 /// [`GuardedError::Damaged`]: the store's parameters are invalid.
 pub fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<(Vec<u16>, Vec<u64>), GuardedError> {
     let Session { spec, table, .. } = Session::new((), NodeId(0), store)?;
-    let ids = spec.all_ids().filter(|id| load(table.entry(*id).raw()) != 0).map(ClientId::number).collect();
+    let ids = spec.ids().all().filter(|id| load(table.entry(*id).raw()) != 0).map(ClientId::number).collect();
     let lock = |object: &u64| table.at.plus(spec.objects_offset() + object * spec.object_size()).raw();
     let locks = (0..spec.objects).filter(|object| load(lock(object)) != 0).collect();
     Ok((ids, locks))
-}
-
-/// Returns the error of a chain that only reads. Whether or not the chain ran, nothing was changed.
-fn of_read(error: FabricError) -> GuardedError {
-    GuardedError::Fabric(error.map_ran(|_| Ran::No))
 }
 
 /// Node-side half of the guarded objects.
@@ -890,13 +628,30 @@ impl<M: Memory> Kind<M> for GuardedKind {
     }
 
     fn serve(&self, _parameters: &str, _table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        Ok(Box::new(Objects))
+        Ok(Box::new(Plain))
     }
 }
 
-struct Objects;
+/// The objects of a store whose table begins at an address.
+struct Objects {
+    spec: Spec,
+    at: Addr,
+}
 
-impl<M: Memory> Service<M> for Objects {
+impl Locks for Objects {
+    fn count(&self) -> u64 {
+        self.spec.objects
+    }
+
+    fn object(&self, number: u64) -> Object {
+        let lock = self.at.plus(self.spec.objects_offset() + number * self.spec.object_size());
+        Object { lock, at: lock.plus(LOCK_SIZE), len: self.spec.len }
+    }
+}
+
+struct Plain;
+
+impl<M: Memory> Service<M> for Plain {
     fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
         Ok(None) // The objects lie in the table, and point to no buffers.
     }

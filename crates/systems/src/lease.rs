@@ -49,6 +49,8 @@ pub use farside_remote::leases::ENTRY_SIZE;
 
 /// Maximum number of members that hold a table.
 pub const MEMBERS_MAX: usize = 5;
+/// Offset of the beat in an entry.
+const BEAT_OFFSET: u64 = size_of::<U64>() as u64;
 /// Largest number of tokens of an id.
 const TOKEN_BITS: u32 = 48;
 
@@ -637,7 +639,25 @@ impl<F: Fabric + Clock> Leases<F> {
     ) -> Result<(), LeaseError> {
         let mut found = self.read_at(table, id).await?;
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-        while let Some(new) = next(found) {
+        // Without PRISM's operations, a CAS changes one word. An entry's nonce is changed by its holder, or once the
+        // holder was fenced, so a holder that has seen its nonce may change its beat alone. No two nonces are equal, so
+        // a new nonce needs no new beat.
+        let is_plain = !self.fabric.capabilities(table.node).contains(Capabilities::CONDITIONAL_OPS);
+        while is_plain && let Some(new) = next(found) {
+            let (word, old, new) = match found.nonce == new.nonce {
+                true => (table.entry(id).plus(BEAT_OFFSET), found.beat, new.beat),
+                false => (table.entry(id), found.nonce, new.nonce),
+            };
+            let mut chain = buffer.begin(table.key);
+            let swapped = chain.also(cas(Mode::Eq, word, &old, &new));
+            self.fabric.run(table.node, &chain, &mut reply).await?;
+            match reply.status(swapped) {
+                Status::Ok => return Ok(()),
+                Status::CasFailed => found = self.read_at(table, id).await?,
+                refused => return Err(LeaseError::Refused(refused)),
+            }
+        }
+        while !is_plain && let Some(new) = next(found) {
             let mut chain = buffer.begin(table.key);
             let old = chain.also(cas(Mode::Eq, table.entry(id), &found, &new));
             self.fabric.run(table.node, &chain, &mut reply).await?;

@@ -18,6 +18,7 @@ pub mod epoch;
 pub mod guarded;
 mod hash_slots;
 pub mod heal;
+mod holder;
 pub mod identity;
 pub mod kv;
 pub mod latch;

@@ -225,8 +225,14 @@ impl Record {
     }
 
     /// Bytes of the object in this record.
-    fn of_object(&self, object: &Object) -> &[u8] {
+    pub(crate) fn of_object(&self, object: &Object) -> &[u8] {
         &self.bytes[HEAD_SIZE..][..object.len as usize]
+    }
+
+    /// Appends the second part of a recovery that [`Recovery::take`] has begun: the object, and the lock's release.
+    pub fn finish<'a>(&'a self, chain: &mut Chain<'a>, object: &Object) {
+        chain.also(write(object.at, self.of_object(object)));
+        chain.also(cas(Mode::Eq, object.lock, &self.word, &LockWord::FREE));
     }
 
     /// Appends an update to a chain: the record, the object, and the release of the lock, which the writer holds. The
@@ -310,6 +316,30 @@ impl Recovery {
             }
             None => Recovery::Free(word),
         })
+    }
+
+    /// Appends the first part of the recovery to a chain, for fabrics without conditional ops: frees the lock, or
+    /// takes it in the recoverer's name, once the recoverer's record is complete. Returns the result of the CAS. If it
+    /// swapped and something is to be redone, [`Record::finish`] of the recoverer's record follows, in a chain of its
+    /// own.
+    ///
+    /// # Panics
+    /// If the recovery is over.
+    pub fn take<'a>(
+        &'a self,
+        chain: &mut Chain<'a>,
+        areas: &Areas,
+        object: &Object,
+        own: &'a Record,
+    ) -> Out<LockWord> {
+        match self {
+            Recovery::Over => panic!("the recovery is over"),
+            Recovery::Free(word) => chain.also(cas(Mode::Eq, object.lock, word, &LockWord::FREE)),
+            Recovery::Redo(word) => {
+                chain.also(write(areas.record(own.word), &own.bytes));
+                chain.also(cas(Mode::Eq, object.lock, word, &own.word))
+            }
+        }
     }
 
     /// Appends the recovery to a chain. After the chain, the lock is free, or it is not the fenced client's. If the
