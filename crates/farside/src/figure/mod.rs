@@ -22,7 +22,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 12] = [
+pub static FIGURES: [&Figure; 17] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -30,6 +30,11 @@ pub static FIGURES: [&Figure; 12] = [
     &prism::FIGURE_6,
     &prism::FIGURE_7,
     &synchronization::SECTION_4,
+    &synchronization::ATOMICS,
+    &synchronization::PADDING,
+    &synchronization::LATCHES,
+    &synchronization::OPTIMISTIC,
+    &synchronization::ZIPF,
     &chequer::FIGURE_7,
     &chequer::FIGURE_8,
     &chequer::OPEN,
@@ -82,6 +87,8 @@ enum Predict {
     /// Simulation of a system with a fixed number of clients: a value of the measurement for each place, whose values
     /// have this many bytes.
     ByLength { load: Box<Load>, clients: u32, lengths: &'static [usize], value: fn(&Measured) -> f64 },
+    /// Simulation of a system: million operations per second for each place, which has this number of clients.
+    ByClients { load: Box<Load>, clients: &'static [u32] },
     /// Function from the index of a place and the number of simulated operations to a value that may be missing because
     /// of an error.
     Found(Box<Find>),
@@ -323,6 +330,14 @@ impl Predict {
                     Ok(Point { x: place as f64, y: value(&bed.measure(*clients, operations)?) })
                 };
                 lengths.iter().enumerate().map(at).collect()
+            }
+            Predict::ByClients { load, clients } => {
+                let bed = Bed::new(**load, 1)?;
+                let at = |(place, &clients): (usize, &u32)| {
+                    let measured = bed.measure(clients, operations.max(u64::from(clients) * 20))?;
+                    Ok(Point { x: place as f64, y: measured.ops_per_s / MILLION })
+                };
+                clients.iter().enumerate().map(at).collect()
             }
             Predict::Found(find) => {
                 (0..places).map(|place| Ok(Point { x: place as f64, y: find(place, operations)? })).collect()

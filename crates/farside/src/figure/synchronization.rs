@@ -1,8 +1,12 @@
 //! Figures of Ziegler et al., *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided
 //! RDMA* (SIGMOD 2023).
 
-use super::{At, Claim, Curve, Figure, OnFabrics, Predict, Published, Shape, Value};
+use super::load::{Load, Variant};
+use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Predict, Published, Shape, Value};
+use farside_bench::workload::Lengths;
+use farside_sim::hardware::{INPUTS, Platform, Testbed};
 use farside_sim::micro::{SECTION_4 as NUMBERS, Workers, mverbs};
+use farside_systems::latch::{self, Latching, Placement, Scheme};
 
 /// Section 4: throughput of atomics on one NIC. The model is calibrated on these numbers.
 pub(super) static SECTION_4: Figure = Figure {
@@ -58,3 +62,277 @@ fn contended(workers: u32) -> f64 {
 fn apart(workers: u32, stride: u64) -> f64 {
     mverbs(Workers::cas(workers, stride))
 }
+
+/// Numbers of workers of the figures, spread over four machines.
+const WORKERS: [u32; 6] = [1, 8, 32, 128, 512, 2_048];
+/// Indexes of two places with these numbers of workers.
+const ALONE: At = At::Place(0);
+const MANY: At = At::Place(5);
+const WORKERS_AND_RATE: [&str; 2] = ["workers", "million operations a second"];
+
+fn workers() -> Vec<&'static str> {
+    vec!["1", "8", "32", "128", "512", "2048"]
+}
+
+const UNPUBLISHED: &str = "the published curve is not available";
+
+/// A curve of CAS over the number of workers, whose words are `stride` bytes apart, with its published points.
+fn scaling(name: &'static str, stride: u64, published: &[(usize, f64)]) -> Curve {
+    let judged = Shape::Within(0.25);
+    let at = |&(place, value)| Published { at: At::Place(place), value, judged };
+    Curve {
+        name,
+        predict: Predict::Each(Box::new(move |place| Some(apart(WORKERS[place], stride)))),
+        published: published.iter().map(at).collect(),
+        unpublished: UNPUBLISHED,
+    }
+}
+
+/// Scalability of CAS: one word, and words apart. The published points are those of the text.
+pub(super) static ATOMICS: Figure = Figure {
+    name: "synchronization-atomics",
+    title: "Synchronization: CAS over workers",
+    source: "Ziegler et al., SIGMOD 2023, section 4",
+    axes: ["workers", "million CAS a second"],
+    places: workers,
+    unit: "M/s",
+    curves: || {
+        vec![
+            scaling("one word", 0, &[(1, 2.32), (3, 2.32)]),
+            scaling("64 bytes apart", 64, &[(3, 51.2)]),
+            scaling("256 bytes apart", 256, &[(3, 40.0)]),
+            scaling("512 bytes apart", 512, &[(3, 25.6)]),
+        ]
+    },
+    headlines: &[],
+    claims: &[Claim {
+        what: "512 workers are slower than 128, since the clients' NICs do not cache their connections",
+        ratios: &[(
+            Value::On("64 bytes apart", At::Place(4)),
+            Value::On("64 bytes apart", At::Place(3)),
+            Shape::Below(1.0),
+        )],
+    }],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
+
+/// Sizes of objects, each with a latch.
+const SIZES: [u64; 7] = [64, 128, 256, 512, 1_024, 2_048, 4_096];
+
+/// A curve of CAS on the latches of 128 objects over their size.
+fn placed(name: &'static str, stride: fn(u64) -> u64, published: &[(usize, f64)]) -> Curve {
+    let judged = Shape::Within(0.25);
+    let at = |&(place, value)| Published { at: At::Place(place), value, judged };
+    Curve {
+        name,
+        predict: Predict::Each(Box::new(move |place| Some(apart(128, stride(SIZES[place]))))),
+        published: published.iter().map(at).collect(),
+        unpublished: "not in the paper",
+    }
+}
+
+/// CAS by 128 workers on latches of their own, which lie within the objects or apart.
+pub(super) static PADDING: Figure = Figure {
+    name: "synchronization-padding",
+    title: "Synchronization: CAS by 128 workers on the latches of objects",
+    source: "Ziegler et al., SIGMOD 2023, section 4 and figure 3",
+    axes: ["bytes of an object", "million CAS a second"],
+    places: || vec!["64", "128", "256", "512", "1024", "2048", "4096"],
+    unit: "M/s",
+    curves: || {
+        vec![
+            placed("in the object", |size| size, &[(0, 51.2), (2, 40.0), (3, 25.6)]),
+            placed("with 8 bytes of padding", |size| size + 8, &[(6, 51.2)]),
+            placed("latches apart", |_| 8, &[]),
+        ]
+    },
+    headlines: &[],
+    claims: &[Claim {
+        what: "8 bytes of padding on 4 KiB raise the throughput at least ten times, and so do latches apart",
+        ratios: &[
+            (
+                Value::On("with 8 bytes of padding", At::Place(6)),
+                Value::On("in the object", At::Place(6)),
+                Shape::AtLeast(10.0),
+            ),
+            (
+                Value::On("latches apart", At::Place(6)),
+                Value::On("in the object", At::Place(6)),
+                Shape::AtLeast(10.0),
+            ),
+        ],
+    }],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
+
+/// The latch benchmark: 200,000 objects of 256 bytes with 8 bytes of padding.
+const fn latched(scheme: Scheme, reads: f64) -> Load {
+    let latching = Latching { scheme: Some(scheme), placement: Placement::Padded };
+    Load {
+        system: latch::KIND,
+        variant: Variant { latching, ..Variant::OURS },
+        platform: Platform::Rdma,
+        testbed: Testbed::SYNCHRONIZATION,
+        inputs: INPUTS,
+        reads,
+        value_len: 256,
+        lengths: Lengths::Constant,
+        skew: 0.0,
+        records: Some(200_000),
+        cached: 0,
+    }
+}
+
+/// A scheme under a share of reads, and the name of its curve.
+type Contender = (&'static str, &'static str, f64);
+
+/// Pessimistic schemes, each of which keeps the steps before it. In the exclusive mode all operations write, in the
+/// shared mode all read. The last one has no shared mode.
+const ABLATION: [Contender; 9] = [
+    ("basic, exclusive", "basic", 0.0),
+    ("speculative, exclusive", "speculative", 0.0),
+    ("overlapped, exclusive", "overlapped", 0.0),
+    ("async, exclusive", "async", 0.0),
+    ("unlatch, exclusive", "unlatch", 0.0),
+    ("basic, shared", "basic-rw", 1.0),
+    ("speculative, shared", "speculative-rw", 1.0),
+    ("overlapped, shared", "overlapped-rw", 1.0),
+    ("async, shared", "async-rw", 1.0),
+];
+
+/// Reads by the simplest and the fastest reader/writer latch, and without a latch.
+const READERS: [Contender; 5] = [
+    ("basic-rw", "basic-rw", 1.0),
+    ("async-rw", "async-rw", 1.0),
+    ("v2", "v2", 1.0),
+    ("crc", "crc", 1.0),
+    ("versions", "versions", 1.0),
+];
+
+fn load_of(scheme: &str, reads: f64) -> Box<Load> {
+    Box::new(latched(Scheme::named(scheme).expect("a scheme of this name"), reads))
+}
+
+/// Curves of schemes over the number of workers.
+fn by_workers(contenders: &[Contender]) -> Vec<Curve> {
+    let curve = |&(name, scheme, reads): &Contender| Curve {
+        name,
+        predict: Predict::ByClients { load: load_of(scheme, reads), clients: &WORKERS },
+        published: Vec::new(),
+        unpublished: UNPUBLISHED,
+    };
+    contenders.iter().map(curve).collect()
+}
+
+/// Throughput of one worker by a scheme, relative to another: the inverse ratio of the round trips that an operation
+/// awaits.
+const fn by_round_trips(
+    curves: &'static str,
+    of: &'static str,
+    to: &'static str,
+    trips: [f64; 2],
+) -> Headline {
+    Headline {
+        curves,
+        point: "1 worker, by round trips",
+        of: Value::On(of, ALONE),
+        to: Value::On(to, ALONE),
+        published: Some(trips[1] / trips[0]),
+        judged: Shape::Within(0.15),
+    }
+}
+
+/// Ablation of the pessimistic schemes.
+pub(super) static LATCHES: Figure = Figure {
+    name: "synchronization-latches",
+    title: "Synchronization: latches, 200,000 objects of 256 bytes, uniform",
+    source: "Ziegler et al., SIGMOD 2023, latch benchmark",
+    axes: WORKERS_AND_RATE,
+    places: workers,
+    unit: "M/s",
+    curves: || by_workers(&ABLATION),
+    headlines: &[
+        by_round_trips(
+            "speculative / basic, exclusive",
+            "speculative, exclusive",
+            "basic, exclusive",
+            [3.0, 4.0],
+        ),
+        by_round_trips(
+            "overlapped / basic, exclusive",
+            "overlapped, exclusive",
+            "basic, exclusive",
+            [2.0, 4.0],
+        ),
+        by_round_trips("async / basic, exclusive", "async, exclusive", "basic, exclusive", [1.0, 4.0]),
+        by_round_trips("unlatch / basic, exclusive", "unlatch, exclusive", "basic, exclusive", [1.0, 4.0]),
+        by_round_trips("speculative / basic, shared", "speculative, shared", "basic, shared", [2.0, 3.0]),
+        by_round_trips("overlapped / basic, shared", "overlapped, shared", "basic, shared", [2.0, 3.0]),
+        by_round_trips("async / basic, shared", "async, shared", "basic, shared", [1.0, 3.0]),
+    ],
+    claims: &[],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
+
+/// Optimistic reads beside pessimistic ones, over the number of workers.
+pub(super) static OPTIMISTIC: Figure = Figure {
+    name: "synchronization-optimistic",
+    title: "Synchronization: reads, 200,000 objects of 256 bytes, uniform",
+    source: "Ziegler et al., SIGMOD 2023, optimistic benchmark",
+    axes: WORKERS_AND_RATE,
+    places: workers,
+    unit: "M/s",
+    curves: || by_workers(&READERS),
+    headlines: &[
+        Headline {
+            curves: "versions / basic-rw",
+            point: "2048 workers",
+            of: Value::On("versions", MANY),
+            to: Value::On("basic-rw", MANY),
+            // The paper's text: about twice as fast at high concurrency.
+            published: Some(2.0),
+            judged: Shape::Within(0.25),
+        },
+        by_round_trips("versions / v2", "versions", "v2", [2.0, 3.0]),
+        by_round_trips("crc / v2", "crc", "v2", [2.0, 3.0]),
+        by_round_trips("v2 / basic-rw", "v2", "basic-rw", [3.0, 3.0]),
+        by_round_trips("versions / async-rw", "versions", "async-rw", [2.0, 1.0]),
+    ],
+    claims: &[],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
+
+/// Zipf coefficients of the paper's benchmark.
+const COEFFICIENTS: [f64; 5] = [0.0, 1.0, 1.5, 2.0, 2.5];
+
+/// Latency of reads over the skew of the objects.
+pub(super) static ZIPF: Figure = Figure {
+    name: "synchronization-zipf",
+    title: "Synchronization: reads by 128 workers, 200,000 objects of 256 bytes",
+    source: "Ziegler et al., SIGMOD 2023, optimistic benchmark",
+    axes: ["Zipf coefficient", "mean latency, us"],
+    places: || vec!["0", "1.0", "1.5", "2.0", "2.5"],
+    unit: "us",
+    curves: || {
+        let curve = |&(name, scheme, reads): &Contender| Curve {
+            name,
+            predict: Predict::UnderSkew {
+                load: load_of(scheme, reads),
+                clients: 128,
+                coefficients: &COEFFICIENTS,
+            },
+            published: Vec::new(),
+            unpublished: UNPUBLISHED,
+        };
+        READERS.iter().map(curve).collect()
+    },
+    headlines: &[],
+    claims: &[Claim {
+        what: "skew multiplies the latency of latched reads by more than 3, and leaves that of optimistic reads",
+        ratios: &[
+            (Value::On("async-rw", At::Place(4)), Value::On("async-rw", At::Place(0)), Shape::Above(3.0)),
+            (Value::On("versions", At::Place(4)), Value::On("versions", At::Place(0)), Shape::Below(1.25)),
+        ],
+    }],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
