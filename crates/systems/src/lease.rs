@@ -110,6 +110,16 @@ impl LockWord {
         self.0.get() >> 16
     }
 
+    /// The word as a number.
+    pub(crate) fn bits(self) -> U64 {
+        self.0
+    }
+
+    /// Returns the lock word that is this number.
+    pub(crate) fn of_bits(bits: u64) -> LockWord {
+        LockWord(U64::new(bits))
+    }
+
     /// Whether no client holds the lock.
     pub fn is_free(self) -> bool {
         self == LockWord::FREE

@@ -6,12 +6,17 @@
 //! - the checker of counters finds lost updates and stale reads;
 //! - after the faults have ended, no latch may be held.
 //!
-//! An operation runs as a task of its own, so it goes on when its caller drops its future. A latch has no owner: if a
-//! client dies or loses its session with a latch, nobody can use the object any more. The trial then creates the store
-//! anew, as an operator would.
+//! The tasks of a session share one client of the system, whose own task releases the latches of operations whose
+//! futures are dropped. A latch has no owner: if a client dies or loses its session with a latch, nobody can use the
+//! object any more. The trial then creates the store anew, as an operator would. In a store with leases, the other
+//! clients recover the latches of such a client, and no latch may be held at the end.
 //!
-//! An operation whose WRITE is not awaited returns, in the history, when its caller goes on. This is more than a scheme
-//! promises. It holds as long as no session ends, because the latch is held until the WRITE has landed.
+//! Invariant: in a store with leases, an addition without a known outcome never ends in the history. A recovery may
+//! carry it out at any later time, also after its client's death.
+//!
+//! In a store without leases, an operation whose WRITE is not awaited returns, in the history, when its caller goes on.
+//! This is more than a scheme promises. It holds as long as no session ends, because the latch is held until the WRITE
+//! has landed. In a store with leases, it returns when the WRITE has completed.
 
 use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
@@ -27,9 +32,11 @@ use farside_sim::fault::Fault;
 use farside_sim::history::counter::{Ask, Outcome, Value};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
-use farside_sim::world::{MICROS, Nanos, ProcessId, World};
+use farside_sim::world::{MICROS, Nanos, Turnstile, World};
 use farside_systems::latch::system::LatchKind;
-use farside_systems::latch::{self, LatchError, Latched, Placement, Scheme, Spec};
+use farside_systems::latch::{self, LatchError, Latched, LeaseSpec, Placement, Scheme, Spec};
+use farside_systems::lease::LeaseError;
+use farside_systems::redo::RedoError;
 use farside_systems::store;
 use farside_systems::system::{Backoff, Options, System as _};
 use std::cell::{Cell, RefCell};
@@ -54,12 +61,16 @@ struct Known {
     /// Whether a client has lost its session while it may have held a latch.
     has_lost_session: Cell<bool>,
     is_replaced: Cell<bool>,
+    /// Whether clients recover the latches of dead ones.
+    has_leases: bool,
 }
 
 impl Known {
     /// Whether a client may have left a latch behind.
     fn has_orphans(&self, scene: &Scene) -> bool {
-        self.has_lost_session.get() || scene.struck.of(Fault::ClientDeath) > self.deaths_before
+        let has_lost =
+            self.has_lost_session.get() || scene.struck.of(Fault::ClientDeath) > self.deaths_before;
+        has_lost && !self.has_leases
     }
 
     /// If a client may have left a latch behind, creates the store anew after a while.
@@ -86,8 +97,11 @@ impl Known {
 const HOLDS: Nanos = 2 * MICROS;
 /// Usual time, in nanoseconds, after which a store is created anew in which a latch may be held for ever.
 const REPLACED_AFTER: Nanos = 100 * MICROS;
-/// Pause, in nanoseconds, after which a task looks again whether another one has ended.
-const AGAIN: Nanos = MICROS;
+/// Pause, in nanoseconds, after which a task looks again whether the tasks of clients have ended.
+const AGAIN: Nanos = 20 * MICROS;
+
+/// One in this many operations on a store with leases is followed by the recovery of all dead clients.
+const HEAL_ONE_IN: u64 = 40;
 
 /// Indices of the phases. The idle phase is the first.
 const READ: usize = 1;
@@ -118,6 +132,7 @@ fn phase_of(chain: ChainView<'_>) -> usize {
     let ops: Vec<(Code, &OpHeader)> = chain.ops().map(|op| (op.code(), op.header())).collect();
     match ops[..] {
         [(Code::Write, _), ..] => WRITE,
+        [(Code::Cas, _)] if frees(chain) => RELEASE,
         [(Code::Cas, _), ..] | [(Code::FetchAdd, _), _, ..] => LATCH,
         [(Code::FetchAdd, _)] => {
             let adds = chain.ops().next().map_or(0, |op| op.operands().last().copied().unwrap_or(0));
@@ -125,6 +140,14 @@ fn phase_of(chain: ChainView<'_>) -> usize {
         }
         _ => READ,
     }
+}
+
+/// Whether the first op of a chain is a CAS to 0: it releases a latch that has a lease.
+fn frees(chain: ChainView<'_>) -> bool {
+    chain
+        .ops()
+        .next()
+        .is_some_and(|op| op.operands().len() == 16 && op.operands()[8..].iter().all(|&byte| byte == 0))
 }
 
 /// Encodes an object's content. All words follow from the value.
@@ -275,6 +298,7 @@ pub(crate) fn drawn_spec(random: &Random, scheme: Option<Scheme>, objects: u64, 
         scheme,
         placement: placements[random.below(placements.len() as u64) as usize],
         relaxed: random.one_in(4),
+        lease: None,
     }
 }
 
@@ -284,39 +308,25 @@ pub(crate) fn drawn_backoff(random: &Random, round_trip: Nanos) -> Backoff {
     if random.one_in(2) { Backoff { first, longest: 16 * first } } else { Backoff::NONE }
 }
 
-/// A task's client of a store.
+/// A task's handle of a client of a store.
 pub(crate) struct Client {
     scene: Rc<Scene>,
-    process: ProcessId,
     /// Index of the site, and name of the store.
     site: usize,
     store: String,
     known: Rc<Known>,
-    lent: Rc<Lent>,
+    latched: Latched<Tracked>,
 }
 
-/// The client of a task, which the operations' own tasks use in turn.
-pub(crate) struct Lent {
-    known: Rc<Known>,
-    client: RefCell<Option<Latched<Tracked>>>,
-    outcome: Cell<Option<Result<Outcome, Failure>>>,
-}
-
-impl Lent {
-    /// Waits until the last operation has ended, and takes the client.
-    async fn take(&self, world: &World) -> Latched<Tracked> {
-        loop {
-            if let Some(client) = self.client.take() {
-                return client;
-            }
-            world.sleep(AGAIN).await;
-        }
-    }
-}
-
-/// The clients of a session's tasks.
+/// The system's clients over one session: one for each store, by the store's name.
 #[derive(Default)]
-pub(crate) struct Shared(RefCell<Vec<Rc<Lent>>>);
+pub(crate) struct Shared {
+    /// Lets one task at a time open a store.
+    gate: Turnstile,
+    clients: RefCell<BTreeMap<String, Latched<Tracked>>>,
+    /// Number of clients whose tasks have not ended.
+    kept: Rc<Cell<u32>>,
+}
 
 impl Family for Latch {
     type Ask = Ask;
@@ -326,6 +336,15 @@ impl Family for Latch {
 
     fn drawn(_system: System, drawn: &Drawn, random: &Random) -> Latch {
         let spec = drawn_spec(random, drawn.scheme, drawn.keys.min(8), &[16, 48, 104, 200, 1000]);
+        let clients = u64::from(drawn.clients);
+        let lease = (!spec.scheme.has_shared_mode() && random.one_in(2)).then(|| LeaseSpec {
+            us: random.between(5_000, 20_000),
+            // If there are as many ids as clients, a client that restarts takes over the id of a dead one.
+            ids: random.between(clients, 2 * clients) as u16,
+            // Two for each task's handle, and for handles that were dropped and are not done yet.
+            lanes: 4 * drawn.tasks as u16 + 4,
+        });
+        let spec = Spec { lease, ..spec };
         Latch { spec, backoff: drawn_backoff(random, 8 * MICROS), stores: RefCell::default() }
     }
 
@@ -338,9 +357,9 @@ impl Family for Latch {
     }
 
     fn options(&self) -> Vec<Choice> {
-        let Spec { objects, len, scheme, placement, relaxed } = self.spec;
+        let Spec { objects, len, scheme, placement, relaxed, lease } = self.spec;
         let has_backoff = self.backoff != Backoff::NONE;
-        vec![
+        let mut options = vec![
             Choice::new("scheme", scheme.name(), format!("scheme {scheme}")),
             Choice::new("objects", objects, format!("objects {objects}")),
             Choice::new("object_bytes", len, format!("object size {len}")),
@@ -355,15 +374,25 @@ impl Family for Latch {
                 has_backoff,
                 format!("backoff {}", if has_backoff { "yes" } else { "no" }),
             ),
-        ]
+        ];
+        if let Some(LeaseSpec { us, ids, .. }) = lease {
+            options.push(Choice::new("ids", ids, format!("ids {ids}")));
+            options.push(Choice::new("lease_us", us, format!("lease {us} us")));
+        }
+        options
     }
 
     fn parameters(&self) -> String {
         serde_json::to_string(&self.spec).expect("plain data")
     }
 
+    /// In a store with leases, an operation does not end with its session: others may redo it.
     fn is_one_sided(&self) -> bool {
-        true
+        self.spec.lease.is_none()
+    }
+
+    fn long_pause_one_in(&self, random: &Random) -> u64 {
+        if self.spec.lease.is_some() { random.between(2, 4) } else { 0 }
     }
 
     fn phases(_system: System) -> &'static Phases {
@@ -375,36 +404,44 @@ impl Family for Latch {
     }
 
     async fn open(&self, seat: Seat<'_, Latch>, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let fabric = seat.fabric();
-        let found = store::fetch_of(&fabric, node, name, latch::KIND).await?;
-        let entropy = seat.scene.world.random().bits();
-        let options = Options { entropy, backoff: Some(self.backoff), ..Options::NONE };
-        let client = LatchKind::open(fabric, &store::Members::one(node, found), &options).await?;
-        let deaths_before = seat.scene.struck.of(Fault::ClientDeath);
-        let new = || Rc::new(Known { deaths_before, ..Known::default() });
+        let Seat { scene, site, process, shared, .. } = seat;
+        let _passage = shared.gate.enter().await;
+        let deaths_before = scene.struck.of(Fault::ClientDeath);
+        let has_leases = self.spec.lease.is_some();
+        let new = || Rc::new(Known { deaths_before, has_leases, ..Known::default() });
         let known = Rc::clone(self.stores.borrow_mut().entry((node, name.to_owned())).or_insert_with(new));
-        known.replace_orphaned(seat.scene, seat.site.index, name);
-        let client = RefCell::new(Some(client));
-        let lent = Rc::new(Lent { known: Rc::clone(&known), client, outcome: Cell::default() });
-        seat.shared.0.borrow_mut().push(Rc::clone(&lent));
-        let scene = Rc::clone(seat.scene);
-        Ok(Client {
-            scene,
-            process: seat.process,
-            site: seat.site.index,
-            store: name.to_owned(),
-            known,
-            lent,
-        })
+        known.replace_orphaned(scene, site.index, name);
+        let opened = shared.clients.borrow().get(name).map(Latched::another);
+        let latched = match opened {
+            Some(latched) => latched,
+            None => {
+                let fabric = seat.fabric();
+                let found = store::fetch_of(&fabric, node, name, latch::KIND).await?;
+                let entropy = scene.world.random().bits();
+                let options = Options { entropy, backoff: Some(self.backoff), ..Options::NONE };
+                let client = LatchKind::open(fabric, &store::Members::one(node, found), &options).await?;
+                let (keeper, kept, theirs) = (client.keeper(), Rc::clone(&shared.kept), Rc::clone(&known));
+                kept.set(kept.get() + 1);
+                scene.world.spawn(process, async move {
+                    if keeper.await.is_err() {
+                        theirs.has_lost_session.set(true);
+                    }
+                    kept.set(kept.get() - 1);
+                });
+                let latched = client.another();
+                shared.clients.borrow_mut().insert(name.to_owned(), client);
+                latched
+            }
+        };
+        let (scene, store) = (Rc::clone(scene), name.to_owned());
+        Ok(Client { scene, site: site.index, store, known, latched })
     }
 
     /// Waits until the requests of all operations have completed.
-    async fn leave(&self, scene: &Scene, Shared(lent): &Shared) {
-        for lent in lent.take() {
-            let mut client = lent.take(&scene.world).await;
-            if client.settle().await.is_err() {
-                lent.known.has_lost_session.set(true);
-            }
+    async fn leave(&self, scene: &Scene, shared: &Shared) {
+        shared.clients.take();
+        while shared.kept.get() > 0 {
+            scene.world.sleep(AGAIN).await;
         }
     }
 
@@ -422,36 +459,45 @@ impl Family for Latch {
         key: u64,
         ask: &Ask,
     ) -> Result<Outcome, Failure> {
-        let Client { scene, process, site, store, known, lent } = client;
-        let mut latched = lent.take(&scene.world).await;
-        lent.outcome.take(); // That of an operation whose caller has gone.
-        let (world, ask, theirs) = (scene.world.clone(), *ask, Rc::clone(lent));
-        scene.world.spawn(*process, async move {
-            let how = How::drawn(world.random());
-            let outcome = perform(&world, &mut latched, &theirs.known.holders, (key, ask), how).await;
-            theirs.client.replace(Some(latched));
-            if let Err(Wrong::Error(LatchError::Fabric(_))) = &outcome {
-                theirs.known.has_lost_session.set(true);
-            }
-            theirs.outcome.set(Some(match outcome {
-                Ok(found) => Ok(Outcome::Found(found)),
-                Err(Wrong::Error(error)) => Err(error.into()),
-                Err(Wrong::Violation(message)) => {
-                    Err(Failure { ran: Ran::Unknown, kind: FailureKind::Wrong, message })
+        let Client { scene, site, store, known, latched } = client;
+        let how = How::drawn(scene.world.random());
+        // The holder of an expired lease does not know that it was fenced, and still is inside its operation.
+        let unchecked = Holders::default();
+        let holders = if known.has_leases { &unchecked } else { &known.holders };
+        let mut performed = perform(&scene.world, latched, holders, (key, *ask), how).await;
+        if known.has_leases && performed.is_ok() {
+            // If the session ends before the WRITE has completed, the latch passes on, with or without the change.
+            performed = latched.settle().await.map_err(Wrong::Error).and(performed);
+        }
+        let outcome = match performed {
+            Ok(found) => Ok(Outcome::Found(found)),
+            Err(Wrong::Error(error)) => {
+                if let LatchError::Fabric(_) = &error {
+                    known.has_lost_session.set(true);
                 }
-            }));
-        });
-        let outcome = loop {
-            if let Some(outcome) = lent.outcome.take() {
-                break outcome;
+                Err(error.into())
             }
-            scene.world.sleep(AGAIN).await;
+            Err(Wrong::Violation(message)) => {
+                Err(Failure { ran: Ran::Unknown, kind: FailureKind::Wrong, message })
+            }
         };
         known.replace_orphaned(scene, *site, store);
         match outcome {
             Err(Failure { kind: FailureKind::Declined, ran: Ran::No, .. }) => Ok(Outcome::Failed),
             outcome => outcome,
         }
+    }
+
+    /// In a store with leases, at times recovers the dead clients that are in nobody's way.
+    async fn trespass(&self, scene: &Scene, client: &mut Client) -> Result<(), Failure> {
+        if self.spec.lease.is_some() && scene.world.random().one_in(HEAL_ONE_IN) {
+            client.latched.heal().await?;
+        }
+        Ok(())
+    }
+
+    async fn heal(&self, client: &mut Client) -> Result<(), Failure> {
+        Ok(client.latched.heal().await?)
     }
 
     /// Adds to each object: no latch may be held. If a client may have left a latch behind, there is nothing to read.
@@ -488,12 +534,20 @@ impl From<LatchError> for Failure {
         let message = error.to_string();
         let kind = match &error {
             LatchError::Busy | LatchError::Fabric(FabricError::Deadline { .. }) => FailureKind::Declined,
-            LatchError::Refused(status) => {
+            LatchError::Refused(status)
+            | LatchError::Lease(LeaseError::Refused(status))
+            | LatchError::Redo(RedoError::Refused(status)) => {
                 let message = format!("a client was denied an access that it is allowed: {status}");
                 return Failure { ran: error.ran(), kind: FailureKind::Refused, message };
             }
-            LatchError::NoSuchObject { .. } | LatchError::Length(_) => FailureKind::Wrong,
-            LatchError::Fabric(_) => FailureKind::Over,
+            LatchError::NoSuchObject { .. } | LatchError::Length(_) | LatchError::Damaged(_) => {
+                FailureKind::Wrong
+            }
+            LatchError::Redo(RedoError::Damaged | RedoError::NoTokens) => FailureKind::Wrong,
+            LatchError::NoLane => FailureKind::Declined,
+            LatchError::Lost | LatchError::Lease(_) | LatchError::Redo(_) | LatchError::Fabric(_) => {
+                FailureKind::Over
+            }
         };
         Failure { ran: error.ran(), kind, message }
     }

@@ -16,7 +16,7 @@ use farside_sim::history::counter::{Ask, History, Operation, Outcome as Found};
 use farside_sim::memory::{Bytes, Seen};
 use farside_sim::nic::{Device, Nic, Step, Timing};
 use farside_sim::random::Random;
-use farside_sim::world::{Nanos, SECONDS, World};
+use farside_sim::world::{Nanos, SECONDS, World, within};
 use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, LatchError, Latched, Scheme, Spec};
 use farside_systems::store::Members;
@@ -66,6 +66,8 @@ pub struct Outcome {
     pub retries: u64,
     /// Number of READs whose lines were not a snapshot of one instant.
     pub torn_reads: u64,
+    /// Number of operations whose futures were dropped.
+    pub dropped: u64,
     /// Number of events.
     pub events: u64,
 }
@@ -137,10 +139,12 @@ impl Bench {
             ..AT_ONCE
         };
         let turns = draws.between(2, 4);
+        let has_drops = draws.one_in(4);
         let act = |draws: &Random| Act {
             object: draws.below(spec.objects),
             is_add: draws.one_in(2),
             how: How::drawn(draws),
+            dropped_after: (has_drops && draws.one_in(3)).then(|| draws.heavy(2 * FLIGHT)),
         };
         let actor = |draws: &Random| Actor {
             begins_ns: draws.heavy(FLIGHT),
@@ -180,6 +184,7 @@ impl Bench {
             operations: trial.history.borrow().operations().len(),
             retries: trial.retries.get(),
             torn_reads: seen.get().torn_reads,
+            dropped: trial.dropped.get(),
             events: world.events(),
             violated: trial.violated.take(),
         };
@@ -197,7 +202,8 @@ impl Bench {
         if !held.is_empty() {
             return trial.blame(format!("latches are held (object, word): {held:x?}"));
         }
-        let acts = (0..spec.objects).map(|object| Act { object, is_add: false, how: How::default() });
+        let read = |object| Act { object, is_add: false, how: How::default(), dropped_after: None };
+        let acts = (0..spec.objects).map(read);
         let actor = Actor { begins_ns: 0, acts: acts.collect(), backoff: Backoff::NONE };
         let (theirs, reader, spec) = (Rc::clone(trial), world.clone(), *spec);
         let done = world.complete(SECONDS, async move {
@@ -212,10 +218,16 @@ impl Bench {
             let mut operations = history.operations().iter().filter(|operation| operation.key == object);
             let adds =
                 |operation: &&Operation| operation.ask != Ask::Read && operation.outcome != Found::Failed;
-            let (added, last) = (operations.clone().filter(adds).count() as u64, operations.next_back());
+            let maybe = |operation: &&Operation| operation.outcome == Found::Unknown;
+            let added = operations.clone().filter(adds).count() as u64;
+            let dropped = operations.clone().filter(adds).filter(maybe).count() as u64;
+            let last = operations.next_back();
             let Some(Found::Found(found)) = last.map(|operation| operation.outcome) else { continue };
-            if found.count != added {
-                trial.blame(format!("object {object} has the count {} after {added} additions", found.count));
+            if !(added - dropped..=added).contains(&found.count) {
+                trial.blame(format!(
+                    "object {object} has the count {} after {added} additions, of which {dropped} were dropped",
+                    found.count
+                ));
             }
         }
     }
@@ -246,6 +258,8 @@ struct Act {
     object: u64,
     is_add: bool,
     how: How,
+    /// Time, in nanoseconds, after which its future is dropped, unless it has ended.
+    dropped_after: Option<Nanos>,
 }
 
 /// Operations of a schedule, and what they found.
@@ -257,6 +271,8 @@ struct Trial {
     retries: Cell<u64>,
     running: Cell<u32>,
     tags: Cell<u64>,
+    /// Number of operations whose futures were dropped.
+    dropped: Cell<u64>,
 }
 
 impl Trial {
@@ -269,6 +285,15 @@ impl Trial {
         let options =
             Options { entropy: world.random().bits(), backoff: Some(actor.backoff), ..Options::NONE };
         let mut latched = open(fabric, spec, &options).await;
+        // The clients of most schedules need no task.
+        let is_kept = Rc::new(Cell::new(actor.acts.iter().any(|act| act.dropped_after.is_some())));
+        if is_kept.get() {
+            let (keeper, is_kept) = (latched.keeper(), Rc::clone(&is_kept));
+            world.spawn(world.start_process(), async move {
+                keeper.await.expect("the NIC executes every verb");
+                is_kept.set(false);
+            });
+        }
         world.sleep(actor.begins_ns).await;
         for act in actor.acts {
             self.turn(world, client, &mut latched, act).await;
@@ -277,14 +302,26 @@ impl Trial {
             self.blame(error.to_string());
         }
         self.retries.set(self.retries.get() + latched.retries());
+        drop(latched);
+        while is_kept.get() {
+            world.sleep(FLIGHT).await;
+        }
     }
 
     async fn turn(&self, world: &World, client: u32, latched: &mut Latched<Verbs>, act: Act) {
-        let Act { object, is_add, how } = act;
+        let Act { object, is_add, how, dropped_after } = act;
         self.tags.set(self.tags.get() + u64::from(is_add));
         let ask = if is_add { Ask::Add(self.tags.get()) } else { Ask::Read };
         let id = self.history.borrow_mut().call(client, object, ask, world.now());
-        let found = match perform(world, latched, &self.holders, (object, ask), how).await {
+        let operation = perform(world, latched, &self.holders, (object, ask), how);
+        let performed = match dropped_after {
+            Some(ns) => within(world, ns, operation).await,
+            None => Some(operation.await),
+        };
+        let Some(performed) = performed else {
+            return self.dropped.set(self.dropped.get() + 1); // It has no outcome.
+        };
+        let found = match performed {
             Ok(value) => Found::Found(value),
             Err(Wrong::Error(LatchError::Busy)) => Found::Failed,
             Err(Wrong::Error(error)) => return self.blame(error.to_string()),
@@ -329,7 +366,7 @@ impl Bench {
                 Does::Reads => (false, 0, false),
                 Does::ReadsShared(dwell_ns) => (false, dwell_ns, true),
             };
-            let act = Act { object: 0, is_add, how: How { dwell_ns, is_shared } };
+            let act = Act { object: 0, is_add, how: How { dwell_ns, is_shared }, dropped_after: None };
             Actor { begins_ns, acts: vec![act], backoff: Backoff::NONE }
         };
         let actors = operations.into_iter().map(actor).collect();

@@ -18,7 +18,9 @@
 //! Differs from the artifact: with padding, an optimistic object is padded by a line and not by 8 bytes, because its
 //! version and latch must share a line.
 
+use super::leased::LeaseSpec;
 use super::scheme::{Reads, Scheme, Steps};
+use crate::redo::Object as Guarded;
 use farside_remote::Addr;
 use farside_remote::service::Extent;
 use serde::{Deserialize, Serialize};
@@ -95,6 +97,9 @@ pub struct Spec {
     /// Whether the lines of a WRITE may land in any order (relaxed ordering). If so, no WRITE releases a latch.
     #[serde(default)]
     pub relaxed: bool,
+    /// Leases of the clients; only of exclusive latches. If absent, a latch has no owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseSpec>,
 }
 
 impl Spec {
@@ -112,6 +117,12 @@ impl Spec {
         }
         if placement == Placement::Separate && (scheme.is_optimistic() || scheme.is_footer()) {
             return Err(format!("separate latches, and the scheme {scheme} needs them in the objects"));
+        }
+        if let Some(lease) = self.lease {
+            lease.check()?;
+            if scheme.has_shared_mode() {
+                return Err(format!("leases, and the scheme {scheme} has a latch of several holders"));
+            }
         }
         if self.table_len().is_none() {
             return Err("more bytes than any node has".to_owned());
@@ -151,10 +162,15 @@ impl Spec {
         self.image_offset() + (self.image_len() + gap) as u64
     }
 
+    /// Offset of the first latch or object in the table.
+    fn latches_offset(&self) -> u64 {
+        self.lease.map_or(0, |lease| lease.size(self.image_len())).next_multiple_of(LINE as u64)
+    }
+
     /// Offset of the first object in the table.
     fn objects_offset(&self) -> u64 {
         let latches = if self.placement == Placement::Separate { self.objects * WORD as u64 } else { 0 };
-        latches.next_multiple_of(LINE as u64)
+        self.latches_offset() + latches.next_multiple_of(LINE as u64)
     }
 
     /// Size of the table in bytes; `None` if it exceeds 64 bits.
@@ -202,11 +218,18 @@ impl Layout {
         let object = Addr::new(table.at).plus(spec.objects_offset() + number * spec.stride());
         let image = object.plus(spec.image_offset());
         let latch = match (spec.placement, self.latch_in_image()) {
-            (Placement::Separate, _) => Addr::new(table.at).plus(number * WORD as u64),
+            (Placement::Separate, _) => {
+                Addr::new(table.at).plus(spec.latches_offset() + number * WORD as u64)
+            }
             (_, Some(latch)) => image.plus(latch.start as u64),
             (_, None) => object,
         };
         Some(Object { latch, image })
+    }
+
+    /// An object, for redo records.
+    pub(super) fn guarded(&self, object: &Object) -> Guarded {
+        Guarded { lock: object.latch, at: object.image, len: self.image_len() }
     }
 
     /// Length of the image in bytes.
@@ -292,18 +315,23 @@ impl Layout {
         self.pieces().for_each(|piece| content.extend_from_slice(&image[piece]));
     }
 
-    /// Stores content into an image, with the next version. `is_held` says whether the latch that the image contains,
-    /// if any, is held once the image has been written.
-    pub(super) fn pack(&self, content: &[u8], image: &mut [u8], is_held: bool) {
+    /// Sets the latch in an image, if the image contains it.
+    pub(super) fn set_latch(&self, image: &mut [u8], word: u64) {
+        if let Some(latch) = self.latch_in_image() {
+            put(image, latch.start, word);
+        }
+    }
+
+    /// Stores content into an image, with the next version. `latch` is the word of the latch, if the image contains it,
+    /// once the image has been written.
+    pub(super) fn pack(&self, content: &[u8], image: &mut [u8], latch: u64) {
         let mut left = content;
         for piece in self.pieces() {
             let (now, later) = left.split_at(piece.len());
             image[piece].copy_from_slice(now);
             left = later;
         }
-        if let Some(latch) = self.latch_in_image() {
-            put(image, latch.start, u64::from(is_held));
-        }
+        self.set_latch(image, latch);
         if !self.spec.scheme.is_optimistic() {
             return;
         }
@@ -375,6 +403,7 @@ mod tests {
                     scheme,
                     placement,
                     relaxed: false,
+                    lease: Some(LeaseSpec { us: 1000, ids: 3, lanes: 4 }).filter(|_| len == 104),
                 })
             })
         });
@@ -391,18 +420,18 @@ mod tests {
         for layout in layouts() {
             let mut image = vec![0; layout.image_len() as usize];
             let content: Vec<u8> = (0..layout.spec.len).map(|at| (at % 251) as u8 + 1).collect();
-            for (version, is_held) in [(1, true), (2, false)] {
-                layout.pack(&content, &mut image, is_held);
+            for (version, word) in [(1, 0x70001), (2, 0)] {
+                layout.pack(&content, &mut image, word);
                 let mut found = Vec::new();
                 layout.unpack(&image, &mut found);
                 assert_eq!(found, content, "{:?}", layout.spec);
-                assert!(layout.latch_of(&image).is_none_or(|latch| latch == u64::from(is_held)));
+                assert!(layout.latch_of(&image).is_none_or(|latch| latch == word));
                 if !layout.spec.scheme.is_optimistic() {
                     continue;
                 }
                 let guard = layout.guard();
                 assert_eq!(guard.start / LINE, (guard.end - 1) / LINE, "version and latch share a line");
-                assert_eq!(layout.version_and_latch(&image[guard]), (version, u64::from(is_held)));
+                assert_eq!(layout.version_and_latch(&image[guard]), (version, word));
                 match layout.spec.scheme.reads {
                     Reads::Checksum => {
                         assert!(layout.has_right_checksum(&image));

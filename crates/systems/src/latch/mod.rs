@@ -6,7 +6,7 @@
 //!
 //! - [`scheme`]: the schemes and their names. `layout`: the bytes of the objects.
 //! - `exclusive` and `shared` (this file): operations that hold the latch. `optimistic`: reads without the latch.
-//! - `posted`: requests that an operation does not await.
+//! - `lane`: the parts of an operation that go on when its caller has gone, or that nobody awaits.
 //! - `system`: the entry in the registry, and the work of the node's CPU. [`mutants`]: broken schemes.
 //!
 //! What each scheme relies on (section 1 of the memory contract, `farside_sim::nic`):
@@ -21,8 +21,10 @@
 //!
 //! A client uses one connection with the node, since verbs of different connections have no order.
 //!
-//! A latch has no owner. If a client dies, loses its session or drops an operation's future while it holds a latch or
-//! tries to take one, the latch stays as it is, and later operations on the object fail with [`LatchError::Busy`].
+//! An operation whose future is dropped releases its latch, as long as the client's task runs: see [`Latched::keeper`].
+//! A latch has no owner. If a client dies or loses its session while it holds a latch or tries to take one, the latch
+//! stays as it is, and later operations on the object fail with [`LatchError::Busy`]. In a store with leases, which are
+//! an option of exclusive latches, other clients fence such a client, and recover its latches (module `leased`).
 //!
 //! Invariant: a client sends an object's WRITE and the release only while it holds the object's latch exclusively.
 //! Invariant: whether a client has taken a latch is decided by the result of its atomic, never by bytes of a READ.
@@ -32,13 +34,17 @@ pub mod mutants;
 pub mod scheme;
 pub mod system;
 
+mod lane;
 mod layout;
+mod leased;
 mod optimistic;
-mod posted;
 
 pub use layout::{LEN_MAX, Latching, OBJECTS_MAX, Placement, Spec};
+pub use leased::LeaseSpec;
 pub use scheme::Scheme;
 
+use crate::lease::{LeaseError, LockWord};
+use crate::redo::{Record, RedoError};
 use crate::system::Backoff;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
@@ -47,10 +53,14 @@ use farside_remote::fabric::Ran;
 use farside_remote::{
     Addr, Chain, ChainBuf, Fabric, FabricError, Mode, NodeId, Out, Reply, Status, cas, fetch_add, read, write,
 };
+use lane::{Lane, Step};
 use layout::{Layout, Object};
-use posted::Sets;
+use leased::Leased;
 use scheme::{Steps, Word};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 
@@ -59,6 +69,9 @@ pub const KIND: &str = "latch";
 
 /// Number of attempts of an operation to take a latch, or to read an object whole.
 const ATTEMPTS_MAX: u32 = 4_000;
+
+/// Number of failed attempts after which the lease of a latch's holder is of interest.
+const PATIENCE: u32 = 8;
 
 /// Word of a latch that nobody holds.
 const FREE: U64 = U64::ZERO;
@@ -70,26 +83,52 @@ const HELD_BY_WRITER: U64 = U64::new(WRITER);
 /// What a reader adds to a reader/writer latch.
 const READER: U64 = U64::new(1);
 
-/// Client of one store. It runs one operation at a time: give each task its own client.
+/// Handle of a client of one store. It runs one operation at a time: give each task its own, by [`Latched::another`].
 pub struct Latched<F> {
+    client: Rc<Client<F>>,
+    lanes: [Rc<Lane>; 2],
+    /// Index of the next operation's lane.
+    next: usize,
+    content: Vec<u8>,
+}
+
+/// Client of one store, which its handles, its task and its lanes share.
+struct Client<F> {
     fabric: Rc<F>,
     node: NodeId,
     layout: Layout,
     backoff: Backoff,
-    draws: Draws,
-    sets: Sets,
-    content: Vec<u8>,
+    draws: RefCell<Draws>,
     /// Number of attempts that failed, of all operations.
-    retries: u64,
+    retries: Cell<u64>,
+    handles: Cell<usize>,
+    kept: RefCell<Kept>,
+    /// The client's lease, if the store has leases.
+    leased: Option<Leased<F>>,
 }
 
-/// Buffers of one operation.
+/// What the client's task has to do.
+#[derive(Default)]
+struct Kept {
+    /// Lanes whose callers have gone.
+    lanes: Vec<Rc<Lane>>,
+    /// Waker of the task, if it runs.
+    task: Option<Waker>,
+    /// The first error for which no caller has waited.
+    unheard: Option<LatchError>,
+}
+
+/// Buffers of a lane.
 #[derive(Default)]
 struct Buffers {
     chain: ChainBuf,
     reply: Reply,
     /// Image of the object.
     image: Vec<u8>,
+    /// Word of the latch while the lane holds it.
+    word: U64,
+    /// Record of the image, if the store has leases.
+    record: Record,
 }
 
 /// How an operation holds a latch.
@@ -115,6 +154,16 @@ pub enum LatchError {
     Length(u32),
     /// The node refused a request with this status. The latch may be held.
     Refused(Status),
+    /// The client's lease failed. Nothing was changed.
+    Lease(LeaseError),
+    /// A redo record failed. Nothing was changed.
+    Redo(RedoError),
+    /// The store holds bytes that no client writes.
+    Damaged(&'static str),
+    /// The client has lost its lease, or has given it up since it may hold a latch. Nothing was changed.
+    Lost,
+    /// Other handles have all lanes of the client. Nothing was changed.
+    NoLane,
     /// The fabric returned no response. The latch may be held, also if nothing was changed.
     Fabric(FabricError),
 }
@@ -149,6 +198,18 @@ impl std::fmt::Display for LatchError {
             LatchError::Refused(status) => {
                 write!(f, "the node refused the operation ({status}): open the store again")
             }
+            LatchError::Lease(error) => error.fmt(f),
+            LatchError::Redo(error) => error.fmt(f),
+            LatchError::Damaged(what) => {
+                write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
+            }
+            LatchError::Lost => f.write_str(
+                "this client has lost the lease of its latches, and nothing was changed: open the store again",
+            ),
+            LatchError::NoLane => f.write_str(
+                "the client has more handles than the store has lanes for, and nothing was changed: drop other \
+                 handles, or create the store with more lanes",
+            ),
             LatchError::Fabric(error) => error.fmt(f),
         }
     }
@@ -159,8 +220,10 @@ impl std::error::Error for LatchError {}
 impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Changes an object while no other client holds its latch. `body` gets the content, and may wait.
     ///
-    /// In schemes that do not await the WRITE, this function returns once the WRITE was sent. The change counts as done
-    /// only when the WRITE has completed: see [`Latched::settle`].
+    /// In schemes that do not await the WRITE, this function returns once the WRITE was sent, or has run if the client's
+    /// own CPU runs its chains. The change counts as done only when the WRITE has completed: see [`Latched::settle`]. If
+    /// the future is dropped before `body` has returned, nothing is changed; if it is dropped later, the change is
+    /// completed.
     ///
     /// # Errors
     /// [`LatchError`]; it may be that of an earlier operation whose requests were not awaited. After
@@ -171,28 +234,25 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         body: impl AsyncFnOnce(&mut [u8]) -> T,
     ) -> Result<T, LatchError> {
         let object = self.object(object)?;
-        let mut own = self.sets.take().await?;
-        self.take_latch(&object, Hold::Exclusive, &mut own).await?;
         let mut content = std::mem::take(&mut self.content);
-        self.layout.unpack(&own.image, &mut content);
+        let operation = self.begin(object, Hold::Exclusive).await?;
+        let layout = &operation.client.layout;
+        layout.unpack(&operation.lane.buffers().borrow().image, &mut content);
         let output = body(&mut content).await;
-        let unlatches = self.unlatches();
-        self.layout.pack(&content, &mut own.image, !unlatches);
-        self.content = content;
-        match self.layout.spec.scheme.steps {
-            Steps::Basic | Steps::Speculative => {
-                self.write(&object, &mut own).await?;
-                self.release(&object, Hold::Exclusive, &mut own).await?;
-                self.sets.put_back(own);
-            }
-            Steps::Overlapped => {
-                self.write_and_release(&object, &mut own).await?;
-                self.sets.put_back(own);
-            }
-            Steps::Async => self.post(own, object, Last::WriteAndRelease).await,
-            Steps::Unlatch if unlatches => self.post(own, object, Last::Write).await,
-            Steps::Unlatch => self.post(own, object, Last::WriteAndRelease).await,
+        let unlatches = operation.client.unlatches();
+        {
+            let mut own = operation.lane.buffers().borrow_mut();
+            let latch = if unlatches { FREE } else { own.word };
+            layout.pack(&content, &mut own.image, latch.get());
         }
+        let last = match layout.spec.scheme.steps {
+            Steps::Basic | Steps::Speculative => Last::WriteThenRelease,
+            Steps::Unlatch if unlatches => Last::Write,
+            Steps::Overlapped | Steps::Async | Steps::Unlatch => Last::WriteAndRelease,
+        };
+        let is_awaited = operation.end(last).await?;
+        self.next ^= usize::from(!is_awaited);
+        self.content = content;
         Ok(output)
     }
 
@@ -207,19 +267,13 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         body: impl AsyncFnOnce(&[u8]) -> T,
     ) -> Result<T, LatchError> {
         let object = self.object(object)?;
-        let mut own = self.sets.take().await?;
-        self.take_latch(&object, Hold::Shared, &mut own).await?;
         let mut content = std::mem::take(&mut self.content);
-        self.layout.unpack(&own.image, &mut content);
+        let operation = self.begin(object, Hold::Shared).await?;
+        operation.client.layout.unpack(&operation.lane.buffers().borrow().image, &mut content);
         let output = body(&content).await;
+        let is_awaited = operation.end(Last::Release(Hold::Shared)).await?;
+        self.next ^= usize::from(!is_awaited);
         self.content = content;
-        match self.layout.spec.scheme.steps {
-            Steps::Basic | Steps::Speculative | Steps::Overlapped => {
-                self.release(&object, Hold::Shared, &mut own).await?;
-                self.sets.put_back(own);
-            }
-            Steps::Async | Steps::Unlatch => self.post(own, object, Last::Release(Hold::Shared)).await,
-        }
         Ok(output)
     }
 
@@ -228,46 +282,252 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     /// # Errors
     /// [`LatchError`]. In an optimistic scheme, no latch is held after any error.
     pub async fn read(&mut self, object: u64, into: &mut [u8]) -> Result<(), LatchError> {
-        if into.len() != self.layout.spec.len as usize {
-            return Err(LatchError::Length(self.layout.spec.len));
+        let layout = &self.client.layout;
+        if into.len() != layout.spec.len as usize {
+            return Err(LatchError::Length(layout.spec.len));
         }
-        if !self.layout.spec.scheme.is_optimistic() {
+        if !layout.spec.scheme.is_optimistic() {
             return self.with_shared(object, async |content| into.copy_from_slice(content)).await;
         }
         let object = self.object(object)?;
-        let mut own = self.sets.take().await?;
-        self.read_optimistically(&object, &mut own).await?;
-        self.layout.unpack(&own.image, &mut self.content);
-        into.copy_from_slice(&self.content);
-        self.sets.put_back(own);
-        Ok(())
+        let lane = &self.lanes[self.next];
+        self.client.settle(lane).await?;
+        // A read that is dropped leaves nothing but its buffers.
+        let mut own = lane.buffers().take();
+        let beside = &self.lanes[1 - self.next];
+        let read = beside.beside(self.client.read_optimistically(&object, &mut own, lane)).await;
+        if read.is_ok() {
+            self.client.layout.unpack(&own.image, &mut self.content);
+            into.copy_from_slice(&self.content);
+        }
+        self.lanes[self.next].buffers().replace(own);
+        read
     }
 
-    /// Waits until all requests that earlier operations have sent have completed. Call this function before the client
-    /// is dropped.
+    /// Takes the latch of an object, and reads the object's image into the lane's buffers.
+    async fn begin(&self, object: Object, hold: Hold) -> Result<Operation<F>, LatchError> {
+        let (lane, beside) = (&self.lanes[self.next], &self.lanes[1 - self.next]);
+        beside.beside(self.client.settle(lane)).await?;
+        let (client, lane, beside) = (Rc::clone(&self.client), Rc::clone(lane), Rc::clone(beside));
+        let mut operation = Operation { client, lane, beside, object, is_over: false };
+        let taken = operation.lane.carry_out(&operation.client, Step::Take(object, hold));
+        let taken = operation.beside.beside(taken).await;
+        operation.is_over = taken.is_err();
+        taken.map(|()| operation)
+    }
+
+    /// Waits until all requests that earlier operations of this handle have sent have completed. Call this function
+    /// before the handle is dropped, unless the client's task runs ([`Latched::keeper`]).
     ///
     /// # Errors
     /// The first error of an earlier operation.
     pub async fn settle(&mut self) -> Result<(), LatchError> {
-        self.sets.settle().await
+        // The next operation's lane has the older requests.
+        let older = self.client.settle(&self.lanes[self.next]).await;
+        older.and(self.client.settle(&self.lanes[1 - self.next]).await)
+    }
+
+    /// Recovers all dead clients of a store with leases. Takes about the length of a lease. In a store without leases,
+    /// does nothing.
+    ///
+    /// # Errors
+    /// [`LatchError`]; some dead clients may have been recovered.
+    pub async fn heal(&mut self) -> Result<(), LatchError> {
+        self.settle().await?;
+        match &self.client.leased {
+            None => Ok(()),
+            Some(leased) => self.client.heal(leased, self.lanes[self.next].number()?).await,
+        }
+    }
+
+    /// Returns the client's task, which renews the client's lease, if the store has leases, and releases the latches of
+    /// operations whose futures were dropped. It serves all handles of the client, and ends when the last one was
+    /// dropped and no request is in flight. The program runs it beside the operations. Without it, a lease expires, and
+    /// such a latch is released only when its handle is used again.
+    ///
+    /// # Errors
+    /// The first error of a request for which no caller has waited. The latch that it was about may be held.
+    pub fn keeper(&self) -> impl Future<Output = Result<(), LatchError>> + use<F> {
+        let keeping = Keeping(Rc::clone(&self.client));
+        async move {
+            let client = &keeping.0;
+            let kept = poll_fn(|cx| client.poll_kept(cx));
+            match &client.leased {
+                None => kept.await,
+                Some(leased) => {
+                    leased.holder.renewing(kept, || leased.lose()).await;
+                    leased.holder.release().await;
+                }
+            }
+            client.kept.borrow_mut().unheard.take().map_or(Ok(()), Err)
+        }
+    }
+
+    /// Creates another handle of the same client, for another task.
+    pub fn another(&self) -> Latched<F> {
+        Latched::of(&self.client)
+    }
+}
+
+impl<F> Latched<F> {
+    fn of(client: &Rc<Client<F>>) -> Latched<F> {
+        client.handles.set(client.handles.get() + 1);
+        let lane = || Lane::new(client.leased.as_ref().map(Leased::lane));
+        let lanes = [lane(), lane()];
+        Latched { client: Rc::clone(client), lanes, next: 0, content: Vec::new() }
     }
 
     /// Parameters of the store.
     pub fn spec(&self) -> &Spec {
-        &self.layout.spec
+        &self.client.layout.spec
     }
 
-    /// Number of attempts that failed so far: to take a latch that others held, or to read an object that was changed
-    /// meanwhile.
+    /// Number of attempts of the client that failed so far: to take a latch that others held, or to read an object that
+    /// was changed meanwhile.
     pub fn retries(&self) -> u64 {
-        self.retries
+        self.client.retries.get()
     }
 
     fn object(&self, number: u64) -> Result<Object, LatchError> {
-        let objects = self.layout.spec.objects;
-        self.layout.object(number).ok_or(LatchError::NoSuchObject { object: number, objects })
+        let layout = &self.client.layout;
+        layout.object(number).ok_or(LatchError::NoSuchObject { object: number, objects: layout.spec.objects })
+    }
+}
+
+impl<F> Drop for Latched<F> {
+    fn drop(&mut self) {
+        // Requests that nobody awaits.
+        for lane in &self.lanes {
+            lane.take_error().iter().for_each(|error| self.client.note_unheard(error));
+            if lane.abandon() {
+                self.client.adopt(lane);
+            }
+        }
+        self.client.handles.set(self.client.handles.get() - 1);
+        self.client.wake_keeper();
+    }
+}
+
+/// An operation that holds a latch. If it is dropped, the client's task releases the latch.
+struct Operation<F> {
+    client: Rc<Client<F>>,
+    lane: Rc<Lane>,
+    /// The client's other lane.
+    beside: Rc<Lane>,
+    object: Object,
+    is_over: bool,
+}
+
+impl<F: Fabric + Clock + 'static> Operation<F> {
+    /// Sends the last requests. Returns whether they were awaited.
+    async fn end(mut self, last: Last) -> Result<bool, LatchError> {
+        let step = Step::End(self.object, last);
+        let is_awaited = match (self.client.layout.spec.scheme.steps, last) {
+            (Steps::Basic | Steps::Speculative | Steps::Overlapped, _) => true,
+            (Steps::Async | Steps::Unlatch, _) => false,
+        };
+        if is_awaited {
+            let ended = self.beside.beside(self.lane.carry_out(&self.client, step)).await;
+            self.is_over = true;
+            ended?;
+        } else {
+            self.beside.beside(self.lane.post(&self.client, step)).await;
+            self.is_over = true;
+        }
+        Ok(is_awaited)
+    }
+}
+
+impl<F> Drop for Operation<F> {
+    fn drop(&mut self) {
+        if !self.is_over && !mutants::DROPPED_KEEPS_LATCH.is_on() && self.lane.abandon() {
+            self.client.adopt(&self.lane);
+        }
+    }
+}
+
+/// A wait for a lane that the client's task may have polled before. If the wait is dropped, the task goes on.
+struct Waiting<'a, F> {
+    client: &'a Client<F>,
+    is_over: bool,
+}
+
+impl<F> Drop for Waiting<'_, F> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.client.wake_keeper();
+        }
+    }
+}
+
+/// The client's task. When it ends, lanes are left to nobody.
+struct Keeping<F>(Rc<Client<F>>);
+
+impl<F> Drop for Keeping<F> {
+    fn drop(&mut self) {
+        self.0.kept.take();
+    }
+}
+
+impl<F> Client<F> {
+    /// Notes that a request of an operation has failed, so that the client may hold a latch. The client gives up its
+    /// lease, if it has one.
+    fn note_failure(&self, error: &LatchError)
+    where
+        F: Fabric + Clock,
+    {
+        let may_hold = matches!(error, LatchError::Fabric(_) | LatchError::Refused(_));
+        if let Some(leased) = self.leased.as_ref().filter(|_| may_hold) {
+            leased.lose();
+            leased.holder.give_up();
+        }
     }
 
+    /// Notes an error for which no caller waits.
+    fn note_unheard(&self, error: &LatchError) {
+        if *error != LatchError::Busy {
+            self.kept.borrow_mut().unheard.get_or_insert_with(|| error.clone());
+        }
+    }
+
+    /// Waits until no step of a lane is in progress.
+    ///
+    /// # Errors
+    /// The error of a step that was not awaited.
+    async fn settle(&self, lane: &Lane) -> Result<(), LatchError> {
+        let mut waiting = Waiting { client: self, is_over: false };
+        let settled = lane.settle().await;
+        waiting.is_over = true;
+        settled
+    }
+
+    /// Leaves the steps of a lane to the client's task.
+    fn adopt(&self, lane: &Rc<Lane>) {
+        let mut kept = self.kept.borrow_mut();
+        if kept.task.is_some() {
+            kept.lanes.push(Rc::clone(lane));
+        }
+        drop(kept);
+        self.wake_keeper();
+    }
+
+    fn wake_keeper(&self) {
+        self.kept.borrow().task.iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// Polls the lanes whose callers have gone.
+    fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut lanes = std::mem::take(&mut self.kept.borrow_mut().lanes);
+        lanes.retain(|lane| lane.poll_abandoned(cx).is_pending());
+        let mut kept = self.kept.borrow_mut();
+        kept.task = Some(cx.waker().clone());
+        lanes.append(&mut kept.lanes);
+        kept.lanes = lanes;
+        if self.handles.get() == 0 && kept.lanes.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
     /// Kind of the latch words.
     fn word(&self) -> Word {
         match self.layout.spec.scheme {
@@ -282,17 +542,27 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         self.layout.spec.scheme.steps == Steps::Unlatch && is_ordered
     }
 
-    /// Takes the latch, and reads the image into `own`.
-    async fn take_latch(&mut self, object: &Object, hold: Hold, own: &mut Buffers) -> Result<(), LatchError> {
+    /// Takes the latch, and reads the image into `own`. Tries no more once `is_abandoned` returns true.
+    async fn take_latch(
+        &self,
+        object: &Object,
+        hold: Hold,
+        own: &mut Buffers,
+        (lane, is_abandoned): (u16, impl Fn() -> bool),
+    ) -> Result<(), LatchError> {
         let is_speculative = self.layout.spec.scheme.steps >= Steps::Speculative;
         let key = self.layout.table.key;
         let mut pause = self.backoff.first;
-        for _ in 0..ATTEMPTS_MAX {
+        own.word = match (&self.leased, self.word()) {
+            (Some(leased), _) => self.next_word(leased, lane).await?.bits(),
+            (None, Word::Exclusive) => HELD,
+            (None, Word::ReaderWriter) => HELD_BY_WRITER,
+        };
+        for attempt in 0..ATTEMPTS_MAX {
             let mut chain = own.chain.begin(key);
             let found = match (self.word(), hold) {
-                (Word::Exclusive, _) => chain.also(cas(Mode::Eq, object.latch, &FREE, &HELD)),
-                (Word::ReaderWriter, Hold::Exclusive) => {
-                    chain.also(cas(Mode::Eq, object.latch, &FREE, &HELD_BY_WRITER))
+                (Word::Exclusive, _) | (Word::ReaderWriter, Hold::Exclusive) => {
+                    chain.also(cas(Mode::Eq, object.latch, &FREE, &own.word))
                 }
                 (Word::ReaderWriter, Hold::Shared) => chain.also(fetch_add(object.latch, &READER)),
             };
@@ -313,9 +583,12 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
                 return if is_speculative { Ok(()) } else { self.read_image(object, own).await };
             }
             if hold == Hold::Shared && self.word() == Word::ReaderWriter {
-                self.release(object, hold, own).await?;
+                self.send(Last::Release(hold), object, own, &Cell::new(false)).await?;
             }
-            self.back_off(&mut pause).await;
+            if is_abandoned() {
+                break;
+            }
+            self.pause(object, (attempt, found), lane, &mut pause).await?;
         }
         Err(LatchError::Busy)
     }
@@ -327,37 +600,85 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         copy(&own.reply, image, &mut own.image)
     }
 
-    async fn write(&self, object: &Object, own: &mut Buffers) -> Result<(), LatchError> {
-        self.send(Last::Write, object, own).await
+    /// Sends requests that end an operation, and waits for them. Sets `is_posted` once they may run although nobody
+    /// waits.
+    async fn send(
+        &self,
+        last: Last,
+        object: &Object,
+        own: &mut Buffers,
+        is_posted: &Cell<bool>,
+    ) -> Result<(), LatchError> {
+        if last == Last::WriteThenRelease {
+            self.send_one(Last::Write, object, own, &Cell::new(false)).await?;
+            return self.send_one(Last::Release(Hold::Exclusive), object, own, is_posted).await;
+        }
+        self.send_one(last, object, own, is_posted).await
     }
 
-    async fn release(&self, object: &Object, hold: Hold, own: &mut Buffers) -> Result<(), LatchError> {
-        self.send(Last::Release(hold), object, own).await
-    }
-
-    async fn write_and_release(&self, object: &Object, own: &mut Buffers) -> Result<(), LatchError> {
-        self.send(Last::WriteAndRelease, object, own).await
-    }
-
-    async fn send(&self, last: Last, object: &Object, own: &mut Buffers) -> Result<(), LatchError> {
-        last.send(&*self.fabric, self.node, &self.layout, self.word(), object, own).await
-    }
-
-    /// Sends requests that end an operation, and does not wait for them.
-    async fn post(&mut self, mut own: Buffers, object: Object, last: Last) {
-        let (fabric, node, layout, word) = (Rc::clone(&self.fabric), self.node, self.layout, self.word());
-        let sent = async move {
-            let outcome = last.send(&*fabric, node, &layout, word, &object, &mut own).await;
-            (own, outcome)
+    /// Sends a list of requests, and waits for them.
+    async fn send_one(
+        &self,
+        last: Last,
+        object: &Object,
+        Buffers { chain, reply, image, word, record }: &mut Buffers,
+        is_posted: &Cell<bool>,
+    ) -> Result<(), LatchError> {
+        let mut chain = chain.begin(self.layout.table.key);
+        if let Last::Write | Last::WriteAndRelease = last {
+            if let Some(leased) = &self.leased {
+                record.fill(LockWord::of_bits(word.get()), &self.layout.guarded(object), image);
+                chain.also(write(leased.areas().record(record.word()), record.as_bytes()));
+            }
+            let written = chain.also(write(object.image, image));
+            chain.holds(&[], written, is_posted);
+        }
+        let hold = match last {
+            Last::Write => None,
+            Last::Release(hold) => Some(hold),
+            Last::WriteAndRelease | Last::WriteThenRelease => Some(Hold::Exclusive),
         };
-        self.sets.post(Box::pin(sent)).await;
+        match hold {
+            None => {}
+            Some(_) if self.leased.is_some() => {
+                let freed = chain.also(cas(Mode::Eq, object.latch, word, &FREE));
+                chain.holds(&[], freed, is_posted);
+            }
+            Some(hold) => release(&mut chain, object.latch, self.word(), hold, is_posted),
+        }
+        self.fabric.run(self.node, &chain, reply).await?;
+        match reply.verdict() {
+            Status::Ok => Ok(()),
+            refused => Err(LatchError::Refused(refused)),
+        }
+    }
+
+    /// Pauses after a failed attempt, which found the word `latch`. If the latch was held for a while, looks whether
+    /// its holder still lives.
+    async fn pause(
+        &self,
+        object: &Object,
+        (attempt, latch): (u32, u64),
+        lane: u16,
+        pause: &mut Duration,
+    ) -> Result<(), LatchError> {
+        match &self.leased {
+            Some(leased) if attempt >= PATIENCE && latch != FREE.get() => {
+                self.retries.set(self.retries.get() + 1);
+                self.wait_for_holder(leased, lane, self.layout.guarded(object), latch).await
+            }
+            _ => {
+                self.back_off(pause).await;
+                Ok(())
+            }
+        }
     }
 
     /// Pauses after a failed attempt. The pause is random, below a limit that doubles with each attempt.
-    async fn back_off(&mut self, pause: &mut Duration) {
-        self.retries += 1;
+    async fn back_off(&self, pause: &mut Duration) {
+        self.retries.set(self.retries.get() + 1);
         if *pause > Duration::ZERO {
-            let pause_ns = self.draws.below(pause.as_nanos() as u64 + 1);
+            let pause_ns = self.draws.borrow_mut().below(pause.as_nanos() as u64 + 1);
             self.fabric.sleep(Duration::from_nanos(pause_ns)).await;
             *pause = (*pause * 2).min(self.backoff.longest);
         }
@@ -365,55 +686,34 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
 }
 
 /// Requests that end an operation.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     Write,
     Release(Hold),
+    /// Both, sent together.
     WriteAndRelease,
+    /// Both, the second one sent once the first one has completed.
+    WriteThenRelease,
 }
 
-impl Last {
-    async fn send(
-        self,
-        fabric: &impl Fabric,
-        node: NodeId,
-        layout: &Layout,
-        word: Word,
-        object: &Object,
-        Buffers { chain, reply, image }: &mut Buffers,
-    ) -> Result<(), LatchError> {
-        let mut chain = chain.begin(layout.table.key);
-        if let Last::Write | Last::WriteAndRelease = self {
-            chain.also(write(object.image, image));
-        }
-        match self {
-            Last::Write => {}
-            Last::Release(hold) => release(&mut chain, object.latch, word, hold),
-            Last::WriteAndRelease => release(&mut chain, object.latch, word, Hold::Exclusive),
-        }
-        fabric.run(node, &chain, reply).await?;
-        match reply.verdict() {
-            Status::Ok => Ok(()),
-            refused => Err(LatchError::Refused(refused)),
-        }
-    }
-}
-
-/// Adds the op that releases a latch.
-fn release(chain: &mut Chain<'_>, latch: Addr, word: Word, hold: Hold) {
+/// Adds the op that releases a latch. Sets `is_posted` once the chain may run although nobody waits.
+fn release<'a>(chain: &mut Chain<'a>, latch: Addr, word: Word, hold: Hold, is_posted: &'a Cell<bool>) {
     /// What the holder subtracts, as what it adds modulo 2^64.
     const EXCLUSIVE: U64 = U64::new(1u64.wrapping_neg());
     const WRITERS: U64 = U64::new(WRITER.wrapping_neg());
     const READERS: U64 = U64::new(1u64.wrapping_neg());
-    match (word, hold) {
-        (Word::Exclusive, _) => _ = chain.also(fetch_add(latch, &EXCLUSIVE)),
+    let subtrahend = match (word, hold) {
+        (Word::Exclusive, _) => &EXCLUSIVE,
         (Word::ReaderWriter, Hold::Exclusive) if mutants::RELEASED_BY_WRITE.is_on() => {
             chain.also(write(latch, &[0; 8]));
+            return;
         }
         // A reader that tries to take the latch has added to the word, and subtracts again.
-        (Word::ReaderWriter, Hold::Exclusive) => _ = chain.also(fetch_add(latch, &WRITERS)),
-        (Word::ReaderWriter, Hold::Shared) => _ = chain.also(fetch_add(latch, &READERS)),
-    }
+        (Word::ReaderWriter, Hold::Exclusive) => &WRITERS,
+        (Word::ReaderWriter, Hold::Shared) => &READERS,
+    };
+    let released = chain.also(fetch_add(latch, subtrahend));
+    chain.holds(&[], released, is_posted);
 }
 
 /// Copies the output of a READ.

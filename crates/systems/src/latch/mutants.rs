@@ -1,5 +1,7 @@
 //! Broken schemes, which differ from a correct one by one line. Most were published or used.
 
+use farside_remote::mutant::Mutant;
+
 farside_remote::mutants! {
     /// A read by one READ checks nothing but the latch and the version, as in [`super::Reads::Checksum`] without the
     /// checksum (section 3.2, "naive").
@@ -17,4 +19,17 @@ farside_remote::mutants! {
     UNLATCH_OUT_OF_ORDER = "LatchUnlatchOutOfOrder";
     /// The READ of the object overwrites the result of the CAS by the latch word that it has read.
     READ_OVER_RESULT = "LatchReadOverResult";
+    /// An operation whose future is dropped leaves its latch held.
+    DROPPED_KEEPS_LATCH = "LatchDroppedKeepsLatch";
 }
+
+/// The broken schemes, and the broken leases.
+pub const WITH_LEASES: [Mutant; ALL.len() + 1] = {
+    let mut all = [crate::lease::mutants::TAKEN_UNFENCED; ALL.len() + 1];
+    let mut place = 0;
+    while place < ALL.len() {
+        all[place] = ALL[place];
+        place += 1;
+    }
+    all
+};

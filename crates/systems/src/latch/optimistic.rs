@@ -7,9 +7,10 @@
 //! held, and afterwards V has changed. So the read is correct in whatever order the lines of the WRITE land, unless the
 //! WRITE itself releases L.
 
+use super::lane::Lane;
 use super::layout::{Layout, Object};
 use super::scheme::Reads;
-use super::{ATTEMPTS_MAX, Buffers, FREE, LatchError, Latched, copy, mutants};
+use super::{ATTEMPTS_MAX, Buffers, Client, FREE, LatchError, copy, mutants};
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, read};
 
@@ -17,32 +18,35 @@ use farside_remote::{Fabric, read};
 enum Attempt {
     /// The image in the buffers belongs to this version.
     Whole(u64),
-    /// A writer held the latch.
-    Held,
+    /// A writer held the latch, with this word.
+    Held(u64),
     /// The bytes belong to several versions.
     Torn,
 }
 
-impl<F: Fabric + Clock + 'static> Latched<F> {
+impl<F: Fabric + Clock> Client<F> {
     /// Reads the image of an object into `own`.
     pub(super) async fn read_optimistically(
-        &mut self,
+        &self,
         object: &Object,
         own: &mut Buffers,
+        lane: &Lane,
     ) -> Result<(), LatchError> {
-        let mut pause = self.backoff.first;
-        for _ in 0..ATTEMPTS_MAX {
-            let attempt = match self.layout.spec.scheme.reads {
+        let (lane, mut pause) = (lane.number()?, self.backoff.first);
+        for attempt in 0..ATTEMPTS_MAX {
+            let read = match self.layout.spec.scheme.reads {
                 Reads::Twice => self.read_twice(object, own).await?,
                 _ => self.read_once(object, own).await?,
             };
-            match attempt {
+            let latch = match read {
                 Attempt::Whole(version) if self.is_valid(object, version, own).await? => return Ok(()),
                 Attempt::Torn if mutants::HEADER_AND_FOOTER.is_on() && has_equal_ends(&own.image) => {
                     return Ok(());
                 }
-                Attempt::Whole(_) | Attempt::Held | Attempt::Torn => self.back_off(&mut pause).await,
-            }
+                Attempt::Whole(_) | Attempt::Torn => FREE.get(),
+                Attempt::Held(latch) => latch,
+            };
+            self.pause(object, (attempt, latch), lane, &mut pause).await?;
         }
         Err(LatchError::Busy)
     }
@@ -60,7 +64,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         self.fabric.run(self.node, &chain, &mut own.reply).await?;
         let (version, latch) = layout.version_and_latch(own.reply.get(guard).map_err(LatchError::Refused)?);
         if latch != FREE.get() {
-            return Ok(Attempt::Held);
+            return Ok(Attempt::Held(latch));
         }
         let read = match overlapped {
             Some(read) => read,
@@ -84,7 +88,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         copy(&own.reply, image, &mut own.image)?;
         let (version, latch) = layout.version_and_latch(&own.image[layout.guard()]);
         if latch != FREE.get() {
-            return Ok(Attempt::Held);
+            return Ok(Attempt::Held(latch));
         }
         let is_whole = match layout.spec.scheme.reads {
             Reads::Versions => Layout::line_versions(&own.image).all(|of_line| of_line == version),

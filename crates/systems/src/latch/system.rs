@@ -1,9 +1,9 @@
 //! The entry of latched objects in the registry, and the work of the node's CPU: to plan the table.
 
 use super::layout::{Layout, Spec};
-use super::posted::Sets;
+use super::leased::{LeaseSpec, Leased};
 use super::scheme::Reads;
-use super::{KIND, LEN_MAX, Latched, Latching, Scheme, mutants};
+use super::{Client, KIND, LEN_MAX, Latched, Latching, Scheme, mutants};
 use crate::store::{Members, StoreError};
 use crate::system::{Backoff, Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
@@ -11,6 +11,8 @@ use farside_remote::draws::Draws;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{Capabilities, Fabric, Memory};
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroU64;
 use std::rc::Rc;
 
 /// Scheme of a store whose sizing names none.
@@ -27,7 +29,7 @@ impl System for LatchKind {
     const SUMMARY: &'static str = "one to four round trips of classic verbs, by the scheme";
     const FAMILY: Family = Family::Latched;
     const NEEDS: Capabilities = Capabilities::NONE;
-    const MUTANTS: &'static [Mutant] = mutants::ALL;
+    const MUTANTS: &'static [Mutant] = &mutants::WITH_LEASES;
 
     type Client<F: Fabric + Clock> = Latched<F>;
 
@@ -67,16 +69,25 @@ impl System for LatchKind {
                 Scheme { reads: Reads::Checksum, ..scheme }
             )));
         }
-        Ok(Latched {
-            fabric: Rc::new(fabric),
+        let fabric = Rc::new(fabric);
+        let leased = match layout.spec.lease {
+            None => None,
+            Some(spec) => {
+                let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
+                Some(Leased::open(&fabric, node, store, (layout, spec), nonce).await?)
+            }
+        };
+        Ok(Latched::of(&Rc::new(Client {
+            leased,
+            fabric,
             node,
             layout,
             backoff: options.backoff.unwrap_or(Backoff::NONE),
-            draws: Draws(options.entropy),
-            sets: Sets::default(),
-            content: Vec::new(),
-            retries: 0,
-        })
+            draws: RefCell::new(Draws(options.entropy)),
+            retries: Cell::new(0),
+            handles: Cell::new(0),
+            kept: RefCell::default(),
+        })))
     }
 }
 
@@ -100,6 +111,7 @@ fn spec_for(sizing: &Sizing) -> Spec {
         scheme: scheme.unwrap_or_else(|| Scheme::named(SCHEME).expect("it has a name")),
         placement,
         relaxed: false,
+        lease: sizing.lease.map(LeaseSpec::of),
     }
 }
 

@@ -69,6 +69,7 @@ fn with_each(test: impl Fn(&Home, &Spec)) {
             scheme,
             placement,
             relaxed: false,
+            lease: None,
         })
     });
     let home = Home::new(32);
@@ -154,7 +155,14 @@ fn a_latch_that_stays_held_makes_its_object_busy_and_no_other() {
     let home = Home::new(32);
     for name in ["basic", "async-rw", "unlatch", "v2", "crc", "crc-footer"] {
         let scheme = Scheme::named(name).expect("a scheme");
-        let spec = Spec { objects: 2, len: LEN as u32, scheme, placement: Placement::Inline, relaxed: false };
+        let spec = Spec {
+            objects: 2,
+            len: LEN as u32,
+            scheme,
+            placement: Placement::Inline,
+            relaxed: false,
+            lease: None,
+        };
         let parameters = serde_json::to_string(&spec).expect("plain data");
         home.create_of(KIND, "s", 2, &parameters);
         let mut client = Client::open(&home);
@@ -186,7 +194,14 @@ fn a_scheme_that_needs_whole_lines_is_refused_where_lines_are_not_whole() {
     let home = Home::new(32);
     for (name, instead) in [("versions", "crc"), ("versions-footer", "crc-footer")] {
         let scheme = Scheme::named(name).expect("a scheme");
-        let spec = Spec { objects: 2, len: LEN as u32, scheme, placement: Placement::Inline, relaxed: false };
+        let spec = Spec {
+            objects: 2,
+            len: LEN as u32,
+            scheme,
+            placement: Placement::Inline,
+            relaxed: false,
+            lease: None,
+        };
         home.create_of(KIND, "s", 2, &serde_json::to_string(&spec).expect("plain data"));
         let endpoint = home.endpoint();
         let opening = store::open::<LatchKind, _>(Rc::clone(&endpoint), NODE, "s");

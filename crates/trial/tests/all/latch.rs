@@ -3,13 +3,14 @@
 
 use farside_remote::{Addr, ChainBuf, Fabric, Key, NodeId, Reply, read, write};
 use farside_sim::nic::{Device, Step};
-use farside_sim::world::{Nanos, SECONDS};
+use farside_sim::world::{Nanos, SECONDS, within};
 use farside_systems::latch::scheme::{Steps, Word};
-use farside_systems::latch::{Placement, Scheme, Spec};
-use farside_systems::system::Options;
+use farside_systems::latch::{LatchError, Placement, Scheme, Spec};
+use farside_systems::system::{Backoff, Options};
 use farside_trial::latches::{self, AT, AT_ONCE, Bench, Chosen, Does, FLIGHT, Late, Outcome};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Number of random schedules of all schemes together, in every run of the tests and in the long one.
 const SCHEDULES: u64 = 10_000;
@@ -17,6 +18,9 @@ const SOAK_SCHEDULES: u64 = 10_000_000;
 
 /// Latency of a round trip of the chosen schedules.
 const ROUND_TRIP: Nanos = 2 * FLIGHT;
+/// Pauses between attempts to take a latch that a dropped operation holds.
+const BACKOFF: Backoff =
+    Backoff { first: Duration::from_nanos(ROUND_TRIP), longest: Duration::from_micros(16) };
 /// Lateness of a step that waits for another client's whole operation.
 const LATE: Nanos = 20 * ROUND_TRIP;
 
@@ -24,21 +28,35 @@ fn scheme(name: &str) -> Scheme {
     Scheme::named(name).expect("a scheme")
 }
 
-/// Runs schedules of each scheme in turn, and returns the totals.
+/// Runs schedules of one scheme after the other, and returns the totals. All schemes have different seeds.
 fn run_schedules(schedules: u64) -> Outcome {
     let bench = Bench::default();
-    let mut totals = Outcome::default();
-    for number in 0..schedules {
-        let (name, scheme) = Scheme::ALL[(number % Scheme::ALL.len() as u64) as usize];
-        let outcome = bench.run(scheme, number);
-        assert!(outcome.violated.is_empty(), "{name}, seed {number}: {outcome:?}");
-        totals.operations += outcome.operations;
-        totals.retries += outcome.retries;
-        totals.torn_reads += outcome.torn_reads;
-        totals.events += outcome.events;
+    let mut all = Outcome::default();
+    let each = schedules.div_ceil(Scheme::ALL.len() as u64);
+    for (place, (name, scheme)) in (0..).zip(Scheme::ALL) {
+        let (began, mut totals) = (std::time::Instant::now(), Outcome::default());
+        for seed in place * each..(place + 1) * each {
+            let outcome = bench.run(scheme, seed);
+            assert!(outcome.violated.is_empty(), "{name}, seed {seed}: {outcome:?}");
+            add(&mut totals, &outcome);
+        }
+        let Outcome { operations, retries, torn_reads, dropped, events, .. } = &totals;
+        println!(
+            "{name}: {each} schedules, {operations} operations, {dropped} dropped, {retries} retries, \
+             {torn_reads} torn READs, {events} events, {:.1} s",
+            began.elapsed().as_secs_f64()
+        );
+        add(&mut all, &totals);
     }
-    println!("{schedules} schedules: {totals:?}");
-    totals
+    all
+}
+
+fn add(totals: &mut Outcome, outcome: &Outcome) {
+    totals.operations += outcome.operations;
+    totals.retries += outcome.retries;
+    totals.torn_reads += outcome.torn_reads;
+    totals.dropped += outcome.dropped;
+    totals.events += outcome.events;
 }
 
 #[test]
@@ -46,6 +64,7 @@ fn ten_thousand_schedules_of_all_schemes_are_good() {
     let totals = run_schedules(SCHEDULES);
     // Otherwise the schedules have tested nothing.
     assert!(totals.torn_reads > SCHEDULES / 10 && totals.retries > SCHEDULES, "{totals:?}");
+    assert!(totals.dropped > SCHEDULES / 10, "{totals:?}");
 }
 
 #[test]
@@ -56,7 +75,7 @@ fn soak_ten_million_schedules_of_all_schemes_are_good() {
 
 /// Parameters of a store with one object, whose latch is in the object.
 fn spec(name: &str, len: u32) -> Spec {
-    Spec { objects: 1, len, scheme: scheme(name), placement: Placement::Inline, relaxed: false }
+    Spec { objects: 1, len, scheme: scheme(name), placement: Placement::Inline, relaxed: false, lease: None }
 }
 
 /// Makes the given steps late, each once, by the given times. The steps are in the order in which they occur.
@@ -178,6 +197,44 @@ fn correct_schemes_survive_the_adversarial_schedules() {
     }
 }
 
+/// Drops an operation after this time, by a client whose task runs. Returns what another operation of the client, by
+/// another handle, then finds: the first byte of the object, which the dropped one changes to 1.
+fn found_after_a_drop(scheme: Scheme, after: Nanos) -> Result<u8, LatchError> {
+    let spec =
+        Spec { objects: 1, len: 104, scheme, placement: Placement::Inline, relaxed: false, lease: None };
+    let (world, nic) = Bench::default().world(1, AT_ONCE, &spec);
+    let device = Device { timing: AT_ONCE, has_masked_cas: false, has_on_chip_words: false };
+    let (fabric, theirs) = (latches::connect(&world, &nic, device), world.clone());
+    let done = world.complete(SECONDS, async move {
+        let options = Options { backoff: Some(BACKOFF), ..Options::NONE };
+        let mut latched = latches::open(fabric, &spec, &options).await;
+        let keeper = latched.keeper();
+        theirs
+            .spawn(theirs.start_process(), async move { keeper.await.expect("the NIC executes every verb") });
+        let mut other = latched.another();
+        let body = async |content: &mut [u8]| {
+            theirs.sleep(ROUND_TRIP).await;
+            content[0] = 1;
+        };
+        let _ended = within(&theirs, after, latched.with_exclusive(0, body)).await;
+        let found = other.with_exclusive(0, async |content| content[0]).await;
+        other.settle().await.expect("the NIC executes every verb");
+        found
+    });
+    world.end();
+    done.expect("the operations end")
+}
+
+#[test]
+fn a_dropped_operation_releases_its_latch_and_changes_all_or_nothing() {
+    for (name, scheme) in Scheme::ALL {
+        let found: Vec<_> = (0..24).map(|step| found_after_a_drop(scheme, 1 + step * FLIGHT / 2)).collect();
+        assert!(found.iter().all(|found| *found == Ok(0) || *found == Ok(1)), "{name}: {found:?}");
+        assert!(found.is_sorted_by_key(|found| found.clone().ok()), "{name}: {found:?}");
+        assert_eq!((&found[0], &found[23]), (&Ok(0), &Ok(1)), "{name}");
+    }
+}
+
 /// S1: a writer fills a block with one version after the other, and readers look for a higher version behind a lower
 /// one in the block. Returns the number of such READs.
 fn blocks_with_newer_ends(len: u64, seed: u64) -> u64 {
@@ -233,7 +290,8 @@ enum Awaited {
 
 /// Returns the numbers of round trips that four successive operations of one client await.
 fn round_trips(scheme: Scheme, awaited: Awaited) -> Vec<f64> {
-    let spec = Spec { objects: 4, len: 200, scheme, placement: Placement::Inline, relaxed: false };
+    let spec =
+        Spec { objects: 4, len: 200, scheme, placement: Placement::Inline, relaxed: false, lease: None };
     let (world, nic) = Bench::default().world(1, AT_ONCE, &spec);
     let device = Device { timing: AT_ONCE, has_masked_cas: false, has_on_chip_words: false };
     let fabric = latches::connect(&world, &nic, device);
@@ -291,12 +349,12 @@ mod broken {
     use super::*;
     use farside_remote::mutant::Mutant;
     use farside_systems::latch::mutants::{
-        ALL, HEADER_AND_FOOTER, NAIVE_READ, READ_OVER_RESULT, READS_OVERLAP, RELEASED_BY_WRITE,
-        UNLATCH_OUT_OF_ORDER, UNLATCH_UNDER_FAA,
+        ALL, DROPPED_KEEPS_LATCH, HEADER_AND_FOOTER, NAIVE_READ, READ_OVER_RESULT, READS_OVERLAP,
+        RELEASED_BY_WRITE, UNLATCH_OUT_OF_ORDER, UNLATCH_UNDER_FAA,
     };
 
     /// Each broken scheme, and the correct scheme from which it differs by one line.
-    const NEIGHBOURS: [(Mutant, &str); 7] = [
+    const NEIGHBOURS: [(Mutant, &str); 8] = [
         (NAIVE_READ, "crc"),
         (HEADER_AND_FOOTER, "versions"),
         (READS_OVERLAP, "v2"),
@@ -304,6 +362,7 @@ mod broken {
         (RELEASED_BY_WRITE, "overlapped-rw"),
         (UNLATCH_OUT_OF_ORDER, "unlatch"),
         (READ_OVER_RESULT, "unlatch"),
+        (DROPPED_KEEPS_LATCH, "basic"),
     ];
     /// Largest number of schedules that it takes to catch a broken scheme.
     const SCHEDULES_MAX: u64 = 1_000;
@@ -351,5 +410,7 @@ mod broken {
             || (1..=20).map(an_unlatch_out_of_order).find(|outcome| !outcome.violated.is_empty());
         caught("A6", with(UNLATCH_OUT_OF_ORDER, out_of_order).unwrap_or_default());
         caught("A7", with(READ_OVER_RESULT, a_latch_without_contention));
+        let dropped = with(DROPPED_KEEPS_LATCH, || found_after_a_drop(scheme("basic"), 2 * ROUND_TRIP));
+        assert_eq!(dropped, Err(LatchError::Busy));
     }
 }

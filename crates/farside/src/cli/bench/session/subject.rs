@@ -340,8 +340,11 @@ impl Subject for Objects {
     ) -> Result<Vec<Latched<Rc<F>>>, Failure> {
         let found = block_on(fabric, store::fetch_of(fabric, NodeId(0), &session.store, latch::KIND))?;
         let members = Members::one(NodeId(0), found);
-        let open = |_| Ok(block_on(fabric, LatchKind::open(Rc::clone(fabric), &members, &Options::NONE))?);
-        (0..count).map(open).collect()
+        let opened = LatchKind::open(Rc::clone(fabric), &members, &Options::NONE);
+        // All tasks of a thread are one client to the store.
+        let mut clients = vec![block_on(fabric, opened)?];
+        clients.extend((1..count).map(|_| clients[0].another()).collect::<Vec<_>>());
+        Ok(clients)
     }
 
     async fn load<F: Fabric + Clock + Turns + 'static>(
