@@ -5,6 +5,7 @@ use farside::figure::load::{Bed, Load, Variant};
 use farside::figure::{Figure, draw};
 use farside_bench::workload::Lengths;
 use farside_sim::hardware::{INPUTS, Inputs, Platform, Testbed};
+use farside_systems::latch::{Latching, Placement, Scheme};
 use farside_systems::system::Backoff;
 use std::time::Duration;
 
@@ -147,6 +148,55 @@ fn events_cost_a_wake_up_while_the_node_is_idle() {
 #[test]
 fn synchronization_section_4_is_reproduced() {
     assert_met("synchronization-4");
+}
+
+#[test]
+fn synchronizations_atomics_are_reproduced() {
+    assert_met("synchronization-atomics");
+    assert_predicted("synchronization-padding", OPERATIONS, 4);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_synchronizations_schemes_are_predicted() {
+    for (name, judged) in
+        [("synchronization-latches", 3), ("synchronization-optimistic", 2), ("synchronization-zipf", 0)]
+    {
+        assert_predicted(name, OPERATIONS, judged);
+    }
+}
+
+/// The speedups of the figures differ from the ratios of round trips, since verbs do not take equally long. If they do,
+/// and checksums take no time, then the speedups are these ratios.
+#[test]
+fn one_worker_takes_the_time_of_its_round_trips() {
+    let inputs = Inputs { pcie_ns: 0, atomic_ns: 0, slot_ns: 0, crc_ps: 0, ..INPUTS };
+    let schemes = [
+        ("basic", 0.0, 4.0),
+        ("speculative", 0.0, 3.0),
+        ("overlapped", 0.0, 2.0),
+        ("async", 0.0, 1.0),
+        ("unlatch", 0.0, 1.0),
+        ("basic-rw", 1.0, 3.0),
+        ("speculative-rw", 1.0, 2.0),
+        ("overlapped-rw", 1.0, 2.0),
+        ("async-rw", 1.0, 1.0),
+        ("v2", 1.0, 3.0),
+        ("crc", 1.0, 2.0),
+        ("versions", 1.0, 2.0),
+    ];
+    let verb_us = inputs.verb_ns as f64 / 1e3;
+    for (name, reads, round_trips) in schemes {
+        let latching = Latching { scheme: Scheme::named(name), placement: Placement::Padded };
+        let variant = Variant { latching, ..Variant::OURS };
+        let (testbed, records) = (Testbed::SYNCHRONIZATION, Some(1_000));
+        let load = Load { system: "latch", platform: Platform::Rdma, value_len: 256, skew: 0.0, ..LOAD };
+        let load = Load { variant, testbed, inputs, reads, records, ..load };
+        let measured = Bed::new(load, 1).and_then(|bed| bed.measure(1, 400)).expect("nothing fails");
+        let trips = measured.mean_us / verb_us;
+        println!("{name}: {:.3} us, as long as {trips:.2} verbs", measured.mean_us);
+        assert!((trips / round_trips - 1.0).abs() < 0.15, "{name}: {trips}, and not {round_trips}");
+    }
 }
 
 const LOAD: Load = Load {
