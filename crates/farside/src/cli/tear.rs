@@ -175,7 +175,9 @@ impl Tear {
         }
         match torn + stale {
             0 => Ok(()),
-            wrong => Err(Failure::NotGood(format!("{}: {wrong} wrong values were accepted", protocol.name))),
+            wrong => {
+                Err(Failure::NotGood(format!("{}: torn or stale values accepted: {wrong}", protocol.name)))
+            }
         }
     }
 
