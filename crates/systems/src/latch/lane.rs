@@ -144,8 +144,8 @@ impl Lane {
         .await
     }
 
-    /// Runs a future of another lane, and lets the step of this lane go on meanwhile, which nobody awaits. Otherwise its
-    /// response would keep a slot of the session.
+    /// Runs a future of another lane, and lets the step of this lane go on meanwhile, which nobody awaits. Otherwise
+    /// its response would keep a slot of the session.
     pub(super) async fn beside<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         poll_fn(|cx| {

@@ -220,10 +220,10 @@ impl std::error::Error for LatchError {}
 impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Changes an object while no other client holds its latch. `body` gets the content, and may wait.
     ///
-    /// In schemes that do not await the WRITE, this function returns once the WRITE was sent, or has run if the client's
-    /// own CPU runs its chains. The change counts as done only when the WRITE has completed: see [`Latched::settle`]. If
-    /// the future is dropped before `body` has returned, nothing is changed; if it is dropped later, the change is
-    /// completed.
+    /// In schemes that do not await the WRITE, this function returns once the WRITE was sent, or has run if the
+    /// client's own CPU runs its chains. The change counts as done only when the WRITE has completed: see
+    /// [`Latched::settle`]. If the future is dropped before `body` has returned, nothing is changed; if it is dropped
+    /// later, the change is completed.
     ///
     /// # Errors
     /// [`LatchError`]; it may be that of an earlier operation whose requests were not awaited. After
