@@ -1,7 +1,7 @@
 //! Objects of several cache lines, updated in place under locks whose dead owners are fenced. For tests.
 //!
 //! No paper describes this system. It is the smallest one that uses [`crate::lease`], [`crate::redo`],
-//! [`crate::holder`] and [`crate::owned`] together, as indexes and transactions with locks do.
+//! `crate::holder` and [`crate::owned`] together, as indexes and transactions with locks do.
 //!
 //! ```text
 //! table  | entries of leases | areas of redo records | object | x objects          each part begins at a cache line
@@ -11,7 +11,7 @@
 //! - A READ of an object is one chain, without the lock. The checksum detects torn bytes, and the client retries.
 //! - An ADD takes two chains: take the lock and read the object; write the record, write the object, free the lock.
 //!
-//! A client recovers the dead clients whose locks it finds in its way ([`crate::holder`]). [`Guarded::heal`] does so
+//! A client recovers the dead clients whose locks it finds in its way (`crate::holder`). [`Guarded::heal`] does so
 //! for all dead clients, also for those that hold no lock. Each id has one record more than lanes: a client holds at
 //! most one lock for each lane, so there is always a record that no inherited lock needs.
 //!

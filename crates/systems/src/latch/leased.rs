@@ -6,7 +6,7 @@
 //!
 //! A held latch has the word of its holder's operation ([`LockWord`]) in place of 1. A client that finds a latch held
 //! for a while watches the holder's lease. If the lease expires, the client fences the holder at the node, and only
-//! then recovers all of its latches ([`crate::holder`]).
+//! then recovers all of its latches (`crate::holder`).
 //!
 //! A holder may die in the middle of its WRITE. So each list of requests that writes an object first writes the new
 //! image to a redo record of the holder ([`crate::redo`]). Whoever recovers the latch writes the image again.
