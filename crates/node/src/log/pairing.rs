@@ -1,9 +1,10 @@
 //! The pairing of a log with a node's memory, which decides at a start which of the two is believed.
 //!
 //! A node draws a number at each start, and writes it into a file of the log, then into the store's record in the
-//! memory. If the node dies between the two, the file also has the number that the memory had before. While both have the same number, the memory has the effects of all calls that were answered, as long as the
-//! machine does not crash: then pages of a memory file may be lost, and the log is believed. A node that serves the
-//! memory without its log notes that in the memory, which is then believed. A memory with another number is an old one.
+//! memory. If the node dies between the two, the file also has the number that the memory had before. While both have
+//! the same number, the memory has the effects of all calls that were answered, as long as the machine does not crash:
+//! then pages of a memory file may be lost, and the log is believed. A node that serves the memory without its log
+//! notes that in the memory, which is then believed. A memory with another number is an old one.
 //!
 //! Invariant: the log has a number before a memory has it.
 //! Invariant: a memory is paired only once the whole log was replayed into it, or the log is known to lack what the
