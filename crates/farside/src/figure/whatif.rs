@@ -124,3 +124,29 @@ pub fn table(answers: &[Answer]) -> String {
     }
     table.to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_answer() {
+        let answer = |network| Answer {
+            system: "pilaf",
+            platform: "bluefield",
+            network,
+            round_trips: 1.5,
+            bytes_in: 100.0,
+            bytes_out: 200.4,
+            low_load_us: 12.5,
+            peak_ops_per_s: 1_234_567.0,
+            peak_clients: 96,
+            peak_us: 77.77,
+        };
+        let table = table(&[answer("direct"), answer("rack")]);
+        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines.len(), 3, "{table}");
+        assert_eq!(lines[1], ["bluefield", "direct", "1.50", "100", "200", "12.50", "1234.6", "96", "77.8"]);
+        assert_eq!(lines[2][1], "rack");
+    }
+}

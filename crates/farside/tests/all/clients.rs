@@ -10,9 +10,9 @@ use farside_remote::FabricError;
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Runs `work` on a thread of its own; panics if it takes longer than [`PATIENCE`].
 #[track_caller]
@@ -452,114 +452,4 @@ fn soak_clients_of_several_nodes_lose_nothing_while_nodes_are_killed() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-}
-
-/// What clients of three nodes noticed while one of them was dead.
-struct Noticed {
-    /// Gets per second of keys at the other two nodes: before the death, from then on, and after the return.
-    rates: [f64; 3],
-    /// Longest time that a get of a key at the dead node took to fail.
-    longest: Duration,
-    /// Time from the line in which the node said that it serves again to the first get at it.
-    until_used: Duration,
-}
-
-/// Gets keys at each of three nodes while the last is killed and started again, by clients that each get keys at the
-/// dead node or at the others only.
-fn kill_one_of_three(
-    nodes: &Several<'_>,
-    serving: &mut [Process; 3],
-    listen: &[String],
-    pool: &Pool,
-) -> Noticed {
-    const WINDOW: Duration = Duration::from_secs(3);
-    let keys: Vec<String> = (0..300).map(|n| format!("key{n}")).collect();
-    let client = pool.open("s").expect("a store");
-    keys.iter().for_each(|key| client.put(&key[..], "value").wait().expect("stored"));
-    let is_got = |key: &String| client.get(&key[..]).wait().is_ok_and(|got| got.is_some());
-    serving[2].kill();
-    until("the client notices the death", || !keys.iter().all(is_got));
-    let (others, dead): (Vec<String>, Vec<String>) = keys.iter().cloned().partition(is_got);
-    assert!(dead.len() > 50 && others.len() > 100, "{} and {} keys", dead.len(), others.len());
-    serving[2] = nodes.start(2, listen, &[]);
-    until("the node is used again", || keys.iter().all(is_got));
-    let (is_over, gets) = (AtomicBool::new(false), AtomicU64::new(0));
-    let rate = || {
-        let (from, started) = (gets.load(Ordering::Relaxed), Instant::now());
-        std::thread::sleep(WINDOW);
-        (gets.load(Ordering::Relaxed) - from) as f64 / started.elapsed().as_secs_f64()
-    };
-    std::thread::scope(|scope| {
-        for keys in others.chunks(others.len().div_ceil(2)) {
-            let (is_over, gets) = (&is_over, &gets);
-            scope.spawn(move || {
-                let mut client = Client::open(pool, "s").expect("a store");
-                for key in keys.iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
-                    client.get(key.as_bytes()).expect("the node lives").expect("the key has a value");
-                    gets.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        let (failed, got) = mpsc::channel();
-        let is_over = &is_over;
-        scope.spawn(move || {
-            let mut client = Client::open(pool, "s").expect("a store");
-            for key in dead.iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
-                let started = Instant::now();
-                let outcome = client.get(key.as_bytes()).map(|got| assert!(got.is_some()));
-                let _ = failed.send((started, started.elapsed(), outcome));
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-        let before = rate();
-        serving[2].kill();
-        let meanwhile = rate();
-        let missed: Vec<_> =
-            got.try_iter().filter_map(|(_, took, outcome)| Some((took, outcome.err()?))).collect();
-        assert!(missed.len() > 100, "{} gets failed", missed.len());
-        let longest = missed.iter().map(|(took, _)| *took).max().expect("not empty");
-        for (_, error) in &missed {
-            assert!(
-                error.to_string().contains(&listen[0]) || error.to_string().contains("node 2"),
-                "{error}"
-            );
-        }
-        serving[2] = nodes.start(2, listen, &[]);
-        let serves = Instant::now();
-        let first = got.iter().find(|(started, _, outcome)| *started > serves && outcome.is_ok());
-        let until_used = first.expect("the thread runs").0 - serves;
-        let after = rate();
-        is_over.store(true, Ordering::Relaxed);
-        Noticed { rates: [before, meanwhile, after], longest, until_used }
-    })
-}
-
-#[test]
-#[ignore = "measures for 40 s: cargo xtask soak"]
-fn soak_a_dead_node_of_three_costs_the_others_nothing() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let nodes = Several::new(folder.path());
-    let mut serving =
-        [0, 1, 2].map(|number| nodes.start(number, &nodes.anywhere(number), &["--memory", "64MiB"]));
-    let urls = [0, 1, 2].map(|number| {
-        let mut urls = nodes.listening(number);
-        urls.push(format!("shm:{}", nodes.socket(number).display()));
-        urls
-    });
-    let pool = |carrier: usize| {
-        let urls: Vec<&str> = urls.iter().map(|of_node| &of_node[carrier][..]).collect();
-        connect(&urls.join(",")).expect("the nodes serve")
-    };
-    pool(0).create_store(&NewStore::prism_kv("s", 48 << 20)).expect("the nodes have memory");
-    let listen = &urls[2][..3];
-    for (carrier, url) in urls[2].iter().enumerate() {
-        let Noticed { rates: [before, meanwhile, after], longest, until_used } =
-            kill_one_of_three(&nodes, &mut serving, listen, &pool(carrier));
-        println!(
-            "{url}: {before:.0} gets/s, {meanwhile:.0} with one node dead, {after:.0} after its return; \
-             a get at the dead node failed within {longest:?}; it was used again after {until_used:?}"
-        );
-        assert!(meanwhile > 0.9 * before, "{url}");
-        assert!(until_used < Duration::from_secs(1), "{url}");
-    }
 }

@@ -128,7 +128,9 @@ fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
     let mut killed = 0;
     for (mutant, name) in killers {
         let (_, case) = chequer_steps::CASES.iter().find(|case| case.0 == name).expect("a case of this name");
-        let lives = stepped::passes(Some(mutant), *case);
+        // Each table has another secret, and some have room for all keys in any order.
+        let tries = if mutant == chequer::REPLAYED_IN_ANOTHER_BUCKET { 20 } else { 1 };
+        let lives = (0..tries).all(|_| stepped::passes(Some(mutant), *case));
         println!("{mutant:?}: killed by {}", if lives { "nobody" } else { name });
         killed += usize::from(!lives);
     }

@@ -157,7 +157,7 @@ fn invalid_measurements_of_figures_are_refused_with_a_remedy() {
 #[test]
 fn whatif_reports_each_platform_and_network() {
     let asked = ["whatif", "--system", "pilaf", "--workload", "reads=0.5,value=64", "--operations", "1000"];
-    let lines = farside(asked.iter().chain(&["--json"])).done();
+    let lines = farside(asked.into_iter().chain(["--json"])).done();
     let answers: Vec<serde_json::Value> =
         lines.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(answers.len(), 16, "four platforms, four networks");
@@ -169,8 +169,6 @@ fn whatif_reports_each_platform_and_network() {
     });
     // Half of the operations take two round trips, half take one.
     assert!((far - near - 1.5 * 24.0).abs() < 2.0, "{near} us near, {far} us far");
-    let table = farside(asked).done();
-    assert!(table.text().contains("bluefield") && table.text().lines().count() == 18, "{}", table.text());
 }
 
 /// Chequer's GETs need no core of the node, so a message to one is what Chequer-message pays on every platform.
@@ -202,7 +200,10 @@ fn whatif_refuses_questions_outside_its_model() {
         (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
         (&["--workload", "nowhere"], "built in are a, b, c, d and f"),
-        (&["--system", "redis"], "name prism-kv, pilaf, chequer, chequer-message, prism-rs or abd-lock"),
+        (
+            &["--system", "redis"],
+            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock or latch",
+        ),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--link", "0"], "--link"),
     ];

@@ -462,14 +462,14 @@ fn bench_latch_reports_as_ycsb_does_and_checks_all_objects() {
 #[test]
 fn bench_latch_predicts_that_padding_spreads_latches_over_lock_slots() {
     let predicted = |scheme: &str, padding: &str| {
-        let flags = ["--predict", "--scheme", scheme, "--padding", padding, "--reads", "0", "--json"];
+        let flags = ["--predict", "--scheme", scheme, "--padding", padding, "--reads", "0.5", "--json"];
         let flags = flags.into_iter().chain(["--size", "4088", "--objects", "2000", "--workers", "64"]);
         farside(["bench", "latch", "--operations", "2000"].into_iter().chain(flags)).done().json()
     };
     let rate = |report: &serde_json::Value| report["ops_per_s"].as_f64().expect("a number");
-    // The latches of objects of 4096 bytes share one lock slot.
-    let (one_slot, spread) = (predicted("unlatch", "0"), predicted("unlatch", "8"));
-    assert!(rate(&spread) > 1.1 * rate(&one_slot), "{one_slot} {spread}");
+    // The latches of objects of 4096 bytes share one lock slot. Where they are spread, the link is the limit.
+    let (one_slot, spread) = (predicted("basic", "0"), predicted("basic", "8"));
+    assert!(rate(&spread) > 1.8 * rate(&one_slot), "{one_slot} {spread}");
     let report = predicted("versions", "0");
     assert_eq!((&report["scheme"], &report["fabric"]), (&"versions".into(), &"model".into()));
     assert_eq!((&report["tasks"], &report["records"]), (&64.into(), &2000.into()));
