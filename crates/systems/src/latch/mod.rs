@@ -280,7 +280,8 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Reads an object's content in the way of the store's scheme: without the latch if the scheme is optimistic.
     ///
     /// # Errors
-    /// [`LatchError`]. In an optimistic scheme, no latch is held after any error.
+    /// [`LatchError`]. In an optimistic scheme without leases, no latch is held after any error. With leases, the read may
+    /// have been recovering the latch of a dead client, and that latch may then be held.
     pub async fn read(&mut self, object: u64, into: &mut [u8]) -> Result<(), LatchError> {
         let layout = &self.client.layout;
         if into.len() != layout.spec.len as usize {
@@ -292,7 +293,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         let object = self.object(object)?;
         let lane = &self.lanes[self.next];
         self.client.settle(lane).await?;
-        // A read that is dropped leaves nothing but its buffers.
+        // Without leases, a read that is dropped leaves nothing but its buffers.
         let mut own = lane.buffers().take();
         let beside = &self.lanes[1 - self.next];
         let read = beside.beside(self.client.read_optimistically(&object, &mut own, lane)).await;
@@ -328,7 +329,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     }
 
     /// Recovers all dead clients of a store with leases. Takes about the length of a lease. In a store without leases,
-    /// does nothing.
+    /// does nothing. If the future is dropped, a latch that it was recovering stays held by this client.
     ///
     /// # Errors
     /// [`LatchError`]; some dead clients may have been recovered.

@@ -60,6 +60,12 @@ fn schemes() -> impl Iterator<Item = Scheme> {
     all.filter(|scheme| Capabilities::SOFTWARE.contains(scheme.needs()))
 }
 
+/// Parameters of a store of two objects with their latches.
+fn spec_of(scheme: Scheme) -> Spec {
+    let placement = Placement::Inline;
+    Spec { objects: 2, len: LEN as u32, scheme, placement, relaxed: false, lease: None }
+}
+
 /// Calls `test` with a node and a store for each scheme and placement.
 fn with_each(test: impl Fn(&Home, &Spec)) {
     let specs = schemes().flat_map(|scheme| {
@@ -155,14 +161,7 @@ fn a_latch_that_stays_held_makes_its_object_busy_and_no_other() {
     let home = Home::new(32);
     for name in ["basic", "async-rw", "unlatch", "v2", "crc", "crc-footer"] {
         let scheme = Scheme::named(name).expect("a scheme");
-        let spec = Spec {
-            objects: 2,
-            len: LEN as u32,
-            scheme,
-            placement: Placement::Inline,
-            relaxed: false,
-            lease: None,
-        };
+        let spec = spec_of(scheme);
         let parameters = serde_json::to_string(&spec).expect("plain data");
         home.create_of(KIND, "s", 2, &parameters);
         let mut client = Client::open(&home);
@@ -194,14 +193,7 @@ fn a_scheme_that_needs_whole_lines_is_refused_where_lines_are_not_whole() {
     let home = Home::new(32);
     for (name, instead) in [("versions", "crc"), ("versions-footer", "crc-footer")] {
         let scheme = Scheme::named(name).expect("a scheme");
-        let spec = Spec {
-            objects: 2,
-            len: LEN as u32,
-            scheme,
-            placement: Placement::Inline,
-            relaxed: false,
-            lease: None,
-        };
+        let spec = spec_of(scheme);
         home.create_of(KIND, "s", 2, &serde_json::to_string(&spec).expect("plain data"));
         let endpoint = home.endpoint();
         let opening = store::open::<LatchKind, _>(Rc::clone(&endpoint), NODE, "s");
