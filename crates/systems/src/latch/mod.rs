@@ -280,8 +280,8 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Reads an object's content in the way of the store's scheme: without the latch if the scheme is optimistic.
     ///
     /// # Errors
-    /// [`LatchError`]. In an optimistic scheme without leases, no latch is held after any error. With leases, the read may
-    /// have been recovering the latch of a dead client, and that latch may then be held.
+    /// [`LatchError`]. In an optimistic scheme without leases, no latch is held after any error. With leases, the read
+    /// may have been recovering the latch of a dead client, and that latch may then be held.
     pub async fn read(&mut self, object: u64, into: &mut [u8]) -> Result<(), LatchError> {
         let layout = &self.client.layout;
         if into.len() != layout.spec.len as usize {
