@@ -23,6 +23,7 @@ pub mod format;
 pub mod mutants;
 pub mod pairing;
 mod recover;
+pub mod resume;
 
 pub use recover::{Found, RecoverError, Recovered, find, recover};
 

@@ -514,6 +514,11 @@ impl<M: NodeMemory> Node<M> {
         refused.map_or(Ok(()), |reason| Err(format!("store '{name}' is not served: {reason}")))
     }
 
+    /// Name of the first store that is refused, and the reason.
+    pub fn refused(&self) -> Option<(&str, &str)> {
+        self.catalog.iter().find_map(|entry| Some((entry.store.name.as_str(), entry.refused.as_deref()?)))
+    }
+
     /// The names of the stores that are served and have no log, although their kinds have logs.
     pub fn unlogged(&self) -> Vec<String> {
         let is_logged = |kind: &str| self.catalog.kind(kind).is_ok_and(|kind| kind.is_logged());

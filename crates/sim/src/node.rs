@@ -21,8 +21,8 @@ use farside_fabrics::session::server::RequestRef;
 use farside_node::engine::Keys;
 use farside_node::identity::{Sender, fenced_session};
 use farside_node::log::Disk;
-use farside_node::log::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
-use farside_node::log::{LogOptions, Next, RecoverError, StoreLog, SyncPolicy, find, recover};
+use farside_node::log::resume::{Host, ResumeError, Resuming, StartMemory};
+use farside_node::log::{LogOptions, Next, RecoverError, StoreLog, SyncPolicy, find};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
 use farside_remote::address::ON_CHIP_SIZE;
@@ -39,6 +39,23 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
+
+impl StartMemory for Replay {
+    fn run_at_once<R>(&self, code: impl FnOnce(&Replay) -> Result<R, Access>) -> R {
+        Replay::run_at_once(self, code)
+    }
+}
+
+/// The log's recovery takes no time.
+impl Host for World {
+    fn random(&mut self) -> u64 {
+        World::random(self).bits()
+    }
+
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+}
 
 /// Function that creates the kinds of stores that a node supports. Each start of the node calls the function.
 pub type Kinds = Rc<dyn Fn() -> Vec<Box<dyn Kind<Replay>>>>;
@@ -560,93 +577,47 @@ impl Node {
         &self.0.disk
     }
 
-    /// Creates the stores that have logs and are not in the memory, and replays all logs, at one instant.
+    /// Makes all stores and their logs agree, at one instant.
     fn recover_logs(&self, machine: &mut Machine<Replay>, options: LogOptions) {
         let memory = Replay::new(&self.0.world, &self.memory(), Pace::AT_ONCE);
-        let mut disk = self.0.disk.borrow_mut();
-        let disk = &mut *disk;
+        let disk = &mut *self.0.disk.borrow_mut();
         machine.set_logging(options);
-        let is_same_boot = self.0.is_same_boot.get();
-        for found in find(disk).expect("the heads of logs are valid") {
-            let store = &found.store;
-            let held = machine.catalog().get(&store.name);
-            let held = held.map(|entry| entry.paired().copied());
-            let source = match held {
-                Ok(paired) => believed(&found.pairing, found.is_whole, paired.as_ref(), is_same_boot)
-                    .expect("the memory was not served without the log"),
-                Err(_) if found.pairing.incarnation == machine.info().incarnation && is_same_boot => {
-                    disk.remove_folder(&found.folder).expect("the simulated disk removes folders");
-                    continue;
-                }
-                Err(_) => {
-                    machine
-                        .recreate(store, self.0.world.random().bits())
-                        .expect("the memory is as large as before");
-                    while memory.run_at_once(|memory| machine.step(memory)) == Progress::Made {}
-                    machine
-                        .answer()
-                        .expect("the store is created")
-                        .1
-                        .expect("the memory is as large as before");
-                    Believed::Log
-                }
-            };
-            if source == Believed::Log && held.is_ok() {
-                let secret = self.0.world.random().bits();
-                memory
-                    .run_at_once(|memory| machine.empty(memory, &store.name, secret))
-                    .expect("the store can be emptied");
-            }
-            let served = Arc::clone(&machine.catalog().get(&store.name).expect("it was created").served);
-            let start = Start { now: Duration::ZERO, seed: 0 };
-            let replay = |record: &[u8]| {
-                if source == Believed::Memory {
-                    return Ok(());
-                }
-                let served = served.try_lock(Work::Live).expect("nothing runs");
-                memory.run_at_once(|memory| served.replay(memory, start, record))
-            };
-            let recovered = match recover(disk, &found, options, replay) {
-                // A crash may lose a part in the middle. The operator cuts the file, as the error says.
-                Err(RecoverError::Damaged(name, _, at)) if options.sync == SyncPolicy::Never => {
-                    disk.cut(&name, at).expect("the simulated disk cuts files");
-                    recover(disk, &found, options, replay)
-                }
-                recovered => recovered,
-            };
-            let recovered = recovered.unwrap_or_else(|error| panic!("a crash damages no log: {error}"));
-            let mut log = recovered.log;
-            match source {
-                Believed::Memory => log.want_checkpoint(),
-                Believed::Log => {
-                    let ended = served.try_lock(Work::Live).expect("nothing runs");
-                    let ended = memory.run_at_once(|memory| ended.replayed(memory, start));
-                    ended.unwrap_or_else(|reason| panic!("a log has what its store had: {reason}"));
-                    log.note_replay(recovered.records, Duration::ZERO);
+        let folders: Vec<String> =
+            find(disk).expect("the heads of logs are valid").into_iter().map(|found| found.folder).collect();
+        for folder in folders {
+            loop {
+                let found = find(disk).expect("the heads of logs are valid");
+                let found = found.into_iter().find(|found| found.folder == folder).expect("it is there");
+                let mut at = Resuming {
+                    disk,
+                    node: machine,
+                    memory: &memory,
+                    options,
+                    is_same_boot: self.0.is_same_boot.get(),
+                    host: &mut self.0.world.clone(),
+                };
+                match at.resume(&found) {
+                    Ok(()) => break,
+                    // A crash may lose a part in the middle. The operator cuts the file, as the error says.
+                    Err(ResumeError::Log(RecoverError::Damaged(name, _, at)))
+                        if options.sync == SyncPolicy::Never =>
+                    {
+                        disk.cut(&name, at).expect("the simulated disk cuts files");
+                    }
+                    Err(error) => panic!("a crash damages no log: {error}"),
                 }
             }
-            let pairing = Pairing {
-                number: found.pairing.number.wrapping_add(1),
-                former: None,
-                incarnation: machine.info().incarnation,
-                ..found.pairing
-            };
-            // On a full disk, the memory and the log stay as they were.
-            if pair(disk, &log, &pairing).is_ok() {
-                let paired = Paired { number: pairing.number, state: PairedState::Kept };
-                memory
-                    .run_at_once(|memory| machine.pair(memory, &store.name, paired))
-                    .expect("the catalog has space");
-            }
-            let log = Arc::new(StoreLog::new(log));
-            machine.resume_log(&store.name, log).expect("the store was created");
+            let refused = machine.refused();
+            assert_eq!(refused, None, "a log has what its store had");
         }
     }
 
     /// Starts the tasks of the process that serves the node.
     fn serve(&self, process: ProcessId, mut machine: Machine<Replay>) {
         if let Some(log) = self.0.options.log {
-            self.recover_logs(&mut machine, log);
+            // What a node reports of its logs is meant for its operator.
+            let quiet = tracing::subscriber::NoSubscriber::default();
+            tracing::subscriber::with_default(quiet, || self.recover_logs(&mut machine, log));
         }
         let Inner { world, network, options, seen, .. } = &*self.0;
         let bytes = self.memory();

@@ -308,6 +308,7 @@ pub(crate) async fn fetch_member<F: Fabric>(
         StoreError::MemoryLost { name: name.clone(), member: index as u32, node, loss }
     };
     let dropped = || StoreError::Gone(format!("store '{name}' was dropped: open another"));
+    let being_replaced = || StoreError::BeingReplaced { name: name.clone() };
     let is_same = |store: &Store| {
         let own = store.membership.as_ref();
         own.is_some_and(|own| {
@@ -342,11 +343,16 @@ pub(crate) async fn fetch_member<F: Fabric>(
     }
     let found = found?;
     if found.incarnation != incarnation && !mutants::WIPED_MEMBER_ABSENT.is_on() {
-        // A member that was lost may have been replaced since, and others after it.
-        if are_replicas
-            && let Some(left) = Survey::ask_for_next(fabric, members.nodes(), name, of).await?.left(of)
-        {
-            return Err(left);
+        // A member that was lost may have been replaced since, and others after it. Those that know may be the ones
+        // that did not answer.
+        if named(&members.store().kind).is_some_and(|system| system.replaces_members) {
+            let survey = Survey::ask_for_next(fabric, members.nodes(), name, of).await?;
+            if let Some(left) = survey.left(of) {
+                return Err(left);
+            }
+            if survey.found.iter().any(Result::is_err) && !mutants::LOST_WHILE_OTHERS_SILENT.is_on() {
+                return Err(being_replaced());
+            }
         }
         return Err(lost(node));
     }
@@ -358,7 +364,6 @@ pub(crate) async fn fetch_member<F: Fabric>(
             };
             // The members of the current configuration know whether this one is over.
             let survey = Survey::ask_for_next(fabric, members.nodes(), name, of).await?;
-            let being_replaced = || StoreError::BeingReplaced { name: name.clone() };
             let is_anyone_silent = survey.found.iter().any(Result::is_err);
             return Err(match (survey.left(of), other) {
                 (Some(left), _) => left,
@@ -378,9 +383,7 @@ pub(crate) async fn fetch_member<F: Fabric>(
     match fetch(fabric, node, name).await {
         Ok(store) if is_same(&store) => Ok(Members::part(node, session, store)),
         // The member's configuration may have ended since it was found: look again.
-        Ok(_) | Err(StoreError::Gone(_)) if are_replicas => {
-            Err(StoreError::BeingReplaced { name: name.clone() })
-        }
+        Ok(_) | Err(StoreError::Gone(_)) if are_replicas => Err(being_replaced()),
         Ok(_) => Err(dropped()),
         Err(error) => Err(error),
     }

@@ -9,4 +9,6 @@ farside_remote::mutants! {
     ABSENCE_SEEN_TOO_EARLY = "AbsenceSeenTooEarly";
     /// A client that opens a store accepts members of another attempt than the one that it saw.
     MEMBERS_MIXED = "MembersMixed";
+    /// A client takes a member for lost although nodes that may know of its replacement are silent.
+    LOST_WHILE_OTHERS_SILENT = "LostWhileOthersSilent";
 }

@@ -280,6 +280,9 @@ pub(crate) enum FailureKind {
     Declined,
     /// The disk of the store's log was full. Nothing was done, and the session is still usable.
     DiskFull,
+    /// The disk of the store's log was full when the node started with other memory, so the log accepts nothing until
+    /// the node is started again. Nothing was done, and the session is still usable.
+    Unpaired,
     /// The disk of the store's log has failed to sync, so the log accepts nothing until the node is started again. The
     /// session is still usable.
     SyncFailed,

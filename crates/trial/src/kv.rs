@@ -333,8 +333,11 @@ impl Kv {
             KvError::Fabric(FabricError::Refused(reason)) if reason.contains("the log of store") => {
                 // Its sync failed, or an earlier one did.
                 let is_failed = ["could not be synced", "failed, and nothing is written"];
-                let has_failed = is_failed.iter().any(|part| reason.contains(part));
-                let kind = if has_failed { FailureKind::SyncFailed } else { FailureKind::DiskFull };
+                let kind = match is_failed.iter().any(|part| reason.contains(part)) {
+                    true if reason.contains("could not be paired with the memory") => FailureKind::Unpaired,
+                    true => FailureKind::SyncFailed,
+                    false => FailureKind::DiskFull,
+                };
                 Failure { ran, kind, message: reason }
             }
             error => error.into(),

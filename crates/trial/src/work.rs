@@ -437,7 +437,9 @@ impl<F: Family> Worker<'_, F> {
             }
         }
         let of_disk = match failure.kind {
-            FailureKind::DiskFull => Some((Fault::DiskFull, "found the disk full, although it has space")),
+            FailureKind::DiskFull | FailureKind::Unpaired => {
+                Some((Fault::DiskFull, "found the disk full, although it has space"))
+            }
             FailureKind::SyncFailed => {
                 Some((Fault::SyncFailure, "found a failed log, although its disk is sound"))
             }
@@ -451,7 +453,7 @@ impl<F: Family> Worker<'_, F> {
                 scene.blame(format!("an operation {wrong}: {}", failure.message));
             }
         }
-        if failure.kind == FailureKind::SyncFailed {
+        if matches!(failure.kind, FailureKind::SyncFailed | FailureKind::Unpaired) {
             mishaps::restart_soon(scene, self.site);
         }
         self.blame(failure);
@@ -463,6 +465,7 @@ impl<F: Family> Worker<'_, F> {
             | FailureKind::Declined
             | FailureKind::DiskFull
             | FailureKind::SyncFailed
+            | FailureKind::Unpaired
             | FailureKind::Interrupted
             | FailureKind::NoIds => Ok(()),
             FailureKind::Refused | FailureKind::Wrong | FailureKind::Over => Err(SessionOver),

@@ -3,20 +3,16 @@
 //! Invariant: one node at a time uses a folder of logs.
 //! Invariant: a store is served only after its log was replayed.
 
-use super::{BindError, Shared, entropy, predecessors, start_now};
-use crate::log::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
-use crate::log::{
-    Disk, Found, Log, LogOptions, Next, Op, RecoverError, StoreLog, find, format::Source, recover,
-};
-use crate::node::pairing::incomplete;
-use crate::node::{Node, Progress};
+use super::{BindError, Shared, entropy, predecessors};
+use crate::log::resume::{Host, Resuming, StartMemory};
+use crate::log::{Disk, Log, LogOptions, Next, Op, StoreLog, find, format::Source};
+use crate::node::Node;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::shm::frame;
 use farside_fabrics::timer;
-use farside_remote::control::Store;
-use farside_remote::service::Work;
 use rustix::fs::FlockOperation;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -68,12 +64,14 @@ impl Logs {
         node.set_logging(*options);
         let mut disk = FileDisk::new(path);
         disk.clean_up().map_err(unusable)?;
-        let mut at = Resuming { disk: &mut disk, node, memory, options: *options };
+        let is_same_boot = predecessors::is_same_boot(memory);
+        let (disk, host) = (&mut disk, &mut ThisHost);
+        let mut at = Resuming { disk, node, memory, options: *options, is_same_boot, host };
         for found in find(at.disk).map_err(|error| failed(error.to_string()))? {
-            at.resume(&found).map_err(failed)?;
+            at.resume(&found).map_err(|error| failed(error.to_string()))?;
         }
         for name in at.node.unlogged() {
-            at.begin(&name).map_err(failed)?;
+            at.begin(&name).map_err(|error| failed(error.to_string()))?;
         }
         let (writers, stop) = (Mutex::default(), Arc::default());
         Ok(Logs { folder: path.clone(), writers, stop, _lock: lock })
@@ -92,195 +90,23 @@ impl Logs {
     }
 }
 
-/// The reason for which a log was not read or not replayed.
-enum Unread {
-    /// The log is damaged, or cannot be read. The node does not start.
-    Log(String),
-    /// A record cannot be replayed. This store alone is not served.
-    Store(String),
+/// The host of a node's process.
+struct ThisHost;
+
+impl Host for ThisHost {
+    fn random(&mut self) -> u64 {
+        entropy()[0]
+    }
+
+    fn now(&self) -> Duration {
+        timer::now()
+    }
 }
 
-/// The stores of a node that starts, and their logs.
-struct Resuming<'a> {
-    disk: &'a mut dyn Disk,
-    node: &'a mut Node<Mapping>,
-    memory: &'a Mapping,
-    options: LogOptions,
-}
-
-impl Resuming<'_> {
-    /// Makes a store and its log agree: replays the log into the store, which is created if the memory does not have
-    /// it, or makes the log store what the memory has.
-    fn resume(&mut self, found: &Found) -> Result<(), String> {
-        let Found { folder, store, pairing, is_whole } = found;
-        let name = &store.name;
-        let incarnation = self.node.info().incarnation;
-        let held = self.node.catalog().get(name);
-        let held = held.map(|entry| (entry.store.id, entry.paired().copied()));
-        let is_same_boot = predecessors::is_same_boot(self.memory);
-        let source = match held {
-            Ok((id, _)) if id != store.id => {
-                return Err(format!(
-                    "the memory has another store '{name}' than the log {folder}; serve the memory that belongs to \
-                     the log, or move the log's folder away"
-                ));
-            }
-            Ok((_, paired)) => believed(pairing, *is_whole, paired.as_ref(), is_same_boot)
-                .map_err(|reason| format!("store '{name}' has the log {folder}: {reason}"))?,
-            Err(_) if pairing.incarnation == incarnation && is_same_boot => {
-                // The memory was kept, and its catalog no longer has the store: its drop was recorded, and the log was
-                // not removed before the node died. After a crash of the machine, the record of its creation may be
-                // missing instead.
-                return self.disk.remove_folder(folder).map_err(|error| {
-                    format!(
-                        "the log {folder} of a dropped store cannot be removed: {error}; remove the folder"
-                    )
-                });
-            }
-            Err(_) if store.membership.is_some() => {
-                return Err(format!(
-                    "the log {folder} is of a store with several members, whose part at this node is lost with the \
-                     memory; replace the member, and move the log's folder away"
-                ));
-            }
-            Err(_) => {
-                self.recreate(store).map_err(|reason| {
-                    format!("the store '{name}' of the log {folder} cannot be created: {reason}")
-                })?;
-                Believed::Log
-            }
-        };
-        if source == Believed::Log && held.is_ok() {
-            let Ok(emptied) = self.node.empty(self.memory, name, entropy()[0]);
-            emptied.map_err(|reason| {
-                format!("the store '{name}' of the log {folder} cannot be created: {reason}")
-            })?;
-        }
-        let mut log = match self.read(found, source) {
-            Ok(log) => log,
-            Err(Unread::Log(reason)) => return Err(reason),
-            Err(Unread::Store(reason)) => {
-                tracing::error!("store '{name}' is not served: {reason}");
-                return self.node.refuse(name, reason);
-            }
-        };
-        let before = held.ok().and_then(|(_, paired)| paired);
-        let whole_from = match source {
-            Believed::Log if !is_whole => {
-                tracing::error!(
-                    "the memory of store '{name}' is lost, and its log {folder} did not have all contents yet: what \
-                     is older than the log is lost"
-                );
-                0
-            }
-            Believed::Log => pairing.whole_from,
-            // Records may have been lost in the process that was to write them, or were never answered.
-            Believed::Memory => {
-                log.want_checkpoint();
-                let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
-                if is_kept && *is_whole { pairing.whole_from } else { log.next_generation() }
-            }
-        };
-        let is_former_memory = pairing.incarnation == incarnation;
-        let former = before.filter(|_| source == Believed::Memory).map(|paired| paired.number);
-        let pairing = Pairing { number: entropy()[0], former, whole_from, incarnation };
-        match pair(self.disk, &log, &pairing) {
-            Ok(()) => {
-                self.paired(&log, &pairing)?;
-                // A copy of the memory that was made before lacks what is written from now on.
-                pair(self.disk, &log, &Pairing { former: None, ..pairing }).unwrap_or_else(|error| {
-                    tracing::warn!(
-                        "a copy of the memory of store '{name}' may be taken for the memory: {error}"
-                    );
-                });
-            }
-            // Another memory would still be believed if it came back, although it lacked what is written from now on.
-            Err(error) if !is_former_memory => {
-                log.refuse_unpaired(&error);
-                log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
-            }
-            // What the memory and the log say of each other stays true, so the next start decides as this one did.
-            Err(error) => {
-                tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
-            }
-        }
-        self.node.resume_log(name, Arc::new(StoreLog::new(log)))
-    }
-
-    /// Creates a store that the memory lacks, for the replay of its log.
-    fn recreate(&mut self, store: &Store) -> Result<(), String> {
-        let ticket = self.node.recreate(store, entropy()[0])?;
-        while self.node.step(self.memory) == Ok(Progress::Made) {}
-        match self.node.answer() {
-            Some((answered, Ok(_))) if answered == ticket => Ok(()),
-            other => Err(format!("{other:?}; start again")),
-        }
-    }
-
-    /// Reads a log, and replays it into its store if the log is believed.
-    ///
-    /// # Errors
-    /// [`Unread`].
-    fn read(&mut self, found: &Found, source: Believed) -> Result<Log, Unread> {
-        let Found { folder, store: Store { name, .. }, .. } = found;
-        let served = Arc::clone(&self.node.catalog().get(name).map_err(Unread::Log)?.served);
-        let began = timer::now();
-        let is_replayed = source == Believed::Log;
-        let recovered = recover(self.disk, found, self.options, |record| {
-            if !is_replayed {
-                return Ok(());
-            }
-            let Ok(replayed) = served.lock(Work::Live).replay(self.memory, start_now(), record);
-            replayed
-        });
-        let recovered = recovered.map_err(|error| match error {
-            RecoverError::Invalid(..) => Unread::Store(error.to_string()),
-            _ => Unread::Log(error.to_string()),
-        })?;
-        let (mut log, records, torn) = (recovered.log, recovered.records, recovered.torn);
-        if torn > 0 {
-            tracing::warn!(
-                "the log of store '{name}' ended with {torn} bytes of an incomplete write, which were cut off"
-            );
-        }
-        if !is_replayed {
-            tracing::info!(records, "the memory of store '{name}' has what its log has");
-            return Ok(log);
-        }
-        let Ok(ended) = served.lock(Work::Live).replayed(self.memory, start_now());
-        if let Err(reason) = ended {
-            return Err(Unread::Store(format!(
-                "cannot replay the log {folder}: {reason}; or move the folder away to give the store up"
-            )));
-        }
-        let took = timer::now() - began;
-        tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
-        log.note_replay(records, took);
-        Ok(log)
-    }
-
-    /// Begins the log of a store that the memory has. Its contents are older than its log, so a checkpoint has to store
-    /// them first.
-    fn begin(&mut self, name: &str) -> Result<(), String> {
-        let entry = self.node.catalog().get(name)?;
-        if entry.paired().is_some_and(|paired| paired.state == PairedState::Replaying) {
-            return Err(incomplete(name));
-        }
-        let [number, salt] = entropy();
-        let mut log = Log::new(entry.store.clone(), self.options, salt);
-        log.want_checkpoint();
-        let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
-        let pairing = Pairing { number, former: None, whole_from, incarnation };
-        pair(self.disk, &log, &pairing).map_err(|error| error.to_string())?;
-        self.paired(&log, &pairing)?;
-        self.node.resume_log(name, Arc::new(StoreLog::new(log)))
-    }
-
-    /// Records in the memory that it is paired with a log.
-    fn paired(&mut self, log: &Log, pairing: &Pairing) -> Result<(), String> {
-        let paired = Paired { number: pairing.number, state: PairedState::Kept };
-        let Ok(recorded) = self.node.pair(self.memory, &log.store().name, paired);
-        recorded
+impl StartMemory for Mapping {
+    fn run_at_once<R>(&self, code: impl FnOnce(&Mapping) -> Result<R, Infallible>) -> R {
+        let Ok(done) = code(self);
+        done
     }
 }
 

@@ -55,7 +55,7 @@ impl std::fmt::Display for RecoverError {
         match self {
             RecoverError::Disk(name, error) => write!(
                 f,
-                "cannot read the log {name}: {error}; check --log-dir and the permissions of its files"
+                "cannot read or write the log file {name}: {error}; check --log-dir and the permissions of its files"
             ),
             RecoverError::Damaged(name, sequence, at) => write!(
                 f,

@@ -12,7 +12,7 @@ use farside_node::log::{LogOptions, SyncPolicy};
 use farside_remote::control::Store;
 use farside_remote::draws::Draws;
 use farside_remote::fabric::DEADLINE;
-use farside_remote::service::{Call, Context as Work, Extent, Kind, Records, Service, address};
+use farside_remote::service::{Call, Context as Work, Extent, Kind, Plan, Records, Service, address};
 use farside_remote::{Addr, ChainBuf, Fabric, Key, Memory, NodeId, Reply, Rights, read, write};
 use farside_systems::kv::chequer::layout::{
     Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block,
@@ -191,7 +191,8 @@ fn reservations(home: &Home) -> (u64, u64) {
 
 /// The cases that the tests of mutants run, too.
 #[cfg(farside_mutants)]
-pub(crate) const CASES: [(&str, fn()); 16] = [
+pub(crate) const CASES: [(&str, fn()); 17] = [
+    ("versions", versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record),
     ("slow reader", a_reader_whose_value_was_replaced_reads_the_record_again),
     ("reservation", a_reservation_ends_with_its_session_and_not_before),
     ("mode 2", a_reader_during_a_put_in_mode_two_finds_the_old_value_until_the_commit),
@@ -449,21 +450,28 @@ fn a_session_has_a_limited_number_of_reservations() {
 /// A service whose calls a test makes itself, each part at a time of its choice.
 struct Bare {
     memory: Mapping,
+    plan: Plan,
     table: Table,
     service: Box<dyn Service<Mapping>>,
     /// Number of calls so far.
     calls: Cell<u64>,
 }
 
+fn extent_of(plan: &Plan) -> Extent {
+    Extent { key: Key::new(1, 1), at: 1 << 20, len: plan.table_len }
+}
+
+fn serve(plan: &Plan) -> Box<dyn Service<Mapping>> {
+    Kind::<Mapping>::serve(&ChequerKind, &plan.parameters, extent_of(plan)).expect("its own parameters")
+}
+
 impl Bare {
     fn new(mib: u64, parameters: &str) -> Bare {
         let memory = Mapping::create((mib + 2) << 20, Pages::Small).expect("memory");
         let plan = Kind::<Mapping>::plan(&ChequerKind, parameters, mib << 20, 7).expect("it fits");
-        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: plan.table_len };
-        let table = Table::new(&plan.parameters, extent).expect("its own parameters");
-        let service =
-            Kind::<Mapping>::serve(&ChequerKind, &plan.parameters, extent).expect("its own parameters");
-        Bare { memory, table, service, calls: Cell::new(1) }
+        let table = Table::new(&plan.parameters, extent_of(&plan)).expect("its own parameters");
+        let service = serve(&plan);
+        Bare { memory, plan, table, service, calls: Cell::new(1) }
     }
 
     /// Puts a value by a call that begins and ends at these times.
@@ -531,6 +539,17 @@ impl Bare {
         }
         let Ok(replayed) = self.service.replayed(self.context(&mut scratch, &mut log));
         replayed.expect("it fits");
+    }
+
+    /// Another service takes the memory over.
+    fn taken_over(self) -> Bare {
+        let service = serve(&self.plan);
+        let mut cursor = Some(0);
+        while let Some(at) = cursor {
+            let Ok(next) = service.recover(&self.memory, at);
+            cursor = next.expect("its own table");
+        }
+        Bare { service, ..self }
     }
 
     /// The block of a key's value, and its bytes.
@@ -606,6 +625,18 @@ fn stamps_go_on_after_the_replay_of_a_checkpoint_without_the_last_delete() {
         assert!(stamp > put);
         steps = bare.checkpoint();
     }
+}
+
+/// The version of a value is the counter of its stamp. A program may have kept that of a value before the replay.
+#[test]
+fn versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record() {
+    let before = Bare::new(6, r#"{"items": 60}"#);
+    before.put(b"key", &[1; 100], [Duration::ZERO; 2]);
+    let last = before.delete(b"key", [Duration::ZERO; 2]);
+    let replayed = Bare::new(6, r#"{"items": 60}"#);
+    replayed.replay(&before.checkpoint());
+    let stamp = replayed.taken_over().taken_over().put(b"key", &[2; 100], [Duration::ZERO; 2]);
+    assert!(stamp > last && stamp.counter() > last.counter(), "{stamp:?} after {last:?}");
 }
 
 /// While a WRITE of a dropped put may run, its block is not given back.

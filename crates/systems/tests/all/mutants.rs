@@ -9,7 +9,7 @@ use farside_systems::blocks::prism_rs::mutants as prism_rs;
 use farside_systems::kv::chequer::mutants as chequer;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
-use farside_systems::mutants::MEMBERS_MIXED;
+use farside_systems::mutants::{LOST_WHILE_OTHERS_SILENT, MEMBERS_MIXED};
 use std::time::Duration;
 
 #[test]
@@ -86,6 +86,14 @@ fn a_client_that_mixes_members_of_two_attempts_is_detected() {
 }
 
 #[test]
+fn a_client_that_takes_members_for_lost_too_early_is_detected() {
+    // The correct code passes the same case in `replacing`.
+    let case = replacing::a_client_that_reaches_only_wiped_members_knows_of_no_loss;
+    assert!(!stepped::passes(Some(LOST_WHILE_OTHERS_SILENT), case), "LostWhileOthersSilent lives");
+    println!("1 of 1 mutants were killed");
+}
+
+#[test]
 fn every_mutant_of_prism_rs_is_killed() {
     // The correct code passes the same cases in `blocks` and `replacing`.
     let mut killed = 0;
@@ -124,6 +132,7 @@ fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
         (chequer::RESERVATIONS_UNBOUNDED, "many reservations"),
         (chequer::QUARANTINE_FROM_BEGIN, "quarantine"),
         (chequer::CHECKPOINT_STEP_UNBOUNDED, "checkpoint"),
+        (chequer::LAST_COUNTER_FORGOTTEN, "versions"),
     ];
     let mut killed = 0;
     for (mutant, name) in killers {

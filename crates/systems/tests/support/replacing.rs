@@ -588,6 +588,33 @@ pub(crate) fn a_client_that_has_missed_two_losses_goes_on() {
     }
 }
 
+/// Two members are replaced by spare nodes and then wiped, while a client sleeps. It finds both wiped while all nodes
+/// that know of the replacements are silent. The client must not take this for the loss of a majority.
+pub(crate) fn a_client_that_reaches_only_wiped_members_knows_of_no_loss() {
+    let mut scene = Scene::with_spares(3, 2, 64);
+    let mut client = scene.client();
+    assert_eq!(put(&mut client, 0, 1), Ok(()));
+    let recoverer = Reach::new(&scene.homes);
+    let mut wiped = Vec::new();
+    for index in [0, 1] {
+        let (members, spare) = nodes_of(&scene);
+        assert!(replaced(&scene, &recoverer, index, spare).is_some_and(|done| done.is_ok()));
+        wiped.push(members[index]);
+    }
+    for node in wiped.clone() {
+        wipe(&mut scene, node, &[&client.reach, &recoverer]);
+    }
+    let fate = move |node| if wiped.contains(&node) { Then::Runs } else { Then::Lost(Ran::No) };
+    let of_asks = fate.clone();
+    client.reach.before_each_ask(move |node, _| of_asks(node));
+    client.before_each(move |node, _| fate(node));
+    let error = put(&mut client, 0, 2).expect_err("no majority answers").to_string();
+    assert!(!error.contains("has lost the memory"), "{error}");
+    client.reach.before_each_ask(|_, _| Then::Runs);
+    client.before_each(|_, _| Then::Runs);
+    assert_eq!(put(&mut client, 0, 3), Ok(()));
+}
+
 /// A client asks a member that has left, and the current members do not answer. One that was replaced before does, and
 /// knows of no replacement. The client must not take this for the drop of the store.
 pub(crate) fn a_member_that_left_while_the_current_ones_are_silent_is_no_drop() {

@@ -3,7 +3,7 @@
 //! ```text
 //! table      | partition 0 | partition 1 | ...
 //! partition  | head, 192 bytes | record 0 | record 1 | ... | area of values |
-//! head       | epoch u64 | 0 | bucket u64 | record | CRC of bucket and record u64 | 0 |
+//! head       | epoch u64 | counter u64 | 0 | bucket u64 | record | CRC of bucket and record u64 | 0 |
 //! record     | in use u8 | key length u8 | key, 46 bytes | pointer u64 | CRC of the value's block u64 | stamp u64 |
 //!            | CRC of the record's bytes before u64 |                              80 bytes
 //! pointer    | length of the value's block, 24 bits | address of the value's block, 40 bits |

@@ -15,6 +15,9 @@ farside_remote::mutants! {
     STAMP_RESTARTS_AFTER_DELETE = "ChequerStampRestartsAfterDelete";
     /// The stamps begin anew when a node takes over.
     STAMPS_RESTART_WITH_SERVER = "ChequerStampsRestartWithServer";
+    /// A node that takes over looks for the last stamp in the records alone. The last one of a log that was replayed
+    /// may be in none.
+    LAST_COUNTER_FORGOTTEN = "ChequerLastCounterForgotten";
     /// A delete empties its bucket. A search ends there, before keys that lie behind.
     DELETED_BUCKET_CLEARED = "ChequerDeletedBucketCleared";
     /// A reservation installs its record at once, before the client has written the value.

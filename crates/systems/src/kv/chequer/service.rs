@@ -7,8 +7,10 @@
 //! Each partition has its own lock, allocator and stamps. Work on one partition runs one piece after another.
 //!
 //! Invariant: a stamp is greater than every other stamp of its partition that was drawn before it, also by an earlier
-//! node. An epoch begins when a node takes the memory over, or replays a log into new memory; it is written to the
-//! partition's head before its first stamp is drawn.
+//! node, and so is its counter. An epoch begins when a node takes the memory over, or replays a log into new memory; it
+//! is written to the partition's head before its first stamp is drawn.
+//! Invariant: the counter of the last installed stamp is in the partition's head or in a record. That of a put or
+//! delete is in its record, or in one that has replaced it; those of a replayed log are in the head.
 //! Invariant: while a put or delete is between its parts, its bucket belongs to its key (`Pending`). No record is
 //! behind such a bucket on the path of its own key while the bucket looks as if it never had a record.
 //! Invariant: a reserved block is freed only once no WRITE to it can be on its way: its session has ended, or its
@@ -33,6 +35,7 @@ use farside_remote::{Memory, Rights};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Plans a store of `kind`, which is one of Chequer's.
@@ -301,9 +304,7 @@ impl<M: Memory> Service<M> for ChequerService {
             if index >= self.table.spec().partitions {
                 return Ok(Err(NO_BUCKET.to_owned()));
             }
-            let mut partition = self.partition(index);
-            let state = &mut *partition;
-            At { table: &self.table, index, memory, state, now, scratch }.pass(stamp)?;
+            self.partition(index).pass(stamp);
             return Ok(Ok(()));
         }
         let logged = match Logged::decode(record) {
@@ -512,6 +513,12 @@ impl Partition {
         };
         self.begun.stamp = Some(stamp);
         stamp
+    }
+
+    /// Makes all later stamps greater than `stamp`, which an earlier node has drawn.
+    fn pass(&mut self, stamp: Stamp) {
+        let epoch = self.last.epoch().max(stamp.epoch() + 1);
+        self.last = Stamp::new(epoch, self.last.counter().max(stamp.counter()));
     }
 
     fn keep(&mut self, number: (Option<u32>, u64), reservation: Reservation) {
@@ -881,7 +888,7 @@ impl<M: Memory> At<'_, M> {
         let now = before.written().max(self.state.late.get(&bucket).map(|late| late.stamp));
         let is_old =
             if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
-        self.pass(stamp)?;
+        self.state.pass(stamp);
         if !is_old {
             let value = bytes.map(|bytes| (Some(place), bytes));
             let used = before.used_block();
@@ -954,9 +961,11 @@ impl<M: Memory> At<'_, M> {
         Ok(())
     }
 
-    /// Ends the replay of the log: carries out the puts whose places were in use before. Each of them is the last of
-    /// its bucket, and so are the puts in the table. So no two have the same place, unless a client has forged records.
+    /// Ends the replay of the log: writes the last stamp to the head, since no record may have it, and carries out the
+    /// puts whose places were in use before. Each of them is the last of its bucket, and so are the puts in the table.
+    /// So no two have the same place, unless a client has forged records.
     fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
+        self.write_head(self.state.last)?;
         // One late put may have the place of the value that another one replaces.
         for bucket in self.state.late.keys().copied().collect::<Vec<_>>() {
             if let Some(block) = self.record(bucket)?.used_block() {
@@ -983,16 +992,6 @@ impl<M: Memory> At<'_, M> {
     /// The block at a place of the log. The place is outside the area if the log is of another store.
     fn block_at(&self, place: u64, len: usize) -> Block {
         Block { at: self.table.area(self.index).start + place * BLOCK_ALIGN, len: len as u32 }
-    }
-
-    /// Makes all later stamps greater than `stamp`, which an earlier node has drawn. The head gets their epoch.
-    fn pass(&mut self, stamp: Stamp) -> Result<(), M::Wait> {
-        let epoch = self.state.last.epoch().max(stamp.epoch() + 1);
-        if epoch > self.state.last.epoch() {
-            self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
-        }
-        self.state.last = Stamp::new(epoch, self.state.last.counter().max(stamp.counter()));
-        Ok(())
     }
 
     /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them. The partition is
@@ -1070,14 +1069,15 @@ impl<M: Memory> At<'_, M> {
     /// Rebuilds the partition's state from some buckets, from `bucket` on, in memory that an earlier node has served.
     /// Returns the bucket after them.
     fn recover(&mut self, bucket: u64) -> Result<u64, M::Wait> {
-        let mut last = self.state.last;
         if bucket == 0 {
-            let mut epoch = [0; size_of::<u64>()];
-            self.memory.read(self.table.head_at(self.index), &mut epoch)?;
-            // A client that holds the store's key may have written any epoch.
-            let epoch = u64::from_le_bytes(epoch).wrapping_add(1);
-            self.memory.write(self.table.head_at(self.index), &epoch.to_le_bytes())?;
-            last = Stamp::new(epoch, 0);
+            let mut head = [U64::ZERO; 2];
+            self.memory.read(self.table.head_at(self.index), head.as_mut_bytes())?;
+            // A client that holds the store's key may have written any numbers.
+            let [epoch, counter] = head.map(U64::get);
+            let counter = if mutants::LAST_COUNTER_FORGOTTEN.is_on() { 0 } else { counter };
+            let last = Stamp::new(epoch.wrapping_add(1), counter);
+            self.write_head(last)?;
+            self.state.last = last;
         }
         let (mut held, count) = self.block(bucket)?;
         for (bucket, record) in (bucket..).zip(&mut held[..count]) {
@@ -1091,7 +1091,6 @@ impl<M: Memory> At<'_, M> {
                 self.memory.write(self.table.bucket_at(self.index, bucket), meant.as_bytes())?;
             }
         }
-        self.state.last = last;
         for record in &held[..count] {
             let stamp = match record.decode() {
                 Bucket::Used(used) => {
@@ -1109,6 +1108,12 @@ impl<M: Memory> At<'_, M> {
             self.state.last = Stamp(0);
         }
         Ok(bucket + count as u64)
+    }
+
+    /// Writes the epoch and counter of the last stamp to the partition's head.
+    fn write_head(&self, last: Stamp) -> Result<(), M::Wait> {
+        let head = [last.epoch(), last.counter()].map(U64::from);
+        self.memory.write(self.table.head_at(self.index), head.as_bytes())
     }
 
     /// Searches for `key` along its path.

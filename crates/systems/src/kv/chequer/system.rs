@@ -121,6 +121,7 @@ impl System for ChequerKind {
         mutants::RESERVATIONS_UNBOUNDED,
         mutants::QUARANTINE_FROM_BEGIN,
         mutants::CHECKPOINT_STEP_UNBOUNDED,
+        mutants::LAST_COUNTER_FORGOTTEN,
     ];
     const WORK: Work = Work {
         chains_per_probe: 2,

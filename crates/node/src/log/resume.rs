@@ -1,0 +1,254 @@
+//! Recovery of stores with logs at the start of a node: each store and its log are made to agree.
+//!
+//! Invariant: a store is served only once it and its log agree, or refused.
+//! Invariant: a log whose pairing could not be written takes no record if another memory than this one would be
+//! believed at the next start.
+
+use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
+use super::{Disk, Found, Log, LogOptions, RecoverError, StoreLog, recover};
+use crate::node::pairing::incomplete;
+use crate::node::{Node, NodeMemory, Progress};
+use crate::served::Start;
+use farside_remote::control::Store;
+use farside_remote::service::Work;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory of a node that starts. Nobody else uses it yet.
+pub trait StartMemory: NodeMemory {
+    /// Runs `code`, none of whose accesses waits.
+    fn run_at_once<R>(&self, code: impl FnOnce(&Self) -> Result<R, Self::Wait>) -> R;
+}
+
+/// What the recovery of logs needs of the node's host.
+pub trait Host {
+    /// Draws 64 random bits.
+    fn random(&mut self) -> u64;
+
+    /// The time.
+    fn now(&self) -> Duration;
+}
+
+/// The stores of a node that starts, and their logs.
+pub struct Resuming<'a, M: NodeMemory> {
+    /// The files of the logs.
+    pub disk: &'a mut dyn Disk,
+    /// The node.
+    pub node: &'a mut Node<M>,
+    /// The node's memory.
+    pub memory: &'a M,
+    /// Options of the logs.
+    pub options: LogOptions,
+    /// Whether the machine has not crashed since the memory was served.
+    pub is_same_boot: bool,
+    /// The node's host.
+    pub host: &'a mut dyn Host,
+}
+
+/// Error of the recovery of a log. The node must not serve.
+#[derive(Debug)]
+pub enum ResumeError {
+    /// The log cannot be read.
+    Log(RecoverError),
+    /// The store and its log cannot be made to agree.
+    Store(String),
+}
+
+impl std::fmt::Display for ResumeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ResumeError::Log(error) => error.fmt(f),
+            ResumeError::Store(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl From<String> for ResumeError {
+    fn from(reason: String) -> ResumeError {
+        ResumeError::Store(reason)
+    }
+}
+
+impl<M: StartMemory> Resuming<'_, M> {
+    /// Makes a store and its log agree: replays the log into the store, which is created if the memory does not have
+    /// it, or makes the log store what the memory has. A store whose log has a record that cannot be replayed is
+    /// refused, and the node serves the others.
+    ///
+    /// # Errors
+    /// [`ResumeError`]. The recovery may be tried again.
+    pub fn resume(&mut self, found: &Found) -> Result<(), ResumeError> {
+        let Found { folder, store, pairing, is_whole } = found;
+        let name = &store.name;
+        let incarnation = self.node.info().incarnation;
+        let held = self.node.catalog().get(name);
+        let held = held.map(|entry| (entry.store.id, entry.paired().copied()));
+        let source = match held {
+            Ok((id, _)) if id != store.id => {
+                return Err(ResumeError::Store(format!(
+                    "the memory has another store '{name}' than the log {folder}; serve the memory that belongs to \
+                     the log, or move the log's folder away"
+                )));
+            }
+            Ok((_, paired)) => believed(pairing, *is_whole, paired.as_ref(), self.is_same_boot)
+                .map_err(|reason| format!("store '{name}' has the log {folder}: {reason}"))?,
+            Err(_) if pairing.incarnation == incarnation && self.is_same_boot => {
+                // The memory was kept, and its catalog no longer has the store: its drop was recorded, and the log was
+                // not removed before the node died. After a crash of the machine, the record of its creation may be
+                // missing instead.
+                let removed = self.disk.remove_folder(folder).map_err(|error| {
+                    format!(
+                        "the log {folder} of a dropped store cannot be removed: {error}; remove the folder"
+                    )
+                });
+                return Ok(removed?);
+            }
+            Err(_) if store.membership.is_some() => {
+                return Err(ResumeError::Store(format!(
+                    "the log {folder} is of a store with several members, whose part at this node is lost with the \
+                     memory; replace the member, and move the log's folder away"
+                )));
+            }
+            Err(_) => {
+                self.recreate(store).map_err(|reason| {
+                    format!("the store '{name}' of the log {folder} cannot be created: {reason}")
+                })?;
+                Believed::Log
+            }
+        };
+        if source == Believed::Log && held.is_ok() {
+            let secret = self.host.random();
+            let emptied = self.memory.run_at_once(|memory| self.node.empty(memory, name, secret));
+            emptied.map_err(|reason| {
+                format!("the store '{name}' of the log {folder} cannot be created: {reason}")
+            })?;
+        }
+        let mut log = match self.read(found, source)? {
+            Ok(log) => log,
+            Err(reason) => {
+                tracing::error!("store '{name}' is not served: {reason}");
+                return Ok(self.node.refuse(name, reason)?);
+            }
+        };
+        let before = held.ok().and_then(|(_, paired)| paired);
+        let whole_from = match source {
+            Believed::Log if !is_whole => {
+                tracing::error!(
+                    "the memory of store '{name}' is lost, and its log {folder} did not have all contents yet: what \
+                     is older than the log is lost"
+                );
+                0
+            }
+            Believed::Log => pairing.whole_from,
+            // Records may have been lost in the process that was to write them, or were never answered.
+            Believed::Memory => {
+                log.want_checkpoint();
+                let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
+                if is_kept && *is_whole { pairing.whole_from } else { log.next_generation() }
+            }
+        };
+        let is_former_memory = pairing.incarnation == incarnation;
+        let former = before.filter(|_| source == Believed::Memory).map(|paired| paired.number);
+        let pairing = Pairing { number: self.host.random(), former, whole_from, incarnation };
+        match pair(self.disk, &log, &pairing) {
+            Ok(()) => {
+                self.paired(&log, &pairing)?;
+                // A copy of the memory that was made before lacks what is written from now on.
+                pair(self.disk, &log, &Pairing { former: None, ..pairing }).unwrap_or_else(|error| {
+                    tracing::warn!(
+                        "a copy of the memory of store '{name}' may be taken for the memory: {error}"
+                    );
+                });
+            }
+            // Another memory would still be believed if it came back, although it lacked what is written from now on.
+            Err(error) if !is_former_memory => {
+                log.refuse_unpaired(&error);
+                log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
+            }
+            // What the memory and the log say of each other stays true, so the next start decides as this one did.
+            Err(error) => {
+                tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
+            }
+        }
+        Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
+    }
+
+    /// Creates a store that the memory lacks, for the replay of its log.
+    fn recreate(&mut self, store: &Store) -> Result<(), String> {
+        let ticket = self.node.recreate(store, self.host.random())?;
+        while self.memory.run_at_once(|memory| self.node.step(memory)) == Progress::Made {}
+        match self.node.answer() {
+            Some((answered, Ok(_))) if answered == ticket => Ok(()),
+            other => Err(format!("{other:?}; start again")),
+        }
+    }
+
+    /// Reads a log, and replays it into its store if the log is believed. Returns the inner error if a record cannot be
+    /// replayed.
+    ///
+    /// # Errors
+    /// The log is damaged, or cannot be read.
+    fn read(&mut self, found: &Found, source: Believed) -> Result<Result<Log, String>, ResumeError> {
+        let Found { folder, store: Store { name, .. }, .. } = found;
+        let served = Arc::clone(&self.node.catalog().get(name)?.served);
+        let began = self.host.now();
+        let is_replayed = source == Believed::Log;
+        let Resuming { memory, host, .. } = self;
+        let recovered = recover(self.disk, found, self.options, |record| {
+            if !is_replayed {
+                return Ok(());
+            }
+            let start = Start { now: host.now(), seed: host.random() };
+            memory.run_at_once(|memory| served.lock(Work::Live).replay(memory, start, record))
+        });
+        let recovered = match recovered {
+            Err(error @ RecoverError::Invalid(..)) => return Ok(Err(error.to_string())),
+            recovered => recovered.map_err(ResumeError::Log)?,
+        };
+        let (mut log, records, torn) = (recovered.log, recovered.records, recovered.torn);
+        if torn > 0 {
+            tracing::warn!(
+                "the log of store '{name}' ended with {torn} bytes of an incomplete write, which were cut off"
+            );
+        }
+        if !is_replayed {
+            tracing::info!(records, "the memory of store '{name}' has what its log has");
+            return Ok(Ok(log));
+        }
+        let start = Start { now: host.now(), seed: host.random() };
+        if let Err(reason) = memory.run_at_once(|memory| served.lock(Work::Live).replayed(memory, start)) {
+            return Ok(Err(format!(
+                "cannot replay the log {folder}: {reason}; or move the folder away to give the store up"
+            )));
+        }
+        let took = host.now() - began;
+        tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
+        log.note_replay(records, took);
+        Ok(Ok(log))
+    }
+
+    /// Begins the log of a store that the memory has. Its contents are older than its log, so a checkpoint has to store
+    /// them first.
+    ///
+    /// # Errors
+    /// The disk failed, or the store's contents are incomplete without its log.
+    pub fn begin(&mut self, name: &str) -> Result<(), ResumeError> {
+        let entry = self.node.catalog().get(name)?;
+        if entry.paired().is_some_and(|paired| paired.state == PairedState::Replaying) {
+            return Err(ResumeError::Store(incomplete(name)));
+        }
+        let (number, salt) = (self.host.random(), self.host.random());
+        let mut log = Log::new(entry.store.clone(), self.options, salt);
+        log.want_checkpoint();
+        let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
+        let pairing = Pairing { number, former: None, whole_from, incarnation };
+        pair(self.disk, &log, &pairing).map_err(ResumeError::Log)?;
+        self.paired(&log, &pairing)?;
+        Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
+    }
+
+    /// Records in the memory that it is paired with a log.
+    fn paired(&mut self, log: &Log, pairing: &Pairing) -> Result<(), String> {
+        let paired = Paired { number: pairing.number, state: PairedState::Kept };
+        self.memory.run_at_once(|memory| self.node.pair(memory, &log.store().name, paired))
+    }
+}
