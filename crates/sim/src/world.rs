@@ -264,7 +264,7 @@ impl World {
     /// Returns a future that completes at time `until`, or immediately if `until` has passed.
     #[inline]
     pub fn sleep_until(&self, until: Nanos) -> Sleep {
-        Sleep { world: self.clone(), until, is_planned: false }
+        Sleep { world: self.clone(), until, waker: None }
     }
 
     /// Whether the process is alive: running or stopped.
@@ -459,7 +459,8 @@ impl World {
 pub struct Sleep {
     world: World,
     until: Nanos,
-    is_planned: bool,
+    /// Waker of the task that polled last.
+    waker: Option<Waker>,
 }
 
 impl Future for Sleep {
@@ -470,8 +471,10 @@ impl Future for Sleep {
         if self.world.now() >= self.until {
             return Poll::Ready(());
         }
-        if !std::mem::replace(&mut self.is_planned, true) {
+        // Another task than before may poll now.
+        if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
             self.world.wake_at(self.until, cx.waker());
+            self.waker = Some(cx.waker().clone());
         }
         Poll::Pending
     }

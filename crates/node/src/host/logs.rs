@@ -350,6 +350,8 @@ mod tests {
     use super::*;
     use crate::host::engines::tests::ledger::Ledger;
     use crate::log::SyncPolicy;
+    use crate::log::pairing::{Believed, believed};
+    use crate::node::Progress;
     use farside_fabrics::memory::Pages;
     use farside_remote::control::{Answer, Ask, NodeInfo};
     use farside_remote::service::{Kind, Records};
@@ -529,7 +531,9 @@ mod tests {
     /// Lets a node that starts resume the store 's'. Returns the node.
     fn resume(memory: &Mapping, disk: &mut dyn Disk, mut node: Node<Mapping>) -> Node<Mapping> {
         let found = find(disk).expect("the log is sound");
-        let mut at = Resuming { disk, node: &mut node, memory, options: options() };
+        let is_same_boot = predecessors::is_same_boot(memory);
+        let (node_of, host) = (&mut node, &mut ThisHost);
+        let mut at = Resuming { disk, node: node_of, memory, options: options(), is_same_boot, host };
         found.iter().for_each(|found| at.resume(found).expect("it is replayed"));
         node
     }
