@@ -554,17 +554,24 @@ impl Bare {
 
     /// The block of a key's value, and its bytes.
     fn block_of(&self, key: &[u8]) -> (Block, Vec<u8>) {
+        let block = self.find(key).expect("the key has a value");
+        (block, self.bytes(block))
+    }
+
+    fn has(&self, key: &[u8]) -> bool {
+        self.find(key).is_some()
+    }
+
+    fn find(&self, key: &[u8]) -> Option<Block> {
         let field = self.table.key_field(key);
-        let found = (0..self.table.spec().buckets()).find_map(|bucket| {
+        (0..self.table.spec().buckets()).find_map(|bucket| {
             let mut record = [0; RECORD_SIZE as usize];
             let Ok(()) = self.memory.read(self.table.bucket_at(0, bucket), &mut record);
             match Record::read_from_bytes(&record).expect("its size").decode() {
                 Bucket::Used(used) if used.key == field => Some(used.block),
                 _ => None,
             }
-        });
-        let block = found.expect("the key has a value");
-        (block, self.bytes(block))
+        })
     }
 
     fn bytes(&self, block: Block) -> Vec<u8> {
@@ -637,6 +644,30 @@ fn versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record
     replayed.replay(&before.checkpoint());
     let stamp = replayed.taken_over().taken_over().put(b"key", &[2; 100], [Duration::ZERO; 2]);
     assert!(stamp > last && stamp.counter() > last.counter(), "{stamp:?} after {last:?}");
+}
+
+/// A log that is not synced may lack a delete that took effect. A later put then got the place of the deleted value.
+#[test]
+fn of_two_values_in_one_place_a_replay_keeps_the_newer_one() {
+    let new = || Bare::new(6, r#"{"items": 60}"#);
+    let [before, after] = [new(), new()];
+    before.put(b"deleted", &[1; 500], [Duration::ZERO; 2]);
+    let older = before.checkpoint();
+    let stamp = older.iter().flat_map(Records::iter).find(|record| last(record).is_some());
+    let mut stamps = Records::default();
+    stamps.append(stamp.expect("a checkpoint has the last stamp"));
+    after.replay(&[stamps]);
+    after.put(b"newer", &[2; 500], [Duration::ZERO; 2]);
+    assert_eq!(after.block_of(b"newer").0.at, before.block_of(b"deleted").0.at);
+    let newer = after.checkpoint();
+    for steps in [[&older[..], &newer[..]].concat(), [&newer[..], &older[..]].concat()] {
+        let replayed = new();
+        replayed.replay(&steps);
+        assert_eq!(replayed.block_of(b"newer"), after.block_of(b"newer"));
+        assert!(!replayed.has(b"deleted"), "another value had its place");
+        replayed.put(b"deleted", &[3; 500], [Duration::ZERO; 2]);
+        assert_ne!(replayed.block_of(b"deleted").0, replayed.block_of(b"newer").0);
+    }
 }
 
 /// While a WRITE of a dropped put may run, its block is not given back.

@@ -323,6 +323,16 @@ impl Pool {
         Ok(())
     }
 
+    /// Whether two blocks have a unit of the area in common. A block that the pool cannot have handed out has none.
+    #[must_use]
+    pub fn overlap(&self, one: Block, other: Block) -> bool {
+        let units = |block| self.locate(block).map(|(unit, class)| unit..unit + units_of(class));
+        match (units(one), units(other)) {
+            (Ok(one), Ok(other)) => one.start < other.end && other.start < one.end,
+            _ => false,
+        }
+    }
+
     /// Frees a claimed block at once: no client reads it.
     ///
     /// # Errors

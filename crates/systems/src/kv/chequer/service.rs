@@ -27,11 +27,12 @@ use super::layout::{
 };
 use super::log::{self, Logged};
 use super::mutants;
-use super::pool::{self, Pool, QUARANTINE, Stat};
+use super::pool::{self, ClaimError, Pool, QUARANTINE, Stat};
 use super::request::{Answer, Outcome, PART_MAX, PARTITION_BITS, Request};
 use farside_remote::fabric::DEADLINE;
 use farside_remote::service::{Call, Context, Extent, Locks, Plan, Records, Service, Work};
 use farside_remote::{Memory, Rights};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -150,8 +151,8 @@ const CHECKPOINT_STEP_BYTES: usize = 256 << 10;
 /// Reasons why a log cannot be replayed.
 const NO_BUCKET: &str = "a record names a bucket in which no search for its key looks, so the log is of another store, \
                          or of another release";
-const NO_BLOCK: &str = "the place of a value of the log has another one, since a client has overwritten the store's \
-                        table, and no other place is free: move the folder of the log away to start without the store";
+const NO_PLACE: &str = "a record names a place at which no value can lie, so the log is of another store, or of \
+                        another release";
 
 /// Result of a search for a key.
 #[derive(Default)]
@@ -449,12 +450,14 @@ impl Partition {
         self.begun.block
     }
 
-    /// Claims the block at a place of the log, for the record in progress. `None` if another value lies there.
-    fn claim(&mut self, block: Block) -> Option<Block> {
-        if self.begun.block.is_none() {
-            self.begun.block = self.pool.claim(of_pool(block)).ok().map(|()| block);
+    /// Claims the block at a place of the log, for the record in progress.
+    fn claim(&mut self, block: Block) -> Result<Block, ClaimError> {
+        if let Some(block) = self.begun.block {
+            return Ok(block);
         }
-        self.begun.block
+        self.pool.claim(of_pool(block))?;
+        self.begun.block = Some(block);
+        Ok(block)
     }
 
     /// Gives a block back, or leaves that to the end of its holds. Readers may still read it.
@@ -890,26 +893,22 @@ impl<M: Memory> At<'_, M> {
             if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
         self.state.pass(stamp);
         if !is_old {
-            let value = bytes.map(|bytes| (Some(place), bytes));
-            let used = before.used_block();
-            match bytes {
-                Some(bytes) if !self.restore(stamp, key, bucket, value, used)? => {
-                    let late = Late { stamp, key: key.to_vec(), place, bytes: bytes.to_vec() };
-                    self.state.late.insert(bucket, late);
+            let value = bytes.map(|bytes| (place, bytes));
+            match self.restore(stamp, key, bucket, value, before.used_block())? {
+                Ok(()) => drop(self.state.late.remove(&bucket)),
+                Err(ClaimError::Overlaps) => {
+                    let bytes = bytes.unwrap_or_default().to_vec();
+                    self.state.late.insert(bucket, Late { stamp, key: key.to_vec(), place, bytes });
                 }
-                Some(_) => drop(self.state.late.remove(&bucket)),
-                None => {
-                    self.restore(stamp, key, bucket, None, used)?;
-                    self.state.late.remove(&bucket);
-                }
+                Err(_) => return Ok(Err(NO_PLACE.to_owned())),
             }
         }
         Ok(Ok(()))
     }
 
-    /// Installs a put or delete of the log in its bucket: `value` has the place of the value's block, unless any place
-    /// will do, and the block. `before` is the block of the value that the bucket has. Returns false and changes
-    /// nothing if the place is in use.
+    /// Installs a put or delete of the log in its bucket: `value` has the place of the value's block, and the block.
+    /// `before` is the block of the value that the bucket has. Returns the inner error and changes nothing if the place
+    /// cannot be claimed.
     ///
     /// In the order of the log the place is free. When the service took the block, it had logged and installed the put
     /// or delete that replaced the value which lay there before.
@@ -918,16 +917,20 @@ impl<M: Memory> At<'_, M> {
         stamp: Stamp,
         key: &[u8],
         bucket: u64,
-        value: Option<(Option<u64>, &[u8])>,
+        value: Option<(u64, &[u8])>,
         before: Option<Block>,
-    ) -> Result<bool, M::Wait> {
+    ) -> Result<Result<(), ClaimError>, M::Wait> {
         let mut placed = None;
         if let Some((place, bytes)) = value {
-            let claimed = match place.filter(|_| !mutants::REPLAYED_ELSEWHERE.is_on()) {
-                Some(place) => self.state.claim(self.block_at(place, bytes.len())),
-                None => self.state.take(bytes.len(), QUARANTINE),
+            let claimed = if mutants::REPLAYED_ELSEWHERE.is_on() {
+                self.state.take(bytes.len(), QUARANTINE).ok_or(ClaimError::Overlaps)
+            } else {
+                self.state.claim(self.block_at(place, bytes.len()))
             };
-            let Some(block) = claimed else { return Ok(false) };
+            let block = match claimed {
+                Ok(block) => block,
+                Err(error) => return Ok(Err(error)),
+            };
             self.memory.write(block.at, bytes)?;
             placed = Some((block, crc(bytes)));
             self.mark_path(key, bucket)?;
@@ -939,7 +942,7 @@ impl<M: Memory> At<'_, M> {
             // No client reads, so the next record may have the place.
             let _ = self.state.pool.vacate(of_pool(block));
         }
-        Ok(true)
+        Ok(Ok(()))
     }
 
     /// Marks the buckets before that of `key` on its path as deleted, if they look as if they never had a record: a
@@ -963,7 +966,8 @@ impl<M: Memory> At<'_, M> {
 
     /// Ends the replay of the log: writes the last stamp to the head, since no record may have it, and carries out the
     /// puts whose places were in use before. Each of them is the last of its bucket, and so are the puts in the table.
-    /// So no two have the same place, unless a client has forged records.
+    /// So no two have the same place, unless the log lacks what replaced a value, or a client has forged records. Then
+    /// the newer value stays, since its place was free when it was put.
     fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
         self.write_head(self.state.last)?;
         // One late put may have the place of the value that another one replaces.
@@ -972,16 +976,38 @@ impl<M: Memory> At<'_, M> {
                 let _ = self.state.pool.vacate(of_pool(block));
             }
         }
-        for (bucket, Late { stamp, key, place, bytes }) in std::mem::take(&mut self.state.late) {
-            // If the place has another value, a client has overwritten the table: two of its records had the same
-            // place.
-            if !self.restore(stamp, &key, bucket, Some((Some(place), &bytes)), None)?
-                && !self.restore(stamp, &key, bucket, Some((None, &bytes)), None)?
-            {
-                return Ok(Err(NO_BLOCK.to_owned()));
+        let mut late: Vec<(u64, Late)> = std::mem::take(&mut self.state.late).into_iter().collect();
+        late.sort_unstable_by_key(|(_, late)| Reverse(late.stamp));
+        for (bucket, Late { stamp, key, place, bytes }) in late {
+            let is_restored = self.restore(stamp, &key, bucket, Some((place, &bytes)), None)?.is_ok()
+                || self.make_room(stamp, self.block_at(place, bytes.len()))?
+                    && self.restore(stamp, &key, bucket, Some((place, &bytes)), None)?.is_ok();
+            if !is_restored {
+                self.install(bucket, Record::deleted(self.table.key_field(&key), stamp))?;
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Removes the values that lie where a value with this stamp lay, if they are all older. Returns whether they were.
+    fn make_room(&mut self, stamp: Stamp, block: Block) -> Result<bool, M::Wait> {
+        let mut older = Vec::new();
+        for bucket in 0..self.table.spec().buckets() {
+            let record = self.record(bucket)?;
+            if let Bucket::Used(used) = record.decode()
+                && self.state.pool.overlap(of_pool(used.block), of_pool(block))
+            {
+                if used.stamp >= stamp {
+                    return Ok(false);
+                }
+                older.push((bucket, used));
+            }
+        }
+        for (bucket, used) in older {
+            self.install(bucket, Record::deleted(used.key, used.stamp))?;
+            let _ = self.state.pool.vacate(of_pool(used.block));
+        }
+        Ok(true)
     }
 
     /// The place in the log of a block.
