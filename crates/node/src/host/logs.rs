@@ -545,7 +545,7 @@ mod tests {
         let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
         create(&mapping(), &mut disk);
         for (incarnation, is_full, is_accepted) in
-            [(2, true, false), (1, true, true), (2, false, true), (2, true, true), (3, true, false)]
+            [(2, true, false), (1, true, false), (2, false, true), (2, true, false), (3, true, false)]
         {
             disk.is_full = is_full;
             let memory = mapping();
@@ -558,6 +558,25 @@ mod tests {
             assert_eq!(appended.is_ok(), is_accepted, "{incarnation}, {is_full}: {appended:?}");
             let refused = appended.err().unwrap_or_else(|| "be paired with the memory".into());
             assert!(refused.contains("be paired with the memory"), "{refused}");
+        }
+    }
+
+    /// The next start believes the memory, which has what is answered from now on.
+    #[test]
+    fn a_log_that_cannot_be_paired_anew_with_the_memory_it_has_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
+        let memory = mapping();
+        predecessors::note_boot(&memory);
+        create(&memory, &mut disk);
+        drop(resume(&memory, &mut disk, restored(&memory)));
+        disk.is_full = true;
+        for _ in 0..2 {
+            let node = resume(&memory, &mut disk, restored(&memory));
+            let served = Arc::clone(&node.catalog().get("s").expect("the store").served);
+            let mut records = Records::default();
+            records.append(b"a record");
+            served.log().expect("it has a log").lock().append(&records).expect("it is accepted");
         }
     }
 

@@ -1,8 +1,7 @@
 //! Recovery of stores with logs at the start of a node: each store and its log are made to agree.
 //!
 //! Invariant: a store is served only once it and its log agree, or refused.
-//! Invariant: a log whose pairing could not be written takes no record if another memory than this one would be
-//! believed at the next start.
+//! Invariant: a log whose pairing could not be written takes no record unless the next start believes this memory.
 
 use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
 use super::{Disk, Found, Log, LogOptions, RecoverError, StoreLog, recover};
@@ -159,12 +158,13 @@ impl<M: StartMemory> Resuming<'_, M> {
                     );
                 });
             }
-            // Another memory would still be believed if it came back, although it lacked what is written from now on.
-            Err(error) if !is_former_memory => {
+            // The next start would replay the log again, or believe another memory that came back. Both lack what is
+            // answered from now on.
+            Err(error) if source == Believed::Log || !is_former_memory => {
                 log.refuse_unpaired(&error);
                 log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
             }
-            // What the memory and the log say of each other stays true, so the next start decides as this one did.
+            // What the memory and the log say of each other stays true, so the next start believes the memory, too.
             Err(error) => {
                 tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
             }

@@ -15,9 +15,9 @@ use farside_remote::fabric::DEADLINE;
 use farside_remote::service::{Call, Context as Work, Extent, Kind, Plan, Records, Service, address};
 use farside_remote::{Addr, ChainBuf, Fabric, Key, Memory, NodeId, Reply, Rights, read, write};
 use farside_systems::kv::chequer::layout::{
-    Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block,
+    Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block, value_in,
 };
-use farside_systems::kv::chequer::log::{Logged, last};
+use farside_systems::kv::chequer::log::{Logged, begin_put, last, put_delete};
 use farside_systems::kv::chequer::pool::QUARANTINE;
 use farside_systems::kv::chequer::request::{Answer, Outcome, PART_MAX, Request, number_in};
 use farside_systems::kv::chequer::service::RESERVATIONS_MAX;
@@ -668,6 +668,42 @@ fn of_two_values_in_one_place_a_replay_keeps_the_newer_one() {
         replayed.put(b"deleted", &[3; 500], [Duration::ZERO; 2]);
         assert_ne!(replayed.block_of(b"deleted").0, replayed.block_of(b"newer").0);
     }
+}
+
+/// A log that is not synced may lack a delete that took effect. The key may then have got another bucket.
+#[test]
+fn of_two_values_of_one_key_a_replay_keeps_the_newer_one() {
+    let key = b"key";
+    let bare = || Bare::new(6, r#"{"items": 60}"#);
+    let table = bare().table;
+    let first = table.bucket_of(table.home(key), 0);
+    let put = |stamp, bucket, place| {
+        let (mut record, mut records) = (Vec::new(), Records::default());
+        begin_put(&mut record, Stamp::new(1, stamp), key, bucket, place);
+        put_block(&mut record, key, &[stamp as u8; 500]);
+        records.append(&record);
+        records
+    };
+    let mut delete = (Vec::new(), Records::default());
+    put_delete(&mut delete.0, Stamp::new(1, 3), key, first + 1);
+    delete.1.append(&delete.0);
+    for (older, newer) in [(0, 1), (1, 0)] {
+        // In the second round the values have one place, too.
+        for place in [1024, 0] {
+            let puts = [put(1, first + older, 0), put(2, first + newer, place)];
+            for order in [[0, 1], [1, 0]] {
+                let replayed = bare();
+                replayed.replay(&order.map(|index| puts[index].clone()));
+                let (_, bytes) = replayed.block_of(key);
+                assert_eq!(value_in(&bytes, key), Some(&[2; 500][..]), "{older} {newer} {place} {order:?}");
+                replayed.delete(key, [Duration::ZERO; 2]);
+                assert!(!replayed.has(key), "it had one record");
+            }
+        }
+    }
+    let deleted = bare();
+    deleted.replay(&[put(1, first, 0), delete.1]);
+    assert!(!deleted.has(key), "it was in another bucket when it was deleted");
 }
 
 /// While a WRITE of a dropped put may run, its block is not given back.

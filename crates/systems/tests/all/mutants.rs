@@ -88,7 +88,7 @@ fn a_client_that_mixes_members_of_two_attempts_is_detected() {
 #[test]
 fn a_client_that_takes_members_for_lost_too_early_is_detected() {
     // The correct code passes the same case in `replacing`.
-    let case = replacing::a_client_that_reaches_only_wiped_members_knows_of_no_loss;
+    let case = replacing::a_client_that_reaches_no_node_with_news_knows_of_no_loss;
     assert!(!stepped::passes(Some(LOST_WHILE_OTHERS_SILENT), case), "LostWhileOthersSilent lives");
     println!("1 of 1 mutants were killed");
 }

@@ -39,7 +39,7 @@ scenarios![
     a_client_that_has_missed_two_losses_goes_on,
     a_member_that_left_while_the_current_ones_are_silent_is_no_drop,
     a_client_that_reaches_only_a_former_member_knows_of_no_loss,
-    a_client_that_reaches_only_wiped_members_knows_of_no_loss,
+    a_client_that_reaches_no_node_with_news_knows_of_no_loss,
     a_recoverer_that_another_overtakes_reports_no_loss,
     a_lost_member_returns_to_its_own_node_only,
     a_member_that_is_behind_is_not_dropped_while_others_are_silent,

@@ -588,25 +588,32 @@ pub(crate) fn a_client_that_has_missed_two_losses_goes_on() {
     }
 }
 
-/// Two members are replaced by spare nodes and then wiped, while a client sleeps. It finds both wiped while all nodes
-/// that know of the replacements are silent. The client must not take this for the loss of a majority.
-pub(crate) fn a_client_that_reaches_only_wiped_members_knows_of_no_loss() {
+/// Two members are replaced by spare nodes and then wiped, while a client sleeps and the third member cannot be
+/// reached. The client then finds both wiped, and the third member, while the nodes that know of the replacements are
+/// silent. The client must not take this for the loss of a majority.
+pub(crate) fn a_client_that_reaches_no_node_with_news_knows_of_no_loss() {
     let mut scene = Scene::with_spares(3, 2, 64);
     let mut client = scene.client();
     assert_eq!(put(&mut client, 0, 1), Ok(()));
     let recoverer = Reach::new(&scene.homes);
-    let mut wiped = Vec::new();
-    for index in [0, 1] {
-        let (members, spare) = nodes_of(&scene);
-        assert!(replaced(&scene, &recoverer, index, spare).is_some_and(|done| done.is_ok()));
-        wiped.push(members[index]);
+    let (members, _) = nodes_of(&scene);
+    let (wiped, third) = ([members[0], members[1]], members[2]);
+    let to_third = move |node| if node == third { Then::Lost(Ran::No) } else { Then::Runs };
+    recoverer.before_each_ask(move |node, _| to_third(node));
+    recoverer.before_each_chain(move |node, _| to_third(node));
+    let spares = (0..5).filter(|node| !members.contains(node));
+    for (index, spare) in spares.enumerate() {
+        let done = replaced(&scene, &recoverer, index, spare);
+        assert!(done.as_ref().is_some_and(Result::is_ok), "{done:?}");
     }
-    for node in wiped.clone() {
-        wipe(&mut scene, node, &[&client.reach, &recoverer]);
+    for node in wiped {
+        wipe(&mut scene, node, &[&client.reach]);
     }
-    let fate = move |node| if wiped.contains(&node) { Then::Runs } else { Then::Lost(Ran::No) };
-    let of_asks = fate.clone();
-    client.reach.before_each_ask(move |node, _| of_asks(node));
+    let fate = move |node| match node == third || wiped.contains(&node) {
+        true => Then::Runs,
+        false => Then::Lost(Ran::No),
+    };
+    client.reach.before_each_ask(move |node, _| fate(node));
     client.before_each(move |node, _| fate(node));
     let error = put(&mut client, 0, 2).expect_err("no majority answers").to_string();
     assert!(!error.contains("has lost the memory"), "{error}");

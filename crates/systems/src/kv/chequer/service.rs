@@ -877,7 +877,8 @@ impl<M: Memory> At<'_, M> {
     /// Carries out a record of the log. No client reads meanwhile.
     ///
     /// Of all records of a bucket, that with the greatest stamp stays. The bucket had no two keys at once: it got
-    /// another key only after the delete of the key before it was logged, with a smaller stamp.
+    /// another key only after the delete of the key before it was logged, with a smaller stamp. The log may lack that
+    /// delete, and so that of a key which is in another bucket later. The newer record stays there, too.
     fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
         let Logged { stamp, key, bucket, block: bytes, place } = logged;
         let found = if mutants::REPLAYED_IN_ANOTHER_BUCKET.is_on() {
@@ -893,6 +894,7 @@ impl<M: Memory> At<'_, M> {
             if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
         self.state.pass(stamp);
         if !is_old {
+            let bytes = if self.leave_other_bucket(key, bucket, stamp)? { bytes } else { None };
             let value = bytes.map(|bytes| (place, bytes));
             match self.restore(stamp, key, bucket, value, before.used_block())? {
                 Ok(()) => drop(self.state.late.remove(&bucket)),
@@ -979,14 +981,31 @@ impl<M: Memory> At<'_, M> {
         let mut late: Vec<(u64, Late)> = std::mem::take(&mut self.state.late).into_iter().collect();
         late.sort_unstable_by_key(|(_, late)| Reverse(late.stamp));
         for (bucket, Late { stamp, key, place, bytes }) in late {
-            let is_restored = self.restore(stamp, &key, bucket, Some((place, &bytes)), None)?.is_ok()
-                || self.make_room(stamp, self.block_at(place, bytes.len()))?
-                    && self.restore(stamp, &key, bucket, Some((place, &bytes)), None)?.is_ok();
+            let value = Some((place, &bytes[..]));
+            let is_restored = self.leave_other_bucket(&key, bucket, stamp)?
+                && (self.restore(stamp, &key, bucket, value, None)?.is_ok()
+                    || self.make_room(stamp, self.block_at(place, bytes.len()))?
+                        && self.restore(stamp, &key, bucket, value, None)?.is_ok());
             if !is_restored {
                 self.install(bucket, Record::deleted(self.table.key_field(&key), stamp))?;
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Removes the value that `key` has in another bucket. Returns false and changes nothing if it is newer than
+    /// `stamp`.
+    fn leave_other_bucket(&mut self, key: &[u8], bucket: u64, stamp: Stamp) -> Result<bool, M::Wait> {
+        let found = self.find(key)?;
+        let Some((other, used)) = found.bucket.zip(found.used).filter(|(other, _)| *other != bucket) else {
+            return Ok(true);
+        };
+        if used.stamp > stamp {
+            return Ok(false);
+        }
+        self.install(other, Record::deleted(used.key, used.stamp))?;
+        let _ = self.state.pool.vacate(of_pool(used.block));
+        Ok(true)
     }
 
     /// Removes the values that lie where a value with this stamp lay, if they are all older. Returns whether they were.
