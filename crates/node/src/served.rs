@@ -353,7 +353,7 @@ impl<M: Memory> ServiceGuard<'_, M> {
     }
 
     /// Ends the replay of the store's log ([`Service::replayed`]).
-    pub fn replayed(&self, memory: &M, start: Start) -> Result<Result<(), String>, M::Wait> {
+    pub fn replayed(&self, memory: &M, start: Start) -> Result<u64, M::Wait> {
         self.service.replayed(start.context(memory, &mut Buffers::default()))
     }
 

@@ -239,11 +239,12 @@ pub trait Service<M: Memory>: Send + Sync {
     }
 
     /// Ends the replay: the node has passed all records. A record may have found no space because others had not been
-    /// passed yet, and the service has kept it until now.
+    /// passed yet, and the service has kept it until now. Returns the number of entries for which there is no space.
     ///
-    /// The inner error says why the records together cannot be carried out.
-    fn replayed(&self, _context: Context<'_, M>) -> Result<Result<(), String>, M::Wait> {
-        Ok(Ok(()))
+    /// A log may lack what had replaced an entry, if it is not synced before each answer, or have an entry that was
+    /// never answered. Only then may entries take more space than the store has. They are dropped.
+    fn replayed(&self, _context: Context<'_, M>) -> Result<u64, M::Wait> {
+        Ok(0)
     }
 
     /// Continues a checkpoint of the structure from `cursor` (initially 0), in at most about 16 accesses. Adds records

@@ -215,10 +215,11 @@ impl<M: StartMemory> Resuming<'_, M> {
             return Ok(Ok(log));
         }
         let start = Start { now: host.now(), seed: host.random() };
-        if let Err(reason) = memory.run_at_once(|memory| served.lock(Work::Live).replayed(memory, start)) {
-            return Ok(Err(format!(
-                "cannot replay the log {folder}: {reason}; or move the folder away to give the store up"
-            )));
+        let dropped = memory.run_at_once(|memory| served.lock(Work::Live).replayed(memory, start));
+        if dropped > 0 {
+            tracing::error!(
+                "{dropped} entries of store '{name}' were dropped, since its log {folder} lacks what had replaced others"
+            );
         }
         let took = host.now() - began;
         tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());

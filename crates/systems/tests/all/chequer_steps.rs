@@ -24,6 +24,7 @@ use farside_systems::kv::chequer::service::RESERVATIONS_MAX;
 use farside_systems::kv::chequer::{Chequer, ChequerKind, KIND, MESSAGE_KIND};
 use farside_systems::kv::{Kv, KvError};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
@@ -479,6 +480,16 @@ impl Bare {
         self.change(&Request::Put { key, value }, times)
     }
 
+    /// Puts a value of this length if the store has space for it. Returns whether it has.
+    fn has_room(&self, key: &[u8], len: usize) -> bool {
+        let free = self.service.report().into_iter().find(|(name, _)| *name == "pool_largest_free_bytes");
+        let has_room = free.expect("the pool reports it").1 >= (8 + len as u64).next_multiple_of(64);
+        if has_room {
+            self.put(key, &vec![2; len], [Duration::ZERO; 2]);
+        }
+        has_room
+    }
+
     fn delete(&self, key: &[u8], times: [Duration; 2]) -> Stamp {
         self.change(&Request::Delete { key }, times)
     }
@@ -531,14 +542,15 @@ impl Bare {
         Work { memory: &self.memory, now: Duration::ZERO, random: Draws(seed), scratch, log }
     }
 
-    fn replay(&self, steps: &[Records]) {
+    /// Replays records. Returns the number of values that were dropped.
+    fn replay(&self, steps: &[Records]) -> u64 {
         let (mut scratch, mut log) = (Vec::new(), Records::default());
         for record in steps.iter().flat_map(Records::iter) {
             let Ok(replayed) = self.service.replay(self.context(&mut scratch, &mut log), record);
             replayed.expect("a record of its own");
         }
-        let Ok(replayed) = self.service.replayed(self.context(&mut scratch, &mut log));
-        replayed.expect("it fits");
+        let Ok(dropped) = self.service.replayed(self.context(&mut scratch, &mut log));
+        dropped
     }
 
     /// Another service takes the memory over.
@@ -648,25 +660,29 @@ fn versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record
 
 /// A log that is not synced may lack a delete that took effect. A later put then got the place of the deleted value.
 #[test]
-fn of_two_values_in_one_place_a_replay_keeps_the_newer_one() {
-    let new = || Bare::new(6, r#"{"items": 60}"#);
-    let [before, after] = [new(), new()];
-    before.put(b"deleted", &[1; 500], [Duration::ZERO; 2]);
-    let older = before.checkpoint();
-    let stamp = older.iter().flat_map(Records::iter).find(|record| last(record).is_some());
-    let mut stamps = Records::default();
-    stamps.append(stamp.expect("a checkpoint has the last stamp"));
-    after.replay(&[stamps]);
-    after.put(b"newer", &[2; 500], [Duration::ZERO; 2]);
-    assert_eq!(after.block_of(b"newer").0.at, before.block_of(b"deleted").0.at);
-    let newer = after.checkpoint();
-    for steps in [[&older[..], &newer[..]].concat(), [&newer[..], &older[..]].concat()] {
-        let replayed = new();
-        replayed.replay(&steps);
-        assert_eq!(replayed.block_of(b"newer"), after.block_of(b"newer"));
-        assert!(!replayed.has(b"deleted"), "another value had its place");
-        replayed.put(b"deleted", &[3; 500], [Duration::ZERO; 2]);
-        assert_ne!(replayed.block_of(b"deleted").0, replayed.block_of(b"newer").0);
+fn of_two_values_in_one_place_a_replay_keeps_the_newer_one_if_not_both_fit() {
+    const LEN: usize = 500;
+    for (values, dropped) in [(1, 0), (4000, 1)] {
+        let new = || Bare::new(2, r#"{"items": 3500}"#);
+        let [before, after] = [new(), new()];
+        before.put(b"deleted", &[1; LEN], [Duration::ZERO; 2]);
+        let older = before.checkpoint();
+        let stamp = older.iter().flat_map(Records::iter).find(|record| last(record).is_some());
+        let mut stamps = Records::default();
+        stamps.append(stamp.expect("a checkpoint has the last stamp"));
+        assert_eq!(after.replay(&[stamps]), 0);
+        let keys: Vec<[u8; 4]> = (0..values).map(u32::to_le_bytes).collect();
+        let fit = keys.iter().take_while(|key| after.has_room(*key, LEN)).collect::<Vec<_>>();
+        assert_eq!(after.block_of(fit[0]).0.at, before.block_of(b"deleted").0.at);
+        let newer = after.checkpoint();
+        for steps in [[&older[..], &newer[..]].concat(), [&newer[..], &older[..]].concat()] {
+            let replayed = new();
+            assert_eq!(replayed.replay(&steps), dropped);
+            assert!(fit.iter().all(|key| replayed.has(*key)), "the newer ones stay");
+            assert_eq!(replayed.has(b"deleted"), dropped == 0);
+            let blocks: BTreeSet<u64> = fit.iter().map(|key| replayed.block_of(*key).0.at).collect();
+            assert_eq!(blocks.len(), fit.len(), "each has a place of its own");
+        }
     }
 }
 

@@ -319,17 +319,15 @@ impl<M: Memory> Service<M> for ChequerService {
         At { table: &self.table, index, memory, state, now, scratch }.replay(logged)
     }
 
-    fn replayed(&self, context: Context<'_, M>) -> Result<Result<(), String>, M::Wait> {
+    fn replayed(&self, context: Context<'_, M>) -> Result<u64, M::Wait> {
         let Context { memory, now, scratch, .. } = context;
+        let mut dropped = 0;
         for index in 0..self.table.spec().partitions {
             let mut partition = self.partition(index);
             let state = &mut *partition;
-            let ended = At { table: &self.table, index, memory, state, now, scratch }.replayed()?;
-            if ended.is_err() {
-                return Ok(ended);
-            }
+            dropped += At { table: &self.table, index, memory, state, now, scratch }.replayed()?;
         }
-        Ok(Ok(()))
+        Ok(dropped)
     }
 
     fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {
@@ -895,7 +893,7 @@ impl<M: Memory> At<'_, M> {
         self.state.pass(stamp);
         if !is_old {
             let bytes = if self.leave_other_bucket(key, bucket, stamp)? { bytes } else { None };
-            let value = bytes.map(|bytes| (place, bytes));
+            let value = bytes.map(|bytes| (Some(place), bytes));
             match self.restore(stamp, key, bucket, value, before.used_block())? {
                 Ok(()) => drop(self.state.late.remove(&bucket)),
                 Err(ClaimError::Overlaps) => {
@@ -908,9 +906,9 @@ impl<M: Memory> At<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Installs a put or delete of the log in its bucket: `value` has the place of the value's block, and the block.
-    /// `before` is the block of the value that the bucket has. Returns the inner error and changes nothing if the place
-    /// cannot be claimed.
+    /// Installs a put or delete of the log in its bucket: `value` has the place of the value's block, unless any place
+    /// will do, and the block. `before` is the block of the value that the bucket has. Returns the inner error and
+    /// changes nothing if the value cannot lie there.
     ///
     /// In the order of the log the place is free. When the service took the block, it had logged and installed the put
     /// or delete that replaced the value which lay there before.
@@ -919,15 +917,14 @@ impl<M: Memory> At<'_, M> {
         stamp: Stamp,
         key: &[u8],
         bucket: u64,
-        value: Option<(u64, &[u8])>,
+        value: Option<(Option<u64>, &[u8])>,
         before: Option<Block>,
     ) -> Result<Result<(), ClaimError>, M::Wait> {
         let mut placed = None;
         if let Some((place, bytes)) = value {
-            let claimed = if mutants::REPLAYED_ELSEWHERE.is_on() {
-                self.state.take(bytes.len(), QUARANTINE).ok_or(ClaimError::Overlaps)
-            } else {
-                self.state.claim(self.block_at(place, bytes.len()))
+            let claimed = match place.filter(|_| !mutants::REPLAYED_ELSEWHERE.is_on()) {
+                Some(place) => self.state.claim(self.block_at(place, bytes.len())),
+                None => self.state.take(bytes.len(), QUARANTINE).ok_or(ClaimError::Overlaps),
             };
             let block = match claimed {
                 Ok(block) => block,
@@ -967,30 +964,42 @@ impl<M: Memory> At<'_, M> {
     }
 
     /// Ends the replay of the log: writes the last stamp to the head, since no record may have it, and carries out the
-    /// puts whose places were in use before. Each of them is the last of its bucket, and so are the puts in the table.
-    /// So no two have the same place, unless the log lacks what replaced a value, or a client has forged records. Then
-    /// the newer value stays, since its place was free when it was put.
-    fn replayed(&mut self) -> Result<Result<(), String>, M::Wait> {
+    /// puts whose places were in use before. Returns the number of values that were dropped.
+    ///
+    /// Each of these puts is the last of its bucket, and so are those in the table. So no two have the same place, unless
+    /// the log lacks what replaced a value, has a put that was never answered, or a client has forged records. Such a
+    /// value gets another place. Only if none is free, the newer one alone stays: its place was free when it was put.
+    fn replayed(&mut self) -> Result<u64, M::Wait> {
         self.write_head(self.state.last)?;
-        // One late put may have the place of the value that another one replaces.
-        for bucket in self.state.late.keys().copied().collect::<Vec<_>>() {
-            if let Some(block) = self.record(bucket)?.used_block() {
-                let _ = self.state.pool.vacate(of_pool(block));
-            }
-        }
         let mut late: Vec<(u64, Late)> = std::mem::take(&mut self.state.late).into_iter().collect();
         late.sort_unstable_by_key(|(_, late)| Reverse(late.stamp));
-        for (bucket, Late { stamp, key, place, bytes }) in late {
-            let value = Some((place, &bytes[..]));
-            let is_restored = self.leave_other_bucket(&key, bucket, stamp)?
-                && (self.restore(stamp, &key, bucket, value, None)?.is_ok()
-                    || self.make_room(stamp, self.block_at(place, bytes.len()))?
-                        && self.restore(stamp, &key, bucket, value, None)?.is_ok());
-            if !is_restored {
+        // One late put may have the place of the value that another one replaces.
+        for &(bucket, _) in &late {
+            if let Bucket::Used(before) = self.record(bucket)?.decode() {
+                self.remove(bucket, before)?;
+            }
+        }
+        let (mut homeless, mut dropped) = (Vec::new(), 0);
+        for (bucket, late) in late {
+            let Late { stamp, ref key, place, ref bytes } = late;
+            if !self.leave_other_bucket(key, bucket, stamp)? {
+                self.install(bucket, Record::deleted(self.table.key_field(key), stamp))?;
+            } else if self.restore(stamp, key, bucket, Some((Some(place), bytes)), None)?.is_err() {
+                homeless.push((bucket, late));
+            }
+        }
+        for (bucket, Late { stamp, key, place, bytes }) in homeless {
+            if self.restore(stamp, &key, bucket, Some((None, &bytes)), None)?.is_ok() {
+                continue;
+            }
+            dropped += 1;
+            if !self.make_room(stamp, self.block_at(place, bytes.len()))?
+                || self.restore(stamp, &key, bucket, Some((Some(place), &bytes)), None)?.is_err()
+            {
                 self.install(bucket, Record::deleted(self.table.key_field(&key), stamp))?;
             }
         }
-        Ok(Ok(()))
+        Ok(dropped)
     }
 
     /// Removes the value that `key` has in another bucket. Returns false and changes nothing if it is newer than
@@ -1003,8 +1012,7 @@ impl<M: Memory> At<'_, M> {
         if used.stamp > stamp {
             return Ok(false);
         }
-        self.install(other, Record::deleted(used.key, used.stamp))?;
-        let _ = self.state.pool.vacate(of_pool(used.block));
+        self.remove(other, used)?;
         Ok(true)
     }
 
@@ -1022,11 +1030,15 @@ impl<M: Memory> At<'_, M> {
                 older.push((bucket, used));
             }
         }
-        for (bucket, used) in older {
-            self.install(bucket, Record::deleted(used.key, used.stamp))?;
-            let _ = self.state.pool.vacate(of_pool(used.block));
-        }
+        older.into_iter().try_for_each(|(bucket, used)| self.remove(bucket, used))?;
         Ok(true)
+    }
+
+    /// Removes a value during the replay of a log. No client reads.
+    fn remove(&mut self, bucket: u64, used: Used) -> Result<(), M::Wait> {
+        self.install(bucket, Record::deleted(used.key, used.stamp))?;
+        let _ = self.state.pool.vacate(of_pool(used.block));
+        Ok(())
     }
 
     /// The place in the log of a block.
