@@ -26,6 +26,14 @@ use std::task::Poll;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
+/// Broken recoveries.
+pub(crate) mod mutants {
+    farside_remote::mutants! {
+        /// The image that a recovery writes has the lock of the dead holder, which nobody frees any more.
+        LOCK_OF_DEAD_HOLDER_WRITTEN = "HolderLockOfDeadHolderWritten";
+    }
+}
+
 /// Longest pause between two looks at a lock that another holder has.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 const PAUSE_FIRST: Duration = Duration::from_micros(10);
@@ -224,9 +232,10 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
         loop {
             fabric.sleep(period).await;
             let Some(mut lease) = self.lease.take() else { return };
-            self.is_renewing.set(true);
+            let mut renewal = Renewal::begin(self);
             let renewed = self.leases.renew(&mut lease).await;
-            self.is_renewing.set(false);
+            renewal.is_over = true;
+            drop(renewal);
             match renewed {
                 Err(LeaseError::Lost | LeaseError::Refused(_)) => return give_up(),
                 Err(LeaseError::Fabric(FabricError::Lost { .. } | FabricError::NodeDied(_))) => {
@@ -237,12 +246,6 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
                 _ => _ = self.lease.replace(Some(lease)),
             }
         }
-    }
-
-    /// Ends the holder without releasing its lease, which then expires.
-    pub(crate) fn give_up(&self) {
-        self.is_given_up.set(true);
-        self.lease.take();
     }
 
     /// Gives the lease back, unless the holder has given up. The holder has no locks.
@@ -408,7 +411,9 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
             Recovery::Free(_) => {}
             Recovery::Redo(_) => {
                 let mut bytes = own.of_object(object).to_vec();
-                self.locks.set_lock(&mut bytes, own_word);
+                if !mutants::LOCK_OF_DEAD_HOLDER_WRITTEN.is_on() {
+                    self.locks.set_lock(&mut bytes, own_word);
+                }
                 own.fill(own_word, object, &bytes);
             }
         }
@@ -427,6 +432,37 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
         }
         fabric.run(way.node(), &chain, &mut reply).await?;
         of_recovery(reply.verdict())
+    }
+}
+
+impl<F, L> Holder<F, L> {
+    /// Ends the holder without releasing its lease, which then expires.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.set(true);
+        self.lease.take();
+    }
+}
+
+/// A renewal in flight, which has the lease. If it is dropped, nobody knows whether the lease was renewed, and the
+/// holder gives up.
+struct Renewal<'a, F, L> {
+    holder: &'a Holder<F, L>,
+    is_over: bool,
+}
+
+impl<'a, F, L> Renewal<'a, F, L> {
+    fn begin(holder: &'a Holder<F, L>) -> Renewal<'a, F, L> {
+        holder.is_renewing.set(true);
+        Renewal { holder, is_over: false }
+    }
+}
+
+impl<F, L> Drop for Renewal<'_, F, L> {
+    fn drop(&mut self) {
+        self.holder.is_renewing.set(false);
+        if !self.is_over {
+            self.holder.give_up();
+        }
     }
 }
 

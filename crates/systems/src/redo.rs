@@ -336,7 +336,13 @@ impl Recovery {
             Recovery::Over => panic!("the recovery is over"),
             Recovery::Free(word) => chain.also(cas(Mode::Eq, object.lock, word, &LockWord::FREE)),
             Recovery::Redo(word) => {
-                chain.also(write(areas.record(own.word), &own.bytes));
+                let record = write(areas.record(own.word), &own.bytes);
+                if mutants::TAKEN_BEFORE_OWN_RECORD.is_on() {
+                    let taken = chain.also(cas(Mode::Eq, object.lock, word, &own.word));
+                    chain.also(record);
+                    return taken;
+                }
+                chain.also(record);
                 chain.also(cas(Mode::Eq, object.lock, word, &own.word))
             }
         }

@@ -13,7 +13,8 @@
 //! operation uses the other lane, and the one after it waits for the first one's requests.
 //!
 //! Invariant: the buffers of a request are used by nothing else until the request has completed.
-//! Invariant: once a lane may have taken a latch, a step that releases it follows: the caller's, or the lane's own.
+//! Invariant: once a lane may have taken a latch, a step that releases it follows: the caller's, or the lane's own. A
+//! recovery takes and releases latches within one step.
 
 use super::layout::Object;
 use super::leased::LaneNumber;
@@ -34,6 +35,10 @@ pub(super) enum Step {
     Take(Object, Hold),
     /// Ends an operation that holds the latch.
     End(Object, Last),
+    /// Waits a while for the holder of a latch with this word, and recovers the holder's latches if it is dead.
+    Await(Object, u64),
+    /// Recovers all dead clients.
+    Heal,
 }
 
 #[derive(Default)]
@@ -188,7 +193,7 @@ impl Lane {
             (State::Idle, Some((object, hold))) => State::Asked(Step::End(object, Last::Release(hold))),
             (State::Running, _) => State::Running,
             (State::Asked(step @ Step::End(..)), _) => State::Asked(step),
-            (State::Idle | State::Asked(Step::Take(..)) | State::Ended(_), _) => State::Idle,
+            (State::Idle | State::Asked(_) | State::Ended(_), _) => State::Idle,
         };
         let is_left = !matches!(state, State::Idle);
         self.own.is_abandoned.set(is_left);
@@ -278,6 +283,8 @@ impl Own {
                 self.held.set(None);
                 client.send(last, &object, buffers, &self.is_posted).await
             }
+            Step::Await(object, latch) => client.wait_for_holder(lane, &object, latch).await,
+            Step::Heal => client.heal(lane).await,
         }
     }
 }

@@ -17,7 +17,7 @@
 //! Invariant: an image is written only after its record, in the same list of requests.
 //! Invariant: a client that may hold a latch and does not know gives up its lease, so that others recover the latch.
 
-use super::layout::Layout;
+use super::layout::{Layout, Object};
 use super::{Client, KIND, LatchError};
 use crate::holder::{Holder, HolderError, Ids, Locks, Way};
 use crate::identity::{self, Identity};
@@ -209,26 +209,28 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Waits a while for the holder of an object's latch, whose word is `found`. If the holder's lease has expired,
-    /// recovers its latches. The lane has no latch.
+    /// recovers its latches. The lane has no latch. In a store without leases, does nothing.
     ///
     /// # Errors
-    /// [`LatchError`]; nothing of the caller's was changed.
+    /// [`LatchError`]; nothing of the caller's was changed. A recovered latch may be held by this client.
     pub(super) async fn wait_for_holder(
         &self,
-        leased: &Leased<F>,
         lane: u16,
-        object: Guarded,
+        object: &Object,
         found: u64,
     ) -> Result<(), LatchError> {
-        let way = leased.way(&self.fabric);
-        Ok(leased.holder.wait_for(way, lane, &object, LockWord::of_bits(found)).await?)
+        let Some(leased) = &self.leased else { return Ok(()) };
+        let (way, guarded) = (leased.way(&self.fabric), self.layout.guarded(object));
+        Ok(leased.holder.wait_for(way, lane, &guarded, LockWord::of_bits(found)).await?)
     }
 
-    /// Recovers all dead clients of a store with leases. Takes about the length of a lease.
+    /// Recovers all dead clients of a store with leases. Takes about the length of a lease. In a store without leases,
+    /// does nothing.
     ///
     /// # Errors
-    /// [`LatchError`]; some dead clients may have been recovered.
-    pub(super) async fn heal(&self, leased: &Leased<F>, lane: u16) -> Result<(), LatchError> {
+    /// [`LatchError`]; some dead clients may have been recovered, and a latch may be held by this client.
+    pub(super) async fn heal(&self, lane: u16) -> Result<(), LatchError> {
+        let Some(leased) = &self.leased else { return Ok(()) };
         leased.check()?;
         Ok(leased.holder.heal(leased.way(&self.fabric), lane).await?)
     }

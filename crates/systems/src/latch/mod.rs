@@ -44,7 +44,7 @@ pub use leased::LeaseSpec;
 pub use scheme::Scheme;
 
 use crate::lease::{LeaseError, LockWord};
-use crate::redo::{Record, RedoError};
+use crate::redo::{self, Record, RedoError};
 use crate::system::Backoff;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
@@ -102,6 +102,8 @@ struct Client<F> {
     /// Number of attempts that failed, of all operations.
     retries: Cell<u64>,
     handles: Cell<usize>,
+    /// Number of the client's tasks that the program has, whether they run yet or not.
+    keepers: Cell<usize>,
     kept: RefCell<Kept>,
     /// The client's lease, if the store has leases.
     leased: Option<Leased<F>>,
@@ -280,8 +282,9 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Reads an object's content in the way of the store's scheme: without the latch if the scheme is optimistic.
     ///
     /// # Errors
-    /// [`LatchError`]. In an optimistic scheme without leases, no latch is held after any error. With leases, the read
-    /// may have been recovering the latch of a dead client, and that latch may then be held.
+    /// [`LatchError`]. In an optimistic scheme, no latch is held after any error. In a store with leases, the read may
+    /// have recovered the latch of a dead client. If that has failed, the client gives up its lease, and others recover
+    /// the latch.
     pub async fn read(&mut self, object: u64, into: &mut [u8]) -> Result<(), LatchError> {
         let layout = &self.client.layout;
         if into.len() != layout.spec.len as usize {
@@ -293,7 +296,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
         let object = self.object(object)?;
         let lane = &self.lanes[self.next];
         self.client.settle(lane).await?;
-        // Without leases, a read that is dropped leaves nothing but its buffers.
+        // A read that is dropped leaves nothing but its buffers. A recovery that it has begun belongs to the lane.
         let mut own = lane.buffers().take();
         let beside = &self.lanes[1 - self.next];
         let read = beside.beside(self.client.read_optimistically(&object, &mut own, lane)).await;
@@ -329,16 +332,13 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     }
 
     /// Recovers all dead clients of a store with leases. Takes about the length of a lease. In a store without leases,
-    /// does nothing. If the future is dropped, a latch that it was recovering stays held by this client.
+    /// does nothing. If the future is dropped, the client's task goes on with the recovery.
     ///
     /// # Errors
     /// [`LatchError`]; some dead clients may have been recovered.
     pub async fn heal(&mut self) -> Result<(), LatchError> {
         self.settle().await?;
-        match &self.client.leased {
-            None => Ok(()),
-            Some(leased) => self.client.heal(leased, self.lanes[self.next].number()?).await,
-        }
+        self.client.carry_out(&self.lanes[self.next], Step::Heal).await
     }
 
     /// Returns the client's task, which renews the client's lease, if the store has leases, and releases the latches of
@@ -349,7 +349,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     /// # Errors
     /// The first error of a request for which no caller has waited. The latch that it was about may be held.
     pub fn keeper(&self) -> impl Future<Output = Result<(), LatchError>> + use<F> {
-        let keeping = Keeping(Rc::clone(&self.client));
+        let keeping = Keeping::new(&self.client);
         async move {
             let client = &keeping.0;
             let kept = poll_fn(|cx| client.poll_kept(cx));
@@ -402,6 +402,7 @@ impl<F> Drop for Latched<F> {
             lane.take_error().iter().for_each(|error| self.client.note_unheard(error));
             if lane.abandon() {
                 self.client.adopt(lane);
+                self.client.note_left();
             }
         }
         self.client.handles.set(self.client.handles.get() - 1);
@@ -447,6 +448,21 @@ impl<F> Drop for Operation<F> {
     }
 }
 
+/// A step of a lane that its caller waits for. If the wait is dropped, the client's task goes on with the step.
+struct Asked<'a, F> {
+    client: &'a Client<F>,
+    lane: &'a Rc<Lane>,
+    is_over: bool,
+}
+
+impl<F> Drop for Asked<'_, F> {
+    fn drop(&mut self) {
+        if !self.is_over && self.lane.abandon() {
+            self.client.adopt(self.lane);
+        }
+    }
+}
+
 /// A wait for a lane that the client's task may have polled before. If the wait is dropped, the task goes on.
 struct Waiting<'a, F> {
     client: &'a Client<F>,
@@ -461,24 +477,48 @@ impl<F> Drop for Waiting<'_, F> {
     }
 }
 
-/// The client's task. When it ends, lanes are left to nobody.
+/// The client's task. When the last one ends, lanes are left to nobody.
 struct Keeping<F>(Rc<Client<F>>);
+
+impl<F> Keeping<F> {
+    fn new(client: &Rc<Client<F>>) -> Keeping<F> {
+        client.keepers.set(client.keepers.get() + 1);
+        Keeping(Rc::clone(client))
+    }
+}
 
 impl<F> Drop for Keeping<F> {
     fn drop(&mut self) {
-        self.0.kept.take();
+        let client = &self.0;
+        client.keepers.set(client.keepers.get() - 1);
+        if !client.kept.borrow().lanes.is_empty() {
+            client.note_left();
+        }
+        if client.keepers.get() == 0 {
+            client.kept.take();
+        }
     }
 }
 
 impl<F> Client<F> {
-    /// Notes that a request of an operation has failed, so that the client may hold a latch. The client gives up its
-    /// lease, if it has one.
-    fn note_failure(&self, error: &LatchError)
-    where
-        F: Fabric + Clock,
-    {
-        let may_hold = matches!(error, LatchError::Fabric(_) | LatchError::Refused(_));
-        if let Some(leased) = self.leased.as_ref().filter(|_| may_hold) {
+    /// Notes that a step has failed. If the client may hold a latch since, it gives up its lease.
+    fn note_failure(&self, error: &LatchError) {
+        if matches!(error, LatchError::Fabric(_) | LatchError::Refused(_)) {
+            self.give_up();
+        }
+    }
+
+    /// Notes that a lane may hold a latch and that its handle has gone. If no task releases it, the client gives up its
+    /// lease.
+    fn note_left(&self) {
+        if self.keepers.get() == 0 {
+            self.give_up();
+        }
+    }
+
+    /// Gives up the client's lease, if it has one, so that others recover its latches.
+    fn give_up(&self) {
+        if let Some(leased) = &self.leased {
             leased.lose();
             leased.holder.give_up();
         }
@@ -502,10 +542,10 @@ impl<F> Client<F> {
         settled
     }
 
-    /// Leaves the steps of a lane to the client's task.
+    /// Leaves the steps of a lane to the client's task, if there is one. It may run later.
     fn adopt(&self, lane: &Rc<Lane>) {
         let mut kept = self.kept.borrow_mut();
-        if kept.task.is_some() {
+        if self.keepers.get() > 0 && !kept.lanes.iter().any(|kept| Rc::ptr_eq(kept, lane)) {
             kept.lanes.push(Rc::clone(lane));
         }
         drop(kept);
@@ -528,11 +568,26 @@ impl<F> Client<F> {
     }
 }
 
+impl<F: Fabric + Clock + 'static> Client<F> {
+    /// Lets a lane carry out a step that leaves it without a latch.
+    async fn carry_out(self: &Rc<Self>, lane: &Rc<Lane>, step: Step) -> Result<(), LatchError> {
+        let mut asked = Asked { client: self, lane, is_over: false };
+        let ended = lane.carry_out(self, step).await;
+        asked.is_over = true;
+        ended
+    }
+}
+
 impl<F: Fabric + Clock> Client<F> {
     /// Kind of the latch words.
     fn word(&self) -> Word {
         match self.layout.spec.scheme {
-            Scheme { steps: Steps::Unlatch, .. } if mutants::UNLATCH_UNDER_FAA.is_on() => Word::ReaderWriter,
+            // A latch with a lease is never taken by FETCH-ADD.
+            Scheme { steps: Steps::Unlatch, .. }
+                if mutants::UNLATCH_UNDER_FAA.is_on() && self.leased.is_none() =>
+            {
+                Word::ReaderWriter
+            }
             Scheme { word, .. } => word,
         }
     }
@@ -589,7 +644,12 @@ impl<F: Fabric + Clock> Client<F> {
             if is_abandoned() {
                 break;
             }
-            self.pause(object, (attempt, found), lane, &mut pause).await?;
+            if self.suspects(attempt, found) {
+                self.retries.set(self.retries.get() + 1);
+                self.wait_for_holder(lane, object, found).await?;
+            } else {
+                self.back_off(&mut pause).await;
+            }
         }
         Err(LatchError::Busy)
     }
@@ -629,7 +689,11 @@ impl<F: Fabric + Clock> Client<F> {
         if let Last::Write | Last::WriteAndRelease = last {
             if let Some(leased) = &self.leased {
                 record.fill(LockWord::of_bits(word.get()), &self.layout.guarded(object), image);
-                chain.also(write(leased.areas().record(record.word()), record.as_bytes()));
+                let record_write = write(leased.areas().record(record.word()), record.as_bytes());
+                if redo::mutants::RECORD_AFTER_OBJECT.is_on() {
+                    chain.also(write(object.image, image));
+                }
+                chain.also(record_write);
             }
             let written = chain.also(write(object.image, image));
             chain.holds(&[], written, is_posted);
@@ -639,40 +703,29 @@ impl<F: Fabric + Clock> Client<F> {
             Last::Release(hold) => Some(hold),
             Last::WriteAndRelease | Last::WriteThenRelease => Some(Hold::Exclusive),
         };
+        let mut freed = None;
         match hold {
             None => {}
             Some(_) if self.leased.is_some() => {
-                let freed = chain.also(cas(Mode::Eq, object.latch, word, &FREE));
-                chain.holds(&[], freed, is_posted);
+                let by = *freed.insert(chain.also(cas(Mode::Eq, object.latch, word, &FREE)));
+                chain.holds(&[], by, is_posted);
             }
             Some(hold) => release(&mut chain, object.latch, self.word(), hold, is_posted),
         }
         self.fabric.run(self.node, &chain, reply).await?;
+        match freed.map_or(Status::Ok, |freed| reply.status(freed)) {
+            Status::CasFailed => return Err(LatchError::Damaged("a latch was taken from its living holder")),
+            _ => {}
+        }
         match reply.verdict() {
             Status::Ok => Ok(()),
             refused => Err(LatchError::Refused(refused)),
         }
     }
 
-    /// Pauses after a failed attempt, which found the word `latch`. If the latch was held for a while, looks whether
-    /// its holder still lives.
-    async fn pause(
-        &self,
-        object: &Object,
-        (attempt, latch): (u32, u64),
-        lane: u16,
-        pause: &mut Duration,
-    ) -> Result<(), LatchError> {
-        match &self.leased {
-            Some(leased) if attempt >= PATIENCE && latch != FREE.get() => {
-                self.retries.set(self.retries.get() + 1);
-                self.wait_for_holder(leased, lane, self.layout.guarded(object), latch).await
-            }
-            _ => {
-                self.back_off(pause).await;
-                Ok(())
-            }
-        }
+    /// Whether the holder of a latch with this word, which was held for so many attempts, may be dead.
+    fn suspects(&self, attempt: u32, latch: u64) -> bool {
+        self.leased.is_some() && attempt >= PATIENCE && latch != FREE.get()
     }
 
     /// Pauses after a failed attempt. The pause is random, below a limit that doubles with each attempt.

@@ -1,5 +1,8 @@
 //! Broken schemes, which differ from a correct one by one line. Most were published or used.
 
+use crate::holder::mutants as holder;
+use crate::lease::mutants as lease;
+use crate::redo::mutants as redo;
 use farside_remote::mutant::Mutant;
 
 farside_remote::mutants! {
@@ -23,12 +26,21 @@ farside_remote::mutants! {
     DROPPED_KEEPS_LATCH = "LatchDroppedKeepsLatch";
 }
 
+/// What is broken in the leases of latches, or in the recovery of a dead holder over classic verbs.
+const LEASES: [Mutant; 5] = [
+    lease::TAKEN_UNFENCED,
+    redo::RECORD_AFTER_OBJECT,
+    redo::TAKEN_BEFORE_OWN_RECORD,
+    redo::STALE_RECORD_REDONE,
+    holder::LOCK_OF_DEAD_HOLDER_WRITTEN,
+];
+
 /// The broken schemes, and the broken leases.
-pub const WITH_LEASES: [Mutant; ALL.len() + 1] = {
-    let mut all = [crate::lease::mutants::TAKEN_UNFENCED; ALL.len() + 1];
+pub const WITH_LEASES: [Mutant; ALL.len() + LEASES.len()] = {
+    let mut all = [LEASES[0]; ALL.len() + LEASES.len()];
     let mut place = 0;
-    while place < ALL.len() {
-        all[place] = ALL[place];
+    while place < all.len() {
+        all[place] = if place < ALL.len() { ALL[place] } else { LEASES[place - ALL.len()] };
         place += 1;
     }
     all

@@ -7,12 +7,13 @@
 //! held, and afterwards V has changed. So the read is correct in whatever order the lines of the WRITE land, unless the
 //! WRITE itself releases L.
 
-use super::lane::Lane;
+use super::lane::{Lane, Step};
 use super::layout::{Layout, Object};
 use super::scheme::Reads;
 use super::{ATTEMPTS_MAX, Buffers, Client, FREE, LatchError, copy, mutants};
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, read};
+use std::rc::Rc;
 
 /// Result of an attempt to read an object.
 enum Attempt {
@@ -24,15 +25,16 @@ enum Attempt {
     Torn,
 }
 
-impl<F: Fabric + Clock> Client<F> {
-    /// Reads the image of an object into `own`.
+impl<F: Fabric + Clock + 'static> Client<F> {
+    /// Reads the image of an object into `own`. The lane has no step in progress. It recovers the latch if its holder is
+    /// dead.
     pub(super) async fn read_optimistically(
-        &self,
+        self: &Rc<Self>,
         object: &Object,
         own: &mut Buffers,
-        lane: &Lane,
+        lane: &Rc<Lane>,
     ) -> Result<(), LatchError> {
-        let (lane, mut pause) = (lane.number()?, self.backoff.first);
+        let mut pause = self.backoff.first;
         for attempt in 0..ATTEMPTS_MAX {
             let read = match self.layout.spec.scheme.reads {
                 Reads::Twice => self.read_twice(object, own).await?,
@@ -46,7 +48,12 @@ impl<F: Fabric + Clock> Client<F> {
                 Attempt::Whole(_) | Attempt::Torn => FREE.get(),
                 Attempt::Held(latch) => latch,
             };
-            self.pause(object, (attempt, latch), lane, &mut pause).await?;
+            if self.suspects(attempt, latch) {
+                self.retries.set(self.retries.get() + 1);
+                self.carry_out(lane, Step::Await(*object, latch)).await?;
+            } else {
+                self.back_off(&mut pause).await;
+            }
         }
         Err(LatchError::Busy)
     }

@@ -73,6 +73,13 @@ impl System for LatchKind {
         let leased = match layout.spec.lease {
             None => None,
             Some(spec) => {
+                if options.entropy == 0 {
+                    return Err(StoreError::Gone(format!(
+                        "store '{}' has leases, and a client needs random entropy in its options, so that no two \
+                         clients have one nonce: nothing was changed",
+                        store.name
+                    )));
+                }
                 let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
                 Some(Leased::open(&fabric, node, store, (layout, spec), nonce).await?)
             }
@@ -86,6 +93,7 @@ impl System for LatchKind {
             draws: RefCell::new(Draws(options.entropy)),
             retries: Cell::new(0),
             handles: Cell::new(0),
+            keepers: Cell::new(0),
             kept: RefCell::default(),
         })))
     }
