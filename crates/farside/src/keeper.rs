@@ -1,4 +1,4 @@
-//! Runs the task of a client of a block store ([`Blocks::keeper`]) beside the work that uses the client.
+//! Runs the task of a client of a store, such as [`Blocks::keeper`], beside the work that uses the client.
 //!
 //! A core has a limited number of tasks, and a program may use all of them. So the keeper is polled by the task of some
 //! work, and not by a task of its own.
@@ -18,6 +18,11 @@ impl Keepers {
     /// Creates the tasks of these clients. Other handles of the same clients are kept, too.
     pub fn of<'c, B: Blocks + 'static>(clients: impl IntoIterator<Item = &'c B>) -> Keepers {
         Keepers(clients.into_iter().map(|client| client.keeper()).collect())
+    }
+
+    /// Gathers tasks of clients.
+    pub fn of_tasks(tasks: impl IntoIterator<Item = impl Future<Output = ()> + 'static>) -> Keepers {
+        Keepers(tasks.into_iter().map(|task| Box::pin(task) as Pin<Box<dyn Future<Output = ()>>>).collect())
     }
 
     /// Runs `work`, and the clients' tasks meanwhile. They go on with the next work.

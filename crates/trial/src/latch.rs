@@ -2,7 +2,8 @@
 //!
 //! The checks share no code with the schemes:
 //! - the content of an object follows from its value, so torn bytes are detected;
-//! - each client that is inside an operation that holds a latch is noted, so two writers at once are detected;
+//! - each client that is inside an operation that holds a latch is noted, so two writers at once are detected; in a
+//!   store with leases, the earlier one must then not succeed;
 //! - the checker of counters finds lost updates and stale reads;
 //! - after the faults have ended, no latch may be held.
 //!
@@ -61,8 +62,6 @@ struct Known {
     /// Whether a client has lost its session while it may have held a latch.
     has_lost_session: Cell<bool>,
     is_replaced: Cell<bool>,
-    /// Whether clients recover the latches of dead ones.
-    has_leases: bool,
 }
 
 impl Known {
@@ -70,7 +69,7 @@ impl Known {
     fn has_orphans(&self, scene: &Scene) -> bool {
         let has_lost =
             self.has_lost_session.get() || scene.struck.of(Fault::ClientDeath) > self.deaths_before;
-        has_lost && !self.has_leases
+        has_lost && !self.holders.has_leases
     }
 
     /// If a client may have left a latch behind, creates the store anew after a while.
@@ -172,47 +171,69 @@ pub(crate) fn decode(content: &[u8]) -> Option<Value> {
 }
 
 /// The operations that hold the latches of a store's objects.
+///
+/// In a store with leases, an operation of a client that was fenced does not know that another client has its latch. It
+/// is *overtaken*, and must not succeed.
 #[derive(Default)]
-pub(crate) struct Holders(RefCell<BTreeMap<u64, Held>>);
-
-#[derive(Default)]
-struct Held {
-    writers: u32,
-    readers: u32,
+pub(crate) struct Holders {
+    /// Whether others may recover a latch while its holder does not know.
+    has_leases: bool,
+    inside: RefCell<Vec<Inside>>,
 }
 
 /// An operation that holds a latch.
-pub(crate) struct Holder<'a> {
-    holders: &'a Holders,
+#[derive(Clone)]
+struct Inside {
     object: u64,
     is_writer: bool,
+    is_overtaken: Rc<Cell<bool>>,
+}
+
+/// Notes that an operation holds a latch, until it is dropped.
+pub(crate) struct Holder<'a> {
+    holders: &'a Holders,
+    of: Inside,
 }
 
 impl Holders {
-    /// Notes that an operation holds the latch of an object, until the returned value is dropped.
+    fn new(has_leases: bool) -> Holders {
+        Holders { has_leases, ..Holders::default() }
+    }
+
+    /// Notes that an operation holds the latch of an object, until the returned value is dropped. Sets `is_overtaken`
+    /// if another operation gets the latch before.
     ///
     /// # Errors
     /// Returns the violation if another operation excludes this one.
-    pub(crate) fn enter(&self, object: u64, is_writer: bool) -> Result<Holder<'_>, String> {
-        let mut all = self.0.borrow_mut();
-        let held = all.entry(object).or_default();
-        if held.writers > 0 || is_writer && held.readers > 0 {
-            let new = if is_writer { "a writer" } else { "a reader" };
+    fn enter(
+        &self,
+        object: u64,
+        is_writer: bool,
+        is_overtaken: &Rc<Cell<bool>>,
+    ) -> Result<Holder<'_>, String> {
+        let mut inside = self.inside.borrow_mut();
+        let excluded = inside.iter().filter(|of| of.object == object && (of.is_writer || is_writer));
+        if self.has_leases {
+            excluded.for_each(|of| of.is_overtaken.set(true));
+        } else if let Some(other) = excluded.last() {
+            let name = |is_writer| if is_writer { "a writer" } else { "a reader" };
             return Err(format!(
-                "{new} holds the latch of object {object}, beside {} writers and {} readers",
-                held.writers, held.readers
+                "{} holds the latch of object {object}, beside {}",
+                name(is_writer),
+                name(other.is_writer)
             ));
         }
-        *(if is_writer { &mut held.writers } else { &mut held.readers }) += 1;
-        Ok(Holder { holders: self, object, is_writer })
+        let of = Inside { object, is_writer, is_overtaken: Rc::clone(is_overtaken) };
+        inside.push(of.clone());
+        Ok(Holder { holders: self, of })
     }
 }
 
 impl Drop for Holder<'_> {
     fn drop(&mut self) {
-        if let Some(held) = self.holders.0.borrow_mut().get_mut(&self.object) {
-            *(if self.is_writer { &mut held.writers } else { &mut held.readers }) -= 1;
-        }
+        let mut inside = self.holders.inside.borrow_mut();
+        let place = inside.iter().position(|of| Rc::ptr_eq(&of.is_overtaken, &self.of.is_overtaken));
+        drop(place.map(|place| inside.swap_remove(place)));
     }
 }
 
@@ -247,7 +268,8 @@ impl How {
     }
 }
 
-/// Carries out an operation on an object, and checks what the client sees.
+/// Carries out an operation on an object, and checks what the client sees. In a store with leases, waits until the
+/// operation's requests have completed: if the session ends before, the latch passes on, with or without the change.
 ///
 /// # Errors
 /// The client failed, or saw what must not be.
@@ -258,11 +280,31 @@ pub(crate) async fn perform<F: Fabric + Clock + 'static>(
     (object, ask): (u64, Ask),
     how: How,
 ) -> Result<Value, Wrong> {
+    let is_overtaken = Rc::default();
+    let performed = perform_alone(world, client, (holders, &is_overtaken), (object, ask), how).await?;
+    if holders.has_leases {
+        client.settle().await?;
+    }
+    if is_overtaken.get() {
+        return Err(Wrong::Violation(format!(
+            "an operation on object {object} has succeeded, although another one got its latch meanwhile"
+        )));
+    }
+    Ok(performed)
+}
+
+async fn perform_alone<F: Fabric + Clock + 'static>(
+    world: &World,
+    client: &mut Latched<F>,
+    (holders, is_overtaken): (&Holders, &Rc<Cell<bool>>),
+    (object, ask): (u64, Ask),
+    how: How,
+) -> Result<Value, Wrong> {
     let torn = |what: &str| Wrong::Violation(format!("{what} of object {object} returned torn bytes"));
     match ask {
         Ask::Add(tag) => {
             let body = async |content: &mut [u8]| {
-                let _holder = holders.enter(object, true).map_err(Wrong::Violation)?;
+                let _holder = holders.enter(object, true, is_overtaken).map_err(Wrong::Violation)?;
                 let before = decode(content).ok_or_else(|| torn("a read under the exclusive latch"))?;
                 encode(Value { count: before.count + 1, tag }, content);
                 world.sleep(how.dwell_ns).await;
@@ -272,7 +314,7 @@ pub(crate) async fn perform<F: Fabric + Clock + 'static>(
         }
         Ask::Read if how.is_shared => {
             let body = async |content: &[u8]| {
-                let _holder = holders.enter(object, false).map_err(Wrong::Violation)?;
+                let _holder = holders.enter(object, false, is_overtaken).map_err(Wrong::Violation)?;
                 world.sleep(how.dwell_ns).await;
                 decode(content).ok_or_else(|| torn("a read under the shared latch"))
             };
@@ -408,7 +450,8 @@ impl Family for Latch {
         let _passage = shared.gate.enter().await;
         let deaths_before = scene.struck.of(Fault::ClientDeath);
         let has_leases = self.spec.lease.is_some();
-        let new = || Rc::new(Known { deaths_before, has_leases, ..Known::default() });
+        let holders = || Holders::new(has_leases);
+        let new = || Rc::new(Known { deaths_before, holders: holders(), ..Known::default() });
         let known = Rc::clone(self.stores.borrow_mut().entry((node, name.to_owned())).or_insert_with(new));
         known.replace_orphaned(scene, site.index, name);
         let opened = shared.clients.borrow().get(name).map(Latched::another);
@@ -461,14 +504,7 @@ impl Family for Latch {
     ) -> Result<Outcome, Failure> {
         let Client { scene, site, store, known, latched } = client;
         let how = How::drawn(scene.world.random());
-        // The holder of an expired lease does not know that it was fenced, and still is inside its operation.
-        let unchecked = Holders::default();
-        let holders = if known.has_leases { &unchecked } else { &known.holders };
-        let mut performed = perform(&scene.world, latched, holders, (key, *ask), how).await;
-        if known.has_leases && performed.is_ok() {
-            // If the session ends before the WRITE has completed, the latch passes on, with or without the change.
-            performed = latched.settle().await.map_err(Wrong::Error).and(performed);
-        }
+        let performed = perform(&scene.world, latched, &known.holders, (key, *ask), how).await;
         let outcome = match performed {
             Ok(found) => Ok(Outcome::Found(found)),
             Err(Wrong::Error(error)) => {

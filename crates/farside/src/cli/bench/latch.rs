@@ -44,6 +44,10 @@ pub(super) struct Latch {
     #[arg(long, value_name = "N", conflicts_with = "tasks")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     workers: Option<u32>,
+    /// Give the clients leases of this length: if a client dies with a latch, others fence it and recover the latch. For
+    /// schemes whose latch has one holder. Each change then writes twice the bytes
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    lease_ms: Option<u64>,
     #[command(flatten)]
     measure: Measure,
     #[command(flatten)]
@@ -52,7 +56,7 @@ pub(super) struct Latch {
     /// workers on four machines. --operations is the number of simulated operations [default: 20000]
     #[arg(long, conflicts_with_all = [
         "fabric", "seconds", "warm_up", "repeats", "target", "idle_ms", "sample_every", "hdr_log", "interval", "delay",
-        "pool",
+        "pool", "lease_ms",
     ])]
     predict: bool,
     /// Print the result as one JSON object on the last line
@@ -105,6 +109,13 @@ impl Latch {
         if self.existing.has_pool() && self.fabric == Some(FabricArg::Local) {
             return Err(Failure::Error("--fabric local runs the node in this process: omit --pool".into()));
         }
+        if self.lease_ms.is_some() && self.scheme.has_shared_mode() {
+            return Err(Failure::Error(format!(
+                "leases are for latches with one holder, and the scheme {0} has a latch of several: omit --lease-ms, or \
+                 give a scheme without '-rw'",
+                self.scheme
+            )));
+        }
         self.measure.check_log()?;
         let config = self.config()?;
         let duration = Duration::from_secs_f64(config.seconds);
@@ -153,6 +164,7 @@ impl Latch {
             existing: self.existing.clone(),
             value_size: self.size as usize,
             latching: self.latching(),
+            lease: self.lease_ms.map(Duration::from_millis),
             tasks: self.tasks()?,
             ..self.measure.config(system, workload, operations, seconds)?
         })

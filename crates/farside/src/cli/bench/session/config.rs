@@ -54,6 +54,8 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) replicas: Option<u32>,
     /// How clients synchronize, and where latches lie, in a store of latched objects.
     pub(in crate::cli) latching: Latching,
+    /// Length of the leases of clients; only for latched objects, and only as an option.
+    pub(in crate::cli) lease: Option<Duration>,
     /// Network delay to add to the real one.
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
@@ -113,6 +115,7 @@ impl SessionConfig {
             by_node: false,
             replicas: None,
             latching: Latching::NONE,
+            lease: None,
             distance: None,
             faults: None,
             quiet: false,
@@ -140,6 +143,7 @@ impl SessionConfig {
             value_len: self.value_size,
             collision_free: self.collision_free,
             latching: self.latching,
+            lease: self.lease,
             ..Sizing::default()
         }
     }

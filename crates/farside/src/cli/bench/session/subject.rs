@@ -340,11 +340,22 @@ impl Subject for Objects {
     ) -> Result<Vec<Latched<Rc<F>>>, Failure> {
         let found = block_on(fabric, store::fetch_of(fabric, NodeId(0), &session.store, latch::KIND))?;
         let members = Members::one(NodeId(0), found);
-        let opened = LatchKind::open(Rc::clone(fabric), &members, &Options::NONE);
+        let entropy = getrandom::u64().expect("the system has random bytes: clients must draw other pauses");
+        let options = Options { entropy, ..Options::NONE };
+        let opened = LatchKind::open(Rc::clone(fabric), &members, &options);
         // All tasks of a thread are one client to the store.
         let mut clients = vec![block_on(fabric, opened)?];
         clients.extend((1..count).map(|_| clients[0].another()).collect::<Vec<_>>());
         Ok(clients)
+    }
+
+    fn keepers<F: Fabric + Clock + Turns + 'static>(clients: &[Latched<Rc<F>>]) -> Keepers {
+        // All of them are handles of one client.
+        Keepers::of_tasks(clients.first().map(|client| {
+            let keeper = client.keeper();
+            // No operation is dropped, so its caller has heard of each error.
+            async move { drop(keeper.await) }
+        }))
     }
 
     async fn load<F: Fabric + Clock + Turns + 'static>(
