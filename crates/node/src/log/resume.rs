@@ -218,7 +218,7 @@ impl<M: StartMemory> Resuming<'_, M> {
         let dropped = memory.run_at_once(|memory| served.lock(Work::Live).replayed(memory, start));
         if dropped > 0 {
             tracing::error!(
-                "{dropped} entries of store '{name}' were dropped, since its log {folder} lacks what had replaced others"
+                "{dropped} entries of store '{name}' were dropped: its log {folder} lacks what had replaced others"
             );
         }
         let took = host.now() - began;

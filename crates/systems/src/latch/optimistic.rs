@@ -26,8 +26,8 @@ enum Attempt {
 }
 
 impl<F: Fabric + Clock + 'static> Client<F> {
-    /// Reads the image of an object into `own`. The lane has no step in progress. It recovers the latch if its holder is
-    /// dead.
+    /// Reads the image of an object into `own`. The lane has no step in progress. It recovers the latch if the latch's
+    /// holder is dead.
     pub(super) async fn read_optimistically(
         self: &Rc<Self>,
         object: &Object,

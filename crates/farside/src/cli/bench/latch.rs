@@ -111,8 +111,8 @@ impl Latch {
         }
         if self.lease_ms.is_some() && self.scheme.has_shared_mode() {
             return Err(Failure::Error(format!(
-                "leases are for latches with one holder, and the scheme {0} has a latch of several: omit --lease-ms, or \
-                 give a scheme without '-rw'",
+                "leases are for latches with one holder, and the scheme {} has a latch of several: omit --lease-ms, \
+                 or give a scheme without '-rw'",
                 self.scheme
             )));
         }

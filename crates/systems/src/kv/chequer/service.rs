@@ -966,9 +966,10 @@ impl<M: Memory> At<'_, M> {
     /// Ends the replay of the log: writes the last stamp to the head, since no record may have it, and carries out the
     /// puts whose places were in use before. Returns the number of values that were dropped.
     ///
-    /// Each of these puts is the last of its bucket, and so are those in the table. So no two have the same place, unless
-    /// the log lacks what replaced a value, has a put that was never answered, or a client has forged records. Such a
-    /// value gets another place. Only if none is free, the newer one alone stays: its place was free when it was put.
+    /// Each of these puts is the last of its bucket, and so are those in the table. So no two have the same place,
+    /// unless the log lacks what replaced a value, has a put that was never answered, or a client has forged records.
+    /// Such a value gets another place. Only if none is free, the newer one alone stays: its place was free when it
+    /// was put.
     fn replayed(&mut self) -> Result<u64, M::Wait> {
         self.write_head(self.state.last)?;
         let mut late: Vec<(u64, Late)> = std::mem::take(&mut self.state.late).into_iter().collect();
