@@ -336,13 +336,7 @@ impl Recovery {
             Recovery::Over => panic!("the recovery is over"),
             Recovery::Free(word) => chain.also(cas(Mode::Eq, object.lock, word, &LockWord::FREE)),
             Recovery::Redo(word) => {
-                let record = write(areas.record(own.word), &own.bytes);
-                if mutants::TAKEN_BEFORE_OWN_RECORD.is_on() {
-                    let taken = chain.also(cas(Mode::Eq, object.lock, word, &own.word));
-                    chain.also(record);
-                    return taken;
-                }
-                chain.also(record);
+                chain.also(write(areas.record(own.word), &own.bytes));
                 chain.also(cas(Mode::Eq, object.lock, word, &own.word))
             }
         }

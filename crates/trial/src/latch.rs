@@ -212,10 +212,10 @@ impl Holders {
         is_overtaken: &Rc<Cell<bool>>,
     ) -> Result<Holder<'_>, String> {
         let mut inside = self.inside.borrow_mut();
-        let excluded = inside.iter().filter(|of| of.object == object && (of.is_writer || is_writer));
+        let mut excluded = inside.iter().filter(|of| of.object == object && (of.is_writer || is_writer));
         if self.has_leases {
             excluded.for_each(|of| of.is_overtaken.set(true));
-        } else if let Some(other) = excluded.last() {
+        } else if let Some(other) = excluded.next() {
             let name = |is_writer| if is_writer { "a writer" } else { "a reader" };
             return Err(format!(
                 "{} holds the latch of object {object}, beside {}",

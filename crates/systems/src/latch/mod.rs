@@ -713,9 +713,8 @@ impl<F: Fabric + Clock> Client<F> {
             Some(hold) => release(&mut chain, object.latch, self.word(), hold, is_posted),
         }
         self.fabric.run(self.node, &chain, reply).await?;
-        match freed.map_or(Status::Ok, |freed| reply.status(freed)) {
-            Status::CasFailed => return Err(LatchError::Damaged("a latch was taken from its living holder")),
-            _ => {}
+        if freed.is_some_and(|freed| reply.status(freed) == Status::CasFailed) {
+            return Err(LatchError::Damaged("a latch was taken from its living holder"));
         }
         match reply.verdict() {
             Status::Ok => Ok(()),

@@ -27,10 +27,9 @@ farside_remote::mutants! {
 }
 
 /// What is broken in the leases of latches, or in the recovery of a dead holder over classic verbs.
-const LEASES: [Mutant; 5] = [
+const LEASES: [Mutant; 4] = [
     lease::TAKEN_UNFENCED,
     redo::RECORD_AFTER_OBJECT,
-    redo::TAKEN_BEFORE_OWN_RECORD,
     redo::STALE_RECORD_REDONE,
     holder::LOCK_OF_DEAD_HOLDER_WRITTEN,
 ];

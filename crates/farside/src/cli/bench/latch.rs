@@ -44,8 +44,8 @@ pub(super) struct Latch {
     #[arg(long, value_name = "N", conflicts_with = "tasks")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     workers: Option<u32>,
-    /// Give the clients leases of this length: if a client dies with a latch, others fence it and recover the latch. For
-    /// schemes whose latch has one holder. Each change then writes twice the bytes
+    /// Give the clients leases of this length: if a client dies with a latch, others fence it and recover the latch.
+    /// For schemes whose latch has one holder. Each change then writes twice the bytes
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     lease_ms: Option<u64>,
     #[command(flatten)]
