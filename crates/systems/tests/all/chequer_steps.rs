@@ -661,9 +661,9 @@ fn versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record
 /// A log that is not synced may lack a delete that took effect. A later put then got the place of the deleted value.
 #[test]
 fn of_two_values_in_one_place_a_replay_keeps_the_newer_one_if_not_both_fit() {
-    const LEN: usize = 500;
+    const LEN: usize = 2000;
     for (values, dropped) in [(1, 0), (4000, 1)] {
-        let new = || Bare::new(2, r#"{"items": 3500}"#);
+        let new = || Bare::new(6, r#"{"items": 3500}"#);
         let [before, after] = [new(), new()];
         before.put(b"deleted", &[1; LEN], [Duration::ZERO; 2]);
         let older = before.checkpoint();

@@ -1,15 +1,26 @@
 //! Tests of latched objects on a real fabric: results, costs and errors of each scheme.
 
+use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::yield_now;
 use farside_fabrics::layer::count::Count;
-use farside_remote::fabric::Ran;
-use farside_remote::{Addr, Capabilities, ChainBuf, Fabric, NodeId, Reply, write};
+use farside_remote::clock::Clock;
+use farside_remote::control::Store;
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::wire::Code;
+use farside_remote::{Addr, Capabilities, Chain, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, write};
 use farside_systems::latch::scheme::Steps;
 use farside_systems::latch::system::LatchKind;
-use farside_systems::latch::{KIND, LatchError, Latched, Placement, Scheme, Spec, held};
-use farside_systems::store;
+use farside_systems::latch::{KIND, LatchError, Latched, LeaseSpec, Placement, Scheme, Spec, held};
+use farside_systems::store::{self, Members};
+use farside_systems::system::{Options, System};
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
 const OBJECTS: u64 = 5;
@@ -238,4 +249,135 @@ fn wrong_numbers_and_lengths_are_refused_with_the_right_ones() {
         let refused = home.host.ask(ask, std::time::Duration::from_secs(60)).expect_err(parameters);
         println!("{refused}");
     }
+}
+
+/// A session without conditional ops, as classic verbs have none. It lets other futures run before each chain.
+struct Classic {
+    endpoint: Endpoint,
+    /// Number of chains since a recovery took its first latch, and with that chain.
+    since_taken: Cell<u32>,
+}
+
+impl Fabric for Classic {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        let mut codes = chain.view().ops().map(|op| op.code());
+        let takes = codes.next() == Some(Code::Write) && codes.eq([Code::Cas]);
+        if takes || self.since_taken.get() > 0 {
+            self.since_taken.set(self.since_taken.get() + 1);
+        }
+        yield_now().await;
+        self.endpoint.run(node, chain, reply).await
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        self.endpoint.call(node, service, request, answer).await
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        self.endpoint.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.endpoint.capabilities(node).without(Capabilities::CONDITIONAL_OPS)
+    }
+
+    fn session_number(&self, node: NodeId) -> u64 {
+        self.endpoint.session_number(node)
+    }
+}
+
+impl Clock for Classic {
+    fn now(&self) -> Duration {
+        self.endpoint.now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.endpoint.wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.endpoint.sleep(duration)
+    }
+}
+
+/// Opens a client of a store with leases.
+async fn leased<F: Fabric + Clock + 'static>(fabric: F, store: &Store, entropy: u64) -> Latched<F> {
+    let options = Options { entropy, ..Options::NONE };
+    let opened = LatchKind::open(fabric, &Members::one(NODE, store.clone()), &options).await;
+    opened.expect("the store exists, and has a free id")
+}
+
+/// A client dies after it has changed an object, and before it has released the latch. Another one recovers the latch,
+/// and its caller goes at each moment of the recovery. The latch is free in the end, and the change is there.
+#[test]
+fn a_recovery_is_completed_although_its_caller_has_gone() {
+    let home = Home::new(32);
+    let scheme = Scheme::named("basic").expect("a scheme");
+    let lease = Some(LeaseSpec { us: 2_000, ids: 4, lanes: 4 });
+    let spec = Spec { lease, ..spec_of(scheme) };
+    let store = home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
+    for chains in 1..=4 {
+        let entropy = 10 * u64::from(chains);
+        let endpoint = home.endpoint();
+        let fabric = Rc::new(Intercept::new(Rc::clone(&endpoint)));
+        let mut dying = run(&endpoint, leased(Rc::clone(&fabric), &store, entropy + 1));
+        let set = |byte: u8| async move |content: &mut [u8]| content.fill(byte);
+        run(&endpoint, dying.with_exclusive(0, set(0))).expect("nobody has the latch");
+        fabric.of_chain(3, Then::Stops);
+        {
+            let mut change = pin!(dying.with_exclusive(0, set(chains as u8)));
+            let stuck = poll_fn(|cx| {
+                assert!(change.as_mut().poll(cx).is_pending());
+                if fabric.is_stuck() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            run(&endpoint, stuck);
+        }
+        drop(dying);
+        let fabric = Rc::new(Classic { endpoint: home.endpoint(), since_taken: Cell::new(0) });
+        let mut healer = run(&fabric.endpoint, leased(Rc::clone(&fabric), &store, entropy + 2));
+        let keeper = healer.keeper();
+        let is_healed = {
+            let mut healing = pin!(healer.heal());
+            let caller = poll_fn(|cx| match healing.as_mut().poll(cx) {
+                Poll::Pending if fabric.since_taken.get() < chains => Poll::Pending,
+                polled => Poll::Ready(polled.is_ready()),
+            });
+            run(&fabric.endpoint, caller)
+        };
+        assert!(!is_healed, "its caller went before");
+        drop(healer);
+        run(&fabric.endpoint, keeper).expect("the node responds");
+        let endpoint = home.endpoint();
+        let memory = home.host.memory();
+        let load = |at| {
+            let Ok(word) = farside_remote::Memory::load(memory, at, farside_remote::Width::W8);
+            word as u64
+        };
+        assert_eq!(held(&store, load), Ok(Vec::new()), "the caller went after {chains} chains");
+        let mut client = run(&endpoint, leased(Rc::clone(&endpoint), &store, entropy + 3));
+        let keeper = client.keeper();
+        let mut content = [0xee; LEN];
+        run(&endpoint, client.read(0, &mut content)).expect("nobody has the latch");
+        assert_eq!(content, [chains as u8; LEN]);
+        drop(client);
+        run(&endpoint, keeper).expect("the node responds");
+    }
+}
+
+#[test]
+fn a_client_with_a_lease_needs_entropy() {
+    let home = Home::new(32);
+    let lease = Some(LeaseSpec { us: 2_000, ids: 4, lanes: 4 });
+    let spec = Spec { lease, ..spec_of(Scheme::named("basic").expect("a scheme")) };
+    home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
+    let endpoint = home.endpoint();
+    let refused = run(&endpoint, store::open::<LatchKind, _>(Rc::clone(&endpoint), NODE, "s"));
+    let refused = refused.err().expect("all clients would have one nonce").to_string();
+    assert!(refused.contains("needs random entropy"), "{refused}");
 }
