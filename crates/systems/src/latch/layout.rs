@@ -179,6 +179,21 @@ impl Spec {
     }
 }
 
+/// Longest content of an object that takes at most `bytes` bytes, with its latch and versions, and without padding.
+///
+/// # Errors
+/// Returns the least number of bytes of an object of this scheme.
+pub(super) fn len_of_object(scheme: Scheme, bytes: u32) -> Result<u32, u32> {
+    let taken = |len: u32| {
+        let spec =
+            Spec { objects: 1, len, scheme, placement: Placement::Inline, relaxed: false, lease: None };
+        spec.stride()
+    };
+    let words = 1..=bytes.min(LEN_MAX) / WORD as u32;
+    let mut lengths = words.rev().map(|words| words * WORD as u32);
+    lengths.find(|&len| taken(len) <= u64::from(bytes)).ok_or(taken(WORD as u32) as u32)
+}
+
 /// The table of a store.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {

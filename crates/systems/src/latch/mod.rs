@@ -8,6 +8,7 @@
 //! - `exclusive` and `shared` (this file): operations that hold the latch. `optimistic`: reads without the latch.
 //! - `lane`: the parts of an operation that go on when its caller has gone, or that nobody awaits.
 //! - `system`: the entry in the registry, and the work of the node's CPU. [`mutants`]: broken schemes.
+//! - [`btree`]: a tree whose nodes are the objects.
 //!
 //! What each scheme relies on (section 1 of the memory contract, `farside_sim::nic`):
 //!
@@ -30,6 +31,7 @@
 //! Invariant: whether a client has taken a latch is decided by the result of its atomic, never by bytes of a READ.
 //! Invariant: a buffer is reused only after the requests that use it have completed.
 
+pub mod btree;
 pub mod mutants;
 pub mod scheme;
 pub mod system;
@@ -294,12 +296,37 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
             return self.with_shared(object, async |content| into.copy_from_slice(content)).await;
         }
         let object = self.object(object)?;
+        self.read_beside(into, async |client, own, lane| client.read_optimistically(&object, own, lane).await)
+            .await
+    }
+
+    /// Reads an object's content by one READ, which nothing checks. The content is right only if no client changes the
+    /// object meanwhile; otherwise, it may be torn. For baselines of benchmarks.
+    ///
+    /// # Errors
+    /// [`LatchError`].
+    pub async fn read_unsynchronized(&mut self, object: u64, into: &mut [u8]) -> Result<(), LatchError> {
+        let layout = &self.client.layout;
+        if into.len() != layout.spec.len as usize {
+            return Err(LatchError::Length(layout.spec.len));
+        }
+        let object = self.object(object)?;
+        self.read_beside(into, async |client, own, _lane| client.read_image(&object, own).await).await
+    }
+
+    /// Reads an object's content without its latch: `read` gets the image into the buffers. Meanwhile, the requests of
+    /// an earlier operation go on.
+    async fn read_beside(
+        &mut self,
+        into: &mut [u8],
+        read: impl AsyncFnOnce(&Client<F>, &mut Buffers, &Lane) -> Result<(), LatchError>,
+    ) -> Result<(), LatchError> {
         let lane = &self.lanes[self.next];
         self.client.settle(lane).await?;
         // A read that is dropped leaves nothing but its buffers. A recovery that it has begun belongs to the lane.
         let mut own = lane.buffers().take();
         let beside = &self.lanes[1 - self.next];
-        let read = beside.beside(self.client.read_optimistically(&object, &mut own, lane)).await;
+        let read = beside.beside(read(&self.client, &mut own, lane)).await;
         if read.is_ok() {
             self.client.layout.unpack(&own.image, &mut self.content);
             into.copy_from_slice(&self.content);

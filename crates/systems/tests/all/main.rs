@@ -6,6 +6,7 @@
 mod abd_lock;
 mod allocations;
 mod blocks;
+mod btree;
 mod chequer;
 mod chequer_pool;
 mod chequer_steps;
