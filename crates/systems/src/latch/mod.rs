@@ -177,7 +177,22 @@ impl LatchError {
     pub fn ran(&self) -> Ran {
         match self {
             LatchError::Fabric(error) => error.ran(),
+            // It may have been the release, after the WRITE.
+            LatchError::Refused(_) => Ran::Unknown,
             _ => Ran::No,
+        }
+    }
+
+    /// The error of an operation whose WRITE has been carried out, and whose release failed with this error.
+    fn after_write(self, node: NodeId) -> LatchError {
+        match self {
+            LatchError::Fabric(error @ FabricError::Lost { .. }) => {
+                LatchError::Fabric(error.map_ran(|_of_release| Ran::Yes))
+            }
+            LatchError::Fabric(error) if error.ran() == Ran::No => {
+                LatchError::Fabric(FabricError::Lost { node, ran: Ran::Yes, reason: error.to_string() })
+            }
+            other => other,
         }
     }
 }
@@ -699,7 +714,8 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<(), LatchError> {
         if last == Last::WriteThenRelease {
             self.send_one(Last::Write, object, own, &Cell::new(false)).await?;
-            return self.send_one(Last::Release(Hold::Exclusive), object, own, is_posted).await;
+            let released = self.send_one(Last::Release(Hold::Exclusive), object, own, is_posted).await;
+            return released.map_err(|error| error.after_write(self.node));
         }
         self.send_one(last, object, own, is_posted).await
     }

@@ -199,6 +199,31 @@ fn a_latch_that_stays_held_makes_its_object_busy_and_no_other() {
     }
 }
 
+/// A fenced client's release is refused with the error that nothing ran. Its WRITE has run before.
+#[test]
+fn an_object_was_changed_if_only_its_release_failed() {
+    let home = Home::new(32);
+    // The number of an operation's release among its lists of requests, which begin with 0.
+    for (name, release) in [("basic", 3), ("speculative", 2), ("basic-rw", 3), ("speculative-rw", 2)] {
+        let spec = spec_of(Scheme::named(name).expect("a scheme"));
+        home.create_of(KIND, "s", 2, &serde_json::to_string(&spec).expect("plain data"));
+        let endpoint = home.endpoint();
+        let fabric = Rc::new(Intercept::new(Rc::clone(&endpoint)));
+        let opening = store::open::<LatchKind, _>(Rc::clone(&fabric), NODE, "s");
+        let mut latched = run(&endpoint, opening).expect("the store exists");
+        fabric.of_chain(release, Then::Lost(Ran::No));
+        let adding = latched.with_exclusive(0, async |content: &mut [u8]| content.fill(1));
+        let error = run(&endpoint, adding).expect_err("the release was lost");
+        assert_eq!(error.ran(), Ran::Yes, "{name}: {error}");
+        let endpoint = home.endpoint();
+        let opening = store::open::<LatchKind, _>(Rc::clone(&endpoint), NODE, "s");
+        let (mut other, mut content) = (run(&endpoint, opening).expect("the store exists"), [0; LEN]);
+        run(&endpoint, other.read_unsynchronized(0, &mut content)).expect("it needs no latch");
+        assert_eq!(content, [1; LEN], "{name}");
+        home.ask(farside_remote::control::Ask::DropStore { name: "s".into() });
+    }
+}
+
 #[test]
 fn a_scheme_that_needs_whole_lines_is_refused_where_lines_are_not_whole() {
     let home = Home::new(32);
