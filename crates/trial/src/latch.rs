@@ -49,22 +49,30 @@ use std::time::Duration;
 pub(crate) struct Latch {
     spec: Spec,
     backoff: Backoff,
-    /// The stores that clients have opened, by node and name.
-    stores: RefCell<BTreeMap<(NodeId, String), Rc<Known>>>,
+    stores: Stores,
 }
+
+/// The stores of latched objects that clients have opened, by node and name.
+#[derive(Default)]
+pub(crate) struct Stores(RefCell<BTreeMap<(NodeId, String), Rc<Known>>>);
 
 /// A store that clients have opened.
 #[derive(Default)]
-struct Known {
+pub(crate) struct Known {
     holders: Holders,
     /// Number of clients that had died before a client opened the store.
     deaths_before: u64,
     /// Whether a client has lost its session while it may have held a latch.
-    has_lost_session: Cell<bool>,
+    pub(crate) has_lost_session: Cell<bool>,
     is_replaced: Cell<bool>,
 }
 
 impl Known {
+    /// Whether clients recover the latches of dead ones.
+    pub(crate) fn has_leases(&self) -> bool {
+        self.holders.has_leases
+    }
+
     /// Whether a client may have left a latch behind.
     fn has_orphans(&self, scene: &Scene) -> bool {
         let has_lost =
@@ -73,7 +81,7 @@ impl Known {
     }
 
     /// If a client may have left a latch behind, creates the store anew after a while.
-    fn replace_orphaned(self: &Rc<Self>, scene: &Rc<Scene>, site: usize, name: &str) {
+    pub(crate) fn replace_orphaned(self: &Rc<Self>, scene: &Rc<Scene>, site: usize, name: &str) {
         if !self.has_orphans(scene) || self.is_replaced.replace(true) {
             return;
         }
@@ -92,6 +100,72 @@ impl Known {
     }
 }
 
+impl Stores {
+    /// Opens the store `name` at `node`, and returns a handle of the session's client. `options` has the pauses between
+    /// attempts, and whether the store has leases.
+    pub(crate) async fn open<F: Family<Shared = Shared>>(
+        &self,
+        seat: &Seat<'_, F>,
+        node: NodeId,
+        name: &str,
+        options: (Backoff, bool),
+    ) -> Result<(Rc<Known>, Latched<Tracked>), Failure> {
+        let (Seat { scene, site, process, shared, .. }, (backoff, has_leases)) = (seat, options);
+        let _passage = shared.gate.enter().await;
+        let deaths_before = scene.struck.of(Fault::ClientDeath);
+        let holders = || Holders::new(has_leases);
+        let new = || Rc::new(Known { deaths_before, holders: holders(), ..Known::default() });
+        let known = Rc::clone(self.0.borrow_mut().entry((node, name.to_owned())).or_insert_with(new));
+        known.replace_orphaned(scene, site.index, name);
+        let opened = shared.clients.borrow().get(name).map(Latched::another);
+        if let Some(latched) = opened {
+            return Ok((known, latched));
+        }
+        let fabric = seat.fabric();
+        let found = store::fetch_of(&fabric, node, name, latch::KIND).await?;
+        let entropy = scene.world.random().bits();
+        let options = Options { entropy, backoff: Some(backoff), ..Options::NONE };
+        let client = LatchKind::open(fabric, &store::Members::one(node, found), &options).await?;
+        let (keeper, kept, theirs) = (client.keeper(), Rc::clone(&shared.kept), Rc::clone(&known));
+        kept.set(kept.get() + 1);
+        scene.world.spawn(*process, async move {
+            if keeper.await.is_err() {
+                theirs.has_lost_session.set(true);
+            }
+            kept.set(kept.get() - 1);
+        });
+        let latched = client.another();
+        shared.clients.borrow_mut().insert(name.to_owned(), client);
+        Ok((known, latched))
+    }
+
+    /// Whether a client may have left a latch behind in the present store of a node.
+    pub(crate) fn are_orphaned(&self, scene: &Scene) -> bool {
+        let is_lost = |site: &Rc<Site>| {
+            let stores = self.0.borrow();
+            stores.get(&(site.node.id(), site.store_name())).is_some_and(|known| known.has_orphans(scene))
+        };
+        scene.sites.iter().any(is_lost)
+    }
+
+    /// Checks that nobody holds a latch of a store, unless a client has left one behind. All clients have left.
+    ///
+    /// # Errors
+    /// Returns a description of the latches that are held.
+    pub(crate) async fn audit(&self, scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
+        let found = node.answer(control::Ask::OpenStore { name: store.to_owned() }).await?;
+        let control::Answer::Store(store) = found else { return Err(format!("{found:?}")) };
+        let memory = node.memory();
+        let held = latch::held(&store, |at| memory.load(at, Width::W8) as u64)?;
+        let stores = self.0.borrow();
+        let is_lost = |known: &Rc<Known>| known.has_orphans(scene);
+        if held.is_empty() || stores.get(&(node.id(), store.name)).is_some_and(is_lost) {
+            return Ok(());
+        }
+        Err(format!("after all clients have left, latches are held (object, word): {held:x?}"))
+    }
+}
+
 /// Usual time, in nanoseconds, for which an operation that holds a latch waits before it ends.
 const HOLDS: Nanos = 2 * MICROS;
 /// Usual time, in nanoseconds, after which a store is created anew in which a latch may be held for ever.
@@ -100,7 +174,7 @@ const REPLACED_AFTER: Nanos = 100 * MICROS;
 const AGAIN: Nanos = 20 * MICROS;
 
 /// One in this many operations on a store with leases is followed by the recovery of all dead clients.
-const HEAL_ONE_IN: u64 = 40;
+pub(crate) const HEAL_ONE_IN: u64 = 40;
 
 /// Indices of the phases. The idle phase is the first.
 const READ: usize = 1;
@@ -110,7 +184,7 @@ const RELEASE: usize = 4;
 const CATALOG: usize = 5;
 
 /// The phases are in the order of the constants.
-static PHASES: Phases = Phases {
+pub(crate) static PHASES: Phases = Phases {
     all: &[
         Phase::new("idle").rare(),
         Phase::new("read"),
@@ -344,10 +418,44 @@ pub(crate) fn drawn_spec(random: &Random, scheme: Option<Scheme>, objects: u64, 
     }
 }
 
+/// Draws leases of the clients of a store with this scheme, each of which has `lanes` lanes.
+pub(crate) fn drawn_lease(random: &Random, drawn: &Drawn, scheme: Scheme, lanes: u16) -> Option<LeaseSpec> {
+    let clients = u64::from(drawn.clients);
+    (!scheme.has_shared_mode() && random.one_in(2)).then(|| LeaseSpec {
+        us: random.between(5_000, 20_000),
+        // If there are as many ids as clients, a client that restarts takes over the id of a dead one.
+        ids: random.between(clients, 2 * clients) as u16,
+        lanes,
+    })
+}
+
 /// Draws the pauses between attempts. `round_trip` is the usual time of a round trip in nanoseconds.
 pub(crate) fn drawn_backoff(random: &Random, round_trip: Nanos) -> Backoff {
     let first = Duration::from_nanos(round_trip);
     if random.one_in(2) { Backoff { first, longest: 16 * first } } else { Backoff::NONE }
+}
+
+/// The options that a seed has drawn for a store, for reports.
+pub(crate) fn options_of(spec: &Spec, backoff: Backoff) -> Vec<Choice> {
+    let Spec { objects, len, scheme, placement, relaxed, lease } = *spec;
+    let has_backoff = backoff != Backoff::NONE;
+    let mut options = vec![
+        Choice::new("scheme", scheme.name(), format!("scheme {scheme}")),
+        Choice::new("objects", objects, format!("objects {objects}")),
+        Choice::new("object_bytes", len, format!("object size {len}")),
+        Choice::new("latches", placement.name(), format!("latches {}", placement.name())),
+        Choice::new(
+            "relaxed",
+            relaxed,
+            format!("lines land {}", if relaxed { "in any order" } else { "in order" }),
+        ),
+        Choice::new("backoff", has_backoff, format!("backoff {}", if has_backoff { "yes" } else { "no" })),
+    ];
+    if let Some(LeaseSpec { us, ids, .. }) = lease {
+        options.push(Choice::new("ids", ids, format!("ids {ids}")));
+        options.push(Choice::new("lease_us", us, format!("lease {us} us")));
+    }
+    options
 }
 
 /// A task's handle of a client of a store.
@@ -370,6 +478,16 @@ pub(crate) struct Shared {
     kept: Rc<Cell<u32>>,
 }
 
+impl Shared {
+    /// Waits until the requests of all operations have completed.
+    pub(crate) async fn leave(&self, scene: &Scene) {
+        self.clients.take();
+        while self.kept.get() > 0 {
+            scene.world.sleep(AGAIN).await;
+        }
+    }
+}
+
 impl Family for Latch {
     type Ask = Ask;
     type Client = Client;
@@ -378,16 +496,10 @@ impl Family for Latch {
 
     fn drawn(_system: System, drawn: &Drawn, random: &Random) -> Latch {
         let spec = drawn_spec(random, drawn.scheme, drawn.keys.min(8), &[16, 48, 104, 200, 1000]);
-        let clients = u64::from(drawn.clients);
-        let lease = (!spec.scheme.has_shared_mode() && random.one_in(2)).then(|| LeaseSpec {
-            us: random.between(5_000, 20_000),
-            // If there are as many ids as clients, a client that restarts takes over the id of a dead one.
-            ids: random.between(clients, 2 * clients) as u16,
-            // Two for each task's handle, and for handles that were dropped and are not done yet.
-            lanes: 4 * drawn.tasks as u16 + 4,
-        });
+        // Two for each task's handle, and for handles that were dropped and are not done yet.
+        let lease = drawn_lease(random, drawn, spec.scheme, 4 * drawn.tasks as u16 + 4);
         let spec = Spec { lease, ..spec };
-        Latch { spec, backoff: drawn_backoff(random, 8 * MICROS), stores: RefCell::default() }
+        Latch { spec, backoff: drawn_backoff(random, 8 * MICROS), stores: Stores::default() }
     }
 
     fn is_owned(&self) -> bool {
@@ -399,29 +511,7 @@ impl Family for Latch {
     }
 
     fn options(&self) -> Vec<Choice> {
-        let Spec { objects, len, scheme, placement, relaxed, lease } = self.spec;
-        let has_backoff = self.backoff != Backoff::NONE;
-        let mut options = vec![
-            Choice::new("scheme", scheme.name(), format!("scheme {scheme}")),
-            Choice::new("objects", objects, format!("objects {objects}")),
-            Choice::new("object_bytes", len, format!("object size {len}")),
-            Choice::new("latches", placement.name(), format!("latches {}", placement.name())),
-            Choice::new(
-                "relaxed",
-                relaxed,
-                format!("lines land {}", if relaxed { "in any order" } else { "in order" }),
-            ),
-            Choice::new(
-                "backoff",
-                has_backoff,
-                format!("backoff {}", if has_backoff { "yes" } else { "no" }),
-            ),
-        ];
-        if let Some(LeaseSpec { us, ids, .. }) = lease {
-            options.push(Choice::new("ids", ids, format!("ids {ids}")));
-            options.push(Choice::new("lease_us", us, format!("lease {us} us")));
-        }
-        options
+        options_of(&self.spec, self.backoff)
     }
 
     fn parameters(&self) -> String {
@@ -446,46 +536,16 @@ impl Family for Latch {
     }
 
     async fn open(&self, seat: Seat<'_, Latch>, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let Seat { scene, site, process, shared, .. } = seat;
-        let _passage = shared.gate.enter().await;
-        let deaths_before = scene.struck.of(Fault::ClientDeath);
-        let has_leases = self.spec.lease.is_some();
-        let holders = || Holders::new(has_leases);
-        let new = || Rc::new(Known { deaths_before, holders: holders(), ..Known::default() });
-        let known = Rc::clone(self.stores.borrow_mut().entry((node, name.to_owned())).or_insert_with(new));
-        known.replace_orphaned(scene, site.index, name);
-        let opened = shared.clients.borrow().get(name).map(Latched::another);
-        let latched = match opened {
-            Some(latched) => latched,
-            None => {
-                let fabric = seat.fabric();
-                let found = store::fetch_of(&fabric, node, name, latch::KIND).await?;
-                let entropy = scene.world.random().bits();
-                let options = Options { entropy, backoff: Some(self.backoff), ..Options::NONE };
-                let client = LatchKind::open(fabric, &store::Members::one(node, found), &options).await?;
-                let (keeper, kept, theirs) = (client.keeper(), Rc::clone(&shared.kept), Rc::clone(&known));
-                kept.set(kept.get() + 1);
-                scene.world.spawn(process, async move {
-                    if keeper.await.is_err() {
-                        theirs.has_lost_session.set(true);
-                    }
-                    kept.set(kept.get() - 1);
-                });
-                let latched = client.another();
-                shared.clients.borrow_mut().insert(name.to_owned(), client);
-                latched
-            }
-        };
+        let Seat { scene, site, .. } = seat;
+        let options = (self.backoff, self.spec.lease.is_some());
+        let (known, latched) = self.stores.open(&seat, node, name, options).await?;
         let (scene, store) = (Rc::clone(scene), name.to_owned());
         Ok(Client { scene, site: site.index, store, known, latched })
     }
 
     /// Waits until the requests of all operations have completed.
     async fn leave(&self, scene: &Scene, shared: &Shared) {
-        shared.clients.take();
-        while shared.kept.get() > 0 {
-            scene.world.sleep(AGAIN).await;
-        }
+        shared.leave(scene).await;
     }
 
     fn draw(&self, scene: &Scene, _client: &mut Client) -> (u64, Ask) {
@@ -538,11 +598,7 @@ impl Family for Latch {
 
     /// Adds to each object: no latch may be held. If a client may have left a latch behind, there is nothing to read.
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
-        let is_lost = |site: &Rc<Site>| {
-            let stores = self.stores.borrow();
-            stores.get(&(site.node.id(), site.store_name())).is_some_and(|known| known.has_orphans(scene))
-        };
-        if scene.sites.iter().any(is_lost) {
+        if self.stores.are_orphaned(scene) {
             return Vec::new();
         }
         (0..self.spec.objects)
@@ -552,16 +608,7 @@ impl Family for Latch {
 
     /// Checks that nobody holds a latch, unless a client has left one behind. All clients have left.
     async fn audit(&self, scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
-        let found = node.answer(control::Ask::OpenStore { name: store.to_owned() }).await?;
-        let control::Answer::Store(store) = found else { return Err(format!("{found:?}")) };
-        let memory = node.memory();
-        let held = latch::held(&store, |at| memory.load(at, Width::W8) as u64)?;
-        let stores = self.stores.borrow();
-        let is_lost = |known: &Rc<Known>| known.has_orphans(scene);
-        if held.is_empty() || stores.get(&(node.id(), store.name)).is_some_and(is_lost) {
-            return Ok(());
-        }
-        Err(format!("after all clients have left, latches are held (object, word): {held:x?}"))
+        self.stores.audit(scene, node, store).await
     }
 }
 

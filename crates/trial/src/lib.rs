@@ -22,6 +22,7 @@ pub mod tear;
 pub mod values;
 
 mod blocks;
+mod btree;
 mod configurations;
 mod family;
 mod guarded;
@@ -647,7 +648,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         hosts,
         senders: (0..parties.max(drawn.clients + 1)).map(|_| Rc::new(INPUTS.sender())).collect(),
         tags: Cell::new(0),
-        kind: setup.system.name(),
+        kind: setup.system.kind(),
         parameters: family.parameters(),
         rebuilt: Box::new(move |random| rebuilds.rebuilt(random)),
         after_loss: RefCell::new(None),

@@ -1,7 +1,8 @@
-//! Systems that trials can run: the registered systems whose family has a file here, and `registers`, which exists only
-//! for trials.
+//! Systems that trials can run: the registered systems whose family has a file here, `btree`, which is a structure on
+//! latched objects, and `registers`, which exists only for trials.
 
 use crate::blocks::Blocks;
+use crate::btree;
 use crate::family::Family as _;
 use crate::flight::Phases;
 use crate::guarded::Guarded;
@@ -20,7 +21,8 @@ use farside_remote::service::Kind;
 use farside_sim::memory::Replay;
 use farside_systems::guarded;
 use farside_systems::kv::chequer;
-use farside_systems::latch::Scheme;
+use farside_systems::latch::btree::mutants as btrees;
+use farside_systems::latch::{self, Scheme};
 use farside_systems::members::REPLICAS_MAX;
 use farside_systems::registry::{self, Registered};
 use farside_systems::system::{Family, Nodes};
@@ -30,6 +32,8 @@ use std::fmt;
 #[derive(Clone, Copy)]
 pub struct System {
     name: &'static str,
+    /// Kind of its stores in the catalog.
+    kind: &'static str,
     nodes: Nodes,
     needs: Capabilities,
     schemes: &'static [(&'static str, Scheme)],
@@ -98,6 +102,7 @@ impl System {
         let needs = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
         let registers = System {
             name: registers::KIND,
+            kind: registers::KIND,
             nodes: Nodes::One,
             needs,
             schemes: &[],
@@ -106,7 +111,18 @@ impl System {
             phases: registers::Trial::phases,
             run,
         };
-        registry::ALL.iter().filter_map(System::registered).chain([registers])
+        let btree = System {
+            name: btree::NAME,
+            kind: latch::KIND,
+            nodes: Nodes::One,
+            needs: Capabilities::NONE,
+            schemes: &Scheme::ALL,
+            mutants: btrees::ALL,
+            rare: &[],
+            phases: btree::Trial::phases,
+            run: crate::run_family::<btree::Trial>,
+        };
+        registry::ALL.iter().filter_map(System::registered).chain([btree, registers])
     }
 
     /// Returns a registered system, or `None` if its family has no trials.
@@ -121,7 +137,7 @@ impl System {
             Family::Memory => return None,
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
-        Some(System { name, nodes, needs, schemes, mutants, rare, phases, run })
+        Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })
     }
 
     /// Returns the system with this name, if trials can run it.
@@ -132,6 +148,11 @@ impl System {
     /// Name of the system in flags and reports.
     pub fn name(self) -> &'static str {
         self.name
+    }
+
+    /// Kind of the system's stores in the catalog.
+    pub(crate) fn kind(self) -> &'static str {
+        self.kind
     }
 
     /// Phases of the system's protocol.

@@ -3,6 +3,7 @@
 
 mod abd_lock;
 mod blocks;
+mod btree;
 mod chequer;
 mod epochs;
 mod guarded;

@@ -177,8 +177,8 @@ struct Found {
     level: u32,
     /// Whether the tree cannot grow above this node.
     is_full_above: bool,
-    /// The last sibling to which the descent moved, and the level. The parent may lack an entry for it.
-    moved: Option<(u32, Right)>,
+    /// The last sibling to which the descent moved, for each level. The parent may lack an entry for it.
+    moved: [Option<Right>; LEVELS_MAX as usize],
 }
 
 /// Outcome of a visit to a latched node.
@@ -345,10 +345,18 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
     /// Waits until all requests of earlier operations of this handle have completed: see [`Latched::settle`].
     ///
     /// # Errors
-    /// The first error of an earlier operation.
+    /// The first error of an earlier operation, which may have changed the tree before its last request.
     pub async fn settle(&mut self) -> Result<(), BtreeError> {
         let fresh = self.fresh.settle().await;
-        self.nodes.settle().await.and(fresh).map_err(BtreeError::of_change)
+        self.nodes.settle().await.and(fresh).map_err(|error| BtreeError::of_change(error).after_change())
+    }
+
+    /// Recovers all dead clients of a store with leases: see [`Latched::heal`].
+    ///
+    /// # Errors
+    /// [`BtreeError::Latch`].
+    pub async fn heal(&mut self) -> Result<(), BtreeError> {
+        self.nodes.heal().await.map_err(BtreeError::of_change)
     }
 
     /// The node in the page.
@@ -368,8 +376,12 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
         if root.level < level {
             return Err(BtreeError::Damaged("the root is below one of its descendants"));
         }
-        let mut found =
-            Found { node: ROOT, level: root.level, is_full_above: root.level + 1 == LEVELS_MAX, moved: None };
+        let mut found = Found {
+            node: ROOT,
+            level: root.level,
+            is_full_above: root.level + 1 == LEVELS_MAX,
+            moved: [None; LEVELS_MAX as usize],
+        };
         loop {
             let node = self.node(found.node)?;
             if node.level != found.level {
@@ -377,13 +389,10 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
             }
             let next = match node.right {
                 Some(right) if right.has(key) && !mutants::SEARCH_STAYS.is_on() => {
-                    if let Some((level, last)) = found.moved
-                        && level == found.level
-                        && last.bound >= right.bound
-                    {
+                    let last = found.moved[found.level as usize].replace(right);
+                    if last.is_some_and(|last| last.bound >= right.bound) {
                         return Err(BtreeError::Damaged("the bounds of a level do not ascend"));
                     }
-                    found.moved = Some((found.level, right));
                     right.node
                 }
                 _ if found.level == level => return Ok(found),
@@ -453,13 +462,15 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
         self.insert(found, Entry::new(right.bound, right.node)).await
     }
 
-    /// Adds the entry that a parent lacks if a descent has moved right. Usually the client that has split the node is
-    /// about to add it; if that client has died, nobody else does.
+    /// Adds the entries that parents lack if a descent has moved right. Usually the client that has split the node is
+    /// about to add the entry; if that client has died, nobody else does.
     async fn mend(&mut self, found: Found) -> Result<(), BtreeError> {
-        match found.moved {
-            Some((level, right)) => self.link(level, right).await,
-            None => Ok(()),
+        for (level, moved) in (0..).zip(found.moved) {
+            if let Some(right) = moved {
+                self.link(level, right).await?;
+            }
         }
+        Ok(())
     }
 }
 
