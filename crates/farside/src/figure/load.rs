@@ -1,5 +1,5 @@
 //! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
-//! key-value store or a store of latched objects on one node, or a block store on several.
+//! key-value store, a store of latched objects or a tree of such objects on one node, or a block store on several.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
@@ -16,6 +16,7 @@ use farside_sim::random::Random;
 use farside_sim::world::{Bell, MILLIS, Nanos, SECONDS, World};
 use farside_systems::blocks::{BLOCK_MAX, BLOCK_MIN, Blocks};
 use farside_systems::kv::Kv;
+use farside_systems::latch::btree::Btree;
 use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, Latched, Latching};
 use farside_systems::members::{self, New};
@@ -65,12 +66,45 @@ pub struct Variant {
     pub options: Options,
     /// How clients synchronize, and where latches lie, in a store of latched objects.
     pub latching: Latching,
+    /// The tree whose nodes are the objects of the store, if they are.
+    pub tree: Option<Tree>,
+}
+
+/// A B-tree of latched objects. GETs are lookups of keys, and PUTs overwrite values.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree {
+    /// Number of entries of each node, except the root and the last node of each level.
+    pub fill: usize,
+    /// How lookups read nodes.
+    pub search: Search,
+}
+
+/// How lookups read the nodes of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// In the way of the store's scheme.
+    Synchronized,
+    /// By plain READs, which nothing checks: only of a tree that nobody changes.
+    Unsynchronized,
+}
+
+impl Tree {
+    /// Number of objects of a tree with this many keys.
+    fn objects(&self, keys: u64) -> u64 {
+        // The root and the object that counts nodes.
+        let (mut objects, mut left) = (2, keys);
+        while left > self.fill as u64 {
+            left = left.div_ceil(self.fill as u64);
+            objects += left;
+        }
+        objects
+    }
 }
 
 impl Variant {
     /// The system as this project implements it.
     pub const OURS: Variant =
-        Variant { name: "", setup: |_| {}, options: Options::NONE, latching: Latching::NONE };
+        Variant { name: "", setup: |_| {}, options: Options::NONE, latching: Latching::NONE, tree: None };
     /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
     /// that they no longer use.
     pub const PAPER: Variant = Variant {
@@ -156,7 +190,7 @@ impl Load {
 
     fn sizing(&self, system: &Registered) -> Sizing {
         Sizing {
-            items: Some(self.records()),
+            items: Some(self.variant.tree.map_or(self.records(), |tree| tree.objects(self.records()))),
             key_len: if system.family == Family::Kv { KEY_LEN } else { 0 },
             value_len: self.value_len,
             // Collision-free, as in the paper's runs.
@@ -210,7 +244,7 @@ impl Load {
     /// start: blocks that lie in the table, and not in buffers.
     fn needs_records(&self, system: &Registered) -> bool {
         let footprint = (system.footprint)(&self.sizing(system));
-        footprint.is_ok_and(|footprint| footprint.item_bytes > 0)
+        self.variant.tree.is_some() || footprint.is_ok_and(|footprint| footprint.item_bytes > 0)
     }
 
     fn keys(&self) -> Keys {
@@ -325,16 +359,17 @@ impl Bed {
         Opening { world, client, nodes: self.machines.count(), options }
     }
 
-    /// Puts every record.
+    /// Puts every record. A tree is loaded by one client.
     fn fill(&self) -> Result<(), String> {
         const LOADERS: u64 = 64;
+        let clients = if self.load.variant.tree.is_some() { 1 } else { LOADERS };
         let work = Rc::new(Work { left: Cell::new(u64::MAX), ..Work::default() });
-        let loaders = Rc::new(Cell::new(LOADERS));
-        for loader in 0..LOADERS {
+        let loaders = Rc::new(Cell::new(clients));
+        for loader in 0..clients {
             let (opening, load) = (self.opening(), self.load);
             let (work, loaders) = (Rc::clone(&work), Rc::clone(&loaders));
             self.world.spawn(self.world.start_process(), async move {
-                let keys = (loader..load.records()).step_by(LOADERS as usize);
+                let keys = (loader..load.records()).step_by(clients as usize);
                 let done = put_all(opening, &work, loader, load, keys).await;
                 if let Err(error) = done {
                     work.failed.borrow_mut().get_or_insert(error);
@@ -457,6 +492,7 @@ enum Store {
     Kv(Box<OneKv<Rc<PoolClient>>>),
     Blocks(AnyBlocks<Rc<PoolClient>>),
     Latched(Box<Latched<Rc<PoolClient>>>),
+    Tree(Box<Btree<Rc<PoolClient>>>, Tree),
 }
 
 impl Opening {
@@ -477,7 +513,14 @@ impl Opening {
                 let found = store::fetch_of(&client, NodeId(0), STORE, latch::KIND).await;
                 let members = Members::one(NodeId(0), found.map_err(|error| error.to_string())?);
                 let opened = LatchKind::open(client, &members, &options).await;
-                Store::Latched(Box::new(opened.map_err(|error| error.to_string())?))
+                let latched = opened.map_err(|error| error.to_string())?;
+                match load.variant.tree {
+                    None => Store::Latched(Box::new(latched)),
+                    Some(tree) => {
+                        let nodes = Btree::new(latched).map_err(|error| error.to_string())?;
+                        Store::Tree(Box::new(nodes), tree)
+                    }
+                }
             }
             _ => {
                 let opened = OneKv::open(client, NodeId(0), STORE, &options).await;
@@ -503,6 +546,7 @@ impl Store {
                 };
                 latched.with_exclusive(record, add).await.map_err(|error| error.to_string())?
             }
+            Store::Tree(nodes, _) => nodes.put(record, record).await.map_err(|error| error.to_string()),
         }
     }
 
@@ -529,6 +573,14 @@ impl Store {
                 latched.read(record, room).await.map_err(|error| error.to_string())?;
                 repeated(room)?;
             }
+            Store::Tree(nodes, tree) => {
+                let found = match tree.search {
+                    Search::Synchronized => nodes.get(record).await,
+                    Search::Unsynchronized => nodes.get_unsynchronized(record).await,
+                };
+                let found = found.map_err(|error| error.to_string())?;
+                assert_eq!(found, Some(record), "a key has the value with which it was loaded");
+            }
         }
         Ok(value.len())
     }
@@ -552,6 +604,10 @@ async fn put_all(
     keys: impl Iterator<Item = u64>,
 ) -> Result<(), String> {
     let mut store = opening.open(load, number as u32, work).await?;
+    if let Store::Tree(nodes, tree) = &mut store {
+        let pairs: Vec<(u64, u64)> = keys.map(|key| (key, key)).collect();
+        return nodes.load(&pairs, tree.fill).await.map_err(|error| error.to_string());
+    }
     let value = load.value();
     let (mut lengths, mut drawn) = (load.lengths.chooser(load.value_len), workload::random(number));
     for key in keys {

@@ -22,7 +22,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 17] = [
+pub static FIGURES: [&Figure; 18] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -35,6 +35,7 @@ pub static FIGURES: [&Figure; 17] = [
     &synchronization::LATCHES,
     &synchronization::OPTIMISTIC,
     &synchronization::ZIPF,
+    &synchronization::BTREE,
     &chequer::FIGURE_7,
     &chequer::FIGURE_8,
     &chequer::OPEN,

@@ -1,11 +1,12 @@
 //! Figures of Ziegler et al., *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided
 //! RDMA* (SIGMOD 2023).
 
-use super::load::{Load, Variant};
+use super::load::{Load, Search, Tree, Variant};
 use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Predict, Published, Shape, Value};
 use farside_bench::workload::Lengths;
 use farside_sim::hardware::{INPUTS, Platform, Testbed};
 use farside_sim::micro::{SECTION_4 as NUMBERS, Workers, mverbs};
+use farside_systems::latch::btree::node_len;
 use farside_systems::latch::{self, Latching, Placement, Scheme};
 
 /// Section 4: throughput of atomics on one NIC. The model is calibrated on these numbers.
@@ -65,9 +66,11 @@ fn apart(workers: u32, stride: u64) -> f64 {
 
 /// Numbers of workers of the figures, spread over four machines.
 const WORKERS: [u32; 6] = [1, 8, 32, 128, 512, 2_048];
-/// Indexes of two places with these numbers of workers.
+/// Indexes of places with these numbers of workers.
 const ALONE: At = At::Place(0);
 const MANY: At = At::Place(5);
+const FEW: At = At::Place(1);
+const AT_128: At = At::Place(3);
 const WORKERS_AND_RATE: [&str; 2] = ["workers", "million operations a second"];
 
 fn workers() -> Vec<&'static str> {
@@ -361,5 +364,116 @@ pub(super) static ZIPF: Figure = Figure {
             (Value::On("versions", At::Place(4)), Value::On("versions", At::Place(0)), Shape::Below(1.25)),
         ],
     }],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
+
+/// Fanout of the nodes of the study's B-tree test.
+const FANOUT: usize = 249;
+/// Keys of a tree of three levels with this fanout, whose root has 16 children. The study's root has 249.
+const TREE_KEYS: u64 = 16 * (FANOUT * FANOUT) as u64;
+
+/// A scheme, how lookups read nodes, a share of lookups, and the name of the curve.
+type Searched = (&'static str, &'static str, Search, f64);
+
+/// The study's three ways to look a key up, and two of them with updates. Without synchronization, no key may be
+/// updated.
+const TREES: [Searched; 7] = [
+    ("none", "basic-rw", Search::Unsynchronized, 1.0),
+    ("basic-rw", "basic-rw", Search::Synchronized, 1.0),
+    ("versions-footer", "versions-footer", Search::Synchronized, 1.0),
+    ("basic-rw, 5 % updates", "basic-rw", Search::Synchronized, 0.95),
+    ("versions-footer, 5 % updates", "versions-footer", Search::Synchronized, 0.95),
+    ("basic-rw, 50 % updates", "basic-rw", Search::Synchronized, 0.5),
+    ("versions-footer, 50 % updates", "versions-footer", Search::Synchronized, 0.5),
+];
+
+/// A tree of nodes of 4 KiB with their latches and versions, and with 8 bytes of padding. Versions leave space for
+/// fewer entries than the study's fanout.
+fn tree(scheme: &str, search: Search, lookups: f64) -> Box<Load> {
+    const NODE: u32 = 4_096;
+    let mut load = load_of(scheme, lookups);
+    let known = Scheme::named(scheme).expect("a scheme of this name");
+    let len = node_len(known, NODE).expect("a node is longer than a latch") as usize;
+    // The head of a node has 24 bytes, and an entry 16.
+    let fill = FANOUT.min((len - 24) / 16);
+    load.variant.tree = Some(Tree { fill, search });
+    (load.value_len, load.records) = (len, Some(TREE_KEYS));
+    load
+}
+
+/// Lookups in a B-tree over the number of workers.
+pub(super) static BTREE: Figure = Figure {
+    name: "synchronization-btree",
+    title: "Synchronization: a B-tree of three levels, nodes of 4 KiB, uniform",
+    source: "Ziegler et al., SIGMOD 2023, B-tree test",
+    axes: WORKERS_AND_RATE,
+    places: workers,
+    unit: "M/s",
+    curves: || {
+        let curve = |&(name, scheme, search, lookups): &Searched| Curve {
+            name,
+            predict: Predict::ByClients { load: tree(scheme, search, lookups), clients: &WORKERS },
+            published: Vec::new(),
+            unpublished: UNPUBLISHED,
+        };
+        TREES.iter().map(curve).collect()
+    },
+    headlines: &[
+        by_round_trips("versions-footer / basic-rw", ["versions-footer", "basic-rw"], 1.5, WITHIN),
+        by_round_trips(
+            "none / versions-footer",
+            ["none", "versions-footer"],
+            2.0,
+            Shape::Reported("a READ of 4 KiB takes longer than the READ that validates it"),
+        ),
+    ],
+    claims: &[
+        Claim {
+            what: "up to 8 workers, no synchronization is faster than versions, and versions than the latch",
+            ratios: &[
+                (Value::On("none", ALONE), Value::On("versions-footer", ALONE), Shape::Above(1.2)),
+                (Value::On("versions-footer", ALONE), Value::On("basic-rw", ALONE), Shape::Above(1.2)),
+                (Value::On("none", FEW), Value::On("versions-footer", FEW), Shape::Above(1.2)),
+                (Value::On("versions-footer", FEW), Value::On("basic-rw", FEW), Shape::Above(1.2)),
+            ],
+        },
+        Claim {
+            what: "at 128 workers, the link limits all lookups, which are equally fast within a quarter",
+            ratios: &[
+                (Value::On("versions-footer", AT_128), Value::On("none", AT_128), Shape::Within(0.25)),
+                (Value::On("basic-rw", AT_128), Value::On("none", AT_128), Shape::Within(0.25)),
+            ],
+        },
+        Claim {
+            what: "also with updates, versions are faster than the latch at 1 and 8 workers, and not slower at 128",
+            ratios: &[
+                (
+                    Value::On("versions-footer, 5 % updates", ALONE),
+                    Value::On("basic-rw, 5 % updates", ALONE),
+                    Shape::Above(1.1),
+                ),
+                (
+                    Value::On("versions-footer, 5 % updates", FEW),
+                    Value::On("basic-rw, 5 % updates", FEW),
+                    Shape::Above(1.1),
+                ),
+                (
+                    Value::On("versions-footer, 50 % updates", ALONE),
+                    Value::On("basic-rw, 50 % updates", ALONE),
+                    Shape::Above(1.1),
+                ),
+                (
+                    Value::On("versions-footer, 50 % updates", FEW),
+                    Value::On("basic-rw, 50 % updates", FEW),
+                    Shape::Above(1.1),
+                ),
+                (
+                    Value::On("versions-footer, 50 % updates", AT_128),
+                    Value::On("basic-rw, 50 % updates", AT_128),
+                    Shape::AtLeast(0.95),
+                ),
+            ],
+        },
+    ],
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };

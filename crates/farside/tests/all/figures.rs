@@ -159,9 +159,12 @@ fn synchronizations_atomics_are_reproduced() {
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
 fn soak_synchronizations_schemes_are_predicted() {
-    for (name, judged) in
-        [("synchronization-latches", 3), ("synchronization-optimistic", 2), ("synchronization-zipf", 0)]
-    {
+    for (name, judged) in [
+        ("synchronization-latches", 3),
+        ("synchronization-optimistic", 2),
+        ("synchronization-zipf", 0),
+        ("synchronization-btree", 1),
+    ] {
         assert_predicted(name, OPERATIONS, judged);
     }
 }
