@@ -177,8 +177,8 @@ impl LatchError {
     pub fn ran(&self) -> Ran {
         match self {
             LatchError::Fabric(error) => error.ran(),
-            // It may have been the release, after the WRITE.
-            LatchError::Refused(_) => Ran::Unknown,
+            // It may be about the release, after the WRITE.
+            LatchError::Refused(_) | LatchError::Damaged(_) => Ran::Unknown,
             _ => Ran::No,
         }
     }
@@ -334,7 +334,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     async fn read_beside(
         &mut self,
         into: &mut [u8],
-        read: impl AsyncFnOnce(&Client<F>, &mut Buffers, &Lane) -> Result<(), LatchError>,
+        read: impl AsyncFnOnce(&Rc<Client<F>>, &mut Buffers, &Rc<Lane>) -> Result<(), LatchError>,
     ) -> Result<(), LatchError> {
         let lane = &self.lanes[self.next];
         self.client.settle(lane).await?;
