@@ -17,8 +17,8 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub(super) struct Figure {
     /// prism-1, prism-2, prism-3, prism-4, prism-6, prism-7, synchronization-4, synchronization-atomics,
-    /// synchronization-padding, synchronization-latches, synchronization-optimistic, synchronization-zipf,
-    /// synchronization-btree, chequer-7, chequer-8, chequer-open, chequer-modes or chequer-blocks
+    /// synchronization-padding, synchronization-latches, synchronization-optimistic, synchronization-sizes,
+    /// synchronization-zipf, synchronization-btree, chequer-7, chequer-8, chequer-open, chequer-modes or chequer-blocks
     #[arg(value_name = "NAME", value_parser = named)]
     which: &'static PaperFigure,
     /// sim predicts the figure; local, shm, udp, tcp, tls or ring start a node and measure it over that fabric, where

@@ -22,7 +22,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 18] = [
+pub static FIGURES: [&Figure; 19] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -34,6 +34,7 @@ pub static FIGURES: [&Figure; 18] = [
     &synchronization::PADDING,
     &synchronization::LATCHES,
     &synchronization::OPTIMISTIC,
+    &synchronization::SIZE,
     &synchronization::ZIPF,
     &synchronization::BTREE,
     &chequer::FIGURE_7,

@@ -367,6 +367,57 @@ pub(super) static ZIPF: Figure = Figure {
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
+/// Lengths of objects, in bytes. The paper's benchmark goes to 64 KiB, and objects here to 32 KiB.
+const READ_SIZES: [usize; 6] = [64, 256, 1024, 4096, 16384, 32768];
+
+/// Latency of reads over the size of the objects.
+pub(super) static SIZE: Figure = Figure {
+    name: "synchronization-sizes",
+    title: "Synchronization: reads by one worker, 8 bytes of padding",
+    source: "Ziegler et al., SIGMOD 2023, optimistic benchmark",
+    axes: ["size of an object", "mean latency, us"],
+    places: || vec!["64 B", "256 B", "1 KiB", "4 KiB", "16 KiB", "32 KiB"],
+    unit: "us",
+    curves: || {
+        let curve = |&(name, scheme, reads): &Contender| {
+            let mut load = load_of(scheme, reads);
+            load.records = Some(10_000);
+            Curve {
+                name,
+                predict: Predict::ByLength {
+                    load,
+                    clients: 1,
+                    lengths: &READ_SIZES,
+                    value: |measured| measured.mean_us,
+                },
+                published: Vec::new(),
+                unpublished: UNPUBLISHED,
+            }
+        };
+        READERS.iter().map(curve).collect()
+    },
+    headlines: &[],
+    claims: &[
+        Claim {
+            what: "at any size, a latch whose release is not awaited is faster than any optimistic read",
+            ratios: &[
+                (Value::On("async-rw", At::Place(0)), Value::On("versions", At::Place(0)), Shape::Below(1.0)),
+                (Value::On("async-rw", At::Place(5)), Value::On("versions", At::Place(5)), Shape::Below(1.0)),
+            ],
+        },
+        Claim {
+            what: "a CRC costs more than a further READ from 1 KiB on, and versions never do",
+            ratios: &[
+                (Value::On("crc", At::Place(1)), Value::On("v2", At::Place(1)), Shape::Below(1.0)),
+                (Value::On("crc", At::Place(2)), Value::On("v2", At::Place(2)), Shape::Above(1.0)),
+                (Value::On("crc", At::Place(5)), Value::On("v2", At::Place(5)), Shape::Above(5.0)),
+                (Value::On("versions", At::Place(5)), Value::On("v2", At::Place(5)), Shape::Below(1.0)),
+            ],
+        },
+    ],
+    fabrics: OnFabrics::Nothing("the atomics of a NIC"),
+};
+
 /// Fanout of the nodes of the study's B-tree test.
 const FANOUT: usize = 249;
 /// Keys of a tree of three levels with this fanout, whose root has 16 children. The study's root has 249.

@@ -162,6 +162,7 @@ fn soak_synchronizations_schemes_are_predicted() {
     for (name, judged) in [
         ("synchronization-latches", 3),
         ("synchronization-optimistic", 2),
+        ("synchronization-sizes", 0),
         ("synchronization-zipf", 0),
         ("synchronization-btree", 1),
     ] {
