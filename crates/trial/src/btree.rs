@@ -1,13 +1,13 @@
 //! The B-tree on latched objects. Each key is a register, and every lookup is checked, whether a client makes it by a
 //! GET or by a scan.
 //!
-//! Nodes have two to four entries, and few objects are left over, so that nodes and the root are split all the time, and
-//! trees become full. A few keys have many operations; many keys have few, and make the nodes split. The tree's keys
-//! follow from the numbers of the keys in the history, and are spread over all 64 bits.
+//! Nodes have two to four entries, and few objects are left over, so that nodes and the root are split all the time,
+//! and trees become full. A few keys have many operations; many keys have few, and make the nodes split. The tree's
+//! keys follow from the numbers of the keys in the history, and are spread over all 64 bits.
 //!
 //! A scan is a lookup of each key of its range, at an instant within the scan. So the answer for one key is recorded as
-//! that of a GET, and the checker of registers finds a key that was missed. That the pairs ascend, so that no key occurs
-//! twice, and that their values were put, is checked here.
+//! that of a GET, and the checker of registers finds a key that was missed. That the pairs ascend, so that no key
+//! occurs twice, and that their values were put, is checked here.
 //!
 //! Clients, stores and deaths are as in [`crate::latch`].
 

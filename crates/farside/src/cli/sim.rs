@@ -53,9 +53,9 @@ pub(super) struct Sim {
     /// (the node's NIC executes READs, WRITEs and atomics; connections may break)
     #[arg(long, value_name = "NAME", value_parser = carriers())]
     carrier: Option<Carrier>,
-    /// Scheme by which clients synchronize, for the systems latch and btree: pessimistic basic, speculative, overlapped,
-    /// async or unlatch (the first four also with -rw, for a reader/writer latch), or optimistic v2, crc or versions
-    /// (each also with -footer, for a WRITE that releases the latch)
+    /// Scheme by which clients synchronize, for the systems latch and btree: pessimistic basic, speculative,
+    /// overlapped, async or unlatch (the first four also with -rw, for a reader/writer latch), or optimistic v2, crc or
+    /// versions (each also with -footer, for a WRITE that releases the latch)
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = schemes())]
     scheme: Option<Scheme>,
     /// Faults to inject: all, none, or a comma-separated list of loss, duplicate, reorder, delay, reset, partition,

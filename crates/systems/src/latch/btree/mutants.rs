@@ -7,6 +7,7 @@ farside_remote::mutants! {
     SEARCH_STAYS = "BtreeSearchStays";
     /// A put stores the leaf that it has found, with its pair, and does not read the leaf again under the latch.
     STALE_LEAF = "BtreeStaleLeaf";
-    /// A put stores its pair into the leaf that it has found, although the leaf was split before the put took the latch.
+    /// A put stores its pair into the leaf that it has found, although the leaf was split before the put took the
+    /// latch.
     PUT_STAYS = "BtreePutStays";
 }
