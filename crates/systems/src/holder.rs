@@ -436,6 +436,11 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
 }
 
 impl<F, L> Holder<F, L> {
+    /// Whether the holder has given up, so that it must be fenced.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.is_given_up.get()
+    }
+
     /// Ends the holder without releasing its lease, which then expires.
     pub(crate) fn give_up(&self) {
         self.is_given_up.set(true);

@@ -38,7 +38,7 @@ use crate::registry::named;
 use crate::store::{Loss, Member, Members, StoreError, fetch};
 use crate::system::Nodes;
 use farside_remote::clock::Clock;
-use farside_remote::control::{Answer, Ask, Attempt, Decision, MemberState, Store};
+use farside_remote::control::{Answer, Ask, Attempt, Decision, MemberState, Membership, Store};
 use farside_remote::fabric::DEADLINE;
 use farside_remote::{Fabric, NodeId};
 use std::collections::BTreeSet;
@@ -350,7 +350,14 @@ pub(crate) async fn fetch_member<F: Fabric>(
             if let Some(left) = survey.left(of) {
                 return Err(left);
             }
-            if survey.found.iter().any(Result::is_err) && !mutants::LOST_WHILE_OTHERS_SILENT.is_on() {
+            // While a majority serves the configuration, no later one exists, and nobody knows more.
+            let serves = |found: &&Membership| {
+                (found.attempt, found.configuration) == (of.attempt, of.configuration)
+                    && found.state == MemberState::Committed
+            };
+            let is_current = 2 * survey.memberships().filter(serves).count() > of.members.len();
+            let may_know = survey.found.iter().any(Result::is_err);
+            if !is_current && may_know && !mutants::LOST_WHILE_OTHERS_SILENT.is_on() {
                 return Err(being_replaced());
             }
         }

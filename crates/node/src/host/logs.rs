@@ -1,7 +1,7 @@
 //! The logs of a running node: their folder, their recovery at the start, and a thread for each that writes it.
 //!
 //! Invariant: one node at a time uses a folder of logs.
-//! Invariant: a store is served only after its log was replayed.
+//! Invariant: a store is served only once it and its log agree ([`crate::log::resume`]).
 
 use super::{BindError, Shared, entropy, predecessors};
 use crate::log::resume::{Host, Resuming, StartMemory};

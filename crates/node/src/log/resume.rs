@@ -1,7 +1,7 @@
 //! Recovery of stores with logs at the start of a node: each store and its log are made to agree.
 //!
 //! Invariant: a store is served only once it and its log agree, or refused.
-//! Invariant: a log whose pairing could not be written takes no record unless the next start believes this memory.
+//! Invariant: a log whose pairing could not be written takes no record, unless it and this memory were a pair before.
 
 use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
 use super::{Disk, Found, Log, LogOptions, RecoverError, StoreLog, recover};
@@ -129,6 +129,7 @@ impl<M: StartMemory> Resuming<'_, M> {
             }
         };
         let before = held.ok().and_then(|(_, paired)| paired);
+        let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
         let whole_from = match source {
             Believed::Log if !is_whole => {
                 tracing::error!(
@@ -141,7 +142,6 @@ impl<M: StartMemory> Resuming<'_, M> {
             // Records may have been lost in the process that was to write them, or were never answered.
             Believed::Memory => {
                 log.want_checkpoint();
-                let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
                 if is_kept && *is_whole { pairing.whole_from } else { log.next_generation() }
             }
         };
@@ -158,13 +158,14 @@ impl<M: StartMemory> Resuming<'_, M> {
                     );
                 });
             }
-            // The next start would replay the log again, or believe another memory that came back. Both lack what is
-            // answered from now on.
-            Err(error) if source == Believed::Log || !is_former_memory => {
+            // The next start could replay the log again, believe another memory that came back, or believe this one
+            // after a crash of the machine. Each lacks what is answered from now on.
+            Err(error) if source == Believed::Log || !is_former_memory || !is_kept => {
                 log.refuse_unpaired(&error);
                 log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
             }
-            // What the memory and the log say of each other stays true, so the next start believes the memory, too.
+            // What the memory and the log say of each other stays true, so the next start decides between them as if
+            // this one had not been.
             Err(error) => {
                 tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
             }

@@ -276,7 +276,10 @@ impl Registration {
             }
             Registration::Session { pair, memory, owners } => (pair, memory, owners),
         };
+        // The pair has the connection, and the connection the lists that are not done, with their permits.
+        let pair = Rc::downgrade(&pair);
         Some(Rc::new(move |at, len, rights| {
+            let Some(pair) = pair.upgrade() else { return false }; // The session has ended at both sides.
             let keys = pair.keys().borrow();
             let Some((store, _)) = keys.stands_for(key) else { return false };
             // In a wide region, the engine's locks make words atomic, and the NIC does not know them.

@@ -35,7 +35,8 @@ use std::time::Duration;
 
 /// Number of client ids of a store whose sizing gives none.
 const IDS: u16 = 64;
-/// Number of lanes of a client of such a store: two for each of 64 tasks, and for the client's first handle.
+/// Number of lanes of a client of such a store: two for each of 64 tasks, and for the client's first handle. A handle
+/// of a tree takes four.
 const LANES: u16 = 130;
 
 /// Leases of a store.
@@ -155,7 +156,7 @@ impl<F> Leased<F> {
     /// # Errors
     /// The client has lost its lease, or has given it up.
     pub(super) fn check(&self) -> Result<(), LatchError> {
-        if self.is_lost.get() { Err(LatchError::Lost) } else { Ok(()) }
+        if self.is_lost.get() || self.holder.is_given_up() { Err(LatchError::Lost) } else { Ok(()) }
     }
 
     /// The redo records.

@@ -384,9 +384,9 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     }
 
     /// Returns the client's task, which renews the client's lease, if the store has leases, and releases the latches of
-    /// operations whose futures were dropped. It serves all handles of the client, and ends when the last one was
-    /// dropped and no request is in flight. The program runs it beside the operations. Without it, a lease expires, and
-    /// such a latch is released only when its handle is used again.
+    /// operations whose futures are dropped from now on. It serves all handles of the client, and ends when the last
+    /// one was dropped and no request is in flight. The program runs one such task beside the operations. Without it,
+    /// a lease expires, and such a latch is released only when its handle is used again.
     ///
     /// # Errors
     /// The first error of a request for which no caller has waited. The latch that it was about may be held.

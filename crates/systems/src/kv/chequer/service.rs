@@ -76,7 +76,32 @@ struct Partition {
     holds: Vec<Held>,
     /// The puts of the log whose places were in use during its replay, by bucket. Values that are replaced or deleted
     /// later in the log have them: a checkpoint contains values that were read at different times.
-    late: BTreeMap<u64, Late>,
+    late: Lates,
+}
+
+/// Puts of the log whose places were in use during its replay. Each bucket has one at most, and so has each key.
+#[derive(Default)]
+struct Lates {
+    by_bucket: BTreeMap<u64, Late>,
+    bucket_of: BTreeMap<Vec<u8>, u64>,
+}
+
+impl Lates {
+    fn add(&mut self, bucket: u64, late: Late) {
+        self.remove(bucket);
+        self.bucket_of.insert(late.key.clone(), bucket);
+        self.by_bucket.insert(bucket, late);
+    }
+
+    fn remove(&mut self, bucket: u64) {
+        if let Some(late) = self.by_bucket.remove(&bucket) {
+            self.bucket_of.remove(&late.key);
+        }
+    }
+
+    fn stamp(&self, bucket: u64) -> Option<Stamp> {
+        self.by_bucket.get(&bucket).map(|late| late.stamp)
+    }
 }
 
 /// What the call in progress has drawn. Memory may make it wait and run again, and it then gets the same.
@@ -405,7 +430,7 @@ impl Partition {
             reservations: BTreeMap::new(),
             reserved: 0,
             holds: Vec::new(),
-            late: BTreeMap::new(),
+            late: Lates::default(),
         }
     }
 
@@ -887,18 +912,20 @@ impl<M: Memory> At<'_, M> {
         };
         let Some(bucket) = found else { return Ok(Err(NO_BUCKET.to_owned())) };
         let before = self.record(bucket)?;
-        let now = before.written().max(self.state.late.get(&bucket).map(|late| late.stamp));
+        let now = before.written().max(self.state.late.stamp(bucket));
         let is_old =
             if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
         self.state.pass(stamp);
         if !is_old {
-            let bytes = if self.leave_other_bucket(key, bucket, stamp)? { bytes } else { None };
+            let is_newest =
+                self.leave_other_bucket(key, bucket, stamp)? && self.leave_late(key, bucket, stamp)?;
+            let bytes = bytes.filter(|_| is_newest);
             let value = bytes.map(|bytes| (Some(place), bytes));
             match self.restore(stamp, key, bucket, value, before.used_block())? {
-                Ok(()) => drop(self.state.late.remove(&bucket)),
+                Ok(()) => self.state.late.remove(bucket),
                 Err(ClaimError::Overlaps) => {
                     let bytes = bytes.unwrap_or_default().to_vec();
-                    self.state.late.insert(bucket, Late { stamp, key: key.to_vec(), place, bytes });
+                    self.state.late.add(bucket, Late { stamp, key: key.to_vec(), place, bytes });
                 }
                 Err(_) => return Ok(Err(NO_PLACE.to_owned())),
             }
@@ -968,39 +995,86 @@ impl<M: Memory> At<'_, M> {
     ///
     /// Each of these puts is the last of its bucket, and so are those in the table. So no two have the same place,
     /// unless the log lacks what replaced a value, has a put that was never answered, or a client has forged records.
-    /// Such a value gets another place. Only if none is free, the newer one alone stays: its place was free when it
-    /// was put.
+    /// Such a value gets another place. If none is free, the newer one stays, whose place was free when it was put; of
+    /// the other one's key, the value before stays, if nothing lies in its place yet.
     fn replayed(&mut self) -> Result<u64, M::Wait> {
         self.write_head(self.state.last)?;
-        let mut late: Vec<(u64, Late)> = std::mem::take(&mut self.state.late).into_iter().collect();
-        late.sort_unstable_by_key(|(_, late)| Reverse(late.stamp));
-        // One late put may have the place of the value that another one replaces.
-        for &(bucket, _) in &late {
-            if let Bucket::Used(before) = self.record(bucket)?.decode() {
-                self.remove(bucket, before)?;
+        let mut late = Vec::new();
+        for (bucket, put) in std::mem::take(&mut self.state.late).by_bucket {
+            // One late put may have the place of the value that another one replaces.
+            let before = match self.record(bucket)?.decode() {
+                Bucket::Used(used) => Some(used),
+                _ => None,
+            };
+            if let Some(used) = before {
+                self.remove(bucket, used)?;
             }
+            late.push((bucket, put, before));
         }
+        late.sort_unstable_by_key(|(_, put, _)| Reverse(put.stamp));
         let (mut homeless, mut dropped) = (Vec::new(), 0);
-        for (bucket, late) in late {
-            let Late { stamp, ref key, place, ref bytes } = late;
+        for (bucket, put, before) in late {
+            let Late { stamp, ref key, place, ref bytes } = put;
             if !self.leave_other_bucket(key, bucket, stamp)? {
                 self.install(bucket, Record::deleted(self.table.key_field(key), stamp))?;
             } else if self.restore(stamp, key, bucket, Some((Some(place), bytes)), None)?.is_err() {
-                homeless.push((bucket, late));
+                homeless.push((bucket, put, before));
             }
         }
-        for (bucket, Late { stamp, key, place, bytes }) in homeless {
+        for (bucket, Late { stamp, key, place, bytes }, before) in homeless {
             if self.restore(stamp, &key, bucket, Some((None, &bytes)), None)?.is_ok() {
                 continue;
             }
+            if let Some(removed) = self.make_room(stamp, self.block_at(place, bytes.len()))? {
+                dropped += removed;
+                if self.restore(stamp, &key, bucket, Some((Some(place), &bytes)), None)?.is_ok() {
+                    continue;
+                }
+            }
             dropped += 1;
-            if !self.make_room(stamp, self.block_at(place, bytes.len()))?
-                || self.restore(stamp, &key, bucket, Some((Some(place), &bytes)), None)?.is_err()
-            {
+            if !self.bring_back(bucket, &key, before)? {
                 self.install(bucket, Record::deleted(self.table.key_field(&key), stamp))?;
             }
         }
         Ok(dropped)
+    }
+
+    /// Installs the value that a bucket had before a late put of the same key, unless its bytes are gone. Returns
+    /// whether it did.
+    fn bring_back(&mut self, bucket: u64, key: &[u8], before: Option<Used>) -> Result<bool, M::Wait> {
+        let Some(used) = before.filter(|used| used.key == self.table.key_field(key)) else {
+            return Ok(false);
+        };
+        if self.state.claim(used.block).is_err() {
+            return Ok(false);
+        }
+        self.state.begun.block = None;
+        let mut bytes = vec![0; used.block.len as usize];
+        self.memory.read(used.block.at, &mut bytes)?;
+        if crc(&bytes) != used.crc_value || value_in(&bytes, key).is_none() {
+            let _ = self.state.pool.vacate(of_pool(used.block));
+            return Ok(false);
+        }
+        self.install(bucket, Record::used(used))?;
+        Ok(true)
+    }
+
+    /// Drops the put of `key` that waits for its place in another bucket. Returns false and changes nothing if it is
+    /// newer than `stamp`.
+    fn leave_late(&mut self, key: &[u8], bucket: u64, stamp: Stamp) -> Result<bool, M::Wait> {
+        let other = self.state.late.bucket_of.get(key).copied().filter(|other| *other != bucket);
+        let Some((other, late)) = other.and_then(|other| Some((other, self.state.late.stamp(other)?))) else {
+            return Ok(true);
+        };
+        if late > stamp {
+            return Ok(false);
+        }
+        self.state.late.remove(other);
+        if let Bucket::Used(before) = self.record(other)?.decode() {
+            self.remove(other, before)?;
+        }
+        self.install(other, Record::deleted(self.table.key_field(key), late))?;
+        Ok(true)
     }
 
     /// Removes the value that `key` has in another bucket. Returns false and changes nothing if it is newer than
@@ -1017,8 +1091,9 @@ impl<M: Memory> At<'_, M> {
         Ok(true)
     }
 
-    /// Removes the values that lie where a value with this stamp lay, if they are all older. Returns whether they were.
-    fn make_room(&mut self, stamp: Stamp, block: Block) -> Result<bool, M::Wait> {
+    /// Removes the values that lie where a value with this stamp lay, if they are all older. Returns their number, or
+    /// `None` if one is newer.
+    fn make_room(&mut self, stamp: Stamp, block: Block) -> Result<Option<u64>, M::Wait> {
         let mut older = Vec::new();
         for bucket in 0..self.table.spec().buckets() {
             let record = self.record(bucket)?;
@@ -1026,13 +1101,14 @@ impl<M: Memory> At<'_, M> {
                 && self.state.pool.overlap(of_pool(used.block), of_pool(block))
             {
                 if used.stamp >= stamp {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 older.push((bucket, used));
             }
         }
+        let removed = older.len() as u64;
         older.into_iter().try_for_each(|(bucket, used)| self.remove(bucket, used))?;
-        Ok(true)
+        Ok(Some(removed))
     }
 
     /// Removes a value during the replay of a log. No client reads.

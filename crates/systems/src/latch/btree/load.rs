@@ -41,7 +41,7 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
         let shape = self.shape;
         let taken =
             self.fresh.with_exclusive(ALLOCATOR, async |content| allocate(content, nodes, shape)).await;
-        let mut next = taken.map_err(BtreeError::of_read)??;
+        let mut next = taken.map_err(BtreeError::of)??;
         let mut level = LEAF;
         while entries.len() > entries_max {
             let numbers = next..next + entries.len().div_ceil(fill) as u64;
@@ -49,7 +49,7 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
             (next, level) = (numbers.end, level + 1);
         }
         let written = self.nodes.with_exclusive(ROOT, async |content| encode(content, level, None, &entries));
-        written.await.map_err(BtreeError::of_change)?;
+        written.await.map_err(BtreeError::of)?;
         self.settle().await
     }
 

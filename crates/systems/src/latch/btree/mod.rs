@@ -22,8 +22,8 @@
 //!
 //! **Deaths.** A client that dies between two steps leaves a tree in which every key is found:
 //! - after the allocation, it leaks the node (two nodes if it split the root);
-//! - after the split, the parent lacks an entry, so that searches move right. The next put or delete that moves right
-//!   there adds the entry.
+//! - after the split, the parent lacks an entry, so that searches move right. The next put or successful delete whose
+//!   descent moves right there adds the entry.
 //!
 //! If the client holds a latch when it dies, the node stays latched, unless the store has leases: see [`super`].
 //!
@@ -78,7 +78,8 @@ pub enum BtreeError {
         /// Least number of bytes of a node.
         len_min: u32,
     },
-    /// The tree has as many levels as are possible, and a node that must be split has a full root. Nothing was changed.
+    /// The tree has as many levels as are possible, and all nodes above one that must be split are full. Nothing was
+    /// changed.
     TreeFull {
         /// Number of entries of a full node.
         entries_max: usize,
@@ -106,17 +107,15 @@ impl BtreeError {
     pub fn ran(&self) -> Ran {
         match self {
             BtreeError::Latch { ran, .. } => *ran,
+            // It may be found after a part of the operation has changed the tree.
+            BtreeError::Damaged(_) => Ran::Unknown,
             _ => Ran::No,
         }
     }
 
-    /// Error of a part of an operation that reads only.
-    fn of_read(error: LatchError) -> BtreeError {
-        BtreeError::Latch { error, ran: Ran::No }
-    }
-
-    /// Error of the part of an operation that may have changed the node.
-    fn of_change(error: LatchError) -> BtreeError {
+    /// Error of an operation on a node. It may be that of an earlier operation of the same handle, which nobody has
+    /// awaited: so the error of a read may say that the tree was changed.
+    fn of(error: LatchError) -> BtreeError {
         BtreeError::Latch { ran: error.ran(), error }
     }
 
@@ -243,17 +242,24 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
     /// # Errors
     /// [`BtreeError`].
     pub async fn get_unsynchronized(&mut self, key: u64) -> Result<Option<u64>, BtreeError> {
-        let mut number = ROOT;
-        for _ in 0..LEVELS_MAX {
+        let (mut number, mut above, mut least) = (ROOT, LEVELS_MAX, None);
+        loop {
             let read = self.nodes.read_unsynchronized(number, &mut self.page).await;
-            read.map_err(BtreeError::of_read)?;
+            read.map_err(BtreeError::of)?;
             let node = self.node(number)?;
-            if node.level == LEAF {
-                return Ok(node.value(key));
+            match node.right {
+                // The client that split the node has died before it added the parent's entry.
+                Some(right) if right.has(key) && least.is_none_or(|least| right.bound > least) => {
+                    (number, least) = (right.node, Some(right.bound));
+                }
+                _ if node.level == LEAF => return Ok(node.value(key)),
+                _ if node.level >= above => return Err(BtreeError::Damaged("a path has too many levels")),
+                _ => {
+                    above = node.level;
+                    (number, least) = (node.child(key, self.shape)?, None);
+                }
             }
-            number = node.child(key, self.shape)?;
         }
-        Err(BtreeError::Damaged("a path has too many levels"))
     }
 
     /// Stores a value under a key, whether or not the key has one.
@@ -264,6 +270,8 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
     /// # Errors
     /// [`BtreeError`].
     pub async fn put(&mut self, key: u64, value: u64) -> Result<(), BtreeError> {
+        // A split that was dropped may have left the allocator latched.
+        self.fresh.settle().await.map_err(BtreeError::of)?;
         let found = self.find(key, LEAF).await?;
         let split = self.insert(found, Entry::new(key, value)).await?;
         // From here on, the value is stored.
@@ -348,7 +356,7 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
     /// The first error of an earlier operation, which may have changed the tree before its last request.
     pub async fn settle(&mut self) -> Result<(), BtreeError> {
         let fresh = self.fresh.settle().await;
-        self.nodes.settle().await.and(fresh).map_err(|error| BtreeError::of_change(error).after_change())
+        self.nodes.settle().await.and(fresh).map_err(|error| BtreeError::of(error).after_change())
     }
 
     /// Recovers all dead clients of a store with leases: see [`Latched::heal`].
@@ -356,7 +364,7 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
     /// # Errors
     /// [`BtreeError::Latch`].
     pub async fn heal(&mut self) -> Result<(), BtreeError> {
-        self.nodes.heal().await.map_err(BtreeError::of_change)
+        self.nodes.heal().await.map_err(BtreeError::of)
     }
 
     /// The node in the page.
@@ -366,7 +374,7 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
 
     /// Reads a node into the page, in the way of the store's scheme.
     async fn read(&mut self, number: u64) -> Result<(), BtreeError> {
-        self.nodes.read(number, &mut self.page).await.map_err(BtreeError::of_read)
+        self.nodes.read(number, &mut self.page).await.map_err(BtreeError::of)
     }
 
     /// Descends to the node of this level to which a key belongs, and reads the node into the page.
@@ -423,7 +431,11 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
             };
             match visit(nodes, shape, found, entry.key(), body).await? {
                 Some(Inserted::All) => return Ok(None),
-                Some(Inserted::Split(right)) => return Ok(Some(right)),
+                Some(Inserted::Split(right)) => {
+                    // The parent must not refer to the right half before the left half refers to it.
+                    self.nodes.settle().await.map_err(BtreeError::of)?;
+                    return Ok(Some(right));
+                }
                 Some(Inserted::SplitUnwritten(right, entries)) => {
                     write_node(fresh, right.node, found.level, None, &entries).await?;
                     return Ok(Some(right));
@@ -497,7 +509,7 @@ async fn visit<F: Fabric + Clock + 'static, T>(
                 _ => body(number, content).await.map(Visit::Done),
             }
         };
-        match nodes.with_exclusive(number, visit).await.map_err(BtreeError::of_change)?? {
+        match nodes.with_exclusive(number, visit).await.map_err(BtreeError::of)?? {
             Visit::Done(done) => return Ok(Some(done)),
             Visit::Grown => return Ok(None),
             Visit::Right(right) if least.is_none_or(|least| right.bound > least) => {
@@ -536,7 +548,7 @@ async fn insert_into<F: Fabric + Clock + 'static>(
     };
     let count = if number == ROOT { 2 } else { 1 };
     let first = fresh.with_exclusive(ALLOCATOR, async |content| allocate(content, count, shape)).await;
-    let first = first.map_err(BtreeError::of_read)??;
+    let first = first.map_err(BtreeError::of)??;
     if number == ROOT {
         let halves = [first, first + 1];
         let sibling = Right { node: halves[1], bound };
@@ -564,8 +576,8 @@ async fn write_node<F: Fabric + Clock + 'static>(
     entries: &[Entry],
 ) -> Result<(), BtreeError> {
     let written = fresh.with_exclusive(number, async |content| encode(content, level, right, entries)).await;
-    written.map_err(BtreeError::of_read)?;
-    fresh.settle().await.map_err(BtreeError::of_read)
+    written.map_err(BtreeError::of)?;
+    fresh.settle().await.map_err(BtreeError::of)
 }
 
 /// Length of the content of objects that take at most `bytes` bytes with their latches and versions.
