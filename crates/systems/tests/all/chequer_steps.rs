@@ -17,7 +17,7 @@ use farside_remote::{Addr, ChainBuf, Fabric, Key, Memory, NodeId, Reply, Rights,
 use farside_systems::kv::chequer::layout::{
     Block, Bucket, RECORD_SIZE, Record, Stamp, Table, Used, crc_of, put_block, value_in,
 };
-use farside_systems::kv::chequer::log::{Logged, begin_put, last, put_delete};
+use farside_systems::kv::chequer::log::{Logged, begin_put, last, put_delete, put_last};
 use farside_systems::kv::chequer::pool::QUARANTINE;
 use farside_systems::kv::chequer::request::{Answer, Outcome, PART_MAX, Request, number_in};
 use farside_systems::kv::chequer::service::RESERVATIONS_MAX;
@@ -580,14 +580,16 @@ impl Bare {
 
     fn find(&self, key: &[u8]) -> Option<Block> {
         let field = self.table.key_field(key);
-        (0..self.table.spec().buckets()).find_map(|bucket| {
-            let mut record = [0; RECORD_SIZE as usize];
-            let Ok(()) = self.memory.read(self.table.bucket_at(0, bucket), &mut record);
-            match Record::read_from_bytes(&record).expect("its size").decode() {
-                Bucket::Used(used) if used.key == field => Some(used.block),
-                _ => None,
-            }
+        (0..self.table.spec().buckets()).find_map(|bucket| match self.record(bucket).decode() {
+            Bucket::Used(used) if used.key == field => Some(used.block),
+            _ => None,
         })
+    }
+
+    fn record(&self, bucket: u64) -> Record {
+        let mut record = [0; RECORD_SIZE as usize];
+        let Ok(()) = self.memory.read(self.table.bucket_at(0, bucket), &mut record);
+        Record::read_from_bytes(&record).expect("its size")
     }
 
     fn bytes(&self, block: Block) -> Vec<u8> {
@@ -665,25 +667,35 @@ fn versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record
 /// A log that is not synced may lack a delete that took effect. A later put then got the place of the deleted value.
 #[test]
 fn of_two_values_in_one_place_a_replay_keeps_the_newer_one_if_not_both_fit() {
-    const LEN: usize = 2000;
+    const LEN: usize = 20_000;
     for (values, dropped) in [(1, 0), (4000, 1)] {
-        let new = || Bare::new(6, r#"{"items": 3500}"#);
-        let [before, after] = [new(), new()];
-        before.put(b"deleted", &[1; LEN], [Duration::ZERO; 2]);
-        let older = before.checkpoint();
-        let stamp = older.iter().flat_map(Records::iter).find(|record| last(record).is_some());
-        let mut stamps = Records::default();
-        stamps.append(stamp.expect("a checkpoint has the last stamp"));
-        assert_eq!(after.replay(&[stamps]), 0);
+        let new = || Bare::new(6, r#"{"items": 400}"#);
+        let after = new();
+        let mut last_stamp = (Vec::new(), Records::default());
+        put_last(&mut last_stamp.0, Stamp::new(0, 1), 0);
+        last_stamp.1.append(&last_stamp.0);
+        assert_eq!(after.replay(&[last_stamp.1]), 0);
         let keys: Vec<[u8; 4]> = (0..values).map(u32::to_le_bytes).collect();
-        let fit = keys.iter().take_while(|key| after.has_room(*key, LEN)).collect::<Vec<_>>();
-        assert_eq!(after.block_of(fit[0]).0.at, before.block_of(b"deleted").0.at);
-        let newer = after.checkpoint();
+        let fit: Vec<&[u8; 4]> = keys.iter().take_while(|key| after.has_room(*key, LEN)).collect();
+        // The deleted key had a bucket that no newer one has.
+        let (before, deleted) = (0..100u64)
+            .find_map(|number| {
+                let (before, deleted) = (new(), [7, number]);
+                before.put(deleted.as_bytes(), &[1; LEN], [Duration::ZERO; 2]);
+                let buckets = 0..before.table.spec().buckets();
+                let own = |bucket: &u64| before.record(*bucket).decode() != Bucket::Never;
+                let bucket = buckets.clone().find(own).expect("it was put");
+                (after.record(bucket).decode() == Bucket::Never).then_some((before, deleted))
+            })
+            .expect("half of the buckets are free");
+        let deleted = deleted.as_bytes();
+        assert_eq!(after.block_of(fit[0]).0.at, before.block_of(deleted).0.at);
+        let (older, newer) = (before.checkpoint(), after.checkpoint());
         for steps in [[&older[..], &newer[..]].concat(), [&newer[..], &older[..]].concat()] {
             let replayed = new();
             assert_eq!(replayed.replay(&steps), dropped);
             assert!(fit.iter().all(|key| replayed.has(*key)), "the newer ones stay");
-            assert_eq!(replayed.has(b"deleted"), dropped == 0);
+            assert_eq!(replayed.has(deleted), dropped == 0);
             let blocks: BTreeSet<u64> = fit.iter().map(|key| replayed.block_of(*key).0.at).collect();
             assert_eq!(blocks.len(), fit.len(), "each has a place of its own");
         }

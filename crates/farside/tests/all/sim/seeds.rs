@@ -39,6 +39,8 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("guarded", Carrier::Datagrams, 73),
     ("guarded", Carrier::Datagrams, 141),
     ("guarded", Carrier::Datagrams, 170),
+    ("chequer", Carrier::Datagrams, 132),
+    ("chequer-message", Carrier::Connections, 40),
 ];
 
 /// Asserts that all seeds of a system over one carrier are good, and that every possible fault strikes. Over verbs,
