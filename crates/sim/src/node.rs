@@ -582,12 +582,8 @@ impl Node {
         let memory = Replay::new(&self.0.world, &self.memory(), Pace::AT_ONCE);
         let disk = &mut *self.0.disk.borrow_mut();
         machine.set_logging(options);
-        let folders: Vec<String> =
-            find(disk).expect("the heads of logs are valid").into_iter().map(|found| found.folder).collect();
-        for folder in folders {
+        for mut found in find(disk).expect("the heads of logs are valid") {
             loop {
-                let found = find(disk).expect("the heads of logs are valid");
-                let found = found.into_iter().find(|found| found.folder == folder).expect("it is there");
                 let mut at = Resuming {
                     disk,
                     node: machine,
@@ -603,6 +599,8 @@ impl Node {
                         if options.sync == SyncPolicy::Never =>
                     {
                         disk.cut(&name, at).expect("the simulated disk cuts files");
+                        let mut again = find(disk).expect("the heads of logs are valid").into_iter();
+                        found = again.find(|again| again.folder == found.folder).expect("it is there");
                     }
                     Err(error) => panic!("a crash damages no log: {error}"),
                 }

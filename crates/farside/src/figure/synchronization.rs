@@ -6,7 +6,7 @@ use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Predict, Published, S
 use farside_bench::workload::Lengths;
 use farside_sim::hardware::{INPUTS, Platform, Testbed};
 use farside_sim::micro::{SECTION_4 as NUMBERS, Workers, mverbs};
-use farside_systems::latch::btree::node_len;
+use farside_systems::latch::btree::{entries_in, node_len};
 use farside_systems::latch::{self, Latching, Placement, Scheme};
 
 /// Section 4: throughput of atomics on one NIC. The model is calibrated on these numbers.
@@ -444,11 +444,9 @@ fn tree(scheme: &str, search: Search, lookups: f64) -> Box<Load> {
     const NODE: u32 = 4_096;
     let mut load = load_of(scheme, lookups);
     let known = Scheme::named(scheme).expect("a scheme of this name");
-    let len = node_len(known, NODE).expect("a node is longer than a latch") as usize;
-    // The head of a node has 24 bytes, and an entry 16.
-    let fill = FANOUT.min((len - 24) / 16);
-    load.variant.tree = Some(Tree { fill, search });
-    (load.value_len, load.records) = (len, Some(TREE_KEYS));
+    let len = node_len(known, NODE).expect("a node is longer than a latch");
+    load.variant.tree = Some(Tree { fill: FANOUT.min(entries_in(len)), search });
+    (load.value_len, load.records) = (len as usize, Some(TREE_KEYS));
     load
 }
 

@@ -538,6 +538,14 @@ mod tests {
         node
     }
 
+    /// Appends a record to the log of the store 's'.
+    fn append(node: &Node<Mapping>) -> Result<(), String> {
+        let served = Arc::clone(&node.catalog().get("s").expect("the store").served);
+        let mut records = Records::default();
+        records.append(b"a record");
+        served.log().expect("it has a log").lock().append(&records).map(drop)
+    }
+
     /// A memory that was paired with the log may come back later. It lacks what the log gets from now on.
     #[test]
     fn a_log_that_cannot_be_paired_with_another_memory_accepts_nothing() {
@@ -549,12 +557,7 @@ mod tests {
         {
             disk.is_full = is_full;
             let memory = mapping();
-            let node = resume(&memory, &mut disk, node(&memory, incarnation));
-            let served = Arc::clone(&node.catalog().get("s").expect("the store").served);
-            let log = served.log().expect("it has a log");
-            let mut records = Records::default();
-            records.append(b"a record");
-            let appended = log.lock().append(&records);
+            let appended = append(&resume(&memory, &mut disk, node(&memory, incarnation)));
             assert_eq!(appended.is_ok(), is_accepted, "{incarnation}, {is_full}: {appended:?}");
             let refused = appended.err().unwrap_or_else(|| "be paired with the memory".into());
             assert!(refused.contains("be paired with the memory"), "{refused}");
@@ -572,11 +575,7 @@ mod tests {
         drop(resume(&memory, &mut disk, restored(&memory)));
         disk.is_full = true;
         for _ in 0..2 {
-            let node = resume(&memory, &mut disk, restored(&memory));
-            let served = Arc::clone(&node.catalog().get("s").expect("the store").served);
-            let mut records = Records::default();
-            records.append(b"a record");
-            served.log().expect("it has a log").lock().append(&records).expect("it is accepted");
+            append(&resume(&memory, &mut disk, restored(&memory))).expect("it is accepted");
         }
     }
 

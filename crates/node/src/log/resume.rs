@@ -1,6 +1,6 @@
 //! Recovery of stores with logs at the start of a node: each store and its log are made to agree.
 //!
-//! Invariant: a store is served only once it and its log agree, or refused.
+//! Invariant: a store is served only once it and its log agree. Otherwise it is refused.
 //! Invariant: a log whose pairing could not be written takes no record, unless it and this memory were a pair before.
 
 use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
@@ -19,7 +19,7 @@ pub trait StartMemory: NodeMemory {
     fn run_at_once<R>(&self, code: impl FnOnce(&Self) -> Result<R, Self::Wait>) -> R;
 }
 
-/// What the recovery of logs needs of the node's host.
+/// The node's host, as the recovery of logs uses it.
 pub trait Host {
     /// Draws 64 random bits.
     fn random(&mut self) -> u64;

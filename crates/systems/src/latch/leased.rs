@@ -28,7 +28,7 @@ use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::{Addr, Fabric, NodeId};
 use serde::{Deserialize, Serialize};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
@@ -126,7 +126,6 @@ pub(super) struct Leased<F> {
     table: Table,
     /// Numbers of the lanes that no handle has.
     free_lanes: Rc<RefCell<Vec<u16>>>,
-    is_lost: Cell<bool>,
 }
 
 /// The number of a lane of a client. Dropping this value frees the number.
@@ -148,15 +147,10 @@ impl<F> Leased<F> {
         Some(LaneNumber { number, free: Rc::clone(&self.free_lanes) })
     }
 
-    /// Notes that the client has lost its lease.
-    pub(super) fn lose(&self) {
-        self.is_lost.set(true);
-    }
-
     /// # Errors
     /// The client has lost its lease, or has given it up.
     pub(super) fn check(&self) -> Result<(), LatchError> {
-        if self.is_lost.get() || self.holder.is_given_up() { Err(LatchError::Lost) } else { Ok(()) }
+        if self.holder.is_given_up() { Err(LatchError::Lost) } else { Ok(()) }
     }
 
     /// The redo records.
@@ -185,13 +179,12 @@ impl<F: Fabric + Clock> Leased<F> {
         let (holder, inherited) = opened.map_err(of_open)?;
         let identity = Identity { client: holder.id().number().into(), nonce: nonce.get() };
         identity::bind(fabric, node, store, identity).await.map_err(StoreError::Fabric)?;
-        let is_lost = Cell::new(false);
         if let Some(inherited) = inherited {
             let recovery = holder.inherit(way, &inherited);
-            holder.renewing(recovery, || is_lost.set(true)).await.map_err(of_open)?;
+            holder.renewing(recovery, || ()).await.map_err(of_open)?;
         }
         let free_lanes = Rc::new(RefCell::new((0..spec.lanes).rev().collect()));
-        Ok(Leased { holder, areas, table, free_lanes, is_lost })
+        Ok(Leased { holder, areas, table, free_lanes })
     }
 
     fn way<'a>(&'a self, fabric: &'a Rc<F>) -> Way<'a, Rc<F>> {
@@ -221,6 +214,7 @@ impl<F: Fabric + Clock> Client<F> {
         found: u64,
     ) -> Result<(), LatchError> {
         let Some(leased) = &self.leased else { return Ok(()) };
+        self.retries.set(self.retries.get() + 1);
         let (way, guarded) = (leased.way(&self.fabric), self.layout.guarded(object));
         Ok(leased.holder.wait_for(way, lane, &guarded, LockWord::of_bits(found)).await?)
     }

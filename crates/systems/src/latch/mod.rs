@@ -398,7 +398,7 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
             match &client.leased {
                 None => kept.await,
                 Some(leased) => {
-                    leased.holder.renewing(kept, || leased.lose()).await;
+                    leased.holder.renewing(kept, || ()).await;
                     leased.holder.release().await;
                 }
             }
@@ -561,7 +561,6 @@ impl<F> Client<F> {
     /// Gives up the client's lease, if it has one, so that others recover its latches.
     fn give_up(&self) {
         if let Some(leased) = &self.leased {
-            leased.lose();
             leased.holder.give_up();
         }
     }
@@ -687,7 +686,6 @@ impl<F: Fabric + Clock> Client<F> {
                 break;
             }
             if self.suspects(attempt, found) {
-                self.retries.set(self.retries.get() + 1);
                 self.wait_for_holder(lane, object, found).await?;
             } else {
                 self.back_off(&mut pause).await;
@@ -765,7 +763,7 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Whether the holder of a latch with this word, which was held for so many attempts, may be dead.
+    /// Whether the holder of a latch may be dead. After this number of failed attempts, the latch had the word `latch`.
     fn suspects(&self, attempt: u32, latch: u64) -> bool {
         self.leased.is_some() && attempt >= PATIENCE && latch != FREE.get()
     }

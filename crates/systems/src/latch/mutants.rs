@@ -26,7 +26,7 @@ farside_remote::mutants! {
     DROPPED_KEEPS_LATCH = "LatchDroppedKeepsLatch";
 }
 
-/// What is broken in the leases of latches, or in the recovery of a dead holder over classic verbs.
+/// Broken leases of latches, and broken recoveries of a dead holder over classic verbs.
 const LEASES: [Mutant; 4] = [
     lease::TAKEN_UNFENCED,
     redo::RECORD_AFTER_OBJECT,

@@ -49,7 +49,6 @@ impl<F: Fabric + Clock + 'static> Client<F> {
                 Attempt::Held(latch) => latch,
             };
             if self.suspects(attempt, latch) {
-                self.retries.set(self.retries.get() + 1);
                 self.carry_out(lane, Step::Await(*object, latch)).await?;
             } else {
                 self.back_off(&mut pause).await;

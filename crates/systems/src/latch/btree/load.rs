@@ -53,8 +53,8 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
         self.settle().await
     }
 
-    /// Writes the nodes of a level below the root, of which `first` is the first one's number. Returns the entries of
-    /// their parents.
+    /// Writes the nodes of a level below the root. Their numbers begin with `first`. Returns the entries of their
+    /// parents.
     async fn load_level(
         &mut self,
         level: u32,

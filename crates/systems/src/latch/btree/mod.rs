@@ -37,7 +37,7 @@ pub mod mutants;
 mod load;
 mod node;
 
-pub use node::LEVELS_MAX;
+pub use node::{LEVELS_MAX, entries_in};
 
 use super::scheme::Scheme;
 use super::{LatchError, Latched};
@@ -93,7 +93,7 @@ pub enum BtreeError {
     NotEmpty,
     /// The pairs to load are not in the order of their keys, or have a key twice. Nothing was changed.
     NotSorted,
-    /// Nodes cannot be loaded with so many entries. Nothing was changed.
+    /// No node can be loaded with this number of entries. Nothing was changed.
     Fill {
         /// Number of entries of a full node.
         entries_max: usize,
@@ -189,7 +189,7 @@ enum Visit<T> {
     Grown,
 }
 
-/// What an insertion into a node has left to do.
+/// Result of an insertion into a node: what remains to be done.
 enum Inserted {
     All,
     /// The node was split. Its parent gets an entry for the right half.

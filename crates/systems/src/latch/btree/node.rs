@@ -63,6 +63,11 @@ struct Head {
 /// Size of a node's head in bytes.
 const HEAD: usize = size_of::<Head>();
 
+/// Number of entries for which a node has space whose object has a content of `len` bytes.
+pub fn entries_in(len: u32) -> usize {
+    (len as usize).saturating_sub(HEAD) / size_of::<Entry>()
+}
+
 /// Shape of a tree's nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
@@ -78,7 +83,7 @@ impl Shape {
     /// # Errors
     /// A tree does not fit into such a store.
     pub(super) fn new(objects: u64, len: u32) -> Result<Shape, BtreeError> {
-        let entries_max = (len as usize).saturating_sub(HEAD) / size_of::<Entry>();
+        let entries_max = entries_in(len);
         if objects < FIRST || entries_max < ENTRIES_MIN {
             let len_min = (HEAD + ENTRIES_MIN * size_of::<Entry>()) as u32;
             return Err(BtreeError::TooSmall { objects, len, len_min });

@@ -59,7 +59,7 @@ struct Late {
 impl<M: Memory> At<'_, M> {
     /// Carries out a record of the log. No client reads meanwhile.
     ///
-    /// Of all records of a bucket, that with the greatest stamp stays. The bucket had no two keys at once: it got
+    /// The record of a bucket with the greatest stamp stays. The bucket had no two keys at once: it got
     /// another key only after the delete of the key before it was logged, with a smaller stamp. The log may lack that
     /// delete, and so that of a key which is in another bucket later. The newer record stays there, too.
     pub(super) fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
