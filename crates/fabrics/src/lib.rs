@@ -33,5 +33,6 @@ pub mod socket;
 pub mod spin;
 pub mod tcp;
 pub mod timer;
+mod together;
 pub mod udp;
 pub mod wait;

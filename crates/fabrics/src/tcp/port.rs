@@ -5,6 +5,7 @@
 
 use super::{End, FRAME_MAX, LENGTH, Plain, READ_MAX, Wire};
 use crate::connections::{Connecting, Connection, Connections, Ended, NEWCOMERS_PER_POLL};
+use crate::together::bind_together;
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -55,11 +56,7 @@ impl<W: Wire> StreamPort<W> {
         engines: usize,
         wire: impl Fn() -> W + Clone + Send + 'static,
     ) -> std::io::Result<Vec<StreamPort<W>>> {
-        // With shared use of a port, the system would also admit any other socket of this user, such as a second
-        // node's. So a first, exclusive bind makes sure that nobody uses the port.
-        let alone = listen(address, false)?;
-        let address = alone.local_addr()?;
-        drop(alone);
+        let listeners = bind_together(address, engines, listen, TcpListener::local_addr)?;
         let port = |listener| {
             Ok(StreamPort {
                 connections: Connections::new(&listener)?,
@@ -69,7 +66,7 @@ impl<W: Wire> StreamPort<W> {
                 buffer: vec![0; READ_MAX].into(),
             })
         };
-        (0..engines).map(|_| port(listen(address, true)?)).collect()
+        listeners.into_iter().map(port).collect()
     }
 
     /// Returns the bound address.

@@ -4,6 +4,7 @@ use super::seal::node::{Arrived, Find, Node as Seal};
 use super::seal::{self, OVERHEAD};
 use super::{LOOPBACK_MAX, PLACE, Socket, random};
 use crate::session::carrier::{Arrival, Broken, Dropped, Outsider, Port};
+use crate::together::bind_together;
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,18 +31,11 @@ impl UdpPort {
     /// # Errors
     /// The system's error: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<UdpPort>> {
-        // With shared use of a port, the system would also admit any other socket of this user, such as a second
-        // node's. So a first, exclusive bind makes sure that nobody uses the port.
-        let alone = socket(address, false)?;
-        let address = alone.local_addr()?;
-        drop(alone);
-        (0..engines)
-            .map(|_| {
-                let udp = socket(address, true)?;
-                let (socket, buffer) = (Socket::new(udp)?, vec![0; PLACE].into());
-                Ok(UdpPort { socket, buffer, seal: None, began: Instant::now() })
-            })
-            .collect()
+        let port = |udp| {
+            let (socket, buffer) = (Socket::new(udp)?, vec![0; PLACE].into());
+            Ok(UdpPort { socket, buffer, seal: None, began: Instant::now() })
+        };
+        bind_together(address, engines, socket, UdpSocket::local_addr)?.into_iter().map(port).collect()
     }
 
     /// Returns this port restricted to datagrams sealed with a secret. `find` returns the secret with a given name.
