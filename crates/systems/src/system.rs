@@ -199,6 +199,8 @@ pub struct Options {
     pub silence: Option<Duration>,
     /// Pauses between attempts to take locks; if absent, the system's own.
     pub backoff: Option<Backoff>,
+    /// Time for which an operation tries to take a latch or to read an object whole; if absent, the system's own.
+    pub patience: Option<Duration>,
 }
 
 impl Options {
@@ -211,6 +213,7 @@ impl Options {
         releases_apart: false,
         silence: None,
         backoff: None,
+        patience: None,
     };
 }
 

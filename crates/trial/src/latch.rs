@@ -45,6 +45,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Time for which clients try to take a latch: a few thousand round trips.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
+
 /// Latched objects, with the options that a seed has drawn for them.
 pub(crate) struct Latch {
     spec: Spec,
@@ -124,7 +127,8 @@ impl Stores {
         let fabric = seat.fabric();
         let found = store::fetch_of(&fabric, node, name, latch::KIND).await?;
         let entropy = scene.world.random().bits();
-        let options = Options { entropy, backoff: Some(backoff), ..Options::NONE };
+        let (backoff, patience) = (Some(backoff), Some(PATIENCE));
+        let options = Options { entropy, backoff, patience, ..Options::NONE };
         let client = LatchKind::open(fabric, &store::Members::one(node, found), &options).await?;
         let (keeper, kept, theirs) = (client.keeper(), Rc::clone(&shared.kept), Rc::clone(&known));
         kept.set(kept.get() + 1);

@@ -6,7 +6,7 @@
 //!
 //! Invariant: the same scheme and seed give the same schedule.
 
-use crate::latch::{Holders, How, Wrong, drawn_backoff, drawn_spec, perform};
+use crate::latch::{Holders, How, PATIENCE, Wrong, drawn_backoff, drawn_spec, perform};
 use farside_remote::control::Store;
 use farside_remote::{NodeId, Width};
 use farside_sim::checker::Checker;
@@ -282,8 +282,8 @@ impl Trial {
 
     /// Carries out the operations of an actor, and waits until all their requests have completed.
     async fn act(&self, world: &World, client: u32, fabric: Verbs, spec: &Spec, actor: Actor) {
-        let options =
-            Options { entropy: world.random().bits(), backoff: Some(actor.backoff), ..Options::NONE };
+        let (backoff, patience) = (Some(actor.backoff), Some(PATIENCE));
+        let options = Options { entropy: world.random().bits(), backoff, patience, ..Options::NONE };
         let mut latched = open(fabric, spec, &options).await;
         // The clients of most schedules need no task.
         let is_kept = Rc::new(Cell::new(actor.acts.iter().any(|act| act.dropped_after.is_some())));

@@ -69,11 +69,11 @@ use zerocopy::little_endian::U64;
 /// Kind of the store in the catalog.
 pub const KIND: &str = "latch";
 
-/// Number of attempts of an operation to take a latch, or to read an object whole.
-const ATTEMPTS_MAX: u32 = 4_000;
+/// Time for which an operation tries to take a latch or to read an object whole, unless the options have another.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Number of failed attempts after which the lease of a latch's holder is of interest.
-const PATIENCE: u32 = 8;
+const SUSPECT_AFTER: u32 = 8;
 
 /// Word of a latch that nobody holds.
 const FREE: U64 = U64::ZERO;
@@ -100,6 +100,8 @@ struct Client<F> {
     node: NodeId,
     layout: Layout,
     backoff: Backoff,
+    /// Time for which an operation tries to take a latch, or to read an object whole.
+    patience: Duration,
     draws: RefCell<Draws>,
     /// Number of attempts that failed, of all operations.
     retries: Cell<u64>,
@@ -145,7 +147,10 @@ enum Hold {
 /// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LatchError {
-    /// The object was latched, or changed under each read, for too long. Nothing was changed.
+    /// The object was latched, or changed under each read, for as long as [`Options::patience`] says (5 s unless it is
+    /// set). Nothing was changed.
+    ///
+    /// [`Options::patience`]: crate::system::Options::patience
     Busy,
     /// The store has no object with this number.
     NoSuchObject {
@@ -649,13 +654,13 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<(), LatchError> {
         let is_speculative = self.layout.spec.scheme.steps >= Steps::Speculative;
         let key = self.layout.table.key;
-        let mut pause = self.backoff.first;
+        let mut attempts = Attempts::new(self.backoff);
         own.word = match (&self.leased, self.word()) {
             (Some(leased), _) => self.next_word(leased, lane).await?.bits(),
             (None, Word::Exclusive) => HELD,
             (None, Word::ReaderWriter) => HELD_BY_WRITER,
         };
-        for attempt in 0..ATTEMPTS_MAX {
+        loop {
             let mut chain = own.chain.begin(key);
             let found = match (self.word(), hold) {
                 (Word::Exclusive, _) | (Word::ReaderWriter, Hold::Exclusive) => {
@@ -683,15 +688,15 @@ impl<F: Fabric + Clock> Client<F> {
                 self.send(Last::Release(hold), object, own, &Cell::new(false)).await?;
             }
             if is_abandoned() {
-                break;
+                return Err(LatchError::Busy);
             }
-            if self.suspects(attempt, found) {
+            self.note_failure_of(&mut attempts)?;
+            if self.suspects(&attempts, found) {
                 self.wait_for_holder(lane, object, found).await?;
             } else {
-                self.back_off(&mut pause).await;
+                self.back_off(&mut attempts).await;
             }
         }
-        Err(LatchError::Busy)
     }
 
     async fn read_image(&self, object: &Object, own: &mut Buffers) -> Result<(), LatchError> {
@@ -763,19 +768,45 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Whether the holder of a latch may be dead. After this number of failed attempts, the latch had the word `latch`.
-    fn suspects(&self, attempt: u32, latch: u64) -> bool {
-        self.leased.is_some() && attempt >= PATIENCE && latch != FREE.get()
+    /// Counts a failed attempt.
+    ///
+    /// # Errors
+    /// [`LatchError::Busy`] if the operation has tried for long enough.
+    fn note_failure_of(&self, attempts: &mut Attempts) -> Result<(), LatchError> {
+        self.retries.set(self.retries.get() + 1);
+        attempts.failed += 1;
+        let now = self.fabric.now();
+        if now >= *attempts.until.get_or_insert(now + self.patience) { Err(LatchError::Busy) } else { Ok(()) }
+    }
+
+    /// Whether the holder of a latch may be dead. After the failed attempts, the latch had the word `latch`.
+    fn suspects(&self, attempts: &Attempts, latch: u64) -> bool {
+        self.leased.is_some() && attempts.failed > SUSPECT_AFTER && latch != FREE.get()
     }
 
     /// Pauses after a failed attempt. The pause is random, below a limit that doubles with each attempt.
-    async fn back_off(&self, pause: &mut Duration) {
-        self.retries.set(self.retries.get() + 1);
-        if *pause > Duration::ZERO {
-            let pause_ns = self.draws.borrow_mut().below(pause.as_nanos() as u64 + 1);
+    async fn back_off(&self, attempts: &mut Attempts) {
+        let limit = attempts.pause;
+        if limit > Duration::ZERO {
+            let pause_ns = self.draws.borrow_mut().below(limit.as_nanos() as u64 + 1);
             self.fabric.sleep(Duration::from_nanos(pause_ns)).await;
-            *pause = (*pause * 2).min(self.backoff.longest);
+            attempts.pause = (limit * 2).min(self.backoff.longest);
         }
+    }
+}
+
+/// The failed attempts of an operation to take a latch, or to read an object whole.
+struct Attempts {
+    failed: u32,
+    /// When the operation gives up, once an attempt has failed.
+    until: Option<Duration>,
+    /// Limit of the next pause.
+    pause: Duration,
+}
+
+impl Attempts {
+    fn new(backoff: Backoff) -> Attempts {
+        Attempts { failed: 0, until: None, pause: backoff.first }
     }
 }
 

@@ -10,7 +10,7 @@
 use super::lane::{Lane, Step};
 use super::layout::{Layout, Object};
 use super::scheme::Reads;
-use super::{ATTEMPTS_MAX, Buffers, Client, FREE, LatchError, copy, mutants};
+use super::{Attempts, Buffers, Client, FREE, LatchError, copy, mutants};
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, read};
 use std::rc::Rc;
@@ -34,8 +34,8 @@ impl<F: Fabric + Clock + 'static> Client<F> {
         own: &mut Buffers,
         lane: &Rc<Lane>,
     ) -> Result<(), LatchError> {
-        let mut pause = self.backoff.first;
-        for attempt in 0..ATTEMPTS_MAX {
+        let mut attempts = Attempts::new(self.backoff);
+        loop {
             let read = match self.layout.spec.scheme.reads {
                 Reads::Twice => self.read_twice(object, own).await?,
                 _ => self.read_once(object, own).await?,
@@ -48,13 +48,13 @@ impl<F: Fabric + Clock + 'static> Client<F> {
                 Attempt::Whole(_) | Attempt::Torn => FREE.get(),
                 Attempt::Held(latch) => latch,
             };
-            if self.suspects(attempt, latch) {
+            self.note_failure_of(&mut attempts)?;
+            if self.suspects(&attempts, latch) {
                 self.carry_out(lane, Step::Await(*object, latch)).await?;
             } else {
-                self.back_off(&mut pause).await;
+                self.back_off(&mut attempts).await;
             }
         }
-        Err(LatchError::Busy)
     }
 
     /// Reads version and latch, and then the content: two READs, of which the second is sent after the first one has

@@ -3,7 +3,7 @@
 use super::layout::{Layout, Spec};
 use super::leased::{LeaseSpec, Leased};
 use super::scheme::Reads;
-use super::{Client, KIND, LEN_MAX, Latched, Latching, Scheme, mutants};
+use super::{Client, KIND, LEN_MAX, Latched, Latching, PATIENCE, Scheme, mutants};
 use crate::store::{Members, StoreError};
 use crate::system::{Backoff, Family, Footprint, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
@@ -90,6 +90,7 @@ impl System for LatchKind {
             node,
             layout,
             backoff: options.backoff.unwrap_or(Backoff::NONE),
+            patience: options.patience.unwrap_or(PATIENCE),
             draws: RefCell::new(Draws(options.entropy)),
             retries: Cell::new(0),
             handles: Cell::new(0),

@@ -25,6 +25,8 @@ use std::time::Duration;
 const NODE: NodeId = NodeId(0);
 const OBJECTS: u64 = 5;
 const LEN: usize = 200;
+/// Time for which the clients try to take a latch.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 type Endpoint = Rc<Count<Direct>>;
 
@@ -36,8 +38,11 @@ struct Client {
 impl Client {
     fn open(home: &Home) -> Client {
         let endpoint = home.endpoint();
-        let opening = store::open::<LatchKind, _>(Rc::clone(&endpoint), NODE, "s");
-        let latched = run(&endpoint, opening).expect("the store exists");
+        let store = run(&endpoint, store::fetch_of(&endpoint, NODE, "s", KIND)).expect("the store exists");
+        let options = Options { patience: Some(PATIENCE), ..Options::NONE };
+        let members = Members::one(NODE, store);
+        let opening = LatchKind::open(Rc::clone(&endpoint), &members, &options);
+        let latched = run(&endpoint, opening).expect("it has that kind");
         endpoint.take();
         Client { endpoint, latched }
     }
@@ -191,8 +196,13 @@ fn a_latch_that_stays_held_makes_its_object_busy_and_no_other() {
         let mut chain = buffer.begin(found.extent().key);
         chain.also(write(Addr::new(found.table_at + latch), &bytes));
         run(&endpoint, endpoint.run(NODE, &chain, &mut reply)).expect("the node responds");
+        let began = endpoint.now();
         let busy = client.add(0).expect_err("the latch is held");
         assert_eq!((&busy, busy.ran()), (&LatchError::Busy, Ran::No), "{name}");
+        assert!(
+            endpoint.now() - began >= PATIENCE,
+            "{name}: attempts are cheap, so their number decides nothing"
+        );
         assert_eq!((client.read(0), client.read_shared(0)), (Err(LatchError::Busy), Err(LatchError::Busy)));
         assert_eq!((client.add(1), client.read(1)), (Ok(0), Ok(1)), "{name}");
         home.ask(farside_remote::control::Ask::DropStore { name: "s".into() });

@@ -15,7 +15,8 @@ use std::time::Duration;
 /// Number of random schedules of all schemes together, in every run of the tests and in the long one.
 const SCHEDULES: u64 = 10_000;
 const SOAK_SCHEDULES: u64 = 10_000_000;
-
+/// Time for which a client tries to take a latch.
+const PATIENCE: Duration = Duration::from_millis(10);
 /// Latency of a round trip of the chosen schedules.
 const ROUND_TRIP: Nanos = 2 * FLIGHT;
 /// Pauses between attempts to take a latch that a dropped operation holds.
@@ -206,7 +207,7 @@ fn found_after_a_drop(scheme: Scheme, after: Nanos) -> Result<u8, LatchError> {
     let device = Device { timing: AT_ONCE, has_masked_cas: false, has_on_chip_words: false };
     let (fabric, theirs) = (latches::connect(&world, &nic, device), world.clone());
     let done = world.complete(SECONDS, async move {
-        let options = Options { backoff: Some(BACKOFF), ..Options::NONE };
+        let options = Options { backoff: Some(BACKOFF), patience: Some(PATIENCE), ..Options::NONE };
         let mut latched = latches::open(fabric, &spec, &options).await;
         let keeper = latched.keeper();
         theirs
