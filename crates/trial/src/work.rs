@@ -29,6 +29,8 @@ const DROPPED_AFTER: Nanos = 10 * MICROS;
 /// Usual time, in nanoseconds, for which a client waits until a recoverer is about to make a rare request, in a trial
 /// that focuses on recoverers.
 const AWAITS_RECOVERERS: Nanos = 10 * MILLIS;
+/// Longest such time. Without it, one wait in many thousands would outlast the trial.
+const AWAITS_RECOVERERS_MAX: Nanos = 10 * SECONDS;
 
 /// State that a client has at one node, and that outlives the client's processes.
 #[derive(Default)]
@@ -271,7 +273,8 @@ impl<F: Family> Client<F> {
             scene.left.set(scene.left.get() - 1);
             if scene.is_about_recoverers() {
                 // Few operations are to meet many steps of recoverers.
-                let until = scene.world.now() + scene.world.random().heavy(AWAITS_RECOVERERS);
+                let waits = scene.world.random().heavy(AWAITS_RECOVERERS).min(AWAITS_RECOVERERS_MAX);
+                let until = scene.world.now() + waits;
                 while scene.awaiting.get() == 0 && scene.world.now() < until {
                     scene.world.sleep(20 * MICROS).await;
                 }
