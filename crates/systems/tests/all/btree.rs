@@ -1,6 +1,7 @@
 //! Tests of the B-tree on latched objects, on a real fabric: results beside a `BTreeMap`, costs, full trees, and nodes
 //! that no client of a tree writes.
 
+use crate::support::intercept::Intercept;
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::layer::count::Count;
@@ -330,6 +331,51 @@ fn impossible_nodes_are_errors() {
         let error = client.put(3, 3).expect_err("the allocator is damaged");
         assert!(error.to_string().contains("more nodes are allocated than the store has"), "{error}");
         assert_eq!((client.get(2), client.get(3)), (Ok(Some(2)), Ok(None)));
+    });
+}
+
+/// Two entries a node. The root is full, so inner nodes that are split later have no entries in it.
+const BEFORE: Objects = &[
+    (0, &[head(2, 2), 0, 0, 0, 2, 100, 3]),
+    (1, &[5]),
+    (2, &[head(1, 2), 3, 100, 0, 4, 50, 5]),
+    (3, &[head(1, 1), 0, 0, 100, 6]),
+    (4, &[head(0, 2), 5, 50, 10, 10, 20, 20]),
+    (5, &[head(0, 2), 6, 100, 50, 50, 60, 60]),
+    (6, &[head(0, 1), 0, 0, 100, 100]),
+];
+
+/// The same tree after clients have split inner node 2 and leaf 5, whose descents had found space above. The new leaf
+/// is full, and the new inner node is not.
+const AFTER: Objects = &[
+    (1, &[7]),
+    (7, &[head(1, 1), 3, 100, 50, 5]),
+    (2, &[head(1, 1), 7, 50, 0, 4]),
+    (8, &[head(0, 2), 6, 100, 60, 60, 65, 65]),
+    (5, &[head(0, 1), 8, 60, 50, 50]),
+];
+
+#[test]
+fn a_put_that_moves_right_is_not_refused_for_the_nodes_above_its_first_leaf() {
+    let home = Home::new(32);
+    let scheme = named("v2");
+    with_store(&home, 20, len_for(2), scheme, |home| {
+        let mut other = latched(home);
+        let mut write = move |objects: Objects| {
+            objects.iter().for_each(|(object, words)| overwrite(&mut other, *object, words));
+        };
+        write(BEFORE);
+        let endpoint = home.endpoint();
+        let fabric = Rc::new(Intercept::new(Rc::clone(&endpoint)));
+        let opening = store::open::<LatchKind, _>(Rc::clone(&fabric), NODE, "s");
+        let mut tree = Btree::new(run(&endpoint, opening).expect("the store exists")).expect("long enough");
+        assert_eq!(run(&endpoint, tree.put(15, 15)), Err(BtreeError::TreeFull { entries_max: 2 }));
+        // The put has found leaf 5, and takes its latch next.
+        let (reads, _) = read_costs(scheme);
+        fabric.before_chain(LEVELS_MAX * reads as u32, move || write(AFTER));
+        assert_eq!(run(&endpoint, tree.put(70, 70)), Ok(()));
+        let pairs = [10, 20, 50, 60, 65, 70, 100].map(|key| (key, key));
+        assert_eq!(run(&endpoint, tree.scan(0, usize::MAX)), Ok(pairs.to_vec()));
     });
 }
 

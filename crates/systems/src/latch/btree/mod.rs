@@ -196,6 +196,8 @@ enum Inserted {
     Split(Right),
     /// As `Split`, and the right half is yet to be written. Only a broken tree does that.
     SplitUnwritten(Right, Vec<Entry>),
+    /// All: the node is full, and it is not the one to which the descent has led. The nodes above may be others.
+    Undecided,
 }
 
 impl<F: Fabric + Clock + 'static> Btree<F> {
@@ -440,7 +442,7 @@ impl<F: Fabric + Clock + 'static> Btree<F> {
                     write_node(fresh, right.node, found.level, None, &entries).await?;
                     return Ok(Some(right));
                 }
-                None => found = self.find(entry.key(), found.level).await?,
+                Some(Inserted::Undecided) | None => found = self.find(entry.key(), found.level).await?,
             }
         }
     }
@@ -538,6 +540,9 @@ async fn insert_into<F: Fabric + Clock + 'static>(
     if entries.len() <= shape.entries_max {
         encode(content, level, right, &entries);
         return Ok(Inserted::All);
+    }
+    if found.is_full_above && number != found.node {
+        return Ok(Inserted::Undecided);
     }
     if found.is_full_above {
         return Err(BtreeError::TreeFull { entries_max: shape.entries_max });
