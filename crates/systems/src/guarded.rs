@@ -462,7 +462,8 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         };
         self.lanes[lane].replace(own);
         done.inspect_err(|error| {
-            if matches!(error, GuardedError::Fabric(error) if error.ran() != Ran::No) {
+            let is_unknown = matches!(error, GuardedError::Fabric(error) if error.ran() != Ran::No);
+            if is_unknown || self.holder.is_given_up() {
                 // A lock may be held, and its request may still be in flight.
                 self.give_up();
             }

@@ -381,7 +381,7 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
         Ok(held)
     }
 
-    /// Recovers one lock of a fenced holder.
+    /// Recovers one lock of a fenced holder. Gives up if it fails and may leave the lock with this holder.
     async fn recover_lock(
         &self,
         way: Way<'_, F>,
@@ -417,21 +417,35 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
                 own.fill(own_word, object, &bytes);
             }
         }
+        // To free the lock of an operation that has changed nothing takes no lock.
+        let takes = matches!(recovery, Recovery::Redo(_));
         let is_conditional = fabric.capabilities(way.node()).contains(Capabilities::CONDITIONAL_OPS);
+        let mut is_taken = false;
         let mut chain = buffer.begin(areas.key);
         if is_conditional {
             recovery.chain(&mut chain, areas, object, &own);
         } else {
             let taken = recovery.take(&mut chain, areas, object, &own);
-            fabric.run(way.node(), &chain, &mut reply).await?;
-            if reply.status(taken) != Status::Ok || matches!(recovery, Recovery::Free(_)) {
+            let ran = fabric.run(way.node(), &chain, &mut reply).await.map_err(HolderError::from);
+            ran.inspect_err(|error| {
+                if takes && may_have_run(error) {
+                    self.give_up();
+                }
+            })?;
+            if reply.status(taken) != Status::Ok || !takes {
                 return of_recovery(reply.status(taken));
             }
+            is_taken = true;
             chain = buffer.begin(areas.key);
             own.finish(&mut chain, object);
         }
-        fabric.run(way.node(), &chain, &mut reply).await?;
-        of_recovery(reply.verdict())
+        let ran = fabric.run(way.node(), &chain, &mut reply).await.map_err(HolderError::from);
+        let recovered = ran.and_then(|()| of_recovery(reply.verdict()));
+        recovered.inspect_err(|error| {
+            if is_taken || takes && may_have_run(error) {
+                self.give_up();
+            }
+        })
     }
 }
 
@@ -477,6 +491,11 @@ fn of_recovery(status: Status) -> Result<(), HolderError> {
         Status::Ok | Status::CasFailed | Status::Skipped => Ok(()),
         refused => Err(HolderError::Refused(refused)),
     }
+}
+
+/// Whether a request with this error may have run, all of it or a part.
+fn may_have_run(error: &HolderError) -> bool {
+    !matches!(error, HolderError::Fabric(error) if error.ran() == Ran::No)
 }
 
 /// Claims a free id. Clients with different nonces begin at different ids, so that they seldom compete.

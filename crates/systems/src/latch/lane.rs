@@ -254,11 +254,10 @@ impl Own {
             let mut buffers = self.buffers.take();
             let outcome = self.carry_out(client, (step, lane), &mut buffers).await;
             self.buffers.replace(buffers);
-            if let Err(error) = &outcome {
-                client.note_failure(error);
-                if self.is_abandoned.get() {
-                    client.note_unheard(error);
-                }
+            if let Err(error) = &outcome
+                && self.is_abandoned.get()
+            {
+                client.note_unheard(error);
             }
             self.state.set(State::Ended(outcome));
         }

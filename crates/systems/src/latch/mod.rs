@@ -548,9 +548,10 @@ impl<F> Drop for Keeping<F> {
 }
 
 impl<F> Client<F> {
-    /// Notes that a step has failed. If the client may hold a latch since, it gives up its lease.
-    fn note_failure(&self, error: &LatchError) {
-        if matches!(error, LatchError::Fabric(_) | LatchError::Refused(_)) {
+    /// Notes that a request has failed while the client held a latch. The client gives up its lease, unless the latch
+    /// was taken from it.
+    fn note_held(&self, error: &LatchError) {
+        if !matches!(error, LatchError::Damaged(_)) {
             self.give_up();
         }
     }
@@ -669,21 +670,26 @@ impl<F: Fabric + Clock> Client<F> {
                 (Word::ReaderWriter, Hold::Shared) => chain.also(fetch_add(object.latch, &READER)),
             };
             let image = is_speculative.then(|| chain.also(read(object.image, self.layout.image_len())));
-            self.fabric.run(self.node, &chain, &mut own.reply).await?;
-            let mut found = own.reply.get(found).map_err(LatchError::Refused)?.get();
-            if let Some(image) = image {
-                copy(&own.reply, image, &mut own.image)?;
-                if mutants::READ_OVER_RESULT.is_on() {
-                    found = self.layout.latch_of(&own.image).unwrap_or(found);
+            let ran = self.fabric.run(self.node, &chain, &mut own.reply).await;
+            ran.inspect_err(|error| {
+                if error.ran() != Ran::No {
+                    self.give_up();
                 }
+            })?;
+            let mut found = own.reply.get(found).map_err(LatchError::Refused)?.get();
+            let copied = image.map_or(Ok(()), |image| copy(&own.reply, image, &mut own.image));
+            if is_speculative && mutants::READ_OVER_RESULT.is_on() {
+                found = self.layout.latch_of(&own.image).unwrap_or(found);
             }
             let is_taken = match hold {
                 Hold::Shared if self.word() == Word::ReaderWriter => found < WRITER,
                 _ => found == FREE.get(),
             };
             if is_taken {
-                return if is_speculative { Ok(()) } else { self.read_image(object, own).await };
+                let read = if is_speculative { copied } else { self.read_image(object, own).await };
+                return read.inspect_err(|error| self.note_held(error));
             }
+            copied?;
             if hold == Hold::Shared && self.word() == Word::ReaderWriter {
                 self.send(Last::Release(hold), object, own, &Cell::new(false)).await?;
             }
@@ -715,12 +721,22 @@ impl<F: Fabric + Clock> Client<F> {
         own: &mut Buffers,
         is_posted: &Cell<bool>,
     ) -> Result<(), LatchError> {
-        if last == Last::WriteThenRelease {
-            self.send_one(Last::Write, object, own, &Cell::new(false)).await?;
-            let released = self.send_one(Last::Release(Hold::Exclusive), object, own, is_posted).await;
-            return released.map_err(|error| error.after_write(self.node));
-        }
-        self.send_one(last, object, own, is_posted).await
+        let sent = match last {
+            Last::WriteThenRelease => self.write_then_release(object, own, is_posted).await,
+            last => self.send_one(last, object, own, is_posted).await,
+        };
+        sent.inspect_err(|error| self.note_held(error))
+    }
+
+    async fn write_then_release(
+        &self,
+        object: &Object,
+        own: &mut Buffers,
+        is_posted: &Cell<bool>,
+    ) -> Result<(), LatchError> {
+        self.send_one(Last::Write, object, own, &Cell::new(false)).await?;
+        let released = self.send_one(Last::Release(Hold::Exclusive), object, own, is_posted).await;
+        released.map_err(|error| error.after_write(self.node))
     }
 
     /// Sends a list of requests, and waits for them.

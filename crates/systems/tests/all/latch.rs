@@ -405,6 +405,117 @@ fn a_recovery_is_completed_although_its_caller_has_gone() {
     }
 }
 
+/// Loses the reply of one chain of a client that takes a latch, which nobody else has. `chain` is its number. Returns
+/// whether the client still has its lease.
+fn has_lease_after(home: &Home, store: &Store, entropy: u64, (chain, ran): (u32, Ran)) -> bool {
+    let endpoint = home.endpoint();
+    let fabric = Rc::new(Intercept::new(Rc::clone(&endpoint)));
+    let mut client = run(&endpoint, leased(Rc::clone(&fabric), store, entropy));
+    let fill = async |content: &mut [u8]| content.fill(1);
+    run(&endpoint, client.with_exclusive(0, fill)).expect("nobody has the latch");
+    fabric.of_chain(chain, Then::Lost(ran));
+    run(&endpoint, client.with_exclusive(0, fill)).expect_err("a reply was lost");
+    match run(&endpoint, client.with_exclusive(1, fill)) {
+        Ok(()) => true,
+        Err(LatchError::Lost) => false,
+        Err(error) => panic!("chain {chain}, {ran:?}: {error}"),
+    }
+}
+
+#[test]
+fn a_lease_ends_if_a_failed_request_may_have_left_a_latch_and_only_then() {
+    let home = Home::new(32);
+    let lease = Some(LeaseSpec { us: 60_000_000, ids: 8, lanes: 4 });
+    let spec = Spec { lease, ..spec_of(Scheme::named("basic").expect("a scheme")) };
+    // The CAS, the READ under the latch, the WRITE, and the release.
+    let lost = [
+        (0, Ran::No, true),
+        (0, Ran::Unknown, false),
+        (0, Ran::Yes, false),
+        (1, Ran::No, false),
+        (2, Ran::No, false),
+        (3, Ran::No, false),
+    ];
+    for (number, (chain, ran, is_kept)) in (1..).zip(lost) {
+        let store = home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
+        let has_lease = has_lease_after(&home, &store, number, (chain, ran));
+        assert_eq!(has_lease, is_kept, "chain {chain}, {ran:?}");
+        home.ask(farside_remote::control::Ask::DropStore { name: "s".into() });
+    }
+}
+
+#[test]
+fn a_lost_read_about_another_holder_ends_no_lease() {
+    let home = Home::new(32);
+    let lease = Some(LeaseSpec { us: 60_000_000, ids: 4, lanes: 4 });
+    let spec = Spec { lease, ..spec_of(Scheme::named("basic").expect("a scheme")) };
+    let store = home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
+    let endpoint = home.endpoint();
+    let mut holder = run(&endpoint, leased(Rc::clone(&endpoint), &store, 1));
+    let theirs = home.endpoint();
+    let fabric = Rc::new(Intercept::new(Rc::clone(&theirs)));
+    let mut client = run(&theirs, leased(Rc::clone(&fabric), &store, 2));
+    let fill = async |content: &mut [u8]| content.fill(1);
+    let held = holder.with_exclusive(0, async |_| {
+        // Tokens of locks, and nine attempts; then the client reads the lock, and the lease of its holder.
+        fabric.of_chain(10, Then::Lost(Ran::Unknown));
+        let error = client.with_exclusive(0, fill).await.expect_err("a reply was lost");
+        assert!(matches!(error, LatchError::Fabric(_)), "{error}");
+        assert_eq!(error.ran(), Ran::No, "it is that of a READ");
+        client.with_exclusive(1, fill).await
+    });
+    assert_eq!(run(&endpoint, held), Ok(Ok(())), "the client has its lease");
+    assert_eq!(run(&theirs, client.with_exclusive(0, fill)), Ok(()));
+}
+
+/// A client dies with a latch. Another one recovers it, and loses the reply of each of its requests in turn.
+#[test]
+fn a_recovery_that_leaves_a_latch_ends_the_lease() {
+    let home = Home::new(32);
+    let lease = Some(LeaseSpec { us: 2_000, ids: 8, lanes: 4 });
+    let spec = Spec { lease, ..spec_of(Scheme::named("basic").expect("a scheme")) };
+    let (mut kept, mut left) = (0, 0);
+    for chain in 0.. {
+        let store = home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
+        let endpoint = home.endpoint();
+        let fabric = Rc::new(Intercept::new(Rc::clone(&endpoint)));
+        let mut dying = run(&endpoint, leased(Rc::clone(&fabric), &store, 1));
+        run(&endpoint, dying.with_exclusive(0, async |content| content.fill(1))).expect("nobody has it");
+        fabric.of_chain(3, Then::Lost(Ran::No));
+        run(&endpoint, dying.with_exclusive(0, async |content| content.fill(2)))
+            .expect_err("it has the latch");
+        drop(dying);
+        let classic = Rc::new(Classic { endpoint: home.endpoint(), since_taken: Cell::new(0) });
+        let fabric = Rc::new(Intercept::new(Rc::clone(&classic)));
+        let mut healer = run(&classic.endpoint, leased(Rc::clone(&fabric), &store, 2));
+        let memory = home.host.memory();
+        let load = |at| {
+            let Ok(word) = farside_remote::Memory::load(memory, at, farside_remote::Width::W8);
+            word as u64
+        };
+        let before = held(&store, load).expect("the parameters are valid");
+        assert_eq!(before.len(), 1);
+        fabric.of_chain(chain, Then::Lost(Ran::No));
+        let healed = run(&classic.endpoint, healer.heal());
+        fabric.before_each(|| Then::Runs);
+        let after = held(&store, load).expect("the parameters are valid");
+        let next = run(&classic.endpoint, healer.with_exclusive(1, async |content| content.fill(3)));
+        if after.is_empty() || after == before {
+            assert_eq!(next, Ok(()), "after the loss of chain {chain}");
+            kept += 1;
+        } else {
+            assert_eq!(next, Err(LatchError::Lost), "after the loss of chain {chain}");
+            left += 1;
+        }
+        drop(healer);
+        home.ask(farside_remote::control::Ask::DropStore { name: "s".into() });
+        if healed.is_ok() {
+            break;
+        }
+    }
+    assert!(kept > 3 && left == 1, "{kept} without a latch, {left} with one");
+}
+
 #[test]
 fn a_client_with_a_lease_needs_entropy() {
     let home = Home::new(32);
