@@ -27,7 +27,8 @@
 //!
 //! If the client holds a latch when it dies, the node stays latched, unless the store has leases: see [`super`].
 //!
-//! Differs from the study's artifact, which has no tree: it measures how clients read a path of three random objects.
+//! Differs from the study's artifact, whose B-tree test (`btree.cpp`, `opt_btree.cpp`) stores no keys: its clients read
+//! a path of three objects that they draw at random.
 //!
 //! Invariant: except for the root, a node's level and its least key never change, and its bound only decreases.
 //! Invariant: a node is written before any node that refers to it.
