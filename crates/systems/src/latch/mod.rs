@@ -106,7 +106,7 @@ struct Client<F> {
     /// Number of attempts that failed, of all operations.
     retries: Cell<u64>,
     handles: Cell<usize>,
-    /// Number of the client's tasks that the program has, whether they run yet or not.
+    /// Number of the client's tasks that the program has, whether they run yet or not. One of them runs at a time.
     keepers: Cell<usize>,
     kept: RefCell<Kept>,
     /// The client's lease, if the store has leases.
@@ -118,8 +118,11 @@ struct Client<F> {
 struct Kept {
     /// Lanes whose callers have gone.
     lanes: Vec<Rc<Lane>>,
-    /// Waker of the task, if it runs.
+    /// Whether a task runs. The other tasks of the client wait for its end.
+    has_task: bool,
+    /// Wakers of the task that runs, and of those that wait for its end.
     task: Option<Waker>,
+    waiting: Vec<Waker>,
     /// The first error for which no caller has waited.
     unheard: Option<LatchError>,
 }
@@ -391,14 +394,16 @@ impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Returns the client's task, which renews the client's lease, if the store has leases, and releases the latches of
     /// operations whose futures are dropped from now on. It serves all handles of the client, and ends when the last
     /// one was dropped and no request is in flight. The program runs one such task beside the operations. Without it,
-    /// a lease expires, and such a latch is released only when its handle is used again.
+    /// a lease expires, and such a latch is released only when its handle is used again. If the program runs several,
+    /// each waits until those before it have ended or were dropped.
     ///
     /// # Errors
     /// The first error of a request for which no caller has waited. The latch that it was about may be held.
     pub fn keeper(&self) -> impl Future<Output = Result<(), LatchError>> + use<F> {
         let keeping = Keeping::new(&self.client);
         async move {
-            let client = &keeping.0;
+            keeping.turn().await;
+            let client = &keeping.client;
             let kept = poll_fn(|cx| client.poll_kept(cx));
             match &client.leased {
                 None => kept.await,
@@ -524,26 +529,52 @@ impl<F> Drop for Waiting<'_, F> {
     }
 }
 
-/// The client's task. When the last one ends, lanes are left to nobody.
-struct Keeping<F>(Rc<Client<F>>);
+/// A task of the client. When the last one ends, lanes are left to nobody.
+struct Keeping<F> {
+    client: Rc<Client<F>>,
+    /// Whether this is the task that runs.
+    is_running: Cell<bool>,
+}
 
 impl<F> Keeping<F> {
     fn new(client: &Rc<Client<F>>) -> Keeping<F> {
         client.keepers.set(client.keepers.get() + 1);
-        Keeping(Rc::clone(client))
+        Keeping { client: Rc::clone(client), is_running: Cell::new(false) }
+    }
+
+    /// Waits until no other task of the client runs. From then on, this one does.
+    async fn turn(&self) {
+        poll_fn(|cx| {
+            let mut kept = self.client.kept.borrow_mut();
+            if kept.has_task {
+                if !kept.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    kept.waiting.push(cx.waker().clone());
+                }
+                return Poll::Pending;
+            }
+            kept.has_task = true;
+            self.is_running.set(true);
+            Poll::Ready(())
+        })
+        .await;
     }
 }
 
 impl<F> Drop for Keeping<F> {
     fn drop(&mut self) {
-        let client = &self.0;
+        let client = &self.client;
         client.keepers.set(client.keepers.get() - 1);
         if !client.kept.borrow().lanes.is_empty() {
             client.note_left();
         }
-        if client.keepers.get() == 0 {
-            client.kept.take();
+        let mut kept = client.kept.borrow_mut();
+        if self.is_running.get() {
+            (kept.has_task, kept.task) = (false, None);
+            kept.waiting.drain(..).for_each(Waker::wake);
         }
+        let left = (client.keepers.get() == 0).then(|| std::mem::take(&mut *kept));
+        drop(kept);
+        drop(left);
     }
 }
 

@@ -236,6 +236,50 @@ fn a_dropped_operation_releases_its_latch_and_changes_all_or_nothing() {
     }
 }
 
+/// Runs two tasks of a client, of which the first or the second one is killed, or none. Then drops an operation that
+/// holds the latch. Returns the error of another operation of the client, and whether the tasks that live have ended.
+fn with_two_keepers(killed: Option<usize>) -> (Result<(), LatchError>, bool) {
+    let spec = Spec { objects: 1, ..spec("basic", 104) };
+    let (world, nic) = Bench::default().world(1, AT_ONCE, &spec);
+    let device = Device { timing: AT_ONCE, has_masked_cas: false, has_on_chip_words: false };
+    let (fabric, theirs) = (latches::connect(&world, &nic, device), world.clone());
+    let done = world.complete(SECONDS, async move {
+        let options = Options { backoff: Some(BACKOFF), ..Options::NONE };
+        let mut latched = latches::open(fabric, &spec, &options).await;
+        let running = Rc::new(Cell::new(0));
+        let keepers = [(); 2].map(|()| {
+            let (process, keeper, running) = (theirs.start_process(), latched.keeper(), Rc::clone(&running));
+            running.set(running.get() + 1);
+            theirs.spawn(process, async move {
+                keeper.await.expect("the NIC executes every verb");
+                running.set(running.get() - 1);
+            });
+            process
+        });
+        theirs.sleep(ROUND_TRIP).await;
+        if let Some(killed) = killed {
+            theirs.kill(keepers[killed]);
+            running.set(running.get() - 1);
+        }
+        let mut other = latched.another();
+        let holds = latched.with_exclusive(0, async |_| theirs.sleep(SECONDS).await);
+        assert_eq!(within(&theirs, 4 * ROUND_TRIP, holds).await, None);
+        let found = other.with_exclusive(0, async |_| ()).await;
+        (drop(other), drop(latched));
+        theirs.sleep(100 * ROUND_TRIP).await;
+        (found, running.get() == 0)
+    });
+    world.end();
+    done.expect("the operations end")
+}
+
+#[test]
+fn of_two_keepers_one_releases_latches_also_if_the_other_is_dropped() {
+    for killed in [None, Some(0), Some(1)] {
+        assert_eq!(with_two_keepers(killed), (Ok(()), true), "killed: {killed:?}");
+    }
+}
+
 /// S1: a writer fills a block with one version after the other, and readers look for a higher version behind a lower
 /// one in the block. Returns the number of such READs.
 fn blocks_with_newer_ends(len: u64, seed: u64) -> u64 {
