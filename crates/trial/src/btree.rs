@@ -14,13 +14,12 @@
 use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phases, Tracked};
 use crate::latch::{
-    HEAL_ONE_IN, Known, PHASES, Shared, Stores, drawn_backoff, drawn_lease, drawn_spec, options_of,
+    HEAL_ONE_IN, Opened, PHASES, Shared, Stores, Wrong, drawn_backoff, drawn_lease, drawn_spec, options_of,
 };
 use crate::systems::System;
 use crate::values::{mixed, of_word, word};
 use crate::{Choice, Drawn, Scene};
 use farside_remote::NodeId;
-use farside_remote::fabric::Ran;
 use farside_sim::history::register::{Ask, Outcome, Value};
 use farside_sim::linearizable::{self, Limits};
 use farside_sim::node::Node;
@@ -30,7 +29,6 @@ use farside_systems::latch::btree::{Btree, BtreeError};
 use farside_systems::latch::{LatchError, Spec};
 use farside_systems::system::Backoff;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 /// Name of the system in flags and reports.
 pub(crate) const NAME: &str = "btree";
@@ -56,11 +54,7 @@ pub(crate) struct Trial {
 
 /// A task's handle of a client of a tree.
 pub(crate) struct Client {
-    scene: Rc<Scene>,
-    /// Index of the site, and name of the store.
-    site: usize,
-    store: String,
-    known: Rc<Known>,
+    opened: Opened,
     tree: Btree<Tracked>,
 }
 
@@ -128,11 +122,9 @@ impl Family for Trial {
     }
 
     async fn open(&self, seat: Seat<'_, Trial>, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let Seat { scene, site, .. } = seat;
         let options = (self.backoff, self.spec.lease.is_some());
-        let (known, latched) = self.stores.open(&seat, node, name, options).await?;
-        let (scene, store) = (Rc::clone(scene), name.to_owned());
-        Ok(Client { scene, site: site.index, store, known, tree: Btree::new(latched)? })
+        let (opened, latched) = self.stores.open(&seat, node, name, options).await?;
+        Ok(Client { opened, tree: Btree::new(latched)? })
     }
 
     async fn leave(&self, scene: &Scene, shared: &Shared) {
@@ -155,38 +147,21 @@ impl Family for Trial {
 
     async fn perform(
         &self,
-        _scene: &Scene,
+        scene: &Scene,
         client: &mut Client,
         _who: u32,
         key: u64,
         ask: &Ask,
     ) -> Result<Outcome, Failure> {
-        let Client { scene, site, store, known, tree } = client;
+        let Client { opened, tree } = client;
         let mut performed = self.carry_out(scene, tree, key, ask).await;
-        if known.has_leases() && performed.is_ok() {
+        if opened.known.has_leases() && performed.is_ok() {
             // If the session ends before the WRITE has completed, the latch passes on, with or without the change.
             performed = tree.settle().await.map_err(Wrong::Error).and(performed);
         }
-        let outcome = match performed {
-            Ok(outcome) => Ok(outcome),
-            Err(Wrong::Error(BtreeError::TreeFull { .. } | BtreeError::StoreFull { .. })) => {
-                Ok(Outcome::Failed)
-            }
-            Err(Wrong::Error(error)) => {
-                if let BtreeError::Latch { error: LatchError::Fabric(_), .. } = &error {
-                    known.has_lost_session.set(true);
-                }
-                Err(error.into())
-            }
-            Err(Wrong::Violation(message)) => {
-                Err(Failure { ran: Ran::Unknown, kind: FailureKind::Wrong, message })
-            }
-        };
-        known.replace_orphaned(scene, *site, store);
-        match outcome {
-            Err(Failure { kind: FailureKind::Declined, ran: Ran::No, .. }) => Ok(Outcome::Failed),
-            outcome => outcome,
-        }
+        let is_of_fabric =
+            |error: &BtreeError| matches!(error, BtreeError::Latch { error: LatchError::Fabric(_), .. });
+        opened.end(performed, is_of_fabric, Outcome::Failed)
     }
 
     /// In a store with leases, at times recovers the dead clients that are in nobody's way.
@@ -214,20 +189,6 @@ impl Family for Trial {
     }
 }
 
-/// Reason why an operation has no outcome.
-enum Wrong {
-    /// The client reported an error.
-    Error(BtreeError),
-    /// The client violated a property of the tree.
-    Violation(String),
-}
-
-impl From<BtreeError> for Wrong {
-    fn from(error: BtreeError) -> Wrong {
-        Wrong::Error(error)
-    }
-}
-
 impl Trial {
     async fn carry_out(
         &self,
@@ -235,7 +196,7 @@ impl Trial {
         tree: &mut Btree<Tracked>,
         number: u64,
         ask: &Ask,
-    ) -> Result<Outcome, Wrong> {
+    ) -> Result<Outcome, Wrong<BtreeError>> {
         let key = key_of(number);
         let random = scene.world.random();
         let found_or_absent =
@@ -264,7 +225,7 @@ impl Trial {
         scene: &Scene,
         tree: &mut Btree<Tracked>,
         key: u64,
-    ) -> Result<Option<Outcome>, Wrong> {
+    ) -> Result<Option<Outcome>, Wrong<BtreeError>> {
         let random = scene.world.random();
         let from = [0, key, random.bits()][random.below(3) as usize].min(key);
         let limit = if random.one_in(4) { random.between(1, 6) as usize } else { usize::MAX };

@@ -112,7 +112,7 @@ impl Stores {
         node: NodeId,
         name: &str,
         options: (Backoff, bool),
-    ) -> Result<(Rc<Known>, Latched<Tracked>), Failure> {
+    ) -> Result<(Opened, Latched<Tracked>), Failure> {
         let (Seat { scene, site, process, shared, .. }, (backoff, has_leases)) = (seat, options);
         let _passage = shared.gate.enter().await;
         let deaths_before = scene.struck.of(Fault::ClientDeath);
@@ -120,9 +120,15 @@ impl Stores {
         let new = || Rc::new(Known { deaths_before, holders: holders(), ..Known::default() });
         let known = Rc::clone(self.0.borrow_mut().entry((node, name.to_owned())).or_insert_with(new));
         known.replace_orphaned(scene, site.index, name);
-        let opened = shared.clients.borrow().get(name).map(Latched::another);
-        if let Some(latched) = opened {
-            return Ok((known, latched));
+        let opened = Opened {
+            scene: Rc::clone(scene),
+            site: site.index,
+            store: name.to_owned(),
+            known: Rc::clone(&known),
+        };
+        let another = shared.clients.borrow().get(name).map(Latched::another);
+        if let Some(latched) = another {
+            return Ok((opened, latched));
         }
         let fabric = seat.fabric();
         let found = store::fetch_of(&fabric, node, name, latch::KIND).await?;
@@ -130,17 +136,17 @@ impl Stores {
         let (backoff, patience) = (Some(backoff), Some(PATIENCE));
         let options = Options { entropy, backoff, patience, ..Options::NONE };
         let client = LatchKind::open(fabric, &store::Members::one(node, found), &options).await?;
-        let (keeper, kept, theirs) = (client.keeper(), Rc::clone(&shared.kept), Rc::clone(&known));
+        let (keeper, kept) = (client.keeper(), Rc::clone(&shared.kept));
         kept.set(kept.get() + 1);
         scene.world.spawn(*process, async move {
             if keeper.await.is_err() {
-                theirs.has_lost_session.set(true);
+                known.has_lost_session.set(true);
             }
             kept.set(kept.get() - 1);
         });
         let latched = client.another();
         shared.clients.borrow_mut().insert(name.to_owned(), client);
-        Ok((known, latched))
+        Ok((opened, latched))
     }
 
     /// Whether a client may have left a latch behind in the present store of a node.
@@ -167,6 +173,44 @@ impl Stores {
             return Ok(());
         }
         Err(format!("after all clients have left, latches are held (object, word): {held:x?}"))
+    }
+}
+
+/// A store that a task has opened, and where it is.
+pub(crate) struct Opened {
+    scene: Rc<Scene>,
+    /// Index of the site, and name of the store.
+    site: usize,
+    store: String,
+    pub(crate) known: Rc<Known>,
+}
+
+impl Opened {
+    /// Returns how an operation has ended, whose outcome without an effect is `failed`. `is_of_fabric` says whether an
+    /// error is that of a lost request. If a client may have left a latch behind, creates the store anew after a while.
+    ///
+    /// # Errors
+    /// The operation has failed, and may have been carried out, or the session has ended.
+    pub(crate) fn end<O, E: Into<Failure>>(
+        &self,
+        performed: Result<O, Wrong<E>>,
+        is_of_fabric: impl FnOnce(&E) -> bool,
+        failed: O,
+    ) -> Result<O, Failure> {
+        let outcome = performed.map_err(|wrong| match wrong {
+            Wrong::Error(error) => {
+                if is_of_fabric(&error) {
+                    self.known.has_lost_session.set(true);
+                }
+                error.into()
+            }
+            Wrong::Violation(message) => Failure { ran: Ran::Unknown, kind: FailureKind::Wrong, message },
+        });
+        self.known.replace_orphaned(&self.scene, self.site, &self.store);
+        match outcome {
+            Err(Failure { kind: FailureKind::Declined, ran: Ran::No, .. }) => Ok(failed),
+            outcome => outcome,
+        }
     }
 }
 
@@ -316,15 +360,15 @@ impl Drop for Holder<'_> {
 }
 
 /// Reason why an operation has no outcome.
-pub(crate) enum Wrong {
+pub(crate) enum Wrong<E> {
     /// The client reported an error.
-    Error(LatchError),
-    /// The client violated a property of the objects.
+    Error(E),
+    /// The client violated a property of the store.
     Violation(String),
 }
 
-impl From<LatchError> for Wrong {
-    fn from(error: LatchError) -> Wrong {
+impl<E> From<E> for Wrong<E> {
+    fn from(error: E) -> Wrong<E> {
         Wrong::Error(error)
     }
 }
@@ -357,7 +401,7 @@ pub(crate) async fn perform<F: Fabric + Clock + 'static>(
     holders: &Holders,
     (object, ask): (u64, Ask),
     how: How,
-) -> Result<Value, Wrong> {
+) -> Result<Value, Wrong<LatchError>> {
     let is_overtaken = Rc::default();
     let performed = perform_alone(world, client, (holders, &is_overtaken), (object, ask), how).await?;
     if holders.has_leases {
@@ -377,7 +421,7 @@ async fn perform_alone<F: Fabric + Clock + 'static>(
     (holders, is_overtaken): (&Holders, &Rc<Cell<bool>>),
     (object, ask): (u64, Ask),
     how: How,
-) -> Result<Value, Wrong> {
+) -> Result<Value, Wrong<LatchError>> {
     let torn = |what: &str| Wrong::Violation(format!("{what} of object {object} returned torn bytes"));
     match ask {
         Ask::Add(tag) => {
@@ -464,11 +508,7 @@ pub(crate) fn options_of(spec: &Spec, backoff: Backoff) -> Vec<Choice> {
 
 /// A task's handle of a client of a store.
 pub(crate) struct Client {
-    scene: Rc<Scene>,
-    /// Index of the site, and name of the store.
-    site: usize,
-    store: String,
-    known: Rc<Known>,
+    opened: Opened,
     latched: Latched<Tracked>,
 }
 
@@ -540,11 +580,9 @@ impl Family for Latch {
     }
 
     async fn open(&self, seat: Seat<'_, Latch>, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let Seat { scene, site, .. } = seat;
         let options = (self.backoff, self.spec.lease.is_some());
-        let (known, latched) = self.stores.open(&seat, node, name, options).await?;
-        let (scene, store) = (Rc::clone(scene), name.to_owned());
-        Ok(Client { scene, site: site.index, store, known, latched })
+        let (opened, latched) = self.stores.open(&seat, node, name, options).await?;
+        Ok(Client { opened, latched })
     }
 
     /// Waits until the requests of all operations have completed.
@@ -560,32 +598,17 @@ impl Family for Latch {
 
     async fn perform(
         &self,
-        _scene: &Scene,
+        scene: &Scene,
         client: &mut Client,
         _who: u32,
         key: u64,
         ask: &Ask,
     ) -> Result<Outcome, Failure> {
-        let Client { scene, site, store, known, latched } = client;
+        let Client { opened, latched } = client;
         let how = How::drawn(scene.world.random());
-        let performed = perform(&scene.world, latched, &known.holders, (key, *ask), how).await;
-        let outcome = match performed {
-            Ok(found) => Ok(Outcome::Found(found)),
-            Err(Wrong::Error(error)) => {
-                if let LatchError::Fabric(_) = &error {
-                    known.has_lost_session.set(true);
-                }
-                Err(error.into())
-            }
-            Err(Wrong::Violation(message)) => {
-                Err(Failure { ran: Ran::Unknown, kind: FailureKind::Wrong, message })
-            }
-        };
-        known.replace_orphaned(scene, *site, store);
-        match outcome {
-            Err(Failure { kind: FailureKind::Declined, ran: Ran::No, .. }) => Ok(Outcome::Failed),
-            outcome => outcome,
-        }
+        let performed = perform(&scene.world, latched, &opened.known.holders, (key, *ask), how).await;
+        let is_of_fabric = |error: &LatchError| matches!(error, LatchError::Fabric(_));
+        opened.end(performed.map(Outcome::Found), is_of_fabric, Outcome::Failed)
     }
 
     /// In a store with leases, at times recovers the dead clients that are in nobody's way.
