@@ -36,7 +36,7 @@ use crate::station::{Picos, Station};
 use crate::world::{Nanos, World};
 use farside_remote::{Capabilities, Rights};
 use foldhash::fast::FixedState;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -215,7 +215,8 @@ pub struct Nic(Rc<Inner>);
 
 struct Inner {
     world: World,
-    bytes: Rc<Bytes>,
+    /// The node's memory; `None` once the NIC was stopped.
+    bytes: RefCell<Option<Rc<Bytes>>>,
     timing: Timing,
     /// The two directions of the link.
     incoming: Station,
@@ -226,7 +227,6 @@ struct Inner {
     slots: RefCell<HashMap<u64, Vec<Held>, FixedState>>,
     /// The NIC's own memory; empty until it is used.
     on_chip: RefCell<Vec<u8>>,
-    is_stopped: Cell<bool>,
     seen: RefCell<Option<Rc<Cell<Seen>>>>,
     traffic: Cell<Traffic>,
     /// Number of connections opened so far.
@@ -281,14 +281,13 @@ impl Nic {
     pub fn new(world: &World, bytes: &Rc<Bytes>, timing: Timing) -> Nic {
         Nic(Rc::new(Inner {
             world: world.clone(),
-            bytes: Rc::clone(bytes),
+            bytes: RefCell::new(Some(Rc::clone(bytes))),
             timing,
             incoming: Station::new(1),
             outgoing: Station::new(1),
             ops: Station::new(1),
             slots: RefCell::default(),
             on_chip: RefCell::default(),
-            is_stopped: Cell::new(false),
             seen: RefCell::new(None),
             traffic: Cell::default(),
             connections: Cell::new(0),
@@ -334,9 +333,22 @@ impl Nic {
         *self.0.seen.borrow_mut() = Some(Rc::clone(seen));
     }
 
-    /// Stops the NIC, as the death of the node's process does: no later effect takes place.
+    /// Stops the NIC, as the death of the node's process does: no later effect takes place. Frees the node's memory,
+    /// which the connections of clients may outlive.
     pub fn stop(&self) {
-        self.0.is_stopped.set(true);
+        self.0.bytes.take();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.bytes.borrow().is_none()
+    }
+
+    /// The node's memory.
+    ///
+    /// # Panics
+    /// If the NIC was stopped.
+    fn bytes(&self) -> Ref<'_, Bytes> {
+        Ref::map(self.0.bytes.borrow(), |bytes| bytes.as_deref().expect("a stopped NIC accesses no memory"))
     }
 
     /// Fills `len` bytes of the NIC's own memory with zeros, from byte `at` on.
@@ -347,7 +359,7 @@ impl Nic {
     fn peek(&self, at: u64, out: &mut [u8]) {
         self.count_access();
         if at & ON_CHIP == 0 {
-            return self.0.bytes.peek(at, out);
+            return self.bytes().peek(at, out);
         }
         let at = (at & !ON_CHIP) as usize;
         out.copy_from_slice(&self.on_chip()[at..at + out.len()]);
@@ -356,7 +368,7 @@ impl Nic {
     fn poke(&self, at: u64, bytes: &[u8]) {
         self.count_access();
         if at & ON_CHIP == 0 {
-            return self.0.bytes.poke(at, bytes);
+            return self.bytes().poke(at, bytes);
         }
         let at = (at & !ON_CHIP) as usize;
         self.on_chip()[at..at + bytes.len()].copy_from_slice(bytes);

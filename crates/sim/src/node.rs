@@ -177,9 +177,12 @@ pub(crate) struct Serving {
 }
 
 /// The node's half of a queue pair: the session's keys, under which the NIC accesses memory. It is closed when the
-/// session ends.
+/// session ends, and dropped, too, when the node's process dies.
 pub(crate) struct QueuePair {
     keys: Rc<RefCell<Keys>>,
+    /// Memory whose accesses are at one instant.
+    memory: Replay,
+    on_chip_owners: Rc<OnChipOwners>,
     /// The client's connection to the NIC, once the client has opened it, with the NIC.
     connection: RefCell<Option<(Connection, Nic)>>,
 }
@@ -190,14 +193,19 @@ impl QueuePair {
         &self.keys
     }
 
+    /// The node's memory.
+    pub(crate) fn memory(&self) -> &Replay {
+        &self.memory
+    }
+
     /// Notes the client's connection, which ends with the session.
     pub(crate) fn attach(&self, connection: &Connection) {
         *self.connection.borrow_mut() = Some((connection.clone(), connection.nic().clone()));
     }
 
     /// Fills the region's words in the NIC's memory with zeros unless `store` was the last key to open them.
-    pub(crate) fn own_on_chip(&self, owners: &OnChipOwners, store: Key) {
-        let before = owners.borrow_mut().insert(store.region(), store.secret());
+    pub(crate) fn own_on_chip(&self, store: Key) {
+        let before = self.on_chip_owners.borrow_mut().insert(store.region(), store.secret());
         if before != Some(store.secret())
             && let Some((_, nic)) = &*self.connection.borrow()
         {
@@ -710,13 +718,14 @@ impl Serving {
         self.next_pair.replace(self.next_pair.get() + 1)
     }
 
-    pub(crate) fn on_chip_owners(&self) -> &Rc<OnChipOwners> {
-        &self.on_chip_owners
-    }
-
     /// Opens the queue pair of a session with these keys.
     fn open_pair(&self, client: (u128, u64), keys: &Rc<RefCell<Keys>>) -> Rc<QueuePair> {
-        let pair = Rc::new(QueuePair { keys: Rc::clone(keys), connection: RefCell::new(None) });
+        let pair = Rc::new(QueuePair {
+            keys: Rc::clone(keys),
+            memory: Replay::new(&self.world, &self.bytes, Pace::AT_ONCE),
+            on_chip_owners: Rc::clone(&self.on_chip_owners),
+            connection: RefCell::new(None),
+        });
         self.pairs.borrow_mut().insert(client, Rc::clone(&pair));
         pair
     }

@@ -17,7 +17,7 @@
 
 use super::session::{Endpoint, Identity};
 use crate::clock::ProcessClock;
-use crate::memory::{Pace, Replay};
+use crate::memory::Replay;
 use crate::network::HostId;
 use crate::nic::{Completion, Connection, Device, ON_CHIP, ON_CHIP_BYTES, Permit, Refusal, Sender, Verb};
 use crate::node::{Node, QueuePair};
@@ -34,7 +34,7 @@ use farside_remote::{
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ enum Registration {
     Everything,
     /// The regions of the node's own keys. Used without a session, which would grant keys of its own.
     Node(Rc<Replay>),
-    /// The regions of the session's keys.
-    Session { pair: Rc<QueuePair>, memory: Rc<Replay>, owners: Rc<OnChipOwners> },
+    /// The regions of the session's keys, as long as the node's process lives and the session is open.
+    Session(Weak<QueuePair>),
 }
 
 /// For each region, the secret of the key that last opened the region's words in the NIC's memory.
@@ -89,14 +89,11 @@ impl Verbs {
         let found = node.serving().and_then(|serving| {
             let pair = serving.queue_pair(identity.identity, identity.incarnation)?;
             let (nic, device) = serving.nic()?;
-            let memory = Rc::new(Replay::new(node.world(), serving.bytes(), Pace::AT_ONCE));
-            let owners = Rc::clone(serving.on_chip_owners());
             let number = serving.next_pair();
             let path = session.addresses();
             let connection = nic.connect_over(node.network(), path, Some((Rc::clone(sender), number)));
             pair.attach(&connection);
-            let registration = Registration::Session { pair, memory, owners };
-            Some((connection, device, registration))
+            Some((connection, device, Registration::Session(Rc::downgrade(&pair))))
         });
         let Some((connection, device, registration)) = found else {
             let reason = "cannot open a queue pair: the node has no NIC, or was restarted; reconnect";
@@ -267,26 +264,24 @@ enum Step {
 impl Registration {
     /// Returns the permit of a list whose ops all run under `key`; `None` if everything is permitted.
     fn permit(&self, key: Key) -> Option<Permit> {
-        let (pair, memory, owners) = match self.clone() {
+        let pair = match self.clone() {
             Registration::Everything => return None,
             Registration::Node(memory) => {
                 return Some(Rc::new(move |at, len, rights| {
                     memory.run_at_once(|memory| is_admitted(memory, key, at, len, rights))
                 }));
             }
-            Registration::Session { pair, memory, owners } => (pair, memory, owners),
+            Registration::Session(pair) => pair,
         };
-        // The pair has the connection, and the connection the lists that are not done, with their permits.
-        let pair = Rc::downgrade(&pair);
         Some(Rc::new(move |at, len, rights| {
-            let Some(pair) = pair.upgrade() else { return false }; // The session has ended at both sides.
+            let Some(pair) = pair.upgrade() else { return false };
             let keys = pair.keys().borrow();
             let Some((store, _)) = keys.stands_for(key) else { return false };
             // In a wide region, the engine's locks make words atomic, and the NIC does not know them.
             if keys.is_wide(key) {
                 return false;
             }
-            let is_admitted = memory.run_at_once(|memory| {
+            let is_admitted = pair.memory().run_at_once(|memory| {
                 let seen = Guarded { memory, keys: &keys };
                 match at & ON_CHIP {
                     0 => is_admitted(&seen, key, at, len, rights),
@@ -294,7 +289,7 @@ impl Registration {
                 }
             });
             if is_admitted && at & ON_CHIP != 0 {
-                pair.own_on_chip(&owners, store);
+                pair.own_on_chip(store);
             }
             is_admitted
         }))

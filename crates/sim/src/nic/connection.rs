@@ -286,7 +286,7 @@ impl Connection {
     /// has fetched its word writes it back now, since the NIC executes it without the client; unless its permit has
     /// ended, as the memory may belong to others by now.
     pub fn close(&self) {
-        if self.0.is_closed.replace(true) || self.0.nic.0.is_stopped.get() {
+        if self.0.is_closed.replace(true) || self.0.nic.is_stopped() {
             return;
         }
         for (at, new, list) in self.0.unwritten.take() {
@@ -303,7 +303,7 @@ impl Connection {
     }
 
     fn is_dead(&self) -> bool {
-        self.0.is_closed.get() || self.0.nic.0.is_stopped.get()
+        self.0.is_closed.get() || self.0.nic.is_stopped()
     }
 
     /// Calls `effect` at a time, unless the connection is dead by then.
@@ -485,7 +485,7 @@ impl Connection {
                 }
                 let mut whole = snapshot.take().unwrap_or_else(|| {
                     let mut bytes = vec![0; len];
-                    nic.0.bytes.peek(at, &mut bytes);
+                    nic.bytes().peek(at, &mut bytes);
                     Snapshot { bytes, is_torn: false }
                 });
                 if !whole.is_torn && answer[start..end] != whole.bytes[start..end] {

@@ -440,6 +440,30 @@ fn a_read_is_counted_as_torn_once_if_a_write_lands_between_its_lines() {
 }
 
 #[test]
+fn a_node_that_loses_its_memory_frees_it_although_clients_and_lists_are_left() {
+    Bench::run(4, DEVICE, async |bench: Rc<Bench>| {
+        bench.create("s", "").await;
+        let verbs = bench.connect().await;
+        let (key, at) = open_store(&verbs, "s").await;
+        let theirs = Rc::clone(&verbs);
+        bench.world.spawn(bench.world.start_process(), async move {
+            let (mut buf, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
+            let mut chain = buf.begin(key);
+            chain.also(fetch_add(Addr::new(at), &one));
+            chain.also(read(Addr::new(at), 4096));
+            theirs.run(NODE, &chain, &mut reply).await.expect_err("the node dies");
+        });
+        // The NIC has received the list, and has not carried it out.
+        bench.world.sleep(4 * MICROS).await;
+        let memory = Rc::downgrade(&bench.node.memory());
+        bench.node.lose_memory();
+        assert!(memory.upgrade().is_none(), "{} owners are left", memory.strong_count());
+        bench.world.sleep(MILLIS).await;
+        assert!(verbs.is_over(), "the session has ended");
+    });
+}
+
+#[test]
 fn a_broken_connection_ends_the_endpoint_with_an_unknown_outcome() {
     Bench::run(6, DEVICE, async |bench: Rc<Bench>| {
         bench.create("s", "").await;
