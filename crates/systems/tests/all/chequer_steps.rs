@@ -664,6 +664,39 @@ fn versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record
     assert!(stamp > last && stamp.counter() > last.counter(), "{stamp:?} after {last:?}");
 }
 
+/// A client that may write to the store forges the epoch and the counter in a partition's head.
+#[test]
+fn stamps_rise_although_a_client_has_forged_the_last_one() {
+    let most = Stamp::EPOCH_TAKEN_OVER_MAX;
+    let epochs = [
+        1,
+        most - 1,
+        most,
+        Stamp::EPOCH_MAX - 1,
+        Stamp::EPOCH_MAX,
+        Stamp::EPOCH_MAX + 1,
+        u64::MAX - 1,
+        u64::MAX,
+    ];
+    for epoch in epochs {
+        for counter in [0, 7, u64::MAX] {
+            let put = |bare: &Bare| bare.put(b"key", &[1; 100], [Duration::ZERO; 2]);
+            let mut bare = Bare::new(6, r#"{"items": 60}"#);
+            let mut last = put(&bare);
+            let forged = [epoch.to_le_bytes(), counter.to_le_bytes()].concat();
+            let Ok(()) = bare.memory.write(bare.table.head_at(0), &forged);
+            for life in 0..3 {
+                bare = bare.taken_over();
+                let stamp = put(&bare);
+                // The counter of the forged stamp may be used up, too. Then no stamp is known to follow it.
+                let has_next = epoch == 1 || counter < Stamp::COUNTER_MAX;
+                assert!(stamp > last || !has_next, "{epoch}, {counter}, {life}: {stamp:?} after {last:?}");
+                last = stamp;
+            }
+        }
+    }
+}
+
 /// A log that is not synced may lack a delete that took effect. A later put then got the place of the deleted value.
 #[test]
 fn of_two_values_in_one_place_a_replay_keeps_the_newer_one_if_not_both_fit() {

@@ -75,6 +75,7 @@ const AREA_LEAST: u64 = 64 << 10;
 
 const ADDRESS_BITS: u32 = 40;
 const COUNTER_BITS: u32 = 40;
+const EPOCH_BITS: u32 = u64::BITS - COUNTER_BITS;
 /// Key length in the record of a key that is longer than [`KEY_INLINE`].
 const LONG: u8 = u8::MAX;
 
@@ -92,10 +93,31 @@ impl Stamp {
     /// Largest counter. A partition that puts a million times a second reaches it after 12 days, and then begins the
     /// next epoch.
     pub const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
+    /// Largest epoch.
+    pub const EPOCH_MAX: u64 = (1 << EPOCH_BITS) - 1;
+    /// Largest epoch with which a server takes memory over. Servers that start every second reach it after three
+    /// months. Those above are for counters that are used up, and for replays of logs.
+    pub const EPOCH_TAKEN_OVER_MAX: u64 = Stamp::EPOCH_MAX / 2;
 
     /// Creates the stamp with this counter of an epoch.
+    ///
+    /// # Panics
+    /// There is no such epoch.
     pub fn new(epoch: u64, counter: u64) -> Stamp {
+        assert!(epoch <= Stamp::EPOCH_MAX, "a stamp has an epoch of {EPOCH_BITS} bits, not {epoch}");
         Stamp(epoch << COUNTER_BITS | counter & Stamp::COUNTER_MAX)
+    }
+
+    /// Returns the stamp from which a server goes on that has read this epoch and counter in memory, which are
+    /// untrusted. An epoch that no server has reached was written by a client. The server then begins the largest one:
+    /// stamps still rise, since their counters do.
+    pub fn after(epoch: u64, counter: u64) -> Stamp {
+        Stamp::new(epoch.saturating_add(1).min(Stamp::EPOCH_TAKEN_OVER_MAX), counter)
+    }
+
+    /// Whether a server can go on after this stamp of a log: the next epoch, and the one after it, exist.
+    pub fn has_next(self) -> bool {
+        self.epoch() + 2 <= Stamp::EPOCH_MAX
     }
 
     /// The epoch: how often a server has begun to serve the partition.

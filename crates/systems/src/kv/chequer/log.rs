@@ -80,7 +80,8 @@ pub fn last(bytes: &[u8]) -> Option<(u64, Stamp)> {
         return None;
     };
     let number = |at: usize| u64::from_le_bytes(numbers[at..at + 8].try_into().expect("eight bytes"));
-    (bytes.len() == HEADER_SIZE).then(|| (number(8), Stamp(number(0))))
+    let stamp = Stamp(number(0));
+    (bytes.len() == HEADER_SIZE && stamp.has_next()).then(|| (number(8), stamp))
 }
 
 /// Sets the stamp of the record in `bytes`.
@@ -106,7 +107,7 @@ impl<'a> Logged<'a> {
             DELETE if block.is_empty() => None,
             _ => return Err(wrong()),
         };
-        if (1..=KEY_MAX).contains(&key.len()) {
+        if (1..=KEY_MAX).contains(&key.len()) && stamp.has_next() {
             Ok(Logged { stamp, key, block, place, bucket })
         } else {
             Err(wrong())
@@ -133,8 +134,12 @@ mod tests {
             let logged = Logged { stamp: Stamp(6), key, block: None, place: 0, bucket };
             assert_eq!(Logged::decode(&bytes), Ok(logged));
             assert!(Logged::decode(&bytes[..HEADER_SIZE - 1]).is_err());
+            set_stamp(&mut bytes, Stamp(u64::MAX));
+            assert!(Logged::decode(&bytes).is_err(), "no stamp follows it");
             put_last(&mut bytes, Stamp(8), 3);
             assert_eq!((last(&bytes), Logged::decode(&bytes).is_err()), (Some((3, Stamp(8))), true));
+            put_last(&mut bytes, Stamp::new(Stamp::EPOCH_MAX - 1, 0), 3);
+            assert_eq!((last(&bytes), Logged::decode(&bytes).is_err()), (None, true));
             put_delete(&mut bytes, Stamp(6), key, bucket);
             assert_eq!(last(&bytes), None);
             for op in [1, 2, 5] {

@@ -949,7 +949,7 @@ impl<M: Memory> At<'_, M> {
             // A client that holds the store's key may have written any numbers.
             let [epoch, counter] = head.map(U64::get);
             let counter = if mutants::LAST_COUNTER_FORGOTTEN.is_on() { 0 } else { counter };
-            let last = Stamp::new(epoch.wrapping_add(1), counter);
+            let last = Stamp::after(epoch, counter);
             self.write_head(last)?;
             self.state.last = last;
         }
