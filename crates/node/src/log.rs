@@ -97,6 +97,8 @@ pub trait Disk {
     fn rename(&mut self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&mut self, name: &str) -> io::Result<()>;
+    /// Renames a store's folder, durably. There is no folder of the new name.
+    fn rename_folder(&mut self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a store's folder with all its files, all at once, and durably.
     fn remove_folder(&mut self, folder: &str) -> io::Result<()>;
     /// The stores' folders.

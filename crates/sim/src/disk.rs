@@ -185,6 +185,16 @@ impl Disk for SimDisk {
         Ok(())
     }
 
+    fn rename_folder(&mut self, from: &str, to: &str) -> io::Result<()> {
+        let files =
+            std::mem::take(&mut self.files).into_iter().map(|(name, file)| match name.split_once('/') {
+                Some((folder, rest)) if folder == from => (format!("{to}/{rest}"), file),
+                _ => (name, file),
+            });
+        self.files = files.collect();
+        Ok(())
+    }
+
     fn remove_folder(&mut self, folder: &str) -> io::Result<()> {
         self.files.retain(|name, _| name.split_once('/').is_none_or(|(of, _)| of != folder));
         Ok(())

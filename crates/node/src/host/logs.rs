@@ -295,6 +295,12 @@ impl Disk for FileDisk {
         std::fs::remove_file(self.root.join(name))
     }
 
+    fn rename_folder(&mut self, from: &str, to: &str) -> io::Result<()> {
+        self.open.clear();
+        std::fs::rename(self.root.join(from), self.root.join(to))?;
+        sync_folder(&self.root)
+    }
+
     fn remove_folder(&mut self, folder: &str) -> io::Result<()> {
         self.open.clear();
         let removed = self.root.join(format!("{REMOVED}{folder}"));
@@ -389,6 +395,9 @@ mod tests {
         fn remove(&mut self, _: &str) -> io::Result<()> {
             Ok(())
         }
+        fn rename_folder(&mut self, _: &str, _: &str) -> io::Result<()> {
+            Ok(())
+        }
         fn remove_folder(&mut self, _: &str) -> io::Result<()> {
             Ok(())
         }
@@ -465,6 +474,9 @@ mod tests {
         }
         fn remove(&mut self, name: &str) -> io::Result<()> {
             self.files.remove(name)
+        }
+        fn rename_folder(&mut self, from: &str, to: &str) -> io::Result<()> {
+            self.files.rename_folder(from, to)
         }
         fn remove_folder(&mut self, folder: &str) -> io::Result<()> {
             self.files.remove_folder(folder)

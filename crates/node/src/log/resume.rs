@@ -13,6 +13,9 @@ use farside_remote::service::Work;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// End of the name of a log's folder that was set aside. It is no name of a log's folder.
+const ASIDE: &str = ".aside";
+
 /// Memory of a node that starts. Nobody else uses it yet.
 pub trait StartMemory: NodeMemory {
     /// Runs `code`, none of whose accesses waits.
@@ -91,15 +94,10 @@ impl<M: StartMemory> Resuming<'_, M> {
             Ok((_, paired)) => believed(pairing, *is_whole, paired.as_ref(), self.is_same_boot)
                 .map_err(|reason| format!("store '{name}' has the log {folder}: {reason}"))?,
             Err(_) if pairing.incarnation == incarnation && self.is_same_boot => {
-                // The memory was kept, and its catalog no longer has the store: its drop was recorded, and the log was
-                // not removed before the node died. After a crash of the machine, the record of its creation may be
-                // missing instead.
-                let removed = self.disk.remove_folder(folder).map_err(|error| {
-                    format!(
-                        "the log {folder} of a dropped store cannot be removed: {error}; remove the folder"
-                    )
-                });
-                return Ok(removed?);
+                // The memory was kept, and its catalog does not have the store. Either its drop was recorded, and the
+                // node died before it removed the log. Or the memory is a copy that is older than the store. After a
+                // crash of the machine, the record of its creation may be missing instead.
+                return Ok(self.set_aside(found)?);
             }
             Err(_) if store.membership.is_some() => {
                 return Err(ResumeError::Store(format!(
@@ -171,6 +169,29 @@ impl<M: StartMemory> Resuming<'_, M> {
             }
         }
         Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
+    }
+
+    /// Renames the log of a store that was dropped or is newer than the memory, so that no start finds it.
+    fn set_aside(&mut self, found: &Found) -> Result<(), String> {
+        let Found { folder, store, .. } = found;
+        let failed = |error| {
+            format!(
+                "the log {folder} of a store that the memory lacks cannot be renamed: {error}; move it away"
+            )
+        };
+        let folders = self.disk.folders().map_err(failed)?;
+        let mut names = (1..).map(|number| match number {
+            1 => format!("{folder}{ASIDE}"),
+            _ => format!("{folder}{ASIDE}-{number}"),
+        });
+        let aside = names.find(|name| !folders.contains(name)).expect("some number is free");
+        self.disk.rename_folder(folder, &aside).map_err(failed)?;
+        tracing::warn!(
+            "the memory lacks store '{}': the store was dropped, or the memory is a copy that is older; the log \
+             {folder} is not used, and was renamed to {aside}",
+            store.name
+        );
+        Ok(())
     }
 
     /// Creates a store that the memory lacks, for the replay of its log.

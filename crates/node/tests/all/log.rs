@@ -611,6 +611,16 @@ fn a_memory_that_was_served_without_its_log_is_newer_than_the_log() {
     assert_eq!(values, [10, 0, 50, 60], "the log has what the memory had");
 }
 
+/// The folders in a folder, in the order of their names.
+fn folders_in(folder: &Path) -> Vec<String> {
+    let entries =
+        std::fs::read_dir(folder).expect("a folder").flatten().filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
 fn copy_folder(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("a folder");
     for entry in std::fs::read_dir(from).expect("a folder").flatten() {
@@ -633,7 +643,7 @@ fn a_dropped_store_stays_dropped_although_it_was_once_created_from_its_log() {
     drop(host);
     std::fs::remove_file(&file).expect("the memory file");
     let host = start_file(&file, logged()).expect("it serves");
-    key_of(&host);
+    let own = folder_of(&store_of(&host));
     copy_folder(&logs, &before);
     host.ask(Ask::DropStore { name: "s".into() }, DEADLINE).expect("dropped");
     drop(host);
@@ -643,7 +653,49 @@ fn a_dropped_store_stays_dropped_although_it_was_once_created_from_its_log() {
     let host = start_file(&file, logged()).expect("it serves");
     let opened = host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE);
     assert!(opened.is_err(), "{opened:?}");
-    assert_eq!(std::fs::read_dir(&logs).expect("a folder").count(), 1, "only the lock is left");
+    assert_eq!(folders_in(&logs), [format!("{own}.aside")], "its log is kept, and is no store's");
+    drop(host);
+    let host = start_file(&file, logged()).expect("it serves");
+    create(&host);
+    assert_eq!(Caller::new(&host).get(1), [0, 0]);
+}
+
+#[test]
+fn the_log_of_a_store_that_is_newer_than_the_memory_is_set_aside() {
+    let files = Files::new();
+    let (file, logs) = (files.at("memory"), files.at("logs"));
+    drop(start_file(&file, files.logged()).expect("it serves"));
+    let before = std::fs::read(&file).expect("the memory file");
+    let mut expected = Vec::new();
+    for _ in 0..2 {
+        let (host, _) = files.create();
+        Caller::new(&host).put(1, 10).expect("stored");
+        let own = folder_of(&store_of(&host));
+        drop(host);
+        // An operator restores a copy of the memory file that is older than the store.
+        std::fs::write(&file, &before).expect("written");
+        let host = start_file(&file, files.logged()).expect("it serves");
+        assert!(host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE).is_err(), "the memory lacks it");
+        expected.push(own);
+        expected.sort_unstable();
+        let aside: Vec<String> = expected.iter().map(|own| format!("{own}.aside")).collect();
+        assert_eq!(folders_in(&logs), aside);
+    }
+    // The operator wants the newer store after all.
+    let own = &expected[0];
+    let rename = |from: &str, to: &str| std::fs::rename(logs.join(from), logs.join(to)).expect("renamed");
+    rename(&format!("{own}.aside"), own);
+    drop(start_file(&file, files.logged()).expect("it serves"));
+    assert!(
+        folders_in(&logs).contains(&format!("{own}.aside")),
+        "with the old memory, it is set aside again"
+    );
+    copy_folder(&logs.join(format!("{own}.aside")), &logs.join(own));
+    drop(start_file(&file, files.logged()).expect("it serves"));
+    assert!(folders_in(&logs).contains(&format!("{own}.aside-2")), "no other is overwritten");
+    rename(&format!("{own}.aside"), own);
+    let host = start_file(&files.at("fresh"), files.logged()).expect("it serves");
+    assert_eq!(Caller::new(&host).get(1)[1], 10, "nothing of it is lost");
 }
 
 #[test]
