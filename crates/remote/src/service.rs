@@ -247,6 +247,15 @@ pub trait Service<M: Memory>: Send + Sync {
         Ok(0)
     }
 
+    /// Checks that [`Service::replay`] would accept a record, without an access to memory. The node checks all records
+    /// before it discards a memory for its log.
+    ///
+    /// # Errors
+    /// The record is invalid, for this reason.
+    fn check(&self, _record: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Continues a checkpoint of the structure from `cursor` (initially 0), in at most about 16 accesses. Adds records
     /// that recreate the contents of the structure's next part. Returns the next cursor, or `None` at the end.
     ///

@@ -1,10 +1,11 @@
 //! Recovery of stores with logs at the start of a node: each store and its log are made to agree.
 //!
 //! Invariant: a store is served only once it and its log agree. Otherwise it is refused.
+//! Invariant: a memory is emptied only once its store's log was read to its end, and each record can be replayed.
 //! Invariant: a log whose pairing could not be written takes no record, unless it and this memory were a pair before.
 
 use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
-use super::{Disk, Found, Log, LogOptions, RecoverError, StoreLog, recover};
+use super::{Disk, Found, Log, LogOptions, RecoverError, Recovered, StoreLog, recover};
 use crate::node::pairing::incomplete;
 use crate::node::{Node, NodeMemory, Progress};
 use crate::served::Start;
@@ -112,14 +113,19 @@ impl<M: StartMemory> Resuming<'_, M> {
                 Believed::Log
             }
         };
-        if source == Believed::Log && held.is_ok() {
-            let secret = self.host.random();
-            let emptied = self.memory.run_at_once(|memory| self.node.empty(memory, name, secret));
-            emptied.map_err(|reason| {
-                format!("the store '{name}' of the log {folder} cannot be created: {reason}")
-            })?;
-        }
-        let mut log = match self.read(found, source)? {
+        let read = match source {
+            Believed::Memory => self.pass(found)?,
+            // What the memory has is given up only once the log is known to be readable.
+            Believed::Log if held.is_ok() => match self.check(found)? {
+                Ok(()) => {
+                    self.empty(found)?;
+                    self.replay(found)?
+                }
+                Err(reason) => Err(reason),
+            },
+            Believed::Log => self.replay(found)?,
+        };
+        let mut log = match read {
             Ok(log) => log,
             Err(reason) => {
                 tracing::error!("store '{name}' is not served: {reason}");
@@ -204,49 +210,83 @@ impl<M: StartMemory> Resuming<'_, M> {
         }
     }
 
-    /// Reads a log, and replays it into its store if the log is believed. Returns the inner error if a record cannot be
-    /// replayed.
+    /// Discards the contents of a store that the memory has, for the replay of its log.
+    fn empty(&mut self, found: &Found) -> Result<(), String> {
+        let (name, secret) = (&found.store.name, self.host.random());
+        let emptied = self.memory.run_at_once(|memory| self.node.empty(memory, name, secret));
+        emptied.map_err(|reason| {
+            format!("the store '{name}' of the log {} cannot be created: {reason}", found.folder)
+        })
+    }
+
+    /// Reads a log that is to be replayed, and changes nothing in the store. Returns the inner error if a record cannot
+    /// be replayed.
+    fn check(&mut self, found: &Found) -> Result<Result<(), String>, ResumeError> {
+        let served = Arc::clone(&self.node.catalog().get(&found.store.name)?.served);
+        let guard = served.lock(Work::Live);
+        Ok(self.read(found, |_, record| guard.service().check(record))?.map(drop))
+    }
+
+    /// Reads the log of a store whose memory is believed.
+    fn pass(&mut self, found: &Found) -> Result<Result<Log, String>, ResumeError> {
+        let read = self.read(found, |_, _| Ok(()))?;
+        Ok(read.map(|Recovered { log, records, .. }| {
+            tracing::info!(records, "the memory of store '{}' has what its log has", found.store.name);
+            log
+        }))
+    }
+
+    /// Reads a log, and replays it into its store. Returns the inner error if a record cannot be replayed.
     ///
     /// # Errors
     /// The log is damaged, or cannot be read.
-    fn read(&mut self, found: &Found, source: Believed) -> Result<Result<Log, String>, ResumeError> {
+    fn replay(&mut self, found: &Found) -> Result<Result<Log, String>, ResumeError> {
         let Found { folder, store: Store { name, .. }, .. } = found;
-        let served = Arc::clone(&self.node.catalog().get(name)?.served);
+        let (served, memory) = (Arc::clone(&self.node.catalog().get(name)?.served), self.memory);
         let began = self.host.now();
-        let is_replayed = source == Believed::Log;
-        let Resuming { memory, host, .. } = self;
-        let recovered = recover(self.disk, found, self.options, |record| {
-            if !is_replayed {
-                return Ok(());
-            }
+        let recovered = self.read(found, |host, record| {
             let start = Start { now: host.now(), seed: host.random() };
             memory.run_at_once(|memory| served.lock(Work::Live).replay(memory, start, record))
         });
-        let recovered = match recovered {
-            Err(error @ RecoverError::Invalid(..)) => return Ok(Err(error.to_string())),
-            recovered => recovered.map_err(ResumeError::Log)?,
+        let Recovered { mut log, records, .. } = match recovered? {
+            Ok(recovered) => recovered,
+            Err(reason) => return Ok(Err(reason)),
         };
-        let (mut log, records, torn) = (recovered.log, recovered.records, recovered.torn);
-        if torn > 0 {
-            tracing::warn!(
-                "the log of store '{name}' ended with {torn} bytes of an incomplete write, which were cut off"
-            );
-        }
-        if !is_replayed {
-            tracing::info!(records, "the memory of store '{name}' has what its log has");
-            return Ok(Ok(log));
-        }
-        let start = Start { now: host.now(), seed: host.random() };
+        let start = Start { now: self.host.now(), seed: self.host.random() };
         let dropped = memory.run_at_once(|memory| served.lock(Work::Live).replayed(memory, start));
         if dropped > 0 {
             tracing::error!(
                 "{dropped} entries of store '{name}' were dropped: its log {folder} lacks what had replaced others"
             );
         }
-        let took = host.now() - began;
+        let took = self.host.now() - began;
         tracing::info!(records, "replayed the log of store '{name}' in {} ms", took.as_millis());
         log.note_replay(records, took);
         Ok(Ok(log))
+    }
+
+    /// Reads a log, and passes each record to `each`. Returns the inner error if `each` refuses a record.
+    ///
+    /// # Errors
+    /// The log is damaged, or cannot be read.
+    fn read(
+        &mut self,
+        found: &Found,
+        mut each: impl FnMut(&mut dyn Host, &[u8]) -> Result<(), String>,
+    ) -> Result<Result<Recovered, String>, ResumeError> {
+        let Resuming { disk, host, options, .. } = self;
+        let recovered = match recover(*disk, found, *options, |record| each(*host, record)) {
+            Err(error @ RecoverError::Invalid(..)) => return Ok(Err(error.to_string())),
+            recovered => recovered.map_err(ResumeError::Log)?,
+        };
+        if recovered.torn > 0 {
+            tracing::warn!(
+                "the log of store '{}' ended with {} bytes of an incomplete write, which were cut off",
+                found.store.name,
+                recovered.torn
+            );
+        }
+        Ok(Ok(recovered))
     }
 
     /// Begins the log of a store that the memory has. Its contents are older than its log, so a checkpoint has to store

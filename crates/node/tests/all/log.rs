@@ -699,6 +699,51 @@ fn the_log_of_a_store_that_is_newer_than_the_memory_is_set_aside() {
 }
 
 #[test]
+fn a_memory_is_not_emptied_for_a_log_that_cannot_be_read() {
+    let files = Files::new();
+    let (file, logs) = (files.at("memory"), files.at("logs"));
+    let (host, at) = files.create();
+    let caller = Caller::new(&host);
+    for key in 0..10 {
+        caller.put(key, 10 + key).expect("stored");
+    }
+    drop(host);
+    let log = log_file(&logs);
+    let whole = std::fs::read(&log).expect("the log's file");
+    let mut damaged = whole.clone();
+    damaged[whole.len() - 4 * 52 - 5] ^= 1;
+    let read = format::read::<std::io::Error>(&Bytes(whole.clone()), |_, _| Ok(()));
+    let contents = read.expect("no error").expect("a head");
+    let mut foreign = whole.clone();
+    format::put_frame(&mut foreign, contents.salt, contents.next, 0, b"of another release");
+    // After a crash of the machine, the log is believed.
+    change_file(&file, at, 3, FORGED, true);
+    let before = std::fs::read(&file).expect("the memory file");
+    for (unreadable, reason) in [(damaged, "is damaged"), (foreign, "cannot replay record")] {
+        std::fs::write(&log, &unreadable).expect("written");
+        let refused = match start_file(&file, files.logged()) {
+            Err(refused) => refused.to_string(),
+            Ok(host) => {
+                let opened = host.ask(Ask::OpenStore { name: "s".into() }, DEADLINE);
+                opened.expect_err("the store is refused").to_string()
+            }
+        };
+        assert!(refused.contains(reason), "{refused}");
+        // The operator gives the log up.
+        let host = start_file(&file, Options::default()).expect("the memory has what it had");
+        let caller = Caller::new(&host);
+        assert_eq!((caller.get(1)[1], caller.get(3)), (11, FORGED));
+        drop(host);
+        std::fs::write(&file, &before).expect("written");
+    }
+    // A log that is whole is believed.
+    std::fs::write(&log, &whole).expect("written");
+    let host = start_file(&file, files.logged()).expect("it serves");
+    let caller = Caller::new(&host);
+    assert_eq!((caller.get(1)[1], caller.get(3)[1]), (11, 13));
+}
+
+#[test]
 fn a_folder_serves_one_node_and_a_dropped_store_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let host = start(options(folder.path(), SyncPolicy::Each, 4096)).expect("it serves");

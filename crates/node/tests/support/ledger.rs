@@ -171,6 +171,10 @@ impl<M: Memory> Service<M> for Registers {
         Ok(Ok(()))
     }
 
+    fn check(&self, record: &[u8]) -> Result<(), String> {
+        if words(record).len() < 3 { Err("a record has three words or more".into()) } else { Ok(()) }
+    }
+
     fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {
         for key in cursor..(cursor + PER_STEP).min(KEYS) {
             let [stamp, value] = self.load(memory, key)?;

@@ -323,6 +323,12 @@ impl Pool {
         Ok(())
     }
 
+    /// Whether the pool can hand out a block of this length at this place.
+    #[must_use]
+    pub fn has_place(&self, block: Block) -> bool {
+        self.locate(block).is_ok()
+    }
+
     /// Whether two blocks have a unit of the area in common. A block that the pool cannot have handed out has none.
     #[must_use]
     pub fn overlap(&self, one: Block, other: Block) -> bool {

@@ -316,6 +316,15 @@ impl<M: Memory> Service<M> for ChequerService {
         Ok(dropped)
     }
 
+    fn check(&self, record: &[u8]) -> Result<(), String> {
+        if let Some((index, _)) = log::last(record) {
+            return if index < self.table.spec().partitions { Ok(()) } else { Err(NO_BUCKET.to_owned()) };
+        }
+        let logged = Logged::decode(record)?;
+        let index = self.table.home(logged.key).partition;
+        replay::check(&self.table, &self.partition(index).pool, &logged)
+    }
+
     fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {
         let buckets = self.table.spec().buckets();
         let index = cursor / buckets;

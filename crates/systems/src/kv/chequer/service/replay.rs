@@ -6,10 +6,10 @@
 //! Invariant: a key has one record at most, and one put at most that waits for its place.
 //! Invariant: no two records have blocks that overlap.
 
-use super::super::layout::{Block, Bucket, Record, Stamp, Used, crc, value_in};
+use super::super::layout::{BLOCK_ALIGN, Block, Bucket, Record, Stamp, Table, Used, crc, value_in};
 use super::super::log::Logged;
 use super::super::mutants;
-use super::super::pool::{ClaimError, QUARANTINE};
+use super::super::pool::{self, ClaimError, Pool, QUARANTINE};
 use super::{At, Operation, of_pool, record_of};
 use farside_remote::Memory;
 use std::cmp::Reverse;
@@ -54,6 +54,21 @@ struct Late {
     key: Vec<u8>,
     place: u64,
     bytes: Vec<u8>,
+}
+
+/// Checks that a replay would accept a record: its bucket is on the path of its key, and a value can lie at its place.
+pub(super) fn check(table: &Table, pool: &Pool, logged: &Logged<'_>) -> Result<(), String> {
+    let home = table.home(logged.key);
+    if table.step_of(home, logged.bucket).is_none() {
+        return Err(NO_BUCKET.to_owned());
+    }
+    let at = table.area(home.partition).start + logged.place * BLOCK_ALIGN;
+    match logged.block {
+        Some(block) if !pool.has_place(pool::Block { at, len: block.len() as u64 }) => {
+            Err(NO_PLACE.to_owned())
+        }
+        _ => Ok(()),
+    }
 }
 
 impl<M: Memory> At<'_, M> {
