@@ -303,7 +303,7 @@ fn read(
 
 #[cfg(test)]
 mod tests {
-    use super::super::checkpoint_name;
+    use super::super::checkpoint::checkpoint_name;
     use super::*;
 
     #[test]
