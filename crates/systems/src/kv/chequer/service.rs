@@ -21,11 +21,13 @@
 //! takes over rebuilds the first two from the table ([`Service::recover`]), and the others end with the sessions of the
 //! node before.
 
+mod checkpoint;
+mod recover;
 mod replay;
 
 use super::layout::{
     BLOCK_ALIGN, BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec,
-    Stamp, Table, Used, block_len, crc, key_in_block, put_block, value_in,
+    Stamp, Table, Used, block_len, crc, key_in_block, put_block,
 };
 use super::log::{self, Logged};
 use super::mutants;
@@ -137,8 +139,6 @@ const HOLDS_SHARE: u64 = 4;
 
 /// Largest number of reservations of a session in one partition. A client has one reservation at a time.
 pub const RESERVATIONS_MAX: usize = 256;
-/// A step of a checkpoint ends with the value with which its records have at least this many bytes.
-const CHECKPOINT_STEP_BYTES: usize = 256 << 10;
 
 /// Result of a search for a key.
 #[derive(Default)]
@@ -875,122 +875,6 @@ impl<M: Memory> At<'_, M> {
     /// The block at a place of the log. The place is outside the area if the log is of another store.
     fn block_at(&self, place: u64, len: usize) -> Block {
         Block { at: self.table.area(self.index).start + place * BLOCK_ALIGN, len: len as u32 }
-    }
-
-    /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them. The partition is
-    /// locked meanwhile, so the step is short: it ends once it has copied [`CHECKPOINT_STEP_BYTES`].
-    fn checkpoint(&mut self, bucket: u64, records: &mut Records) -> Result<u64, M::Wait> {
-        let first = bucket - bucket % self.table.spec().block_buckets;
-        let (held, count) = self.block(first)?;
-        let mut made = Records::default();
-        let mut next = bucket;
-        for (at, record) in (first..).zip(&held[..count]).skip((bucket - first) as usize) {
-            next = at + 1;
-            if let Bucket::Used(used) = record.decode()
-                && self.table.contains(self.index, used.block)
-            {
-                self.add(at, used.stamp, (used.block, used.crc_value), &used.key, &mut made)?;
-            }
-            // Their records may be in a file that the checkpoint replaces, and they are installed after this step.
-            if let Some(pending) = self.state.pending.get(&at) {
-                // One that was replaced before it was installed has no effect, and the log may not say so any more.
-                let is_effective = |operation: &&Operation| operation.stamp > pending.installed;
-                let operations: Vec<Operation> =
-                    pending.operations.iter().filter(is_effective).copied().collect();
-                let key = pending.key.clone();
-                for Operation { stamp, value } in operations {
-                    match value {
-                        Some(value) => self.add(at, stamp, value, &self.table.key_field(&key), &mut made)?,
-                        None => {
-                            log::put_delete(self.scratch, stamp, &key, at);
-                            made.append(self.scratch);
-                        }
-                    }
-                }
-            }
-            if made.size() >= CHECKPOINT_STEP_BYTES && !mutants::CHECKPOINT_STEP_UNBOUNDED.is_on() {
-                break;
-            }
-        }
-        // The newest stamp may be that of a delete, or of a put that has failed.
-        let is_end = next == self.table.spec().buckets();
-        if is_end && self.state.last > Stamp(0) && !mutants::CHECKPOINT_WITHOUT_STAMP.is_on() {
-            log::put_last(self.scratch, self.state.last, self.index);
-            made.append(self.scratch);
-        }
-        made.iter().for_each(|record| records.append(record));
-        Ok(next)
-    }
-
-    /// Adds the record of a put with this value in a bucket, unless a client has overwritten the value or the record.
-    fn add(
-        &mut self,
-        bucket: u64,
-        stamp: Stamp,
-        (block, crc_value): (Block, u64),
-        key: &KeyField,
-        records: &mut Records,
-    ) -> Result<(), M::Wait> {
-        let mut bytes = vec![0; block.len as usize];
-        self.memory.read(block.at, &mut bytes)?;
-        let Some(key) = key.in_record().or_else(|| key.in_block(&bytes)) else { return Ok(()) };
-        let home = self.table.home(key);
-        let is_sound = crc(&bytes) == crc_value
-            && value_in(&bytes, key).is_some()
-            && stamp <= self.state.last
-            && home.partition == self.index
-            && self.table.step_of(home, bucket).is_some();
-        if !is_sound {
-            return Ok(());
-        }
-        log::begin_put(self.scratch, stamp, key, bucket, self.place_of(block));
-        self.scratch.extend_from_slice(&bytes);
-        records.append(self.scratch);
-        Ok(())
-    }
-
-    /// Rebuilds the partition's state from some buckets, from `bucket` on, in memory that an earlier node has served.
-    /// Returns the bucket after them.
-    fn recover(&mut self, bucket: u64) -> Result<u64, M::Wait> {
-        if bucket == 0 {
-            let mut head = [U64::ZERO; 2];
-            self.memory.read(self.table.head_at(self.index), head.as_mut_bytes())?;
-            // A client that holds the store's key may have written any numbers.
-            let [epoch, counter] = head.map(U64::get);
-            let counter = if mutants::LAST_COUNTER_FORGOTTEN.is_on() { 0 } else { counter };
-            let last = Stamp::after(epoch, counter);
-            self.write_head(last)?;
-            self.state.last = last;
-        }
-        let (mut held, count) = self.block(bucket)?;
-        for (bucket, record) in (bucket..).zip(&mut held[..count]) {
-            if record.decode() != Bucket::Torn {
-                continue;
-            }
-            let mut redo = Redo::new_zeroed();
-            self.memory.read(self.table.head_at(self.index) + REDO_OFFSET, redo.as_mut_bytes())?;
-            if let Some(meant) = redo.record_of(bucket) {
-                *record = meant;
-                self.memory.write(self.table.bucket_at(self.index, bucket), meant.as_bytes())?;
-            }
-        }
-        for record in &held[..count] {
-            let stamp = match record.decode() {
-                Bucket::Used(used) => {
-                    // A record that names a block of another was written by a client. Its CRC shows that to readers.
-                    let _ = self.state.pool.claim(of_pool(used.block));
-                    used.stamp
-                }
-                Bucket::Deleted => Stamp(record.stamp.get()),
-                _ => continue,
-            };
-            let counter = self.state.last.counter().max(stamp.counter());
-            self.state.last = Stamp::new(self.state.last.epoch(), counter);
-        }
-        if mutants::STAMPS_RESTART_WITH_SERVER.is_on() {
-            self.state.last = Stamp(0);
-        }
-        Ok(bucket + count as u64)
     }
 
     /// Writes the epoch and counter of the last stamp to the partition's head.
