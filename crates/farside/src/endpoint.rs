@@ -93,6 +93,16 @@ impl Endpoint {
             Endpoint::Many(nodes) => nodes.drive().await,
         }
     }
+
+    /// Runs a chain by the session's own future, or by that of several nodes.
+    async fn run_elsewhere(
+        &self,
+        node: NodeId,
+        chain: &Chain<'_>,
+        reply: &mut Reply,
+    ) -> Result<(), FabricError> {
+        with_endpoint!(self, endpoint => endpoint.run(node, chain, reply).await)
+    }
 }
 
 impl Fabric for Endpoint {
@@ -108,8 +118,9 @@ impl Fabric for Endpoint {
                 }
                 direct.run_now(node, chain, reply)
             }
-            Endpoint::One(session) => session.run(node, chain, reply).await,
-            Endpoint::Many(nodes) => nodes.run(node, chain, reply).await,
+            // One future for all others. With two, the compiler does not inline the drop of this future, and each chain
+            // on mapped memory makes a call for it.
+            elsewhere => elsewhere.run_elsewhere(node, chain, reply).await,
         }
     }
 
