@@ -35,6 +35,7 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("guarded", Carrier::Datagrams, 106),
     ("guarded", Carrier::Connections, 109),
     ("guarded", Carrier::Connections, 125),
+    ("guarded", Carrier::Connections, 165),
     ("guarded", Carrier::Connections, 167),
     ("guarded", Carrier::Datagrams, 73),
     ("guarded", Carrier::Datagrams, 141),
