@@ -203,6 +203,28 @@ fn one_worker_takes_the_time_of_its_round_trips() {
     }
 }
 
+/// With 512 workers, the NIC of each of the four machines has 128 connections.
+#[test]
+fn workers_lose_speed_where_their_nics_do_not_cache_all_connections() {
+    let rate = |qp_cache: usize, workers: u32| {
+        let latching = Latching { scheme: Scheme::named("basic"), placement: Placement::Padded };
+        let variant = Variant { latching, ..Variant::OURS };
+        let inputs = Inputs { qp_cache, ..INPUTS };
+        let (testbed, records) = (Testbed::SYNCHRONIZATION, Some(200_000));
+        let load = Load { system: "latch", platform: Platform::Rdma, value_len: 256, skew: 0.0, ..LOAD };
+        let load = Load { variant, testbed, inputs, reads: 0.0, records, ..load };
+        let measured = Bed::new(load, 1).and_then(|bed| bed.measure(workers, 20_000));
+        let rate = measured.expect("nothing fails").ops_per_s / 1e6;
+        println!("{qp_cache} connections cached, {workers} workers: {rate:.2} M/s");
+        rate
+    };
+    let few = rate(INPUTS.qp_cache, 128);
+    assert!(rate(INPUTS.qp_cache, 512) < 0.6 * few, "half of the connections are cached");
+    assert!(rate(127, 512) < 0.6 * few, "by turns, one too few is as bad");
+    let all = rate(128, 512);
+    assert!((all / few - 1.0).abs() < 0.02, "{all}, and {few} of 128 workers");
+}
+
 const LOAD: Load = Load {
     system: "prism-kv",
     variant: Variant::OURS,
