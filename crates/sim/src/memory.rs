@@ -84,8 +84,12 @@ impl Bytes {
 
     /// Fills the segment with this number with zeros.
     pub fn discard(&self, segment: u32) {
+        const ZEROS: [u8; 4096] = [0; 4096];
         let at = self.geometry.segment_at(segment);
-        self.bytes.borrow_mut()[range(at, SEGMENT_SIZE as usize)].fill(0);
+        let bytes = &mut self.bytes.borrow_mut()[range(at, SEGMENT_SIZE as usize)];
+        // A page of zeros may be one that was never touched: to write it would make it resident.
+        let pages = bytes.chunks_exact_mut(ZEROS.len()).filter(|page| page[..] != ZEROS);
+        pages.for_each(|page| page.fill(0));
     }
 }
 
