@@ -265,7 +265,8 @@ fn with_two_keepers(killed: Option<usize>) -> (Result<(), LatchError>, bool) {
         let holds = latched.with_exclusive(0, async |_| theirs.sleep(SECONDS).await);
         assert_eq!(within(&theirs, 4 * ROUND_TRIP, holds).await, None);
         let found = other.with_exclusive(0, async |_| ()).await;
-        (drop(other), drop(latched));
+        drop(other);
+        drop(latched);
         theirs.sleep(100 * ROUND_TRIP).await;
         (found, running.get() == 0)
     });
