@@ -2,17 +2,15 @@
 //!
 //! Invariant: a store is served only once it and its log agree. Otherwise it is refused.
 //! Invariant: a memory is emptied only once its store's log was read to its end, and each record can be replayed.
-//! Invariant: before a log takes a record, it has taken back all records that its memory never had
-//! ([`Service::take_back`](farside_remote::service::Service::take_back)).
 //! Invariant: a log whose pairing could not be written takes no record, unless it and this memory were a pair before.
 
 use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
-use super::{Appended, Disk, Found, Log, LogOptions, Next, RecoverError, Recovered, StoreLog, recover};
+use super::{Disk, Found, Log, LogOptions, RecoverError, Recovered, StoreLog, recover};
 use crate::node::pairing::incomplete;
 use crate::node::{Node, NodeMemory, Progress};
 use crate::served::Start;
 use farside_remote::control::Store;
-use farside_remote::service::{Records, Work};
+use farside_remote::service::Work;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,19 +30,7 @@ pub trait Host {
 
     /// The time.
     fn now(&self) -> Duration;
-
-    /// Notes that a step of a recovery is done. The next start goes on from there.
-    ///
-    /// # Errors
-    /// The process ends here. Only the simulator's does.
-    fn step_done(&mut self) -> Result<(), Ended> {
-        Ok(())
-    }
 }
-
-/// The process of a simulated node has ended between two steps of a recovery.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended;
 
 /// The stores of a node that starts, and their logs.
 pub struct Resuming<'a, M: NodeMemory> {
@@ -69,8 +55,6 @@ pub enum ResumeError {
     Log(RecoverError),
     /// The store and its log cannot be made to agree.
     Store(String),
-    /// The process has ended.
-    Ended,
 }
 
 impl std::fmt::Display for ResumeError {
@@ -78,7 +62,6 @@ impl std::fmt::Display for ResumeError {
         match self {
             ResumeError::Log(error) => error.fmt(f),
             ResumeError::Store(reason) => f.write_str(reason),
-            ResumeError::Ended => f.write_str("the process has ended"),
         }
     }
 }
@@ -86,12 +69,6 @@ impl std::fmt::Display for ResumeError {
 impl From<String> for ResumeError {
     fn from(reason: String) -> ResumeError {
         ResumeError::Store(reason)
-    }
-}
-
-impl From<Ended> for ResumeError {
-    fn from(Ended: Ended) -> ResumeError {
-        ResumeError::Ended
     }
 }
 
@@ -133,18 +110,15 @@ impl<M: StartMemory> Resuming<'_, M> {
                 self.recreate(store).map_err(|reason| {
                     format!("the store '{name}' of the log {folder} cannot be created: {reason}")
                 })?;
-                self.host.step_done()?;
                 Believed::Log
             }
         };
         let read = match source {
-            Believed::Memory => self.compare(found)?,
+            Believed::Memory => self.pass(found)?,
             // What the memory has is given up only once the log is known to be readable.
             Believed::Log if held.is_ok() => match self.check(found)? {
                 Ok(()) => {
-                    self.host.step_done()?;
                     self.empty(found)?;
-                    self.host.step_done()?;
                     self.replay(found)?
                 }
                 Err(reason) => Err(reason),
@@ -158,7 +132,6 @@ impl<M: StartMemory> Resuming<'_, M> {
                 return Ok(self.node.refuse(name, reason)?);
             }
         };
-        self.host.step_done()?;
         let before = held.ok().and_then(|(_, paired)| paired);
         let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
         let whole_from = match source {
@@ -181,9 +154,7 @@ impl<M: StartMemory> Resuming<'_, M> {
         let pairing = Pairing { number: self.host.random(), former, whole_from, incarnation };
         match pair(self.disk, &log, &pairing) {
             Ok(()) => {
-                self.host.step_done()?;
                 self.paired(&log, &pairing)?;
-                self.host.step_done()?;
                 // A copy of the memory that was made before lacks what is written from now on.
                 pair(self.disk, &log, &Pairing { former: None, ..pairing }).unwrap_or_else(|error| {
                     tracing::warn!(
@@ -203,7 +174,6 @@ impl<M: StartMemory> Resuming<'_, M> {
                 tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
             }
         }
-        self.host.step_done()?;
         Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
     }
 
@@ -257,51 +227,13 @@ impl<M: StartMemory> Resuming<'_, M> {
         Ok(self.read(found, |_, record| guard.service().check(record))?.map(drop))
     }
 
-    /// Reads the log of a store whose memory is believed, and takes back the records that the memory never had.
-    fn compare(&mut self, found: &Found) -> Result<Result<Log, String>, ResumeError> {
-        let (name, memory) = (&found.store.name, self.memory);
-        let served = Arc::clone(&self.node.catalog().get(name)?.served);
-        let guard = served.lock(Work::Live);
-        let compared = self.read(found, |_, record| {
-            memory.run_at_once(|memory| guard.compare(memory, record));
-            Ok(())
-        });
-        let Recovered { mut log, records, .. } = match compared? {
-            Ok(recovered) => recovered,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        tracing::info!(records, "the memory of store '{name}' has what its log has");
-        let mut is_ended = false;
-        while !is_ended {
-            let mut records = Records::default();
-            is_ended = !memory.run_at_once(|memory| guard.take_back(memory, &mut records));
-            if records.is_empty() {
-                continue;
-            }
-            tracing::info!(
-                "{} records of store '{name}' were never answered, and are taken back",
-                records.len()
-            );
-            if let Err(reason) = self.write(&mut log, &records) {
-                log.refuse_unanswered(&reason);
-                log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
-                break;
-            }
-            self.host.step_done()?;
-        }
-        Ok(Ok(log))
-    }
-
-    /// Writes records to a log before it takes any other.
-    fn write(&mut self, log: &mut Log, records: &Records) -> Result<(), String> {
-        let appended = log.append(records)?;
-        while let Next::Do(op) = log.next(self.host.now()) {
-            log.done(op.perform(self.disk));
-        }
-        match appended {
-            Appended::At(position) => log.outcome(position).expect("its writer waits for nothing else"),
-            Appended::Stored => log.refuses().map_or(Ok(()), |reason| Err(reason.to_owned())),
-        }
+    /// Reads the log of a store whose memory is believed.
+    fn pass(&mut self, found: &Found) -> Result<Result<Log, String>, ResumeError> {
+        let read = self.read(found, |_, _| Ok(()))?;
+        Ok(read.map(|Recovered { log, records, .. }| {
+            tracing::info!(records, "the memory of store '{}' has what its log has", found.store.name);
+            log
+        }))
     }
 
     /// Reads a log, and replays it into its store. Returns the inner error if a record cannot be replayed.
@@ -312,14 +244,10 @@ impl<M: StartMemory> Resuming<'_, M> {
         let Found { folder, store: Store { name, .. }, .. } = found;
         let (served, memory) = (Arc::clone(&self.node.catalog().get(name)?.served), self.memory);
         let began = self.host.now();
-        let mut has_ended = Ok(());
         let recovered = self.read(found, |host, record| {
             let start = Start { now: host.now(), seed: host.random() };
-            memory.run_at_once(|memory| served.lock(Work::Live).replay(memory, start, record))?;
-            has_ended = host.step_done();
-            has_ended.map_err(|Ended| String::new())
+            memory.run_at_once(|memory| served.lock(Work::Live).replay(memory, start, record))
         });
-        has_ended?;
         let Recovered { mut log, records, .. } = match recovered? {
             Ok(recovered) => recovered,
             Err(reason) => return Ok(Err(reason)),
@@ -377,9 +305,7 @@ impl<M: StartMemory> Resuming<'_, M> {
         let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
         let pairing = Pairing { number, former: None, whole_from, incarnation };
         pair(self.disk, &log, &pairing).map_err(ResumeError::Log)?;
-        self.host.step_done()?;
         self.paired(&log, &pairing)?;
-        self.host.step_done()?;
         Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
     }
 
