@@ -236,8 +236,8 @@ fn a_dropped_operation_releases_its_latch_and_changes_all_or_nothing() {
     }
 }
 
-/// Runs two tasks of a client, of which the first or the second one is killed, or none. Then drops an operation that
-/// holds the latch. Returns the error of another operation of the client, and whether the tasks that live have ended.
+/// Starts two keepers of a client, kills the one with the index `killed`, and drops an operation that holds the latch.
+/// Returns the outcome of the client's next operation, and whether all keepers that were left have ended.
 fn with_two_keepers(killed: Option<usize>) -> (Result<(), LatchError>, bool) {
     let spec = Spec { objects: 1, ..spec("basic", 104) };
     let (world, nic) = Bench::default().world(1, AT_ONCE, &spec);
