@@ -538,6 +538,12 @@ impl Log {
         self.break_down("be paired with the memory", error);
     }
 
+    /// Gives the log up because it has records that the memory never had, which could not be taken back: later records
+    /// could be lost by their replay.
+    pub fn refuse_unanswered(&mut self, reason: &str) {
+        self.break_down("take back what was never answered", &reason);
+    }
+
     /// Gives the log up because its writer ends with the node. Nobody waits for a record that nobody writes.
     pub fn end(&mut self) {
         self.broken.get_or_insert_with(|| "the node has ended".into());

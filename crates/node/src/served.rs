@@ -352,6 +352,16 @@ impl<M: Memory> ServiceGuard<'_, M> {
         self.service.replay(start.context(memory, &mut Buffers::default()), record)
     }
 
+    /// Compares a record of the store's log with the memory ([`Service::compare`]).
+    pub fn compare(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
+        self.service.compare(memory, record)
+    }
+
+    /// Takes back what the store's memory lacks ([`Service::take_back`]).
+    pub fn take_back(&self, memory: &M, records: &mut Records) -> Result<bool, M::Wait> {
+        self.service.take_back(memory, records)
+    }
+
     /// Ends the replay of the store's log ([`Service::replayed`]).
     pub fn replayed(&self, memory: &M, start: Start) -> Result<u64, M::Wait> {
         self.service.replayed(start.context(memory, &mut Buffers::default()))

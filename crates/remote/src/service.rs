@@ -241,8 +241,8 @@ pub trait Service<M: Memory>: Send + Sync {
     /// Ends the replay: the node has passed all records. A record may have found no space because others had not been
     /// passed yet, and the service has kept it until now. Returns the number of entries for which there is no space.
     ///
-    /// A log may lack what had replaced an entry, if it is not synced before each answer, or have an entry that was
-    /// never answered. Only then may entries take more space than the store has. They are dropped.
+    /// A log may lack what had replaced an entry, if it is not synced before each answer. Only then may entries take
+    /// more space than the store has. They are dropped.
     fn replayed(&self, _context: Context<'_, M>) -> Result<u64, M::Wait> {
         Ok(0)
     }
@@ -254,6 +254,20 @@ pub trait Service<M: Memory>: Send + Sync {
     /// The record is invalid, for this reason.
     fn check(&self, _record: &[u8]) -> Result<(), String> {
         Ok(())
+    }
+
+    /// Compares a record of the log with memory that was kept, and remembers the record if memory has neither its
+    /// effect nor that of a later record in its place. Such a call was never answered: its node died, or its log
+    /// failed, before [`Service::finish`]. The node passes all records in their order before it serves the store.
+    fn compare(&self, _memory: &M, _record: &[u8]) -> Result<(), M::Wait> {
+        Ok(())
+    }
+
+    /// Takes back the records that [`Service::compare`] remembers: adds records after which a replay gives what memory
+    /// has. Later records may need the space that the replay would give to the former ones. Returns whether there are
+    /// more; a step adds about a MiB at most. The node writes them to the log before the log takes any other.
+    fn take_back(&self, _memory: &M, _records: &mut Records) -> Result<bool, M::Wait> {
+        Ok(false)
     }
 
     /// Continues a checkpoint of the structure from `cursor` (initially 0), in at most about 16 accesses. Adds records

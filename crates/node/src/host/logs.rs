@@ -355,8 +355,8 @@ impl Source for FileSource {
 mod tests {
     use super::*;
     use crate::host::engines::tests::ledger::Ledger;
-    use crate::log::SyncPolicy;
     use crate::log::pairing::{Believed, believed};
+    use crate::log::{SyncPolicy, format};
     use crate::node::Progress;
     use farside_fabrics::memory::Pages;
     use farside_remote::control::{Answer, Ask, NodeInfo};
@@ -441,11 +441,19 @@ mod tests {
         assert!(refused.contains("the node has ended") && refused.contains("nothing was done"), "{refused}");
     }
 
-    /// A folder of the host that has no space for the file of a pairing, or whose process dies right after it.
+    /// A folder of the host that has no space for records or for the file of a pairing, or whose process dies right
+    /// after the latter.
     struct Unpaired {
         files: FileDisk,
+        refuses_records: bool,
         is_full: bool,
         is_last: bool,
+    }
+
+    impl Unpaired {
+        fn new(folder: &Path) -> Unpaired {
+            Unpaired { files: FileDisk::new(folder), refuses_records: false, is_full: false, is_last: false }
+        }
     }
 
     impl Disk for Unpaired {
@@ -456,7 +464,10 @@ mod tests {
             }
         }
         fn write_at(&mut self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
-            self.files.write_at(name, at, bytes)
+            match self.refuses_records {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => self.files.write_at(name, at, bytes),
+            }
         }
         fn cut(&mut self, name: &str, len: u64) -> io::Result<()> {
             self.files.cut(name, len)
@@ -541,11 +552,20 @@ mod tests {
     }
 
     /// Lets a node that starts resume the store 's'. Returns the node.
-    fn resume(memory: &Mapping, disk: &mut dyn Disk, mut node: Node<Mapping>) -> Node<Mapping> {
+    fn resume(memory: &Mapping, disk: &mut dyn Disk, node: Node<Mapping>) -> Node<Mapping> {
+        resume_with(options(), memory, disk, node)
+    }
+
+    fn resume_with(
+        options: LogOptions,
+        memory: &Mapping,
+        disk: &mut dyn Disk,
+        mut node: Node<Mapping>,
+    ) -> Node<Mapping> {
         let found = find(disk).expect("the log is sound");
         let is_same_boot = predecessors::is_same_boot(memory);
         let (node_of, host) = (&mut node, &mut ThisHost);
-        let mut at = Resuming { disk, node: node_of, memory, options: options(), is_same_boot, host };
+        let mut at = Resuming { disk, node: node_of, memory, options, is_same_boot, host };
         found.iter().for_each(|found| at.resume(found).expect("it is replayed"));
         node
     }
@@ -562,7 +582,7 @@ mod tests {
     #[test]
     fn a_log_that_cannot_be_paired_with_another_memory_accepts_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
+        let mut disk = Unpaired::new(folder.path());
         create(&mapping(), &mut disk);
         for (incarnation, is_full, is_accepted) in
             [(2, true, false), (1, true, false), (2, false, true), (2, true, false), (3, true, false)]
@@ -580,7 +600,7 @@ mod tests {
     #[test]
     fn a_log_that_cannot_be_paired_anew_with_the_memory_it_has_goes_on() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
+        let mut disk = Unpaired::new(folder.path());
         let memory = mapping();
         predecessors::note_boot(&memory);
         create(&memory, &mut disk);
@@ -595,7 +615,7 @@ mod tests {
     #[test]
     fn a_memory_is_believed_after_a_death_between_the_two_halves_of_its_pairing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut disk = Unpaired { files: FileDisk::new(folder.path()), is_full: false, is_last: false };
+        let mut disk = Unpaired::new(folder.path());
         let memory = mapping();
         predecessors::note_boot(&memory);
         create(&memory, &mut disk);
@@ -618,6 +638,50 @@ mod tests {
         let found = find(&mut disk).expect("the log is sound").pop().expect("the store's log");
         let paired = node.catalog().get("s").expect("the store").paired().copied().expect("it is paired");
         assert_eq!((found.pairing.number, found.pairing.former), (paired.number, None));
+    }
+
+    /// The log has a put that was never answered. Until it is taken back, a later record could be lost by its replay.
+    #[test]
+    fn a_log_that_cannot_take_back_what_its_memory_lacks_accepts_nothing() {
+        for sync in [SyncPolicy::Never, SyncPolicy::Interval, SyncPolicy::Each] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let mut disk = Unpaired::new(folder.path());
+            let memory = mapping();
+            predecessors::note_boot(&memory);
+            create(&memory, &mut disk);
+            drop(resume(&memory, &mut disk, restored(&memory)));
+            let found = find(&mut disk).expect("the log is sound").pop().expect("the store's log");
+            let file = folder.path().join(&found.folder).join("log.00000001");
+            let source = FileSource(File::open(&file).expect("a file"));
+            let contents =
+                format::read::<io::Error>(&source, |_, _| Ok(())).expect("no error").expect("a head");
+            let mut frame = Vec::new();
+            let put = [1u64, 5, 10].map(u64::to_le_bytes).concat();
+            format::put_frame(&mut frame, contents.salt, contents.next, 0, &put);
+            disk.files
+                .write_at(&format!("{}/log.00000001", found.folder), contents.len, &frame)
+                .expect("written");
+            let options = LogOptions { sync, ..options() };
+            let records = |disk: &mut Unpaired| {
+                let mut records = Vec::new();
+                let recovered = crate::log::recover(disk, &found, options, |record| {
+                    records.push(record.to_vec());
+                    Ok(())
+                });
+                recovered.expect("the log is sound");
+                records
+            };
+            disk.refuses_records = true;
+            let node = resume_with(options, &memory, &mut disk, restored(&memory));
+            let refused = append(&node).expect_err("it has no space for what is taken back");
+            assert!(refused.contains("could not take back what was never answered"), "{sync:?}: {refused}");
+            assert_eq!(records(&mut disk), [put.clone()], "{sync:?}");
+            disk.refuses_records = false;
+            let node = resume_with(options, &memory, &mut disk, restored(&memory));
+            append(&node).expect("it is accepted");
+            // The key has no value, and gets a stamp after that of the put. The first attempt has drawn one, too.
+            assert_eq!(records(&mut disk), [put, [1u64, 7, 0].map(u64::to_le_bytes).concat()], "{sync:?}");
+        }
     }
 
     #[test]

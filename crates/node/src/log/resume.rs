@@ -2,15 +2,17 @@
 //!
 //! Invariant: a store is served only once it and its log agree. Otherwise it is refused.
 //! Invariant: a memory is emptied only once its store's log was read to its end, and each record can be replayed.
+//! Invariant: before a log takes a record, it has taken back all records that its memory never had
+//! ([`Service::take_back`](farside_remote::service::Service::take_back)).
 //! Invariant: a log whose pairing could not be written takes no record, unless it and this memory were a pair before.
 
 use super::pairing::{Believed, Paired, PairedState, Pairing, believed, pair};
-use super::{Disk, Found, Log, LogOptions, RecoverError, Recovered, StoreLog, recover};
+use super::{Appended, Disk, Found, Log, LogOptions, Next, RecoverError, Recovered, StoreLog, recover};
 use crate::node::pairing::incomplete;
 use crate::node::{Node, NodeMemory, Progress};
 use crate::served::Start;
 use farside_remote::control::Store;
-use farside_remote::service::Work;
+use farside_remote::service::{Records, Work};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,7 +116,7 @@ impl<M: StartMemory> Resuming<'_, M> {
             }
         };
         let read = match source {
-            Believed::Memory => self.pass(found)?,
+            Believed::Memory => self.compare(found)?,
             // What the memory has is given up only once the log is known to be readable.
             Believed::Log if held.is_ok() => match self.check(found)? {
                 Ok(()) => {
@@ -227,13 +229,50 @@ impl<M: StartMemory> Resuming<'_, M> {
         Ok(self.read(found, |_, record| guard.service().check(record))?.map(drop))
     }
 
-    /// Reads the log of a store whose memory is believed.
-    fn pass(&mut self, found: &Found) -> Result<Result<Log, String>, ResumeError> {
-        let read = self.read(found, |_, _| Ok(()))?;
-        Ok(read.map(|Recovered { log, records, .. }| {
-            tracing::info!(records, "the memory of store '{}' has what its log has", found.store.name);
-            log
-        }))
+    /// Reads the log of a store whose memory is believed, and takes back the records that the memory never had.
+    fn compare(&mut self, found: &Found) -> Result<Result<Log, String>, ResumeError> {
+        let (name, memory) = (&found.store.name, self.memory);
+        let served = Arc::clone(&self.node.catalog().get(name)?.served);
+        let guard = served.lock(Work::Live);
+        let compared = self.read(found, |_, record| {
+            memory.run_at_once(|memory| guard.compare(memory, record));
+            Ok(())
+        });
+        let Recovered { mut log, records, .. } = match compared? {
+            Ok(recovered) => recovered,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        tracing::info!(records, "the memory of store '{name}' has what its log has");
+        let mut is_ended = false;
+        while !is_ended {
+            let mut records = Records::default();
+            is_ended = !memory.run_at_once(|memory| guard.take_back(memory, &mut records));
+            if records.is_empty() {
+                continue;
+            }
+            tracing::info!(
+                "{} records of store '{name}' were never answered, and are taken back",
+                records.len()
+            );
+            if let Err(reason) = self.write(&mut log, &records) {
+                log.refuse_unanswered(&reason);
+                log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
+                break;
+            }
+        }
+        Ok(Ok(log))
+    }
+
+    /// Writes records to a log before it takes any other.
+    fn write(&mut self, log: &mut Log, records: &Records) -> Result<(), String> {
+        let appended = log.append(records)?;
+        while let Next::Do(op) = log.next(self.host.now()) {
+            log.done(op.perform(self.disk));
+        }
+        match appended {
+            Appended::At(position) => log.outcome(position).expect("its writer waits for nothing else"),
+            Appended::Stored => log.refuses().map_or(Ok(()), |reason| Err(reason.to_owned())),
+        }
     }
 
     /// Reads a log, and replays it into its store. Returns the inner error if a record cannot be replayed.

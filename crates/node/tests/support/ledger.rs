@@ -5,6 +5,8 @@
 
 use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Records, Service, Work};
 use farside_remote::{Memory, Width};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 
 /// Number of registers of a store.
 pub(crate) const KEYS: u64 = 64;
@@ -66,13 +68,19 @@ impl<M: Memory> Kind<M> for Ledger {
     }
 
     fn serve(&self, _parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        Ok(Box::new(Registers { at: table.at, installs_early: self.installs_early }))
+        Ok(Box::new(Registers {
+            at: table.at,
+            installs_early: self.installs_early,
+            unanswered: Mutex::default(),
+        }))
     }
 }
 
 struct Registers {
     at: u64,
     installs_early: bool,
+    /// Keys of which the log has a put that the memory never had.
+    unanswered: Mutex<BTreeSet<u64>>,
 }
 
 impl Registers {
@@ -173,6 +181,26 @@ impl<M: Memory> Service<M> for Registers {
 
     fn check(&self, record: &[u8]) -> Result<(), String> {
         if words(record).len() < 3 { Err("a record has three words or more".into()) } else { Ok(()) }
+    }
+
+    fn compare(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
+        if let [key, stamp, ..] = words(record)[..]
+            && self.load(memory, key)?[0] < stamp
+        {
+            self.unanswered.lock().expect("no panic").insert(key % KEYS);
+            self.raise(memory, Some(stamp))?;
+        }
+        Ok(())
+    }
+
+    fn take_back(&self, memory: &M, records: &mut Records) -> Result<bool, M::Wait> {
+        let mut unanswered = self.unanswered.lock().expect("no panic");
+        let Some(&key) = unanswered.first() else { return Ok(false) };
+        let ([_, value], stamp) = (self.load(memory, key)?, self.raise(memory, None)?);
+        let mut record = Vec::new();
+        put_words(&mut record, &[key, stamp, value]);
+        records.append(&record);
+        Ok(unanswered.remove(&key))
     }
 
     fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {

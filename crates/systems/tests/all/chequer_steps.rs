@@ -192,7 +192,8 @@ fn reservations(home: &Home) -> (u64, u64) {
 
 /// The cases that the tests of mutants run, too.
 #[cfg(farside_mutants)]
-pub(crate) const CASES: [(&str, fn()); 17] = [
+pub(crate) const CASES: [(&str, fn()); 18] = [
+    ("unanswered put", a_put_that_was_never_answered_costs_no_answered_value),
     ("versions", versions_go_on_when_a_node_takes_over_what_a_replay_has_left_without_a_record),
     ("slow reader", a_reader_whose_value_was_replaced_reads_the_record_again),
     ("reservation", a_reservation_ends_with_its_session_and_not_before),
@@ -496,36 +497,58 @@ impl Bare {
 
     /// Makes the same call, and returns `None` if the store has no space.
     fn try_change(&self, change: &Request<'_>, [begun, ended]: [Duration; 2]) -> Option<Stamp> {
-        let mut request = Vec::new();
-        change.encode(&mut request);
-        let (mut scratch, mut log, mut state, mut answer) =
-            (Vec::new(), Records::default(), Vec::new(), Vec::new());
-        let seed = self.calls.replace(self.calls.get() + 1);
-        let context = Work {
-            memory: &self.memory,
-            now: begun,
-            random: Draws(seed),
-            scratch: &mut scratch,
-            log: &mut log,
-        };
-        let call = Call { rights: Rights::ALL, session: Some(1), request: &request };
-        let Ok(called) = self.service.call(context, call, &mut state);
-        called.expect("no refusal");
-        if log.is_empty() {
+        let (records, state) = self.begin(change, begun);
+        if records.is_empty() {
             let answer = Answer::decode(&state).expect("an answer");
             assert_eq!(answer.outcome, Outcome::OutOfMemory);
             return None;
         }
-        let context = Work {
-            memory: &self.memory,
-            now: ended,
-            random: Draws(seed),
-            scratch: &mut scratch,
-            log: &mut log,
-        };
-        let Ok(finished) = self.service.finish(context, &state, &mut answer);
+        Some(self.finish(&state, ended))
+    }
+
+    /// Makes the first part of a call. Returns its records, and what it leaves for the second part.
+    fn begin(&self, change: &Request<'_>, now: Duration) -> (Records, Vec<u8>) {
+        let mut request = Vec::new();
+        change.encode(&mut request);
+        let (mut scratch, mut log, mut state) = (Vec::new(), Records::default(), Vec::new());
+        let context = Work { now, ..self.context(&mut scratch, &mut log) };
+        let call = Call { rights: Rights::ALL, session: Some(1), request: &request };
+        let Ok(called) = self.service.call(context, call, &mut state);
+        called.expect("no refusal");
+        (log, state)
+    }
+
+    /// Makes the second part of a call. Returns the stamp of the put or delete.
+    fn finish(&self, state: &[u8], now: Duration) -> Stamp {
+        let (mut scratch, mut log, mut answer) = (Vec::new(), Records::default(), Vec::new());
+        let context = Work { now, ..self.context(&mut scratch, &mut log) };
+        let Ok(finished) = self.service.finish(context, state, &mut answer);
         finished.expect("no refusal");
-        Some(Answer::decode(&answer).expect("an answer").stamp)
+        Answer::decode(&answer).expect("an answer").stamp
+    }
+
+    /// Makes a call, and adds its records to a log.
+    fn change_logged(&self, change: &Request<'_>, log: &mut Vec<Records>) {
+        let (records, state) = self.begin(change, Duration::ZERO);
+        self.finish(&state, Duration::ZERO);
+        log.push(records);
+    }
+
+    /// Compares a log with the memory, and adds the records that take back what the memory lacks. Returns the number of
+    /// these records.
+    fn take_back(&self, log: &mut Vec<Records>) -> usize {
+        for record in log.iter().flat_map(Records::iter) {
+            let Ok(()) = self.service.compare(&self.memory, record);
+        }
+        let before = log.len();
+        loop {
+            let mut records = Records::default();
+            let Ok(is_left) = self.service.take_back(&self.memory, &mut records);
+            log.push(records);
+            if !is_left {
+                return log[before..].iter().map(Records::len).sum();
+            }
+        }
     }
 
     /// The records of a checkpoint, those of each step.
@@ -769,6 +792,115 @@ fn of_two_values_of_one_key_a_replay_keeps_the_newer_one() {
     let deleted = bare();
     deleted.replay(&[put(1, first, 0), delete.1]);
     assert!(!deleted.has(key), "it was in another bucket when it was deleted");
+}
+
+/// A put is logged and not installed when its node dies. The next node, which believes the memory, takes it back. That
+/// changes neither what was put later nor the stamps of values.
+#[test]
+fn what_was_never_answered_is_taken_back_and_what_was_put_later_is_not() {
+    let mut bare = Bare::new(6, r#"{"items": 60}"#);
+    let key = &b"key"[..];
+    let (home, block_buckets) = (bare.table.home(key), bare.table.spec().block_buckets);
+    let first = bare.table.bucket_of(home, 0);
+    let (at_home, elsewhere): (Vec<u32>, Vec<u32>) =
+        (0..500u32).partition(|number| bare.table.home(&number.to_be_bytes()).block == home.block);
+    let mut log = Vec::new();
+    let change = |bare: &Bare, log: &mut Vec<Records>, key: &[u8], value: Option<u8>| match value {
+        Some(value) => bare.change_logged(&Request::Put { key, value: &[value; 500] }, log),
+        None => bare.change_logged(&Request::Delete { key }, log),
+    };
+    let [before, other] = [at_home[0], elsewhere[0]].map(u32::to_be_bytes);
+    let (before, other) = (&before[..], &other[..]);
+    change(&bare, &mut log, before, Some(1));
+    change(&bare, &mut log, other, Some(1));
+    assert!(
+        block_buckets > 1 && bare.record(first).decode() != Bucket::Never,
+        "the key's first bucket is in use"
+    );
+    // A put of a new key, a put that replaces a value, and none of them is installed.
+    log.push(bare.begin(&Request::Put { key, value: &[2; 600] }, Duration::ZERO).0);
+    log.push(bare.begin(&Request::Put { key: other, value: &[2; 700] }, Duration::ZERO).0);
+    bare = bare.taken_over();
+    assert_eq!(bare.take_back(&mut log), 2);
+    let check = |bare: &Bare, log: &[Records], expected: [(&[u8], Option<u8>); 3]| {
+        let replayed = Bare::new(6, r#"{"items": 60}"#);
+        assert_eq!(replayed.replay(log), 0);
+        for (key, value) in expected {
+            let used = |bare: &Bare| {
+                let field = bare.table.key_field(key);
+                let buckets = 0..bare.table.spec().buckets();
+                let mut used = buckets.filter_map(|bucket| match bare.record(bucket).decode() {
+                    Bucket::Used(used) if used.key == field => Some((bucket, used)),
+                    _ => None,
+                });
+                (used.next(), used.next())
+            };
+            assert_eq!(used(&replayed), used(bare), "{key:?} is where the memory has it, with its stamp");
+            let found = replayed.find(key).map(|block| replayed.bytes(block));
+            let found = found.map(|bytes| value_in(&bytes, key).expect("a value")[0]);
+            assert_eq!(found, value, "{key:?}");
+        }
+    };
+    check(&bare, &log, [(key, None), (before, Some(1)), (other, Some(1))]);
+    // The key gets the bucket before the one of the put that was taken back.
+    change(&bare, &mut log, before, None);
+    change(&bare, &mut log, key, Some(3));
+    bare = bare.taken_over();
+    assert_eq!(bare.take_back(&mut log), 0, "all was taken back before");
+    check(&bare, &log, [(key, Some(3)), (before, None), (other, Some(1))]);
+    // A delete that was never answered.
+    log.push(bare.begin(&Request::Delete { key }, Duration::ZERO).0);
+    bare = bare.taken_over();
+    assert_eq!(bare.take_back(&mut log), 1);
+    check(&bare, &log, [(key, Some(3)), (before, None), (other, Some(1))]);
+    change(&bare, &mut log, other, None);
+    change(&bare, &mut log, key, Some(4));
+    bare = bare.taken_over();
+    assert_eq!(bare.take_back(&mut log), 0, "all was taken back or replaced before");
+    check(&bare, &log, [(key, Some(4)), (before, None), (other, None)]);
+}
+
+/// A put is logged and never answered. The next node believes its memory, in which the key has an older value, and
+/// gives the place of the put to another value. Then it loses its memory, before a checkpoint has replaced the log.
+#[test]
+fn a_put_that_was_never_answered_costs_no_answered_value() {
+    const LEN: usize = 20_000;
+    // The quarantine of what was freed at the start is over.
+    const NOW: Duration = Duration::from_millis(20);
+    let key = &b"key"[..];
+    let new = || Bare::new(6, r#"{"items": 400}"#);
+    for never_answered in [Request::Put { key, value: &[2; LEN] }, Request::Delete { key }] {
+        let (mut bare, mut log) = (new(), Vec::new());
+        bare.change_logged(&Request::Put { key, value: b"answered" }, &mut log);
+        let try_put = |bare: &Bare, log: &mut Vec<Records>, key: u32| {
+            let (records, state) =
+                bare.begin(&Request::Put { key: &key.to_be_bytes(), value: &[1; LEN] }, NOW);
+            let has_space = !records.is_empty();
+            if has_space {
+                bare.finish(&state, NOW);
+                log.push(records);
+            }
+            has_space
+        };
+        let count = (0..).take_while(|&key| try_put(&bare, &mut log, key)).count() as u32;
+        let last = (count - 1).to_be_bytes();
+        bare.change_logged(&Request::Delete { key: &last }, &mut log);
+        let (records, _) = bare.begin(&never_answered, 2 * NOW);
+        assert!(!records.is_empty(), "the deleted value has left a place");
+        log.push(records);
+        bare = bare.taken_over();
+        bare.take_back(&mut log);
+        assert!(try_put(&bare, &mut log, count), "it gets that place");
+        assert!(!try_put(&bare, &mut log, count + 1), "there is no other");
+        let replayed = new();
+        assert_eq!(replayed.replay(&log), 0, "{never_answered:?}");
+        let (_, bytes) = replayed.block_of(key);
+        assert_eq!(value_in(&bytes, key), Some(&b"answered"[..]), "{never_answered:?}");
+        for key in (0..=count).filter(|&key| key != count - 1) {
+            let (_, bytes) = replayed.block_of(&key.to_be_bytes());
+            assert!(value_in(&bytes, &key.to_be_bytes()) == Some(&[1; LEN][..]), "{key}, {never_answered:?}");
+        }
+    }
 }
 
 /// While a WRITE of a dropped put may run, its block is not given back.

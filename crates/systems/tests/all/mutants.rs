@@ -133,6 +133,7 @@ fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
         (chequer::QUARANTINE_FROM_BEGIN, "quarantine"),
         (chequer::CHECKPOINT_STEP_UNBOUNDED, "checkpoint"),
         (chequer::LAST_COUNTER_FORGOTTEN, "versions"),
+        (chequer::UNANSWERED_LEFT_IN_LOG, "unanswered put"),
     ];
     let mut killed = 0;
     for (mutant, name) in killers {

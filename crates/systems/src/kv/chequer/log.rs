@@ -10,6 +10,9 @@
 //! A record of a delete has no block, and the place 0. A checkpoint does not have the deletes. Instead it has the last
 //! stamp of each partition, in a record without key and block that has the partition in the place of the bucket.
 //!
+//! A record may *take back* all earlier ones of its bucket, which were never answered: the bucket has the value of this
+//! record, with its stamp, or no value.
+//!
 //! A replay puts each record and each block where it was. The records of an almost full table, and the blocks of an
 //! almost full area, may fit in no other arrangement.
 //!
@@ -31,6 +34,8 @@ const BUCKET_OFFSET: usize = STAMP_OFFSET + size_of::<u64>();
 const PUT: u8 = 3;
 const DELETE: u8 = 4;
 const LAST: u8 = 5;
+const PUT_TAKING_BACK: u8 = 6;
+const DELETE_TAKING_BACK: u8 = 7;
 
 /// A decoded record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +50,8 @@ pub struct Logged<'a> {
     pub place: u64,
     /// Index in the partition of the bucket of the key.
     pub bucket: u64,
+    /// Whether the record takes back all earlier ones of the bucket.
+    pub takes_back: bool,
 }
 
 /// Begins a record of a put in `bytes`, which it clears. The block of the value follows. Returns the block's offset in
@@ -89,6 +96,11 @@ pub fn set_stamp(bytes: &mut [u8], stamp: Stamp) {
     bytes[STAMP_OFFSET..BUCKET_OFFSET].copy_from_slice(&stamp.0.to_le_bytes());
 }
 
+/// Makes the record of a put or delete in `bytes` take back all earlier ones of its bucket.
+pub fn set_takes_back(bytes: &mut [u8]) {
+    bytes[0] = if bytes[0] == PUT { PUT_TAKING_BACK } else { DELETE_TAKING_BACK };
+}
+
 impl<'a> Logged<'a> {
     /// Decodes a record.
     ///
@@ -103,12 +115,13 @@ impl<'a> Logged<'a> {
         let (key, block) = rest.split_at_checked(u16::from_le_bytes([low, high]).into()).ok_or_else(wrong)?;
         let (stamp, bucket) = (Stamp(number(STAMP_OFFSET)), number(BUCKET_OFFSET));
         let block = match op {
-            PUT if value_in(block, key).is_some() => Some(block),
-            DELETE if block.is_empty() => None,
+            PUT | PUT_TAKING_BACK if value_in(block, key).is_some() => Some(block),
+            DELETE | DELETE_TAKING_BACK if block.is_empty() => None,
             _ => return Err(wrong()),
         };
+        let takes_back = [PUT_TAKING_BACK, DELETE_TAKING_BACK].contains(&op);
         if (1..=KEY_MAX).contains(&key.len()) && stamp.has_next() {
-            Ok(Logged { stamp, key, block, place, bucket })
+            Ok(Logged { stamp, key, block, place, bucket, takes_back })
         } else {
             Err(wrong())
         }
@@ -127,12 +140,19 @@ mod tests {
             let (bucket, place) = (1 << 33, (1 << 40) - 2);
             let at = begin_put(&mut bytes, Stamp(5), key, bucket, place);
             put_block(&mut bytes, key, b"value");
-            let logged = Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]), place, bucket };
+            let logged =
+                Logged { stamp: Stamp(5), key, block: Some(&bytes[at..]), place, bucket, takes_back: false };
             assert_eq!(Logged::decode(&bytes), Ok(logged));
+            let mut taking_back = bytes.clone();
+            set_takes_back(&mut taking_back);
+            assert_eq!(Logged::decode(&taking_back), Ok(Logged { takes_back: true, ..logged }));
             assert!(Logged::decode(&bytes[..bytes.len() - 1]).is_err());
             put_delete(&mut bytes, Stamp(6), key, bucket);
-            let logged = Logged { stamp: Stamp(6), key, block: None, place: 0, bucket };
+            let logged = Logged { stamp: Stamp(6), key, block: None, place: 0, bucket, takes_back: false };
             assert_eq!(Logged::decode(&bytes), Ok(logged));
+            let mut taking_back = bytes.clone();
+            set_takes_back(&mut taking_back);
+            assert_eq!(Logged::decode(&taking_back), Ok(Logged { takes_back: true, ..logged }));
             assert!(Logged::decode(&bytes[..HEADER_SIZE - 1]).is_err());
             set_stamp(&mut bytes, Stamp(u64::MAX));
             assert!(Logged::decode(&bytes).is_err(), "no stamp follows it");
@@ -142,7 +162,7 @@ mod tests {
             assert_eq!((last(&bytes), Logged::decode(&bytes).is_err()), (None, true));
             put_delete(&mut bytes, Stamp(6), key, bucket);
             assert_eq!(last(&bytes), None);
-            for op in [1, 2, 5] {
+            for op in [1, 2, 5, 8] {
                 bytes[0] = op;
                 assert!(Logged::decode(&bytes).is_err(), "operation {op}");
             }

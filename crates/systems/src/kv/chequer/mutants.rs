@@ -37,6 +37,9 @@ farside_remote::mutants! {
     REPLAYED_ELSEWHERE = "ChequerReplayedElsewhere";
     /// The replay of a log puts a record into the first free bucket of its key. Those of a full table then find none.
     REPLAYED_IN_ANOTHER_BUCKET = "ChequerReplayedInAnotherBucket";
+    /// A node that believes its memory leaves records in the log whose puts were never answered. A later value gets the
+    /// place of such a put.
+    UNANSWERED_LEFT_IN_LOG = "ChequerUnansweredLeftInLog";
     /// A checkpoint has the values of the first partition alone.
     CHECKPOINT_OF_ONE_PARTITION = "ChequerCheckpointOfOnePartition";
     /// A checkpoint does not have the last stamp. If the newest put or delete is a delete, a replay draws its stamp

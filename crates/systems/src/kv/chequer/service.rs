@@ -24,6 +24,7 @@
 mod checkpoint;
 mod recover;
 mod replay;
+mod take_back;
 
 use super::layout::{
     BLOCK_ALIGN, BLOCK_BUCKETS_MAX, Block, Bucket, KeyField, LENGTH_SIZE, REDO_OFFSET, Record, Redo, Spec,
@@ -40,6 +41,7 @@ use replay::{Lates, NO_BUCKET};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use take_back::Unanswered;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -79,6 +81,7 @@ struct Partition {
     /// The values that are held for clients which read them by several calls.
     holds: Vec<Held>,
     late: Lates,
+    unanswered: Unanswered,
 }
 
 /// What the call in progress has drawn. Memory may make it wait and run again, and it then gets the same.
@@ -325,6 +328,27 @@ impl<M: Memory> Service<M> for ChequerService {
         replay::check(&self.table, &self.partition(index).pool, &logged)
     }
 
+    fn compare(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
+        // The checkpoint that follows leaves out what is invalid.
+        let Ok(logged) = Logged::decode(record) else { return Ok(()) };
+        let index = self.table.home(logged.key).partition;
+        let mut partition = self.partition(index);
+        let (state, now) = (&mut *partition, Duration::ZERO);
+        At { table: &self.table, index, memory, state, now, scratch: &mut Vec::new() }.compare(&logged)
+    }
+
+    fn take_back(&self, memory: &M, records: &mut Records) -> Result<bool, M::Wait> {
+        for index in 0..self.table.spec().partitions {
+            let mut partition = self.partition(index);
+            let (state, now) = (&mut *partition, Duration::ZERO);
+            let mut at = At { table: &self.table, index, memory, state, now, scratch: &mut Vec::new() };
+            if at.take_back(records)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn checkpoint(&self, memory: &M, cursor: u64, records: &mut Records) -> Result<Option<u64>, M::Wait> {
         let buckets = self.table.spec().buckets();
         let index = cursor / buckets;
@@ -401,6 +425,7 @@ impl Partition {
             reserved: 0,
             holds: Vec::new(),
             late: Lates::default(),
+            unanswered: Unanswered::new(),
         }
     }
 

@@ -122,6 +122,7 @@ impl System for ChequerKind {
         mutants::QUARANTINE_FROM_BEGIN,
         mutants::CHECKPOINT_STEP_UNBOUNDED,
         mutants::LAST_COUNTER_FORGOTTEN,
+        mutants::UNANSWERED_LEFT_IN_LOG,
     ];
     const WORK: Work = Work {
         chains_per_probe: 2,

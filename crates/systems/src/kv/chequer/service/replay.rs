@@ -1,7 +1,14 @@
 //! The replay of a store's log into memory without contents.
 //!
 //! The log has the puts and deletes of the memory that is lost, with the bucket of each key and the place of each
-//! value. Usually the result is what that memory had. The log and the memory may have differed, though: see `replayed`.
+//! value. If each record was synced before its answer, the result is what that memory had. Each record then follows
+//! those that freed its place, as the service took the place after them. Of a put that was never answered, either no
+//! record follows, or the next node has taken it back before all others (`take_back`). So nothing that was answered is
+//! dropped.
+//!
+//! A checkpoint contains values that were read at different times, so a place may be in use until the records that
+//! follow are replayed. If records were not synced before their answers, the log may lack some for good: see
+//! `replayed`.
 //!
 //! Invariant: a key has one record at most, and one put at most that waits for its place.
 //! Invariant: no two records have blocks that overlap.
@@ -74,11 +81,12 @@ pub(super) fn check(table: &Table, pool: &Pool, logged: &Logged<'_>) -> Result<(
 impl<M: Memory> At<'_, M> {
     /// Carries out a record of the log. No client reads meanwhile.
     ///
-    /// The record of a bucket with the greatest stamp stays. The bucket had no two keys at once: it got
-    /// another key only after the delete of the key before it was logged, with a smaller stamp. The log may lack that
-    /// delete, and so that of a key which is in another bucket later. The newer record stays there, too.
+    /// The record of a bucket with the greatest stamp stays, unless a later one takes it back. The bucket had no two
+    /// keys at once: it got another key only after the delete of the key before it was logged, with a smaller stamp.
+    /// The log may lack that delete, and so that of a key which is in another bucket later. The newer record stays
+    /// there, too.
     pub(super) fn replay(&mut self, logged: Logged<'_>) -> Result<Result<(), String>, M::Wait> {
-        let Logged { stamp, key, bucket, block: bytes, place } = logged;
+        let Logged { stamp, key, bucket, block: bytes, place, takes_back } = logged;
         let found = if mutants::REPLAYED_IN_ANOTHER_BUCKET.is_on() {
             let found = self.find(key)?;
             found.bucket.or(found.vacant)
@@ -91,9 +99,11 @@ impl<M: Memory> At<'_, M> {
         let is_old =
             if mutants::REPLAYED_OUT_OF_ORDER.is_on() { now > Some(Stamp(0)) } else { now >= Some(stamp) };
         self.state.pass(stamp);
-        if !is_old {
-            let is_newest =
-                self.leave_other_bucket(key, bucket, stamp)? && self.leave_late(key, bucket, stamp)?;
+        if !is_old || takes_back {
+            // The memory had the key in this bucket alone. That another one has no value says nothing of the key.
+            let than = if takes_back { Stamp(u64::MAX) } else { stamp };
+            let is_newest = takes_back && bytes.is_none()
+                || self.leave_other_bucket(key, bucket, than)? && self.leave_late(key, bucket, than)?;
             let bytes = bytes.filter(|_| is_newest);
             let value = bytes.map(|bytes| (Some(place), bytes));
             match self.restore(stamp, key, bucket, value, before.used_block())? {
@@ -169,9 +179,9 @@ impl<M: Memory> At<'_, M> {
     /// puts whose places were in use before. Returns the number of values that were dropped.
     ///
     /// Each of these puts is the last of its bucket, and so are those in the table. So no two have the same place,
-    /// unless the log lacks what replaced a value, has a put that was never answered, or a client has forged records.
-    /// Such a value gets another place. If none is free, the newer one stays, whose place was free when it was put; of
-    /// the other one's key, the value before stays, if nothing lies in its place yet.
+    /// unless the log lacks what replaced a value, or a client has forged records. Such a value gets another place. If
+    /// none is free, the newer one stays, whose place was free when it was put; of the other one's key, the value
+    /// before stays, if nothing lies in its place yet.
     pub(super) fn replayed(&mut self) -> Result<u64, M::Wait> {
         self.write_head(self.state.last)?;
         let mut late = Vec::new();
