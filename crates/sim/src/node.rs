@@ -21,7 +21,7 @@ use farside_fabrics::session::server::RequestRef;
 use farside_node::engine::Keys;
 use farside_node::identity::{Sender, fenced_session};
 use farside_node::log::Disk;
-use farside_node::log::resume::{Host, ResumeError, Resuming, StartMemory};
+use farside_node::log::resume::{Ended, Host, ResumeError, Resuming, StartMemory};
 use farside_node::log::{LogOptions, Next, RecoverError, StoreLog, SyncPolicy, find};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
@@ -46,14 +46,31 @@ impl StartMemory for Replay {
     }
 }
 
-/// The log's recovery takes no time.
-impl Host for World {
+/// The host of a process that recovers logs, which takes no time.
+struct Starting<'a> {
+    world: &'a World,
+    /// Number of steps before that with which the process ends, if it does.
+    left: Option<u64>,
+}
+
+impl Host for Starting<'_> {
     fn random(&mut self) -> u64 {
-        World::random(self).bits()
+        self.world.random().bits()
     }
 
     fn now(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn step_done(&mut self) -> Result<(), Ended> {
+        match &mut self.left {
+            Some(0) => Err(Ended),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -133,6 +150,8 @@ struct Inner {
     disk_times: Rc<RefCell<Vec<[Nanos; 2]>>>,
     /// Whether the machine has not crashed since the memory was served.
     is_same_boot: Cell<bool>,
+    /// Number of processes that have ended while they recovered logs.
+    ended_starts: Cell<u64>,
     /// Called once when a process serves the node.
     once_served: RefCell<Option<Box<dyn FnOnce()>>>,
 }
@@ -291,6 +310,8 @@ pub(crate) enum Letter {
 /// its run.
 const TAKES_OVER: Pace =
     Pace { usual_ns: MICROS, late_one_in: 100, stalled_one_in: 100, relaxed: false, by_cpu: true };
+/// One in this many starts of a node with logs ends while it recovers them.
+const ENDED_START_ONE_IN: u64 = 4;
 /// Usual duration of an operation of the disk.
 const DISK_NS: Nanos = 40 * MICROS;
 /// Maximum number of steps before the node's task reads its letters again.
@@ -322,6 +343,7 @@ impl Node {
             disk: Rc::default(),
             disk_times: Rc::default(),
             is_same_boot: Cell::new(true),
+            ended_starts: Cell::new(0),
             once_served: RefCell::new(None),
         }));
         node.begin();
@@ -551,6 +573,11 @@ impl Node {
         self.0.disk_times.borrow().clone()
     }
 
+    /// Number of processes that have ended while they recovered logs, between two steps.
+    pub fn ended_starts(&self) -> u64 {
+        self.0.ended_starts.get()
+    }
+
     pub(crate) fn serving(&self) -> Option<Rc<Serving>> {
         self.0.serving.borrow().clone()
     }
@@ -586,22 +613,30 @@ impl Node {
     }
 
     /// Makes all stores and their logs agree, at one instant.
-    fn recover_logs(&self, machine: &mut Machine<Replay>, options: LogOptions) {
-        let memory = Replay::new(&self.0.world, &self.memory(), Pace::AT_ONCE);
+    ///
+    /// # Errors
+    /// The process ends in between.
+    fn recover_logs(&self, machine: &mut Machine<Replay>, options: LogOptions) -> Result<(), Ended> {
+        let Inner { world, is_same_boot, .. } = &*self.0;
+        let memory = Replay::new(world, &self.memory(), Pace::AT_ONCE);
         let disk = &mut *self.0.disk.borrow_mut();
         machine.set_logging(options);
-        for mut found in find(disk).expect("the heads of logs are valid") {
+        let found = find(disk).expect("the heads of logs are valid");
+        // From a source of its own, so that other runs stay as they are. Most recoveries have few steps besides the
+        // replayed records.
+        let mut draws = Draws(self.incarnation() ^ self.process().map_or(0, |process| process.0.into()));
+        let ends = !found.is_empty() && draws.once_in(ENDED_START_ONE_IN);
+        let most = draws.below(8);
+        let left = ends.then(|| draws.below(1 << most));
+        let mut host = Starting { world, left };
+        let is_same_boot = is_same_boot.get();
+        for mut found in found {
             loop {
-                let mut at = Resuming {
-                    disk,
-                    node: machine,
-                    memory: &memory,
-                    options,
-                    is_same_boot: self.0.is_same_boot.get(),
-                    host: &mut self.0.world.clone(),
-                };
+                let host = &mut host;
+                let mut at = Resuming { disk, node: machine, memory: &memory, options, is_same_boot, host };
                 match at.resume(&found) {
                     Ok(()) => break,
+                    Err(ResumeError::Ended) => return Err(Ended),
                     // A crash may lose a part in the middle. The operator cuts the file, as the error says.
                     Err(ResumeError::Log(RecoverError::Damaged(name, _, at)))
                         if options.sync == SyncPolicy::Never =>
@@ -616,6 +651,33 @@ impl Node {
             let refused = machine.refused();
             assert_eq!(refused, None, "a log has what its store had");
         }
+        // A crash of the machine may lose a log that was just begun.
+        for name in machine.unlogged() {
+            let host = &mut host;
+            let mut at = Resuming { disk, node: machine, memory: &memory, options, is_same_boot, host };
+            match at.begin(&name) {
+                Ok(()) => {}
+                Err(ResumeError::Ended) => return Err(Ended),
+                Err(error) => panic!("a store gets a log: {error}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the process that was to serve the node, and starts the next one soon, unless another fault does.
+    fn end_start(&self, process: ProcessId) {
+        let Inner { world, disk, ended_starts, is_same_boot, .. } = &*self.0;
+        ended_starts.set(ended_starts.get() + 1);
+        // The machine crashes again. What was written before its last crash is settled.
+        if !is_same_boot.get() && world.random().one_in(2) {
+            disk.borrow_mut().crash(world.random());
+        }
+        let node = self.clone();
+        world.at(world.now() + world.random().heavy(MILLIS), move || {
+            if !node.is_served() && node.process() == Some(process) {
+                node.restart();
+            }
+        });
     }
 
     /// Starts the tasks of the process that serves the node.
@@ -623,7 +685,11 @@ impl Node {
         if let Some(log) = self.0.options.log {
             // What a node reports of its logs is meant for its operator.
             let quiet = tracing::subscriber::NoSubscriber::default();
-            tracing::subscriber::with_default(quiet, || self.recover_logs(&mut machine, log));
+            let recovered = tracing::subscriber::with_default(quiet, || self.recover_logs(&mut machine, log));
+            if recovered.is_err() {
+                self.end_start(process);
+                return;
+            }
         }
         let Inner { world, network, options, seen, .. } = &*self.0;
         let bytes = self.memory();

@@ -32,7 +32,19 @@ pub trait Host {
 
     /// The time.
     fn now(&self) -> Duration;
+
+    /// Notes that a step of a recovery is done. The next start goes on from there.
+    ///
+    /// # Errors
+    /// The process ends here. Only the simulator's does.
+    fn step_done(&mut self) -> Result<(), Ended> {
+        Ok(())
+    }
 }
+
+/// The process of a simulated node has ended between two steps of a recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended;
 
 /// The stores of a node that starts, and their logs.
 pub struct Resuming<'a, M: NodeMemory> {
@@ -57,6 +69,8 @@ pub enum ResumeError {
     Log(RecoverError),
     /// The store and its log cannot be made to agree.
     Store(String),
+    /// The process has ended.
+    Ended,
 }
 
 impl std::fmt::Display for ResumeError {
@@ -64,6 +78,7 @@ impl std::fmt::Display for ResumeError {
         match self {
             ResumeError::Log(error) => error.fmt(f),
             ResumeError::Store(reason) => f.write_str(reason),
+            ResumeError::Ended => f.write_str("the process has ended"),
         }
     }
 }
@@ -71,6 +86,12 @@ impl std::fmt::Display for ResumeError {
 impl From<String> for ResumeError {
     fn from(reason: String) -> ResumeError {
         ResumeError::Store(reason)
+    }
+}
+
+impl From<Ended> for ResumeError {
+    fn from(Ended: Ended) -> ResumeError {
+        ResumeError::Ended
     }
 }
 
@@ -112,6 +133,7 @@ impl<M: StartMemory> Resuming<'_, M> {
                 self.recreate(store).map_err(|reason| {
                     format!("the store '{name}' of the log {folder} cannot be created: {reason}")
                 })?;
+                self.host.step_done()?;
                 Believed::Log
             }
         };
@@ -120,7 +142,9 @@ impl<M: StartMemory> Resuming<'_, M> {
             // What the memory has is given up only once the log is known to be readable.
             Believed::Log if held.is_ok() => match self.check(found)? {
                 Ok(()) => {
+                    self.host.step_done()?;
                     self.empty(found)?;
+                    self.host.step_done()?;
                     self.replay(found)?
                 }
                 Err(reason) => Err(reason),
@@ -134,6 +158,7 @@ impl<M: StartMemory> Resuming<'_, M> {
                 return Ok(self.node.refuse(name, reason)?);
             }
         };
+        self.host.step_done()?;
         let before = held.ok().and_then(|(_, paired)| paired);
         let is_kept = before.is_some_and(|paired| paired.state == PairedState::Kept);
         let whole_from = match source {
@@ -156,7 +181,9 @@ impl<M: StartMemory> Resuming<'_, M> {
         let pairing = Pairing { number: self.host.random(), former, whole_from, incarnation };
         match pair(self.disk, &log, &pairing) {
             Ok(()) => {
+                self.host.step_done()?;
                 self.paired(&log, &pairing)?;
+                self.host.step_done()?;
                 // A copy of the memory that was made before lacks what is written from now on.
                 pair(self.disk, &log, &Pairing { former: None, ..pairing }).unwrap_or_else(|error| {
                     tracing::warn!(
@@ -176,6 +203,7 @@ impl<M: StartMemory> Resuming<'_, M> {
                 tracing::warn!("the log of store '{name}' could not be paired with the memory: {error}")
             }
         }
+        self.host.step_done()?;
         Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
     }
 
@@ -259,6 +287,7 @@ impl<M: StartMemory> Resuming<'_, M> {
                 log.take_notes().iter().for_each(|note| tracing::error!("{note}"));
                 break;
             }
+            self.host.step_done()?;
         }
         Ok(Ok(log))
     }
@@ -283,10 +312,14 @@ impl<M: StartMemory> Resuming<'_, M> {
         let Found { folder, store: Store { name, .. }, .. } = found;
         let (served, memory) = (Arc::clone(&self.node.catalog().get(name)?.served), self.memory);
         let began = self.host.now();
+        let mut has_ended = Ok(());
         let recovered = self.read(found, |host, record| {
             let start = Start { now: host.now(), seed: host.random() };
-            memory.run_at_once(|memory| served.lock(Work::Live).replay(memory, start, record))
+            memory.run_at_once(|memory| served.lock(Work::Live).replay(memory, start, record))?;
+            has_ended = host.step_done();
+            has_ended.map_err(|Ended| String::new())
         });
+        has_ended?;
         let Recovered { mut log, records, .. } = match recovered? {
             Ok(recovered) => recovered,
             Err(reason) => return Ok(Err(reason)),
@@ -344,7 +377,9 @@ impl<M: StartMemory> Resuming<'_, M> {
         let (whole_from, incarnation) = (log.next_generation(), self.node.info().incarnation);
         let pairing = Pairing { number, former: None, whole_from, incarnation };
         pair(self.disk, &log, &pairing).map_err(ResumeError::Log)?;
+        self.host.step_done()?;
         self.paired(&log, &pairing)?;
+        self.host.step_done()?;
         Ok(self.node.resume_log(name, Arc::new(StoreLog::new(log)))?)
     }
 

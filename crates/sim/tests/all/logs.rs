@@ -599,8 +599,9 @@ impl Home {
 type Seen = Rc<RefCell<BTreeMap<u64, (u64, u64)>>>;
 
 /// Clients put and read while the machine of the node crashes several times. Returns the first violation: a register
-/// that went back behind what a client had seen before.
-fn crashes(seed: u64, kind: Ledger, sync: SyncPolicy) -> (Result<(), String>, u64) {
+/// that went back behind what a client had seen before. Also returns how often a crash lost bytes, and how often a
+/// process ended while it recovered the log.
+fn crashes(seed: u64, kind: Ledger, sync: SyncPolicy) -> (Result<(), String>, [u64; 2]) {
     let home = Rc::new(Home::new(seed, kind, sync));
     let seen = Seen::default();
     let wrong = Rc::new(RefCell::new(Ok(())));
@@ -644,6 +645,9 @@ fn crashes(seed: u64, kind: Ledger, sync: SyncPolicy) -> (Result<(), String>, u6
             theirs.node.lose_memory();
             // Connections of the clients end with the node's process; they give up by themselves.
             theirs.world.sleep(80 * MILLIS).await;
+            while !theirs.node.is_served() {
+                theirs.world.sleep(MILLIS).await;
+            }
         }
         let (endpoint, key) = theirs.connect(99, 1).await.expect("the last node serves the store");
         let (mut request, mut answer) = (Vec::new(), Vec::new());
@@ -662,7 +666,7 @@ fn crashes(seed: u64, kind: Ledger, sync: SyncPolicy) -> (Result<(), String>, u6
     done.unwrap_or_else(|| panic!("seed {seed}: the run ends"));
     let counts = home.node.disk().borrow().counts();
     let wrong = wrong.borrow().clone();
-    (wrong, counts.lost + counts.torn)
+    (wrong, [counts.lost + counts.torn, home.node.ended_starts()])
 }
 
 /// The node's only store has no memory left beside it, so the next one waits for its space.
@@ -684,13 +688,14 @@ fn a_store_that_was_dropped_makes_room_although_no_store_is_left() {
 
 #[test]
 fn nothing_that_a_client_saw_is_lost_with_the_memory_if_each_record_is_synced() {
-    let mut struck = 0;
+    let [mut struck, mut ended] = [0, 0];
     for seed in 0..60 {
-        let (result, lost) = crashes(seed, Ledger::default(), SyncPolicy::Each);
+        let (result, [lost, starts]) = crashes(seed, Ledger::default(), SyncPolicy::Each);
         result.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        struck += lost;
+        (struck, ended) = (struck + lost, ended + starts);
     }
     assert!(struck > 10, "crashes lost unsynced bytes {struck} times");
+    assert!(ended > 10, "{ended} starts ended in the middle");
 }
 
 #[test]
