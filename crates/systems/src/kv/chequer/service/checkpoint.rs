@@ -7,7 +7,7 @@ use farside_remote::Memory;
 use farside_remote::service::Records;
 
 /// A step of a checkpoint ends with the value with which its records have at least this many bytes.
-const CHECKPOINT_STEP_BYTES: usize = 256 << 10;
+pub(super) const CHECKPOINT_STEP_BYTES: usize = 256 << 10;
 
 impl<M: Memory> At<'_, M> {
     /// Adds records that recreate some buckets, from `bucket` on. Returns the bucket after them. The partition is
@@ -56,7 +56,7 @@ impl<M: Memory> At<'_, M> {
     }
 
     /// Adds the record of a put with this value in a bucket, unless a client has overwritten the value or the record.
-    fn add(
+    pub(super) fn add(
         &mut self,
         bucket: u64,
         stamp: Stamp,
