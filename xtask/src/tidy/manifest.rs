@@ -11,7 +11,7 @@ struct Arrows {
     tests_use: &'static [&'static str],
 }
 
-const ARROWS: [Arrows; 9] = [
+const ARROWS: [Arrows; 10] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
     // The conformance suite of farside-fabrics runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
@@ -33,6 +33,11 @@ const ARROWS: [Arrows; 9] = [
         tests_use: &[],
     },
     Arrows {
+        package: "farside-predict",
+        uses: &["farside-remote", "farside-sim", "farside-systems", "farside-bench"],
+        tests_use: &[],
+    },
+    Arrows {
         package: "farside",
         uses: &[
             "farside-remote",
@@ -41,6 +46,7 @@ const ARROWS: [Arrows; 9] = [
             "farside-sim",
             "farside-systems",
             "farside-trial",
+            "farside-predict",
             "farside-bench",
         ],
         tests_use: &[],

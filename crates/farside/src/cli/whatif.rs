@@ -1,16 +1,16 @@
 //! `whatif`: predicts a system's performance on other machines.
 
 use super::{Done, Failure, warn_of_unused};
-use farside::figure::load;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Lengths, Operation, Workload};
+use farside_predict as predict;
 use farside_systems::registry::default_kv;
 
 /// Predict a system's latency and throughput on each platform, over each network
 #[derive(clap::Args)]
 pub(super) struct WhatIf {
     #[arg(long, value_name = "NAME", default_value = default_kv().kind, value_parser = system)]
-    #[arg(help = format!("{}; block stores have 3 replicas", load::names()))]
+    #[arg(help = format!("{}; block stores have 3 replicas", predict::names()))]
     system: &'static str,
     /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
     /// The distribution of keys in a file has no effect
@@ -30,7 +30,7 @@ pub(super) struct WhatIf {
 
 /// Parses, for clap, the name of a system.
 fn system(kind: &str) -> Result<&'static str, String> {
-    load::system(kind).map(|system| system.kind)
+    predict::system(kind).map(|system| system.kind)
 }
 
 /// Default size of a value in bytes, as in the figures of the PRISM paper.

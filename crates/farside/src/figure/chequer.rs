@@ -6,12 +6,12 @@
 //!
 //! Invariant: Chequer and Chequer-message have the same table, pool, cores and clients. Neither has a core that polls.
 
-use super::load::{Bed, Load, Measured, Variant};
 use super::{At, ByLength, Claim, Curve, Figure, Headline, OnFabrics, Predict, Published, Shape, Value};
 use crate::{NewStore, connect};
 use farside_bench::workload::Lengths;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
+use farside_predict::{Bed, Load, Measured, Variant};
 use farside_remote::NodeId;
 use farside_sim::hardware::{CRC_TABLE_PS, CRC_VECTOR_PS, INPUTS, Inputs, Platform, Testbed};
 use farside_systems::kv::chequer;

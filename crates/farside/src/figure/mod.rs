@@ -8,16 +8,15 @@
 
 mod chequer;
 pub mod draw;
-pub mod load;
 mod prism;
 pub mod ratio;
 mod synchronization;
 pub mod whatif;
 
 use farside_bench::report::Table;
+use farside_predict::{Bed, Load, Measured};
 use farside_sim::hardware::Distance;
 use farside_sim::micro::MicroOp;
-use load::{Bed, Load, Measured};
 use ratio::Runner;
 use serde::Serialize;
 

@@ -6,10 +6,10 @@
 //! Invariant: the numbers of figures 3, 4, 6 and 7 are not inputs of the model. The numbers that calibrate the model
 //! are in [`farside_sim::micro`].
 
-use super::load::{Load, Variant};
 use super::ratio::Runner;
 use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Ops, Predict, Published, Shape, Stores, Value};
 use farside_bench::workload::Lengths;
+use farside_predict::{Load, Variant};
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use farside_sim::micro::{FIGURE_1 as BARS, FIGURE_2 as NETWORKS, MicroOp, latency};
 use farside_systems::blocks::{abd_lock, prism_rs};

@@ -5,11 +5,11 @@
 //! The report is the median over all rounds. Exception: two peaks with different numbers of clients have no round in
 //! common, so every round of one peak is compared with every round of the other peak.
 
-use super::load::system;
 use super::{
     At, ByLength, Curve, Drawn, Figure, MEASURED, Ops, Picture, Point, Predict, Published, Stores, json_lines,
 };
 use farside_bench::report::Table;
+use farside_predict::system;
 use farside_sim::hardware::{Distance, Platform};
 use serde::Serialize;
 

@@ -1,9 +1,9 @@
 //! Figures of Ziegler et al., *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided
 //! RDMA* (SIGMOD 2023).
 
-use super::load::{Load, Search, Tree, Variant};
 use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Predict, Published, Shape, Value};
 use farside_bench::workload::Lengths;
+use farside_predict::{Load, Search, Tree, Variant};
 use farside_sim::hardware::{INPUTS, Platform, Testbed};
 use farside_sim::micro::{SECTION_4 as NUMBERS, Workers, mverbs};
 use farside_systems::latch::btree::{entries_in, node_len};

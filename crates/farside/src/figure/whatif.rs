@@ -1,8 +1,8 @@
 //! Predicts a system's round trips, bytes, latency and throughput on each platform, over each network.
 
-use super::load::{Bed, Load, Variant, system};
 use farside_bench::report::Table;
 use farside_bench::workload::Lengths;
+use farside_predict::{Bed, Load, Variant, system};
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use serde::Serialize;
 

@@ -1,9 +1,9 @@
 //! Tests that the predictions of the papers' figures meet their conditions, and do not depend on the number of
 //! simulated operations.
 
-use farside::figure::load::{Bed, Load, Variant};
 use farside::figure::{Figure, draw};
 use farside_bench::workload::Lengths;
+use farside_predict::{Bed, Load, Variant};
 use farside_sim::hardware::{INPUTS, Inputs, Platform, Testbed};
 use farside_systems::latch::{Latching, Placement, Scheme};
 use farside_systems::system::Backoff;

@@ -5,7 +5,7 @@ use super::{doubling, listed};
 use crate::cli::Failure;
 use crate::cli::bench::{FabricArg, Rounds, Session, SessionConfig, TURN, far};
 use farside::figure::ratio::{Loaded, Measurement, Runner};
-use farside::figure::{ByLength, Figure, OnFabrics, Ops, Stores, load};
+use farside::figure::{ByLength, Figure, OnFabrics, Ops, Stores};
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::workload::{self, Distribution, Workload};
 use farside_fabrics::executor::block_on;
@@ -98,7 +98,10 @@ impl Measure {
                         tasks: self.clients,
                         collision_free: true,
                         quiet: true,
-                        ..SessionConfig::new(load::system(system).map_err(Failure::Error)?, workload)
+                        ..SessionConfig::new(
+                            farside_predict::system(system).map_err(Failure::Error)?,
+                            workload,
+                        )
                     })
                 };
                 let [one, other] = lengths.systems;
@@ -154,7 +157,7 @@ impl Measure {
             tasks: clients,
             // The paper's runs have no collisions either.
             collision_free: true,
-            ..SessionConfig::new(load::system(system).map_err(Failure::Error)?, workload)
+            ..SessionConfig::new(farside_predict::system(system).map_err(Failure::Error)?, workload)
         })
     }
 

@@ -4,6 +4,8 @@
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
 
+#![forbid(unsafe_code)]
+
 use farside_bench::workload::skew::Zipf;
 use farside_bench::workload::{self, Lengths};
 use farside_remote::NodeId;
