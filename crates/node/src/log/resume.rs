@@ -78,7 +78,7 @@ impl std::fmt::Display for ResumeError {
         match self {
             ResumeError::Log(error) => error.fmt(f),
             ResumeError::Store(reason) => f.write_str(reason),
-            ResumeError::Ended => f.write_str("the process has ended"),
+            ResumeError::Ended => f.write_str("the process ended"),
         }
     }
 }
