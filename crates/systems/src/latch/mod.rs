@@ -6,7 +6,8 @@
 //!
 //! - [`scheme`]: the schemes and their names. `layout`: the bytes of the objects.
 //! - `exclusive` and `shared` (this file): operations that hold the latch. `optimistic`: reads without the latch.
-//! - `lane`: the parts of an operation that go on when its caller has gone, or that nobody awaits.
+//! - `lane`: the parts of an operation that go on when its caller has gone, or that nobody awaits. `keeper`: the task that
+//!   goes on with them.
 //! - `system`: the entry in the registry, and the work of the node's CPU. [`mutants`]: broken schemes.
 //! - [`btree`]: a tree whose nodes are the objects.
 //!
@@ -36,25 +37,29 @@ pub mod mutants;
 pub mod scheme;
 pub mod system;
 
+mod error;
+mod keeper;
 mod lane;
 mod layout;
 mod leased;
 mod optimistic;
 
+pub use error::LatchError;
 pub use layout::{LEN_MAX, Latching, OBJECTS_MAX, Placement, Spec};
 pub use leased::LeaseSpec;
 pub use scheme::Scheme;
 
-use crate::lease::{LeaseError, LockWord};
-use crate::redo::{self, Record, RedoError};
+use crate::lease::LockWord;
+use crate::redo::{self, Record};
 use crate::system::Backoff;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_remote::{
-    Addr, Chain, ChainBuf, Fabric, FabricError, Mode, NodeId, Out, Reply, Status, cas, fetch_add, read, write,
+    Addr, Chain, ChainBuf, Fabric, Mode, NodeId, Out, Reply, Status, cas, fetch_add, read, write,
 };
+use keeper::{Keeping, Kept};
 use lane::{Lane, Step};
 use layout::{Layout, Object};
 use leased::Leased;
@@ -62,7 +67,6 @@ use scheme::{Steps, Word};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 
@@ -113,20 +117,6 @@ struct Client<F> {
     leased: Option<Leased<F>>,
 }
 
-/// What the client's task has to do.
-#[derive(Default)]
-struct Kept {
-    /// Lanes whose callers have gone.
-    lanes: Vec<Rc<Lane>>,
-    /// Whether a task runs. The other tasks of the client wait for its end.
-    has_task: bool,
-    /// Wakers of the task that runs, and of those that wait for its end.
-    task: Option<Waker>,
-    waiting: Vec<Waker>,
-    /// The first error for which no caller has waited.
-    unheard: Option<LatchError>,
-}
-
 /// Buffers of a lane.
 #[derive(Default)]
 struct Buffers {
@@ -146,103 +136,6 @@ enum Hold {
     Exclusive,
     Shared,
 }
-
-/// Error of an operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LatchError {
-    /// The object was latched, or changed under each read, for as long as [`Options::patience`] says (5 s unless it is
-    /// set). Nothing was changed.
-    ///
-    /// [`Options::patience`]: crate::system::Options::patience
-    Busy,
-    /// The store has no object with this number.
-    NoSuchObject {
-        /// The number.
-        object: u64,
-        /// Number of objects of the store.
-        objects: u64,
-    },
-    /// The buffer of a read has another length than the content of an object. The field has the length of the latter.
-    Length(u32),
-    /// The node refused a request with this status. The latch may be held.
-    Refused(Status),
-    /// The client's lease failed. Nothing was changed.
-    Lease(LeaseError),
-    /// A redo record failed. Nothing was changed.
-    Redo(RedoError),
-    /// The store holds bytes that no client writes.
-    Damaged(&'static str),
-    /// The client has lost its lease, or has given it up since it may hold a latch. Nothing was changed.
-    Lost,
-    /// Other handles have all lanes of the client. Nothing was changed.
-    NoLane,
-    /// The fabric returned no response. The latch may be held, also if nothing was changed.
-    Fabric(FabricError),
-}
-
-impl LatchError {
-    /// States whether the operation with this error may have changed the object.
-    pub fn ran(&self) -> Ran {
-        match self {
-            LatchError::Fabric(error) => error.ran(),
-            // It may be about the release, after the WRITE.
-            LatchError::Refused(_) | LatchError::Damaged(_) => Ran::Unknown,
-            _ => Ran::No,
-        }
-    }
-
-    /// The error of an operation whose WRITE has been carried out, and whose release failed with this error.
-    fn after_write(self, node: NodeId) -> LatchError {
-        match self {
-            LatchError::Fabric(error @ FabricError::Lost { .. }) => {
-                LatchError::Fabric(error.map_ran(|_of_release| Ran::Yes))
-            }
-            LatchError::Fabric(error) if error.ran() == Ran::No => {
-                LatchError::Fabric(FabricError::Lost { node, ran: Ran::Yes, reason: error.to_string() })
-            }
-            other => other,
-        }
-    }
-}
-
-impl From<FabricError> for LatchError {
-    fn from(error: FabricError) -> LatchError {
-        LatchError::Fabric(error)
-    }
-}
-
-impl std::fmt::Display for LatchError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            LatchError::Busy => f.write_str(
-                "the object was latched for too long, and nothing was changed: retry; if it persists, a client may \
-                 have died with the latch, so create the store anew",
-            ),
-            LatchError::NoSuchObject { object, objects } => {
-                write!(f, "there is no object {object}: the store has {objects}")
-            }
-            LatchError::Length(len) => write!(f, "the buffer must have {len} bytes, as the store's objects have"),
-            LatchError::Refused(status) => {
-                write!(f, "the node refused the operation ({status}): open the store again")
-            }
-            LatchError::Lease(error) => error.fmt(f),
-            LatchError::Redo(error) => error.fmt(f),
-            LatchError::Damaged(what) => {
-                write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
-            }
-            LatchError::Lost => f.write_str(
-                "this client has lost the lease of its latches, and nothing was changed: open the store again",
-            ),
-            LatchError::NoLane => f.write_str(
-                "the client has more handles than the store has lanes for, and nothing was changed: drop other \
-                 handles, or create the store with more lanes",
-            ),
-            LatchError::Fabric(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for LatchError {}
 
 impl<F: Fabric + Clock + 'static> Latched<F> {
     /// Changes an object while no other client holds its latch. `body` gets the content, and may wait.
@@ -529,55 +422,6 @@ impl<F> Drop for Waiting<'_, F> {
     }
 }
 
-/// A task of the client. When the last one ends, lanes are left to nobody.
-struct Keeping<F> {
-    client: Rc<Client<F>>,
-    /// Whether this is the task that runs.
-    is_running: Cell<bool>,
-}
-
-impl<F> Keeping<F> {
-    fn new(client: &Rc<Client<F>>) -> Keeping<F> {
-        client.keepers.set(client.keepers.get() + 1);
-        Keeping { client: Rc::clone(client), is_running: Cell::new(false) }
-    }
-
-    /// Waits until no other task of the client runs. From then on, this one does.
-    async fn turn(&self) {
-        poll_fn(|cx| {
-            let mut kept = self.client.kept.borrow_mut();
-            if kept.has_task {
-                if !kept.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    kept.waiting.push(cx.waker().clone());
-                }
-                return Poll::Pending;
-            }
-            kept.has_task = true;
-            self.is_running.set(true);
-            Poll::Ready(())
-        })
-        .await;
-    }
-}
-
-impl<F> Drop for Keeping<F> {
-    fn drop(&mut self) {
-        let client = &self.client;
-        client.keepers.set(client.keepers.get() - 1);
-        if !client.kept.borrow().lanes.is_empty() {
-            client.note_left();
-        }
-        let mut kept = client.kept.borrow_mut();
-        if self.is_running.get() {
-            (kept.has_task, kept.task) = (false, None);
-            kept.waiting.drain(..).for_each(Waker::wake);
-        }
-        let left = (client.keepers.get() == 0).then(|| std::mem::take(&mut *kept));
-        drop(kept);
-        drop(left);
-    }
-}
-
 impl<F> Client<F> {
     /// Notes that a request has failed while the client held a latch. The client gives up its lease, unless the latch
     /// was taken from it.
@@ -618,31 +462,6 @@ impl<F> Client<F> {
         let settled = lane.settle().await;
         waiting.is_over = true;
         settled
-    }
-
-    /// Leaves the steps of a lane to the client's task, if there is one. It may run later.
-    fn adopt(&self, lane: &Rc<Lane>) {
-        let mut kept = self.kept.borrow_mut();
-        if self.keepers.get() > 0 && !kept.lanes.iter().any(|kept| Rc::ptr_eq(kept, lane)) {
-            kept.lanes.push(Rc::clone(lane));
-        }
-        drop(kept);
-        self.wake_keeper();
-    }
-
-    fn wake_keeper(&self) {
-        self.kept.borrow().task.iter().for_each(Waker::wake_by_ref);
-    }
-
-    /// Polls the lanes whose callers have gone.
-    fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut lanes = std::mem::take(&mut self.kept.borrow_mut().lanes);
-        lanes.retain(|lane| lane.poll_abandoned(cx).is_pending());
-        let mut kept = self.kept.borrow_mut();
-        kept.task = Some(cx.waker().clone());
-        lanes.append(&mut kept.lanes);
-        kept.lanes = lanes;
-        if self.handles.get() == 0 && kept.lanes.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
