@@ -6,7 +6,7 @@
 
 mod support;
 
-use farside_bench::floor::{Floor, HugePages, Layout};
+use farside_bench::floor::{Floor, HugePages, Layout, Workload};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::Core;
 use farside_systems::kv::Kv;
@@ -32,6 +32,7 @@ fn main() {
     let layout = Layout {
         records: RECORDS,
         value_size: VALUE_SIZE as u32,
+        spares: 0,
         collision_free: true,
         huge_pages: HugePages::IfAvailable,
         seed: 7,
@@ -80,7 +81,7 @@ fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
     let (mut ns, mut floor_ns) = (Vec::new(), Vec::new());
     for _ in 0..SLICES {
         ns.push(clients.ns_per_get(tasks));
-        let measured = floor.measure(tasks, SLICE).expect("a valid number of tasks");
+        let measured = floor.measure(Workload::C, tasks, SLICE).expect("a valid number of tasks");
         assert_eq!(measured.mismatches, 0, "the floor returns every key's own value");
         floor_ns.push(1e9 / measured.ops_per_s);
     }

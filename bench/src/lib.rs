@@ -7,7 +7,7 @@
 //! * [`kv`]: YCSB on key-value stores.
 //! * [`blocks`]: reads and writes of whole blocks.
 //! * [`latched`]: reads and changes of objects under one-sided latches.
-//! * [`floor`]: the physical floor, the same fetch written by hand.
+//! * [`floor`]: the physical floor, the same reads and overwrites written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
 //! Invariant: this crate depends on no fabric, and uses a system only through the trait of its family.

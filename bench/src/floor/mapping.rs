@@ -42,14 +42,15 @@ impl Mapping {
         self.page_size
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: `base` is mapped for `len` bytes until `self` drops. Only `bytes_mut` gives write access, and it
-        // borrows `self` exclusively.
-        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    /// Returns the address of the first byte. The mapping stays until `self` drops.
+    #[inline(always)]
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`. `&mut self` excludes every other borrower, and no other mapping of the file exists.
+        // SAFETY: `base` is mapped for `len` bytes until `self` drops. `&mut self` excludes all other borrowers, and no
+        // other mapping of the file exists.
         unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 
@@ -134,10 +135,10 @@ impl Drop for Mapping {
     }
 }
 
-// SAFETY: a `Mapping` is plain memory with one owner, like a `Box<[u8]>`. The borrow rules of `bytes` and `bytes_mut`
-// separate writers and readers, on any thread.
+// SAFETY: a `Mapping` is plain memory with one owner, like a `Box<[u8]>`.
 unsafe impl Send for Mapping {}
-// SAFETY: through `&Mapping` the memory can only be read.
+// SAFETY: through `&Mapping` the memory can only be accessed by `base`, whose users promise that their accesses from
+// several threads are no data race.
 unsafe impl Sync for Mapping {}
 
 fn no_huge_pages(len: usize, cause: io::Error) -> io::Error {
@@ -155,10 +156,10 @@ mod tests {
     #[test]
     fn small_pages_are_whole_zeroed_and_writable() {
         let mut mapping = Mapping::create(5000, HugePages::No).unwrap();
-        assert_eq!(mapping.bytes().len() % mapping.page_size(), 0);
-        assert!(mapping.bytes().iter().all(|&byte| byte == 0));
+        assert_eq!(mapping.bytes_mut().len() % mapping.page_size(), 0);
+        assert!(mapping.bytes_mut().iter().all(|&byte| byte == 0));
         mapping.bytes_mut()[4999] = 7;
-        assert_eq!(mapping.bytes()[4999], 7);
+        assert_eq!(mapping.bytes_mut()[4999], 7);
     }
 
     #[test]

@@ -1,9 +1,15 @@
 //! Slots and items in the mapping, and the fetch of an item through its slot.
 //!
-//! Invariant: a slot with a non-zero address points to a whole item within the mapping.
+//! Invariant: a slot with a non-zero address points to a buffer with a whole item. An item is written before its slot
+//! points to it. All items have one size, so an address and a length from different moments still lie in the mapping.
+//! Invariant: a slot's generation grows with every overwrite. A reader that loads the same generation before and after
+//! its accesses has read the item of that generation, although the buffer of a replaced item is reused at once.
 //! Invariant: at most a quarter of the slots are in use, so a probe always ends.
 
+use std::ffi::c_void;
 use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rand_core::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -12,6 +18,7 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_inline};
 use super::Layout;
 use super::mapping::Mapping;
 use super::measure::shuffled;
+use super::overwrite::{self, Spare};
 
 /// Bytes of a key: the key's number, big-endian.
 pub(super) type Key = [u8; KEY_SIZE];
@@ -20,38 +27,66 @@ const SLOTS_PER_RECORD: u64 = 4;
 const RECORDS_MAX: u64 = 1 << 32;
 const VALUE_SIZE_MAX: u32 = 16 << 20;
 
-/// Size of a slot in bytes: | address u64 | bound u32 | tag u32 |, in the host's byte order; all zero if empty
-const SLOT_SIZE: usize = 16;
-const BOUND: usize = 8;
-const TAG: usize = 12;
+/// Size of a slot in bytes: | address u64 | state u64 |, in the host's byte order; all zero if empty. The low half of
+/// the state is the item's length, and the high half is the generation.
+pub(super) const SLOT_SIZE: usize = 16;
+const STATE: usize = 8;
 
 /// Size of an item's header in bytes. Item: | generation u32 | key length u16 | kind u8 | 0 u8 | value length u32 | 0
 /// u32 | key | value |
 const HEADER_SIZE: usize = 16;
 const KEY_LENGTH: usize = 4;
-const VALUE_LENGTH: usize = 8;
 const KEY_SIZE: usize = 8;
 /// Offset in bytes of the value in its item.
 pub(super) const VALUE: usize = HEADER_SIZE + KEY_SIZE;
+/// Size in bytes of the words in which the start of an item is written and compared.
+pub(super) const WORD: usize = size_of::<u64>();
 
-/// Generation of an item that was written once, and tag of its slot.
+/// Generation of the items that `build` writes.
 const FIRST_GENERATION: u32 = 1;
 
 const CACHE_LINE: usize = 64;
 const SIZE_CLASS_MIN: usize = 64;
 
-const _: () = assert!(SLOT_SIZE.is_power_of_two() && TAG + size_of::<u32>() == SLOT_SIZE);
+const _: () = assert!(SLOT_SIZE.is_power_of_two() && STATE + WORD == SLOT_SIZE && VALUE == 3 * WORD);
 
-/// Content of a slot: the address and the length of an item.
+/// Content of a slot: the address of an item, and the item's length and generation.
 #[derive(Clone, Copy)]
-struct Slot {
-    address: u64,
-    bound: u32,
+pub(super) struct Slot {
+    pub(super) address: u64,
+    pub(super) state: u64,
 }
 
-/// The filled mapping: first the slots, then the items.
+impl Slot {
+    fn first(address: usize, item_size: usize) -> Self {
+        Self { address: address as u64, state: item_size as u64 | u64::from(FIRST_GENERATION) << 32 }
+    }
+
+    /// Returns the slot with the next generation and an item of the same length at `address`.
+    #[inline(always)]
+    pub(super) fn next(self, address: u64) -> Self {
+        Self { address, state: self.state.wrapping_add(1 << 32) }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_empty(self) -> bool {
+        self.address == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn item_size(self) -> usize {
+        self.state as u32 as usize
+    }
+
+    #[inline(always)]
+    pub(super) fn generation(self) -> u32 {
+        (self.state >> 32) as u32
+    }
+}
+
+/// The filled mapping: first the slots, then the buffers of the items, then the spare buffers.
 pub(super) struct Table {
-    memory: Mapping,
+    pub(super) memory: Mapping,
     layout: Layout,
     slot_count: usize,
     hash: Hash,
@@ -59,12 +94,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn build(layout: Layout) -> io::Result<Self> {
+    /// Maps and fills a table. Returns also its spare buffers, which are as many as the layout says.
+    pub(super) fn build(layout: Layout) -> io::Result<(Self, Vec<Spare>)> {
         let slot_count = check(&layout)?;
         let item_size = VALUE + layout.value_size as usize;
-        let stride = size_class(item_size);
-        let items_at = slot_count * SLOT_SIZE;
-        let len = (layout.records as usize).checked_mul(stride).and_then(|items| items.checked_add(items_at));
+        let (items_at, stride) = (slot_count * SLOT_SIZE, size_class(item_size));
+        let buffers = layout.records as usize + layout.spares as usize;
+        let len = buffers.checked_mul(stride).and_then(|buffers| buffers.checked_add(items_at));
         let memory = Mapping::create(len.ok_or(io::ErrorKind::OutOfMemory)?, layout.huge_pages)?;
         let hash = Hash::new(&layout, slot_count);
         let mut table = Self { memory, layout, slot_count, hash, mean_probes: 0.0 };
@@ -72,12 +108,14 @@ impl Table {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(layout.seed);
         let mut probes = 0;
         for (number, place) in shuffled(layout.records, &mut random).into_iter().enumerate() {
-            let at = items_at + place as usize * stride;
+            let at = table.buffer_at(place as usize);
             table.write_item(at, number as u64);
-            probes += table.insert(key(number as u64), Slot { address: at as u64, bound: item_size as u32 });
+            probes += table.insert(key(number as u64), Slot::first(at, item_size));
         }
         table.mean_probes = probes as f64 / layout.records as f64;
-        Ok(table)
+        let spares = (layout.records as usize..buffers).map(|place| Spare::new(table.buffer_at(place)));
+        let spares = spares.collect();
+        Ok((table, spares))
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -98,8 +136,23 @@ impl Table {
         self.layout.records as f64 / self.slot_count as f64
     }
 
+    pub(super) fn slot_count(&self) -> usize {
+        self.slot_count
+    }
+
+    /// Whether overwrites may have changed the values that `build` wrote.
+    #[inline(always)]
+    pub(super) fn has_overwrites(&self) -> bool {
+        self.layout.spares > 0
+    }
+
     pub(super) fn item_size(&self) -> usize {
         VALUE + self.layout.value_size as usize
+    }
+
+    /// Returns the offset in the mapping of the buffer with this index.
+    pub(super) fn buffer_at(&self, index: usize) -> usize {
+        self.slot_count * SLOT_SIZE + index * size_class(self.item_size())
     }
 
     pub(super) fn get<'out>(&self, number: u64, out: &'out mut Vec<u8>) -> Option<&'out [u8]> {
@@ -114,81 +167,183 @@ impl Table {
         self.hash.of(key) as usize & (self.slot_count - 1)
     }
 
+    /// Returns the index of the slot after the slot with this index.
+    #[inline(always)]
+    pub(super) fn following(&self, index: usize) -> usize {
+        (index + 1) & (self.slot_count - 1)
+    }
+
     /// Copies the item of `key` into `out`, probing from the slot `index` on. Returns false if the key is absent.
     #[inline(always)]
-    pub(super) fn fetch(&self, key: &Key, mut index: usize, out: &mut [u8]) -> bool {
+    pub(super) fn fetch(&self, key: &Key, index: usize, out: &mut [u8]) -> bool {
+        match self.has_overwrites() {
+            true => self.fetch_by::<true>(key, index, out),
+            false => self.fetch_by::<false>(key, index, out),
+        }
+    }
+
+    /// Fetches from a table that other threads may overwrite meanwhile, or from one that nobody writes.
+    #[inline(always)]
+    fn fetch_by<const IS_SHARED: bool>(&self, key: &Key, mut index: usize, out: &mut [u8]) -> bool {
         loop {
             let slot = self.slot(index);
-            if slot.address == 0 {
+            if slot.is_empty() {
                 return false;
             }
-            let item = self.item(slot);
-            if holds(item, key) {
-                out[..item.len()].copy_from_slice(item);
+            let is_its = self.holds(slot, key);
+            if is_its {
+                let out = &mut out[..slot.item_size()];
+                let (from, to) = (self.at(slot.address as usize), out.as_mut_ptr());
+                // SAFETY: a slot's item lies in the mapping, and `out` has its size. The plain copy is no data race,
+                // because only overwrites write, and they need the spare buffers that make a table shared.
+                unsafe {
+                    match IS_SHARED {
+                        true => copy_shared(from, to, out.len()),
+                        false => ptr::copy_nonoverlapping(from, to, out.len()),
+                    }
+                }
+            }
+            if IS_SHARED && self.has_changed(index, slot) {
+                continue; // The item was replaced meanwhile, so the bytes may be those of several items.
+            }
+            if is_its {
                 return true;
             }
-            index = (index + 1) & (self.slot_count - 1);
+            index = self.following(index);
         }
     }
 
     /// Prefetches the slot with this index.
     #[inline(always)]
     pub(super) fn prefetch_slot(&self, index: usize) {
-        prefetch(self.memory.bytes().as_ptr().wrapping_add(index * SLOT_SIZE));
+        prefetch(self.at(index * SLOT_SIZE));
     }
 
     /// Prefetches every cache line of the item to which the slot with this index points.
     #[inline(always)]
     pub(super) fn prefetch_item(&self, index: usize) {
         let slot = self.slot(index);
-        let first = slot.address as usize & !(CACHE_LINE - 1);
-        let end = slot.address as usize + slot.bound as usize;
-        for line in (first..end).step_by(CACHE_LINE) {
-            prefetch(self.memory.bytes().as_ptr().wrapping_add(line));
+        self.prefetch_lines(slot.address as usize, slot.item_size());
+    }
+
+    /// Prefetches the key in the item to which the slot with this index points.
+    #[inline(always)]
+    pub(super) fn prefetch_key(&self, index: usize) {
+        self.prefetch_lines(self.slot(index).address as usize, VALUE);
+    }
+
+    /// Prefetches every cache line of `len` bytes from the offset `at` on.
+    #[inline(always)]
+    pub(super) fn prefetch_lines(&self, at: usize, len: usize) {
+        for line in (at & !(CACHE_LINE - 1)..at + len).step_by(CACHE_LINE) {
+            prefetch(self.at(line));
         }
     }
 
+    /// Loads the slot with this index. The address may belong to a later generation than the state; then
+    /// [`has_changed`](Self::has_changed) is true.
     #[inline(always)]
-    fn slot(&self, index: usize) -> Slot {
+    pub(super) fn slot(&self, index: usize) -> Slot {
         debug_assert!(index < self.slot_count);
+        let at = index * SLOT_SIZE;
         // SAFETY: callers mask `index` with `slot_count - 1`, and `build` put `slot_count` slots at the front.
-        let bytes = unsafe { self.memory.bytes().get_unchecked(index * SLOT_SIZE..(index + 1) * SLOT_SIZE) };
-        let word = u128::from_ne_bytes(bytes.try_into().expect("a slot is 16 bytes"));
-        Slot { address: word as u64, bound: (word >> (8 * BOUND)) as u32 }
+        let (address, state) = unsafe { (self.word(at), self.word(at + STATE)) };
+        // Acquire: pairs with the exchange in `overwrite`, so that the item's bytes are visible with its slot. The
+        // state is loaded first, so that an address of a later generation comes with a change of the state.
+        let state = state.load(Ordering::Acquire);
+        Slot { address: address.load(Ordering::Acquire), state }
     }
 
+    /// Whether the slot with this index was overwritten after `slot` was loaded from it.
     #[inline(always)]
-    fn item(&self, slot: Slot) -> &[u8] {
+    pub(super) fn has_changed(&self, index: usize, slot: Slot) -> bool {
+        // Acquire: pairs with the fence in `overwrite`. A reader that saw a byte of a reused buffer sees here that the
+        // slot has changed.
+        fence(Ordering::Acquire);
+        // SAFETY: as in `slot`.
+        unsafe { self.word(index * SLOT_SIZE + STATE) }.load(Ordering::Relaxed) != slot.state
+    }
+
+    /// Whether the item of `slot` has this key. The result counts only if the slot has not changed.
+    #[inline(always)]
+    pub(super) fn holds(&self, slot: Slot, key: &Key) -> bool {
         let at = slot.address as usize;
-        // SAFETY: only `insert` writes slots, with the address and size of an item that `build` put into the mapping.
-        // An empty slot (0, 0) is an empty range.
-        unsafe { self.memory.bytes().get_unchecked(at..at + slot.bound as usize) }
+        // SAFETY: a slot's item lies in the mapping. Buffers are aligned to 16 bytes.
+        let [header, found] =
+            [at, at + HEADER_SIZE].map(|at| unsafe { self.word(at) }.load(Ordering::Relaxed));
+        header.to_ne_bytes()[KEY_LENGTH..KEY_LENGTH + 2] == (KEY_SIZE as u16).to_ne_bytes()
+            && found.to_ne_bytes() == *key
+    }
+
+    /// Returns the address of the byte at this offset.
+    #[inline(always)]
+    pub(super) fn at(&self, at: usize) -> *mut u8 {
+        self.memory.base().wrapping_add(at)
+    }
+
+    /// Returns the word at the offset `at`.
+    ///
+    /// # Safety
+    /// `at` is a multiple of 8, and a word at `at` lies within the mapping.
+    #[inline(always)]
+    pub(super) unsafe fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: by the caller's promise. The mapping stays until `self` drops. While `self` is borrowed, its bytes
+        // are accessed only by atomics, by `exchange` and by `copy_shared`.
+        unsafe { AtomicU64::from_ptr(self.at(at).cast()) }
     }
 
     fn write_item(&mut self, at: usize, number: u64) {
         let value_size = self.layout.value_size;
         let item = &mut self.memory.bytes_mut()[at..at + VALUE + value_size as usize];
-        item[..KEY_LENGTH].copy_from_slice(&FIRST_GENERATION.to_ne_bytes());
-        item[KEY_LENGTH..KEY_LENGTH + 2].copy_from_slice(&(KEY_SIZE as u16).to_ne_bytes());
-        item[VALUE_LENGTH..VALUE_LENGTH + 4].copy_from_slice(&value_size.to_ne_bytes());
-        item[HEADER_SIZE..VALUE].copy_from_slice(&key(number));
-        fill(number, &mut item[VALUE..]);
+        for (bytes, word) in item.chunks_exact_mut(WORD).zip(head(FIRST_GENERATION, &key(number), value_size))
+        {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        fill(number as u8, &mut item[VALUE..]);
     }
 
     /// Puts `slot` into the first empty slot on the path of `key`. Returns the number of slots probed.
     fn insert(&mut self, key: Key, slot: Slot) -> u64 {
         let mut index = self.home(&key);
         let mut probes = 1;
-        while self.slot(index).address != 0 {
-            index = (index + 1) & (self.slot_count - 1);
+        while !self.slot(index).is_empty() {
+            index = self.following(index);
             probes += 1;
         }
         let bytes = &mut self.memory.bytes_mut()[index * SLOT_SIZE..(index + 1) * SLOT_SIZE];
-        bytes[..BOUND].copy_from_slice(&slot.address.to_ne_bytes());
-        bytes[BOUND..TAG].copy_from_slice(&slot.bound.to_ne_bytes());
-        bytes[TAG..].copy_from_slice(&FIRST_GENERATION.to_ne_bytes());
+        bytes[..STATE].copy_from_slice(&slot.address.to_ne_bytes());
+        bytes[STATE..].copy_from_slice(&slot.state.to_ne_bytes());
         probes
     }
+}
+
+/// Returns the words at the start of an item: its header and its key.
+#[inline(always)]
+pub(super) fn head(generation: u32, key: &Key, value_size: u32) -> [u64; VALUE / WORD] {
+    let mut bytes = [0; VALUE];
+    bytes[..KEY_LENGTH].copy_from_slice(&generation.to_ne_bytes());
+    bytes[KEY_LENGTH..KEY_LENGTH + 2].copy_from_slice(&(KEY_SIZE as u16).to_ne_bytes());
+    bytes[WORD..WORD + 4].copy_from_slice(&value_size.to_ne_bytes());
+    bytes[HEADER_SIZE..].copy_from_slice(key);
+    let word = |at: usize| u64::from_ne_bytes(*bytes[at..].first_chunk().expect("a word of the head"));
+    [word(0), word(WORD), word(2 * WORD)]
+}
+
+/// Copies `len` bytes of which other threads may access one side at the same time. The copy may then have bytes of
+/// several moments.
+///
+/// # Safety
+/// `from` is valid for reading `len` bytes and `to` for writing them, and the two ranges do not overlap. One of them
+/// belongs to the caller. Threads access the other one only by this function and by atomics.
+#[inline(always)]
+pub(super) unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
+    type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+    static COPY: Copy = libc::memcpy;
+    // SAFETY: a static is valid for reading. The read is volatile, so the compiler does not know which function it
+    // calls. So it assumes nothing about the copied bytes, as in a plain copy, where a concurrent write is undefined.
+    let copy = unsafe { ptr::read_volatile(&raw const COPY) };
+    // SAFETY: by the caller's promise.
+    unsafe { copy(to.cast(), from.cast(), len) };
 }
 
 /// Returns the key with this number.
@@ -197,31 +352,26 @@ pub(super) fn key(number: u64) -> Key {
     number.to_be_bytes()
 }
 
-/// Returns the value of key `number`, as `build` wrote it.
+/// Returns the value that starts with the byte `first`. `build` writes to each key the value that starts with the low
+/// byte of the key's number.
 #[cfg(test)]
-pub(super) fn value(number: u64, size: usize) -> Vec<u8> {
+pub(super) fn value(first: u8, size: usize) -> Vec<u8> {
     let mut value = vec![0; size];
-    fill(number, &mut value);
+    fill(first, &mut value);
     value
 }
 
-/// Returns byte `index` of the value of key `number`. The byte depends on the key and on the index.
-#[inline(always)]
-pub(super) fn value_byte(number: u64, index: usize) -> u8 {
-    (number as u8).wrapping_add(index as u8)
-}
-
-fn fill(number: u64, value: &mut [u8]) {
+/// Fills `value` with the value that starts with `first`: every byte is larger by one than the byte before it.
+pub(super) fn fill(first: u8, value: &mut [u8]) {
     for (index, byte) in value.iter_mut().enumerate() {
-        *byte = value_byte(number, index);
+        *byte = last_byte(first, index + 1);
     }
 }
 
+/// Returns the last byte of the value of `size` bytes that starts with `first`.
 #[inline(always)]
-fn holds(item: &[u8], key: &Key) -> bool {
-    item.first_chunk::<VALUE>().is_some_and(|item| {
-        item[KEY_LENGTH..KEY_LENGTH + 2] == (KEY_SIZE as u16).to_ne_bytes() && item[HEADER_SIZE..] == key[..]
-    })
+pub(super) fn last_byte(first: u8, size: usize) -> u8 {
+    first.wrapping_add(size.wrapping_sub(1) as u8)
 }
 
 /// Function that maps keys to first slots: one for each of the two layouts.
@@ -284,6 +434,9 @@ pub(super) fn check(layout: &Layout) -> io::Result<usize> {
             format!("values of {} bytes: the valid range is 0 to {VALUE_SIZE_MAX}", layout.value_size);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
     }
+    if layout.spares > 0 {
+        overwrite::supported()?;
+    }
     Ok((layout.records * SLOTS_PER_RECORD).next_power_of_two() as usize)
 }
 
@@ -316,6 +469,15 @@ mod tests {
     use super::*;
     use crate::floor::HugePages;
 
+    const LAYOUT: Layout = Layout {
+        records: 1,
+        value_size: 1,
+        spares: 0,
+        collision_free: false,
+        huge_pages: HugePages::No,
+        seed: 1,
+    };
+
     #[test]
     fn size_classes_are_four_a_doubling() {
         let classes: Vec<usize> = (1..=1024).map(size_class).collect();
@@ -341,20 +503,18 @@ mod tests {
 
     #[test]
     fn only_the_hashed_layout_probes() {
-        let layout =
-            Layout { records: 4096, value_size: 0, collision_free: true, huge_pages: HugePages::No, seed: 1 };
-        let free = Table::build(layout).unwrap();
+        let layout = Layout { records: 4096, value_size: 0, collision_free: true, ..LAYOUT };
+        let (free, _) = Table::build(layout).unwrap();
         assert_eq!((free.mean_probes(), free.load_factor()), (1.0, 0.25));
-        let hashed = Table::build(Layout { collision_free: false, ..layout }).unwrap();
+        let (hashed, _) = Table::build(Layout { collision_free: false, ..layout }).unwrap();
         // Linear probing at load a probes (1 + 1 / (1 - a)) / 2 slots to find a key: 1.17 at a quarter.
         assert!((1.12..1.22).contains(&hashed.mean_probes()), "{}", hashed.mean_probes());
     }
 
     #[test]
     fn one_record_of_one_byte_is_a_valid_floor() {
-        let layout =
-            Layout { records: 1, value_size: 1, collision_free: false, huge_pages: HugePages::No, seed: 0 };
-        let table = Table::build(layout).unwrap();
+        let (table, spares) = Table::build(LAYOUT).unwrap();
+        assert!(spares.is_empty());
         assert_eq!(table.get(0, &mut Vec::new()), Some(&[0][..]));
         assert_eq!(table.get(1, &mut Vec::new()), None);
     }

@@ -22,7 +22,7 @@ pub use spread::Spread;
 pub use table::Table;
 pub use ycsb_text::{load_text, ycsb_text};
 
-use crate::floor::{Echoed, Measured};
+use crate::floor::{Echoed, Measured, Workload};
 
 /// The result of `farside bench ycsb` and of `farside bench blocks`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -189,13 +189,15 @@ pub struct CpuSeconds {
 pub struct FloorReport {
     /// Fabric whose physical floor was measured.
     pub fabric: String,
-    /// Number of fetches in flight.
+    /// Name of the workload.
+    pub workload: String,
+    /// Number of operations in flight.
     pub tasks: u64,
-    /// Size in bytes of a page of the memory that was read.
+    /// Size in bytes of a page of the memory that was accessed.
     pub page_size: u64,
-    /// Median time of one fetch, or of one batch if several are in flight, in microseconds.
+    /// Median time of one operation, or of one batch if several are in flight, in microseconds.
     pub rtt_us_p50: f64,
-    /// Number of fetches per second, without the pauses between fetches.
+    /// Number of operations per second, without the pauses between them.
     pub ops_per_s: f64,
     /// CPU time of client and server; absent if both are one process. The resolution of the server's time is 10 ms in
     /// total.
@@ -213,10 +215,11 @@ pub struct EchoCpuSeconds {
 }
 
 impl FloorReport {
-    /// Creates the report of the floor of `fabric` with `tasks` fetches in flight.
-    pub fn new(fabric: impl Into<String>, tasks: usize, measured: &Measured) -> Self {
+    /// Creates the report of the floor of `fabric` with `tasks` operations in flight.
+    pub fn new(fabric: impl Into<String>, workload: Workload, tasks: usize, measured: &Measured) -> Self {
         Self {
             fabric: fabric.into(),
+            workload: workload.name().into(),
             tasks: tasks as u64,
             page_size: measured.page_size,
             rtt_us_p50: measured.rtt_us_p50,
@@ -228,6 +231,7 @@ impl FloorReport {
     /// Creates the report of the floor of `fabric` with `tasks` requests in flight to an echo server.
     pub fn of_echo(
         fabric: impl Into<String>,
+        workload: Workload,
         tasks: usize,
         page_size: u64,
         echoed: &Echoed,
@@ -235,6 +239,7 @@ impl FloorReport {
     ) -> Self {
         Self {
             fabric: fabric.into(),
+            workload: workload.name().into(),
             tasks: tasks as u64,
             page_size,
             rtt_us_p50: echoed.rtt_us_p50,
@@ -316,11 +321,12 @@ pub fn operations_table(report: &YcsbReport) -> Table {
 pub fn floor_table(reports: &[FloorReport]) -> Table {
     let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
     let sides = ["client s/Mop", "server s/Mop"];
-    let columns = ["fabric", "tasks", "page", "p50 us", "ops/s"];
+    let columns = ["fabric", "workload", "tasks", "page", "p50 us", "ops/s"];
     let mut table = Table::new(columns.into_iter().chain(sides.into_iter().filter(|_| has_sides)));
     for report in reports {
         let mut row = vec![
             report.fabric.clone(),
+            report.workload.clone(),
             report.tasks.to_string(),
             page(report.page_size),
             format!("{:.2}", report.rtt_us_p50),
@@ -403,6 +409,7 @@ mod tests {
     fn floor() -> FloorReport {
         FloorReport {
             fabric: "shm".to_owned(),
+            workload: "c".to_owned(),
             tasks: 16,
             page_size: 2 << 20,
             rtt_us_p50: 1.4,
@@ -414,7 +421,8 @@ mod tests {
     fn echo() -> FloorReport {
         let echoed =
             Echoed { ops: 44, seconds: 1e-5, ops_per_s: 4_400_000.0, rtt_us_p50: 14.5, mismatches: 0 };
-        FloorReport::of_echo("udp", 64, 4096, &echoed, EchoCpuSeconds { client: 0.25, server: 0.25 })
+        let cpu = EchoCpuSeconds { client: 0.25, server: 0.25 };
+        FloorReport::of_echo("udp", Workload::A, 64, 4096, &echoed, cpu)
     }
 
     #[test]
@@ -432,11 +440,13 @@ mod tests {
         });
         assert_eq!(serde_json::to_value(ycsb()).unwrap(), expected);
         let expected = json!({
-            "fabric": "shm", "tasks": 16, "page_size": 2_097_152, "rtt_us_p50": 1.4, "ops_per_s": 11_500_000.0,
+            "fabric": "shm", "workload": "c", "tasks": 16, "page_size": 2_097_152, "rtt_us_p50": 1.4,
+            "ops_per_s": 11_500_000.0,
         });
         assert_eq!(serde_json::to_value(floor()).unwrap(), expected);
         let expected = json!({
-            "fabric": "udp", "tasks": 64, "page_size": 4096, "rtt_us_p50": 14.5, "ops_per_s": 4_400_000.0,
+            "fabric": "udp", "workload": "a", "tasks": 64, "page_size": 4096, "rtt_us_p50": 14.5,
+            "ops_per_s": 4_400_000.0,
             "cpu_s_per_mop": {"client": 0.25, "server": 0.25},
         });
         assert_eq!(serde_json::to_value(echo()).unwrap(), expected);
@@ -456,10 +466,13 @@ mod tests {
         assert_eq!(table.lines().count(), 3);
         assert!(table.contains("2.50 M") && table.contains("4 KiB"), "{table}");
         let table = floor_table(&[floor()]).to_string();
-        assert_eq!(table, "fabric  tasks  page   p50 us  ops/s\nshm        16  2 MiB    1.40  11.50 M\n");
+        assert_eq!(
+            table,
+            "fabric  workload  tasks  page   p50 us  ops/s\nshm     c            16  2 MiB    1.40  11.50 M\n"
+        );
         let table = floor_table(&[echo()]).to_string();
         assert!(
-            table.ends_with("\nudp        64  4 KiB   14.50  4.40 M          0.25          0.25\n"),
+            table.ends_with("\nudp     a            64  4 KiB   14.50  4.40 M          0.25          0.25\n"),
             "{table}"
         );
     }

@@ -8,10 +8,11 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::message::{FIRST_ID, Reply};
-use super::{ANSWER_TIMEOUT, Echoed, Poller, TASKS_MAX};
-use crate::floor::measure::{DRAWS, FETCHES_PER_LOOK};
-use crate::floor::table::{Key, VALUE, key, value_byte};
+use super::message::{Asked, FIRST_ID, Reply};
+use super::{ANSWER_TIMEOUT, Echo, Echoed, Poller};
+use crate::floor::Workload;
+use crate::floor::measure::{DRAWS, Draws, FETCHES_PER_LOOK, wrong_end};
+use crate::floor::table::{Key, VALUE, key};
 use crate::report::Latencies;
 
 /// Client's end of a channel, over any medium.
@@ -19,12 +20,19 @@ pub(super) trait ClientEnd {
     /// Number of polls before the client yields the CPU.
     const POLLS_PER_YIELD: u32;
 
-    /// Sends requests for the keys `numbers` in one message. The ids of the requests count up from `first`.
-    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
+    /// Sends `count` requests of `asked` in one message. The ids of the requests count up from `first`.
+    fn send(&mut self, first: u64, count: usize, asked: &Asked) -> io::Result<()>;
 
     /// Takes the replies that have arrived, and passes each reply to `each`. The first reply should have the id
-    /// `next`. Returns the number of replies.
-    fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
+    /// `next`. `asked` has the kinds of the replies, and `in_flight` is their number. Returns the number of replies
+    /// taken.
+    fn take(
+        &mut self,
+        next: u64,
+        in_flight: usize,
+        asked: &Asked,
+        each: impl FnMut(Reply<'_>),
+    ) -> io::Result<usize>;
 }
 
 /// A client of an echo, over any medium.
@@ -36,18 +44,19 @@ pub(super) trait Measures {
 /// Client's end of a channel, with the state of its requests.
 pub(super) struct Requester<A> {
     near: A,
+    asked: Asked,
     in_flight: InFlight,
     tasks: usize,
     tasks_per_message: usize,
 }
 
-/// Requests in flight, and the next keys to request.
+/// Ids of the requests in flight, and the next operations to request.
 struct InFlight {
-    keys: Vec<u32>,
-    /// Index in `keys` of the next key to request.
+    draws: Draws,
+    /// Number of operations requested before the next one.
     next: usize,
-    /// Key number of each request in flight, at the index of the request's id modulo [`TASKS_MAX`].
-    numbers: [u64; TASKS_MAX],
+    /// Whether values may differ from those of the start.
+    has_overwrites: bool,
     /// Id of the next request to send.
     id: u64,
     /// Id of the next reply to receive.
@@ -56,10 +65,13 @@ struct InFlight {
 }
 
 impl<A> Requester<A> {
-    pub(super) fn new(near: A, keys: Vec<u32>, tasks: usize, tasks_per_message: usize) -> Self {
-        let (next, numbers, mismatches) = (0, [0; TASKS_MAX], 0);
-        let in_flight = InFlight { keys, next, numbers, id: FIRST_ID, awaited: FIRST_ID, mismatches };
-        Self { near, in_flight, tasks, tasks_per_message }
+    pub(super) fn new(near: A, echo: &Echo) -> Self {
+        let (tasks, tasks_per_message) = (echo.tasks, echo.tasks_per_message());
+        let draws = Draws::new(&echo.layout, echo.workload);
+        let has_overwrites = echo.workload == Workload::A;
+        let (id, awaited) = (FIRST_ID, FIRST_ID);
+        let in_flight = InFlight { draws, next: 0, has_overwrites, id, awaited, mismatches: 0 };
+        Self { near, asked: Asked::new(), in_flight, tasks, tasks_per_message }
     }
 }
 
@@ -134,9 +146,8 @@ impl<A: ClientEnd> Requester<A> {
 
     #[inline(always)]
     fn send(&mut self, count: usize) -> io::Result<()> {
-        let mut numbers = [0; TASKS_MAX];
-        let first = self.in_flight.draw(&mut numbers[..count]);
-        self.near.send(first, &numbers[..count])
+        let first = self.in_flight.draw(count, &mut self.asked);
+        self.near.send(first, count, &self.asked)
     }
 
     /// Waits for a message of replies, checks the replies, and returns their number.
@@ -144,8 +155,9 @@ impl<A: ClientEnd> Requester<A> {
     fn take(&mut self) -> io::Result<usize> {
         let mut poller = Poller::new(A::POLLS_PER_YIELD, Some(ANSWER_TIMEOUT));
         loop {
-            let in_flight = &mut self.in_flight;
-            let count = self.near.take(in_flight.awaited, |reply| in_flight.deliver(&reply))?;
+            let (in_flight, asked) = (&mut self.in_flight, &self.asked);
+            let (next, awaited) = (in_flight.awaited, (in_flight.id - in_flight.awaited) as usize);
+            let count = self.near.take(next, awaited, asked, |reply| in_flight.deliver(&reply, asked))?;
             if count > 0 {
                 return Ok(count);
             }
@@ -155,14 +167,15 @@ impl<A: ClientEnd> Requester<A> {
 }
 
 impl InFlight {
-    /// Draws the keys of the next requests into `numbers`. Returns the id of the first request.
+    /// Draws the next `count` operations into `asked`. Returns the id of the first request.
     #[inline(always)]
-    fn draw(&mut self, numbers: &mut [u64]) -> u64 {
+    fn draw(&mut self, count: usize, asked: &mut Asked) -> u64 {
         let first = self.id;
-        for number in numbers {
-            *number = u64::from(self.keys[self.next % DRAWS]);
+        for _ in 0..count {
+            let draw = self.next % DRAWS;
+            let number = u64::from(self.draws.keys[draw]);
+            asked.enter(self.id, number, self.draws.is_overwrite(draw), draw as u8);
             self.next += 1;
-            self.numbers[self.id as usize % TASKS_MAX] = *number;
             self.id += 1;
         }
         first
@@ -171,14 +184,16 @@ impl InFlight {
     /// Passes the reply's item to a black box and checks it. The next key depends on the fetched bytes, as in the
     /// floor without messages.
     #[inline(always)]
-    fn deliver(&mut self, reply: &Reply<'_>) {
-        let number = self.numbers[self.awaited as usize % TASKS_MAX];
-        let item = black_box(reply.item);
-        let value = &item[VALUE..];
-        let wrong = value.last().map_or(0, |last| last ^ value_byte(number, value.len() - 1));
-        let is_its = reply.id == self.awaited && item[VALUE - size_of::<Key>()..VALUE] == key(number);
-        self.mismatches += u64::from(!reply.found || !is_its || wrong != 0);
-        self.next += usize::from(wrong);
+    fn deliver(&mut self, reply: &Reply<'_>, asked: &Asked) {
+        let mut is_right = reply.found && reply.id == self.awaited;
+        if !asked.is_overwrite(self.awaited) {
+            let number = asked.number(self.awaited);
+            let item = black_box(reply.item);
+            let wrong = wrong_end(&item[VALUE..], number, self.has_overwrites);
+            is_right &= item[VALUE - size_of::<Key>()..VALUE] == key(number) && wrong == 0;
+            self.next += usize::from(wrong);
+        }
+        self.mismatches += u64::from(!is_right);
         self.awaited += 1;
     }
 }

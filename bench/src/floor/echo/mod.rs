@@ -1,7 +1,8 @@
-//! Physical floor of a GET over messages. A server does the same fetch by hand, and a client sends requests over a
-//! ring in shared memory, datagrams or a stream.
+//! Physical floor of a GET and of an overwrite over messages. A server does the same by hand as the floor in one
+//! process, and a client sends requests over a ring in shared memory, datagrams or a stream.
 //!
-//! A request has a key, and its reply has the item. Up to `tasks` requests are in flight, in two or three messages.
+//! The request of a GET has a key, and its reply has the item. The request of an overwrite also has the value, and its
+//! reply has no item. Up to `tasks` requests are in flight, in two or three messages.
 //! While the server works on one message, the client works on another.
 //!
 //! Invariant: replies come in the order of their requests, so lost or swapped replies are detected and counted.
@@ -21,11 +22,12 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::measure::{check_tasks, draw_keys};
+use super::measure::check_tasks;
+use super::overwrite::Values;
 use super::table::{VALUE, check as check_layout};
-use super::{Layout, TASKS_MAX};
+use super::{Layout, TASKS_MAX, Workload};
 use client::{Measures, Requester};
-use message::{REPLY_SIZE_MAX, REQUEST_SIZE, reply_size};
+use message::{ECHO, FETCH, Format, REPLY_SIZE_MAX, reply_size};
 use server::{ItemSource, ServerEnd};
 
 /// Time after which a client without a reply assumes that the server has exited.
@@ -52,7 +54,10 @@ pub enum Medium {
 pub struct Echo {
     /// Medium that carries the messages.
     pub medium: Medium,
-    /// Content of the server's memory, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
+    /// Operations that the client requests.
+    pub workload: Workload,
+    /// Content of the server's memory, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes. The server itself
+    /// determines the number of spare buffers.
     pub layout: Layout,
     /// Number of requests in flight, 1 to [`TASKS_MAX`].
     pub tasks: usize,
@@ -73,8 +78,8 @@ pub struct Echoed {
     pub ops_per_s: f64,
     /// Median time from sending a message of requests to receiving all its replies, in microseconds; sampled.
     pub rtt_us_p50: f64,
-    /// Number of replies that lack the key's own item, or are out of order. It is 0, unless this program or the host
-    /// is faulty.
+    /// Number of replies that lack the key or its own item, or are out of order. It is 0, unless this program or the
+    /// host is faulty.
     pub mismatches: u64,
 }
 
@@ -106,11 +111,11 @@ impl Echo {
     }
 
     /// Fills the memory, calls `ready` with its page size in bytes, and answers requests until the client's end is
-    /// dropped.
+    /// dropped. Then checks that the overwrites have left whole values and have lost no buffer.
     ///
     /// # Errors
     /// `InvalidInput` if a parameter is out of range, or `far` is not a channel with the parameters of `self`;
-    /// `InvalidData` for an invalid request; otherwise the operating system's error.
+    /// `InvalidData` for an invalid request, or if the check fails; otherwise the operating system's error.
     pub fn serve(&self, far: OwnedFd, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
         self.check()?;
         match self.medium {
@@ -121,13 +126,14 @@ impl Echo {
     }
 
     fn serve_by(&self, far: impl ServerEnd, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
-        let source = ItemSource::new(self)?;
+        let mut source = ItemSource::new(self)?;
         ready(source.page_size() as u64)?;
-        server::serve(far, &source)
+        server::serve(far, &mut source)?;
+        source.check()
     }
 
     fn requester<N>(&self, near: N) -> Requester<N> {
-        Requester::new(near, draw_keys(&self.layout), self.tasks, self.tasks_per_message())
+        Requester::new(near, self)
     }
 
     fn check(&self) -> io::Result<()> {
@@ -148,6 +154,20 @@ impl Echo {
     /// Returns the size in bytes of a reply on a socket.
     fn reply_size(&self) -> usize {
         reply_size(self.item_size())
+    }
+
+    fn format(&self) -> Format {
+        Format {
+            op: if self.bare { ECHO } else { FETCH },
+            has_overwrites: self.workload == Workload::A,
+            item_size: self.item_size(),
+            value_size: self.layout.value_size as usize,
+        }
+    }
+
+    /// Returns the values that the client writes.
+    fn values(&self) -> Values {
+        Values::new(self.layout.value_size as usize)
     }
 
     /// Returns the number of requests in a message. The requests in flight are divided among a few messages whose
@@ -256,7 +276,9 @@ mod tests {
 
     use super::*;
     use crate::floor::{Floor, HugePages};
+    use message::{Asked, OVERWRITE, REQUEST_SIZE};
 
+    const WORKLOADS: [Workload; 2] = [Workload::A, Workload::C];
     const MEDIA: [Medium; 3] = [Medium::Ring, Medium::Udp, Medium::Tcp];
     const A_WHILE: Duration = Duration::from_millis(20);
 
@@ -264,11 +286,12 @@ mod tests {
         let layout = Layout {
             records: 3000,
             value_size: 100,
+            spares: 0,
             collision_free: false,
             huge_pages: HugePages::No,
             seed: 7,
         };
-        Echo { medium, layout, tasks, bare: false, blocking: false }
+        Echo { medium, workload: Workload::C, layout, tasks, bare: false, blocking: false }
     }
 
     /// Starts a client, and a thread that serves the client until the client is dropped.
@@ -291,13 +314,15 @@ mod tests {
         for medium in MEDIA {
             for tasks in [1, 2, 7, 48, TASKS_MAX] {
                 for (bare, blocking) in [(false, false), (true, false), (false, true)] {
-                    let echo = Echo { bare, blocking, ..echo(medium, tasks) };
-                    let echoed = measured(echo, echo);
-                    assert_eq!(echoed.mismatches, 0, "{echo:?}");
-                    assert!(
-                        echoed.ops >= 256 && echoed.seconds >= 0.02 && echoed.rtt_us_p50 > 0.0,
-                        "{echoed:?}"
-                    );
+                    for workload in WORKLOADS {
+                        let echo = Echo { workload, bare, blocking, ..echo(medium, tasks) };
+                        let echoed = measured(echo, echo);
+                        assert_eq!(echoed.mismatches, 0, "{echo:?}");
+                        assert!(
+                            echoed.ops >= 256 && echoed.seconds >= 0.02 && echoed.rtt_us_p50 > 0.0,
+                            "{echoed:?}"
+                        );
+                    }
                 }
             }
         }
@@ -309,8 +334,10 @@ mod tests {
             for (value_size, tasks) in [(0, 1), (0, 64), (1, 5), (4096, 64), (ECHO_VALUE_SIZE_MAX, 2)] {
                 let echo = echo(medium, tasks);
                 let echo = Echo { layout: Layout { value_size, records: 100, ..echo.layout }, ..echo };
-                for bare in [false, true] {
-                    let echo = Echo { bare, ..echo };
+                for (bare, workload) in
+                    [false, true].into_iter().flat_map(|bare| WORKLOADS.map(|w| (bare, w)))
+                {
+                    let echo = Echo { workload, bare, ..echo };
                     assert_eq!(measured(echo, echo).mismatches, 0, "{echo:?}");
                 }
             }
@@ -321,7 +348,7 @@ mod tests {
     fn a_client_may_pause_and_measure_again() {
         for medium in MEDIA {
             for tasks in [1, 5] {
-                let echo = Echo { blocking: true, ..echo(medium, tasks) };
+                let echo = Echo { blocking: true, workload: Workload::A, ..echo(medium, tasks) };
                 let (mut client, server) = started(echo, echo);
                 for _ in 0..2 {
                     let idle = client.measure_idle(Duration::from_millis(2), 5).unwrap();
@@ -339,12 +366,14 @@ mod tests {
     fn keys_missing_at_the_server_are_counted() {
         for medium in MEDIA {
             for tasks in [1, 64] {
-                let asked = echo(medium, tasks);
-                let served = Echo { layout: Layout { records: 1500, ..asked.layout }, ..asked };
-                let echoed = measured(asked, served);
-                // About half of the requested keys are missing: they are uniform over the whole range.
-                let share = echoed.mismatches as f64 / echoed.ops as f64;
-                assert!((0.3..0.7).contains(&share), "{echoed:?}");
+                for workload in WORKLOADS {
+                    let asked = Echo { workload, ..echo(medium, tasks) };
+                    let served = Echo { layout: Layout { records: 1500, ..asked.layout }, ..asked };
+                    let echoed = measured(asked, served);
+                    // About half of the requested keys are missing: they are uniform over the whole range.
+                    let share = echoed.mismatches as f64 / echoed.ops as f64;
+                    assert!((0.3..0.7).contains(&share), "{echoed:?}");
+                }
             }
         }
     }
@@ -430,12 +459,77 @@ mod tests {
     }
 
     #[test]
+    fn an_overwrite_is_seen_by_the_fetches_after_it() {
+        for medium in MEDIA {
+            // One key: each fetch returns the value of the last overwrite before it, or the first value.
+            let layout = Layout { records: 1, ..echo(medium, 1).layout };
+            let echo = Echo { workload: Workload::A, layout, ..echo(medium, 1) };
+            let values = echo.values();
+            let serve = move |far: OwnedFd| thread::spawn(move || echo.serve(far, |_| Ok(())));
+            let kinds = [false, true, false, false, true, true, false];
+            let expected = [0, 0, 41, 41, 41, 41, 45];
+            let mut asked = Asked::new();
+            for (id, is_overwrite) in (1..).zip(kinds) {
+                asked.enter(id, 0, is_overwrite, 40 + id as u8 - 1);
+            }
+            let see = |near: &mut dyn FnMut(u64) -> Vec<u8>| {
+                for ((id, is_overwrite), first) in (1..).zip(kinds).zip(expected) {
+                    let item = near(id);
+                    match is_overwrite {
+                        true => assert!(item.is_empty(), "the reply to an overwrite is short"),
+                        false => assert_eq!(&item[VALUE..], values.starting_with(first), "{medium:?} {id}"),
+                    }
+                }
+            };
+            let server = match medium {
+                Medium::Ring => {
+                    let (mut near, far) = ring::open(&echo).unwrap();
+                    let server = serve(far);
+                    see(&mut |id| exchanged(&mut near, id, &asked));
+                    server
+                }
+                Medium::Udp => {
+                    let (mut near, far) = udp::open(&echo).unwrap();
+                    let server = serve(far);
+                    see(&mut |id| exchanged(&mut near, id, &asked));
+                    server
+                }
+                Medium::Tcp => {
+                    let (mut near, far) = tcp::open(&echo).unwrap();
+                    let server = serve(far);
+                    see(&mut |id| exchanged(&mut near, id, &asked));
+                    server
+                }
+            };
+            server.join().unwrap().unwrap();
+        }
+    }
+
+    /// Sends the request `id` of `asked`, and returns the item in its reply.
+    fn exchanged(near: &mut impl client::ClientEnd, id: u64, asked: &Asked) -> Vec<u8> {
+        near.send(id, 1, asked).unwrap();
+        let mut item = Vec::new();
+        let mut each = |reply: message::Reply<'_>| {
+            assert!(reply.found && reply.id == id);
+            item = reply.item.to_vec();
+        };
+        while near.take(id, 1, asked, &mut each).unwrap() == 0 {
+            thread::yield_now();
+        }
+        item
+    }
+
+    #[test]
     fn an_invalid_request_ends_the_server_with_an_error() {
         let requested = echo(Medium::Udp, 4);
+        let asked = Asked::new();
+        let request = |id, op| message::request(id, &asked, op);
         for wrong in [
             vec![7; 5],
-            message::request(1, 0, 9).to_vec(),
-            [message::request(1, 0, message::FETCH), message::request(3, 0, message::FETCH)].concat(),
+            request(1, 9).to_vec(),
+            request(1, FETCH | OVERWRITE).to_vec(),
+            [request(1, FETCH), request(3, FETCH)].concat(),
+            [&request(1, FETCH)[..], &[0; 8]].concat(),
         ] {
             let near = UdpSocket::bind("127.0.0.1:0").unwrap();
             let far = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -445,6 +539,10 @@ mod tests {
             let refusal = requested.serve(far.into(), |_| Ok(())).unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidData, "{refusal}");
         }
+        // An overwrite whose value is too short.
+        let refused = Echo { workload: Workload::A, ..requested }.format();
+        let short = [&request(1, FETCH | OVERWRITE)[..], &[0; 96]].concat();
+        assert_eq!(message::read_requests(&short, &refused, 4).unwrap().numbers().len(), 0);
         // The client has other flags than the server.
         let (mut client, server) = started(Echo { bare: true, ..echo(Medium::Tcp, 4) }, echo(Medium::Tcp, 4));
         assert!(client.measure(A_WHILE).is_err());
@@ -468,7 +566,12 @@ mod tests {
 
     #[test]
     fn a_stream_may_break_anywhere() {
-        let echo = echo(Medium::Tcp, 8);
+        for workload in WORKLOADS {
+            a_broken_stream(Echo { workload, ..echo(Medium::Tcp, 8) });
+        }
+    }
+
+    fn a_broken_stream(echo: Echo) {
         let (mut client, far) = echo.open().unwrap();
         // A relay between client and server, which forwards a few bytes at a time.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

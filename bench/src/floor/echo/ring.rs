@@ -22,15 +22,18 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::futex;
 
 use super::client::ClientEnd;
-use super::message::{ECHO, FETCH, FIRST_ID, REQUEST_SIZE, REQUEST_TOGETHER, Reply, Requests, request};
+use super::message::{Asked, FIRST_ID, Format, REQUEST_SIZE, REQUEST_TOGETHER, Reply, Requests, request};
 use super::server::{ItemSource, ServerEnd, Turn};
 use super::{ANSWER_TIMEOUT, Echo, invalid, no_answer, reply_size};
+use crate::floor::overwrite::Values;
 
 /// Number of polls before the poller yields the CPU. A poll is a load and a pause: 256 polls take a few microseconds.
 const POLLS_PER_YIELD: u32 = 256;
 
-/// Layout of the memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |.
-/// Bells and goodbye take two cache lines each, because CPUs fetch lines in pairs.
+/// Layout of the memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |
+/// values |. Bells and goodbye take two cache lines each, because CPUs fetch lines in pairs. There is one value for
+/// each slot of requests, if requests have values. The writer of a request also writes its value, before it publishes
+/// the request.
 const REQUESTS_BELL: usize = 0;
 const REPLIES_BELL: usize = 128;
 const GOODBYE: usize = 256;
@@ -51,7 +54,7 @@ const _: () = assert!(REQUEST_STRIDE >= REQUEST_SIZE && REQUESTS.is_multiple_of(
 /// Client's end of two rings.
 pub(super) struct Near {
     rings: Rings,
-    op: u32,
+    values: Values,
     /// Copies of the items, one for each task, because the server may reuse a slot as soon as its reply was taken.
     fetched: Vec<u8>,
 }
@@ -67,10 +70,13 @@ struct Rings {
     base: NonNull<u8>,
     len: usize,
     slots: usize,
-    item_size: usize,
+    format: Format,
     blocking: bool,
     requests: Ring,
     replies: Ring,
+    /// Offset in the mapping of the first value, and the distance between two values.
+    values_at: usize,
+    value_stride: usize,
 }
 
 /// Layout of one of the two rings. `bell` and `at` are offsets in the mapping; `id` and `together` are offsets in a
@@ -89,51 +95,59 @@ pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     let file = memfd_create(c"farside-floor-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, Rings::len(echo) as u64)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let op = if echo.bare { ECHO } else { FETCH };
     let fetched = vec![0; echo.tasks * echo.item_size()];
-    Ok((Near { rings: Rings::map(echo, &file)?, op, fetched }, file))
+    Ok((Near { rings: Rings::map(echo, &file)?, values: echo.values(), fetched }, file))
 }
 
 impl ClientEnd for Near {
     const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+    fn send(&mut self, first: u64, count: usize, asked: &Asked) -> io::Result<()> {
         let rings = &self.rings;
-        for (id, &number) in (first..).zip(numbers) {
-            let bytes = request(id, number, self.op);
+        for id in first..first + count as u64 {
+            let bytes = request(id, asked, rings.format.op);
             // SAFETY: the slot is mapped and wide enough. The server does not read it before it is published, because
             // the reply to its previous request has been taken.
             unsafe {
                 let slot = rings.slot(&rings.requests, id);
                 ptr::copy_nonoverlapping(bytes[8..].as_ptr(), slot.add(8), REQUEST_SIZE - 8);
             }
+            if asked.is_overwrite(id) {
+                let value = asked.value(id, &self.values);
+                // SAFETY: as above, for the value of the slot. All values have the size of the format.
+                unsafe { ptr::copy_nonoverlapping(value.as_ptr(), rings.value(id), value.len()) };
+            }
         }
-        rings.publish(&rings.requests, first, numbers.len());
+        rings.publish(&rings.requests, first, count);
         Ok(())
     }
 
     #[inline(always)]
-    fn take(&mut self, next: u64, mut each: impl FnMut(Reply<'_>)) -> io::Result<usize> {
+    fn take(
+        &mut self,
+        next: u64,
+        _in_flight: usize,
+        asked: &Asked,
+        mut each: impl FnMut(Reply<'_>),
+    ) -> io::Result<usize> {
         let rings = &self.rings;
         if rings.blocking && !rings.sleep(&rings.replies, next, Some(ANSWER_TIMEOUT))? {
             return Err(no_answer());
         }
         let count = rings.arrived(&rings.replies, next)?;
-        for (id, fetched) in (next..next + count as u64).zip(self.fetched.chunks_exact_mut(rings.item_size)) {
+        let item_size = rings.format.item_size;
+        for (id, fetched) in (next..next + count as u64).zip(self.fetched.chunks_exact_mut(item_size)) {
+            let item = if asked.is_overwrite(id) { &mut [][..] } else { fetched };
             let found;
             // SAFETY: the slot is mapped and holds an item and its trailer. The server has published it, and does not
             // write to it before this client's next request.
             unsafe {
                 let slot = rings.slot(&rings.replies, id);
-                ptr::copy_nonoverlapping(slot, fetched.as_mut_ptr(), rings.item_size);
+                ptr::copy_nonoverlapping(slot, item.as_mut_ptr(), item.len());
                 found = slot.add(rings.found()).cast::<u32>().read();
             }
-            each(Reply {
-                id: rings.id(&rings.replies, id).load(Ordering::Relaxed),
-                found: found == 1,
-                item: fetched,
-            });
+            each(Reply { id: rings.id(&rings.replies, id).load(Ordering::Relaxed), found: found == 1, item });
         }
         Ok(count)
     }
@@ -163,7 +177,7 @@ impl ServerEnd for Far {
     const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn turn(&mut self, source: &ItemSource) -> io::Result<Turn> {
+    fn turn(&mut self, source: &mut ItemSource) -> io::Result<Turn> {
         let rings = &self.rings;
         if rings.blocking {
             rings.sleep(&rings.requests, self.next, None)?;
@@ -182,14 +196,21 @@ impl ServerEnd for Far {
             unsafe {
                 ptr::copy_nonoverlapping(rings.slot(&rings.requests, id), bytes.as_mut_ptr(), REQUEST_SIZE)
             };
-            requests.push(&bytes, source.op())?;
+            requests.push(&bytes, &rings.format)?;
         }
         // SAFETY: the slots are mapped. There are at least `count` slots, so each is borrowed once. The client reads
         // none of them before it is published.
-        let items = ids
-            .clone()
-            .map(|id| unsafe { slice::from_raw_parts_mut(rings.slot(&rings.replies, id), rings.item_size) });
-        let found = source.answer(requests.numbers(), items);
+        let items = ids.clone().map(|id| unsafe {
+            slice::from_raw_parts_mut(rings.slot(&rings.replies, id), rings.format.item_size)
+        });
+        // SAFETY: a request with a value has one in the mapping. The client does not write it before it has the reply.
+        let value = |index| unsafe {
+            slice::from_raw_parts(
+                rings.value(requests.first + index as u64).cast_const(),
+                rings.format.value_size,
+            )
+        };
+        let found = source.answer(&requests, value, items);
         for (id, index) in ids.clone().zip(0..) {
             let found = (found >> index) as u32 & 1;
             // SAFETY: as above, for the trailer behind the item.
@@ -209,7 +230,14 @@ impl Rings {
     fn len(echo: &Echo) -> usize {
         let slots = Self::slots(echo);
         let requests = (slots * REQUEST_STRIDE).next_multiple_of(CACHE_LINE);
-        REQUESTS + requests + slots * reply_size(echo.item_size()).next_multiple_of(CACHE_LINE)
+        let replies = slots * reply_size(echo.item_size()).next_multiple_of(CACHE_LINE);
+        REQUESTS + requests + replies + slots * Self::value_stride(echo)
+    }
+
+    /// Returns the distance in bytes between two values of requests.
+    fn value_stride(echo: &Echo) -> usize {
+        let Format { has_overwrites, value_size, .. } = echo.format();
+        if has_overwrites { value_size.next_multiple_of(CACHE_LINE) } else { 0 }
     }
 
     /// Maps `file`, which has the length [`Rings::len`] and is sealed against shrinking.
@@ -234,8 +262,17 @@ impl Rings {
             together: stride - 12,
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        let (item_size, blocking) = (echo.item_size(), echo.blocking);
-        Ok(Self { base, len, slots, item_size, blocking, requests, replies })
+        Ok(Self {
+            base,
+            len,
+            slots,
+            format: echo.format(),
+            blocking: echo.blocking,
+            requests,
+            replies,
+            values_at: replies.at + slots * stride,
+            value_stride: Self::value_stride(echo),
+        })
     }
 
     /// Returns the offset of the field `found` in a reply.
@@ -250,6 +287,14 @@ impl Rings {
         let index = id as usize & (self.slots - 1);
         // SAFETY: `slots` is a power of two, so `index` is below it, and `len` includes `slots` slots of each ring.
         unsafe { self.base.as_ptr().add(ring.at + index * ring.stride) }
+    }
+
+    /// Returns the address of the value of request `id`, which has `value_stride` bytes.
+    #[inline(always)]
+    fn value(&self, id: u64) -> *mut u8 {
+        let index = id as usize & (self.slots - 1);
+        // SAFETY: as for the slots: `len` includes `slots` values.
+        unsafe { self.base.as_ptr().add(self.values_at + index * self.value_stride) }
     }
 
     #[inline(always)]

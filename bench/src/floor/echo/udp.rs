@@ -9,9 +9,13 @@ use std::os::fd::OwnedFd;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, socket_recv_buffer_size};
 
 use super::client::ClientEnd;
-use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requests, write_trailers};
+use super::message::{
+    Asked, Format, Reply, items, no_request, read_replies, read_requests, value_in, write_requests,
+    write_trailers,
+};
 use super::server::{ItemSource, ServerEnd, Turn};
-use super::{ANSWER_TIMEOUT, Echo, Poller, REQUEST_SIZE, invalid, no_answer};
+use super::{ANSWER_TIMEOUT, Echo, Poller, TASKS_MAX, invalid, no_answer};
+use crate::floor::overwrite::Values;
 
 /// Number of polls before the poller yields the CPU. A poll is a system call, like a yield: 16 polls take a few
 /// microseconds.
@@ -29,9 +33,8 @@ const DATAGRAM_OVERHEAD: usize = 4096;
 pub(super) struct Near {
     socket: UdpSocket,
     blocking: bool,
-    op: u32,
-    reply_size: usize,
-    item_size: usize,
+    format: Format,
+    values: Values,
     requests: Vec<u8>,
     replies: Vec<u8>,
 }
@@ -39,8 +42,7 @@ pub(super) struct Near {
 /// Server's end of two connected sockets.
 pub(super) struct Far {
     socket: UdpSocket,
-    reply_size: usize,
-    item_size: usize,
+    format: Format,
     requests: Vec<u8>,
     replies: Vec<u8>,
 }
@@ -59,10 +61,9 @@ pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     let near = Near {
         socket: near,
         blocking: echo.blocking,
-        op: if echo.bare { ECHO } else { FETCH },
-        reply_size: echo.reply_size(),
-        item_size: echo.item_size(),
-        requests: vec![0; echo.tasks_per_message() * REQUEST_SIZE],
+        format: echo.format(),
+        values: echo.values(),
+        requests: vec![0; echo.format().requests_size_max(echo.tasks_per_message())],
         replies: vec![0; echo.tasks_per_message() * echo.reply_size()],
     };
     Ok((near, far.into()))
@@ -90,14 +91,26 @@ impl ClientEnd for Near {
     const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
-        send(&self.socket, write_requests(&mut self.requests, first, numbers, self.op))
+    fn send(&mut self, first: u64, count: usize, asked: &Asked) -> io::Result<()> {
+        let requests = write_requests(&mut self.requests, &self.format, first, count, asked, &self.values);
+        send(&self.socket, requests)
     }
 
     #[inline(always)]
-    fn take(&mut self, _next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize> {
+    fn take(
+        &mut self,
+        next: u64,
+        in_flight: usize,
+        asked: &Asked,
+        each: impl FnMut(Reply<'_>),
+    ) -> io::Result<usize> {
         match receive(&self.socket, &mut self.replies)? {
-            Some(len) => Ok(read_replies(&self.replies[..len], self.reply_size, self.item_size, each)),
+            Some(len) => {
+                let kinds = asked.kinds_from(next);
+                let count = self.format.replies_in(len, kinds, in_flight);
+                read_replies(&self.replies[..len], &self.format, kinds, count, each);
+                Ok(count)
+            }
             None if self.blocking => Err(no_answer()),
             None => Ok(0),
         }
@@ -118,9 +131,8 @@ impl Far {
         socket.set_nonblocking(!echo.blocking)?;
         Ok(Self {
             socket,
-            reply_size: echo.reply_size(),
-            item_size: echo.item_size(),
-            requests: vec![0; echo.tasks_per_message() * REQUEST_SIZE],
+            format: echo.format(),
+            requests: vec![0; echo.format().requests_size_max(echo.tasks_per_message())],
             replies: vec![0; echo.tasks_per_message() * echo.reply_size()],
         })
     }
@@ -130,18 +142,22 @@ impl ServerEnd for Far {
     const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn turn(&mut self, source: &ItemSource) -> io::Result<Turn> {
+    fn turn(&mut self, source: &mut ItemSource) -> io::Result<Turn> {
         let len = match receive(&self.socket, &mut self.requests)? {
             Some(0) => return Ok(Turn::Closed),
             Some(len) => len,
             None => return Ok(Turn::Nothing),
         };
-        let requests = read_requests(&self.requests[..len], source.op())?;
-        let replies = &mut self.replies[..requests.numbers().len() * self.reply_size];
-        let items = replies.chunks_exact_mut(self.reply_size).map(|reply| &mut reply[..self.item_size]);
-        let found = source.answer(requests.numbers(), items);
-        write_trailers(replies, self.reply_size, requests.first, found);
-        send(&self.socket, replies)?;
+        let (format, bytes) = (&self.format, &self.requests[..len]);
+        let requests = read_requests(bytes, format, TASKS_MAX)?;
+        let count = requests.numbers().len();
+        if format.request_at(requests.kinds, count) != len {
+            return Err(no_request(0, 0));
+        }
+        let value = |index| value_in(bytes, format, &requests, index);
+        let found = source.answer(&requests, value, items(&mut self.replies, format, &requests));
+        write_trailers(&mut self.replies, format, &requests, found);
+        send(&self.socket, &self.replies[..format.reply_at(requests.kinds, count)])?;
         Ok(Turn::Answered)
     }
 }

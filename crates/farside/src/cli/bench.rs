@@ -39,7 +39,7 @@ enum What {
     Blocks(Box<blocks::Blocks>),
     /// Read and change objects under one-sided latches
     Latch(Box<latch::Latch>),
-    /// Measure the same fetch without a system: the machine's limit
+    /// Measure the same reads and overwrites without a system: the machine's limit
     Floor(floor::Floor),
     /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
     Compare(Box<compare::Compare>),

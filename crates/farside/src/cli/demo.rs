@@ -179,7 +179,7 @@ fn print_runs(results: &Results) -> Done {
         let (client, server) = floor.cpu_s_per_mop.map(|cpu| (cpu.client, cpu.server)).unzip();
         table.push([
             name,
-            "c".into(),
+            floor.workload.clone(),
             floor.tasks.to_string(),
             format!("{:.0}", floor.ops_per_s),
             format!("{:.2}", floor.rtt_us_p50),
@@ -192,7 +192,7 @@ fn print_runs(results: &Results) -> Done {
     }
     print_line!("{table}");
     print_line!(
-        "Workload c reads; a is half reads and half overwrites, and is compared with the floor of reads."
+        "Workload c reads; a is half reads and half overwrites. Each is compared with its own floor."
     );
     print_line!(
         "local and shm are compared with 'by hand', tls with tcp's floor. s/Mop: CPU seconds per million operations."

@@ -1,18 +1,19 @@
-//! `bench floor`: measures the same fetch without a system. The fetch runs in this process. For fabrics that send
-//! messages, it is requested from a second process (an *echo*).
+//! `bench floor`: measures the same reads and overwrites without a system. They run in this process. For fabrics that
+//! send messages, they are requested from a second process (an *echo*).
 //!
 //! Invariant: the server process of an echo ends with the process that started it.
+//! Invariant: after overwrites, the whole table is checked before a result is printed.
 
 use super::{FEWER_RECORDS, FabricArg, seconds};
 use crate::cli::node::die_with_parent;
 use crate::cli::{Done, Failure, check_available, value_size};
 use clap::ValueEnum;
-use farside_bench::floor::{Echo, EchoClient, Echoed, HugePages, Layout, Medium};
+use farside_bench::floor::{Echo, EchoClient, Echoed, HugePages, Layout, Medium, Workload};
 use farside_bench::report::{EchoCpuSeconds, FloorReport, cpu_time_of, floor_table, own_cpu_time};
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
@@ -48,13 +49,16 @@ struct EchoArgs {
     /// Bytes per value, 1 to 16MiB; at most 60KiB if values travel in messages
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
-    /// Fetches overlapped by prefetching, or requests in flight
+    /// c: reads; a: half reads, half overwrites
+    #[arg(long, value_name = "a|c", default_value = "c", value_parser = workload)]
+    workload: Workload,
+    /// Operations overlapped by prefetching, or requests in flight
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     tasks: u32,
     /// Give each key its own slot
     #[arg(long)]
     collision_free: bool,
-    /// Omit the fetch: measure the round trip of messages of the same sizes alone; for ring, udp and tcp
+    /// Omit the memory accesses: measure the round trip of messages of the same sizes alone; for ring, udp and tcp
     #[arg(long)]
     bare: bool,
     /// Let both sides sleep until a message wakes them, instead of polling; for ring, udp and tcp
@@ -73,27 +77,29 @@ pub(super) struct FloorServer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FloorFabric {
-    /// Fetch in this process
+    /// Memory accesses in this process
     Local,
-    /// Fetch in this process, from shared memory
+    /// Memory accesses in this process, to shared memory
     Shm,
-    /// Messages through rings in shared memory; fetch in another process
+    /// Messages through rings in shared memory; memory accesses in another process
     Ring,
-    /// Datagrams over loopback; fetch in another process
+    /// Datagrams over loopback; memory accesses in another process
     Udp,
-    /// A stream over loopback; fetch in another process
+    /// A stream over loopback; memory accesses in another process
     Tcp,
 }
 
 /// Minimum number of bytes of a floor's record besides its value: slots, a header and a key.
 const BESIDES_VALUE: u64 = 4 * 16 + 24;
+/// Maximum time in which a server that has closed its channel checks its table.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Floor {
     pub(super) fn run(self) -> Done {
         let duration = seconds(self.seconds)?;
         let (report, mismatches) = match self.fabric.medium() {
             Some(medium) => self.echo(&self.args.echo(medium), duration)?,
-            None => self.measure_fetches(duration)?,
+            None => self.measure_accesses(duration)?,
         };
         if self.json {
             print_line!("{}", serde_json::to_string(&report)?);
@@ -103,10 +109,11 @@ impl Floor {
         check_mismatches(mismatches)
     }
 
-    /// Measures like `bench floor --fabric FABRIC --tasks K`, and returns the report. Returns `None` if the fabric
-    /// sends no messages.
+    /// Measures like `bench floor --fabric FABRIC --workload WORKLOAD --tasks K`, and returns the report. Returns
+    /// `None` if the fabric sends no messages.
     pub(in crate::cli) fn measure_messages(
         fabric: FabricArg,
+        workload: Workload,
         records: u64,
         value_size: u32,
         tasks: u32,
@@ -118,8 +125,8 @@ impl Floor {
             FabricArg::Tcp => FloorFabric::Tcp,
             _ => return Ok(None),
         };
-        let args =
-            EchoArgs { records, value_size, tasks, collision_free: false, bare: false, blocking: false };
+        let (collision_free, bare, blocking) = (false, false, false);
+        let args = EchoArgs { records, value_size, workload, tasks, collision_free, bare, blocking };
         let seconds = duration.as_secs_f64();
         let floor = Floor { fabric, args, seconds, idle_ms: None, rounds: 1, json: false };
         let medium = fabric.medium().expect("these send messages");
@@ -128,7 +135,7 @@ impl Floor {
         Ok(Some(report))
     }
 
-    fn measure_fetches(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
+    fn measure_accesses(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
         for (flag, is_given) in [("--bare", self.args.bare), ("--blocking", self.args.blocking)] {
             if is_given {
                 return Err(Failure::Error(format!(
@@ -139,15 +146,19 @@ impl Floor {
         }
         self.args.check_memory()?;
         let tasks = self.args.tasks as usize;
-        let floor = farside_bench::floor::Floor::build(self.args.layout())?;
-        let measured = floor.measure(tasks, duration)?;
-        Ok((FloorReport::new(self.fabric.name(), tasks, &measured), measured.mismatches))
+        let workload = self.args.workload;
+        let mut floor = farside_bench::floor::Floor::build(self.args.layout())?;
+        let measured = floor.measure(workload, tasks, duration)?;
+        if workload == Workload::A {
+            floor.check()?;
+        }
+        Ok((FloorReport::new(self.fabric.name(), workload, tasks, &measured), measured.mismatches))
     }
 
     fn echo(&self, echo: &Echo, duration: Duration) -> Result<(FloorReport, u64), Failure> {
         let (mut client, far) = echo.open()?;
         self.args.check_memory()?;
-        let server = Server::start(self.fabric, &self.args, far)?;
+        let mut server = Server::start(self.fabric, &self.args, far)?;
         let before = (own_cpu_time()?, server.cpu_time()?);
         let echoed = self.measure(&mut client, duration)?;
         let per_mop = |after: Duration, before: Duration| {
@@ -157,7 +168,12 @@ impl Floor {
             client: per_mop(own_cpu_time()?, before.0),
             server: per_mop(server.cpu_time()?, before.1),
         };
-        let report = FloorReport::of_echo(self.fabric.name(), echo.tasks, server.page_size, &echoed, cpu);
+        drop(client);
+        if echo.workload == Workload::A {
+            server.wait_for_check()?;
+        }
+        let (fabric, page_size) = (self.fabric.name(), server.page_size);
+        let report = FloorReport::of_echo(fabric, echo.workload, echo.tasks, page_size, &echoed, cpu);
         Ok((report, echoed.mismatches))
     }
 
@@ -169,15 +185,24 @@ impl Floor {
     }
 }
 
-/// Fails if a fetch returned the item of another key.
+/// Fails if an operation did not find its key, or returned the item of another key.
 pub(in crate::cli) fn check_mismatches(mismatches: u64) -> Done {
     match mismatches {
         0 => Ok(()),
         wrong => Err(Failure::Error(format!(
-            "{wrong} fetches returned another item than that of their key: discard these figures, and check this \
-             machine's memory"
+            "{wrong} operations did not find their key, or returned another item: discard these figures, and check \
+             this machine's memory"
         ))),
     }
+}
+
+/// Parses, for clap, the workload of a floor.
+fn workload(name: &str) -> Result<Workload, String> {
+    Workload::named(name).ok_or_else(|| {
+        format!(
+            "there is no floor of the workload '{name}': give c (reads) or a (half reads, half overwrites)"
+        )
+    })
 }
 
 impl EchoArgs {
@@ -185,13 +210,15 @@ impl EchoArgs {
         if self.bare {
             return Ok(());
         }
-        check_available(self.records * (u64::from(self.value_size) + BESIDES_VALUE), FEWER_RECORDS)
+        let buffers = self.records + u64::from(self.layout().spares);
+        check_available(buffers * (u64::from(self.value_size) + BESIDES_VALUE), FEWER_RECORDS)
     }
 
     fn layout(&self) -> Layout {
         Layout {
             records: self.records,
             value_size: self.value_size,
+            spares: self.workload.spares() * self.tasks,
             collision_free: self.collision_free,
             huge_pages: HugePages::IfAvailable,
             seed: 1,
@@ -201,6 +228,7 @@ impl EchoArgs {
     fn echo(&self, medium: Medium) -> Echo {
         Echo {
             medium,
+            workload: self.workload,
             layout: self.layout(),
             tasks: self.tasks as usize,
             bare: self.bare,
@@ -210,15 +238,16 @@ impl EchoArgs {
 
     /// Returns the options as command-line arguments for the server.
     fn arguments(&self) -> Vec<String> {
-        let numbers = [
-            ("--records", self.records),
-            ("--value-size", self.value_size.into()),
-            ("--tasks", self.tasks.into()),
+        let named = [
+            ("--records", self.records.to_string()),
+            ("--value-size", self.value_size.to_string()),
+            ("--workload", self.workload.name().into()),
+            ("--tasks", self.tasks.to_string()),
         ];
         let flags =
             [("--collision-free", self.collision_free), ("--bare", self.bare), ("--blocking", self.blocking)];
-        let numbers = numbers.into_iter().flat_map(|(name, number)| [name.into(), number.to_string()]);
-        numbers
+        let named = named.into_iter().flat_map(|(name, value)| [name.into(), value]);
+        named
             .chain(flags.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name.into()))
             .collect()
     }
@@ -289,6 +318,29 @@ impl Server {
             Failure::Error("the floor's server did not start: its output above has the reason".into())
         })?;
         Ok(server)
+    }
+
+    /// Waits until the server, whose client was dropped, has checked its table and has exited.
+    fn wait_for_check(&mut self) -> Done {
+        let since = Instant::now();
+        let status = loop {
+            match self.child.try_wait()? {
+                Some(status) => break status,
+                None if since.elapsed() < CHECK_TIMEOUT => std::thread::sleep(Duration::from_millis(1)),
+                None => {
+                    return Err(Failure::Error(format!(
+                        "the floor's server did not check its table within {} s: discard these figures",
+                        CHECK_TIMEOUT.as_secs()
+                    )));
+                }
+            }
+        };
+        match status.success() {
+            true => Ok(()),
+            false => {
+                Err(Failure::Error("the floor's server has failed: its output above has the reason".into()))
+            }
+        }
     }
 
     fn cpu_time(&self) -> Result<Duration, Failure> {

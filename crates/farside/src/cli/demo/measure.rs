@@ -1,13 +1,13 @@
 //! Runs the demo's measurements, and holds their results.
 //!
-//! Invariant: a run and the floor that it is compared with have the same numbers of records and operations in flight,
-//! values of the same size, and one client thread each.
+//! Invariant: a run and the floor that it is compared with have the same workload, the same numbers of records and
+//! operations in flight, values of the same size, and one client thread each.
 
 use crate::cli::bench::{Compare, FabricArg, Floor as Echo, Session, SessionConfig, check_mismatches};
 use crate::cli::machine::Machine;
 use crate::cli::{Done, Failure};
 use farside_bench::compare::rows::CompareReport;
-use farside_bench::floor::{Floor, HugePages, Layout};
+use farside_bench::floor::{self, Floor, HugePages, Layout};
 use farside_bench::report::{FloorReport, YcsbReport};
 use farside_bench::workload::{Distribution, Workload};
 use farside_systems::registry::default_kv;
@@ -66,8 +66,8 @@ pub(super) struct Stopped {
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
 /// Number of operations in flight for the mixed workload, and for the client that reads while the node is stopped.
 pub(super) const MIDDLE: u32 = 16;
-/// Numbers of operations in flight for the floor of a fabric that sends messages. There are only two, because each
-/// starts and loads a new server.
+/// Numbers of operations in flight for the floor of reads of a fabric that sends messages. There are only two, because
+/// each starts and loads a new server.
 pub(super) const ENDS: [u32; 2] = [1, 64];
 /// Number of intervals before the stop, during it, and after it.
 const INTERVALS: u32 = 20;
@@ -92,7 +92,7 @@ impl Settings {
     /// Measures everything except the rivals.
     pub(super) fn measure(self) -> Result<Results, Failure> {
         let machine = Machine::current();
-        note!("The floor: the same fetch, through the same kind of table, without a system ...");
+        note!("The floor: the same reads and overwrites, in the same kind of table, without a system ...");
         let mut floors = self.floors()?;
         let mut runs = Vec::new();
         let session = Session::start(self.config(FabricArg::Local)?)?;
@@ -104,8 +104,10 @@ impl Settings {
         self.run(*first, &session, &mut runs)?;
         let stopped = self.stop_the_node(&session.with_tasks(MIDDLE)?)?;
         for &fabric in others {
-            for tasks in ENDS {
-                let floor = Echo::measure_messages(fabric, self.records, self.value_size, tasks, self.each)?;
+            let reads = ENDS.map(|tasks| (floor::Workload::C, tasks));
+            for (workload, tasks) in reads.into_iter().chain([(floor::Workload::A, MIDDLE)]) {
+                let Settings { records, value_size, each } = self;
+                let floor = Echo::measure_messages(fabric, workload, records, value_size, tasks, each)?;
                 floors.extend(floor);
             }
             self.run(fabric, &session, &mut runs)?;
@@ -154,17 +156,22 @@ impl Settings {
         let layout = Layout {
             records: self.records,
             value_size: self.value_size,
+            spares: MIDDLE * floor::Workload::A.spares(),
             collision_free: false,
             huge_pages: HugePages::IfAvailable,
             seed: 1,
         };
-        let floor = Floor::build(layout)?;
-        let at = |tasks: u32| {
-            let measured = floor.measure(tasks as usize, self.each)?;
+        let mut floor = Floor::build(layout)?;
+        let at = |(workload, tasks): (floor::Workload, u32)| {
+            let measured = floor.measure(workload, tasks as usize, self.each)?;
             check_mismatches(measured.mismatches)?;
-            Ok(FloorReport::new("shm", tasks as usize, &measured))
+            Ok::<_, Failure>(FloorReport::new("shm", workload, tasks as usize, &measured))
         };
-        DEPTHS.into_iter().map(at).collect()
+        let reads = DEPTHS.map(|tasks| (floor::Workload::C, tasks));
+        let reports: Vec<_> =
+            reads.into_iter().chain([(floor::Workload::A, MIDDLE)]).map(at).collect::<Result<_, _>>()?;
+        floor.check()?;
+        Ok(reports)
     }
 
     /// Measures reads at every depth, and a mix with 50 % writes at one depth.
@@ -274,7 +281,9 @@ impl Results {
     pub(super) fn of_floor(&self, run: &YcsbReport) -> Option<f64> {
         let fabric = floor_of(&run.fabric);
         let mut floors = self.floors.iter();
-        let floor = floors.find(|floor| floor.fabric == fabric && floor.tasks == run.tasks)?;
+        let floor = floors.find(|floor| {
+            (&*floor.fabric, &floor.workload, floor.tasks) == (fabric, &run.workload, run.tasks)
+        })?;
         Some(run.ops_per_s / floor.ops_per_s)
     }
 

@@ -339,37 +339,53 @@ fn a_measurement_ended_by_a_signal_drops_its_store() {
 }
 
 #[test]
-fn bench_floor_measures_fetches_from_memory() {
+fn bench_floor_measures_accesses_to_memory() {
     for (fabric, tasks) in [("local", 1), ("shm", 16)] {
-        let tasks_flag = tasks.to_string();
-        let arguments =
-            ["bench", "floor", "--records", "1000", "--seconds", "0.1", "--json", "--fabric", fabric];
-        let report = farside(arguments.into_iter().chain(["--tasks", &tasks_flag])).done().json();
-        assert_eq!((&report["fabric"], &report["tasks"]), (&fabric.into(), &tasks.into()));
-        for field in ["page_size", "rtt_us_p50", "ops_per_s"] {
-            assert!(report[field].as_f64() > Some(0.0), "{field}: {report}");
+        for workload in ["a", "c"] {
+            let tasks_flag = tasks.to_string();
+            let arguments =
+                ["bench", "floor", "--records", "1000", "--seconds", "0.1", "--json", "--fabric", fabric];
+            // Workload c is the default.
+            let chosen = ["--workload", workload].into_iter().filter(|_| workload != "c");
+            let arguments = arguments.into_iter().chain(["--tasks", &tasks_flag]).chain(chosen);
+            let report = farside(arguments).done().json();
+            assert_eq!((&report["fabric"], &report["tasks"]), (&fabric.into(), &tasks.into()));
+            assert_eq!(report["workload"], workload);
+            for field in ["page_size", "rtt_us_p50", "ops_per_s"] {
+                assert!(report[field].as_f64() > Some(0.0), "{field}: {report}");
+            }
+            let fields = report.as_object().expect("an object").len();
+            assert_eq!(fields, 6, "scripts rely on these fields: {report}");
         }
-        assert_eq!(report.as_object().expect("an object").len(), 5, "scripts rely on these fields: {report}");
     }
 }
 
 #[test]
 fn bench_floor_measures_messages_and_cpu_time_of_both_sides() {
     let short = ["--seconds", "0.3"];
+    let mixed = ["--seconds", "0.3", "--workload", "a"];
     let idle = ["--blocking", "--idle-ms", "1", "--rounds", "300"];
     for fabric in ["ring", "udp", "tcp"] {
-        for (tasks, flags) in [(1, &short[..]), (16, &[&short[..], &["--bare"]].concat()), (4, &idle)] {
+        for (tasks, flags) in [
+            (1, &short[..]),
+            (16, &[&short[..], &["--bare"]].concat()),
+            (1, &mixed),
+            (16, &mixed),
+            (16, &[&mixed[..], &["--bare"]].concat()),
+            (4, &idle),
+        ] {
             let tasks_flag = tasks.to_string();
             let arguments = ["bench", "floor", "--records", "1000", "--json", "--fabric", fabric, "--tasks"];
             let arguments = arguments.into_iter().chain([&*tasks_flag]).chain(flags.iter().copied());
             let report = farside(arguments).done().json();
             assert_eq!((&report["fabric"], &report["tasks"]), (&fabric.into(), &tasks.into()));
+            assert_eq!(report["workload"], if flags.contains(&"a") { "a" } else { "c" });
             for field in ["page_size", "rtt_us_p50", "ops_per_s"] {
                 assert!(report[field].as_f64() > Some(0.0), "{field}: {report}");
             }
             let cpu = report["cpu_s_per_mop"].as_object().expect("an object");
             assert!(cpu["client"].as_f64() > Some(0.0) && cpu["server"].as_f64() >= Some(0.0), "{report}");
-            assert_eq!((report.as_object().expect("an object").len(), cpu.len()), (6, 2), "{report}");
+            assert_eq!((report.as_object().expect("an object").len(), cpu.len()), (7, 2), "{report}");
         }
     }
 }

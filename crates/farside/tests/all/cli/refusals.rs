@@ -12,7 +12,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 111] = [
+    let wrong: [(&[&str], &str); 112] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -150,6 +150,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["bench", "ycsb", "--fabric", "udp", "--pool", &url], "is of fabric shm, not udp: omit --fabric"),
         (&["bench", "floor", "--bare"], "--bare has no meaning for shm"),
         (&["bench", "floor", "--blocking", "--fabric", "local"], "--blocking has no meaning for local"),
+        (&["bench", "floor", "--workload", "b"], "give c (reads) or a (half reads, half overwrites)"),
         (&["bench", "floor", "--fabric", "verbs"], "local, shm, ring, udp, tcp"),
         (&["bench", "floor", "--fabric", "udp", "--idle-ms", "5"], "--blocking"),
         (&["bench", "floor", "--fabric", "udp", "--blocking", "--rounds", "5"], "--idle-ms"),
