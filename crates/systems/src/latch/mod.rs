@@ -6,8 +6,8 @@
 //!
 //! - [`scheme`]: the schemes and their names. `layout`: the bytes of the objects.
 //! - `exclusive` and `shared` (this file): operations that hold the latch. `optimistic`: reads without the latch.
-//! - `lane`: the parts of an operation that go on when its caller has gone, or that nobody awaits. `keeper`: the task that
-//!   goes on with them.
+//! - `lane`: the parts of an operation that go on when its caller has gone, or that nobody awaits. `keeper`: the task
+//!   that goes on with them.
 //! - `system`: the entry in the registry, and the work of the node's CPU. [`mutants`]: broken schemes.
 //! - [`btree`]: a tree whose nodes are the objects.
 //!
