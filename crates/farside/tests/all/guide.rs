@@ -33,7 +33,7 @@ fn root() -> PathBuf {
 
 /// Returns the path and the text of every Rust file of the crates that commands and programs of users run.
 fn sources() -> Vec<(PathBuf, String)> {
-    let mut folders: Vec<PathBuf> = ["remote", "fabrics", "node", "systems", "farside"]
+    let mut folders: Vec<PathBuf> = ["remote", "fabrics", "node", "systems", "predict", "farside"]
         .map(|name| root().join("crates").join(name).join("src"))
         .into();
     folders.push(root().join("bench/src"));

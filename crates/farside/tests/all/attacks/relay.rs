@@ -3,12 +3,14 @@
 
 use crate::attacks::target::{SECRET, contains_secret};
 use crate::support::{Process, command, farside, run, until};
+use farside_fabrics::udp::seal::{self, node::STRANGER_WAIT};
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tempfile::TempDir;
 
 /// A node that seals its packets, and a token for the node.
@@ -189,6 +191,7 @@ impl Relay {
 fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
     let sealed = Sealed::start();
     let relay = Relay::start(sealed.at);
+    let began = Instant::now();
     let pool = sealed.connect(relay.at).expect("the relay forwards greetings");
     let client = pool.open("default").expect("a store");
     let key = |n: u64| [&SECRET[..], &n.to_le_bytes()].concat();
@@ -230,7 +233,8 @@ fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
     });
     assert_eq!(sealed.refused("bad_tokens"), 0, "no token was guessed");
 
-    // All packets once more, from another address: the node sends no response and opens no session.
+    // All packets once more, from another address: the node opens no session, and sends no response unless a connection
+    // was forgotten. Then it answers the connection's greeting, and seals the answer.
     until("the session has ended", || sealed.info()["sessions"] == 1);
     let before = sealed.refused("forged") + sealed.refused("replayed");
     let again = UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -244,11 +248,10 @@ fn a_man_in_the_middle_of_sealed_packets_can_only_lose_them() {
         answers += u64::from(again.recv(&mut [0; 2000]).is_ok());
         sealed.refused("forged") + sealed.refused("replayed") > before
     });
-    assert_eq!(
-        (answers, &sealed.info()["sessions"]),
-        (0, &1.into()),
-        "only the session that queries the node"
-    );
+    let greetings = seen[TO_NODE].iter().filter(|bytes| bytes.len() == seal::GREETING).count() as u64;
+    let answers_max = if began.elapsed() < STRANGER_WAIT { 0 } else { greetings };
+    assert!(answers <= answers_max, "{answers} answers to replays, of {greetings} greetings");
+    assert_eq!(sealed.info()["sessions"], 1, "only the session that queries the node");
     assert!(!sealed.node.log().contains("farside_"), "{}", sealed.node.log());
 }
 
