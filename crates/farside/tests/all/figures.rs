@@ -59,8 +59,8 @@ fn soak_prism_figures_6_and_7_are_predicted() {
     assert_predicted("prism-7", OPERATIONS, 1);
 }
 
-/// Measures ABDLOCK's latency in figure 7 with other pauses between its attempts. The figure has those of the code,
-/// unless others serve ABDLOCK better.
+/// Measures ABDLOCK's latency in figure 7 with other pauses between its attempts, those of the code among them. The
+/// figure has those that serve ABDLOCK best.
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
 fn soak_no_other_pauses_serve_abdlock_better() {
