@@ -117,8 +117,9 @@ impl Variant {
     /// A node whose cores sleep until events wake them, as Chequer's server does: it has no polling threads.
     pub const EVENTS: Variant =
         Variant { name: "events", setup: |setup| setup.sleeps = true, ..Variant::OURS };
-    /// ABDLOCK as published: a lock is released in a round trip of its own. The paper does not say how long clients pause
-    /// between attempts. These pauses serve ABDLOCK best on the paper's machines, whose round trips take 2 to 6 us.
+    /// ABDLOCK as published: a lock is released in a round trip of its own. The paper does not say how long clients
+    /// pause between attempts. These pauses serve ABDLOCK best on the paper's machines, whose round trips take 2 to
+    /// 6 us.
     pub const RELEASES_APART: Variant = Variant {
         name: "releases apart",
         options: Options {
