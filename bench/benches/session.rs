@@ -10,7 +10,7 @@ use farside_fabrics::executor::Core;
 use farside_fabrics::local::LocalNode;
 use farside_fabrics::runner::Runner;
 use farside_fabrics::session::answer;
-use farside_fabrics::session::carrier::{Broken, Line};
+use farside_fabrics::session::carrier::{Broken, Datagrams, Line};
 use farside_fabrics::session::client;
 use farside_fabrics::session::endpoint::Endpoint;
 use farside_fabrics::session::server::{self, End, Hello, Host, Outcome, Request, RequestRef, Server};
@@ -120,17 +120,7 @@ struct Far {
     out: Vec<u8>,
 }
 
-impl Line for Inline {
-    const IS_RELIABLE: bool = true;
-
-    fn datagram_max(&self) -> usize {
-        DATAGRAM
-    }
-
-    fn inbound_bytes(&self) -> usize {
-        1 << 20
-    }
-
+impl Datagrams for Inline {
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
         let Far { server, engine, .. } = &mut *self.far.borrow_mut();
         server.receive(self.began.elapsed(), 0, datagram, engine).map_err(|error| Broken(error.to_string()))
@@ -151,6 +141,18 @@ impl Line for Inline {
         let is_any = !inbox.is_empty();
         inbox.drain(..).for_each(|datagram| take(&datagram));
         Ok(is_any)
+    }
+}
+
+impl Line for Inline {
+    const IS_RELIABLE: bool = true;
+
+    fn datagram_max(&self) -> usize {
+        DATAGRAM
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        1 << 20
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

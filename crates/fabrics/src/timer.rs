@@ -3,6 +3,7 @@
 //! Protocols sleep only in their slow paths (no free buffer, a deadline), so one thread is enough for the whole
 //! process. The thread starts at the first call of [`sleep`].
 
+use farside_remote::clock::{self, Clock};
 use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
 use std::cmp::Reverse;
@@ -80,15 +81,28 @@ impl Future for Sleep {
     }
 }
 
+/// The system's clocks, and this timer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct System;
+
+impl Clock for System {
+    #[inline]
+    fn now(&self) -> Duration {
+        now()
+    }
+
+    fn wall(&self) -> Duration {
+        wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        sleep(duration)
+    }
+}
+
 /// Returns the output of `future`, or `None` if the future takes longer than `duration`.
 pub async fn within<O>(duration: Duration, future: impl Future<Output = O>) -> Option<O> {
-    let mut future = std::pin::pin!(future);
-    let mut sleep = std::pin::pin!(sleep(duration));
-    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => sleep.as_mut().poll(cx).map(|()| None),
-    })
-    .await
+    clock::within(&System, duration, future).await
 }
 
 #[derive(Default)]

@@ -2,6 +2,7 @@
 //! so that they also run on simulated time.
 
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// A source of time. Instants are durations since a fixed moment, the same for all users of one clock.
@@ -35,3 +36,14 @@ macro_rules! clock_by_reference {
 
 clock_by_reference!(&C);
 clock_by_reference!(Rc<C>);
+
+/// Returns the output of `future`, or `None` if the future takes longer than `duration` by `clock`.
+pub async fn within<O>(clock: &impl Clock, duration: Duration, future: impl Future<Output = O>) -> Option<O> {
+    let mut future = std::pin::pin!(future);
+    let mut sleep = std::pin::pin!(clock.sleep(duration));
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => sleep.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}

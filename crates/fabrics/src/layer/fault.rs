@@ -7,7 +7,7 @@
 //! Invariant: which fault hits a datagram depends only on the seed and on the earlier datagrams.
 //! Invariant: a reliable carrier delivers its datagrams complete and in order until it breaks.
 
-use crate::session::carrier::{Arrival, Broken, Dropped, Line, Port};
+use crate::session::carrier::{Arrival, Broken, Datagrams, Dropped, Line, Port};
 use crate::timer;
 use farside_remote::draws::Draws;
 use std::cell::{Cell, RefCell};
@@ -332,17 +332,7 @@ impl<L: Line> FaultLine<L> {
     }
 }
 
-impl<L: Line> Line for FaultLine<L> {
-    const IS_RELIABLE: bool = L::IS_RELIABLE;
-
-    fn datagram_max(&self) -> usize {
-        self.inner.datagram_max()
-    }
-
-    fn inbound_bytes(&self) -> usize {
-        self.inner.inbound_bytes()
-    }
-
+impl<L: Line> Datagrams for FaultLine<L> {
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
         self.check()?;
         let mut sent = Ok(());
@@ -379,6 +369,18 @@ impl<L: Line> Line for FaultLine<L> {
         let has_released = back.release(until, |(), datagram| take(datagram));
         sent?;
         received.map(|has_received| has_received || has_released)
+    }
+}
+
+impl<L: Line> Line for FaultLine<L> {
+    const IS_RELIABLE: bool = L::IS_RELIABLE;
+
+    fn datagram_max(&self) -> usize {
+        self.inner.datagram_max()
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        self.inner.inbound_bytes()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

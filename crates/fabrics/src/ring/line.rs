@@ -4,7 +4,7 @@ use super::end::{Buffer, End};
 use super::shared::{Mapped, Memory, Side};
 use super::{FRAME_MAX, Greeting, MAGIC, OUTBOX_MAX, VERSION};
 use crate::memory::MappingError;
-use crate::session::carrier::{Broken, Line};
+use crate::session::carrier::{Broken, Datagrams, Line};
 use crate::shm::frame::{self, Hello};
 use crate::shm::peer::peer;
 use crate::shm::{ConnectError, GREETING_WAIT, dial, has_greeting, is_stopped};
@@ -86,17 +86,7 @@ impl RingLine {
     }
 }
 
-impl Line for RingLine {
-    const IS_RELIABLE: bool = true;
-
-    fn datagram_max(&self) -> usize {
-        FRAME_MAX
-    }
-
-    fn inbound_bytes(&self) -> usize {
-        OUTBOX_MAX / 2
-    }
-
+impl Datagrams for RingLine {
     fn send(&self, frame: &[u8]) -> Result<(), Broken> {
         Ok(self.state.borrow_mut().end.send(&self.shared, frame)?)
     }
@@ -116,6 +106,18 @@ impl Line for RingLine {
             return Err(Broken("the node has ended".into()));
         }
         Ok(has_received)
+    }
+}
+
+impl Line for RingLine {
+    const IS_RELIABLE: bool = true;
+
+    fn datagram_max(&self) -> usize {
+        FRAME_MAX
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        OUTBOX_MAX / 2
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

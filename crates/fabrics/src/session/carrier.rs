@@ -1,7 +1,8 @@
 //! Carriers of datagrams between a client and an engine: sockets, or rings in shared memory.
 //!
 //! A [`Line`] is the client's end. A [`Port`] is an engine's end of its connections to all clients. No function of
-//! either blocks: the caller polls for a while, then sleeps until the descriptor is readable.
+//! either blocks: the caller polls for a while, then sleeps until the descriptor is readable. [`Datagrams`] and
+//! [`Arrivals`] are all that a session needs of a line, so that it also runs without descriptors, in the simulator.
 //!
 //! Invariant: a datagram passed to `send` leaves at the next flush, or earlier, or is lost. A reliable carrier loses
 //! datagrams only when it breaks.
@@ -9,6 +10,7 @@
 use super::server::Address;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::task::Waker;
 use std::time::Duration;
 
 /// Error: the carrier is unusable. Contains the reason.
@@ -27,17 +29,8 @@ impl From<rustix::io::Errno> for Broken {
     }
 }
 
-/// The client's end of a carrier. Belongs to one thread.
-pub trait Line {
-    /// Whether every datagram arrives exactly once and in order.
-    const IS_RELIABLE: bool;
-
-    /// Maximum size of a datagram in bytes. Larger ones might be carried, but less efficiently.
-    fn datagram_max(&self) -> usize;
-
-    /// Number of received bytes that the carrier can buffer.
-    fn inbound_bytes(&self) -> usize;
-
+/// The datagrams of a client's session, whatever carries them. Belongs to one thread.
+pub trait Datagrams {
     /// Queues a datagram for sending.
     ///
     /// # Errors
@@ -55,6 +48,30 @@ pub trait Line {
     /// # Errors
     /// The carrier is broken. Datagrams that had arrived before were passed on.
     fn receive(&self, take: impl FnMut(&[u8])) -> Result<bool, Broken>;
+}
+
+/// Wakes the task that drives a session when datagrams may have arrived.
+pub trait Arrivals {
+    /// Wakes `waker` once, at the next arrival, or now if something has arrived already.
+    fn arm(&self, waker: &Waker);
+
+    /// Returns the maximum time to sleep even if nothing arrives; `None` if the carrier has no work to do at a certain
+    /// time.
+    fn sleep_max(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// The client's end of a carrier: its datagrams, its properties, and a descriptor to sleep on. Belongs to one thread.
+pub trait Line: Datagrams {
+    /// Whether every datagram arrives exactly once and in order.
+    const IS_RELIABLE: bool;
+
+    /// Maximum size of a datagram in bytes. Larger ones might be carried, but less efficiently.
+    fn datagram_max(&self) -> usize;
+
+    /// Number of received bytes that the carrier can buffer.
+    fn inbound_bytes(&self) -> usize;
 
     /// Returns a descriptor. After [`Line::may_sleep`] the descriptor becomes readable when datagrams may have arrived.
     fn fd(&self) -> BorrowedFd<'_>;

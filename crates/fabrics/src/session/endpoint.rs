@@ -8,18 +8,18 @@
 //! confirmed the cancellation or responded.
 //! Invariant: after the session has ended nothing is sent, and every caller gets an error that says what it may assume.
 
-use super::carrier::{Broken, Line};
+use super::carrier::{Arrivals, Broken, Datagrams, Line};
 use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
 use super::{BODY_BYTES_MAX, WINDOW_MAX, answer};
 use crate::executor::{Idle, Turns};
 use crate::nodes::Session;
 use crate::reactor::Watch;
 use crate::spin::{SPIN, Waiting};
-use crate::timer;
+use crate::timer::{self, System};
 use crate::wait::{Waits, Wakeup, wait};
 use farside_remote::arena::session::Counters;
 use farside_remote::chain::PIECES_MAX;
-use farside_remote::clock::Clock;
+use farside_remote::clock::{Clock, within};
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, FENCED, Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -71,23 +71,38 @@ impl std::error::Error for OpenError {}
 
 /// A session with one engine, as a fabric. Belongs to one thread.
 pub struct Endpoint<L: Line> {
-    line: L,
-    node: NodeId,
-    state: RefCell<State>,
-    patience: Cell<Duration>,
+    tasks: TaskSession<L, System>,
+    granted: Granted,
     waiting_as: Cell<Waiting>,
     /// Whether the core has waited since its last round ended. Waiting includes polling for responses.
     has_waited: Cell<bool>,
+}
+
+/// A session that the tasks of one thread share. Tasks make requests of it, and it wakes them when the outcomes are
+/// known. It reads the clock and uses the line that it was given, and nothing else of the system.
+pub struct TaskSession<L: Datagrams, C: Clock> {
+    line: L,
+    clock: C,
+    node: NodeId,
+    state: RefCell<State>,
+    patience: Cell<Duration>,
     /// For each slot, the waker of the task that waits for the response, or waited last. A waker is kept until the slot
     /// is reused, even if its task has ended, so that a task that sends again need not clone its waker. The wakers are
     /// not in `state`, so that a woken task may use the endpoint at once.
     waiting: [Cell<Option<Waker>>; WINDOW_MAX],
-    driver: RefCell<Option<Waker>>,
+    /// Tasks that wait for a state of the session itself, and how many have waited so far.
+    watchers: RefCell<Vec<Watcher>>,
+    watches: Cell<u64>,
+    /// The waker of [`TaskSession::drive`], unless it was woken since it ran last.
+    driver: Cell<Option<Waker>>,
+    /// Whether [`TaskSession::drive`] runs the session.
+    is_driven: Cell<bool>,
 }
 
 struct State {
     client: Client,
-    granted: Granted,
+    /// The node's grants, once the session is open.
+    granted: Option<Granted>,
     /// Failed requests that were not yet reported to their tasks. Other requests may be in the same slots already.
     failed: Vec<(SlotRef, Fate)>,
     /// Wakers of tasks that wait for a slot.
@@ -101,6 +116,36 @@ struct State {
     now: Duration,
     /// Set when something has arrived since the last round ended, so that `now` is current.
     has_time: bool,
+}
+
+/// State of a session that a task can wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    /// The session is open, or has ended.
+    Opened,
+    /// The session has ended.
+    Ended,
+    /// No request is outstanding and all retires were sent, or the session has ended.
+    Settled,
+}
+
+/// A task that waits for a state of the session.
+struct Watcher {
+    id: u64,
+    awaited: Awaited,
+    waker: Waker,
+}
+
+/// Forgets a watcher when its future is dropped.
+struct Forget<'a> {
+    watchers: &'a RefCell<Vec<Watcher>>,
+    id: u64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.watchers.borrow_mut().retain(|watcher| watcher.id != self.id);
+    }
 }
 
 /// Tasks to wake: slots whose tasks wait for a response, and tasks that wait for a free slot.
@@ -128,38 +173,22 @@ impl<L: Line> Endpoint<L> {
             },
         );
         let granted = greet(&line, &mut client, now + GREETING_WAIT)?;
-        let state = State {
-            client,
-            granted,
-            failed: Vec::new(),
-            slot_waiters: Vec::new(),
-            retired: Vec::with_capacity(RETIRED_MAX),
-            over: None,
-            counters: Counters::default(),
-            out: Vec::new(),
-            now,
-            has_time: false,
-        };
         Ok(Endpoint {
-            line,
-            node,
-            state: RefCell::new(state),
-            patience: Cell::new(DEADLINE),
+            tasks: TaskSession::new(line, System, node, client, Some(granted)),
+            granted,
             waiting_as: Cell::default(),
             has_waited: Cell::new(true),
-            waiting: [const { Cell::new(None) }; WINDOW_MAX],
-            driver: RefCell::new(None),
         })
     }
 
     /// Returns the node's grants.
     pub fn granted(&self) -> Granted {
-        self.state.borrow().granted
+        self.granted
     }
 
     /// Sets the time limit of calls, in place of [`DEADLINE`].
     pub fn set_call_timeout(&self, patience: Duration) {
-        self.patience.set(patience);
+        self.tasks.patience.set(patience);
     }
 
     /// Sets how this end waits for responses under [`crate::executor::Core`].
@@ -169,12 +198,12 @@ impl<L: Line> Endpoint<L> {
 
     /// Returns the counters of this session.
     pub fn counters(&self) -> Counters {
-        self.state.borrow().counters
+        self.tasks.counters()
     }
 
     /// Returns the traffic counters of the line.
     pub fn traffic(&self) -> super::Counters {
-        *self.state.borrow().client.counters()
+        *self.tasks.state.borrow().client.counters()
     }
 
     /// Sends, receives and handles timers under executors other than [`crate::executor::Core`]. Spawn this future on
@@ -183,30 +212,198 @@ impl<L: Line> Endpoint<L> {
     /// # Panics
     /// If the system has no descriptor or thread for this future.
     pub async fn drive(&self) {
-        let watch = Watch::new(self.line.fd()).expect("the system watches one more descriptor");
-        let mut sleep = None;
-        let mut quiet_since = timer::now();
+        let line = &self.tasks.line;
+        let watch = Watch::new(line.fd()).expect("the system watches one more descriptor");
+        self.tasks.drive(&Readable { watch, line }, SPIN).await;
+    }
+}
+
+/// Arrivals at a line with a descriptor.
+struct Readable<'a, L> {
+    watch: Watch<'a>,
+    line: &'a L,
+}
+
+impl<L: Line> Arrivals for Readable<'_, L> {
+    fn arm(&self, waker: &Waker) {
+        self.watch.arm(waker);
+        if !self.line.may_sleep() {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn sleep_max(&self) -> Option<Duration> {
+        self.line.sleep_max()
+    }
+}
+
+impl<L: Datagrams, C: Clock> TaskSession<L, C> {
+    /// Creates the session of a client that has sent its hello, or is about to. `granted` has the node's grants if the
+    /// session is open.
+    pub fn new(
+        line: L,
+        clock: C,
+        node: NodeId,
+        client: Client,
+        granted: Option<Granted>,
+    ) -> TaskSession<L, C> {
+        let state = State {
+            client,
+            granted,
+            failed: Vec::new(),
+            slot_waiters: Vec::new(),
+            retired: Vec::with_capacity(RETIRED_MAX),
+            over: None,
+            counters: Counters::default(),
+            out: Vec::new(),
+            now: clock.now(),
+            has_time: false,
+        };
+        TaskSession {
+            line,
+            clock,
+            node,
+            state: RefCell::new(state),
+            patience: Cell::new(DEADLINE),
+            waiting: [const { Cell::new(None) }; WINDOW_MAX],
+            watchers: RefCell::default(),
+            watches: Cell::default(),
+            driver: Cell::default(),
+            is_driven: Cell::new(false),
+        }
+    }
+
+    /// The line that carries the session's datagrams.
+    pub fn line(&self) -> &L {
+        &self.line
+    }
+
+    /// The clock that the session reads.
+    pub fn clock(&self) -> &C {
+        &self.clock
+    }
+
+    /// Returns the node's grants, once the session is open.
+    pub fn granted(&self) -> Option<Granted> {
+        self.state.borrow().granted
+    }
+
+    /// Returns the counters of this session.
+    pub fn counters(&self) -> Counters {
+        self.state.borrow().counters
+    }
+
+    /// Whether the session has ended, so that all further requests fail.
+    pub fn is_over(&self) -> bool {
+        self.state.borrow().over.is_some()
+    }
+
+    /// Checks that the session has not ended.
+    ///
+    /// # Errors
+    /// The session has ended: no further request runs.
+    pub fn check_open(&self) -> Result<(), FabricError> {
+        match &self.state.borrow().over {
+            Some(reason) => Err(self.over(reason, Ran::No)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the session is open.
+    ///
+    /// # Errors
+    /// The session has ended before it was open.
+    pub async fn opened(&self) -> Result<(), FabricError> {
+        self.watch(Awaited::Opened).await;
+        self.check_open()
+    }
+
+    /// Waits until the session has ended. Returns the error of a request whose outcome is unknown.
+    pub async fn ended(&self) -> FabricError {
+        self.watch(Awaited::Ended).await;
+        self.over(self.state.borrow().over.as_deref().unwrap_or_default(), Ran::Unknown)
+    }
+
+    /// Waits until no request is outstanding and the node has received all retires, or until the session has ended.
+    pub async fn settled(&self) {
+        self.watch(Awaited::Settled).await;
+    }
+
+    /// Ends the session: from now on the client sends nothing but one BYE, which the next transmission contains. Does
+    /// nothing and returns false if the session is over, if requests are outstanding, or if the node must scan for
+    /// buffers of the session, which it does not after a BYE.
+    pub fn leave(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        let has_all = state.retired.is_empty() && !state.client.owes();
+        if state.over.is_some() || state.client.is_waiting() || !has_all {
+            return false;
+        }
+        state.client.close();
+        drop(state);
+        self.wake_driver();
+        true
+    }
+
+    /// Ends the session without a word to the node, for a client that has waited for the node in vain.
+    pub fn give_up(&self) {
+        let mut state = self.state.borrow_mut();
+        state.client.close();
+        state.over.get_or_insert_with(|| "it has not answered in time".to_owned());
+        let woken = state.handle_events();
+        drop(state);
+        self.wake(woken);
+    }
+
+    /// Waits until the session is in a state.
+    async fn watch(&self, awaited: Awaited) {
+        let id = self.watches.replace(self.watches.get() + 1);
+        let _forgotten_at_the_end = Forget { watchers: &self.watchers, id };
         std::future::poll_fn(|cx| {
-            let was_driven = self.driver.borrow_mut().replace(cx.waker().clone());
-            drop(was_driven);
-            let now = timer::now();
+            if self.state.borrow().is(awaited) {
+                return Poll::Ready(());
+            }
+            let mut watchers = self.watchers.borrow_mut();
+            watchers.retain(|watcher| watcher.id != id);
+            watchers.push(Watcher { id, awaited, waker: cx.waker().clone() });
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Wakes the tasks that wait for the session's present state.
+    #[cold]
+    fn wake_watchers(&self) {
+        let state = self.state.borrow();
+        let woken: Vec<Watcher> =
+            self.watchers.borrow_mut().extract_if(.., |watcher| state.is(watcher.awaited)).collect();
+        drop(state);
+        woken.into_iter().for_each(|watcher| watcher.waker.wake());
+    }
+
+    /// Sends, receives and handles timers: at `arrivals`, when a task has made a request, and when a timer is due. For
+    /// `spin` after an arrival it polls for responses, without waiting for `arrivals`. Never completes.
+    pub async fn drive(&self, arrivals: &impl Arrivals, spin: Duration) {
+        let mut sleep = None;
+        let mut quiet_since = self.clock.now();
+        self.is_driven.set(true);
+        std::future::poll_fn(|cx| {
+            drop(self.driver.replace(Some(cx.waker().clone())));
+            let now = self.clock.now();
             self.state.borrow_mut().now = now;
-            self.end_turn();
             if self.poll_line() {
                 quiet_since = now;
             }
+            self.send();
             // Tasks may send requests much later, when `now` is outdated.
             self.state.borrow_mut().has_time = false;
             // Responses to the latest requests may arrive soon.
-            if self.state.borrow().client.is_waiting() && now.saturating_sub(quiet_since) < SPIN {
+            if self.state.borrow().client.is_waiting() && now.saturating_sub(quiet_since) < spin {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            watch.arm(cx.waker());
-            if !self.line.may_sleep() {
-                cx.waker().wake_by_ref();
-            }
-            sleep = self.sleep_max(now).map(|wait| Box::pin(timer::sleep(wait)));
+            arrivals.arm(cx.waker());
+            let waits = [self.timeout(now), arrivals.sleep_max()].into_iter().flatten().min();
+            sleep = waits.map(|wait| Box::pin(self.clock.sleep(wait)));
             if let Some(sleep) = &mut sleep
                 && sleep.as_mut().poll(cx).is_ready()
             {
@@ -215,6 +412,21 @@ impl<L: Line> Endpoint<L> {
             Poll::Pending
         })
         .await
+    }
+
+    /// Time that remains until a timer of the session is due.
+    fn timeout(&self, now: Duration) -> Option<Duration> {
+        self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now))
+    }
+
+    /// Makes the driver send what is to be sent, if the session has one.
+    #[inline]
+    fn wake_driver(&self) {
+        if self.is_driven.get()
+            && let Some(driver) = self.driver.take()
+        {
+            driver.wake();
+        }
     }
 
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
@@ -227,12 +439,9 @@ impl<L: Line> Endpoint<L> {
 
     /// Returns a future that waits for the response to a request.
     #[inline]
-    fn answer(&self, request: SlotRef) -> InFlight<'_, L> {
-        let driver = self.driver.borrow().clone(); // Cloned: `wake` may run code that borrows it.
-        if let Some(driver) = driver {
-            driver.wake();
-        }
-        InFlight { endpoint: self, request: Some(request) }
+    fn answer(&self, request: SlotRef) -> InFlight<'_, L, C> {
+        self.wake_driver();
+        InFlight { session: self, request: Some(request) }
     }
 
     /// Passes a response to `look`, then releases its slot. `look` must not panic, whatever the peer has sent.
@@ -242,10 +451,14 @@ impl<L: Line> Endpoint<L> {
         let State { client, counters, .. } = &mut *state;
         let looked = look(client, counters);
         client.release(request);
+        let retires_later = !state.retired.is_empty();
         if !state.slot_waiters.is_empty() {
             let slot_waiters = state.slot_waiters();
             drop(state);
             self.wake(Woken { slots: 0, slot_waiters });
+        }
+        if retires_later {
+            self.wake_driver(); // The retires may have waited for the slot.
         }
         looked
     }
@@ -267,7 +480,7 @@ impl<L: Line> Endpoint<L> {
         let mut state = self.state.borrow_mut();
         if !state.client.is_waiting() && !state.has_time {
             // `now` was not updated since the endpoint was last idle.
-            let last = std::mem::replace(&mut state.now, timer::now());
+            let last = std::mem::replace(&mut state.now, self.clock.now());
             if state.now.saturating_sub(last) > AWAY {
                 // The node may have ended the session in the meantime, and reported that; then the request must not
                 // run.
@@ -303,7 +516,7 @@ impl<L: Line> Endpoint<L> {
                 Poll::Pending
             }
         });
-        timer::within(patience, asked).await.unwrap_or_else(|| {
+        within(&self.clock, patience, asked).await.unwrap_or_else(|| {
             Err(FabricError::Refused(format!(
                 "node {} has not responded for {patience:?}, and this request was not sent: check whether the node is \
                  stopped or unreachable",
@@ -339,7 +552,7 @@ impl<L: Line> Endpoint<L> {
         let mut is_first = true;
         let received = self.line.receive(|bytes| {
             if std::mem::take(&mut is_first) {
-                *now = timer::now();
+                *now = self.clock.now();
                 *has_time = true;
             }
             let _refused_is_counted = client.receive(*now, bytes);
@@ -397,6 +610,7 @@ impl<L: Line> Endpoint<L> {
         let slot_waiters = state.slot_waiters();
         drop(state);
         self.wake(Woken { slots: 0, slot_waiters });
+        self.wake_driver();
     }
 
     /// Registers `waker` to be woken when the outcome of a request is known.
@@ -423,6 +637,9 @@ impl<L: Line> Endpoint<L> {
             if state.slot_waiters.is_empty() {
                 state.slot_waiters = woken.slot_waiters; // Empty, but keeps its capacity.
             }
+        }
+        if !self.watchers.borrow().is_empty() {
+            self.wake_watchers();
         }
     }
 }
@@ -461,6 +678,15 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
 }
 
 impl State {
+    fn is(&self, awaited: Awaited) -> bool {
+        self.over.is_some()
+            || match awaited {
+                Awaited::Opened => self.granted.is_some(),
+                Awaited::Ended => false,
+                Awaited::Settled => self.retired.is_empty() && !self.client.is_waiting(),
+            }
+    }
+
     /// Handles the client's events. Returns the tasks to wake.
     #[inline]
     fn handle_events(&mut self) -> Woken {
@@ -487,7 +713,10 @@ impl State {
                     self.over.get_or_insert(reason);
                     continue;
                 }
-                Event::Open(_) => continue,
+                Event::Open(granted) => {
+                    self.granted = Some(granted);
+                    continue;
+                }
             };
             slots |= 1 << request.slot();
         }
@@ -527,12 +756,12 @@ impl State {
 }
 
 /// A request in flight; dropping it cancels the request.
-struct InFlight<'a, L: Line> {
-    endpoint: &'a Endpoint<L>,
+struct InFlight<'a, L: Datagrams, C: Clock> {
+    session: &'a TaskSession<L, C>,
     request: Option<SlotRef>,
 }
 
-impl<L: Line> Future for InFlight<'_, L> {
+impl<L: Datagrams, C: Clock> Future for InFlight<'_, L, C> {
     type Output = Result<SlotRef, Fate>;
 
     /// Completes when the outcome of the request is known. If the request failed, the client has forgotten the request
@@ -540,14 +769,14 @@ impl<L: Line> Future for InFlight<'_, L> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<SlotRef, Fate>> {
         let Some(request) = self.request else { unreachable!("polled after completion") };
-        let mut state = self.endpoint.state.borrow_mut();
+        let mut state = self.session.state.borrow_mut();
         let outcome = if state.client.is_answered(request) {
             Ok(request)
         } else if let Some(fate) = state.take_failed(request) {
             Err(fate)
         } else {
             drop(state);
-            self.endpoint.wait_for(request, cx.waker());
+            self.session.wait_for(request, cx.waker());
             return Poll::Pending;
         };
         drop(state);
@@ -556,16 +785,16 @@ impl<L: Line> Future for InFlight<'_, L> {
     }
 }
 
-impl<L: Line> Drop for InFlight<'_, L> {
+impl<L: Datagrams, C: Clock> Drop for InFlight<'_, L, C> {
     #[inline]
     fn drop(&mut self) {
         if let Some(request) = self.request {
-            self.endpoint.cancel(request);
+            self.session.cancel(request);
         }
     }
 }
 
-impl<L: Line> Fabric for Endpoint<L> {
+impl<L: Datagrams, C: Clock> Fabric for TaskSession<L, C> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
         let view = chain.view();
@@ -644,6 +873,8 @@ impl<L: Line> Fabric for Endpoint<L> {
         if node == self.node && state.over.is_none() {
             state.retired.push((key.region(), buffer));
             state.counters.retired += 1;
+            drop(state);
+            self.wake_driver();
         }
     }
 
@@ -656,15 +887,64 @@ impl<L: Line> Fabric for Endpoint<L> {
     }
 }
 
+impl<L: Datagrams, C: Clock> Clock for TaskSession<L, C> {
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.clock.wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.clock.sleep(duration)
+    }
+}
+
+impl<L: Line> Fabric for Endpoint<L> {
+    #[inline]
+    fn run(
+        &self,
+        node: NodeId,
+        chain: &Chain<'_>,
+        reply: &mut Reply,
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        self.tasks.run(node, chain, reply)
+    }
+
+    #[inline]
+    fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        response: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        self.tasks.call(node, service, request, response)
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        self.tasks.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.tasks.capabilities(node)
+    }
+
+    fn may_run_abandoned(&self, node: NodeId) -> bool {
+        self.tasks.may_run_abandoned(node)
+    }
+}
+
 impl<L: Line> Turns for Endpoint<L> {
     fn end_turn(&self) {
         // If some task is always ready, the core never waits, so responses must be polled for here.
         if !self.has_waited.replace(false) {
-            self.state.borrow_mut().now = timer::now();
-            self.poll_line();
+            self.tasks.state.borrow_mut().now = timer::now();
+            self.tasks.poll_line();
         }
-        self.send();
-        self.state.borrow_mut().has_time = false;
+        self.tasks.send();
+        self.tasks.state.borrow_mut().has_time = false;
     }
 
     fn wait(&self, core: &Idle<'_>) {
@@ -675,48 +955,47 @@ impl<L: Line> Turns for Endpoint<L> {
 impl<L: Line> Waits for Endpoint<L> {
     fn begin_wait(&self) {
         self.has_waited.set(true);
-        self.state.borrow_mut().has_time = false;
+        self.tasks.state.borrow_mut().has_time = false;
     }
 
     #[inline]
     fn is_waiting(&self) -> bool {
-        self.state.borrow().client.is_waiting()
+        self.tasks.state.borrow().client.is_waiting()
     }
 
     #[inline]
     fn poll(&self) -> bool {
-        self.poll_line()
+        self.tasks.poll_line()
     }
 
     fn end_wait(&self, wakeup: Wakeup) {
-        let mut state = self.state.borrow_mut();
+        let mut state = self.tasks.state.borrow_mut();
         if !std::mem::replace(&mut state.has_time, true) {
             state.now = timer::now();
         }
         drop(state);
         // Received datagrams may have made space to send more. Requests of woken tasks are sent after their round.
         if wakeup != Wakeup::Woken {
-            self.send();
+            self.tasks.send();
         }
     }
 
     fn may_sleep(&self) -> bool {
-        self.line.may_sleep()
+        self.tasks.line.may_sleep()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.line.fd())
+        Some(self.tasks.line.fd())
     }
 
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
-        let timeout = self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now));
-        [timeout, self.line.sleep_max()].into_iter().flatten().min()
+        [self.tasks.timeout(now), self.tasks.line.sleep_max()].into_iter().flatten().min()
     }
 }
 
 impl<L: Line + Send + 'static> Session for Endpoint<L> {
     fn is_over(&self) -> bool {
-        self.state.borrow().over.is_some()
+        self.tasks.is_over()
     }
 
     fn set_call_timeout(&self, patience: Duration) {
@@ -753,23 +1032,19 @@ impl<L: Line> Drop for Endpoint<L> {
         let until = timer::now() + FAREWELL_WAIT;
         loop {
             let now = timer::now();
-            self.state.borrow_mut().now = now;
-            self.send();
-            let state = self.state.borrow();
+            self.tasks.state.borrow_mut().now = now;
+            self.tasks.send();
+            let state = self.tasks.state.borrow();
             if state.over.is_some() || !state.client.is_waiting() || now >= until {
                 break;
             }
             drop(state);
-            if !self.poll_line() {
+            if !self.tasks.poll_line() {
                 std::thread::yield_now();
             }
         }
-        let mut state = self.state.borrow_mut();
-        let has_all = state.retired.is_empty() && !state.client.owes();
-        if state.over.is_none() && !state.client.is_waiting() && has_all {
-            state.client.close();
-            drop(state);
-            self.send();
+        if self.tasks.leave() {
+            self.tasks.send();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A client's TCP or TLS connection to one engine of a node.
 
 use super::{End, FRAME_MAX, Plain, READ_MAX, Wire};
-use crate::session::carrier::{Broken, Line};
+use crate::session::carrier::{Broken, Datagrams, Line};
 use rustix::event::epoll;
 use std::cell::RefCell;
 use std::net::{SocketAddr, TcpStream};
@@ -57,17 +57,7 @@ impl<W: Wire> StreamLine<W> {
     }
 }
 
-impl<W: Wire> Line for StreamLine<W> {
-    const IS_RELIABLE: bool = true;
-
-    fn datagram_max(&self) -> usize {
-        FRAME_MAX
-    }
-
-    fn inbound_bytes(&self) -> usize {
-        super::port::OUTBOX_MAX / 2
-    }
-
+impl<W: Wire> Datagrams for StreamLine<W> {
     fn send(&self, frame: &[u8]) -> Result<(), Broken> {
         self.state.borrow_mut().wire.push(frame);
         Ok(())
@@ -80,6 +70,18 @@ impl<W: Wire> Line for StreamLine<W> {
     fn receive(&self, take: impl FnMut(&[u8])) -> Result<bool, Broken> {
         let State { wire, buffer, .. } = &mut *self.state.borrow_mut();
         Ok(wire.receive(&self.stream, buffer, take)?)
+    }
+}
+
+impl<W: Wire> Line for StreamLine<W> {
+    const IS_RELIABLE: bool = true;
+
+    fn datagram_max(&self) -> usize {
+        FRAME_MAX
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        super::port::OUTBOX_MAX / 2
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -4,7 +4,7 @@ use super::seal::client::Client as Seal;
 use super::seal::{GREETING, OVERHEAD, Shared};
 use super::{HEADERS, LOOPBACK_MAX, PLACE, Socket, random};
 use crate::session::DATAGRAM_MIN;
-use crate::session::carrier::{Broken, Line};
+use crate::session::carrier::{Broken, Datagrams, Line};
 use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -83,18 +83,7 @@ impl UdpLine {
     }
 }
 
-impl Line for UdpLine {
-    const IS_RELIABLE: bool = false;
-
-    fn datagram_max(&self) -> usize {
-        self.datagram_max - self.overhead
-    }
-
-    fn inbound_bytes(&self) -> usize {
-        // Half of the buffer is counted: the system's overhead takes the other half.
-        self.end.borrow().socket.inbound_bytes() / 2
-    }
-
+impl Datagrams for UdpLine {
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
         let End { socket, seal, pid, .. } = &mut *self.end.borrow_mut();
         if seal.is_some() && *pid != std::process::id() {
@@ -131,6 +120,19 @@ impl Line for UdpLine {
             }),
         };
         received.or_else(|error| self.judge(error).map(|()| false))
+    }
+}
+
+impl Line for UdpLine {
+    const IS_RELIABLE: bool = false;
+
+    fn datagram_max(&self) -> usize {
+        self.datagram_max - self.overhead
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        // Half of the buffer is counted: the system's overhead takes the other half.
+        self.end.borrow().socket.inbound_bytes() / 2
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -3,7 +3,7 @@
 
 use farside_fabrics::executor::Core;
 use farside_fabrics::session::answer;
-use farside_fabrics::session::carrier::{Broken, Line};
+use farside_fabrics::session::carrier::{Broken, Datagrams, Line};
 use farside_fabrics::session::client;
 use farside_fabrics::session::endpoint::Endpoint;
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
@@ -61,17 +61,7 @@ struct Way {
     bell: OwnedFd,
 }
 
-impl Line for &Way {
-    const IS_RELIABLE: bool = true;
-
-    fn datagram_max(&self) -> usize {
-        24 * 1024
-    }
-
-    fn inbound_bytes(&self) -> usize {
-        1 << 20
-    }
-
+impl Datagrams for &Way {
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
         self.asked.borrow_mut().push_back(datagram.to_vec());
         Ok(())
@@ -95,6 +85,18 @@ impl Line for &Way {
         let next = self.answers.borrow_mut().pop_front();
         next.iter().for_each(|datagram| take(datagram));
         Ok(next.is_some())
+    }
+}
+
+impl Line for &Way {
+    const IS_RELIABLE: bool = true;
+
+    fn datagram_max(&self) -> usize {
+        24 * 1024
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        1 << 20
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -5,7 +5,7 @@ mod peer;
 mod raw_ring;
 
 use farside_fabrics::ring::{Connected, RingLine, RingPort};
-use farside_fabrics::session::carrier::{Arrival, Broken, Line, Port};
+use farside_fabrics::session::carrier::{Arrival, Broken, Datagrams, Line, Port};
 use farside_fabrics::shm::ConnectError;
 use farside_fabrics::socket::ListenError;
 use peer::{Child, Impostor};
