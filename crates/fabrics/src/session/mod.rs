@@ -4,7 +4,8 @@
 //! [`client`] is one incarnation of a client and its only session with one engine. [`server`] is an engine with all its
 //! sessions. [`packet`] defines the bytes between them, and [`rtt`] estimates the retransmission timeout. The owner of
 //! the socket passes in received datagrams and the time, and sends the datagrams that it gets back. [`carrier`] is the
-//! interface of such a socket, and [`endpoint`] combines a client and its line into a fabric.
+//! interface of such a socket. [`tasks`] makes a fabric of a client and its line, and [`endpoint`] adds the system's
+//! clock and descriptors.
 //!
 //! A session has up to 64 slots. A slot carries one request at a time. Each request of a slot gets the next higher
 //! number, and the server never runs a number twice, so a request runs at most once. Requests and replies are split
@@ -29,6 +30,7 @@ pub mod endpoint;
 pub mod packet;
 pub mod rtt;
 pub mod server;
+pub mod tasks;
 
 use farside_remote::wire::CHAIN_BYTES_MAX;
 
