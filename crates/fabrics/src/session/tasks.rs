@@ -347,8 +347,8 @@ impl<L: Datagrams, C: Clock> TaskSession<L, C> {
     #[inline]
     fn submit_now(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Option<SlotRef> {
         let mut state = self.state.borrow_mut();
-        if !state.client.is_waiting() && !state.has_time {
-            // `now` was not updated since the endpoint was last idle.
+        if !state.has_time && (self.is_driven.get() || !state.client.is_waiting()) {
+            // `now` was not updated since the endpoint was last idle. A driver that sleeps does not update it either.
             let last = std::mem::replace(&mut state.now, self.clock.now());
             if state.now.saturating_sub(last) > AWAY {
                 // The node may have ended the session in the meantime, and reported that; then the request must not

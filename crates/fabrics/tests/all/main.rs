@@ -12,4 +12,5 @@ mod mutants;
 mod nodes;
 mod ring;
 mod session;
+mod tasks;
 mod wide;
