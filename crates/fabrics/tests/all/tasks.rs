@@ -17,9 +17,9 @@ use std::time::Duration;
 const NODE: NodeId = NodeId(0);
 const MS: Duration = Duration::from_millis(1);
 
-/// A clock that the test sets. Its sleeps never end.
+/// A clock that the test sets, and the number of its sleeps so far, which never end.
 #[derive(Default)]
-struct Set(Cell<Duration>);
+struct Set(Cell<Duration>, Cell<u64>);
 
 impl Clock for Set {
     fn now(&self) -> Duration {
@@ -31,6 +31,7 @@ impl Clock for Set {
     }
 
     fn sleep(&self, _: Duration) -> impl Future<Output = ()> {
+        self.1.set(self.1.get() + 1);
         std::future::pending()
     }
 }
@@ -183,4 +184,24 @@ fn the_driver_is_woken_once_for_whatever_is_to_be_sent() {
         assert!(driver.as_mut().poll(&mut by_driver).is_pending());
     }
     assert_eq!(news(), 1, "to cancel the call");
+}
+
+#[test]
+fn the_driver_sleeps_anew_only_for_an_earlier_timer() {
+    let clock = Set::default();
+    let line = near(&clock);
+    let session = session(&clock, &line);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut driver = pin!(session.drive(&line, Duration::ZERO));
+    for _ in 0..2 {
+        assert!(driver.as_mut().poll(&mut cx).is_pending());
+    }
+    let before = clock.1.get();
+    for buffer in 1..100 {
+        session.retire(NODE, Key::new(1, 1), Addr::new(buffer * 64));
+        clock.0.set(clock.0.get() + MS);
+        assert!(driver.as_mut().poll(&mut cx).is_pending());
+    }
+    assert_eq!(line.node.borrow().1.retired, 99);
+    assert!(clock.1.get() <= before + 1, "{} sleeps for one timer", clock.1.get() - before);
 }

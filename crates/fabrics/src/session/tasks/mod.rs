@@ -23,6 +23,7 @@ use farside_remote::fabric::{DEADLINE, Ran};
 use farside_remote::{FabricError, NodeId};
 use state::{RETIRED_MAX, State, Woken};
 use std::cell::{Cell, RefCell};
+use std::pin::Pin;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 use watch::Watcher;
@@ -150,7 +151,7 @@ impl<L: Datagrams, C: Clock> TaskSession<L, C> {
     /// Sends, receives and handles timers: at `arrivals`, when a task has made a request, and when a timer is due. For
     /// `spin` after an arrival it polls for responses, without waiting for `arrivals`. Never completes.
     pub async fn drive(&self, arrivals: &impl Arrivals, spin: Duration) {
-        let mut sleep = None;
+        let mut sleep: Option<(Duration, Pin<Box<_>>)> = None;
         let mut quiet_since = self.clock.now();
         self.is_driven.set(true);
         std::future::poll_fn(|cx| {
@@ -169,11 +170,18 @@ impl<L: Datagrams, C: Clock> TaskSession<L, C> {
                 return Poll::Pending;
             }
             arrivals.arm(cx.waker());
-            let waits = [self.timeout(now), arrivals.sleep_max()].into_iter().flatten().min();
-            sleep = waits.map(|wait| Box::pin(self.clock.sleep(wait)));
-            if let Some(sleep) = &mut sleep
-                && sleep.as_mut().poll(cx).is_ready()
+            let wait = [self.timeout(now), arrivals.sleep_max()].into_iter().flatten().min();
+            // A sleep that ends before the next timer is due stays: a dropped one would still wake this task, which
+            // would sleep anew each time, so that the number of wake-ups would only grow.
+            if let Some(due) = wait.map(|wait| now.saturating_add(wait))
+                && sleep.as_ref().is_none_or(|(end, _)| *end > due || *end <= now)
             {
+                sleep = Some((due, Box::pin(self.clock.sleep(due - now))));
+            }
+            if let Some((_, until)) = &mut sleep
+                && until.as_mut().poll(cx).is_ready()
+            {
+                sleep = None;
                 cx.waker().wake_by_ref();
             }
             Poll::Pending
