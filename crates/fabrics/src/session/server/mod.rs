@@ -1,8 +1,8 @@
 //! The engine's end of all its sessions: reassembles requests, runs them, and keeps the replies.
 //!
 //! `host` is the interface of the engine that runs the requests. `greeting` opens sessions, `receive` opens their
-//! datagrams, `request` assembles and runs their requests, `session` has a session's slots and writes its datagrams, and
-//! `end` ends sessions.
+//! datagrams, `request` assembles and runs their requests, `session` has a session's slots and writes its datagrams,
+//! and `end` ends sessions.
 //!
 //! A server has only one timer, which ends silent sessions. A server does not retransmit: a client asks for data that
 //! it misses.

@@ -1,10 +1,9 @@
-//! A session that the tasks of one thread share, as a fabric: tasks make requests, a line carries them, and the outcomes
-//! wake the tasks.
+//! A session that the tasks of one thread share, as a fabric: tasks make requests, a line carries them, and the
+//! outcomes wake the tasks.
 //!
 //! This module knows no descriptor, no thread and no clock of the system: it gets a line ([`Datagrams`]) and a clock.
-//! [`super::endpoint`] runs it over real lines, and the simulator runs it in virtual time. This file moves datagrams
-//! and wakes tasks, `request` has the tasks' requests, `watch` waits for states of the session, and `state` has what
-//! they share.
+//! [`super::endpoint`] runs it over real lines. This file moves datagrams and wakes tasks, `request` has the tasks'
+//! requests, `watch` waits for states of the session, and `state` has what they share.
 //!
 //! Invariant: a request is cancelled when its future is dropped. Its slot takes another request only after the node has
 //! confirmed the cancellation or responded.
@@ -30,6 +29,7 @@ use watch::Watcher;
 
 /// Maximum number of polls, after the line broke, for datagrams that had arrived before.
 const LAST_POLLS: u32 = 16;
+
 /// A session that the tasks of one thread share. Tasks make requests of it, and it wakes them when the outcomes are
 /// known. It reads the clock and uses the line that it was given, and nothing else of the system.
 pub struct TaskSession<L: Datagrams, C: Clock> {
