@@ -2,7 +2,7 @@
 //!
 //! A [`Line`] is the client's end. A [`Port`] is an engine's end of its connections to all clients. No function of
 //! either blocks: the caller polls for a while, then sleeps until the descriptor is readable. [`Datagrams`] and
-//! [`Arrivals`] are all that a session needs of a line, so that it also runs without descriptors, in the simulator.
+//! [`Arrivals`] are all that a session needs of a line, so a session needs no descriptor.
 //!
 //! Invariant: a datagram passed to `send` leaves at the next flush, or earlier, or is lost. A reliable carrier loses
 //! datagrams only when it breaks.

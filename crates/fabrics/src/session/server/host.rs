@@ -53,9 +53,10 @@ pub enum End {
     Replaced,
     /// The client's carrier broke.
     Broken,
-    /// The host has chosen this session in [`Server::end_where`].
+    /// The host has chosen this session in [`Server::end_where`](super::Server::end_where).
     Revoked,
-    /// The host has chosen this session in [`Server::end_where`], since another client has fenced its client.
+    /// The host has chosen this session in [`Server::end_where`](super::Server::end_where), since another client has
+    /// fenced its client.
     Fenced,
 }
 
@@ -112,6 +113,6 @@ pub struct RequestRef {
 pub enum Outcome {
     /// The request has run; the reply is written.
     Done,
-    /// The host will pass the response to [`Server::answer`] later.
+    /// The host will pass the response to [`Server::answer`](super::Server::answer) later.
     Later,
 }

@@ -179,7 +179,7 @@ impl<A: Address, H: Host> Server<A, H> {
     /// answer.
     ///
     /// # Panics
-    /// If the answer is longer than [`BODY_BYTES_MAX`].
+    /// If the answer is longer than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     pub fn answer(&mut self, request: RequestRef, answer: &[u8]) -> bool {
         let Some(index) = self.index_of(request.session) else { return false };
         let session = self.sessions[index].as_mut().expect("the index was just found");

@@ -26,18 +26,13 @@ fn a_stopped_holder_is_fenced_over_shm() {
     ]);
     listening(&node);
     // A process is nearly always in a turn if its turns are long, and seldom if they are short.
-    let mut delayed = [0; 2];
-    for (long, additions) in [(0, 1), (1, 20_000)] {
-        for round in 0..4 {
-            let nonce = NONCE + 16 * round + 256 * additions;
-            delayed[long] += u32::from(stopped_and_fenced(&node, &node.url(), nonce, additions));
-        }
-    }
-    println!(
-        "shm: of 4 processes each, {} with short turns and {} with long turns were stopped in one",
-        delayed[0], delayed[1]
-    );
-    assert!(delayed[1] > 0, "no process was stopped in a turn");
+    let is_delayed = |round: u64, additions: u64| {
+        let nonce = NONCE + 16 * round + 1024 * additions;
+        stopped_and_fenced(&node, &node.url(), nonce, additions)
+    };
+    let short = (0..4).filter(|&round| is_delayed(round, 1)).count();
+    let long = (0..16).position(|round| is_delayed(round, 20_000)).expect("a process is stopped in a turn");
+    println!("shm: {short} of 4 processes were stopped in a short turn, and number {long} in a long one");
 }
 
 #[test]
