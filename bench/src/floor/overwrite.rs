@@ -313,7 +313,7 @@ mod tests {
             (0..table.slot_count()).filter(|&index| !table.slot(index).is_empty()).collect()
         };
         let damages: [(&str, Damage); 6] = [
-            ("lost", |_, spares| drop(spares.pop())),
+            ("lost", |_, spares| spares.truncate(spares.len() - 1)),
             ("in use twice", |_, spares| spares[0].address = spares[1].address),
             ("where no buffer begins", |_, spares| spares[0].address += 16),
             ("no whole item", |table, _| {
