@@ -132,7 +132,7 @@ impl<F: Fabric + Clock> Blocks for PrismRs<F> {
         check_access(self, block, into.len())?;
         let (newest, is_at_majority) = loop {
             match self.read_phase(block, into).await {
-                Err(_) if self.has_moved().await? => {}
+                Err(error) if self.has_moved(&error).await? => {}
                 read => break read?,
             }
         };
@@ -147,7 +147,7 @@ impl<F: Fabric + Clock> Blocks for PrismRs<F> {
         let id = self.writer_id().await?;
         let newest = loop {
             match self.tag_phase(block).await {
-                Err(_) if self.has_moved().await? => {}
+                Err(error) if self.has_moved(&error).await? => {}
                 newest => break newest?,
             }
         };
@@ -159,7 +159,7 @@ impl<F: Fabric + Clock> Blocks for PrismRs<F> {
         let of = self.spec.writers;
         loop {
             match self.highest_id().await {
-                Err(_) if self.has_moved().await? => {}
+                Err(error) if self.has_moved(&error).await? => {}
                 highest => {
                     let claimed = highest?.min(of.into()) as u32;
                     return Ok(Some(WriterIds { claimed, of }));
@@ -228,7 +228,7 @@ impl<F: Fabric + Clock> PrismRs<F> {
             may_have_run |= acks.iter().flatten().filter(|ack| has_not_run(ack)).count() != of;
             let ran = if may_have_run { Ran::Unknown } else { Ran::No };
             let error = with_ran(no_majority(acks, needed), ran);
-            if !self.has_moved().await.map_err(|error| with_ran(error, ran))? {
+            if !self.has_moved(&error).await.map_err(|error| with_ran(error, ran))? {
                 return Err(error);
             }
         }
@@ -245,7 +245,7 @@ impl<F: Fabric + Clock> PrismRs<F> {
                 Ok(Some(id)) => return Ok(self.shared.writer.adopt(id)),
                 Ok(None) => return Err(BlocksError::NoWriterId(writers)),
                 // The id that was tried is given up.
-                Err(_) if self.has_moved().await? => {}
+                Err(error) if self.has_moved(&error).await? => {}
                 Err(error) => return Err(error),
             }
         }
@@ -286,17 +286,26 @@ impl<F: Fabric + Clock> PrismRs<F> {
         Ok(highest.into_iter().flatten().flatten().max().expect("a majority has answered"))
     }
 
-    /// Whether a phase has failed since this configuration is over. If so, opens the store in the next one: the phase
-    /// must begin again.
+    /// Whether a phase has failed with `error` since this configuration is over. If so, opens the store in the next
+    /// one: the phase must begin again.
+    ///
+    /// Replicas that have lost their memory were seen at different times. Each may have been replaced before the next
+    /// one lost its memory, even if no replica has told so. So a majority counts as lost only if no next configuration
+    /// is found.
     ///
     /// # Errors
     /// Too few members of the next configuration answer, for a while.
-    async fn has_moved(&mut self) -> Result<bool, BlocksError> {
-        if !self.is_over.take() {
+    async fn has_moved(&mut self, error: &BlocksError) -> Result<bool, BlocksError> {
+        let is_over = self.is_over.take();
+        let may_be_over = is_majority_lost(error);
+        if !is_over && !may_be_over {
             return Ok(false);
         }
         let needed = self.majority();
-        self.moved().await.map_err(|error| failed_to_move(error.into(), needed))
+        match self.moved().await {
+            Err(_) if !is_over => Ok(false),
+            moved => moved.map_err(|error| failed_to_move(error.into(), needed)),
+        }
     }
 
     /// Opens the store in the next configuration, since this one is over. Returns false if that is not certain.
@@ -462,6 +471,12 @@ const OVER: &str = "members of the store were replaced meanwhile, and the curren
 /// Returns the error of an operation that could not go on in the next configuration.
 fn failed_to_move(error: BlocksError, needed: usize) -> BlocksError {
     BlocksError::NoMajority { answered: 0, needed, ran: Ran::No, reason: Box::new(error) }
+}
+
+/// Whether this is the error of a phase in which a majority of the replicas had lost their memory.
+fn is_majority_lost(error: &BlocksError) -> bool {
+    let BlocksError::NoMajority { reason, .. } = error else { return false };
+    matches!(**reason, BlocksError::Store(StoreError::MemoryLost { loss: Loss::Majority, .. }))
 }
 
 /// Returns the error of a phase in which too few replicas answered, and which has written nothing.

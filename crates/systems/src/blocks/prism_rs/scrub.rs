@@ -28,7 +28,7 @@ impl<F: Fabric + Clock> PrismRs<F> {
     pub(super) async fn compare(&mut self, block: u64) -> Result<Scrubbed, BlocksError> {
         loop {
             match self.compare_once(block).await {
-                Err(_) if self.has_moved().await? => {}
+                Err(error) if self.has_moved(&error).await? => {}
                 scrubbed => return scrubbed,
             }
         }
