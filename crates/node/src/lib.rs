@@ -25,5 +25,6 @@ mod restart;
 pub mod scan;
 pub mod served;
 pub mod session;
+pub mod turn;
 
 pub use node::{Node, NodeMemory, Progress};
