@@ -86,8 +86,9 @@ struct SessionHost {
     serving: Rc<Serving>,
     index: usize,
     at_once_one_in: u64,
-    /// Memory for chains that run at one instant.
+    /// Memory for chains that run at one instant, and the same memory for chains of wide stores.
     memory: Replay,
+    wide: Replay,
     /// The engine's own session, whose list takes retired buffers. The engine opens the session before any message
     /// arrives.
     session: Option<SessionId>,
@@ -167,6 +168,7 @@ impl Engine {
                 index,
                 at_once_one_in: options.at_once_one_in,
                 memory: memory(),
+                wide: memory().wide(),
                 session: None,
                 work: VecDeque::new(),
                 begun: Vec::new(),
@@ -492,17 +494,17 @@ impl SessionHost {
     /// Runs a chain without interruption. The chain needs no turn, since it ends at the instant at which it starts.
     fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
         match turn::chain(bytes) {
-            Ok(chain) if !client.keys.borrow().is_wide(chain.key()) => {
+            Ok(chain) => {
                 let (number, own) = (client.number, &mut self.reply);
                 let keys = client.keys.borrow();
+                let memory = if keys.is_wide(chain.key()) { &self.wide } else { &self.memory };
                 let retires = self.session.expect("an engine opens its session before any message arrives");
-                self.memory.run_at_once(|memory| {
+                memory.run_at_once(|memory| {
                     let seen = Guarded { memory, keys: &keys };
                     farside_remote::run(&seen, By { owner: number, retires }, chain, own)
                 });
                 reply.extend_from_slice(own.as_bytes());
             }
-            Ok(_) => answer::refuse(reply, "chain refused: extra bytes follow the chain"),
             Err(reason) => answer::refuse(reply, &reason),
         }
     }
