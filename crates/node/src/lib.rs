@@ -25,6 +25,5 @@ mod restart;
 pub mod scan;
 pub mod served;
 pub mod session;
-pub mod turn;
 
 pub use node::{Node, NodeMemory, Progress};

@@ -517,17 +517,12 @@ impl Bell {
             if self.rung.get() != seen {
                 return Poll::Ready(());
             }
-            self.wake_at_ring(cx.waker());
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
             Poll::Pending
         })
-    }
-
-    /// Wakes `waker` at the next ring.
-    pub fn wake_at_ring(&self, waker: &Waker) {
-        let mut waiting = self.waiting.borrow_mut();
-        if !waiting.iter().any(|known| known.will_wake(waker)) {
-            waiting.push(waker.clone());
-        }
     }
 }
 
