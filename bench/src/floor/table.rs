@@ -329,8 +329,8 @@ pub(super) fn head(generation: u32, key: &Key, value_size: u32) -> [u64; VALUE /
     [word(0), word(WORD), word(2 * WORD)]
 }
 
-/// Copies `len` bytes of which other threads may access one side at the same time. The copy may then have bytes of
-/// several moments.
+/// Copies `len` bytes. Other threads may access one side at the same time, so the copy may have bytes of several
+/// moments.
 ///
 /// # Safety
 /// `from` is valid for reading `len` bytes and `to` for writing them, and the two ranges do not overlap. One of them

@@ -36,7 +36,7 @@ impl Clock for Set {
     }
 }
 
-/// A host that never responds to calls, and counts the buffers that it is told to retire.
+/// A host that never responds to calls, and counts the buffers that clients retire.
 #[derive(Default)]
 struct Mute {
     calls: u64,

@@ -79,7 +79,7 @@ impl<M: Memory> Kind<M> for Ledger {
 struct Registers {
     at: u64,
     installs_early: bool,
-    /// Keys of which the log has a put that the memory never had.
+    /// Keys whose last put is in the log and never was in the memory.
     unanswered: Mutex<BTreeSet<u64>>,
 }
 

@@ -1,7 +1,7 @@
 //! Greetings: a HELLO opens a session, or is refused.
 //!
 //! Invariant: a response to a HELLO is not longer than the HELLO.
-//! Invariant: a client's older session has ended before the client is told of the new one.
+//! Invariant: a client's older session ends before the server welcomes the client to the new one.
 
 use super::super::packet::{
     self, Datagram, Foreign, HelloBytes, Kind, PacketError, VERSION, WelcomeBytes, chunk,

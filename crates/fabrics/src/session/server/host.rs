@@ -67,7 +67,7 @@ pub struct Hello<'a> {
     pub identity: u128,
     /// Number of the client's incarnation. It ends the session of any lower incarnation of this client.
     pub incarnation: u64,
-    /// The features that the client requires, all of which this node has.
+    /// The features that the client requires. This node has all of them.
     pub features: u64,
     /// Token that the client presents.
     pub token: &'a [u8],

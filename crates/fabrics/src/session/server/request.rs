@@ -29,7 +29,8 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         match (entry.kind, step) {
             (EntryKind::Chain | EntryKind::Call, 1) if is_greedy => {
-                // The session keeps too much. The client is told that the request did not run, and need not wait.
+                // The session keeps too much. The server tells the client that the request did not run, so that the
+                // client need not wait.
                 self.counters.refused += 1;
                 slot.begin(entry.number, &mut self.pool);
                 slot.void(&mut self.pool);
