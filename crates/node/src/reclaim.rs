@@ -18,6 +18,7 @@ use crate::session::{Grace, Sessions};
 use farside_remote::Memory;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, Buffer};
@@ -26,8 +27,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The buffers that are being reclaimed, and the segments that are being emptied.
 #[derive(Debug, Default)]
 pub struct Reclaim {
-    /// Slots of the sessions whose retired lists are still to be taken in this round.
-    round: Vec<u32>,
+    /// The sessions' lists of retired buffers that are still to be taken in this round, each with its session's slot.
+    /// The last one is the next one.
+    round: Vec<(u32, Retirees)>,
     /// The slot whose retired list is being traversed, and the address of the next buffer on this list.
     walking: Option<(u32, u64)>,
     /// Retired buffers that wait for their grace period before they are freed.
@@ -116,7 +118,8 @@ impl Reclaim {
     /// Whether the retired list of the session in `slot` is neither being traversed nor still to be taken in this
     /// round.
     pub fn is_done_with(&self, slot: u32) -> bool {
-        !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
+        self.round.iter().all(|&(of, _)| of != slot)
+            && self.walking.is_none_or(|(walking, _)| walking != slot)
     }
 
     /// Whether no session's retired list is being taken.
@@ -153,16 +156,29 @@ impl Reclaim {
         self.unparked.retain(|&at| !is_of_region(at));
     }
 
-    /// Adds one session's retired list to this round.
+    /// Adds all lists of one session to this round.
     pub fn take_from(&mut self, slot: u32) {
-        self.round.push(slot);
+        // A session moves buffers in the order of the lists, so they are taken in this order.
+        self.round.extend(Retirees::ALL.into_iter().rev().map(|list| (slot, list)));
     }
 
-    /// Starts a round that takes all sessions' retired lists, unless a round is in progress.
-    pub fn begin_round(&mut self, sessions: &Sessions) {
-        if self.round.is_empty() {
-            self.round = sessions.iter().map(|session| session.id.slot).collect();
+    /// Starts a round that takes the lists of all sessions, unless a round is in progress: those with buffers for the
+    /// node, and, if `is_complete`, those with buffers that sessions would reuse.
+    pub fn begin_round(&mut self, sessions: &Sessions, is_complete: bool) {
+        if !self.round.is_empty() {
+            return;
         }
+        for slot in sessions.iter().map(|session| session.id.slot) {
+            match is_complete {
+                true => self.take_from(slot),
+                false => self.round.push((slot, Retirees::Node)),
+            }
+        }
+    }
+
+    /// Whether a region has no granted segment left.
+    pub fn is_any_short(&self) -> bool {
+        !self.short.is_empty()
     }
 
     /// Makes one step of reclaiming buffers. Returns false if there was nothing to do.
@@ -198,8 +214,8 @@ impl Reclaim {
                 Arena::of(memory).give(region, &buffer)?;
             }
             self.unparked.pop();
-        } else if let Some(&slot) = self.round.last() {
-            let first = Arena::of(memory).take_retired(slot)?;
+        } else if let Some(&(slot, list)) = self.round.last() {
+            let first = Arena::of(memory).take_retired(slot, list)?;
             self.round.pop();
             self.walking = (first != 0).then_some((slot, first));
         } else {

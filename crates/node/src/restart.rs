@@ -208,6 +208,7 @@ pub(crate) fn restore<M: NodeMemory>(
         }
     }
     for store in &stores {
+        arena.set_reuse(store.region, false)?;
         // The old node may have died after it had written the record and before it wrote the key: write the key.
         // The key of a PREPARED store opens nothing.
         arena.set_secret(store.region, if store.is_prepared() { 0 } else { store.secret })?;

@@ -93,6 +93,7 @@ impl Sessions {
         let id = SessionId { slot, number: self.next_number };
         self.note_next(memory)?;
         Arena::of(memory).open_session(id, pid, start_time)?;
+        Arena::of(memory).count_slot(slot)?;
         self.pass_number();
         self.open.insert(slot, Session { id, pid, ended: false });
         Ok(Some(id))

@@ -331,13 +331,13 @@ impl Client {
 
     pub(crate) fn retire(&self, at: u64) -> bool {
         let Ok(retired) = Arena::of(&*self.memory).retire(self.id, self.store.region, at);
-        retired
+        retired.is_some()
     }
 
     /// Retires a buffer that the client has taken and never published, without a chain.
     pub(crate) fn give_back(&self, at: u64) -> bool {
         let Ok(retired) = Arena::of(&*self.memory).retire_own(self.id, self.id.number, self.store.region, at);
-        retired
+        retired.is_some()
     }
 
     /// Makes the first half of a retirement: makes the buffer RETIRED, but puts it on no list.

@@ -159,7 +159,7 @@ impl Client {
         assert_eq!(swapped, Ok(()), "there is one writer");
         if old != 0 {
             let Ok(retired) = arena.retire(self.id, self.store.region, old);
-            assert!(retired);
+            assert!(retired.is_some());
         }
         self.set_turn(2 * round + 2);
     }

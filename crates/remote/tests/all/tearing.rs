@@ -6,6 +6,7 @@ use crate::support::{Bytes, assign, free_list, give, grant, key, open, revoke, t
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::Stage;
@@ -316,7 +317,7 @@ fn state_of(memory: &Bytes, at: u64) -> (Stage, u32) {
 /// Takes all buffers off the session's retired list, and returns their addresses.
 fn retired(memory: &Bytes) -> BTreeSet<u64> {
     let arena = Arena::of(memory);
-    let Ok(mut next) = arena.take_retired(BY.retires.slot);
+    let Ok(mut next) = arena.take_retired(BY.retires.slot, Retirees::Node);
     let mut all = BTreeSet::new();
     while next != 0 {
         assert!(all.insert(next), "the list has a cycle");

@@ -6,6 +6,7 @@
 use super::{Bytes, assign, free_list, grant, open, take};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::{Empty, Supply};
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State};
@@ -103,14 +104,15 @@ impl Client {
 
     fn retire(&self, at: u64) -> Result<(), Died> {
         self.let_go(at);
-        assert!(Arena::of(self).retire(self.session, REGION, at)?, "a held buffer can be retired");
+        let joined = Arena::of(self).retire(self.session, REGION, at)?;
+        assert_eq!(joined, Some(Retirees::Node), "a held buffer can be retired");
         Ok(())
     }
 
     /// Frees a session's retired buffers as the node does, without a grace period, which no test here needs.
     fn repost(&self, slot: u32) -> Result<(), Died> {
         let arena = Arena::of(self);
-        let mut next = arena.take_retired(slot)?;
+        let mut next = arena.take_retired(slot, Retirees::Node)?;
         while next != 0 {
             let (region, buffer) = arena.buffer_at(next)?.expect("a retired address is a buffer");
             let state = arena.state(&buffer)?;
