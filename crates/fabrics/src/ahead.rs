@@ -92,7 +92,7 @@ impl Coming {
     #[inline(never)]
     fn fetch(&mut self, mapping: &Mapping, posted: &mut Vec<(Hint, u32)>) {
         for (hint, _) in &*posted {
-            if let Hint::Pointee { at, .. } = *hint {
+            if let Hint::Pointee { at, .. } | Hint::Replaced { at } = *hint {
                 mapping.prefetch_line(at);
             }
         }

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 /// Number of random schedules of each scheme, in every run of the tests and in the long one.
 const SCHEDULES: u64 = 10_000;
 const SOAK_SCHEDULES: u64 = 10_000_000;
+const SCHEMES: u64 = Scheme::ALL.len() as u64;
 /// Time for which a client tries to take a latch.
 const PATIENCE: Duration = Duration::from_millis(10);
 /// Latency of a round trip of the chosen schedules.
@@ -83,16 +84,49 @@ fn add(totals: &mut Outcome, outcome: &Outcome) {
 #[test]
 fn ten_thousand_schedules_of_each_scheme_are_good() {
     let totals = run_schedules(SCHEDULES);
-    let schedules = SCHEDULES * Scheme::ALL.len() as u64;
+    let schedules = SCHEDULES * SCHEMES;
     // Otherwise the schedules have tested nothing.
     assert!(totals.torn_reads > schedules / 10 && totals.retries > schedules, "{totals:?}");
     assert!(totals.dropped > schedules / 10, "{totals:?}");
 }
 
+/// Makes a long test of each scheme, so that the harness runs them on all CPUs, and any of them alone.
+macro_rules! soaks {
+    ($($test:ident: $scheme:literal),* $(,)?) => {
+        const SOAKED: &[&str] = &[$($scheme),*];
+
+        $(
+            #[test]
+            #[ignore = "takes 12 minutes: cargo xtask soak"]
+            fn $test() {
+                let seeds = SCHEDULES * SCHEMES..SCHEDULES * SCHEMES + SOAK_SCHEDULES;
+                run_scheme(&Bench::default(), $scheme, scheme($scheme), seeds);
+            }
+        )*
+    };
+}
+
+soaks! {
+    soak_schedules_of_basic: "basic",
+    soak_schedules_of_speculative: "speculative",
+    soak_schedules_of_overlapped: "overlapped",
+    soak_schedules_of_async: "async",
+    soak_schedules_of_unlatch: "unlatch",
+    soak_schedules_of_basic_rw: "basic-rw",
+    soak_schedules_of_speculative_rw: "speculative-rw",
+    soak_schedules_of_overlapped_rw: "overlapped-rw",
+    soak_schedules_of_async_rw: "async-rw",
+    soak_schedules_of_v2: "v2",
+    soak_schedules_of_v2_footer: "v2-footer",
+    soak_schedules_of_crc: "crc",
+    soak_schedules_of_crc_footer: "crc-footer",
+    soak_schedules_of_versions: "versions",
+    soak_schedules_of_versions_footer: "versions-footer",
+}
+
 #[test]
-#[ignore = "takes three hours of CPU time: cargo xtask soak"]
-fn soak_ten_million_schedules_of_each_scheme_are_good() {
-    run_schedules(SOAK_SCHEDULES);
+fn each_scheme_has_a_long_test() {
+    assert_eq!(SOAKED, Scheme::ALL.map(|(name, _)| name));
 }
 
 /// Parameters of a store with one object, whose latch is in the object.
