@@ -196,7 +196,7 @@ impl<M: Memory> Arena<'_, M> {
         let grace = if mutants::REUSED_AN_EPOCH_EARLY.is_on() { GRACE - 1 } else { GRACE };
         let mut epoch = self.memory.load(header::EPOCH_AT, Width::W8)? as u64;
         if (epoch as u16).wrapping_sub(since) < grace && self.advance(epoch)? {
-            epoch += 1;
+            epoch = epoch.wrapping_add(1); // A peer may have set it to any value.
         }
         // The mark has only the epoch's low bits. If they lead to a wrong answer, then to false.
         Ok((epoch as u16).wrapping_sub(since) >= grace)

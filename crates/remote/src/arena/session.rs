@@ -280,7 +280,8 @@ impl<M: Memory> Arena<'_, M> {
                 }
                 state = linked;
             }
-            let mark = if list == Retirees::Gathering { old.mark + 1 } else { 0 };
+            // The number wraps, since a peer may set it to any value.
+            let mark = if list == Retirees::Gathering { old.mark.wrapping_add(1) } else { 0 };
             match self.memory.exchange(head_at, Width::W16, head, old.becoming(at, mark).pack())? {
                 Ok(()) => return Ok(Some(list)),
                 Err(now) => head = now,
