@@ -818,6 +818,7 @@ impl<M: NodeMemory> Node<M> {
         };
         let counted = Arena::of(memory).counters(id.slot)?;
         self.sessions.close(memory, id.slot)?;
+        self.reclaim.forget_session(id.slot);
         self.ended += 1;
         self.counted.add(&counted);
         self.closing.pop_front();

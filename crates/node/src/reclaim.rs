@@ -32,6 +32,8 @@ pub struct Reclaim {
     round: Vec<(u32, Retirees)>,
     /// The slot whose retired list is being traversed, and the address of the next buffer on this list.
     walking: Option<(u32, u64)>,
+    /// Slots of the sessions that had buffers for their own use when the node took their lists.
+    keepers: BTreeSet<u32>,
     /// Retired buffers that wait for their grace period before they are freed.
     buffers: Delayed<u64>,
     /// Retired buffers that wait for the ends of clients' operations.
@@ -120,6 +122,16 @@ impl Reclaim {
     pub fn is_done_with(&self, slot: u32) -> bool {
         self.round.iter().all(|&(of, _)| of != slot)
             && self.walking.is_none_or(|(walking, _)| walking != slot)
+    }
+
+    /// Whether the session in `slot` had buffers for its own use when the node took its lists, this time or earlier.
+    pub fn is_keeper(&self, slot: u32) -> bool {
+        self.keepers.contains(&slot)
+    }
+
+    /// Forgets a session that is over.
+    pub fn forget_session(&mut self, slot: u32) {
+        self.keepers.remove(&slot);
     }
 
     /// Whether no session's retired list is being taken.
@@ -217,6 +229,9 @@ impl Reclaim {
         } else if let Some(&(slot, list)) = self.round.last() {
             let first = Arena::of(memory).take_retired(slot, list)?;
             self.round.pop();
+            if first != 0 && list != Retirees::Node {
+                self.keepers.insert(slot);
+            }
             self.walking = (first != 0).then_some((slot, first));
         } else {
             return self.wait_step(memory, sessions, leased);

@@ -1,9 +1,9 @@
 //! Whether sessions reuse the buffers that they retire in a store: the node's part of
 //! [`farside_remote::arena::reuse`].
 //!
-//! Invariant: while the node, outside of turns, follows pointers in a store, or relies on it that no buffer that it has
-//! seen is taken anew, reuse has ended in the store. Scans and rebuilds do so. Reuse has ended when the turns of all
-//! sessions have ended, because a session reads the setting within its turn.
+//! Invariant: while the node, outside of turns, follows pointers in a store, or relies on it that no buffer which it
+//! has seen is taken anew, reuse has ended in the store. Scans and rebuilds do so. Reuse has ended when the turns of
+//! all sessions have ended, because a session reads the setting within its turn.
 
 use crate::mutants;
 use crate::session::{Grace, Sessions};

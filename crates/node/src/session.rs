@@ -169,8 +169,17 @@ impl Sessions {
 
     /// Starts a grace period for all sessions that may hold a pointer now. Loads one word per session.
     pub fn begin_grace<M: Memory>(&self, memory: &M) -> Result<Grace, M::Wait> {
+        self.begin_grace_of(memory, |_| true)
+    }
+
+    /// Starts a grace period for those of the sessions in the slots that `includes` accepts.
+    pub(crate) fn begin_grace_of<M: Memory>(
+        &self,
+        memory: &M,
+        includes: impl Fn(u32) -> bool,
+    ) -> Result<Grace, M::Wait> {
         let mut grace = Grace::default();
-        for session in self.open.values().filter(|session| !session.ended) {
+        for session in self.open.values().filter(|session| !session.ended && includes(session.id.slot)) {
             let turn = Arena::of(memory).turn(session.id.slot)?;
             grace.add(session.id, turn);
         }

@@ -459,13 +459,17 @@ fn leave_step<M: NodeMemory>(
                 true => Leaving::Left,
             };
         }
-        Leaving::Retired { .. } if !reclaim.is_between_rounds() => return Ok(Some(false)),
+        Leaving::Retired { .. } | Leaving::Taken(_) if !reclaim.is_between_rounds() => {
+            return Ok(Some(false));
+        }
         Leaving::Retired { is_round_begun: false } => {
             reclaim.begin_round(sessions, true);
             *leaving = Leaving::Retired { is_round_begun: true };
         }
         Leaving::Retired { is_round_begun: true } => {
-            *leaving = Leaving::Taken(sessions.begin_grace(memory)?);
+            // A session that had nothing on its own lists is moving nothing.
+            let grace = sessions.begin_grace_of(memory, |slot| reclaim.is_keeper(slot))?;
+            *leaving = Leaving::Taken(grace);
         }
         Leaving::Taken(grace) => {
             if !sessions.is_over(memory, grace)? {
