@@ -79,6 +79,9 @@ pub(crate) struct Figures {
     pub(crate) reused: AtomicU64,
 }
 
+/// Slots of sessions, each with a turn.
+type Turns = Vec<(u32, u64)>;
+
 /// One client of the shared memory.
 struct Client {
     shared: Arc<Shared>,
@@ -216,7 +219,7 @@ impl Client {
     }
 
     /// The turns of the sessions that are in one.
-    fn turns(&self) -> Result<Vec<(u32, u64)>, Died> {
+    fn turns(&self) -> Result<Turns, Died> {
         let mut turns = Vec::new();
         for slot in 0..2 {
             turns.push((slot, Arena::of(self).turn(slot)?));
@@ -539,7 +542,7 @@ fn crowd(client: &Client) -> Result<(), Died> {
 
 /// Takes all lists in turn, and frees their buffers once no session moves them any more.
 fn take_all_lists(client: &Client) -> Result<(), Died> {
-    let mut waiting: Option<(Vec<u64>, Vec<(u32, u64)>)> = None;
+    let mut waiting: Option<(Vec<u64>, Turns)> = None;
     for _ in 0..3 {
         for slot in 0..2 {
             client.take_over(slot, &Retirees::ALL)?;
