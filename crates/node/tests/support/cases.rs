@@ -49,6 +49,7 @@ macro_rules! with_all_cases {
             a_rebuild_reads_no_item_that_a_session_may_reuse
             a_dropped_stores_buffers_leave_the_lists_of_sessions_that_reuse_them
             a_session_that_dies_while_it_moves_buffers_loses_none
+            a_drop_finds_the_buffers_that_move_while_it_takes_lists
             a_session_keeps_no_buffer_that_another_needs
             a_dead_session_delays_reuse_until_it_is_closed
             a_node_that_takes_over_ends_reuse_and_begins_it_again
@@ -764,42 +765,76 @@ fn listed(home: &Home, slot: u32) -> Vec<u64> {
     all
 }
 
-/// Two sessions keep buffers of two stores. The one store is dropped while a third session moves such buffers from list
-/// to list. The drop takes the lists before this session's access number `moment`, before which the session is stopped,
-/// or dies. Returns false if the session makes fewer accesses.
-fn drop_while_buffers_move(moment: u64, dies: bool) -> bool {
-    let mut home = Home::reusing(24, 5);
-    let other = home.create("other", 4);
-    (0..3).for_each(|_| home.poll_shared());
-    let [mut moving, mut idle, late] = [(); 3].map(|()| home.client());
-    let kept_store = home.store.clone();
-    let mut kept = Vec::new();
-    for client in [&mut moving, &mut idle] {
-        for _ in 0..2 {
-            client.store = kept_store.clone();
-            let own = client.in_turn(|client| client.take());
-            client.store = other.clone();
-            let dropped = client.in_turn(|client| client.take());
-            client.in_turn(|client| {
-                assert_eq!(
-                    client.retire_to(dropped),
-                    Some(Retirees::Gathering),
-                    "sessions reuse the buffers"
-                );
-                client.store_of(&kept_store, |client| {
-                    assert_eq!(client.retire_to(own), Some(Retirees::Gathering))
+/// A node with two stores, of which `other` will be dropped, and sessions of which two keep buffers of both.
+struct Dropping {
+    home: Home,
+    moving: Client,
+    idle: Client,
+    late: Client,
+    /// The kept buffers of the other store.
+    kept: Vec<u64>,
+    /// The segments of the store that is to be dropped.
+    segments: BTreeSet<u32>,
+}
+
+impl Dropping {
+    fn new() -> Dropping {
+        let mut home = Home::reusing(24, 5);
+        let other = home.create("other", 4);
+        (0..3).for_each(|_| home.poll_shared());
+        let [mut moving, mut idle, late] = [(); 3].map(|()| home.client());
+        let kept_store = home.store.clone();
+        let mut kept = Vec::new();
+        for client in [&mut moving, &mut idle] {
+            for _ in 0..2 {
+                client.store = kept_store.clone();
+                let own = client.in_turn(|client| client.take());
+                client.store = other.clone();
+                let dropped = client.in_turn(|client| client.take());
+                client.in_turn(|client| {
+                    assert_eq!(client.retire_to(dropped), Some(Retirees::Gathering), "sessions reuse it");
+                    client.store_of(&kept_store, |client| {
+                        assert_eq!(client.retire_to(own), Some(Retirees::Gathering));
+                    });
+                    // The first pair now waits; the second one is gathered.
+                    assert_eq!(client.retake(), None);
                 });
-                // The first pair now waits; the second one is gathered.
-                assert_eq!(client.retake(), None);
-            });
-            kept.push(own);
+                kept.push(own);
+            }
+        }
+        // Both sessions have advanced the epoch: when the first one takes a buffer again, all its buffers move.
+        moving.store = kept_store;
+        let entry = home.node.catalog().get("other").expect("a store");
+        let segments = entry.segments.iter().copied().collect();
+        Dropping { home, moving, idle, late, kept, segments }
+    }
+
+    /// Checks that no list leads to the dropped store's memory, and that the node gets all kept buffers but `held`.
+    fn check(mut self, held: Option<u64>, when: &str) {
+        let geometry = self.home.memory.geometry();
+        let is_dropped =
+            |at: &u64| geometry.segment_of(*at).is_some_and(|index| self.segments.contains(&index));
+        for slot in 0..3 {
+            let listed = listed(&self.home, slot);
+            assert!(!listed.iter().any(is_dropped), "session {slot} lists a dropped store's buffer, {when}");
+        }
+        self.home.part(&self.idle);
+        self.home.part(&self.moving);
+        self.home.idle();
+        self.home.poll_shared();
+        for at in self.kept {
+            let expected = if Some(at) == held { Stage::Live } else { Stage::Free };
+            assert_eq!(self.home.stage(at), expected, "{at:#x}, {when}");
         }
     }
-    // Both sessions have advanced the epoch: when the first one takes a buffer again, all its buffers move.
-    moving.store = kept_store.clone();
-    let segments: BTreeSet<u32> =
-        home.node.catalog().get("other").expect("a store").segments.iter().copied().collect();
-    let geometry = home.memory.geometry();
+}
+
+/// A store is dropped while a session moves its buffers from list to list. The drop takes the lists before this
+/// session's access number `moment`, before which the session is stopped, or dies. Returns false if the session makes
+/// fewer accesses.
+fn drop_while_buffers_move(moment: u64, dies: bool) -> bool {
+    let mut dropping = Dropping::new();
+    let Dropping { home, moving, late, kept, .. } = &mut dropping;
     // The store's key is revoked, and only then a turn begins that the drop has not to wait for.
     late.begin_turn();
     assert!(home.ask(Ask::DropStore { name: "other".into() }).is_none(), "a client is in a turn");
@@ -807,7 +842,7 @@ fn drop_while_buffers_move(moment: u64, dies: bool) -> bool {
     late.end_turn();
     let has_struck = Cell::new(false);
     let retaken = {
-        let (home, has_struck, moving) = (RefCell::new(&mut home), &has_struck, &moving);
+        let (home, has_struck, moving) = (RefCell::new(&mut *home), &has_struck, &*moving);
         let event: Box<dyn FnOnce()> = Box::new(move || {
             has_struck.set(true);
             let home = &mut *home.borrow_mut();
@@ -824,35 +859,21 @@ fn drop_while_buffers_move(moment: u64, dies: bool) -> bool {
         });
         let (left, event) = (Cell::new(moment), RefCell::new(Some(event)));
         let memory = Struck { client: moving, left, event, dies };
-        Arena::of(&memory).reuse(By::itself(moving.id), kept_store.region, class(LARGE))
+        Arena::of(&memory).reuse(By::itself(moving.id), moving.store.region, class(LARGE))
     };
     if !has_struck.get() {
         assert_eq!(retaken.expect("it lives"), Some(kept[0]));
         return false;
     }
+    let held = retaken.ok().flatten();
     if !dies {
         moving.end_turn();
         home.idle();
         assert_eq!(home.node.answer().map(|(_, answer)| answer), Some(Ok(Answer::Done)));
+        let owners = held.map(|at| (home.stage(at), home.state(at).owner));
+        assert!(owners.is_none_or(|owners| owners == (Stage::Live, moving.id.number)));
     }
-    for slot in 0..3 {
-        let of_it = |at: &u64| geometry.segment_of(*at).is_some_and(|index| segments.contains(&index));
-        assert!(
-            !listed(&home, slot).iter().any(of_it),
-            "session {slot} still lists a dropped store's buffer"
-        );
-    }
-    let held = retaken.ok().flatten();
-    if let (Some(held), false) = (held, dies) {
-        assert_eq!((home.stage(held), home.state(held).owner), (Stage::Live, moving.id.number));
-    }
-    home.part(&idle);
-    home.idle();
-    home.poll_shared();
-    for at in kept {
-        let expected = if !dies && Some(at) == held { Stage::Live } else { Stage::Free };
-        assert_eq!(home.stage(at), expected, "{at:#x}, moment {moment}");
-    }
+    dropping.check(held, &format!("moment {moment}"));
     true
 }
 
@@ -864,6 +885,25 @@ pub(crate) fn a_dropped_stores_buffers_leave_the_lists_of_sessions_that_reuse_th
 pub(crate) fn a_session_that_dies_while_it_moves_buffers_loses_none() {
     let moments = (0..).find(|&moment| !drop_while_buffers_move(moment, true)).expect("it ends");
     assert!(moments > 10, "died before each of {moments} accesses");
+}
+
+/// The session moves all its buffers between two of the node's steps.
+pub(crate) fn a_drop_finds_the_buffers_that_move_while_it_takes_lists() {
+    let mut steps = 0;
+    loop {
+        let mut dropping = Dropping::new();
+        let Dropping { home, moving, .. } = &mut dropping;
+        home.node.ask(Ask::DropStore { name: "other".into() }, [1, 1]);
+        if (0..steps).any(|_| home.step() == Progress::Idle) {
+            break;
+        }
+        let held = moving.in_turn(Client::retake);
+        home.idle();
+        assert_eq!(home.node.answer().map(|(_, answer)| answer), Some(Ok(Answer::Done)));
+        dropping.check(held, &format!("after {steps} steps"));
+        steps += 1;
+    }
+    assert!(steps > 100, "after each of {steps} steps");
 }
 
 pub(crate) fn a_session_keeps_no_buffer_that_another_needs() {
