@@ -437,8 +437,7 @@ impl<M: NodeMemory> Node<M> {
     /// Starts checks for retired buffers, for regions that are short of memory, and for crowded tables. The host calls
     /// this when a client rings, and at intervals.
     pub fn poll_shared(&mut self) {
-        // While memory is short, no session keeps what another may need.
-        self.reclaim.begin_round(&self.sessions, self.reclaim.is_any_short());
+        self.reclaim.poll();
         if self.relief.is_empty() {
             // A store without buffers is not short of them.
             let with_buffers = self.catalog.iter().filter(|entry| !entry.is_table_only());

@@ -15,13 +15,13 @@ use crate::epochs::{Epochs, Leased};
 use crate::mutants;
 use crate::node::NodeMemory;
 use crate::session::{Grace, Sessions};
-use farside_remote::Memory;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
-use farside_remote::arena::{Arena, Buffer};
+use farside_remote::arena::{Arena, Buffer, header};
+use farside_remote::{Memory, Width};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The buffers that are being reclaimed, and the segments that are being emptied.
@@ -30,6 +30,8 @@ pub struct Reclaim {
     /// The sessions' lists of retired buffers that are still to be taken in this round, each with its session's slot.
     /// The last one is the next one.
     round: Vec<(u32, Retirees)>,
+    /// Whether a round is to begin.
+    is_due: bool,
     /// The slot whose retired list is being traversed, and the address of the next buffer on this list.
     walking: Option<(u32, u64)>,
     /// Slots of the sessions that had buffers for their own use when the node took their lists.
@@ -174,23 +176,21 @@ impl Reclaim {
         self.round.extend(Retirees::ALL.into_iter().rev().map(|list| (slot, list)));
     }
 
-    /// Starts a round that takes the lists of all sessions, unless a round is in progress: those with buffers for the
-    /// node, and, if `is_complete`, those with buffers that sessions would reuse.
+    /// Makes a round due that takes from all sessions the lists of buffers for the node, unless a round is in progress.
+    /// If a chain has found no free buffer, it also takes the lists of buffers that sessions would reuse.
+    pub fn poll(&mut self) {
+        self.is_due |= self.round.is_empty();
+    }
+
+    /// Starts a round that takes the lists of all sessions: those with buffers for the node, and, if `is_complete`,
+    /// those with buffers that sessions would reuse. No round may be in progress.
     pub fn begin_round(&mut self, sessions: &Sessions, is_complete: bool) {
-        if !self.round.is_empty() {
-            return;
-        }
         for slot in sessions.iter().map(|session| session.id.slot) {
             match is_complete {
                 true => self.take_from(slot),
                 false => self.round.push((slot, Retirees::Node)),
             }
         }
-    }
-
-    /// Whether a region has no granted segment left.
-    pub fn is_any_short(&self) -> bool {
-        !self.short.is_empty()
     }
 
     /// Makes one step of reclaiming buffers. Returns false if there was nothing to do.
@@ -233,6 +233,13 @@ impl Reclaim {
                 self.keepers.insert(slot);
             }
             self.walking = (first != 0).then_some((slot, first));
+        } else if self.is_due {
+            let is_needed = memory.load(header::NEEDED_AT, Width::W8)? != 0;
+            if is_needed {
+                memory.write(header::NEEDED_AT, &[0; 8])?;
+            }
+            self.is_due = false;
+            self.begin_round(sessions, is_needed);
         } else {
             return self.wait_step(memory, sessions, leased);
         }

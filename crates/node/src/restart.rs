@@ -219,6 +219,7 @@ pub(crate) fn restore<M: NodeMemory>(
     for slot in 0..farside_remote::arena::SESSIONS_MAX {
         arena.close_session(slot)?;
     }
+    memory.write(header::SLOTS_AT, &[0; 8])?;
     Ok(Ok(Restored { extents, catalog, sequence, next_session: next_session as u32 }))
 }
 

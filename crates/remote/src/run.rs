@@ -81,6 +81,8 @@ fn run_allocating<M: Memory>(
     let (mut scratch, reserved) = (new_scratch(), &mut reserved[..chain.allocates()]);
     let mut runner = Runner::new(memory, by, chain.key(), &mut scratch, reserved);
     if !runner.reserve(&chain)? {
+        // What other sessions keep for themselves may help.
+        memory.write(header::NEEDED_AT, &1_u64.to_le_bytes())?;
         for _ in 0..chain.len() {
             reply.end_op(chain.len(), Status::NotReady, 0);
         }

@@ -7,7 +7,7 @@ use farside_node::Progress;
 use farside_node::identity::Sender;
 use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::state::{Stage, State, owner};
-use farside_remote::arena::{Arena, Geometry};
+use farside_remote::arena::{Arena, Geometry, header};
 use farside_remote::control::{Answer, Ask};
 use farside_remote::fabric::FENCED;
 use farside_remote::{By, Key, Memory, Rights, Width};
@@ -918,6 +918,10 @@ pub(crate) fn a_session_keeps_no_buffer_that_another_needs() {
     let taken: Vec<u64> = client.in_turn(|client| std::iter::from_fn(|| client.try_take()).collect());
     assert_eq!(taken.len() + kept.len(), class(LARGE).count as usize, "the others are kept");
     home.poll_shared();
+    let none = client.in_turn(|client| client.try_take());
+    assert_eq!(none, None, "while no chain needs them, the session keeps its buffers");
+    // What a chain does that finds no free buffer.
+    let Ok(()) = home.memory.write(header::NEEDED_AT, &[1; 8]);
     home.poll_shared();
     let more: BTreeSet<u64> = client.in_turn(|client| std::iter::from_fn(|| client.try_take()).collect());
     assert_eq!(more, BTreeSet::from(kept), "the node has taken them from the idle session");

@@ -72,6 +72,8 @@ pub mod header {
     pub(crate) const UNUSED_AT: u64 = 128;
     /// `u64`: the epoch, by which sessions know that a grace is over (`reuse`). On a cache line of its own.
     pub const EPOCH_AT: u64 = 1024;
+    /// `u64`: not 0 if a chain has found no free buffer since the node last took all lists of retired buffers.
+    pub const NEEDED_AT: u64 = 960;
     /// `u64`: number of slots, from the first one, that have been opened since the node started. On the epoch's line.
     pub const SLOTS_AT: u64 = 1032;
     /// "farside" and a zero byte, which identify a node's memory.
