@@ -55,6 +55,15 @@ impl Keys {
         own
     }
 
+    /// Returns a store as the session learns of it: with the session's own key, or with none if the session has no
+    /// right to the store, or if the store's key is not shown. `secret` draws the secret of a new key.
+    pub fn show(&mut self, store: Store, rights: Rights, secret: impl FnOnce() -> u64) -> Store {
+        // A token that may create a store need not have a right to it.
+        let is_opened = store.secret != 0 && rights != Rights::NONE;
+        let own = is_opened.then(|| self.grant(&store, rights, secret()));
+        Store { secret: own.map_or(0, Key::secret), ..store }
+    }
+
     /// Limits each key to the `rights` of its store, given the store's name. Returns true if a key loses a right.
     pub fn limit(&mut self, rights: impl Fn(&str) -> Rights) -> bool {
         let mut is_less = false;

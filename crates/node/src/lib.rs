@@ -26,5 +26,6 @@ mod reuse;
 pub mod scan;
 pub mod served;
 pub mod session;
+pub mod turn;
 
 pub use node::{Node, NodeMemory, Progress};

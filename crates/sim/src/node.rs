@@ -25,6 +25,7 @@ use farside_node::log::resume::{Ended, Host, ResumeError, Resuming, StartMemory}
 use farside_node::log::{LogOptions, Next, RecoverError, StoreLog, SyncPolicy, find};
 use farside_node::node::{Node as Machine, Progress, Ticket};
 use farside_node::served::{Begun, Buffers, Called, Calling, Served, ServiceGuard, Start};
+use farside_node::turn::for_runner;
 use farside_remote::address::ON_CHIP_SIZE;
 use farside_remote::arena::header;
 use farside_remote::arena::session::SessionId;
@@ -1057,19 +1058,6 @@ impl Serving {
     fn entropy(&self) -> [u64; 2] {
         [self.world.random().bits(), self.world.random().bits()]
     }
-}
-
-/// Adapts a response for a client that runs its own chains: removes the key of a store with wide access.
-fn for_runner(answer: Answer) -> Answer {
-    match answer {
-        Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
-        answer => answer,
-    }
-}
-
-/// Parses a request to the node itself.
-pub(crate) fn parse(request: &[u8]) -> Result<Ask, String> {
-    serde_json::from_slice(request).map_err(|error| format!("request refused: cannot parse it: {error}"))
 }
 
 /// Runs a call to a store's service, access by access. No step of the node may be in progress when the call starts.

@@ -517,12 +517,17 @@ impl Bell {
             if self.rung.get() != seen {
                 return Poll::Ready(());
             }
-            let mut waiting = self.waiting.borrow_mut();
-            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                waiting.push(cx.waker().clone());
-            }
+            self.wake_at_ring(cx.waker());
             Poll::Pending
         })
+    }
+
+    /// Wakes `waker` at the next ring.
+    pub fn wake_at_ring(&self, waker: &Waker) {
+        let mut waiting = self.waiting.borrow_mut();
+        if !waiting.iter().any(|known| known.will_wake(waker)) {
+            waiting.push(waker.clone());
+        }
     }
 }
 

@@ -10,26 +10,28 @@
 //! Invariant: a session's request is judged by its token before it reaches the node. Once an engine has read that a
 //! token or right was revoked, none of its later turns uses that token or right.
 
-use super::{EngineMode, Randomness, Shared, entropy, parse};
+use super::{EngineMode, Randomness, Shared, entropy};
 use crate::access::{Access, LOCKED_FOR, LogLimit, SessionLimit, Source, Token};
 use crate::engine::{Guarded, Keys};
 use crate::served::{Begun, Buffers, Calling, Served, Start, no_store};
+use crate::turn::{self, Serves};
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::runner::Runner;
 use farside_fabrics::session::answer;
-use farside_fabrics::session::carrier::{Arrival, Outsider, Port};
+use farside_fabrics::session::carrier::{Outsider, Port};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
 use farside_fabrics::spin::spin;
 use farside_fabrics::timer::{self, timespec};
 use farside_remote::arena::session::SessionId;
-use farside_remote::control::{Answer, Ask, Refusals, Store};
+use farside_remote::control::{Answer, Ask, Refusals};
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::service::addressed;
-use farside_remote::{ChainView, Key, Reply, Rights, Status};
+use farside_remote::{ChainView, Key, Reply, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -275,17 +277,9 @@ impl<P: Port> EngineLoop<P> {
         let EngineLoop { port, server, handler, .. } = self;
         // Read the clock only if something has arrived: polling the rings is cheaper than reading the clock.
         let mut time = None;
-        let received = port.receive(|from, arrival| match arrival {
-            Arrival::Datagram(bytes) => {
-                let now = *time.get_or_insert_with(timer::coarse_now);
-                handler.source = P::source(from).map(Source::from);
-                let _refused_is_counted = server.receive(now, from, bytes, handler);
-            }
-            Arrival::HungUp => server.hang_up(from, handler),
-            Arrival::Outsider(nonce, why) => {
-                handler.source = P::source(from).map(Source::from);
-                server.refuse(from, nonce, &handler.turn_away(why));
-            }
+        let received = port.receive(|from, arrival| {
+            let now = || *time.get_or_insert_with(timer::coarse_now);
+            turn::arrive((&mut *server, &mut *handler), (from, P::source(from)), arrival, now);
         });
         let mut is_busy = received.map_err(|broken| broken.0)?;
         if std::mem::take(&mut handler.has_guessers) {
@@ -339,19 +333,7 @@ impl<P: Port> EngineLoop<P> {
         }
         let answers = std::mem::take(&mut *mail.answers());
         let fenced = std::mem::take(&mut *mail.fenced());
-        if !fenced.is_empty() {
-            self.server.end_where(&mut self.handler, End::Fenced, |client| fenced.contains(&client.number));
-        }
-        let mut bytes = Vec::new();
-        for (request, answered) in answers {
-            let Some(client) = self.server.session_mut(request) else { continue };
-            client.asked -= 1;
-            match answered.and_then(|answer| client.read(answer)) {
-                Ok(body) => answer::put_body(&mut bytes, &body),
-                Err(reason) => answer::refuse(&mut bytes, &reason),
-            }
-            self.server.answer(request, &bytes);
-        }
+        turn::deliver((&mut self.server, &mut self.handler), answers, &fenced);
         if self.handler.mail.has_stored.swap(false, Ordering::SeqCst) {
             self.end_calls();
         }
@@ -508,10 +490,7 @@ impl Client {
         let answer = match answer {
             Answer::Store(store) => {
                 let rights = self.token.rights(&store.name);
-                // A token that may create a store need not have a right to it.
-                let is_opened = store.secret != 0 && rights != Rights::NONE;
-                let own = is_opened.then(|| self.keys.grant(&store, rights, entropy()[0]));
-                Answer::Store(Store { secret: own.map_or(0, Key::secret), ..store })
+                Answer::Store(self.keys.show(store, rights, || entropy()[0]))
             }
             answer => self.token.may_know(answer),
         };
@@ -603,23 +582,20 @@ impl Host for Handler {
     }
 }
 
-impl Handler {
-    fn end_turn(&mut self) {
-        self.expected.clear(); // Remove the hints of chains that did not run.
-        self.runner.end_turn();
+impl Serves for Handler {
+    fn number(client: &Client) -> u32 {
+        client.number
     }
 
-    /// Returns the token with this secret.
-    fn admit(&mut self, secret: &[u8]) -> Result<Arc<Token>, String> {
-        let access = self.shared.access();
-        self.look_for_lock(&access)?;
-        if let Some(token) = access.admit(secret) {
-            return Ok(token);
-        }
-        Err(self.count_guess(secret.is_empty()).into())
+    fn respond(&mut self, client: &mut Client, answered: Result<Answer, String>) -> Result<Vec<u8>, String> {
+        client.asked -= 1;
+        client.read(answered?)
     }
 
-    /// The reason sent to a client whose greeting the carrier rejected.
+    fn note_source(&mut self, source: Option<IpAddr>) {
+        self.source = source.map(Source::from);
+    }
+
     fn turn_away(&mut self, why: Outsider) -> String {
         match why {
             Outsider::WrongSeal | Outsider::Unsealed { shows_token: false } => {
@@ -637,6 +613,23 @@ impl Handler {
                  client of one release"
             ),
         }
+    }
+}
+
+impl Handler {
+    fn end_turn(&mut self) {
+        self.expected.clear(); // Remove the hints of chains that did not run.
+        self.runner.end_turn();
+    }
+
+    /// Returns the token with this secret.
+    fn admit(&mut self, secret: &[u8]) -> Result<Arc<Token>, String> {
+        let access = self.shared.access();
+        self.look_for_lock(&access)?;
+        if let Some(token) = access.admit(secret) {
+            return Ok(token);
+        }
+        Err(self.count_guess(secret.is_empty()).into())
     }
 
     /// Checks that the source is not locked out.
@@ -713,10 +706,9 @@ impl Handler {
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return answer::refuse(reply, TOO_MANY_KEYS);
         }
-        let chain = match ChainView::decode(bytes) {
-            Ok((chain, [])) => chain,
-            Ok(_) => return answer::refuse(reply, "the chain has trailing bytes"),
-            Err(error) => return answer::refuse(reply, &format!("the chain is malformed: {error}")),
+        let chain = match turn::chain(bytes) {
+            Ok(chain) => chain,
+            Err(reason) => return answer::refuse(reply, &reason),
         };
         self.runner.proceed(hints);
         self.runner.enter();
@@ -780,7 +772,7 @@ impl Handler {
     }
 
     fn ask(&mut self, client: &mut Client, at: RequestRef, request: &[u8]) -> Result<(), String> {
-        let ask = parse(request)?;
+        let ask = turn::parse(request)?;
         if client.asked >= ASKED_MAX {
             return Err(format!("{ASKED_MAX} requests of this client are outstanding: wait for a response"));
         }

@@ -19,6 +19,7 @@ use crate::access::{Access, Guesses, Tokens};
 use crate::identity::{Sender, fenced_session};
 use crate::node::{Node, NodeMemory, Progress, Ticket};
 use crate::served::{Begun, Buffers, Calling, Served, Start, no_store};
+use crate::turn::{for_runner, parse};
 use clients::Clients;
 use engines::{Engine, Letter, Mail};
 use farside_fabrics::local::LocalNode;
@@ -33,7 +34,7 @@ use farside_fabrics::timer;
 use farside_fabrics::udp::UdpPort;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
-use farside_remote::control::{Answer, Ask, NodeInfo, Refusals, Store};
+use farside_remote::control::{Answer, Ask, NodeInfo, Refusals};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Kind, addressed};
 use farside_remote::{FabricError, Key, Memory, NodeId, Rights};
@@ -726,18 +727,6 @@ impl LocalNode for Host {
         if self.shared.memory.node_sleeps() {
             frame::ring(&self.shared.bell);
         }
-    }
-}
-
-fn parse(request: &[u8]) -> Result<Ask, String> {
-    serde_json::from_slice(request).map_err(|error| format!("the request is not understood: {error}"))
-}
-
-/// Removes the key of a wide store from a response to a client that runs its own chains.
-fn for_runner(answer: Answer) -> Answer {
-    match answer {
-        Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
-        answer => answer,
     }
 }
 

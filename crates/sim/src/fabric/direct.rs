@@ -254,7 +254,7 @@ impl Fabric for Direct {
             *answer = answered.map_err(FabricError::Refused)?;
             return Ok(());
         }
-        let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
+        let ask = farside_node::turn::parse(request).map_err(FabricError::Refused)?;
         let (patience, waiting) = (ask.patience(), Rc::new(OneShot::default()));
         let is_bind = matches!(ask, Ask::Bind { .. });
         let letter = Letter::LocalRequest(Sender::Slot(self.session), ask, Rc::clone(&waiting));

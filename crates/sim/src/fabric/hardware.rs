@@ -411,7 +411,7 @@ impl Client {
 
     /// Sends a request to the node itself, for its catalog. In the model, this request takes no time.
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
-        let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
+        let ask = farside_node::turn::parse(request).map_err(FabricError::Refused)?;
         let waiting = Rc::new(OneShot::default());
         let sender = farside_node::identity::Sender::Host;
         self.machine.serving.post(Letter::LocalRequest(sender, ask, Rc::clone(&waiting)));

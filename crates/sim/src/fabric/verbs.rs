@@ -26,7 +26,7 @@ use farside_node::engine::Guarded;
 use farside_remote::address::ON_CHIP_SIZE;
 use farside_remote::chain::OpView;
 use farside_remote::clock::Clock;
-use farside_remote::fabric::{DEADLINE, Ran, ServiceId};
+use farside_remote::fabric::{DEADLINE, ServiceId};
 use farside_remote::wire::{Code, FENCED, REPLY_BYTES_MAX, flag};
 use farside_remote::{
     Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, Memory, NodeId, Reply, Rights, Status,
@@ -246,7 +246,7 @@ impl Verbs {
         let mut ended = pin!(session.ended());
         let news = std::future::poll_fn(|cx| match complete.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Ok(())),
-            Poll::Pending => ended.as_mut().poll(cx).map(|()| Err(session.over(Ran::Unknown))),
+            Poll::Pending => ended.as_mut().poll(cx).map(Err),
         });
         let deadline = FabricError::Deadline { node: self.node, waited: DEADLINE };
         within(&self.world, nanos(DEADLINE), news).await.unwrap_or(Err(deadline))

@@ -9,17 +9,19 @@ use crate::memory::Replay;
 use crate::network::{Arrival, Inbox, Network};
 use crate::world::{MICROS, Nanos};
 use farside_fabrics::session::answer;
+use farside_fabrics::session::carrier::{self, Outsider};
 use farside_fabrics::session::packet::{self, Kind};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_node::engine::{Guarded, Keys};
 use farside_node::served::{Begun, Calling, Served};
+use farside_node::turn::{self, Serves};
 use farside_remote::arena::session::{SessionId, epoch_at, turn_at};
 use farside_remote::arena::{Arena, header};
 use farside_remote::clock::Clock;
-use farside_remote::control::{Answer, Store};
+use farside_remote::control::Answer;
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Work as ServiceWork, addressed};
-use farside_remote::{Addr, By, ChainView, Reply, Rights, Status, Width};
+use farside_remote::{Addr, By, Reply, Rights, Status, Width};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -84,8 +86,9 @@ struct SessionHost {
     serving: Rc<Serving>,
     index: usize,
     at_once_one_in: u64,
-    /// Memory for chains that run at one instant.
+    /// Memory for chains that run at one instant, and the same memory for chains of wide stores.
     memory: Replay,
+    wide: Replay,
     /// The engine's own session, whose list takes retired buffers. The engine opens the session before any message
     /// arrives.
     session: Option<SessionId>,
@@ -165,6 +168,7 @@ impl Engine {
                 index,
                 at_once_one_in: options.at_once_one_in,
                 memory: memory(),
+                wide: memory().wide(),
                 session: None,
                 work: VecDeque::new(),
                 begun: Vec::new(),
@@ -211,18 +215,21 @@ impl Engine {
         let mut is_busy = false;
         while let Some(arrival) = self.inbox.take() {
             is_busy = true;
-            match arrival {
-                Arrival::Message(from, bytes) => {
-                    // Opening a session takes the node's lock.
-                    let serving = Rc::clone(&self.serving);
-                    let _passage = match packet::is(&bytes, Kind::Hello) {
-                        true => Some(serving.step.enter().await),
-                        false => None,
-                    };
-                    let now = self.now();
-                    let _refused_is_counted = self.server.receive(now, from, &bytes, &mut self.host);
-                }
-                Arrival::HungUp(from) => self.server.hang_up(from, &mut self.host),
+            let serving = Rc::clone(&self.serving);
+            let (from, arrival) = match &arrival {
+                Arrival::Message(from, bytes) => (*from, carrier::Arrival::Datagram(bytes)),
+                Arrival::HungUp(from) => (*from, carrier::Arrival::HungUp),
+            };
+            {
+                // Opening a session takes the node's lock.
+                let _passage = match arrival {
+                    carrier::Arrival::Datagram(bytes) if packet::is(bytes, Kind::Hello) => {
+                        Some(serving.step.enter().await)
+                    }
+                    _ => None,
+                };
+                let now = || serving.clock.now();
+                turn::arrive((&mut self.server, &mut self.host), (from, None), arrival, now);
             }
             self.work(session).await;
         }
@@ -273,8 +280,8 @@ impl Engine {
         match work {
             Work::Chain { at, number, keys, bytes } => {
                 let mut answer = Vec::new();
-                match ChainView::decode(&bytes) {
-                    Ok((chain, [])) => {
+                match turn::chain(&bytes) {
+                    Ok(chain) => {
                         let is_wide = keys.borrow().is_wide(chain.key());
                         let memory = if is_wide { &self.wide } else { &self.memory };
                         let (reply, keys) = (&mut self.reply, &keys);
@@ -294,8 +301,7 @@ impl Engine {
                             self.serving.ring();
                         }
                     }
-                    Ok(_) => answer::refuse(&mut answer, "chain refused: extra bytes follow the chain"),
-                    Err(error) => answer::refuse(&mut answer, &format!("chain refused: malformed: {error}")),
+                    Err(reason) => answer::refuse(&mut answer, &reason),
                 }
                 let _heard_or_not = self.server.answer(at, &answer);
             }
@@ -394,35 +400,29 @@ impl Engine {
         }
         let answers = std::mem::take(&mut *self.mail.answers.borrow_mut());
         let fenced = std::mem::take(&mut *self.mail.fenced.borrow_mut());
-        if !fenced.is_empty() {
-            self.server.end_where(&mut self.host, End::Fenced, |client| fenced.contains(&client.number));
-        }
-        let mut bytes = Vec::new();
-        for (request, answered) in answers {
-            let Some(client) = self.server.session_mut(request) else { continue };
-            match answered.map(|answer| client.read(answer, self.serving.world.random().bits())) {
-                Ok(body) => answer::put_body(&mut bytes, &body),
-                Err(reason) => answer::refuse(&mut bytes, &reason),
-            }
-            let _heard_or_not = self.server.answer(request, &bytes);
-        }
+        turn::deliver((&mut self.server, &mut self.host), answers, &fenced);
         true
     }
 }
 
-impl Client {
-    /// Encodes a response for this session. If the response has a store's key, replaces the key by the session's own
-    /// key for this store.
-    fn read(&mut self, answer: Answer, secret: u64) -> Vec<u8> {
+impl Serves for SessionHost {
+    fn number(client: &Client) -> u32 {
+        client.number
+    }
+
+    fn respond(&mut self, client: &mut Client, answered: Result<Answer, String>) -> Result<Vec<u8>, String> {
+        let (answer, secret) = (answered?, self.serving.world.random().bits());
         let answer = match answer {
             Answer::Store(store) => {
-                let own = (store.secret != 0)
-                    .then(|| self.keys.borrow_mut().grant(&store, Rights::ALL, secret).secret());
-                Answer::Store(Store { secret: own.unwrap_or(0), ..store })
+                Answer::Store(client.keys.borrow_mut().show(store, Rights::ALL, || secret))
             }
             answer => answer,
         };
-        serde_json::to_vec(&answer).expect("plain data")
+        Ok(serde_json::to_vec(&answer).expect("plain data"))
+    }
+
+    fn turn_away(&mut self, _: Outsider) -> String {
+        unreachable!("the simulated network rejects no greeting")
     }
 }
 
@@ -472,7 +472,7 @@ impl Host for SessionHost {
                 self.work.push_back(Work::Call { at, number, keys, service, request });
                 Outcome::Later
             }
-            Request::Call(_, request) => match super::parse(request) {
+            Request::Call(_, request) => match turn::parse(request) {
                 Ok(ask) => {
                     self.letters.push(Letter::RemoteRequest(self.index, client.number, at, ask));
                     Outcome::Later
@@ -496,19 +496,19 @@ impl Host for SessionHost {
 impl SessionHost {
     /// Runs a chain without interruption. The chain needs no turn, since it ends at the instant at which it starts.
     fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
-        match ChainView::decode(bytes) {
-            Ok((chain, [])) if !client.keys.borrow().is_wide(chain.key()) => {
+        match turn::chain(bytes) {
+            Ok(chain) => {
                 let (number, own) = (client.number, &mut self.reply);
                 let keys = client.keys.borrow();
+                let memory = if keys.is_wide(chain.key()) { &self.wide } else { &self.memory };
                 let retires = self.session.expect("an engine opens its session before any message arrives");
-                self.memory.run_at_once(|memory| {
+                memory.run_at_once(|memory| {
                     let seen = Guarded { memory, keys: &keys };
                     farside_remote::run(&seen, By { owner: number, retires }, chain, own)
                 });
                 reply.extend_from_slice(own.as_bytes());
             }
-            Ok(_) => answer::refuse(reply, "chain refused: extra bytes follow the chain"),
-            Err(error) => answer::refuse(reply, &format!("chain refused: malformed: {error}")),
+            Err(reason) => answer::refuse(reply, &reason),
         }
     }
 }

@@ -4,7 +4,7 @@ use farside_trial::sharded::{FAULTS, Step, run};
 use std::collections::BTreeMap;
 
 /// Seeds of every run of the tests.
-const SEEDS: u64 = 240;
+const SEEDS: u64 = 400;
 /// At most one in this many trials may have a history that the checker cannot decide, because of many operations
 /// without an answer.
 const UNDECIDED_ONE_IN: u64 = 1_000;

@@ -5,7 +5,7 @@ use crate::host::{Host, Listen, LogFolder, Options};
 use crate::log::LogOptions;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::memory::Pages;
-use farside_fabrics::session::carrier::{Broken, Dropped};
+use farside_fabrics::session::carrier::{Arrival, Broken, Dropped};
 use farside_fabrics::session::client;
 use farside_fabrics::session::endpoint::Endpoint;
 use farside_fabrics::udp::{UdpLine, UdpPort};
