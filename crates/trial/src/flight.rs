@@ -103,6 +103,10 @@ pub struct Phases {
 /// Longest time, in nanoseconds, for which a recoverer waits for an operation to begin.
 const WAITS_FOR_OPERATION: Nanos = MILLIS;
 
+/// Usual time, in nanoseconds, after which a request that is to be dropped is polled again. Most fabrics wake a task
+/// only when its response has arrived. Without further polls, no request would be dropped in flight.
+const POLLED_AGAIN: Nanos = 2 * MICROS;
+
 /// Index of the idle phase.
 pub(crate) const IDLE: usize = 0;
 
@@ -359,7 +363,13 @@ impl Tracked {
         poll_fn(|cx| match polls_left.checked_sub(1) {
             Some(left) => {
                 polls_left = left;
-                request.as_mut().poll(cx)
+                let polled = request.as_mut().poll(cx);
+                if polled.is_pending() {
+                    let (world, waker) = (&lane.scene.world, cx.waker().clone());
+                    let again = world.now() + world.random().heavy(POLLED_AGAIN);
+                    world.at(again, move || waker.wake());
+                }
+                polled
             }
             None => {
                 lane.is_cancelled.set(true);
