@@ -114,6 +114,11 @@ impl<A: Ask> History<A> {
         id
     }
 
+    /// Returns an operation of this history.
+    pub fn operation(&self, id: OperationId) -> &Operation<A> {
+        &self.operations[id.0]
+    }
+
     /// Records that an operation returned at the virtual time `ns`.
     ///
     /// # Panics

@@ -217,6 +217,12 @@ pub(crate) trait Family: Sized + 'static {
         Ok(())
     }
 
+    /// Returns the operation that reads one key and does nothing else, if the family has one. A client whose session
+    /// has ended first reads the keys that its unanswered operations may have written.
+    fn read(&self) -> Option<Self::Ask> {
+        None
+    }
+
     /// Returns operations that together read every key.
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Self::Ask)>;
 

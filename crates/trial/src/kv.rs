@@ -536,6 +536,10 @@ impl Family for Kv {
         })
     }
 
+    fn read(&self) -> Option<Ask> {
+        Some(Ask::Get)
+    }
+
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
         (0..scene.drawn.keys).map(|key| (key, Ask::Get)).collect()
     }

@@ -207,6 +207,10 @@ impl Family for Trial {
         Ok(())
     }
 
+    fn read(&self) -> Option<Ask> {
+        Some(Ask::Get)
+    }
+
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
         (0..scene.drawn.keys).chain(BLOCKS..BLOCKS + ENTRIES).map(|key| (key, Ask::Get)).collect()
     }

@@ -39,6 +39,9 @@ struct SiteState {
     incarnation: Cell<u64>,
     /// Operations that have been called and have no outcome yet.
     unanswered: RefCell<Vec<OperationId>>,
+    /// Keys, in the history, that operations of the last session may have written. The client reads them first: an
+    /// operation that takes effect after that is seen in later reads.
+    doubtful: RefCell<Vec<u64>>,
 }
 
 impl SiteState {
@@ -48,6 +51,16 @@ impl SiteState {
         for id in self.unanswered.take() {
             trial.returned(id, OutcomeOf::<F>::UNKNOWN);
         }
+    }
+
+    /// Settles the operations of a session that has ended, and notes the keys that they may have written.
+    fn settle_session<F: Family>(&self, trial: &Trial<F>) {
+        {
+            let (history, unanswered) = (trial.history.borrow(), self.unanswered.borrow());
+            let writes = unanswered.iter().map(|id| history.operation(*id)).filter(|of| !of.ask.is_read());
+            self.doubtful.replace(writes.map(|of| of.key).collect());
+        }
+        self.settle(trial);
     }
 }
 
@@ -232,7 +245,7 @@ impl<F: Family> Client<F> {
             fabrics.push(self.open_session(site, engine, identity).await?);
         }
         if self.trial.family.is_one_sided() {
-            site_state.settle(&self.trial); // The previous session has ended, and so have its chains.
+            site_state.settle_session(&self.trial); // The previous session has ended, and so have its chains.
         }
         Ok(Session { fabrics, ..Session::default() })
     }
@@ -343,7 +356,7 @@ impl<F: Family> Worker<'_, F> {
     async fn run_next(&mut self) -> Result<(), SessionOver> {
         let Trial { scene, family, .. } = &*self.client.trial;
         mishaps::on_operation(scene, self.site);
-        let (key, ask) = family.draw(scene, &mut self.opened);
+        let (key, ask) = self.doubtful_read().unwrap_or_else(|| family.draw(scene, &mut self.opened));
         let id = self.call(key, ask.clone());
         let random = scene.world.random();
         // An operation on several nodes makes its requests to all of them at once.
@@ -404,8 +417,21 @@ impl<F: Family> Worker<'_, F> {
         self.fabric.carry_out(plan, operation).await
     }
 
+    fn state(&self) -> &SiteState {
+        &self.client.site_states[self.site.index]
+    }
+
     fn unanswered(&self) -> &RefCell<Vec<OperationId>> {
-        &self.client.site_states[self.site.index].unanswered
+        &self.state().unanswered
+    }
+
+    /// Returns a read of a key that an operation of the client's last session may have written. Returns `None` if none
+    /// is left, or if it was a key of other contents of the store.
+    fn doubtful_read(&self) -> Option<(u64, F::Ask)> {
+        let read = self.client.trial.family.read()?;
+        let key = self.state().doubtful.borrow_mut().pop()?;
+        let key = key.checked_sub(first_key(self.site, self.contents)).filter(|key| *key < KEYS_PER_STORE)?;
+        Some((key, read))
     }
 
     fn call(&self, key: u64, ask: F::Ask) -> OperationId {
