@@ -16,8 +16,8 @@
 //! not change from E + 1 to E + 2 before the chain's turn has ended.
 //!
 //! The node takes whole lists, as it takes the list of retired buffers that is for the node: when the session ends,
-//! when a store is dropped, and when a chain has found no free buffer. Where the node itself follows pointers outside of
-//! turns, it first ends reuse in the region ([`Arena::set_reuse`]).
+//! when a store is dropped, and when a chain has found no free buffer. Where the node itself follows pointers outside
+//! of turns, it first ends reuse in the region ([`Arena::set_reuse`]).
 //!
 //! Invariant: a buffer on a session's list is RETIRED and owned by the session.
 //! Invariant: only the session adds buffers to its lists, and only the node removes others than the first.
