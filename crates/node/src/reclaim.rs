@@ -32,6 +32,8 @@ pub struct Reclaim {
     round: Vec<(u32, Retirees)>,
     /// Whether a round is to begin.
     is_due: bool,
+    /// For each session's slot, the turn when the last round began, and whether that round took all lists of the slot.
+    turns: BTreeMap<u32, (u64, bool)>,
     /// The slot whose retired list is being traversed, and the address of the next buffer on this list.
     walking: Option<(u32, u64)>,
     /// Slots of the sessions that had buffers for their own use when the node took their lists.
@@ -134,6 +136,7 @@ impl Reclaim {
     /// Forgets a session that is over.
     pub fn forget_session(&mut self, slot: u32) {
         self.keepers.remove(&slot);
+        self.turns.remove(&slot);
     }
 
     /// Whether no session's retired list is being taken.
@@ -176,20 +179,33 @@ impl Reclaim {
         self.round.extend(Retirees::ALL.into_iter().rev().map(|list| (slot, list)));
     }
 
-    /// Makes a round due that takes from all sessions the lists of buffers for the node, unless a round is in progress.
-    /// If a chain has found no free buffer, it also takes the lists of buffers that sessions would reuse.
+    /// Makes a round due that takes the lists of buffers for the node from all sessions, unless a round is in progress.
+    /// The round also takes the lists of buffers that a session would reuse: from all sessions if a chain has found no
+    /// free buffer, else from those that have begun no turn since the last round.
     pub fn poll(&mut self) {
         self.is_due |= self.round.is_empty();
     }
 
-    /// Starts a round that takes the lists of all sessions: those with buffers for the node, and, if `is_complete`,
-    /// those with buffers that sessions would reuse. No round may be in progress.
-    pub fn begin_round(&mut self, sessions: &Sessions, is_complete: bool) {
-        for slot in sessions.iter().map(|session| session.id.slot) {
+    /// Starts a round that takes all lists of all sessions. No round may be in progress.
+    pub fn begin_round(&mut self, sessions: &Sessions) {
+        for session in sessions.iter() {
+            self.take_from(session.id.slot);
+        }
+    }
+
+    /// Starts a round, given each session's slot and turn. No round may be in progress.
+    fn begin_partly(&mut self, turns: Vec<(u32, u64)>, is_needed: bool) {
+        let last = std::mem::take(&mut self.turns);
+        for (slot, turn) in turns {
+            let idle = last.get(&slot).filter(|(before, _)| *before == turn && turn.is_multiple_of(2));
+            // What an idle session had kept is taken once.
+            let is_complete = is_needed || idle.is_some_and(|(_, is_taken)| !is_taken);
             match is_complete {
                 true => self.take_from(slot),
                 false => self.round.push((slot, Retirees::Node)),
             }
+            let is_taken = is_complete || idle.is_some();
+            self.turns.insert(slot, (turn, is_taken));
         }
     }
 
@@ -235,11 +251,12 @@ impl Reclaim {
             self.walking = (first != 0).then_some((slot, first));
         } else if self.is_due {
             let is_needed = memory.load(header::NEEDED_AT, Width::W8)? != 0;
+            let turns = sessions.turns(memory)?;
             if is_needed {
                 memory.write(header::NEEDED_AT, &[0; 8])?;
             }
             self.is_due = false;
-            self.begin_round(sessions, is_needed);
+            self.begin_partly(turns, is_needed);
         } else {
             return self.wait_step(memory, sessions, leased);
         }

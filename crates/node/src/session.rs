@@ -167,6 +167,12 @@ impl Sessions {
         Gone { alive, next_number: self.next_number }
     }
 
+    /// The slots of all open sessions, each with its session's turn. Loads one word per session.
+    pub(crate) fn turns<M: Memory>(&self, memory: &M) -> Result<Vec<(u32, u64)>, M::Wait> {
+        let slots = self.open.keys();
+        slots.map(|&slot| Ok((slot, Arena::of(memory).turn(slot)?))).collect()
+    }
+
     /// Starts a grace period for all sessions that may hold a pointer now. Loads one word per session.
     pub fn begin_grace<M: Memory>(&self, memory: &M) -> Result<Grace, M::Wait> {
         self.begin_grace_of(memory, |_| true)

@@ -463,7 +463,7 @@ fn leave_step<M: NodeMemory>(
             return Ok(Some(false));
         }
         Leaving::Retired { is_round_begun: false } => {
-            reclaim.begin_round(sessions, true);
+            reclaim.begin_round(sessions);
             *leaving = Leaving::Retired { is_round_begun: true };
         }
         Leaving::Retired { is_round_begun: true } => {

@@ -15,9 +15,9 @@
 //! before a buffer was put to waiting in epoch E. Its session has published E or an earlier epoch. So the epoch does
 //! not change from E + 1 to E + 2 before the chain's turn has ended.
 //!
-//! The node takes whole lists, as it takes the list of retired buffers that is for the node: when the session ends,
-//! when a store is dropped, and when a chain has found no free buffer. Where the node itself follows pointers outside
-//! of turns, it first ends reuse in the region ([`Arena::set_reuse`]).
+//! The node takes whole lists, as it takes the list of retired buffers that is for the node: when the session ends or
+//! is idle, when a store is dropped, and when a chain has found no free buffer. Where the node itself follows pointers
+//! outside of turns, it first ends reuse in the region ([`Arena::set_reuse`]).
 //!
 //! Invariant: a buffer on a session's list is RETIRED and owned by the session.
 //! Invariant: only the session adds buffers to its lists, and only the node removes others than the first.
