@@ -422,9 +422,17 @@ impl<M: NodeMemory> Node<M> {
         })
     }
 
-    /// The stores whose tables have become crowded since the last call and can be enlarged. The host then requests the
-    /// growth, since a request needs random bits.
-    pub fn crowded(&mut self) -> Vec<String> {
+    /// Requests larger tables for the stores whose tables have become crowded since the last call. Nobody waits for the
+    /// responses. `entropy` draws the random bits of a request.
+    pub fn grow_crowded(&mut self, mut entropy: impl FnMut() -> [u64; 2]) {
+        for name in self.crowded() {
+            let ticket = self.ask(Ask::GrowStore { name }, entropy());
+            self.cancel(&BTreeSet::from([ticket]));
+        }
+    }
+
+    /// The stores whose tables have become crowded since the last call and can be enlarged.
+    fn crowded(&mut self) -> Vec<String> {
         let free = self.extents.free();
         let crowded = self.catalog.iter_mut().filter_map(|entry| {
             let is_crowded = std::mem::take(&mut entry.is_crowded);

@@ -563,10 +563,7 @@ impl Serving {
                 let _passage = self.step.enter().await;
                 let mut machine = self.machine.borrow_mut();
                 machine.poll_shared();
-                for name in machine.crowded() {
-                    let ticket = machine.ask(Ask::GrowStore { name }, self.entropy());
-                    machine.cancel(&[ticket].into());
-                }
+                machine.grow_crowded(|| self.entropy());
             }
             pause = match (is_busy || is_rung, is_due) {
                 (true, _) => self.idle_pause[0],

@@ -593,11 +593,7 @@ impl Shared {
         state.stopped = clients.watch_stopped(&delaying);
         let State { node, stopped, .. } = &mut *state;
         node.report_stopped(stopped);
-        for name in state.node.crowded() {
-            // Nobody waits for the response, so cancel the ticket.
-            let ticket = state.node.ask(Ask::GrowStore { name }, entropy());
-            state.node.cancel(&BTreeSet::from([ticket]));
-        }
+        node.grow_crowded(entropy);
     }
 
     /// Handles an event of a client's socket or process.

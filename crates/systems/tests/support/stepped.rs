@@ -129,13 +129,7 @@ impl Stepped {
     /// Does the host's periodic work.
     fn poll_shared(&self) {
         self.node().poll_shared();
-        let crowded = self.node().crowded();
-        for name in crowded {
-            let entropy = self.entropy();
-            let mut node = self.node();
-            let ticket = node.ask(Ask::GrowStore { name }, entropy);
-            node.cancel(&[ticket].into());
-        }
+        self.node().grow_crowded(|| self.entropy());
     }
 
     /// Runs steps until the node has nothing to do.
