@@ -87,6 +87,8 @@ impl List {
 /// Maximum number of bytes on a list that gathers, and bounds for the number of its buffers.
 const GATHERED_BYTES: u64 = 128 << 10;
 const GATHERED_BUFFERS: (u64, u64) = (4, 256);
+/// Number of gathered buffers from which on a session gives those up that are ready and that it does not take.
+const PASSED_OVER: u64 = 32;
 /// Number of epochs after which a buffer is reused.
 const GRACE: u16 = 2;
 
@@ -119,9 +121,15 @@ impl<M: Memory> Arena<'_, M> {
     /// Whether the session may gather one more buffer of `class`.
     #[inline]
     fn has_room(&self, session: SessionId, class: &Class) -> Result<bool, M::Wait> {
-        let head = self.memory.load(Retirees::Gathering.head_at(session.slot), Width::W16)?;
         let (least, most) = GATHERED_BUFFERS;
-        Ok(u64::from(List::unpack(head).mark) < (GATHERED_BYTES / u64::from(class.size)).clamp(least, most))
+        Ok(self.gathered(session)? < (GATHERED_BYTES / u64::from(class.size)).clamp(least, most))
+    }
+
+    /// Number of buffers that the session has gathered.
+    #[inline]
+    fn gathered(&self, session: SessionId) -> Result<u64, M::Wait> {
+        let head = self.memory.load(Retirees::Gathering.head_at(session.slot), Width::W16)?;
+        Ok(u64::from(List::unpack(head).mark))
     }
 
     /// Takes a buffer of `class` that the session retired earlier, if one is past its grace. Must be called within a
@@ -146,8 +154,8 @@ impl<M: Memory> Arena<'_, M> {
                 return Ok(None);
             };
             if of != region || buffer.class.index != class.index {
-                // If the session no longer takes such buffers, those of other classes have no room.
-                if !self.has_room(session, class)? {
+                // Those behind it may be of this class. If many others wait by now, the session takes few of its class.
+                if self.gathered(session)? >= PASSED_OVER {
                     self.move_all(session, Retirees::Ready, Retirees::Node, 0)?;
                 }
                 return Ok(None);
