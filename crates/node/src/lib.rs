@@ -22,7 +22,6 @@ pub mod node;
 mod rebuild;
 pub mod reclaim;
 mod restart;
-mod reuse;
 pub mod scan;
 pub mod served;
 pub mod session;
