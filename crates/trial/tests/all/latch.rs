@@ -34,7 +34,7 @@ fn scheme(name: &str) -> Scheme {
     Scheme::named(name).expect("a scheme")
 }
 
-/// Runs so many schedules of each scheme on all CPUs, and returns the totals. All schemes have different seeds.
+/// Runs `each` schedules of each scheme, on all CPUs, and returns the totals. No two schemes share a seed.
 fn run_schedules(each: u64) -> Outcome {
     let all = Mutex::new(Outcome::default());
     let next = AtomicUsize::new(0);
@@ -42,12 +42,11 @@ fn run_schedules(each: u64) -> Outcome {
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let bench = Bench::default();
-                loop {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((name, scheme)) = Scheme::ALL.get(place) else { break };
-                    let totals =
-                        run_scheme(&bench, name, *scheme, place as u64 * each..(place as u64 + 1) * each);
+                while let place = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some((name, _)) = Scheme::ALL.get(place)
+                {
+                    let first = place as u64 * each;
+                    let totals = run_scheme(name, first..first + each);
                     add(&mut all.lock().expect("no thread has failed"), &totals);
                 }
             });
@@ -56,9 +55,10 @@ fn run_schedules(each: u64) -> Outcome {
     all.into_inner().expect("no thread has failed")
 }
 
-/// Runs the schedules of these seeds of one scheme, and returns their totals.
-fn run_scheme(bench: &Bench, name: &str, scheme: Scheme, seeds: Range<u64>) -> Outcome {
+/// Runs the schedules of these seeds of the scheme with this name, and returns their totals.
+fn run_scheme(name: &str, seeds: Range<u64>) -> Outcome {
     let (began, mut totals) = (Instant::now(), Outcome::default());
+    let (bench, scheme) = (Bench::default(), scheme(name));
     for seed in seeds.clone() {
         let outcome = bench.run(scheme, seed);
         assert!(outcome.violated.is_empty(), "{name}, seed {seed}: {outcome:?}");
@@ -100,7 +100,7 @@ macro_rules! soaks {
             #[ignore = "takes 12 minutes: cargo xtask soak"]
             fn $test() {
                 let seeds = SCHEDULES * SCHEMES..SCHEDULES * SCHEMES + SOAK_SCHEDULES;
-                run_scheme(&Bench::default(), $scheme, scheme($scheme), seeds);
+                run_scheme($scheme, seeds);
             }
         )*
     };
