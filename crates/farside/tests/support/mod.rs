@@ -190,9 +190,16 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Sends a signal. After `STOP`, returns only once all of the child's threads have stopped.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("the child is not reaped");
+        use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the child is not reaped");
+        if signal == Signal::STOP {
+            // The state stays for the next who waits, and a child that has exited is not waited for.
+            let until = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            waitid(WaitId::Pid(pid), until).expect("it is our child");
+        }
     }
 
     /// Returns whether the child has exited.
