@@ -18,6 +18,9 @@
 
 use crate::memory::{Mapping, Stretch};
 use farside_remote::ChainView;
+use farside_remote::arena::Buffer;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::session::SessionId;
 use farside_remote::run::Hint;
 use std::cell::RefCell;
 
@@ -37,15 +40,18 @@ pub(crate) struct Ahead {
 }
 
 struct Coming {
+    /// The session whose chains run: it reuses buffers that it has retired.
+    session: SessionId,
     stretches: Vec<Stretch>,
     rest_from: usize,
 }
 
 impl Ahead {
-    pub(crate) fn new() -> Ahead {
+    pub(crate) fn new(session: SessionId) -> Ahead {
+        let stretches = Vec::with_capacity(HINTS_MAX);
         Ahead {
             posted: RefCell::new(Vec::with_capacity(HINTS_MAX)),
-            coming: RefCell::new(Coming { stretches: Vec::with_capacity(HINTS_MAX), rest_from: 0 }),
+            coming: RefCell::new(Coming { session, stretches, rest_from: 0 }),
         }
     }
 
@@ -86,15 +92,20 @@ impl Coming {
     #[inline(never)]
     fn fetch(&mut self, mapping: &Mapping, posted: &mut Vec<(Hint, u32)>) {
         for (hint, _) in &*posted {
-            if let Hint::Pointee { at, .. } = *hint {
+            if let Hint::Pointee { at, .. } | Hint::Replaced { at } = *hint {
                 mapping.prefetch_line(at);
             }
         }
         self.stretches.clear();
+        let mut buffers = Buffers::default();
         for (hint, region) in posted.drain(..) {
             let stretch = match hint {
                 Hint::Pointee { at, len, bounded } => mapping.guess_pointee(at, len, bounded),
-                Hint::Buffer { class, len } => mapping.guess_buffer(region, class, len),
+                Hint::Buffer { class, len } => buffers.guess(mapping, self.session, region, class, len),
+                Hint::Replaced { at } => {
+                    mapping.prefetch_state_behind(at);
+                    None
+                }
                 Hint::Bytes { at, len } => Some(Stretch { at, len }).filter(|stretch| mapping.has(stretch)),
             };
             // Each hint gets a stretch, even an empty one, because a chain that starts to run counts stretches by its
@@ -114,5 +125,33 @@ impl Coming {
             mapping.prefetch_rest(stretch);
         }
         self.rest_from += count;
+    }
+}
+
+/// The buffers that the chains of one round will probably take, in their order.
+#[derive(Default)]
+struct Buffers {
+    /// Region of the last buffer, and the buffer.
+    last: Option<(u32, Buffer)>,
+}
+
+impl Buffers {
+    #[inline(never)]
+    fn guess(
+        &mut self,
+        mapping: &Mapping,
+        session: SessionId,
+        region: u32,
+        class: u8,
+        len: u32,
+    ) -> Option<Stretch> {
+        let class = Class::get(class)?;
+        let before = self
+            .last
+            .filter(|(of, last)| *of == region && last.class.index == class.index)
+            .map(|(_, last)| last);
+        let buffer = mapping.guess_buffer(session, region, class, before)?;
+        self.last = Some((region, buffer));
+        Some(Stretch { at: buffer.at, len }).filter(|stretch| mapping.has(stretch))
     }
 }

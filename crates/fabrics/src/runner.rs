@@ -7,9 +7,10 @@
 
 use crate::ahead::Ahead;
 use crate::memory::Mapping;
-use farside_remote::arena::Arena;
-use farside_remote::arena::session::{Counters, SessionId, counters_at, turn_at};
-use farside_remote::{Addr, By, ChainView, Memory, Reply, Status};
+use farside_remote::arena::reuse::Retirees;
+use farside_remote::arena::session::{Counters, SessionId, counters_at, epoch_at, turn_at};
+use farside_remote::arena::{Arena, header};
+use farside_remote::{Addr, By, ChainView, Memory, Reply, Status, Width};
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 /// otherwise have a turn without end.
 const CHAINS_PER_TURN: u32 = 64;
 
-/// Number of retired buffers after which the node is woken if it sleeps.
+/// Number of buffers retired for the node after which it is woken if it sleeps.
 const RETIRED_PER_RING: u64 = 256;
 
 /// Memory on which chains run: a node's mapping, or a wrapper that observes its use.
@@ -42,8 +43,8 @@ pub struct Runner<M: Runs = Arc<Mapping>> {
     chains_in_turn: Cell<u32>,
     ahead: Ahead,
     counters: RefCell<Counters>,
-    /// Value of the `retired` counter when the node was last woken because of retired buffers.
-    retired_rung: Cell<u64>,
+    /// Number of buffers that were retired for the node since it was last woken because of them.
+    retired_for_node: Cell<u64>,
 }
 
 impl<M: Runs> Runner<M> {
@@ -54,9 +55,9 @@ impl<M: Runs> Runner<M> {
             session,
             turn: Cell::new(0),
             chains_in_turn: Cell::new(0),
-            ahead: Ahead::new(),
+            ahead: Ahead::new(session),
             counters: RefCell::default(),
-            retired_rung: Cell::new(0),
+            retired_for_node: Cell::new(0),
         }
     }
 
@@ -111,7 +112,10 @@ impl<M: Runs> Runner<M> {
         let next = if open { turn + 2 } else { turn + 1 };
         self.turn.set(next);
         self.chains_in_turn.set(0);
-        self.memory.mapping().publish_and_fence(turn_at(self.session.slot), next);
+        let mapping = self.memory.mapping();
+        let Ok(epoch) = mapping.load(header::EPOCH_AT, Width::W8);
+        mapping.publish(epoch_at(self.session.slot), epoch as u64);
+        mapping.publish_and_fence(turn_at(self.session.slot), next);
         true
     }
 
@@ -160,24 +164,30 @@ impl<M: Runs> Runner<M> {
 
     /// Retires a buffer of session number `owner`, within an entered turn.
     pub fn retire(&self, owner: u32, region: u32, buffer: Addr) {
-        let Ok(retired) = Arena::of(&self.memory).retire_own(self.session, owner, region, buffer.raw());
-        self.counters.borrow_mut().retired += u64::from(retired);
+        let Ok(joined) = Arena::of(&self.memory).retire_own(self.session, owner, region, buffer.raw());
+        self.counters.borrow_mut().retired += u64::from(joined.is_some());
+        self.note_for_node(u64::from(joined == Some(Retirees::Node)));
+    }
+
+    fn note_for_node(&self, retired: u64) {
+        self.retired_for_node.set(self.retired_for_node.get() + retired);
     }
 
     /// Whether the caller must wake the node if it sleeps. True if the chain with this `reply` needs memory, or if
-    /// enough buffers were retired since this function last returned true.
+    /// enough buffers were retired for the node since this function last returned true.
     #[inline]
     pub fn should_ring(&self, reply: &Reply) -> bool {
-        reply.last_status() == Status::NotReady || (reply.retired() > 0 && self.is_much_retired())
+        let for_node = u64::from(reply.retired_for_node());
+        self.note_for_node(for_node);
+        reply.last_status() == Status::NotReady || (for_node > 0 && self.is_much_retired())
     }
 
-    /// Whether enough buffers were retired to wake the node since this function or [`Runner::should_ring`] last
+    /// Whether enough buffers were retired for the node to wake it since this function or [`Runner::should_ring`] last
     /// returned true.
     pub fn is_much_retired(&self) -> bool {
-        let retired = self.counters.borrow().retired;
-        let is_much = retired - self.retired_rung.get() >= RETIRED_PER_RING;
+        let is_much = self.retired_for_node.get() >= RETIRED_PER_RING;
         if is_much {
-            self.retired_rung.set(retired);
+            self.retired_for_node.set(0);
         }
         is_much
     }

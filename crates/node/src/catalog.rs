@@ -5,6 +5,7 @@
 
 use crate::log::pairing::Paired;
 use crate::rebuild::{self, Rebuild};
+use crate::reuse::Reuse;
 use crate::served::Served;
 use farside_remote::Memory;
 use farside_remote::arena::class::Class;
@@ -27,6 +28,8 @@ pub struct Entry<M: Memory> {
     pub served: Arc<Served<M>>,
     /// All segments granted to the store, for its tables, its buffers and its reserve.
     pub segments: Vec<u32>,
+    /// Whether sessions reuse the buffers that they retire in the store.
+    pub(crate) reuse: Reuse,
     /// The rebuild of the store's table, if one is in progress.
     pub rebuild: Option<Rebuild>,
     /// Whether the store's service has found the table crowded.
@@ -70,6 +73,7 @@ impl<M: Memory> Entry<M> {
             store,
             served,
             segments,
+            reuse: Reuse::default(),
             rebuild: None,
             is_crowded: false,
             segments_needed: 0,
@@ -200,6 +204,15 @@ impl<M: Memory> Catalog<M> {
         self.kinds.iter().find(|kind| kind.name() == name).map(Box::as_ref).ok_or_else(|| {
             let known: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
             format!("unknown kind of store '{name}': use one of {}", known.join(", "))
+        })
+    }
+
+    /// Whether sessions may reuse the buffers that they retire in the store with this region.
+    pub(crate) fn permits_reuse(&self, region: u32) -> bool {
+        let entry = self.by_region(region);
+        entry.is_some_and(|entry| {
+            let is_permitted = self.kind(&entry.store.kind).is_ok_and(|kind| kind.permits_reuse());
+            is_permitted && entry.served.leases().is_none() && entry.rebuild.is_none()
         })
     }
 

@@ -22,6 +22,7 @@ pub mod node;
 mod rebuild;
 pub mod reclaim;
 mod restart;
+mod reuse;
 pub mod scan;
 pub mod served;
 pub mod session;

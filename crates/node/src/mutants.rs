@@ -27,4 +27,6 @@ farside_remote::mutants! {
     EPOCH_IGNORED = "EpochIgnored";
     /// A buffer is reused once each client has raised its epoch by one.
     EPOCH_ONE_IS_ENOUGH = "EpochOneIsEnough";
+    /// Sessions reuse the buffers of a store that they retire while the node scans the store.
+    REUSE_DURING_SCAN = "ReuseDuringScan";
 }

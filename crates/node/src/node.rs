@@ -351,7 +351,7 @@ impl<M: NodeMemory> Node<M> {
     /// Pids of the processes whose unfinished turns delay reclamation.
     pub fn delayed_by(&self) -> Vec<u32> {
         let dropping = self.jobs.iter().filter_map(|(_, job)| match job {
-            Job::Drop { leaving: Leaving::Chains(grace), .. } => Some(grace),
+            Job::Drop { leaving: Leaving::Chains(grace) | Leaving::Taken(grace), .. } => Some(grace),
             _ => None,
         });
         let others = dropping.flat_map(Grace::waiting_for);
@@ -363,6 +363,8 @@ impl<M: NodeMemory> Node<M> {
         let others = others.chain(revocations.flat_map(Revocation::waiting_for));
         let rebuilding = self.catalog.iter().filter_map(|entry| entry.rebuild.as_ref()?.waiting_for());
         let others = others.chain(rebuilding.flat_map(Grace::waiting_for));
+        let reuse = self.catalog.iter().filter_map(|entry| entry.reuse.waiting_for());
+        let others = others.chain(reuse.flat_map(Grace::waiting_for));
         let others = others.chain(self.scan.iter().flat_map(|(scan, _)| scan.waiting_for()));
         let slots: Vec<u32> = self.reclaim.waiting_for().chain(others.map(|id| id.slot)).collect();
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
@@ -443,7 +445,7 @@ impl<M: NodeMemory> Node<M> {
     /// Starts checks for retired buffers, for regions that are short of memory, and for crowded tables. The host calls
     /// this when a client rings, and at intervals.
     pub fn poll_shared(&mut self) {
-        self.reclaim.begin_round(&self.sessions);
+        self.reclaim.poll();
         if self.relief.is_empty() {
             // A store without buffers is not short of them.
             let with_buffers = self.catalog.iter().filter(|entry| !entry.is_table_only());
@@ -823,6 +825,7 @@ impl<M: NodeMemory> Node<M> {
         };
         let counted = Arena::of(memory).counters(id.slot)?;
         self.sessions.close(memory, id.slot)?;
+        self.reclaim.forget_session(id.slot);
         self.ended += 1;
         self.counted.add(&counted);
         self.closing.pop_front();
@@ -869,7 +872,14 @@ impl<M: NodeMemory> Node<M> {
             self.scan = Some((Scan::new(region, &self.sessions), tickets));
             return Ok(true);
         };
-        let entry = self.catalog.by_region(scan.region);
+        let region = scan.region;
+        if let Some(entry) = self.catalog.by_region_mut(region) {
+            let (has_ended, is_made) = entry.reuse.end_step(memory, &self.sessions, region)?;
+            if !has_ended {
+                return Ok(is_made);
+            }
+        }
+        let entry = self.catalog.by_region(region);
         let made = match entry {
             Some(entry) => match entry.served.try_lock(Work::Live) {
                 Some(served) => scan.step(memory, &mut self.sessions, &mut self.reclaim, served.service())?,

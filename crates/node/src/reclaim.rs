@@ -15,21 +15,29 @@ use crate::epochs::{Epochs, Leased};
 use crate::mutants;
 use crate::node::NodeMemory;
 use crate::session::{Grace, Sessions};
-use farside_remote::Memory;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
-use farside_remote::arena::{Arena, Buffer};
+use farside_remote::arena::{Arena, Buffer, header};
+use farside_remote::{Memory, Width};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The buffers that are being reclaimed, and the segments that are being emptied.
 #[derive(Debug, Default)]
 pub struct Reclaim {
-    /// Slots of the sessions whose retired lists are still to be taken in this round.
-    round: Vec<u32>,
+    /// The sessions' lists of retired buffers that are still to be taken in this round, each with its session's slot.
+    /// The last one is the next one.
+    round: Vec<(u32, Retirees)>,
+    /// Whether a round is to begin.
+    is_due: bool,
+    /// For each session's slot, the turn when the last round began, and whether that round took all lists of the slot.
+    turns: BTreeMap<u32, (u64, bool)>,
     /// The slot whose retired list is being traversed, and the address of the next buffer on this list.
     walking: Option<(u32, u64)>,
+    /// Slots of the sessions that had buffers for their own use when the node took their lists.
+    keepers: BTreeSet<u32>,
     /// Retired buffers that wait for their grace period before they are freed.
     buffers: Delayed<u64>,
     /// Retired buffers that wait for the ends of clients' operations.
@@ -116,7 +124,19 @@ impl Reclaim {
     /// Whether the retired list of the session in `slot` is neither being traversed nor still to be taken in this
     /// round.
     pub fn is_done_with(&self, slot: u32) -> bool {
-        !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
+        self.round.iter().all(|&(of, _)| of != slot)
+            && self.walking.is_none_or(|(walking, _)| walking != slot)
+    }
+
+    /// Whether the session in `slot` had buffers for its own use when the node took its lists, this time or earlier.
+    pub fn is_keeper(&self, slot: u32) -> bool {
+        self.keepers.contains(&slot)
+    }
+
+    /// Forgets a session that is over.
+    pub fn forget_session(&mut self, slot: u32) {
+        self.keepers.remove(&slot);
+        self.turns.remove(&slot);
     }
 
     /// Whether no session's retired list is being taken.
@@ -153,15 +173,39 @@ impl Reclaim {
         self.unparked.retain(|&at| !is_of_region(at));
     }
 
-    /// Adds one session's retired list to this round.
+    /// Adds all lists of one session to this round.
     pub fn take_from(&mut self, slot: u32) {
-        self.round.push(slot);
+        // A session moves buffers in the order of the lists, so they are taken in this order.
+        self.round.extend(Retirees::ALL.into_iter().rev().map(|list| (slot, list)));
     }
 
-    /// Starts a round that takes all sessions' retired lists, unless a round is in progress.
+    /// Makes a round due that takes the lists of buffers for the node from all sessions, unless a round is in progress.
+    /// The round also takes the lists of buffers that a session would reuse: from all sessions if a chain has found no
+    /// free buffer, else from those that have begun no turn since the last round.
+    pub fn poll(&mut self) {
+        self.is_due |= self.round.is_empty();
+    }
+
+    /// Starts a round that takes all lists of all sessions. No round may be in progress.
     pub fn begin_round(&mut self, sessions: &Sessions) {
-        if self.round.is_empty() {
-            self.round = sessions.iter().map(|session| session.id.slot).collect();
+        for session in sessions.iter() {
+            self.take_from(session.id.slot);
+        }
+    }
+
+    /// Starts a round, given each session's slot and turn. No round may be in progress.
+    fn begin_partly(&mut self, turns: Vec<(u32, u64)>, is_needed: bool) {
+        let last = std::mem::take(&mut self.turns);
+        for (slot, turn) in turns {
+            let idle = last.get(&slot).filter(|(before, _)| *before == turn && turn.is_multiple_of(2));
+            // What an idle session had kept is taken once.
+            let is_complete = is_needed || idle.is_some_and(|(_, is_taken)| !is_taken);
+            match is_complete {
+                true => self.take_from(slot),
+                false => self.round.push((slot, Retirees::Node)),
+            }
+            let is_taken = is_complete || idle.is_some();
+            self.turns.insert(slot, (turn, is_taken));
         }
     }
 
@@ -198,10 +242,21 @@ impl Reclaim {
                 Arena::of(memory).give(region, &buffer)?;
             }
             self.unparked.pop();
-        } else if let Some(&slot) = self.round.last() {
-            let first = Arena::of(memory).take_retired(slot)?;
+        } else if let Some(&(slot, list)) = self.round.last() {
+            let first = Arena::of(memory).take_retired(slot, list)?;
             self.round.pop();
+            if first != 0 && list != Retirees::Node {
+                self.keepers.insert(slot);
+            }
             self.walking = (first != 0).then_some((slot, first));
+        } else if self.is_due {
+            let is_needed = memory.load(header::NEEDED_AT, Width::W8)? != 0;
+            let turns = sessions.turns(memory)?;
+            if is_needed {
+                memory.write(header::NEEDED_AT, &[0; 8])?;
+            }
+            self.is_due = false;
+            self.begin_partly(turns, is_needed);
         } else {
             return self.wait_step(memory, sessions, leased);
         }

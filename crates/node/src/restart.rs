@@ -208,6 +208,7 @@ pub(crate) fn restore<M: NodeMemory>(
         }
     }
     for store in &stores {
+        arena.set_reuse(store.region, false)?;
         // The old node may have died after it had written the record and before it wrote the key: write the key.
         // The key of a PREPARED store opens nothing.
         arena.set_secret(store.region, if store.is_prepared() { 0 } else { store.secret })?;
@@ -218,6 +219,7 @@ pub(crate) fn restore<M: NodeMemory>(
     for slot in 0..farside_remote::arena::SESSIONS_MAX {
         arena.close_session(slot)?;
     }
+    memory.write(header::SLOTS_AT, &[0; 8])?;
     Ok(Ok(Restored { extents, catalog, sequence, next_session: next_session as u32 }))
 }
 

@@ -93,6 +93,7 @@ impl Sessions {
         let id = SessionId { slot, number: self.next_number };
         self.note_next(memory)?;
         Arena::of(memory).open_session(id, pid, start_time)?;
+        Arena::of(memory).count_slot(slot)?;
         self.pass_number();
         self.open.insert(slot, Session { id, pid, ended: false });
         Ok(Some(id))
@@ -166,10 +167,25 @@ impl Sessions {
         Gone { alive, next_number: self.next_number }
     }
 
+    /// The slots of all open sessions, each with its session's turn. Loads one word per session.
+    pub(crate) fn turns<M: Memory>(&self, memory: &M) -> Result<Vec<(u32, u64)>, M::Wait> {
+        let slots = self.open.keys();
+        slots.map(|&slot| Ok((slot, Arena::of(memory).turn(slot)?))).collect()
+    }
+
     /// Starts a grace period for all sessions that may hold a pointer now. Loads one word per session.
     pub fn begin_grace<M: Memory>(&self, memory: &M) -> Result<Grace, M::Wait> {
+        self.begin_grace_of(memory, |_| true)
+    }
+
+    /// Starts a grace period for those of the sessions in the slots that `includes` accepts.
+    pub(crate) fn begin_grace_of<M: Memory>(
+        &self,
+        memory: &M,
+        includes: impl Fn(u32) -> bool,
+    ) -> Result<Grace, M::Wait> {
         let mut grace = Grace::default();
-        for session in self.open.values().filter(|session| !session.ended) {
+        for session in self.open.values().filter(|session| !session.ended && includes(session.id.slot)) {
             let turn = Arena::of(memory).turn(session.id.slot)?;
             grace.add(session.id, turn);
         }

@@ -38,4 +38,12 @@ crate::mutants! {
     /// A buffer that a chain makes unreachable is freed at once, even if another chain may still follow an old pointer
     /// to it.
     RECLAIMED_WITHOUT_GRACE = "ReclaimedWithoutGrace";
+    /// A session reuses the buffers that it retired without waiting for other sessions' turns.
+    REUSED_AT_ONCE = "ReusedAtOnce";
+    /// A session reuses the buffers that it retired one epoch too early.
+    REUSED_AN_EPOCH_EARLY = "ReusedAnEpochEarly";
+    /// A session advances the epoch although another session is in a turn of an earlier epoch.
+    EPOCH_IGNORES_TURNS = "EpochIgnoresTurns";
+    /// A session keeps retired buffers that the node has taken from the list from which the session moved them.
+    TAKEN_LIST_IS_KEPT = "TakenListIsKept";
 }

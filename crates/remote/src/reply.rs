@@ -2,6 +2,7 @@
 //!
 //! Invariant: every op of the chain has an entry, and the ends of the outputs never decrease.
 
+use crate::arena::reuse::Retirees;
 use crate::chain::Out;
 use crate::wire::{REPLY_BYTES_MAX, WireError};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -88,12 +89,14 @@ pub struct Reply {
     /// Number of buffers that the chain has retired. Known only to the code that ran the chain: not part of the wire
     /// form.
     retired: u32,
+    /// Number of these buffers that wait for the node.
+    retired_for_node: u32,
 }
 
 impl Reply {
     /// An empty reply: it has no statuses until the reply of a chain is stored in it.
     pub const fn new() -> Reply {
-        Reply { bytes: Vec::new(), used: 0, ops: 0, last: None, retired: 0 }
+        Reply { bytes: Vec::new(), used: 0, ops: 0, last: None, retired: 0, retired_for_node: 0 }
     }
 
     /// The status of the op of `out`.
@@ -151,6 +154,13 @@ impl Reply {
         self.retired
     }
 
+    /// Number of buffers that the chain has retired and that the node frees, for the code that ran it. The session
+    /// reuses the others itself.
+    #[inline]
+    pub fn retired_for_node(&self) -> u32 {
+        self.retired_for_node
+    }
+
     /// Number of ops of the chain that this reply answers.
     pub fn len(&self) -> usize {
         self.ops
@@ -204,7 +214,8 @@ impl Reply {
     /// The bytes are not a well-formed reply to `ops` ops. This reply is then empty.
     #[inline]
     pub fn fill(&mut self, ops: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
-        (self.used, self.ops, self.last, self.retired) = (0, 0, None, 0);
+        (self.used, self.ops, self.last) = (0, 0, None);
+        (self.retired, self.retired_for_node) = (0, 0);
         fill(&mut self.bytes);
         let bytes = &self.bytes[..];
         let entries = ops.checked_mul(ENTRY).filter(|&len| len <= bytes.len());
@@ -252,7 +263,7 @@ impl Reply {
     pub(crate) fn begin(&mut self, ops: usize) {
         self.ops = 0;
         self.last = None;
-        self.retired = 0;
+        (self.retired, self.retired_for_node) = (0, 0);
         self.used = ops * ENTRY;
         self.ensure_len(self.used);
     }
@@ -278,10 +289,11 @@ impl Reply {
         self.last = Some(status);
     }
 
-    /// Counts one more retired buffer.
+    /// Counts one more retired buffer, which joined this list.
     #[inline]
-    pub(crate) fn count_retired(&mut self) {
+    pub(crate) fn count_retired(&mut self, list: Retirees) {
         self.retired += 1;
+        self.retired_for_node += u32::from(list == Retirees::Node);
     }
 
     #[inline(always)]

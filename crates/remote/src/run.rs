@@ -11,6 +11,7 @@
 use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
 use crate::arena::class::Class;
 use crate::arena::lists::{Empty, Supply};
+use crate::arena::reuse::Retirees;
 use crate::arena::session::SessionId;
 use crate::arena::{Arena, header};
 use crate::chain::{ChainView, OpView};
@@ -80,6 +81,8 @@ fn run_allocating<M: Memory>(
     let (mut scratch, reserved) = (new_scratch(), &mut reserved[..chain.allocates()]);
     let mut runner = Runner::new(memory, by, chain.key(), &mut scratch, reserved);
     if !runner.reserve(&chain)? {
+        // What other sessions keep for themselves may help.
+        memory.write(header::NEEDED_AT, &1_u64.to_le_bytes())?;
         for _ in 0..chain.len() {
             reply.end_op(chain.len(), Status::NotReady, 0);
         }
@@ -508,7 +511,12 @@ impl<'m, M: Memory> Runner<'m, M> {
             self.reserved[slot] = match self.class_for(&op) {
                 Ok(class) => {
                     let supply = if op.mode() == 0 { Supply::Quota } else { Supply::Reserve };
-                    match arena.take(self.key.region(), class, supply, self.by.owner)? {
+                    let region = self.key.region();
+                    let taken = match arena.reuse(self.by, region, class)? {
+                        Some(buffer) => Ok(buffer),
+                        None => arena.take(region, class, supply, self.by.owner)?,
+                    };
+                    match taken {
                         Ok(buffer) => buffer,
                         Err(Empty::NotReady | Empty::Damaged) => {
                             self.give_back_unused()?;
@@ -587,13 +595,17 @@ impl<'m, M: Memory> Runner<'m, M> {
     /// first access, even if the key or store has changed in the meantime.
     fn retire(&self, at: u64, reply: &mut Reply) -> Result<(), M::Wait> {
         let (arena, region) = (Arena::of(self.memory), self.key.region());
-        let is_retired = at != 0
-            && match mutants::RECLAIMED_WITHOUT_GRACE.is_on() {
-                true => arena.release(region, at)?,
-                false => arena.retire(self.by.retires, region, at)?,
-            };
-        if is_retired {
-            reply.count_retired();
+        if at == 0 {
+            return Ok(());
+        }
+        if mutants::RECLAIMED_WITHOUT_GRACE.is_on() {
+            if arena.release(region, at)? {
+                reply.count_retired(Retirees::Node);
+            }
+            return Ok(());
+        }
+        if let Some(list) = arena.retire(self.by.retires, region, at)? {
+            reply.count_retired(list);
         }
         Ok(())
     }
@@ -736,6 +748,11 @@ pub enum Hint {
         /// Whether the pointer has a bound.
         bounded: bool,
     },
+    /// The chain will replace the pointer at `at`, and retire the buffer behind it.
+    Replaced {
+        /// Address of the pointer.
+        at: u64,
+    },
     /// The chain will take a buffer of this class and fill it with `len` bytes.
     Buffer {
         /// Number of the free list.
@@ -749,14 +766,36 @@ pub enum Hint {
 #[inline(always)]
 pub fn hints(chain: ChainView<'_>, mut say: impl FnMut(Hint)) {
     match chain.only_read() {
-        Some(read) => hint(read).into_iter().for_each(say),
-        None => chain.ops().filter_map(|op| hint(op.header())).for_each(&mut say),
+        Some(read) => hint(read, None).into_iter().for_each(say),
+        None => hints_of_ops(chain, &mut say),
+    }
+}
+
+#[inline]
+fn hints_of_ops(chain: ChainView<'_>, say: &mut impl FnMut(Hint)) {
+    // The last copy from memory to scratch: its addresses in scratch and in memory. A pointer that is copied before it
+    // is followed is hinted at where it is in memory.
+    let mut copied = None;
+    for op in chain.ops() {
+        if let (Code::Read, Some(to)) = (op.code(), op.redirect())
+            && to.scratch_offset().is_some()
+            && op.target().scratch_offset().is_none()
+        {
+            copied = Some((to, op.target()));
+        }
+        if let Some(hint) = hint(op.header(), copied) {
+            say(hint);
+        }
     }
 }
 
 #[inline(always)]
-fn hint(op: &OpHeader) -> Option<Hint> {
-    let (at, len) = (op.target(), op.len.get());
+fn hint(op: &OpHeader, copied: Option<(Addr, Addr)>) -> Option<Hint> {
+    let len = op.len.get();
+    let at = match copied {
+        Some((to, from)) if op.target() == to && op.has(flag::TARGET_INDIRECT) => from,
+        _ => op.target(),
+    };
     match op.code() {
         Code::Allocate => Some(Hint::Buffer { class: at.raw() as u8, len }),
         Code::Retire => None,
@@ -764,6 +803,7 @@ fn hint(op: &OpHeader) -> Option<Hint> {
         _ if op.has(flag::TARGET_INDIRECT) => {
             Some(Hint::Pointee { at: at.raw(), len, bounded: op.has(flag::BOUNDED) })
         }
+        Code::Cas if op.has(flag::RECLAIMING) => Some(Hint::Replaced { at: at.raw() + u64::from(len) }),
         Code::Cas | Code::FetchAdd => Some(Hint::Bytes { at: at.raw(), len: 16 }),
         Code::Read | Code::Write => Some(Hint::Bytes { at: at.raw(), len }),
     }

@@ -421,6 +421,12 @@ pub trait Kind<M: Memory>: Send + Sync {
         false
     }
 
+    /// Whether sessions may reuse the buffers that they retire in stores of this kind, without the node. If so, the
+    /// service follows pointers to buffers only in turns, in scans and in rebuilds.
+    fn permits_reuse(&self) -> bool {
+        false
+    }
+
     /// Whether stores of this kind lie in their tables alone. Such a store has no buffers and no reserve, so no chain
     /// can ALLOCATE in it. Its quota only limits its table: [`Kind::plan`] returns the size of a table that uses it.
     fn is_table_only(&self) -> bool {

@@ -64,8 +64,8 @@ struct Scene {
     walls: RefCell<Vec<i64>>,
     /// Time of the last jump of each node's clock.
     jumped: RefCell<Vec<Nanos>>,
-    /// The highest stamp of each id.
-    highest: RefCell<BTreeMap<ClientId, u64>>,
+    /// The highest stamp of each id, and the nonce of the client that opened the id last.
+    highest: RefCell<BTreeMap<ClientId, (u64, NonZeroU64)>>,
     outcome: RefCell<Outcome>,
 }
 
@@ -123,7 +123,9 @@ impl Clock for Pool {
 
 /// Runs a trial. Judges it by these rules:
 ///
-/// - A stamp of an id is higher than all stamps of the id that were given before, by whatever client.
+/// - A stamp of an id is higher than all stamps of the id that were given before, by whatever client. A client that was
+///   fenced may not know it yet, and still give stamps that it had reserved. They do not count once another client has
+///   opened the id: no operation with such a stamp has an effect.
 /// - No stamp is more than [`AHEAD_MAX`] ahead of a node's clock, unless that clock has just jumped.
 pub fn run(seed: u64) -> Outcome {
     let world = World::new(seed);
@@ -243,14 +245,19 @@ async fn live(
     let mut lease = claimed?;
     leases.bind_each(&lease, &stores).await?;
     let stamps = Rc::new(Stamps::open(&leases, &lease, &stores).await?);
-    let is_reopened = scene.highest.borrow().contains_key(&lease.id());
+    let is_reopened = {
+        let mut highest = scene.highest.borrow_mut();
+        let before = highest.get(&lease.id()).map(|(stamp, _)| *stamp);
+        highest.insert(lease.id(), (before.unwrap_or(0), nonce));
+        before.is_some()
+    };
     scene.outcome.borrow_mut().reopened += u64::from(is_reopened);
     let (running, is_over) = (Rc::new(Cell::new(TASKS)), Rc::new(Cell::new(false)));
     for _ in 0..TASKS {
         let (scene, stamps, id) = (Rc::clone(scene), Rc::clone(&stamps), lease.id());
         let (running, is_over) = (Rc::clone(&running), Rc::clone(&is_over));
         world.spawn(process, async move {
-            while !is_over.get() && take(&scene, &stamps, id).await {
+            while !is_over.get() && take(&scene, &stamps, id, nonce).await {
                 scene.world.sleep(scene.world.random().below(30 * MILLIS)).await;
             }
             running.set(running.get() - 1);
@@ -278,7 +285,7 @@ async fn live(
 }
 
 /// Takes a stamp, and judges it. Returns false if a request has failed.
-async fn take(scene: &Scene, stamps: &Stamps<Rc<Pool>>, id: ClientId) -> bool {
+async fn take(scene: &Scene, stamps: &Stamps<Rc<Pool>>, id: ClientId, nonce: NonZeroU64) -> bool {
     let taken = stamps.next().await;
     let mut outcome = scene.outcome.borrow_mut();
     let stamp = match taken {
@@ -290,10 +297,16 @@ async fn take(scene: &Scene, stamps: &Stamps<Rc<Pool>>, id: ClientId) -> bool {
         Err(StampError::Lease(_)) => return false,
     };
     outcome.given += 1;
-    let before = scene.highest.borrow_mut().insert(id, stamp);
-    if let Some(before) = before.filter(|before| *before >= stamp) {
+    let mut highest = scene.highest.borrow_mut();
+    let (before, opener) = highest[&id];
+    if opener != nonce {
+        return true; // Another client has opened the id, so this one is fenced.
+    }
+    if before >= stamp {
         outcome.violated.push(format!("the stamp {stamp} of {id:?} follows {before}"));
     }
+    highest.insert(id, (stamp, nonce));
+    drop(highest);
     let Some(created) = scene.created() else { return true };
     for (node, jumped) in scene.nodes.iter().zip(&*scene.jumped.borrow()) {
         let Some(wall) = node.wall().filter(|_| scene.world.now() > jumped + KNOWN_AFTER) else { continue };

@@ -49,9 +49,11 @@ type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 
 /// Mutants of the layers below the systems. Each mutant is listed under the system whose trials expose it.
 ///
-/// Two more mutants are not listed, because no client exposes them by chance; the node's own tests do.
+/// Further mutants are not listed, because no client exposes them by chance; tests of the node and of the lists do.
 /// DROP_WITHOUT_TAKING_LISTS needs retired buffers of two stores in one session. REUSE_WHILE_ADOPTING needs a death
-/// right after a reuse within a scan.
+/// right after a reuse within a scan, and REUSE_DURING_SCAN a client that holds a buffer through a scan.
+/// TAKEN_LIST_IS_KEPT needs a session that is stopped between two exchanges. REUSED_AT_ONCE, REUSED_AN_EPOCH_EARLY and
+/// EPOCH_IGNORES_TURNS need a chain that is running while another client makes two puts.
 const BELOW: [(&str, &[Mutant]); 4] = [
     (
         guarded::KIND,

@@ -13,7 +13,9 @@ pub(crate) use pages::sealed;
 pub use pages::{PageSize, Pages};
 pub use wide::Wide;
 
-use farside_remote::arena::{Arena, Geometry, header};
+use farside_remote::arena::class::Class;
+use farside_remote::arena::session::SessionId;
+use farside_remote::arena::{Arena, Buffer, Geometry, header};
 use farside_remote::{Key, Memory, Rights, Width};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::convert::Infallible;
@@ -405,15 +407,33 @@ impl Mapping {
         Some(Stretch { at: word as u64, len: len.min(bound) }).filter(|stretch| self.has(stretch))
     }
 
-    /// Guesses which buffer the region's next ALLOCATE of this class will take.
-    #[inline(never)]
-    pub(crate) fn guess_buffer(&self, region: u32, class: u8, len: u32) -> Option<Stretch> {
-        let class = farside_remote::arena::class::Class::get(class)?;
+    /// Guesses which buffer the session's next ALLOCATE in the region will take: the first one, or the one after
+    /// `before`. Prefetches the buffer's state.
+    pub(crate) fn guess_buffer(
+        &self,
+        session: SessionId,
+        region: u32,
+        class: &'static Class,
+        before: Option<Buffer>,
+    ) -> Option<Buffer> {
         if region >= farside_remote::arena::REGIONS_MAX {
             return None;
         }
-        let Ok(buffer) = self.arena().first_free(region, class);
-        Some(Stretch { at: buffer?.at, len }).filter(|stretch| self.has(stretch))
+        let Ok(reused) = self.arena().next_reused(session, region, class, before);
+        let buffer = reused.or_else(|| {
+            let Ok(free) = self.arena().first_free(region, class);
+            free
+        });
+        buffer.inspect(|buffer| self.prefetch_line(buffer.state_at()))
+    }
+
+    /// Prefetches the state of the buffer to which the pointer at `at` leads.
+    #[inline]
+    pub(crate) fn prefetch_state_behind(&self, at: u64) {
+        if at.is_multiple_of(8) && self.holds(at, 8) {
+            let Ok(Some((_, buffer))) = self.arena().buffer_at(self.get(at)) else { return };
+            self.prefetch_line(buffer.state_at());
+        }
     }
 
     /// Whether the stretch is not empty and lies within the memory.

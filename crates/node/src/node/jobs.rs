@@ -73,6 +73,9 @@ pub(super) enum Leaving {
     /// The chains have ended, so no more buffers of the store will be retired. Buffers retired earlier are on sessions'
     /// lists, among buffers of other stores.
     Retired { is_round_begun: bool },
+    /// The lists were taken. But sessions that were moving buffers from one list to another in the meantime may still
+    /// have to undo this.
+    Taken(Grace),
     /// No key and no pointer refers to the store's memory any more.
     Left,
 }
@@ -432,9 +435,9 @@ pub(super) fn grant_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Makes one step of a store's drop. The steps revoke the key, wait until no chain can run in the region, then wait
-/// until no buffer of the region is on a session's retired list: a list that links through freed memory would be cut
-/// there.
+/// Makes one step of a store's drop. The steps revoke the key, wait until no chain can run in the region, then take all
+/// lists of retired buffers and wait until no session is moving what was on them: a list that links through freed
+/// memory would be cut there.
 fn leave_step<M: NodeMemory>(
     memory: &M,
     sessions: &Sessions,
@@ -456,18 +459,29 @@ fn leave_step<M: NodeMemory>(
                 true => Leaving::Left,
             };
         }
-        Leaving::Retired { .. } if !reclaim.is_between_rounds() => return Ok(Some(false)),
+        Leaving::Retired { .. } | Leaving::Taken(_) if !reclaim.is_between_rounds() => {
+            return Ok(Some(false));
+        }
         Leaving::Retired { is_round_begun: false } => {
             reclaim.begin_round(sessions);
             *leaving = Leaving::Retired { is_round_begun: true };
         }
-        Leaving::Retired { is_round_begun: true } | Leaving::Left => {
+        Leaving::Retired { is_round_begun: true } => {
+            // A session that had nothing on its own lists is moving nothing.
+            let grace = sessions.begin_grace_of(memory, |slot| reclaim.is_keeper(slot))?;
+            *leaving = Leaving::Taken(grace);
+        }
+        Leaving::Taken(grace) => {
+            if !sessions.is_over(memory, grace)? {
+                return Ok(Some(false));
+            }
             let segments: BTreeSet<u32> = entry.segments.iter().copied().collect();
             let geometry = memory.geometry();
             let is_of_it = |at| geometry.segment_of(at).is_some_and(|index| segments.contains(&index));
             reclaim.forget_buffers(is_of_it);
             *leaving = Leaving::Left;
         }
+        Leaving::Left => {}
     }
     Ok(Some(true))
 }

@@ -67,7 +67,16 @@ impl<M: NodeMemory> Node<M> {
     pub(super) fn rebuild_step(&mut self, memory: &M, region: u32) -> Result<bool, M::Wait> {
         let is_scanned = self.scan.as_ref().is_some_and(|(scan, _)| scan.region == region);
         let sequence = self.catalog_sequence + 1;
+        let permits_reuse = self.catalog.permits_reuse(region) && !is_scanned;
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(false) };
+        if entry.rebuild.is_some() {
+            let (has_ended, is_made) = entry.reuse.end_step(memory, &self.sessions, region)?;
+            if !has_ended {
+                return Ok(is_made);
+            }
+        } else if permits_reuse && entry.reuse.begin(memory, region)? {
+            return Ok(true);
+        }
         let Some(Rebuild { stage, next_secret, is_stuck, .. }) = &mut entry.rebuild else {
             if let Some(is_made) = checkpoint_step(memory, entry)? {
                 return Ok(is_made);

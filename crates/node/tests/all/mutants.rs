@@ -5,7 +5,10 @@ use crate::support::quiescence::{Announces, explore};
 use crate::{members, replacing};
 use farside_node::mutants::{self, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
-use farside_remote::mutants::{RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED};
+use farside_remote::mutants::{
+    EPOCH_IGNORES_TURNS, RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED, REUSED_AN_EPOCH_EARLY,
+    REUSED_AT_ONCE,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The case of the decision on a store with several members.
@@ -45,11 +48,15 @@ fn every_mutant_is_killed_and_the_original_passes() {
 
 #[test]
 fn a_schedule_exposes_reuse_without_a_grace_period() {
-    Mutant::switch(Some(REPOST_AT_ONCE));
-    let followed = catch_unwind(|| explore(Announces::First, 1, 1000));
-    Mutant::switch(None);
-    assert!(followed.is_err(), "RepostAtOnce survives every schedule");
-    println!("RepostAtOnce: killed under a scheduler too");
+    let by_sessions =
+        [REUSED_AT_ONCE, REUSED_AN_EPOCH_EARLY, EPOCH_IGNORES_TURNS].map(|mutant| (mutant, true));
+    for (mutant, reuses) in [(REPOST_AT_ONCE, false)].into_iter().chain(by_sessions) {
+        Mutant::switch(Some(mutant));
+        let followed = catch_unwind(|| explore(Announces::First, reuses, 1, 1000));
+        Mutant::switch(None);
+        assert!(followed.is_err(), "{mutant:?} survives every schedule");
+        println!("{mutant:?}: killed under a scheduler too");
+    }
 }
 
 fn passes(mutant: Option<Mutant>, case: fn()) -> bool {

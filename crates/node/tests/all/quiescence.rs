@@ -10,18 +10,27 @@ const ITERATIONS: usize = 10_000;
 
 #[test]
 fn no_chain_follows_a_pointer_into_a_freed_buffer() {
-    let figures = explore(Announces::First, SEED, ITERATIONS);
+    let figures = explore(Announces::First, false, SEED, ITERATIONS);
     println!("{figures:?}");
-    assert!(figures.reused.load(Ordering::Relaxed) > figures.schedules / 4, "{figures:?}");
+    assert!(figures.freed.load(Ordering::Relaxed) > figures.schedules / 4, "{figures:?}");
+}
+
+#[test]
+fn no_chain_follows_a_pointer_into_a_buffer_that_its_session_has_reused() {
+    let figures = explore(Announces::First, true, SEED, ITERATIONS);
+    println!("{figures:?}");
+    assert!(figures.retaken.load(Ordering::Relaxed) > figures.schedules / 4, "{figures:?}");
 }
 
 #[test]
 fn a_reader_that_announces_its_turn_late_is_detected() {
-    for iterations in [10, 100, 1000, ITERATIONS] {
-        if catch_unwind(|| explore(Announces::Late, SEED, iterations)).is_err() {
-            println!("killed within {} schedules", 2 * iterations);
-            return;
-        }
+    for reuses in [false, true] {
+        let is_detected = |iterations: &usize| {
+            catch_unwind(|| explore(Announces::Late, reuses, SEED, *iterations)).is_err()
+        };
+        let iterations = [10, 100, 1000, ITERATIONS].into_iter().find(is_detected);
+        let iterations =
+            iterations.expect("no schedule exposes a turn that is announced after the first access");
+        println!("reuse: {reuses}; killed within {} schedules", 2 * iterations);
     }
-    panic!("no schedule exposes a turn that is announced after the first access");
 }

@@ -226,7 +226,8 @@ fn replay(ids: u16) {
         }
     };
     publish(&home, 1);
-    let retire = |home: &Home, at| home.memory.now(|m| Arena::of(m).retire(client, store.region, at));
+    let retire =
+        |home: &Home, at| home.memory.now(|m| Arena::of(m).retire(client, store.region, at)).is_some();
     let all: Vec<u64> = (0..15 * 7).map(|_| take(&home, class)).collect();
     for (&at, slot) in all[..20].iter().zip(0..) {
         home.memory.now(|memory| memory.write(store.table_at + slot * 8, &at.to_le_bytes()));

@@ -2,14 +2,17 @@
 //!
 //! The scenarios are functions, so that they also run against the mutants.
 
-use super::{Home, LARGE, MEDIUM, class};
+use super::{Client, Home, LARGE, MEDIUM, class, list_at};
 use farside_node::Progress;
 use farside_node::identity::Sender;
-use farside_remote::Memory;
-use farside_remote::arena::Arena;
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::state::{Stage, State, owner};
+use farside_remote::arena::{Arena, Geometry, header};
 use farside_remote::control::{Answer, Ask};
 use farside_remote::fabric::FENCED;
+use farside_remote::{By, Key, Memory, Rights, Width};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Passes the names of all cases to a macro. No other list of the cases exists.
@@ -42,6 +45,15 @@ macro_rules! with_all_cases {
             a_buffer_waits_for_two_epochs_of_each_client
             a_leaked_buffer_waits_for_the_epochs_of_clients
             a_drop_waits_for_no_epoch
+            sessions_reuse_no_buffer_while_a_scan_adopts_it
+            a_rebuild_reads_no_item_that_a_session_may_reuse
+            a_dropped_stores_buffers_leave_the_lists_of_sessions_that_reuse_them
+            a_session_that_dies_while_it_moves_buffers_loses_none
+            a_drop_finds_the_buffers_that_move_while_it_takes_lists
+            a_session_keeps_no_buffer_that_another_needs
+            a_dead_session_delays_reuse_until_it_is_closed
+            a_node_that_takes_over_ends_reuse_and_begins_it_again
+            a_damaged_list_of_reused_buffers_is_cut_there
         }
     };
 }
@@ -626,4 +638,345 @@ pub(crate) fn a_drop_waits_for_no_epoch() {
     let old = replaced(&mut home);
     home.poll_shared();
     assert_eq!(home.stage(old), Stage::Free, "the new store has no client");
+}
+
+pub(crate) fn sessions_reuse_no_buffer_while_a_scan_adopts_it() {
+    let mut home = Home::reusing(16, 5);
+    let client = home.client();
+    let first = client.in_turn(|client| {
+        let installed: Vec<u64> = (0..14).map(|_| client.take()).collect();
+        installed.iter().zip(0..).for_each(|(&at, slot)| assert_eq!(client.install(slot, at), 0));
+        installed[0]
+    });
+    let _scan = home.node.ask(Ask::Scan { name: "s".into() }, [1, 1]);
+    while home.kind.looks.load(Ordering::Relaxed) == 0 {
+        assert_eq!(home.step(), Progress::Made);
+    }
+    // The scan has seen the first buffer in its slot. The client replaces it, and takes another one to install later.
+    client.in_turn(|client| {
+        let new = client.take();
+        assert_eq!(client.install(0, new), first);
+        assert!(client.retire(first));
+    });
+    let again = client.retake_in_turns();
+    let held = again.unwrap_or_else(|| client.in_turn(Client::take));
+    home.idle();
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    home.scan().expect("the scan ends");
+    home.poll_shared();
+    assert_eq!(home.stage(held), Stage::Live, "its owner may yet install it");
+    assert_eq!(again, None, "the scan had seen it");
+    assert_eq!(home.stage(first), Stage::Free, "the node reclaims what sessions do not keep");
+    client.reuse_one().expect("sessions reuse buffers again");
+}
+
+pub(crate) fn a_rebuild_reads_no_item_that_a_session_may_reuse() {
+    let mut home = Home::reusing(16, 5);
+    let (stopped, client) = (home.client(), home.client());
+    client.reuse_one().expect("sessions reuse buffers");
+    stopped.begin_turn();
+    let ask = Ask::RebuildStore { name: "s".into(), parameters: "{}".into() };
+    assert!(home.ask(ask).is_none(), "a session in a turn may have begun to reuse a buffer");
+    assert_eq!(home.kind.surveyed.load(Ordering::Relaxed), 0);
+    assert_eq!(home.node.delayed_by(), [stopped.pid]);
+    assert_eq!(client.reuse_one(), None, "a later turn reuses none");
+    stopped.end_turn();
+    home.poll_shared();
+    let (_, reported) = home.node.answer().expect("the rebuild ends");
+    assert!(reported.expect_err("the table is large enough").contains("not crowded"));
+    assert_eq!(home.kind.surveyed.load(Ordering::Relaxed), 32);
+    home.poll_shared();
+    client.reuse_one().expect("sessions reuse buffers again");
+}
+
+/// A client's memory. Something happens before one of its accesses, after which the client may be dead.
+struct Struck<'a> {
+    client: &'a Client,
+    /// Number of accesses before that moment.
+    left: Cell<u64>,
+    event: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
+    dies: bool,
+}
+
+#[derive(Debug)]
+struct Died;
+
+impl Struck<'_> {
+    fn step(&self) -> Result<(), Died> {
+        if self.left.get() > 0 {
+            self.left.set(self.left.get() - 1);
+        } else if let Some(event) = self.event.take() {
+            event();
+            if self.dies {
+                return Err(Died);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn completed<T>(done: Result<T, std::convert::Infallible>) -> Result<T, Died> {
+    let Ok(done) = done;
+    Ok(done)
+}
+
+impl Memory for Struck<'_> {
+    type Wait = Died;
+
+    fn geometry(&self) -> Geometry {
+        self.client.memory.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<Rights, Died> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Died> {
+        Arena::of(self).reach(region, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Died> {
+        self.step()?;
+        completed(self.client.memory.read(at, out))
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Died> {
+        self.step()?;
+        completed(self.client.memory.write(at, bytes))
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Died> {
+        self.step()?;
+        completed(self.client.memory.load(at, width))
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Died> {
+        self.step()?;
+        completed(self.client.memory.exchange(at, width, old, new))
+    }
+}
+
+/// The buffers on the lists of the session in `slot`, and whatever else these lists lead to.
+fn listed(home: &Home, slot: u32) -> Vec<u64> {
+    let mut all = Vec::new();
+    for list in Retirees::ALL {
+        let Ok(head) = home.memory.load(list_at(slot, list), Width::W8);
+        let mut next = head as u64 & ((1 << 48) - 1);
+        while next != 0 && all.len() < 1000 {
+            all.push(next);
+            let Ok(found) = Arena::of(&*home.memory).buffer_at(next);
+            next = found.map_or(0, |_| home.state(next).next);
+        }
+    }
+    all
+}
+
+/// A node with two stores, of which `other` will be dropped, and sessions of which two keep buffers of both.
+struct Dropping {
+    home: Home,
+    moving: Client,
+    idle: Client,
+    late: Client,
+    /// The kept buffers of the other store.
+    kept: Vec<u64>,
+    /// The segments of the store that is to be dropped.
+    segments: BTreeSet<u32>,
+}
+
+impl Dropping {
+    fn new() -> Dropping {
+        let mut home = Home::reusing(24, 5);
+        let other = home.create("other", 4);
+        (0..3).for_each(|_| home.poll_shared());
+        let [mut moving, mut idle, late] = [(); 3].map(|()| home.client());
+        let kept_store = home.store.clone();
+        let mut kept = Vec::new();
+        for client in [&mut moving, &mut idle] {
+            for _ in 0..2 {
+                client.store = kept_store.clone();
+                let own = client.in_turn(|client| client.take());
+                client.store = other.clone();
+                let dropped = client.in_turn(|client| client.take());
+                client.in_turn(|client| {
+                    assert_eq!(client.retire_to(dropped), Some(Retirees::Gathering), "sessions reuse it");
+                    client.store_of(&kept_store, |client| {
+                        assert_eq!(client.retire_to(own), Some(Retirees::Gathering));
+                    });
+                    // The first pair now waits; the second one is gathered.
+                    assert_eq!(client.retake(), None);
+                });
+                kept.push(own);
+            }
+        }
+        // Both sessions have advanced the epoch: when the first one takes a buffer again, all its buffers move.
+        moving.store = kept_store;
+        let entry = home.node.catalog().get("other").expect("a store");
+        let segments = entry.segments.iter().copied().collect();
+        Dropping { home, moving, idle, late, kept, segments }
+    }
+
+    /// Checks that no list leads to the dropped store's memory, and that the node gets all kept buffers but `held`.
+    fn check(mut self, held: Option<u64>, when: &str) {
+        let geometry = self.home.memory.geometry();
+        let is_dropped =
+            |at: &u64| geometry.segment_of(*at).is_some_and(|index| self.segments.contains(&index));
+        for slot in 0..3 {
+            let listed = listed(&self.home, slot);
+            assert!(!listed.iter().any(is_dropped), "session {slot} lists a dropped store's buffer, {when}");
+        }
+        self.home.part(&self.idle);
+        self.home.part(&self.moving);
+        self.home.idle();
+        self.home.poll_shared();
+        for at in self.kept {
+            let expected = if Some(at) == held { Stage::Live } else { Stage::Free };
+            assert_eq!(self.home.stage(at), expected, "{at:#x}, {when}");
+        }
+    }
+}
+
+/// A store is dropped while a session moves its buffers from list to list. The drop takes the lists before this
+/// session's access number `moment`, before which the session is stopped, or dies. Returns false if the session makes
+/// fewer accesses.
+fn drop_while_buffers_move(moment: u64, dies: bool) -> bool {
+    let mut dropping = Dropping::new();
+    let Dropping { home, moving, late, kept, .. } = &mut dropping;
+    // The store's key is revoked, and only then a turn begins that the drop has not to wait for.
+    late.begin_turn();
+    assert!(home.ask(Ask::DropStore { name: "other".into() }).is_none(), "a client is in a turn");
+    moving.begin_turn();
+    late.end_turn();
+    let has_struck = Cell::new(false);
+    let retaken = {
+        let (home, has_struck, moving) = (RefCell::new(&mut *home), &has_struck, &*moving);
+        let event: Box<dyn FnOnce()> = Box::new(move || {
+            has_struck.set(true);
+            let home = &mut *home.borrow_mut();
+            if dies {
+                home.kill(moving);
+            }
+            home.idle();
+            assert_eq!(
+                home.node.answer().is_some(),
+                dies,
+                "a session may be moving the dropped store's buffers"
+            );
+            assert_eq!(home.node.delayed_by(), if dies { vec![] } else { vec![moving.pid] });
+        });
+        let (left, event) = (Cell::new(moment), RefCell::new(Some(event)));
+        let memory = Struck { client: moving, left, event, dies };
+        Arena::of(&memory).reuse(By::itself(moving.id), moving.store.region, class(LARGE))
+    };
+    if !has_struck.get() {
+        assert_eq!(retaken.expect("it lives"), Some(kept[0]));
+        return false;
+    }
+    let held = retaken.ok().flatten();
+    if !dies {
+        moving.end_turn();
+        home.idle();
+        assert_eq!(home.node.answer().map(|(_, answer)| answer), Some(Ok(Answer::Done)));
+        let owners = held.map(|at| (home.stage(at), home.state(at).owner));
+        assert!(owners.is_none_or(|owners| owners == (Stage::Live, moving.id.number)));
+    }
+    dropping.check(held, &format!("moment {moment}"));
+    true
+}
+
+pub(crate) fn a_dropped_stores_buffers_leave_the_lists_of_sessions_that_reuse_them() {
+    let moments = (0..).find(|&moment| !drop_while_buffers_move(moment, false)).expect("it ends");
+    assert!(moments > 10, "stopped before each of {moments} accesses");
+}
+
+pub(crate) fn a_session_that_dies_while_it_moves_buffers_loses_none() {
+    let moments = (0..).find(|&moment| !drop_while_buffers_move(moment, true)).expect("it ends");
+    assert!(moments > 10, "died before each of {moments} accesses");
+}
+
+/// The session moves all its buffers between two of the node's steps.
+pub(crate) fn a_drop_finds_the_buffers_that_move_while_it_takes_lists() {
+    let mut steps = 0;
+    loop {
+        let mut dropping = Dropping::new();
+        let Dropping { home, moving, .. } = &mut dropping;
+        home.node.ask(Ask::DropStore { name: "other".into() }, [1, 1]);
+        if (0..steps).any(|_| home.step() == Progress::Idle) {
+            break;
+        }
+        let held = moving.in_turn(Client::retake);
+        home.idle();
+        assert_eq!(home.node.answer().map(|(_, answer)| answer), Some(Ok(Answer::Done)));
+        dropping.check(held, &format!("after {steps} steps"));
+        steps += 1;
+    }
+    assert!(steps > 100, "after each of {steps} steps");
+}
+
+pub(crate) fn a_session_keeps_no_buffer_that_another_needs() {
+    // The store has one segment for buffers.
+    let mut home = Home::reusing(16, 2);
+    let (idle, client) = (home.client(), home.client());
+    let kept = idle.in_turn(|idle| {
+        let kept = [(); 4].map(|()| idle.take());
+        kept.iter().for_each(|&at| assert_eq!(idle.retire_to(at), Some(Retirees::Gathering)));
+        kept
+    });
+    let taken: Vec<u64> = client.in_turn(|client| std::iter::from_fn(|| client.try_take()).collect());
+    assert_eq!(taken.len() + kept.len(), class(LARGE).count as usize, "the others are kept");
+    home.poll_shared();
+    let none = client.in_turn(|client| client.try_take());
+    assert_eq!(none, None, "while no chain needs them, the session keeps its buffers");
+    // What a chain does that finds no free buffer.
+    let Ok(()) = home.memory.write(header::NEEDED_AT, &[1; 8]);
+    home.poll_shared();
+    let more: BTreeSet<u64> = client.in_turn(|client| std::iter::from_fn(|| client.try_take()).collect());
+    assert_eq!(more, BTreeSet::from(kept), "the node has taken them from the idle session");
+}
+
+pub(crate) fn a_dead_session_delays_reuse_until_it_is_closed() {
+    let mut home = Home::reusing(16, 5);
+    let (dead, client) = (home.client(), home.client());
+    dead.begin_turn();
+    assert_eq!(client.reuse_one(), None, "the other session may have a pointer to it");
+    home.kill(&dead);
+    assert_eq!(client.retake_in_turns(), None, "the node has not closed the session yet");
+    home.idle();
+    home.poll_shared();
+    assert!(client.retake_in_turns().is_some(), "no chain runs in the closed session");
+}
+
+pub(crate) fn a_node_that_takes_over_ends_reuse_and_begins_it_again() {
+    let mut home = Home::reusing(16, 5);
+    let client = home.client();
+    let kept = client.in_turn(|client| {
+        let kept = client.take();
+        assert_eq!(client.retire_to(kept), Some(Retirees::Gathering));
+        kept
+    });
+    client.begin_turn();
+    home.succeed();
+    let client = home.client();
+    let other = client.in_turn(|client| {
+        let other = client.take();
+        assert_eq!(client.retire_to(other), Some(Retirees::Node), "the node scans the store first");
+        other
+    });
+    home.idle();
+    home.poll_shared();
+    home.poll_shared();
+    assert_eq!((home.stage(kept), home.stage(other)), (Stage::Free, Stage::Free));
+    client.reuse_one().expect("sessions reuse buffers again, and no former session's turn delays them");
+}
+
+pub(crate) fn a_damaged_list_of_reused_buffers_is_cut_there() {
+    for list in Retirees::ALL {
+        for wild in [u64::MAX >> 16 & !15, 8, 4096 + 3, 1, 1 << 40, u64::MAX] {
+            let mut home = Home::reusing(16, 5);
+            let client = home.client();
+            let at: [u64; 3] = client.in_turn(|client| [(); 3].map(|()| client.take()));
+            client.in_turn(|client| at.iter().for_each(|&at| assert!(client.retire(at))));
+            client.damage_list_of(list, wild);
+            home.damage_state(at[1], |state| State { next: wild & !(u64::MAX << 48), ..state });
+            client.retake_in_turns();
+            let Some(Answer::Done) = home.ask(Ask::DropStore { name: "s".into() }) else { panic!("dropped") };
+            home.poll_shared();
+            home.kill(&client);
+            home.idle();
+            assert!(home.node.sessions().is_empty());
+        }
+    }
 }

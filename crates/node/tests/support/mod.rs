@@ -13,13 +13,14 @@ use farside_node::identity::Sender;
 use farside_node::{Node, Progress};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
-use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::arena::reuse::Retirees;
+use farside_remote::arena::session::{SessionId, epoch_at, turn_at};
 use farside_remote::arena::state::{Stage, State};
-use farside_remote::arena::{Arena, Buffer};
+use farside_remote::arena::{Arena, Buffer, header};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::leases::{ENTRY_SIZE, LeaseTable};
-use farside_remote::service::{Extent, Kind, Plan, Service};
-use farside_remote::{Memory, Width};
+use farside_remote::service::{Extent, Kind, Plan, Rebuild, Service, Step};
+use farside_remote::{By, Memory, Width};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +42,10 @@ pub(crate) struct Slots {
     pub(crate) looks: Arc<AtomicU64>,
     /// Number of entries of the table of leases behind the slots; 0 if there is no such table.
     pub(crate) ids: u16,
+    /// Whether sessions may reuse the buffers that they retire, and whether tables can be rebuilt.
+    pub(crate) reuses: bool,
+    /// Number of steps of surveys, each of which reads the items behind the slots.
+    pub(crate) surveyed: Arc<AtomicU64>,
 }
 
 /// Number of slots that one step reads.
@@ -49,6 +54,10 @@ pub(crate) const SLOTS_PER_LOOK: u64 = 16;
 impl<M: Memory> Kind<M> for Slots {
     fn name(&self) -> &'static str {
         "slots"
+    }
+
+    fn permits_reuse(&self) -> bool {
+        self.reuses
     }
 
     fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
@@ -62,15 +71,14 @@ impl<M: Memory> Kind<M> for Slots {
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
         let slots = parameters.parse().map_err(|_| "give the number of slots".to_owned())?;
-        Ok(Box::new(SlotsService { at: table.at, slots, looks: Arc::clone(&self.looks), ids: self.ids }))
+        Ok(Box::new(SlotsService { at: table.at, slots, kind: self.clone() }))
     }
 }
 
 struct SlotsService {
     at: u64,
     slots: u64,
-    looks: Arc<AtomicU64>,
-    ids: u16,
+    kind: Slots,
 }
 
 impl<M: Memory> Service<M> for SlotsService {
@@ -81,12 +89,34 @@ impl<M: Memory> Service<M> for SlotsService {
         memory.read(self.at + cursor * 8, bytes)?;
         let slots = bytes.chunks_exact(8).map(|slot| u64::from_le_bytes(slot.try_into().expect("8 bytes")));
         found.extend(slots.filter(|&at| at != 0));
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.kind.looks.fetch_add(1, Ordering::Relaxed);
         Ok((cursor + count < self.slots).then_some(cursor + count))
     }
 
     fn leases(&self) -> Option<LeaseTable> {
-        (self.ids > 0).then_some(LeaseTable { at: self.at + self.slots * 8, ids: self.ids })
+        let ids = self.kind.ids;
+        (ids > 0).then_some(LeaseTable { at: self.at + self.slots * 8, ids })
+    }
+
+    fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
+        if self.kind.reuses { Some(self) } else { None }
+    }
+}
+
+/// A rebuild that reads all items, and finds that the table is large enough.
+impl<M: Memory> Rebuild<M> for SlotsService {
+    fn survey(&mut self, _parameters: &str, _quota: u64, _entropy: u64) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn step(&mut self, memory: &M, _dropped: &mut Vec<u64>) -> Result<Step, M::Wait> {
+        let slot = self.kind.surveyed.load(Ordering::Relaxed) % self.slots;
+        let at = memory.load(self.at + slot * 8, Width::W8)? as u64;
+        if at != 0 {
+            memory.load(at, Width::W8)?;
+        }
+        self.kind.surveyed.fetch_add(1, Ordering::Relaxed);
+        Ok(if slot + 1 < self.slots { Step::Made } else { Step::Content })
     }
 }
 
@@ -116,6 +146,14 @@ impl Home {
     /// Creates a node as [`Home::new`] does. Its stores have tables of leases with `ids` entries.
     pub(crate) fn leased(ids: u16) -> Home {
         Home::with(16, 5, Slots { ids, ..Slots::default() })
+    }
+
+    /// Creates a node with a memory of `memory_mib` MiB, and a store with a quota of `quota_mib` MiB, in which sessions
+    /// reuse the buffers that they retire.
+    pub(crate) fn reusing(memory_mib: u64, quota_mib: u64) -> Home {
+        let mut home = Home::with(memory_mib, quota_mib, Slots { reuses: true, ..Slots::default() });
+        home.poll_shared();
+        home
     }
 
     fn with(memory_mib: u64, quota_mib: u64, kind: Slots) -> Home {
@@ -299,6 +337,8 @@ impl Client {
 
     fn set_turn(&self, turn: u64) {
         self.turn.set(turn);
+        let Ok(epoch) = self.memory.load(header::EPOCH_AT, Width::W8);
+        let Ok(()) = self.memory.write(epoch_at(self.id.slot), &(epoch as u64).to_le_bytes());
         let Ok(()) = self.memory.write(turn_at(self.id.slot), &turn.to_le_bytes());
     }
 
@@ -320,6 +360,43 @@ impl Client {
         taken.expect("there is a buffer")
     }
 
+    /// Takes a buffer, unless there is none.
+    pub(crate) fn try_take(&self) -> Option<u64> {
+        let (region, owner) = (self.store.region, self.id.number);
+        let Ok(taken) = Arena::of(&*self.memory).take(region, class(LARGE), Supply::Quota, owner);
+        taken.ok()
+    }
+
+    /// Takes a buffer that the client has retired, if one is past its grace.
+    pub(crate) fn retake(&self) -> Option<u64> {
+        let Ok(taken) = Arena::of(&*self.memory).reuse(By::itself(self.id), self.store.region, class(LARGE));
+        taken
+    }
+
+    /// Does `what` as a client of another store.
+    pub(crate) fn store_of(&self, store: &Store, what: impl FnOnce(&Client)) {
+        let (memory, store, id) = (Arc::clone(&self.memory), store.clone(), self.id);
+        what(&Client { memory, store, id, pid: self.pid, turn: self.turn.clone() });
+    }
+
+    /// Tries to take a buffer that the client has retired, in as many turns as its grace needs and some more.
+    pub(crate) fn retake_in_turns(&self) -> Option<u64> {
+        (0..6).find_map(|_| self.in_turn(Client::retake))
+    }
+
+    /// Takes a buffer and retires it in one turn, and takes it again in others. Returns the buffer, or `None` if the
+    /// client does not get it again.
+    pub(crate) fn reuse_one(&self) -> Option<u64> {
+        let at = self.in_turn(|client| {
+            let at = client.take();
+            assert!(client.retire(at));
+            at
+        });
+        let again = self.retake_in_turns()?;
+        assert_eq!(again, at, "it was the only one");
+        Some(again)
+    }
+
     /// Stores a buffer's address in slot `slot`. Returns the old pointer.
     pub(crate) fn install(&self, slot: u64, at: u64) -> u64 {
         let slot_at = self.store.table_at + slot * 8;
@@ -330,14 +407,19 @@ impl Client {
     }
 
     pub(crate) fn retire(&self, at: u64) -> bool {
-        let Ok(retired) = Arena::of(&*self.memory).retire(self.id, self.store.region, at);
-        retired
+        self.retire_to(at).is_some()
+    }
+
+    /// Retires a buffer, and returns the list that it joined.
+    pub(crate) fn retire_to(&self, at: u64) -> Option<Retirees> {
+        let Ok(joined) = Arena::of(&*self.memory).retire(self.id, self.store.region, at);
+        joined
     }
 
     /// Retires a buffer that the client has taken and never published, without a chain.
     pub(crate) fn give_back(&self, at: u64) -> bool {
         let Ok(retired) = Arena::of(&*self.memory).retire_own(self.id, self.id.number, self.store.region, at);
-        retired
+        retired.is_some()
     }
 
     /// Makes the first half of a retirement: makes the buffer RETIRED, but puts it on no list.
@@ -353,7 +435,12 @@ impl Client {
 
     /// Overwrites the head of the client's list of retired buffers, as a peer can.
     pub(crate) fn damage_list(&self, first: u64) {
-        let Ok(()) = self.memory.write(turn_at(self.id.slot) + RETIRED_AFTER_TURN, &first.to_le_bytes());
+        self.damage_list_of(Retirees::Node, first);
+    }
+
+    /// Overwrites the head of one of the client's lists, as a peer can.
+    pub(crate) fn damage_list_of(&self, list: Retirees, first: u64) {
+        let Ok(()) = self.memory.write(list_at(self.id.slot, list), &first.to_le_bytes());
     }
 
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
@@ -361,5 +448,7 @@ impl Client {
     }
 }
 
-/// Distance in a session's slot from the turn to the head of the retired list, in bytes.
-const RETIRED_AFTER_TURN: u64 = 64;
+/// Address of the head of one of a session's lists of retired buffers.
+pub(crate) const fn list_at(slot: u32, list: Retirees) -> u64 {
+    turn_at(slot) + 64 + 16 * list as u64
+}

@@ -1,17 +1,19 @@
 //! A writer that replaces an item, a reader that follows the pointer to the item, and a node that frees old items. A
 //! scheduler may switch between these three before every access. Buffers are poisoned before they go onto a free list.
 //!
+//! If the store permits it, the writer takes old items itself, and poisons them when it has taken them.
+//!
 //! Invariant: a reader sees both halves of one version of an item, and never poison.
 
 use super::Slots;
 use farside_node::{Node, NodeMemory, Progress};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
-use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::arena::session::{SessionId, epoch_at, turn_at};
 use farside_remote::arena::state::Stage;
-use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
+use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE, header};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
-use farside_remote::{Key, Memory, Rights, Width};
+use farside_remote::{By, Key, Memory, Rights, Width};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, MaxSteps, Runner};
 use std::convert::Infallible;
@@ -32,12 +34,17 @@ pub(crate) enum Announces {
 pub(crate) struct Figures {
     pub(crate) schedules: u64,
     pub(crate) followed: AtomicU64,
-    pub(crate) reused: AtomicU64,
+    /// Number of old items that the node freed while the others ran.
+    pub(crate) freed: AtomicU64,
+    /// Number of old items that the writer took itself.
+    pub(crate) retaken: AtomicU64,
 }
 
 const LARGE: u8 = 40;
 const POISON: u64 = 0xdddd_dddd_dddd_dddd;
 const ROUNDS: u64 = 3;
+/// Number of items that the writer writes if it takes the old ones itself: an item waits for some of its turns.
+const ROUNDS_WITH_REUSE: u64 = 7;
 /// Offset of the second half of an item in its buffer, in bytes.
 const SECOND_HALF: u64 = 4096;
 
@@ -47,6 +54,7 @@ struct Stepped {
     bytes: Mutex<Vec<u8>>,
     steps: shuttle::sync::atomic::AtomicU64,
     poisoned: AtomicU64,
+    retaken: AtomicU64,
 }
 
 impl Stepped {
@@ -54,7 +62,13 @@ impl Stepped {
         let size = Geometry::SIZE_MIN;
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = Mutex::new(vec![0; size as usize]);
-        Stepped { geometry, bytes, steps: Default::default(), poisoned: AtomicU64::new(0) }
+        Stepped {
+            geometry,
+            bytes,
+            steps: Default::default(),
+            poisoned: AtomicU64::new(0),
+            retaken: AtomicU64::new(0),
+        }
     }
 
     fn step(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -66,12 +80,15 @@ impl Stepped {
     fn look_at(&self, bytes: &mut [u8], at: u64, new: u128) {
         let is_head = at < self.geometry.segment_at(0) && at % 4096 >= 128 && at.is_multiple_of(64);
         if is_head && at < 4096 * 257 && new as u64 & 0xf == 2 {
-            let first = (new as u64 & ((1 << 48) - 1) & !0xf) as usize;
-            for half in [first, first + SECOND_HALF as usize] {
-                bytes[half..half + 8].copy_from_slice(&POISON.to_le_bytes());
-            }
-            self.poisoned.fetch_add(1, Ordering::Relaxed);
+            self.poison(bytes, new as u64 & ((1 << 48) - 1) & !0xf);
         }
+    }
+
+    fn poison(&self, bytes: &mut [u8], first: u64) {
+        for half in [first, first + SECOND_HALF] {
+            bytes[range(half, 8)].copy_from_slice(&POISON.to_le_bytes());
+        }
+        self.poisoned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -135,7 +152,12 @@ struct Client {
 }
 
 impl Client {
+    /// Publishes a turn. If it is odd, first the epoch.
     fn set_turn(&self, turn: u64) {
+        if turn % 2 == 1 {
+            let epoch = self.word(header::EPOCH_AT);
+            let Ok(()) = self.memory.write(epoch_at(self.id.slot), &epoch.to_le_bytes());
+        }
         let Ok(()) = self.memory.write(turn_at(self.id.slot), &turn.to_le_bytes());
     }
 
@@ -149,8 +171,17 @@ impl Client {
         let arena = Arena::of(&*self.memory);
         self.set_turn(2 * round + 1);
         let class = Class::get(LARGE).expect("a class");
-        let Ok(taken) = arena.take(self.store.region, class, Supply::Quota, self.id.number);
-        let new = taken.expect("there is a buffer");
+        let Ok(retaken) = arena.reuse(By::itself(self.id), self.store.region, class);
+        let new = retaken.unwrap_or_else(|| {
+            let Ok(taken) = arena.take(self.store.region, class, Supply::Quota, self.id.number);
+            taken.expect("there is a buffer")
+        });
+        if retaken.is_some() {
+            // No other thread has run since the buffer was taken.
+            let mut bytes = self.memory.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            self.memory.poison(&mut bytes, new);
+            self.memory.retaken.fetch_add(1, Ordering::Relaxed);
+        }
         for half in [new, new + SECOND_HALF] {
             let Ok(()) = self.memory.write(half, &(round + 1).to_le_bytes());
         }
@@ -159,7 +190,7 @@ impl Client {
         assert_eq!(swapped, Ok(()), "there is one writer");
         if old != 0 {
             let Ok(retired) = arena.retire(self.id, self.store.region, old);
-            assert!(retired);
+            assert!(retired.is_some());
         }
         self.set_turn(2 * round + 2);
     }
@@ -184,11 +215,14 @@ impl Client {
 }
 
 /// Runs the scenario under one schedule.
-fn play(announces: Announces, figures: &Figures) {
+fn play(announces: Announces, reuses: bool, figures: &Figures) {
     let memory = Arc::new(Stepped::new());
-    let mut node = Node::new(&*memory, vec![Box::new(Slots::default())], NodeInfo::default());
+    let kind = Slots { reuses, ..Slots::default() };
+    let mut node = Node::new(&*memory, vec![Box::new(kind)], NodeInfo::default());
     let (name, kind, parameters) = ("s".into(), "slots".into(), "1".into());
-    node.ask(Ask::CreateStore { name, kind, parameters, quota: 2 << 20 }, [7, 7]);
+    // Sessions keep nothing while a store has no granted segment left.
+    let quota = if reuses { 3 << 20 } else { 2 << 20 };
+    node.ask(Ask::CreateStore { name, kind, parameters, quota }, [7, 7]);
     while node.step(&*memory) == Ok(Progress::Made) {}
     let Some((_, Ok(Answer::Store(store)))) = node.answer() else { panic!("asked for a store") };
     let mut client = || {
@@ -196,10 +230,15 @@ fn play(announces: Announces, figures: &Figures) {
         Client { memory: Arc::clone(&memory), store: store.clone(), id: id.expect("a session is free") }
     };
     let (writer, reader) = (client(), client());
+    let (writers, rounds) = (writer.id, if reuses { ROUNDS_WITH_REUSE } else { ROUNDS });
+    if reuses {
+        node.poll_shared();
+        while node.step(&*memory) == Ok(Progress::Made) {}
+    }
     writer.replace(0);
     let others_are_done = Arc::new(shuttle::sync::atomic::AtomicBool::new(false));
     let (seen, done) = (Arc::clone(&memory), Arc::clone(&others_are_done));
-    let writing = shuttle::thread::spawn(move || (1..=ROUNDS).for_each(|round| writer.replace(round)));
+    let writing = shuttle::thread::spawn(move || (1..=rounds).for_each(|round| writer.replace(round)));
     let reading = shuttle::thread::spawn(move || reader.follow(announces));
     let tending = shuttle::thread::spawn(move || {
         while !done.load(Ordering::SeqCst) {
@@ -214,9 +253,11 @@ fn play(announces: Announces, figures: &Figures) {
     others_are_done.store(true, Ordering::SeqCst);
     let (mut node, memory) = tending.join().expect("the node succeeds");
     figures.followed.fetch_add(followed, Ordering::Relaxed);
-    let while_others_ran = seen.poisoned.load(Ordering::Relaxed);
-    figures.reused.fetch_add(while_others_ran, Ordering::Relaxed);
-    // At the end all replaced items are free.
+    let (poisoned, retaken) = (seen.poisoned.load(Ordering::Relaxed), seen.retaken.load(Ordering::Relaxed));
+    figures.freed.fetch_add(poisoned - retaken, Ordering::Relaxed);
+    figures.retaken.fetch_add(retaken, Ordering::Relaxed);
+    // At the end, without the writer, all replaced items are free.
+    node.end_session(writers, true);
     node.poll_shared();
     while node.step(&*memory) == Ok(Progress::Made) {}
     let arena = Arena::of(&*memory);
@@ -233,12 +274,12 @@ fn play(announces: Announces, figures: &Figures) {
 }
 
 /// Runs the scenario under `iterations` random schedules, and under as many with a few priority changes.
-pub(crate) fn explore(announces: Announces, seed: u64, iterations: usize) -> Figures {
+pub(crate) fn explore(announces: Announces, reuses: bool, seed: u64, iterations: usize) -> Figures {
     let figures = Arc::new(Figures::default());
     let mut config = Config::new();
     config.max_steps = MaxSteps::FailAfter(100_000);
     config.silence_warnings = true;
-    let story = |figures: Arc<Figures>| move || play(announces, &figures);
+    let story = |figures: Arc<Figures>| move || play(announces, reuses, &figures);
     let random = RandomScheduler::new_from_seed(seed, iterations);
     Runner::new(random, config.clone()).run(story(figures.clone()));
     let priorities = PctScheduler::new_from_seed(seed, 3, iterations);

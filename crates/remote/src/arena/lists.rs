@@ -30,6 +30,8 @@ use crate::mutants;
 
 /// Offset of a `u64` in a region's record: the secret of the region's key, or 0 while no store owns the region.
 pub(crate) const SECRET_OFFSET: u64 = 0;
+/// Offset of a `u64` in a region's record: 1 if sessions reuse the buffers that they retire there, else 0.
+pub(crate) const REUSE_OFFSET: u64 = 8;
 const GRANTED_OFFSET: u64 = 64;
 const RESERVE_OFFSET: u64 = 80;
 const CLASSES_OFFSET: u64 = 128;
@@ -345,7 +347,12 @@ impl<M: Memory> Arena<'_, M> {
 
     /// The buffer at `at`, if it belongs to that region and class. Code that follows a list's links needs this check,
     /// since a peer may have damaged the links.
-    fn listed_buffer(&self, region: u32, class: &'static Class, at: u64) -> Result<Option<Buffer>, M::Wait> {
+    pub(super) fn listed_buffer(
+        &self,
+        region: u32,
+        class: &'static Class,
+        at: u64,
+    ) -> Result<Option<Buffer>, M::Wait> {
         let buffer = self.buffer_at(at)?;
         Ok(buffer.filter(|(of, buffer)| *of == region && buffer.class.index == class.index).map(|(_, b)| b))
     }

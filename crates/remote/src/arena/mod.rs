@@ -1,7 +1,7 @@
 //! The layout of a node's memory: its records, the owner of each segment, and the bytes that a key covers.
 //!
 //! ```text
-//! 0          header    4 KiB   magic, version, size, incarnation, sleep
+//! 0          header    4 KiB   magic, version, size, incarnation, sleep, epoch
 //! 4 KiB      regions   256 x 4 KiB   secret, granted segments, a list per size class       (lists)
 //! +1 MiB     sessions  1024 x 256 B  turn, retired buffers, counters                       (session)
 //! +256 KiB   catalog   2 x 256 KiB   the stores, in one of two copies (written by the node, read at a restart)
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A key covers only the data of tables and buffers. A process that runs chains takes and frees buffers by the
-//! lock-free steps of [`lists`]. Only the node grants segments and frees retired buffers.
+//! lock-free steps of [`lists`]. Only the node grants segments and frees retired buffers. Where the node permits it,
+//! sessions take buffers that they retired themselves ([`reuse`]).
 //!
 //! Invariant: any process may die between any two accesses of a step. The next process that finds the step unfinished
 //! completes it. There are no locks, so no process can die while it holds one.
@@ -20,6 +21,7 @@
 
 pub mod class;
 pub mod lists;
+pub mod reuse;
 pub mod segment;
 pub mod session;
 pub mod state;
@@ -66,12 +68,18 @@ pub mod header {
     pub const NODE_SLEEPS_AT: u64 = 64;
     /// `u64`: 1 if a process that is about to fill memory asks the system for huge pages.
     pub const TRANSPARENT_AT: u64 = 72;
-    /// Start of the unused rest of the header.
+    /// Start of a part of the header that is not used.
     pub(crate) const UNUSED_AT: u64 = 128;
+    /// `u64`: the epoch, by which sessions know that a grace is over (`reuse`). On a cache line of its own.
+    pub const EPOCH_AT: u64 = 1024;
+    /// `u64`: not 0 if a chain has found no free buffer since the node last took all lists of retired buffers.
+    pub const NEEDED_AT: u64 = 960;
+    /// `u64`: number of slots, from the first one, that have been opened since the node started. On the epoch's line.
+    pub const SLOTS_AT: u64 = 1032;
     /// "farside" and a zero byte, which identify a node's memory.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
     /// Version of the layout. Raised whenever the meaning of a byte changes.
-    pub const VERSION: u64 = 1;
+    pub const VERSION: u64 = 2;
 }
 
 /// Addresses of the parts of a memory of a given size.
@@ -173,6 +181,14 @@ pub struct Buffer {
     pub(crate) state_at: u64,
     /// Size class of the buffer.
     pub class: &'static Class,
+}
+
+impl Buffer {
+    /// Address of the buffer's state.
+    #[inline]
+    pub const fn state_at(&self) -> u64 {
+        self.state_at
+    }
 }
 
 /// One node's memory with its layout. The methods are the steps that runners of chains and the node perform on it.

@@ -5,7 +5,8 @@
 //! 0    number u32, 0 u32 | pid u64 | start time u64 | 0 u64
 //! 64   turn u64          odd while chains may be running, even otherwise
 //! 72   fenced u64        not 0 once the node has fenced the session; on the cache line of the turn
-//! 128  retired           | first 48 bits, 0 16 | count u64 |   a list through the buffers' states
+//! 80   epoch u64         the epoch before the turn began
+//! 128  retired           4 x | first 48 bits, mark u16 | count u64 |   lists through the buffers' states (reuse)
 //! 192  counters          8 x u64, written by the session alone, summed by the node
 //! ```
 //!
@@ -15,19 +16,22 @@
 //! Invariant: the process that runs a session's chains sets the slot's number to 0 after its last access to the memory,
 //! and before it notifies the node.
 //! Invariant: a chain retires the buffers that it makes unreachable before the end of its turn is published.
+//! Invariant: a process loads the memory's epoch and publishes it before it publishes a new turn.
 //! Invariant: a process publishes a new turn, then a full fence, then it reads whether the session is fenced. If it is
 //! not, the turn's chains run. So if the node has set the word and then reads an even turn, no further chain runs.
 
 use super::lists::SECRET_OFFSET;
+use super::reuse::{List, Retirees};
 use super::state::{Stage, State};
-use super::{Arena, Geometry, REGIONS_MAX};
+use super::{Arena, Geometry, REGIONS_MAX, header};
 use crate::memory::{Memory, Width};
 use crate::mutants;
 
 pub(crate) const SLOT_SIZE: u64 = 256;
 const TURN_OFFSET: u64 = 64;
 const FENCED_OFFSET: u64 = 72;
-const RETIRED_OFFSET: u64 = 128;
+const EPOCH_OFFSET: u64 = 80;
+pub(super) const RETIRED_OFFSET: u64 = 128;
 const COUNTERS_OFFSET: u64 = 192;
 
 /// Identity of a session, for the code that runs its chains.
@@ -123,32 +127,14 @@ pub const fn fenced_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + FENCED_OFFSET
 }
 
+/// Address of the epoch that a session has published for its turn. Only the session writes it.
+pub const fn epoch_at(slot: u32) -> u64 {
+    Geometry::session_at(slot) + EPOCH_OFFSET
+}
+
 /// Address of a session's counters.
 pub const fn counters_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + COUNTERS_OFFSET
-}
-
-const LINK_BITS: u32 = 48;
-
-/// The decoded head of a session's list of retired buffers.
-#[derive(Clone, Copy)]
-struct Retired {
-    first: u64,
-    count: u64,
-}
-
-impl Retired {
-    fn unpack(word: u128) -> Retired {
-        Retired { first: word as u64 & ((1 << LINK_BITS) - 1), count: (word >> 64) as u64 }
-    }
-
-    fn pack(self) -> u128 {
-        u128::from(self.first) | u128::from(self.count) << 64
-    }
-
-    fn with_first(self, first: u64) -> Retired {
-        Retired { first, count: self.count.wrapping_add(1) }
-    }
 }
 
 impl<M: Memory> Arena<'_, M> {
@@ -161,9 +147,24 @@ impl<M: Memory> Arena<'_, M> {
         self.memory.write(Geometry::session_at(session.slot), &slot)
     }
 
-    /// Marks a slot as unused. Only the node calls this; a client calls [`Arena::leave_session`].
+    /// Makes sessions watch this slot's turn before they advance the epoch. The slot was opened before. Only the node
+    /// calls this.
+    pub fn count_slot(&self, slot: u32) -> Result<(), M::Wait> {
+        let mut slots = self.memory.load(header::SLOTS_AT, Width::W8)? as u64;
+        while slots <= u64::from(slot)
+            && let Err(now) =
+                self.memory.exchange(header::SLOTS_AT, Width::W8, slots.into(), u128::from(slot + 1))?
+        {
+            slots = now as u64;
+        }
+        Ok(())
+    }
+
+    /// Marks a slot as unused, and ends its turn, in which the session's process may have died. Only the node calls
+    /// this; a client calls [`Arena::leave_session`].
     pub fn close_session(&self, slot: u32) -> Result<(), M::Wait> {
-        self.memory.write(Geometry::session_at(slot), &[0; 32])
+        self.memory.write(Geometry::session_at(slot), &[0; 32])?;
+        self.memory.write(turn_at(slot), &[0; 8])
     }
 
     /// Marks a session's slot as unused. This is the last access of the process that ran the session's chains, so that
@@ -215,10 +216,10 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Counters::from_bytes(&bytes))
     }
 
-    /// Moves a live buffer of `region` to the session's retired list. The caller has made the buffer unreachable or has
-    /// never published it. Returns false, and changes nothing, if `at` is not a buffer of that region or the buffer is
-    /// not live, so a mistaken or repeated call is harmless.
-    pub fn retire(&self, session: SessionId, region: u32, at: u64) -> Result<bool, M::Wait> {
+    /// Moves a live buffer of `region` to one of the session's lists of retired buffers, and returns which. The caller
+    /// has made the buffer unreachable or has never published it. Returns `None`, and changes nothing, if `at` is not a
+    /// buffer of that region or the buffer is not live, so a mistaken or repeated call is harmless.
+    pub fn retire(&self, session: SessionId, region: u32, at: u64) -> Result<Option<Retirees>, M::Wait> {
         self.retire_where(session, region, at, |_| true)
     }
 
@@ -226,11 +227,17 @@ impl<M: Memory> Arena<'_, M> {
     /// allocated and still owns. Also does nothing if the region has no key any more: the node is then freeing the
     /// region's segments, and no list may link through their buffers. Must be called within a turn, since the node
     /// waits for all turns before it frees them.
-    pub fn retire_own(&self, session: SessionId, owner: u32, region: u32, at: u64) -> Result<bool, M::Wait> {
+    pub fn retire_own(
+        &self,
+        session: SessionId,
+        owner: u32,
+        region: u32,
+        at: u64,
+    ) -> Result<Option<Retirees>, M::Wait> {
         let has_key = (1..REGIONS_MAX).contains(&region)
             && self.memory.load(Geometry::region_at(region) + SECRET_OFFSET, Width::W8)? != 0;
         if !has_key && !mutants::RETIRED_WHILE_DROPPED.is_on() {
-            return Ok(false);
+            return Ok(None);
         }
         self.retire_where(session, region, at, |live| live.owner == owner)
     }
@@ -241,18 +248,19 @@ impl<M: Memory> Arena<'_, M> {
         region: u32,
         at: u64,
         is_allowed: impl Fn(State) -> bool,
-    ) -> Result<bool, M::Wait> {
+    ) -> Result<Option<Retirees>, M::Wait> {
         let buffer = self.buffer_at(at)?.filter(|(of, _)| *of == region && region != 0);
-        let Some((_, buffer)) = buffer else { return Ok(false) };
-        let head_at = Geometry::session_at(session.slot) + RETIRED_OFFSET;
+        let Some((_, buffer)) = buffer else { return Ok(None) };
         let mut word = self.memory.load(buffer.state_at, Width::W16)?;
+        let list = self.joined(session, region, buffer.class)?;
+        let head_at = list.head_at(session.slot);
         let mut head = self.memory.load(head_at, Width::W16)?;
         let mut state = loop {
             let live = State::unpack(word);
             if live.stage != Stage::Live && !mutants::RETIRE_WHAT_IS_NOT_LIVE.is_on() || !is_allowed(live) {
-                return Ok(false);
+                return Ok(None);
             }
-            let next = Retired::unpack(head).first;
+            let next = List::unpack(head).first;
             let retired =
                 State { next, stage: Stage::Retired, owner: session.number, suspect: false, ..live };
             match self.memory.exchange(buffer.state_at, Width::W16, word, retired.pack())? {
@@ -262,34 +270,36 @@ impl<M: Memory> Arena<'_, M> {
         };
         // Only this session adds to its list. The node may take the whole list at any moment.
         loop {
-            let list = Retired::unpack(head);
-            let linked = State { next: list.first, ..state };
+            let old = List::unpack(head);
+            let linked = State { next: old.first, ..state };
             if linked != state {
                 let swapped = self.exchange_state(&buffer, state, linked)?;
                 if !swapped {
                     // No process but this one changes this state, so a peer has damaged it: leave the buffer to a scan.
-                    return Ok(true);
+                    return Ok(Some(list));
                 }
                 state = linked;
             }
-            match self.memory.exchange(head_at, Width::W16, head, list.with_first(at).pack())? {
-                Ok(()) => return Ok(true),
+            // The number wraps, since a peer may set it to any value.
+            let mark = if list == Retirees::Gathering { old.mark.wrapping_add(1) } else { 0 };
+            match self.memory.exchange(head_at, Width::W16, head, old.becoming(at, mark).pack())? {
+                Ok(()) => return Ok(Some(list)),
                 Err(now) => head = now,
             }
         }
     }
 
-    /// Takes the whole list of buffers that a session retired. Returns its first buffer, or 0 if the list is empty.
-    /// Only the node calls this.
-    pub fn take_retired(&self, slot: u32) -> Result<u64, M::Wait> {
-        let head_at = Geometry::session_at(slot) + RETIRED_OFFSET;
+    /// Takes the whole of one of a session's lists of retired buffers. Returns its first buffer, or 0 if the list is
+    /// empty. Only the node calls this.
+    pub fn take_retired(&self, slot: u32, list: Retirees) -> Result<u64, M::Wait> {
+        let head_at = list.head_at(slot);
         let mut word = self.memory.load(head_at, Width::W16)?;
         loop {
-            let head = Retired::unpack(word);
+            let head = List::unpack(word);
             if head.first == 0 {
                 return Ok(0);
             }
-            match self.memory.exchange(head_at, Width::W16, word, head.with_first(0).pack())? {
+            match self.memory.exchange(head_at, Width::W16, word, head.becoming(0, 0).pack())? {
                 Ok(()) => return Ok(head.first),
                 Err(now) => word = now,
             }

@@ -6,6 +6,7 @@
 //! ```text
 //! UNUSED --take--> LIVE --retire--> RETIRED --give--> FREE --take--> LIVE
 //!                    ^--- a chain frees a buffer that it reserved and did not use: LIVE --give--> FREE
+//! RETIRED --reuse by the session that retired it--> LIVE
 //! FREE --take by the node--> PARKED: its segment is being emptied
 //! ```
 

@@ -1,13 +1,14 @@
 //! Free lists under every interleaving that a scheduler finds, with a client that dies or stops at every access.
 
-use crate::support::lists::{Fate, SCENARIOS};
+use crate::support::lists::{Fate, SCENARIOS, head_at};
 use crate::support::{Bytes, assign, free_list, give, grant, key, open, take};
-use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::{Empty, Supply};
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::segment::Use;
-use farside_remote::arena::session::{Counters, SessionId, turn_at};
+use farside_remote::arena::session::{Counters, SessionId, epoch_at, turn_at};
 use farside_remote::arena::state::{Stage, State};
+use farside_remote::arena::{Arena, SESSIONS_MAX, header};
 use farside_remote::draws::Draws;
 use farside_remote::op::ListId;
 use farside_remote::{By, ChainBuf, Reply, Status, allocate, run};
@@ -17,8 +18,9 @@ const BY: By = By::itself(SessionId { slot: 1, number: 5 });
 #[test]
 fn no_buffer_is_held_twice_and_none_is_lost() {
     for scenario in SCENARIOS {
-        scenario.explore(Fate::Lives, 1, 1500);
-        println!("{}: 3000 schedules", scenario.name);
+        let reused = scenario.explore(Fate::Lives, 1, 1500).reused.into_inner();
+        println!("{}: 3000 schedules, {reused} buffers taken by the client that retired them", scenario.name);
+        assert!(if scenario.reuses { reused > 1000 } else { reused == 0 });
     }
 }
 
@@ -72,12 +74,22 @@ fn damaged_memory_causes_neither_hangs_nor_panics() {
         // segment.
         let count = random.pick(&[4, 14, 15, 16]);
         let taken: Vec<u64> = (0..count).map(|_| take(&memory, 1, class, Supply::Quota, 5)).collect();
+        let (arena, session) = (Arena::of(&memory), BY.retires);
+        // The session has buffers on all of its lists, in most rounds.
+        let Ok(()) = arena.set_reuse(1, random.once_in(8));
+        let Ok(()) = arena.count_slot(session.slot);
+        let filled = random.below(4);
+        for retired in taken.iter().rev().take(filled as usize) {
+            let Ok(_) = arena.retire(session, 1, *retired);
+            let Ok(()) = arena.set_reuse(1, true);
+            let Ok(_) = arena.reuse(BY, 1, class);
+        }
         for _ in 0..1 + random.below(3) {
             let (at, bytes) = damage(&mut random, &taken, round % 2 == 0);
             memory.poke(at, &bytes);
         }
-        memory.limit_words(20_000);
-        let arena = Arena::of(&memory);
+        // Each of the 24 ALLOCATEs may look at all slots, to advance the epoch.
+        memory.limit_words(20_000 + 24 * 2 * u64::from(SESSIONS_MAX));
         let Ok(()) = arena.settle(1, class);
         let mut buf = ChainBuf::new();
         let mut reply = Reply::new();
@@ -86,11 +98,17 @@ fn damaged_memory_causes_neither_hangs_nor_panics() {
             let _ = chain.also(allocate(ListId(list), [b"item", b"", b""]));
             let _ = chain.also(allocate(ListId(list), [b"item", b"", b""]).from_reserve());
             let Ok(()) = run(&memory, BY, chain.view(), &mut reply);
+            let allocated = reply.output(0).try_into().map_or(0, u64::from_le_bytes);
+            let Ok(_) = arena.retire(session, 1, allocated);
             seen[reply.verdict() as usize] += 1;
         }
         if let Ok(Some((_, buffer))) = arena.buffer_at(taken[2]) {
             let Ok(()) = arena.give(1, &buffer);
             let Ok(_) = arena.retire(SessionId { slot: 3, number: 5 }, 1, buffer.at);
+        }
+        for list in Retirees::ALL {
+            let Ok(_) = arena.next_reused(session, 1, class, None);
+            let Ok(_) = arena.take_retired(session.slot, list);
         }
         grant(&memory, 4, 1, Supply::Quota);
         let Ok(_) = arena.list_len(1, class);
@@ -107,6 +125,9 @@ const REGION_AT: u64 = 4096 * 2;
 /// Offsets in the region's record: the two granted lists, the free list of class 40, its two current segments, and the
 /// number of its freed buffers.
 const HEADS: [u64; 6] = [64, 80, 128 + 40 * 64, 128 + 40 * 64 + 16, 128 + 40 * 64 + 32, 128 + 40 * 64 + 48];
+/// The epoch, the number of slots, the session's turn and its epoch, and whether sessions reuse buffers in the region.
+const EPOCHS: [u64; 5] =
+    [header::EPOCH_AT, header::SLOTS_AT, turn_at(BY.retires.slot), epoch_at(BY.retires.slot), REGION_AT + 8];
 const SEGMENTS_AT: u64 = 4096 + (1 << 20) + (256 << 10) + (512 << 10);
 
 /// Address of a segment's entry in the segment table.
@@ -119,11 +140,14 @@ fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) 
     let links = [0, 0x10, 0x20, 0x30, 0x40, 0x70, 0xfff0, taken[0], taken[1], taken[1] + 64, 4096];
     let link = |random: &mut Draws| random.pick(&links) | random.pick(&[0, 0, 0, 1, 2, 3]);
     let mut word = random.bytes(16);
-    let kind = random.below(4);
+    let kind = random.below(6);
     let at = match kind {
         0 => REGION_AT + random.pick(&HEADS),
         1 => entry_at(random.below(4)),
         2 => entry_at(random.below(4)) + 16,
+        // The lists of retired buffers, and the words that say when they are reused.
+        3 => head_at(BY.retires.slot, random.pick(&Retirees::ALL)),
+        4 => random.pick(&EPOCHS),
         // The state of one of a segment's first buffers.
         _ => (random.pick(taken) & !((1 << 20) - 1)) + random.below(4) * 16,
     };
@@ -144,6 +168,12 @@ fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) 
                 word[4..8].copy_from_slice(&random.pick(&[0, 3, 14, 15, 16, u32::MAX]).to_le_bytes());
             }
             2 => word = link(random).to_le_bytes().to_vec(),
+            // A link to a buffer, with any mark.
+            3 => {
+                word[..6].copy_from_slice(&link(random).to_le_bytes()[..6]);
+                word[6..8].copy_from_slice(&random.pick(&[0, 1, 3, 4, u16::MAX]).to_le_bytes());
+            }
+            4 => word = random.pick(&[0, 1, 2, u64::from(SESSIONS_MAX), u64::MAX]).to_le_bytes().to_vec(),
             _ => {
                 word[..6].copy_from_slice(&link(random).to_le_bytes()[..6]);
                 word[6..8].copy_from_slice(&[random.below(5) as u8, 0]);
@@ -233,10 +263,10 @@ fn counters_that_a_peer_set_to_the_maximum_wrap() {
     grant(&memory, 0, 1, Supply::Quota);
     let taken = [(); 2].map(|()| take(&memory, 1, class, Supply::Quota, 5));
     let (arena, session) = (Arena::of(&memory), SessionId { slot: 0, number: 5 });
-    memory.poke(turn_at(0) + 64 + 8, &[0xff; 8]);
+    memory.poke(head_at(0, Retirees::Node) + 8, &[0xff; 8]);
     let Ok(retired) = arena.retire(session, 1, taken[0]);
-    let Ok(first) = arena.take_retired(0);
-    assert!(retired && first == taken[0]);
+    let Ok(first) = arena.take_retired(0, Retirees::Node);
+    assert!(retired == Some(Retirees::Node) && first == taken[0]);
     memory.poke(REGION_AT + HEADS[5], &[0xff; 8]);
     give(&memory, taken[1]);
     memory.poke(REGION_AT + HEADS[5], &[0xff; 8]);

@@ -6,6 +6,7 @@ use crate::support::{Bytes, assign, free_list, give, grant, key, open, revoke, t
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::Stage;
@@ -316,7 +317,7 @@ fn state_of(memory: &Bytes, at: u64) -> (Stage, u32) {
 /// Takes all buffers off the session's retired list, and returns their addresses.
 fn retired(memory: &Bytes) -> BTreeSet<u64> {
     let arena = Arena::of(memory);
-    let Ok(mut next) = arena.take_retired(BY.retires.slot);
+    let Ok(mut next) = arena.take_retired(BY.retires.slot, Retirees::Node);
     let mut all = BTreeSet::new();
     while next != 0 {
         assert!(all.insert(next), "the list has a cycle");
@@ -480,8 +481,8 @@ fn a_reserved_buffer_retired_by_another_is_on_one_list_only() {
             if done == moment && retired.is_none() {
                 let arena = Arena::of(memory);
                 let Ok(Some((buffer, _))) = arena.buffer_state(1, 0) else { return };
-                let Ok(done) = arena.retire(other, 1, buffer.at);
-                retired = done.then_some(buffer.at);
+                let Ok(joined) = arena.retire(other, 1, buffer.at);
+                retired = joined.map(|_| buffer.at);
             }
         };
         let mut buf = ChainBuf::new();
@@ -500,7 +501,7 @@ fn a_reserved_buffer_retired_by_another_is_on_one_list_only() {
         let arena = Arena::of(&memory);
         let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("it is a buffer") };
         let Ok(state) = arena.state(&buffer);
-        let Ok(first_retired) = arena.take_retired(other.slot);
+        let Ok(first_retired) = arena.take_retired(other.slot, Retirees::Node);
         assert_eq!(first_retired, at);
         let free = free_list(&memory, 1, class());
         assert_eq!(state.stage, Stage::Retired, "retired before access {moment}, and freed as well");

@@ -1,11 +1,13 @@
 //! Draws ops of every shape on a small prepared node, and runs them three ways: as built, as decoded from bytes, and by
 //! the model. All three runs must agree on every status, every output, and every byte of memory afterwards.
 
+use super::lists::head_at;
 use super::model::{Model, OpSpec, Right, SEGMENT, Verb, Why, class_size};
 use super::{Bytes, PAGE, assign, free_list, give, grant, open, secret, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::{SessionId, counters_at};
 use farside_remote::arena::state::Stage;
@@ -317,9 +319,9 @@ impl Comparison {
     }
 }
 
-/// Returns the first buffer on the retired list.
+/// Returns the first buffer on the list of retired buffers that are for the node. The regions permit no reuse.
 fn retired_head(memory: &Bytes) -> u64 {
-    let word = memory.peek(counters_at(BY.retires.slot) - 64, 8);
+    let word = memory.peek(head_at(BY.retires.slot, Retirees::Node), 8);
     u64::from_le_bytes(word.try_into().expect("eight bytes")) & ((1 << 48) - 1)
 }
 

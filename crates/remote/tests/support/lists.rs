@@ -2,15 +2,19 @@
 //! first client may die before its n-th access, or be stopped there until all others are done.
 //!
 //! Invariant: at the end every buffer is free once, never used, or owned by the dead client; none is lost.
+//! Invariant: a client takes a buffer that it retired only when the turns have ended that were in progress when the
+//! client let the buffer go.
+//! Invariant: at the end of a client's turn, each buffer on its lists is RETIRED, owned by the client and on one list.
 
 use super::{Bytes, assign, free_list, grant, open, take};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::{Empty, Supply};
+use farside_remote::arena::reuse::Retirees;
 use farside_remote::arena::segment::Use;
-use farside_remote::arena::session::SessionId;
-use farside_remote::arena::state::{Stage, State};
-use farside_remote::arena::{Arena, Geometry};
-use farside_remote::{Key, Memory, Rights, Width};
+use farside_remote::arena::session::{SessionId, epoch_at, turn_at};
+use farside_remote::arena::state::{Stage, State, owner};
+use farside_remote::arena::{Arena, Geometry, header};
+use farside_remote::{By, Key, Memory, Rights, Width};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner};
@@ -47,9 +51,36 @@ struct Shared {
     others_are_done: (Mutex<bool>, Condvar),
     /// Session number of the client that holds each buffer, by the buffer's address.
     held: std::sync::Mutex<BTreeMap<u64, u32>>,
-    /// Number of schedules in which the first client met its fate.
-    struck: Arc<AtomicU64>,
+    /// Whether clients take the buffers that they retired.
+    reuses: bool,
+    reuse: std::sync::Mutex<Reuse>,
+    figures: Arc<Figures>,
 }
+
+/// The test's ledger of turns and of retired buffers.
+#[derive(Default)]
+struct Reuse {
+    /// The clients' turns, by slot.
+    turns: [u64; 3],
+    /// The slots and turns that were in progress when a client let a buffer go, by the buffer's address.
+    let_go: BTreeMap<u64, Vec<(usize, u64)>>,
+    /// Whether the node has ended reuse.
+    is_over: bool,
+    /// The buffers that the node has taken and not freed.
+    taken_over: Vec<u64>,
+}
+
+/// Totals of a scenario's runs over all schedules.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    /// Number of schedules in which the first client met its fate.
+    pub(crate) struck: AtomicU64,
+    /// Number of times that a client took a buffer which it had retired.
+    pub(crate) reused: AtomicU64,
+}
+
+/// Slots of sessions, each with a turn.
+type Turns = Vec<(u32, u64)>;
 
 /// One client of the shared memory.
 struct Client {
@@ -60,15 +91,19 @@ struct Client {
 }
 
 impl Client {
+    fn new(shared: &Arc<Shared>, session: SessionId, fate: Fate) -> Client {
+        Client { shared: Arc::clone(shared), session, fate, made: Cell::new(0) }
+    }
+
     fn step(&self) -> Result<(), Died> {
         let now = self.made.replace(self.made.get() + 1);
         match self.fate {
             Fate::Dies(at) if now >= at => {
-                self.shared.struck.fetch_add(u64::from(now == at), Ordering::Relaxed);
+                self.shared.figures.struck.fetch_add(u64::from(now == at), Ordering::Relaxed);
                 return Err(Died);
             }
             Fate::Stops(at) if now == at => {
-                self.shared.struck.fetch_add(1, Ordering::Relaxed);
+                self.shared.figures.struck.fetch_add(1, Ordering::Relaxed);
                 let (done, changed) = &self.shared.others_are_done;
                 let mut done = done.lock().expect("no thread panics while holding it");
                 while !*done {
@@ -83,6 +118,12 @@ impl Client {
 
     fn take(&self, class: u8) -> Result<Option<u64>, Died> {
         let class = Class::get(class).expect("a class");
+        if self.shared.reuses
+            && let Some(at) = Arena::of(self).reuse(By::itself(self.session), REGION, class)?
+        {
+            self.note_reused(at);
+            return Ok(Some(at));
+        }
         match Arena::of(self).take(REGION, class, Supply::Quota, self.session.number)? {
             Ok(at) => {
                 let before = self.held().insert(at, self.session.number);
@@ -103,14 +144,113 @@ impl Client {
 
     fn retire(&self, at: u64) -> Result<(), Died> {
         self.let_go(at);
-        assert!(Arena::of(self).retire(self.session, REGION, at)?, "a held buffer can be retired");
+        let joined = Arena::of(self).retire(self.session, REGION, at)?;
+        let is_expected = match joined {
+            Some(list) => list == Retirees::Node || self.shared.reuses && list == Retirees::Gathering,
+            None => false,
+        };
+        assert!(is_expected, "a held buffer can be retired: {joined:?}");
+        Ok(())
+    }
+
+    fn note_reused(&self, at: u64) {
+        let before = self.held().insert(at, self.session.number);
+        assert_eq!(before, None, "{at:#x} is held by two");
+        let mut ledger = self.ledger();
+        assert!(!ledger.is_over, "{at:#x} is reused after the end of reuse");
+        let during = ledger.let_go.remove(&at).expect("a client has let it go");
+        let is_reached = during.iter().any(|&(slot, turn)| ledger.turns[slot] == turn);
+        assert!(!is_reached, "{at:#x} is reused while a chain may reach it: {during:?}");
+        self.shared.figures.reused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Performs `what` in a turn of the client.
+    fn in_turn(&self, what: impl FnOnce(&Client) -> Result<(), Died>) -> Result<(), Died> {
+        let slot = self.session.slot;
+        let turn = self.ledger().turns[slot as usize] + 1;
+        let epoch = self.load(header::EPOCH_AT, Width::W8)? as u64;
+        self.write(epoch_at(slot), &epoch.to_le_bytes())?;
+        self.write(turn_at(slot), &turn.to_le_bytes())?; // All accesses here have one order, so no fence is needed.
+        self.ledger().turns[slot as usize] = turn;
+        what(self)?;
+        self.check_lists();
+        self.write(turn_at(slot), &(turn + 1).to_le_bytes())?;
+        self.ledger().turns[slot as usize] = turn + 1;
+        Ok(())
+    }
+
+    /// Checks the buffers on the client's lists. No other client runs in the meantime.
+    fn check_lists(&self) {
+        let (bytes, mut listed) = (&self.shared.bytes, BTreeSet::new());
+        for list in Retirees::ALL {
+            let mut next = first_of(bytes, self.session.slot, list);
+            while next != 0 {
+                let Ok(Some((_, buffer))) = Arena::of(bytes).buffer_at(next) else {
+                    panic!("{next:#x} is no buffer")
+                };
+                let Ok(state) = Arena::of(bytes).state(&buffer);
+                let is_own = (state.stage, state.owner) == (Stage::Retired, self.session.number);
+                assert!(is_own, "{next:#x} is on {list:?} as {state:?}");
+                assert!(listed.insert(next), "{next:#x} is on two lists");
+                next = state.next;
+            }
+        }
+    }
+
+    /// Takes the buffers of lists of a session as the node does, in this order.
+    fn take_over(&self, slot: u32, lists: &[Retirees]) -> Result<(), Died> {
+        let arena = Arena::of(self);
+        for &list in lists {
+            let mut next = arena.take_retired(slot, list)?;
+            while next != 0 {
+                let (_, buffer) = arena.buffer_at(next)?.expect("a retired address is a buffer");
+                let state = arena.state(&buffer)?;
+                if state.owner == owner::NODE {
+                    break; // The session was moving the buffers from the list before.
+                }
+                assert_eq!((state.stage, state.owner), (Stage::Retired, slot + 1), "{list:?}");
+                let is_taken = arena.exchange_state(&buffer, state, State { owner: owner::NODE, ..state })?;
+                assert!(is_taken, "no other process changes the state of a retired buffer");
+                self.ledger().taken_over.push(next);
+                next = state.next;
+            }
+        }
+        Ok(())
+    }
+
+    /// The turns of the sessions that are in one.
+    fn turns(&self) -> Result<Turns, Died> {
+        let mut turns = Vec::new();
+        for slot in 0..2 {
+            turns.push((slot, Arena::of(self).turn(slot)?));
+        }
+        turns.retain(|(_, turn)| turn % 2 == 1);
+        Ok(turns)
+    }
+
+    fn have_ended(&self, turns: &[(u32, u64)]) -> Result<bool, Died> {
+        for &(slot, turn) in turns {
+            if Arena::of(self).turn(slot)? == turn {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Frees these buffers, which the node has taken.
+    fn free(&self, taken: Vec<u64>) -> Result<(), Died> {
+        let arena = Arena::of(self);
+        for at in taken {
+            let (region, buffer) = arena.buffer_at(at)?.expect("a retired address is a buffer");
+            arena.give(region, &buffer)?;
+        }
         Ok(())
     }
 
     /// Frees a session's retired buffers as the node does, without a grace period, which no test here needs.
     fn repost(&self, slot: u32) -> Result<(), Died> {
         let arena = Arena::of(self);
-        let mut next = arena.take_retired(slot)?;
+        let mut next = arena.take_retired(slot, Retirees::Node)?;
         while next != 0 {
             let (region, buffer) = arena.buffer_at(next)?.expect("a retired address is a buffer");
             let state = arena.state(&buffer)?;
@@ -123,11 +263,29 @@ impl Client {
 
     fn let_go(&self, at: u64) {
         assert_eq!(self.held().remove(&at), Some(self.session.number), "{at:#x} has another owner");
+        let mut ledger = self.ledger();
+        let turns = ledger.turns.into_iter().enumerate().filter(|(_, turn)| turn % 2 == 1).collect();
+        ledger.let_go.insert(at, turns);
+    }
+
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Reuse> {
+        self.shared.reuse.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, u32>> {
         self.shared.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// The first buffer on a session's list; 0 if the list is empty.
+fn first_of(bytes: &Bytes, slot: u32, list: Retirees) -> u64 {
+    let head = bytes.peek(head_at(slot, list), 8);
+    u64::from_le_bytes(head.try_into().expect("eight bytes")) & ((1 << 48) - 1)
+}
+
+/// Address of the head of one of a session's lists of retired buffers.
+pub(crate) const fn head_at(slot: u32, list: Retirees) -> u64 {
+    turn_at(slot) + 64 + 16 * list as u64
 }
 
 fn completed<T>(answer: Result<T, std::convert::Infallible>) -> Result<T, Died> {
@@ -180,13 +338,27 @@ pub(crate) struct Scenario {
     free: usize,
     /// Number of never-used buffers in the large class's segment.
     unused: u32,
+    /// Whether sessions reuse the buffers that they retire.
+    pub(crate) reuses: bool,
+    /// Maximum number of buffers that the first client holds.
+    holds: usize,
     /// The clients' scripts. The fate strikes the client of the first script.
     scripts: &'static [Script],
 }
 
-pub(crate) const SCENARIOS: [Scenario; 6] = [CHURN, REUSE, GROWTH, GRANTING, RETIREMENT, MARKING];
+pub(crate) const SCENARIOS: [Scenario; 9] =
+    [CHURN, REUSE, GROWTH, GRANTING, RETIREMENT, MARKING, RETAKING, RECALLING, CROWDING];
 
-const EMPTY: Scenario = Scenario { name: "", granted: 0, granted_later: 0, free: 0, unused: 0, scripts: &[] };
+const EMPTY: Scenario = Scenario {
+    name: "",
+    granted: 0,
+    granted_later: 0,
+    free: 0,
+    unused: 0,
+    reuses: false,
+    holds: 2,
+    scripts: &[],
+};
 
 /// Clients take and give buffers of a short list.
 const CHURN: Scenario = Scenario {
@@ -226,6 +398,38 @@ const RETIREMENT: Scenario = Scenario {
 /// A scan marks live buffers as suspect while they are freed.
 const MARKING: Scenario =
     Scenario { name: "marking", free: 2, scripts: &[take_and_give, take_and_give, mark_suspects], ..EMPTY };
+
+/// Clients take the buffers that they retired, while the node takes the lists of these buffers.
+const RETAKING: Scenario = Scenario {
+    name: "retaking",
+    free: 8,
+    unused: 2,
+    reuses: true,
+    scripts: &[replace_in_turns, replace_in_turns, take_all_lists],
+    ..EMPTY
+};
+
+/// Clients take the buffers that they retired, while the node ends and begins reuse.
+const RECALLING: Scenario = Scenario {
+    name: "recalling",
+    free: 8,
+    unused: 2,
+    reuses: true,
+    scripts: &[replace_in_turns, replace_in_turns, end_and_begin_reuse],
+    ..EMPTY
+};
+
+/// A client retires more buffers than it keeps, and wants others than it has kept.
+const CROWDING: Scenario = Scenario {
+    name: "crowding",
+    granted: 1,
+    free: 13,
+    unused: 2,
+    reuses: true,
+    holds: 12,
+    scripts: &[crowd, replace_in_turns, take_all_lists],
+    ..EMPTY
+};
 
 fn take_and_give(client: &Client) -> Result<(), Died> {
     for _ in 0..2 {
@@ -289,6 +493,95 @@ fn repost_now_and_then(client: &Client) -> Result<(), Died> {
     Ok(())
 }
 
+/// Replaces the buffer that the client holds, again and again: enough turns that what it retires in the first ones is
+/// past its grace.
+fn replace_in_turns(client: &Client) -> Result<(), Died> {
+    let mut held = None;
+    for _ in 0..6 {
+        client.in_turn(|client| {
+            let new = client.take(LARGE)?;
+            if let Some(old) = std::mem::replace(&mut held, new) {
+                client.retire(old)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn crowd(client: &Client) -> Result<(), Died> {
+    let mut held = Vec::new();
+    client.in_turn(|client| {
+        for _ in 0..11 {
+            held.extend(client.take(LARGE)?);
+        }
+        Ok(())
+    })?;
+    let mut medium = None;
+    for round in 0..7 {
+        client.in_turn(|client| {
+            // A client that has no room for more keeps no buffers of a class that it does not want.
+            if round % 2 == 1 {
+                medium = match medium {
+                    None => client.take(MEDIUM)?,
+                    Some(_) => medium,
+                };
+            } else if let Some(at) = client.take(LARGE)? {
+                held.push(at);
+            }
+            for _ in 0..if round < 5 { 3 } else { 0 } {
+                if let Some(at) = held.pop() {
+                    client.retire(at)?;
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Takes all lists in turn, and frees their buffers once no session moves them any more.
+fn take_all_lists(client: &Client) -> Result<(), Died> {
+    let mut waiting: Option<(Vec<u64>, Turns)> = None;
+    for _ in 0..3 {
+        for slot in 0..2 {
+            client.take_over(slot, &Retirees::ALL)?;
+        }
+        if let Some((taken, turns)) = waiting.take() {
+            if client.have_ended(&turns)? {
+                client.free(taken)?;
+            } else {
+                waiting = Some((taken, turns));
+            }
+        }
+        if waiting.is_none() {
+            let taken = std::mem::take(&mut client.ledger().taken_over);
+            waiting = Some((taken, client.turns()?));
+        }
+    }
+    client.ledger().taken_over.extend(waiting.map_or(Vec::new(), |(taken, _)| taken));
+    Ok(())
+}
+
+fn end_and_begin_reuse(client: &Client) -> Result<(), Died> {
+    let arena = Arena::of(client);
+    for _ in 0..2 {
+        arena.set_reuse(REGION, false)?;
+        let turns = client.turns()?;
+        for _ in 0..8 {
+            client.take_over(0, &[Retirees::Node])?;
+            if client.have_ended(&turns)? {
+                client.ledger().is_over = true;
+                break;
+            }
+        }
+        client.take_over(1, &[Retirees::Node])?;
+        client.ledger().is_over = false;
+        arena.set_reuse(REGION, true)?;
+    }
+    Ok(())
+}
+
 fn mark_suspects(client: &Client) -> Result<(), Died> {
     let arena = Arena::of(client);
     for _ in 0..2 {
@@ -304,22 +597,26 @@ fn mark_suspects(client: &Client) -> Result<(), Died> {
 
 impl Scenario {
     /// Runs the scenario once, within a scheduler.
-    fn play(self, fate: Fate, struck: &Arc<AtomicU64>) {
+    fn play(self, fate: Fate, figures: &Arc<Figures>) {
         let bytes = self.furnish();
         let shared = Arc::new(Shared {
             held: std::sync::Mutex::default(),
             steps: Default::default(),
             others_are_done: (Mutex::new(false), Condvar::new()),
-            struck: struck.clone(),
+            reuses: self.reuses,
+            reuse: std::sync::Mutex::default(),
+            figures: figures.clone(),
             bytes,
         });
         // Buffers that were taken during the setup stay taken.
-        let kept: BTreeSet<u64> = self.states(&shared.bytes).into_keys().collect();
+        let mut kept = self.states(&shared.bytes);
+        kept.retain(|_, state| state.stage == Stage::Live);
+        let kept: BTreeSet<u64> = kept.into_keys().collect();
         let threads: Vec<_> = (self.scripts.iter().zip(0..))
             .map(|(&script, slot)| {
                 let fate = if slot == 0 { fate } else { Fate::Lives };
                 let session = SessionId { slot, number: slot + 1 };
-                let client = Client { shared: shared.clone(), session, fate, made: Cell::new(0) };
+                let client = Client::new(&shared, session, fate);
                 shuttle::thread::spawn(move || script(&client).is_err())
             })
             .collect();
@@ -350,7 +647,9 @@ impl Scenario {
         assign(&bytes, 5, REGION, Use::Table);
         for slot in 0..3 {
             let Ok(()) = Arena::of(&bytes).open_session(SessionId { slot, number: slot + 1 }, 1, 1);
+            let Ok(()) = Arena::of(&bytes).count_slot(slot);
         }
+        let Ok(()) = Arena::of(&bytes).set_reuse(REGION, self.reuses);
         bytes
     }
 
@@ -358,8 +657,10 @@ impl Scenario {
     /// accounted for.
     fn audit(self, shared: &Arc<Shared>, kept: &BTreeSet<u64>, dead: Option<u32>) {
         let session = SessionId { slot: 9, number: AUDITOR };
-        let node = Client { shared: shared.clone(), session, fate: Fate::Lives, made: Cell::new(0) };
-        (0..3).for_each(|slot| node.repost(slot).expect("the node lives"));
+        let node = Client::new(shared, session, Fate::Lives);
+        (0..3).for_each(|slot| node.take_over(slot, &Retirees::ALL).expect("the node lives"));
+        let taken = std::mem::take(&mut node.ledger().taken_over);
+        node.free(taken).expect("the node lives");
         let bytes = &shared.bytes;
         let held: BTreeMap<u64, u32> = node.held().clone();
 
@@ -381,6 +682,7 @@ impl Scenario {
             let known =
                 kept.contains(&at) || held.get(&at) == Some(&state.owner) || dead == Some(state.owner);
             assert!(known, "{at:#x} is lost as {state:?}");
+            assert!(matches!(state.stage, Stage::Live | Stage::Retired), "{at:#x} is {state:?}");
         }
         assert!(free.is_empty(), "every buffer on a list is free");
         for at in held.keys() {
@@ -391,7 +693,8 @@ impl Scenario {
         }
 
         let of_the_dead = live.values().filter(|state| dead == Some(state.owner)).count();
-        assert!(of_the_dead <= 2, "the dead client held at most two buffers, and owns {of_the_dead}");
+        let holds = self.holds;
+        assert!(of_the_dead <= holds, "the dead client held at most {holds} buffers, and owns {of_the_dead}");
 
         // No buffer is lost: all buffers that no client holds can be taken, segment by segment.
         let in_hands = live.values().filter(|state| state.stage != Stage::Free).count();
@@ -426,19 +729,18 @@ impl Scenario {
         states
     }
 
-    /// Plays under `iterations` random schedules, and under as many with a few priority changes. Returns the number of
-    /// schedules in which the fate struck.
-    pub(crate) fn explore(self, fate: Fate, seed: u64, iterations: usize) -> u64 {
-        let struck = Arc::new(AtomicU64::new(0));
+    /// Plays under `iterations` random schedules, and under as many with a few priority changes.
+    pub(crate) fn explore(self, fate: Fate, seed: u64, iterations: usize) -> Figures {
+        let figures = Arc::new(Figures::default());
         let mut config = Config::new();
         config.max_steps = MaxSteps::FailAfter(50_000);
         config.silence_warnings = true;
-        let play = |struck: Arc<AtomicU64>| move || self.play(fate, &struck);
+        let play = |figures: Arc<Figures>| move || self.play(fate, &figures);
         let random = RandomScheduler::new_from_seed(seed, iterations);
-        Runner::new(random, config.clone()).run(play(struck.clone()));
+        Runner::new(random, config.clone()).run(play(figures.clone()));
         let priorities = PctScheduler::new_from_seed(seed, 4, iterations);
-        Runner::new(priorities, config).run(play(struck.clone()));
-        struck.load(Ordering::Relaxed)
+        Runner::new(priorities, config).run(play(figures.clone()));
+        Arc::into_inner(figures).expect("all runs have finished")
     }
 
     /// Explores with the fate at every access of the first client. Returns the number of accesses, and the number of
@@ -446,7 +748,7 @@ impl Scenario {
     pub(crate) fn explore_all(self, fate: fn(u64) -> Fate, seed: u64, iterations: usize) -> (u64, u64) {
         let mut total = 0;
         for at in 0.. {
-            let struck = self.explore(fate(at), seed ^ at, iterations);
+            let struck = self.explore(fate(at), seed ^ at, iterations).struck.into_inner();
             if struck == 0 {
                 return (at, total);
             }

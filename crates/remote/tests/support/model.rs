@@ -7,6 +7,7 @@
 
 use super::PAGE;
 use farside_remote::Status;
+use farside_remote::arena::header;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const SEGMENT: u64 = 1 << 20;
@@ -249,6 +250,8 @@ impl Model {
                 Some(at) => reserved.push(Some(at)),
                 None => {
                     reserved.into_iter().flatten().for_each(|at| self.book.give(at));
+                    self.bytes[header::NEEDED_AT as usize] = 1;
+                    self.touched.insert(header::NEEDED_AT / PAGE);
                     return vec![(Status::NotReady, Vec::new()); specs.len()];
                 }
             }

@@ -11,8 +11,8 @@ use crate::node::{Letter, Node, OneShot, Serving};
 use crate::world::{Bell, MICROS, ProcessId, Turnstile, World, nanos, within};
 use farside_fabrics::mutants;
 use farside_node::identity::Sender;
-use farside_remote::arena::Arena;
-use farside_remote::arena::session::{SessionId, fenced_at, turn_at};
+use farside_remote::arena::session::{SessionId, epoch_at, fenced_at, turn_at};
+use farside_remote::arena::{Arena, header};
 use farside_remote::control::Ask;
 use farside_remote::fabric::{DEADLINE, FENCED, Ran, ServiceId};
 use farside_remote::{Addr, By, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status, Width};
@@ -176,7 +176,10 @@ impl Direct {
 
     fn publish(&self) {
         self.turn.set(self.turn.get() + 1);
-        self.serving.bytes().poke(turn_at(self.session.slot), &self.turn.get().to_le_bytes());
+        let bytes = self.serving.bytes();
+        let epoch = bytes.load(header::EPOCH_AT, Width::W8) as u64;
+        bytes.poke(epoch_at(self.session.slot), &epoch.to_le_bytes());
+        bytes.poke(turn_at(self.session.slot), &self.turn.get().to_le_bytes());
     }
 
     /// Ends each turn of the session once the task that ran a chain has reached its next await.

@@ -15,13 +15,13 @@ use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Reques
 use farside_node::engine::{Guarded, Keys};
 use farside_node::served::{Begun, Calling, Served};
 use farside_node::turn::{self, Serves};
-use farside_remote::arena::Arena;
-use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::arena::session::{SessionId, epoch_at, turn_at};
+use farside_remote::arena::{Arena, header};
 use farside_remote::clock::Clock;
 use farside_remote::control::Answer;
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Work as ServiceWork, addressed};
-use farside_remote::{Addr, By, Reply, Rights, Status};
+use farside_remote::{Addr, By, Reply, Rights, Status, Width};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -270,7 +270,10 @@ impl Engine {
 
     fn publish(&mut self, session: SessionId, turn: u64) {
         self.turn = turn;
-        self.serving.bytes().poke(turn_at(session.slot), &turn.to_le_bytes());
+        let bytes = self.serving.bytes();
+        let epoch = bytes.load(header::EPOCH_AT, Width::W8) as u64;
+        bytes.poke(epoch_at(session.slot), &epoch.to_le_bytes());
+        bytes.poke(turn_at(session.slot), &turn.to_le_bytes());
     }
 
     async fn carry_out(&mut self, work: Work, session: SessionId) {

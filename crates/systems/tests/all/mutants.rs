@@ -4,6 +4,7 @@ use crate::chequer_steps;
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
 use farside_node::mutants::{BOTH_DECISIONS, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
+use farside_remote::mutants::{EPOCH_IGNORES_TURNS, REUSED_AT_ONCE};
 use farside_systems::blocks::abd_lock::mutants as abd_lock;
 use farside_systems::blocks::prism_rs::mutants as prism_rs;
 use farside_systems::kv::chequer::mutants as chequer;
@@ -16,11 +17,14 @@ use std::time::Duration;
 fn a_buffer_reused_without_grace_period_is_read_as_poison() {
     let sound = poison::play(Duration::from_secs(1), || ());
     assert!(sound.is_ok(), "{sound:?}");
-    // The run ends as soon as a client reads poison, on an idle machine after a few seconds.
-    let broken = poison::play(Duration::from_secs(180), || Mutant::switch(Some(REPOST_AT_ONCE)));
-    let found = broken.expect_err("RepostAtOnce lives");
-    println!("RepostAtOnce: killed, for {found}");
-    println!("1 of 1 mutants were killed");
+    let mutants = [REPOST_AT_ONCE, REUSED_AT_ONCE, EPOCH_IGNORES_TURNS];
+    for mutant in mutants {
+        // The run ends as soon as a client reads poison, on an idle machine after a few seconds.
+        let broken = poison::play(Duration::from_secs(180), || Mutant::switch(Some(mutant)));
+        let found = broken.expect_err("the mutant lives");
+        println!("{mutant:?}: killed, for {found}");
+    }
+    println!("{0} of {0} mutants were killed", mutants.len());
 }
 
 #[test]

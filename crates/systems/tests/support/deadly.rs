@@ -49,13 +49,24 @@ pub(crate) enum Access {
     /// the session read the list's head.
     RetireLink,
     RetireListHead,
+    /// Read of whether sessions reuse buffers in the region.
+    ReadReuse,
+    /// Read of the memory's epoch, or of the number of slots.
+    ReadEpoch,
+    AdvanceEpoch,
+    /// Access that moves a list of retired buffers: it begins at the next place, then ends at the former one.
+    MoveList,
+    /// Access that takes a retired buffer from this session's own list.
+    ReuseDecide,
+    /// Access that makes a retired buffer LIVE.
+    ReuseMakeLive,
     WriteCounters,
     Other,
 }
 
 impl Access {
     /// Accesses that every client makes sooner or later by puts, deletes and large puts.
-    pub(crate) const ALL: [Access; 21] = [
+    pub(crate) const ALL: [Access; 27] = [
         Access::ReadSecret,
         Access::ReadSlot,
         Access::ReadItem,
@@ -76,6 +87,12 @@ impl Access {
         Access::SwingSlot,
         Access::RetireMark,
         Access::RetireListHead,
+        Access::ReadReuse,
+        Access::ReadEpoch,
+        Access::AdvanceEpoch,
+        Access::MoveList,
+        Access::ReuseDecide,
+        Access::ReuseMakeLive,
         Access::WriteCounters,
     ];
 }
@@ -132,11 +149,18 @@ fn classify(memory: &Mapping, at: u64, made: &Made<'_>) -> Access {
     let sessions_at = turn_at(0) - 64;
     let segments_at = sessions_at + u64::from(SESSIONS_MAX) * (turn_at(1) - turn_at(0));
     match at {
+        _ if at < 4096 => match made {
+            Made::Read => Access::ReadEpoch,
+            Made::Write(_) => Access::Other,
+            Made::Exchange { .. } => Access::AdvanceEpoch,
+        },
         _ if at < sessions_at => region_record((at - 4096) % 4096, made),
         _ if at < segments_at => match made {
             Made::Read => Access::ReadSession,
             Made::Write(_) => Access::WriteCounters,
-            Made::Exchange { .. } => Access::RetireListHead,
+            Made::Exchange { old, new } => {
+                list_head((at - sessions_at) % (turn_at(1) - turn_at(0)), *old, *new)
+            }
         },
         _ => match memory.geometry().segment_of(at) {
             None => segment_entry(made),
@@ -168,6 +192,7 @@ fn data(memory: &Mapping, index: u32, at: u64, made: &Made<'_>) -> Access {
         Made::Read => Access::ReadState,
         Made::Write(_) => Access::Other,
         Made::Exchange { old, new } => match (State::unpack(*old).stage, State::unpack(*new).stage) {
+            (Stage::Retired, Stage::Live) => Access::ReuseMakeLive,
             (_, Stage::Live) => Access::TakeMakeLive,
             (Stage::Live, Stage::Retired) => Access::RetireMark,
             (Stage::Retired, Stage::Retired) => Access::RetireLink,
@@ -176,11 +201,25 @@ fn data(memory: &Mapping, index: u32, at: u64, made: &Made<'_>) -> Access {
     }
 }
 
+/// Classifies an exchange of the head of one of a session's lists, whose layout is in `arena::session`.
+fn list_head(offset: u64, old: u128, new: u128) -> Access {
+    const GATHERING: u64 = 128;
+    const READY: u64 = 160;
+    const NODE: u64 = 176;
+    let has_first = |head: u128| head as u64 & ((1 << 48) - 1) != 0;
+    match offset {
+        GATHERING | NODE if has_first(new) => Access::RetireListHead,
+        READY if has_first(old) => Access::ReuseDecide,
+        _ => Access::MoveList,
+    }
+}
+
 /// Classifies an access to a region's record, whose layout is in `arena::lists`.
 fn region_record(offset: u64, made: &Made<'_>) -> Access {
     let phase = |new: &u128| new & 0xf;
     match (offset, made) {
         (0, Made::Read) => Access::ReadSecret,
+        (8, Made::Read) => Access::ReadReuse,
         (_, Made::Read) => Access::ReadListHead,
         (64 | 80, Made::Exchange { new, .. }) if phase(new) != 0 => Access::RefillDecide,
         (64 | 80, Made::Exchange { .. }) => Access::RefillFinish,

@@ -1,5 +1,6 @@
 //! A node that overwrites every buffer with poison before it frees the buffer, with clients that put and clients that
-//! get. A client that reads poison has followed a pointer into a free buffer.
+//! get. Clients that put also overwrite every buffer before they reuse it. A client that reads poison has followed a
+//! pointer into such a buffer.
 
 use super::observed::{Made, Observed, Observer};
 use farside_fabrics::direct::{Control, Direct};
@@ -10,6 +11,7 @@ use farside_fabrics::runner::Runs;
 use farside_node::{Node, NodeMemory, Progress};
 use farside_remote::arena::REGIONS_MAX;
 use farside_remote::arena::session::SessionId;
+use farside_remote::arena::state::{Stage, State};
 use farside_remote::control::{Ask, NodeInfo};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, Memory, NodeId, clock::Clock};
@@ -31,21 +33,23 @@ const KEYS: u32 = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) poisoned: u64,
+    pub(crate) reused: u64,
     pub(crate) puts: u64,
     pub(crate) gets: u64,
     pub(crate) slow_gets: u64,
 }
 
 /// Runs clients and the node for the time `during`: clients put and get, and the node reclaims buffers. `begin` runs
-/// first on the node's thread.
+/// first on the threads of the node and of the clients that put.
 ///
 /// # Errors
 /// An operation failed, or a get returned bytes that no client put.
-pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figures, String> {
+pub(crate) fn play(during: Duration, begin: impl Fn() + Sync) -> Result<Figures, String> {
     let home = Arc::new(Home::new());
     let node: Arc<dyn LocalNode> = Arc::clone(&home) as _;
     let (stop, puts, gets, slow_gets) =
         (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let reused = Arc::new(AtomicU64::new(0));
     let found = Mutex::new(None);
     let note = |what: String| {
         found.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
@@ -57,9 +61,10 @@ pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figu
             home.tend(&stop);
         });
         for writer in 0..2 {
-            let (node, stop, puts, note) = (&node, &stop, &puts, &note);
+            let (home, reused, stop, puts, note, begin) = (&home, &reused, &stop, &puts, &note, &begin);
             scope.spawn(move || {
-                let endpoint = Rc::new(local::connect(node, NodeId(0)).expect("a session"));
+                begin();
+                let endpoint = Rc::new(home.endpoint(PoisoningReuse(Arc::clone(reused))));
                 put_all(&endpoint, writer, stop, puts).unwrap_or_else(note);
             });
         }
@@ -68,7 +73,7 @@ pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figu
             get_all(&endpoint, &stop, &gets).unwrap_or_else(note);
         });
         scope.spawn(|| {
-            let endpoint = Rc::new(home.slow_endpoint());
+            let endpoint = Rc::new(home.endpoint(Slow::default()));
             get_all(&endpoint, &stop, &slow_gets).unwrap_or_else(note);
         });
         let since = Instant::now();
@@ -81,6 +86,7 @@ pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figu
         Some(what) => Err(what),
         None => Ok(Figures {
             poisoned: home.memory.observer.0.load(Ordering::Relaxed),
+            reused: reused.load(Ordering::Relaxed),
             puts: puts.into_inner(),
             gets: gets.into_inner(),
             slow_gets: slow_gets.into_inner(),
@@ -212,10 +218,10 @@ impl Home {
         }
     }
 
-    /// Creates an endpoint that pauses in the middle of chains.
-    fn slow_endpoint(self: &Arc<Self>) -> Direct<Observed<Slow>> {
+    /// Creates an endpoint whose accesses `observer` sees.
+    fn endpoint<O: Observer>(self: &Arc<Self>, observer: O) -> Direct<Observed<O>> {
         let session = self.open_session().expect("a session is free");
-        let memory = Observed { mapping: Arc::clone(&self.memory.mapping), observer: Slow::default() };
+        let memory = Observed { mapping: Arc::clone(&self.memory.mapping), observer };
         let control = Box::new(Calls { home: Arc::clone(self), session });
         Direct::new(memory, control, Arc::new(AtomicBool::new(false)), NodeId(0), session)
     }
@@ -267,6 +273,28 @@ impl Control for Calls {
 impl Drop for Calls {
     fn drop(&mut self) {
         self.home.close_session(self.session);
+    }
+}
+
+/// Observer that overwrites each buffer that its session is about to reuse.
+struct PoisoningReuse(Arc<AtomicU64>);
+
+impl Observer for PoisoningReuse {
+    /// Detects that a RETIRED buffer is about to become LIVE. Until then only the session holds this buffer.
+    fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
+        let Made::Exchange { old, new } = *made else { return };
+        let (before, after) = (State::unpack(old), State::unpack(new));
+        let arena = memory.arena();
+        let Some(index) = arena.geometry().segment_of(at) else { return };
+        if (before.stage, after.stage) != (Stage::Retired, Stage::Live) || before.count + 1 != after.count {
+            return;
+        }
+        let ordinal = (at - arena.geometry().segment_at(index)) / 16;
+        let Ok(Some((buffer, _))) = arena.buffer_state(index, ordinal as u32) else { return };
+        if buffer.state_at() == at {
+            let Ok(()) = memory.write(buffer.at, &vec![POISON; buffer.class.size as usize]);
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 

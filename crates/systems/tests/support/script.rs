@@ -24,8 +24,17 @@ pub(crate) enum Op {
 /// Number of keys that a script uses.
 pub(crate) const KEYS: u8 = 6;
 
-/// Script with every kind of operation, so that a client makes every kind of access.
-pub(crate) const TOUR: [Op; 17] = [
+/// Script with every kind of operation, so that a client makes every kind of access. At the end, when the node has
+/// taken what the idle client had kept, the client overwrites one key until it reuses what it has replaced.
+pub(crate) const TOUR: [Op; KINDS.len() + OVERWRITES] = {
+    let mut tour = [Op::Put { key: 4, len: 300 }; KINDS.len() + OVERWRITES];
+    let (kinds, _) = tour.split_at_mut(KINDS.len());
+    kinds.copy_from_slice(&KINDS);
+    tour
+};
+const OVERWRITES: usize = 30;
+
+const KINDS: [Op; 20] = [
     Op::Put { key: 0, len: 300 },
     Op::Put { key: 0, len: 300 },
     Op::Delete { key: 0 },
@@ -43,6 +52,9 @@ pub(crate) const TOUR: [Op; 17] = [
     Op::Put { key: 3, len: 3000 },
     Op::Put { key: 2, len: 62_000 },
     Op::Delete { key: 1 },
+    Op::Pause,
+    Op::Pause,
+    Op::Pause,
 ];
 
 /// Returns operation number `index` of the endless script of this seed.

@@ -28,6 +28,10 @@ impl<M: Memory> Kind<M> for PrismKvKind {
         KIND
     }
 
+    fn permits_reuse(&self) -> bool {
+        true
+    }
+
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
         let request = Request::parse(parameters, KIND)?;
         let items = request.items(quota);
