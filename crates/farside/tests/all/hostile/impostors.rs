@@ -98,6 +98,7 @@ fn bell() -> OwnedFd {
 #[test]
 fn an_invalid_memory_is_an_error() {
     const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
+    const LAYOUT: u64 = 2;
     const SIZE: u64 = 8 << 20;
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let folder = tempfile::tempdir().expect("a folder");
@@ -108,7 +109,7 @@ fn an_invalid_memory_is_an_error() {
         file.set_len(len).expect("a file");
         OwnedFd::from(file)
     };
-    let read_only = memory(SIZE, &[MAGIC, 1, SIZE, 7]);
+    let read_only = memory(SIZE, &[MAGIC, LAYOUT, SIZE, 7]);
     let read_only = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read_only)));
     let memories: Vec<(OwnedFd, &str)> = vec![
         (reader.into(), "a memory of 0 bytes"),
@@ -123,9 +124,9 @@ fn an_invalid_memory_is_an_error() {
         (file(SIZE), "not a farside memory"),
         (memory(2 << 40, &[]), "a memory of 2199023255552 bytes"),
         (memory(SIZE, &[]), "not a farside memory"),
-        (memory(SIZE, &[MAGIC, 2, SIZE, 7]), "use the same release"),
-        (memory(SIZE, &[MAGIC, 1, 2 * SIZE, 7]), "truncated or extended"),
-        (memory(SIZE, &[MAGIC, 1, SIZE, 8]), "another memory than it named"),
+        (memory(SIZE, &[MAGIC, 1, SIZE, 7]), "use the same release"),
+        (memory(SIZE, &[MAGIC, LAYOUT, 2 * SIZE, 7]), "truncated or extended"),
+        (memory(SIZE, &[MAGIC, LAYOUT, SIZE, 8]), "another memory than it named"),
         (read_only.expect("our own file").into(), "could not map"),
     ];
     for_each_at_once(memories, |_, (memory, reason)| {
@@ -136,7 +137,7 @@ fn an_invalid_memory_is_an_error() {
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
     });
     // Too few descriptors, too many, invalid rings, and an impossible session slot.
-    let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
+    let good = || memory(SIZE, &[MAGIC, LAYOUT, SIZE, 7]);
     let (_reader, pipe) = std::io::pipe().expect("a pipe");
     let no_session = br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#;
     let unfit: [(&[u8], Vec<OwnedFd>, &str); 7] = [
@@ -350,14 +351,15 @@ fn no_lock_is_held_while_a_waker_runs() {
 #[test]
 fn a_client_says_bye_after_an_invalid_welcome() {
     const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
+    const LAYOUT: u64 = 2;
     const SIZE: u64 = 8 << 20;
-    let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
+    let good = || memory(SIZE, &[MAGIC, LAYOUT, SIZE, 7]);
     let welcomes: Vec<(&[u8], Vec<OwnedFd>)> = vec![
         (WELCOME, Vec::new()),
         (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, vec![good(), rings()]),
         (WELCOME, vec![good(), bell()]),
         (WELCOME, vec![memory(4096, &[]), rings()]),
-        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 8]), rings()]),
+        (WELCOME, vec![memory(SIZE, &[MAGIC, LAYOUT, SIZE, 8]), rings()]),
     ];
     for (welcome, fds) in welcomes {
         let (sender, heard) = mpsc::channel();
