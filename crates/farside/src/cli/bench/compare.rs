@@ -49,9 +49,9 @@ pub(in crate::cli) struct Compare {
         default_value = "udp,tcp,ring,shm"
     )]
     fabrics: Vec<FabricArg>,
-    /// a, b, c, or a YCSB property file
-    #[arg(long, value_name = "a|b|c|PATH", default_value = "c")]
-    workload: String,
+    /// a, b, c, or a YCSB property file; repeat the flag to measure several
+    #[arg(long = "workload", value_name = "a|b|c|PATH", default_values = ["c", "a"])]
+    workloads: Vec<String>,
     /// Distribution of keys, such as uniform or zipfian
     #[arg(long, value_name = "NAME", default_value = "uniform")]
     distribution: String,
@@ -123,8 +123,15 @@ const BESIDES_RECORDS: u64 = 128 << 20;
 
 impl Compare {
     pub(super) fn run(self) -> Done {
+        // All workloads are checked before the first one is measured, which takes minutes.
+        let workloads = self.workloads.iter().map(|named| self.workload(named));
+        let workloads = workloads.collect::<Result<Vec<_>, Failure>>()?;
+        workloads.iter().try_for_each(|workload| self.measure_and_print(workload))
+    }
+
+    fn measure_and_print(&self, workload: &Workload) -> Done {
         let mut machine = Machine::current();
-        let comparison = self.measure()?;
+        let comparison = self.measure(workload)?;
         machine.record_end_load();
         if self.json {
             for report in &comparison.reports {
@@ -137,7 +144,7 @@ impl Compare {
             }
             return Ok(());
         }
-        print_line!("Workload {}; values of {} bytes.", self.workload()?, self.value_size);
+        print_line!("Workload {workload}; values of {} bytes.", self.value_size);
         print_line!(
             "{} client thread{} with a connection each; {} round{} of {} s each; {}.",
             self.threads,
@@ -172,7 +179,7 @@ impl Compare {
         let compare = Compare {
             rivals: None,
             fabrics: vec![FabricArg::Udp, FabricArg::Tcp, FabricArg::Ring, FabricArg::Shm],
-            workload: "c".into(),
+            workloads: vec![],
             distribution: "uniform".into(),
             records,
             items: None,
@@ -188,12 +195,12 @@ impl Compare {
         let skipped = match compare.check_memory(&found) {
             _ if found.is_empty() => found.skipped,
             Err(Failure::Error(reason)) => vec![format!("the rivals: {reason}")],
-            _ => return compare.measure(),
+            _ => return compare.measure(&compare.workload("c")?),
         };
         Ok(Comparison { skipped, ..Comparison::default() })
     }
 
-    fn measure(&self) -> Result<Comparison, Failure> {
+    fn measure(&self, workload: &Workload) -> Result<Comparison, Failure> {
         let turn = seconds(self.seconds)?;
         if self.value_size > VALUE_MAX {
             return Err(Failure::Error(format!(
@@ -207,9 +214,7 @@ impl Compare {
                     .into(),
             ));
         }
-        let workload = self.workload()?;
-        compare::check(&workload).map_err(Failure::Error)?;
-        let config = self.config(&workload);
+        let config = self.config(workload);
         config.check_items()?;
         let cores = Cores::of_this_process()?;
         let found = self.find()?;
@@ -221,7 +226,7 @@ impl Compare {
             ));
         }
         self.check_memory(&found)?;
-        warn_of_unused(&workload);
+        warn_of_unused(workload);
         found.skipped.iter().for_each(|reported| note!("farside: {reported}; skipped"));
         note!("workload {workload}; values of {} bytes", self.value_size);
         let folder = Folder::make("compare").map_err(Failure::Error)?;
@@ -250,7 +255,7 @@ impl Compare {
         let distance_ns = Spread::of(&distances_ns);
         let distance_text = distance_ns.as_ref().map(cores::describe_distance);
         Ok(Comparison {
-            reports: lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect(),
+            reports: lanes.iter().map(|lane| self.report(workload, &contenders, lane)).collect(),
             versions: Contender::versions(&contenders),
             skipped,
             cores: [Some(cores.description()), distance_text]
@@ -281,8 +286,9 @@ impl Compare {
         }
     }
 
-    fn workload(&self) -> Result<Workload, Failure> {
-        let mut workload = Workload::resolve(&self.workload)?;
+    /// Returns the workload that is called `name`, with this comparison's records and distribution.
+    fn workload(&self, name: &str) -> Result<Workload, Failure> {
+        let mut workload = Workload::resolve(name)?;
         workload.records = self.records;
         workload.distribution = Distribution::named(&self.distribution).ok_or_else(|| {
             Failure::Error(format!(
@@ -291,6 +297,7 @@ impl Compare {
                 Distribution::NAMES
             ))
         })?;
+        compare::check(&workload).map_err(Failure::Error)?;
         Ok(workload)
     }
 }
