@@ -3,13 +3,16 @@
 //! The store has one million values of 512 bytes, and each key has its own slot. Both sides fetch the same keys in the
 //! same order. With a single task, the next key depends on the bytes just fetched, so no CPU overlaps two fetches.
 //! Store and floor alternate within one run. The results are ratios.
+//!
+//! A third measurement has as many GETs in flight as the second one, but each task fetches a group of keys by one chain.
+//! It shows what a GET costs without a future, a chain and a reply of its own.
 
 mod support;
 
 use farside_bench::floor::{Floor, HugePages, Layout, Workload};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::Core;
-use farside_systems::kv::Kv;
+use farside_systems::kv::{Item, Kv};
 use std::cell::Cell;
 use std::hint::black_box;
 use std::rc::Rc;
@@ -21,6 +24,8 @@ const VALUE_SIZE: usize = 512;
 /// Quota in bytes for the table, the buffers and the reserve.
 const QUOTA: u64 = 896 << 20;
 const TASKS: usize = 16;
+/// Keys that a task fetches by one chain in the measurement of groups.
+const GROUP: usize = 8;
 const ROUNDS: usize = 3;
 /// Number of slices of a round. Store and floor alternate by slice, so that a noisy neighbour affects both.
 const SLICES: usize = 8;
@@ -47,28 +52,35 @@ fn main() {
 
 /// Measures and prints the ratios of each round and their medians.
 fn report(fabric: &str, floor: &Floor, clients: &mut Clients<'_>) {
-    let (mut alone, mut together) = (Vec::new(), Vec::new());
+    let (mut alone, mut together, mut in_groups) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        let one = compare(floor, clients, 1);
-        let many = compare(floor, clients, TASKS);
+        let one = compare(floor, clients, 1, 1);
+        let many = compare(floor, clients, TASKS, 1);
+        let groups = compare(floor, clients, TASKS / GROUP, GROUP);
         if round == 0 {
             continue; // Warm-up.
         }
         println!(
             "{fabric}, round {round}: 1 task {:.0} ns, floor {:.0} ns, time ratio {:.2}; \
-             {TASKS} tasks {:.2} M/s, floor {:.2} M/s, rate ratio {:.2}",
+             {TASKS} tasks {:.2} M/s, floor {:.2} M/s, rate ratio {:.2}; \
+             {} tasks with {GROUP} keys each {:.2} M/s, rate ratio {:.2}",
             one.ns,
             one.floor_ns,
             one.ns / one.floor_ns,
             1e3 / many.ns,
             1e3 / many.floor_ns,
-            many.floor_ns / many.ns
+            many.floor_ns / many.ns,
+            TASKS / GROUP,
+            1e3 / groups.ns,
+            groups.floor_ns / groups.ns
         );
         alone.push(one.ns / one.floor_ns);
         together.push(many.floor_ns / many.ns);
+        in_groups.push(groups.floor_ns / groups.ns);
     }
     println!("{fabric}: get/floor time ratio, 1 task: {:.2}", median(alone));
     println!("{fabric}: get/floor rate ratio, {TASKS} tasks: {:.2}", median(together));
+    println!("{fabric}: get/floor rate ratio, {TASKS} in groups of {GROUP}: {:.2}", median(in_groups));
 }
 
 struct Compared {
@@ -76,12 +88,13 @@ struct Compared {
     floor_ns: f64,
 }
 
-/// Measures store and floor in alternating slices. Returns the median times per GET in nanoseconds.
-fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
+/// Measures store and floor in alternating slices, with `tasks` tasks that fetch `group` keys at a time. Returns the
+/// median times per GET in nanoseconds.
+fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize, group: usize) -> Compared {
     let (mut ns, mut floor_ns) = (Vec::new(), Vec::new());
     for _ in 0..SLICES {
-        ns.push(clients.ns_per_get(tasks));
-        let measured = floor.measure(Workload::C, tasks, SLICE).expect("a valid number of tasks");
+        ns.push(clients.ns_per_get(tasks, group));
+        let measured = floor.measure(Workload::C, tasks * group, SLICE).expect("a valid number of tasks");
         assert_eq!(measured.mismatches, 0, "the floor returns every key's own value");
         floor_ns.push(1e9 / measured.ops_per_s);
     }
@@ -105,7 +118,7 @@ impl<'a> Clients<'a> {
         Clients { endpoint, clients, keys, next: Cell::new(0), mismatches: Cell::new(0) }
     }
 
-    fn ns_per_get(&mut self, tasks: usize) -> f64 {
+    fn ns_per_get(&mut self, tasks: usize, group: usize) -> f64 {
         let (gets, over) = (Cell::new(0), Cell::new(false));
         let started = Instant::now();
         let mut core = Core::new(&*self.endpoint);
@@ -114,9 +127,12 @@ impl<'a> Clients<'a> {
             let mismatches = &self.mismatches;
             core.spawn(async move {
                 while !over.get() {
-                    for _ in 0..GETS_PER_LOOK {
-                        let wrong = fetch(client, keys, next).await;
-                        mismatches.set(mismatches.get() + u64::from(wrong != 0));
+                    for _ in 0..GETS_PER_LOOK / group as u64 {
+                        let wrong = match group {
+                            1 => u64::from(fetch(client, keys, next).await != 0),
+                            _ => fetch_group(client, keys, next).await,
+                        };
+                        mismatches.set(mismatches.get() + wrong);
                     }
                     gets.set(gets.get() + GETS_PER_LOOK);
                     over.set(over.get() || started.elapsed() >= SLICE);
@@ -142,5 +158,21 @@ async fn fetch(client: &mut Client, keys: &[u32], next: &Cell<usize>) -> u8 {
     let value = black_box(item.value);
     let wrong = value.last().map_or(1, |last| last ^ value_byte(number, VALUE_SIZE - 1));
     next.set((next.get() + usize::from(wrong)) & (keys.len() - 1)); // The next key depends on the fetched bytes.
+    wrong
+}
+
+/// Performs [`GROUP`] GETs by one chain. Returns the number of wrong values.
+async fn fetch_group(client: &mut Client, keys: &[u32], next: &Cell<usize>) -> u64 {
+    let place = next.get();
+    next.set((place + GROUP) & (keys.len() - 1));
+    let numbers: [u64; GROUP] = std::array::from_fn(|nth| keys[(place + nth) & (keys.len() - 1)].into());
+    let bytes = numbers.map(u64::to_be_bytes);
+    let mut wrong = 0;
+    let check = |nth: usize, item: Option<Item<'_>>| {
+        let value = black_box(item.expect("every key has a value").value);
+        let right = value_byte(numbers[nth], VALUE_SIZE - 1);
+        wrong += u64::from(value.last() != Some(&right));
+    };
+    client.get_many(&bytes.each_ref().map(|key| &key[..]), check).await.expect("a healthy store");
     wrong
 }
