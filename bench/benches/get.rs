@@ -4,8 +4,8 @@
 //! same order. With a single task, the next key depends on the bytes just fetched, so no CPU overlaps two fetches.
 //! Store and floor alternate within one run. The results are ratios.
 //!
-//! A third measurement has as many GETs in flight as the second one, but each task fetches a group of keys by one chain.
-//! It shows what a GET costs without a future, a chain and a reply of its own.
+//! A third measurement has as many GETs in flight as the second one, but each task fetches a group of keys by one
+//! chain. It shows what a GET costs without a future, a chain and a reply of its own.
 
 mod support;
 
