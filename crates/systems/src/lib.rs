@@ -20,6 +20,7 @@ mod hash_slots;
 pub mod heal;
 mod holder;
 pub mod identity;
+pub mod index;
 pub mod kv;
 pub mod latch;
 pub mod lease;

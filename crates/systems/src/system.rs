@@ -25,6 +25,8 @@ pub enum Family {
     Objects,
     /// Stores of objects under one-sided latches, which are [`crate::latch::Latched`].
     Latched,
+    /// Ordered maps, which implement [`crate::index::Index`].
+    Index,
     /// Plain memory for measurements, which is [`crate::raw::Raw`].
     Memory,
 }
@@ -38,6 +40,7 @@ impl Family {
             Family::Blocks => "a block store",
             Family::Objects => "a store of guarded objects",
             Family::Latched => "a store of latched objects",
+            Family::Index => "an index",
             Family::Memory => "plain memory",
         }
     }
@@ -50,6 +53,7 @@ impl Family {
             Family::Blocks => "blocks",
             Family::Objects => "objects",
             Family::Latched => "latched objects",
+            Family::Index => "keys in order",
             Family::Memory => "slots",
         }
     }

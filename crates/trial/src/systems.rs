@@ -136,7 +136,7 @@ impl System {
             Family::Objects => (Guarded::phases, crate::run_family::<Guarded>),
             Family::Blocks => (Blocks::phases, crate::run_family::<Blocks>),
             Family::Latched => (Latch::phases, crate::run_family::<Latch>),
-            Family::Memory => return None,
+            Family::Index | Family::Memory => return None,
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
         Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })

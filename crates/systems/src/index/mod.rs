@@ -1,0 +1,271 @@
+//! Ordered indexes: maps from keys to values in far memory, which also return the keys from a given one on, in order.
+//!
+//! Every index implements [`Index`], so one benchmark, one checker and one command line serve all of them.
+//!
+//! A store has keys of one kind ([`Keys`]). In both kinds, the order of keys is that of their bytes, and no key that an
+//! index stores is a prefix of another: numbers have one length, and an index appends a zero byte to a string, which
+//! therefore must not contain one. That byte is smaller than all others, so it keeps the order.
+
+use crate::lease::LeaseError;
+use crate::store::StoreError;
+use farside_remote::fabric::Ran;
+use farside_remote::{FabricError, Status};
+use serde::{Deserialize, Serialize};
+use std::future::ready;
+use std::pin::Pin;
+
+/// Length of a key that is a number, in bytes.
+pub const NUMBER_LEN: usize = 8;
+/// Length of the longest key that is a string, in bytes. The shortest has 1 byte.
+pub const STRING_MAX: usize = 128;
+
+/// Kind of the keys of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keys {
+    /// Integers of 64 bits, as 8 bytes in big-endian order.
+    #[default]
+    Numbers,
+    /// Strings of 1 to [`STRING_MAX`] bytes, none of which is zero.
+    Strings,
+}
+
+impl Keys {
+    /// # Errors
+    /// [`IndexError`]: no store with such keys can have this one.
+    pub fn check(self, key: &[u8]) -> Result<(), IndexError> {
+        let is_long_enough = match self {
+            Keys::Numbers => key.len() == NUMBER_LEN,
+            Keys::Strings => (1..=STRING_MAX).contains(&key.len()),
+        };
+        if !is_long_enough {
+            return Err(IndexError::KeyLength { len: key.len(), keys: self });
+        }
+        if self == Keys::Strings && key.contains(&0) {
+            return Err(IndexError::ZeroByte);
+        }
+        Ok(())
+    }
+}
+
+/// Operations of an index. Each operation except [`Index::scan`] is linearizable: it takes effect at one instant
+/// between its call and its return. If an operation fails and [`IndexError::ran`] returns [`Ran::Unknown`], or if its
+/// future is dropped, the operation may take effect at one later instant, or never.
+#[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
+pub trait Index {
+    /// Returns the kind of the store.
+    fn kind(&self) -> &'static str;
+
+    /// Kind of the store's keys.
+    fn keys(&self) -> Keys;
+
+    /// Length of the longest value in bytes. A value may be empty.
+    fn value_max(&self) -> usize;
+
+    /// Returns the value of `key`, if it has one.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, IndexError>;
+
+    /// Stores a value for `key`. Replaces the old value, if the key has one.
+    ///
+    /// # Errors
+    /// [`IndexError`]; [`IndexError::ran`] states whether the value may have been stored.
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError>;
+
+    /// Stores a value for `key` if the key has none. Returns whether the value was stored.
+    ///
+    /// # Errors
+    /// [`IndexError`]; [`IndexError::ran`] states whether the value may have been stored.
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, IndexError>;
+
+    /// Deletes `key`. Returns whether the key had a value.
+    ///
+    /// # Errors
+    /// [`IndexError`]; [`IndexError::ran`] states whether the key may have been deleted.
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, IndexError>;
+
+    /// Visits up to `limit` keys with their values: the smallest keys that are not below `from`, in ascending order.
+    /// Returns their number, which is less than `limit` only if there are no further keys.
+    ///
+    /// A scan is no snapshot. Each visited value was current at some instant between the scan's call and its return. No
+    /// key is visited twice. A key between `from` and the last visited key (or without an end, if fewer than `limit`
+    /// were visited) that was present throughout the scan is visited.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed, and `visit` may have been called for some of the keys.
+    async fn scan(
+        &mut self,
+        from: &[u8],
+        limit: usize,
+        visit: impl FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError>;
+
+    /// Returns the client's own task, which all handles of the client share. The program spawns it once, beside the
+    /// tasks that use the client, on the same core. It returns after the last handle was dropped. Operations that
+    /// change the index are carried out by this task, so that an operation whose future is dropped is finished.
+    fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
+    where
+        Self: 'f,
+    {
+        Box::pin(ready(()))
+    }
+
+    /// Numbers of the events in the client's operations so far that say how the index changes and how its caches do,
+    /// with their names, always in the same order. Empty if the system counts none.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// Error of an operation of an index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IndexError {
+    /// The key has a length that the store's keys do not have. No request was sent.
+    KeyLength {
+        /// Length of the key in bytes.
+        len: usize,
+        /// Kind of the store's keys.
+        keys: Keys,
+    },
+    /// The key is a string and contains a zero byte. No request was sent.
+    ZeroByte,
+    /// The value is longer than `max` bytes. No request was sent.
+    ValueLength {
+        /// Length of the value in bytes.
+        len: usize,
+        /// Maximum length of a value in bytes.
+        max: usize,
+    },
+    /// No memory was free for 100 ms. Nothing was stored.
+    OutOfMemory,
+    /// Other clients have locked or changed the key's item at each attempt. Nothing was changed.
+    Busy,
+    /// The client's own task ([`Index::keeper`]) does not run, or has ended. Nothing was changed, or the operation was
+    /// handed to the task and its outcome is unknown.
+    NotKept {
+        /// Whether the operation may have been carried out.
+        ran: Ran,
+    },
+    /// The client has lost its lease, or has given it up. Nothing was changed.
+    Lost,
+    /// A lease was not claimed, renewed or fenced. Nothing was changed.
+    Lease(LeaseError),
+    /// The node refused a chain with this status.
+    Refused {
+        /// The status.
+        status: Status,
+        /// Whether the operation may have been carried out.
+        ran: Ran,
+    },
+    /// The bytes read are not bytes that a client writes; the text states the fault. A peer with write access has
+    /// damaged the store. The operation was not carried out.
+    Damaged(&'static str),
+    /// The store cannot be opened, or a member has lost its memory.
+    Store(StoreError),
+    /// The fabric returned no response.
+    Fabric(FabricError),
+}
+
+impl IndexError {
+    /// States whether an operation with this error may have been carried out.
+    pub fn ran(&self) -> Ran {
+        match self {
+            IndexError::Fabric(error) => error.ran(),
+            IndexError::Refused { ran, .. } | IndexError::NotKept { ran } => *ran,
+            _ => Ran::No,
+        }
+    }
+
+    /// Returns the error of an operation whose failed request only reads or prepares. Whether or not the request ran,
+    /// the operation was not carried out.
+    pub(crate) fn of_read(error: FabricError) -> IndexError {
+        IndexError::Fabric(error.map_ran(|_| Ran::No))
+    }
+}
+
+impl From<StoreError> for IndexError {
+    fn from(error: StoreError) -> IndexError {
+        match error {
+            StoreError::Fabric(error) => IndexError::Fabric(error),
+            other => IndexError::Store(other),
+        }
+    }
+}
+
+impl From<LeaseError> for IndexError {
+    fn from(error: LeaseError) -> IndexError {
+        match error {
+            LeaseError::Fabric(error) => IndexError::of_read(error),
+            other => IndexError::Lease(other),
+        }
+    }
+}
+
+impl std::fmt::Display for IndexError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            IndexError::KeyLength { len, keys: Keys::Numbers } => {
+                write!(f, "the key has {len} bytes, and the store's keys are numbers of {NUMBER_LEN} bytes")
+            }
+            IndexError::KeyLength { len, keys: Keys::Strings } => {
+                write!(f, "the key has {len} bytes, and the store's keys are strings of 1 to {STRING_MAX} bytes")
+            }
+            IndexError::ZeroByte => f.write_str(
+                "the key contains a zero byte, which strings of an index must not contain: encode the key otherwise",
+            ),
+            IndexError::ValueLength { len, max } => {
+                write!(f, "the value has {len} bytes, and at most {max} are possible in this store: split it")
+            }
+            IndexError::OutOfMemory => f.write_str(
+                "the store is out of memory and nothing was stored: delete keys, or create a store with a larger \
+                 --quota",
+            ),
+            IndexError::Busy => f.write_str(
+                "other clients have locked or changed the item at each attempt, and nothing was changed: retry",
+            ),
+            IndexError::NotKept { ran: Ran::No } => f.write_str(
+                "the client's own task does not run, and nothing was changed: spawn the index's keeper",
+            ),
+            IndexError::NotKept { .. } => f.write_str(
+                "the client's own task has ended, and the change may or may not have been carried out: open the store \
+                 again",
+            ),
+            IndexError::Lost => f.write_str(
+                "this client has lost its lease, or has given it up, and nothing was changed: open the store again",
+            ),
+            IndexError::Lease(error) => error.fmt(f),
+            IndexError::Refused { status, ran } => {
+                let outcome = match ran {
+                    Ran::No => "nothing was changed",
+                    Ran::Yes => "the change was carried out",
+                    Ran::Unknown => "the change may or may not have been carried out",
+                };
+                write!(f, "the node refused the operation ({status}), and {outcome}: open the store again")
+            }
+            IndexError::Damaged(what) => {
+                write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
+            }
+            IndexError::Store(error) => error.fmt(f),
+            IndexError::Fabric(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for IndexError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_another_kind_is_refused() {
+        assert_eq!(Keys::Numbers.check(&[0; 8]), Ok(()));
+        let short = IndexError::KeyLength { len: 7, keys: Keys::Numbers };
+        assert_eq!(Keys::Numbers.check(&[1; 7]), Err(short));
+        assert_eq!(Keys::Strings.check(&[1; 128]), Ok(()));
+        assert!(Keys::Strings.check(&[1; 129]).is_err() && Keys::Strings.check(&[]).is_err());
+        assert_eq!(Keys::Strings.check(b"a\0b"), Err(IndexError::ZeroByte));
+    }
+}
