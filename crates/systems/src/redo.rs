@@ -251,6 +251,25 @@ impl Record {
     }
 }
 
+/// Length of an [`intent`] in bytes.
+pub(crate) const INTENT_LEN: u32 = HEAD_SIZE as u32;
+
+/// Encodes the start of a record: an *intent*, which says that the operation with this word is about to lock `object`. It
+/// is written in place of the lane's last record, before the lock is taken. So a recoverer finds the locks of a dead
+/// client in its records. An intent alone is no complete record.
+pub(crate) fn intent(word: LockWord, object: &Object) -> [u8; HEAD_SIZE] {
+    let mut bytes = [0; HEAD_SIZE];
+    let head = Head { word, at: U64::new(object.at.raw()), len: U64::new(object.len.into()) };
+    bytes.copy_from_slice(head.as_bytes());
+    bytes
+}
+
+/// Decodes an intent, or the start of a record: the word, and the address and the length of the bytes that it names.
+pub(crate) fn intended(record: &[u8]) -> Option<(LockWord, u64, u64)> {
+    let (head, _) = Head::read_from_prefix(record).ok()?;
+    Some((head.word, head.at.get(), head.len.get()))
+}
+
 /// Returns the bytes of the object that a complete record has for the lock's present `word`. Returns `None` if the
 /// record is incomplete, or that of another operation: then the operation that holds the lock has not touched the
 /// object.
