@@ -7,6 +7,7 @@
 use crate::blocks::abd_lock::service::AbdLockKind;
 use crate::blocks::prism_rs::service::PrismRsKind;
 use crate::guarded::GuardedKind;
+use crate::index::smart::system::SmartKind;
 use crate::kv::chequer::{ChequerKind, ChequerMessageKind};
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
@@ -141,6 +142,10 @@ registry! {
     /// A client of a queue of any kind.
     family Queue: AnyQueue by with_queue $ {
         RingQueue = RingQueueKind;
+    }
+    /// A client of an index of any kind.
+    family Index: AnyIndex by with_index $ {
+        Smart = SmartKind;
     }
     alone {
         GuardedKind;

@@ -4,6 +4,7 @@
 //! folder and in its line of [`crate::registry`].
 
 use crate::blocks::Stripe;
+use crate::index::{Combining, Indexing};
 use crate::latch::Latching;
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
@@ -99,7 +100,9 @@ pub struct Sizing {
     pub partitions: Option<u64>,
     /// How clients synchronize, and where latches lie; only for stores of latched objects.
     pub latching: Latching,
-    /// Length of the leases of clients, in systems in which leases are an option; if absent, the store has none.
+    /// Kind of the keys, and how clients share memory; only for indexes.
+    pub indexing: Indexing,
+    /// Length of the leases of clients. If absent, that of the system, or none in systems in which leases are an option.
     pub lease: Option<Duration>,
 }
 
@@ -193,6 +196,10 @@ pub struct Options {
     pub slot_cache: usize,
     /// Number of bytes in which the client caches values, in systems whose clients can tell that a value is current.
     pub value_cache: usize,
+    /// Number of bytes in which the client caches inner nodes, in systems with trees; if absent, the system's default.
+    pub node_cache: Option<usize>,
+    /// How the operations of a client on one key share requests, in systems in which it is an option.
+    pub combining: Combining,
     /// Length in bytes from which a client writes a value itself; if absent, that of the store.
     pub put_threshold: Option<usize>,
     /// Random bits, drawn anew for each client. A client that draws nonces derives them from these bits.
@@ -212,6 +219,8 @@ impl Options {
     pub const NONE: Options = Options {
         slot_cache: 0,
         value_cache: 0,
+        node_cache: None,
+        combining: Combining::Batches,
         put_threshold: None,
         entropy: 0,
         releases_apart: false,

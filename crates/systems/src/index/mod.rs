@@ -6,10 +6,16 @@
 //! index stores is a prefix of another: numbers have one length, and an index appends a zero byte to a string, which
 //! therefore must not contain one. That byte is smaller than all others, so it keeps the order.
 
+pub mod smart;
+
 use crate::lease::LeaseError;
+use crate::members;
+use crate::registry::AnyIndex;
 use crate::store::StoreError;
+use crate::system::Options;
+use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use farside_remote::{FabricError, Status};
+use farside_remote::{Fabric, FabricError, Status};
 use serde::{Deserialize, Serialize};
 use std::future::ready;
 use std::pin::Pin;
@@ -46,6 +52,39 @@ impl Keys {
         }
         Ok(())
     }
+}
+
+/// How the operations of a client on one key share requests, in systems in which it is an option.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Combining {
+    /// Gets share a READ, and puts a WRITE, if they begin before it is sent.
+    #[default]
+    Batches,
+    /// Only gets share a READ.
+    Reads,
+    /// Operations also share a request that was sent before they began, as in the artifact of SMART. Then a get may return
+    /// an old value, and a put may be lost.
+    Window,
+    /// Each operation sends its own requests.
+    None,
+}
+
+/// Options of a new store. What is absent is chosen by the system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Indexing {
+    /// Kind of the keys; if absent, numbers if keys have 8 bytes, else strings.
+    pub keys: Option<Keys>,
+    /// Size in bytes of the pieces in which clients claim memory.
+    pub chunk: Option<u32>,
+    /// Number of clients that have the store open at the same time.
+    pub ids: Option<u16>,
+    /// Number of concurrent changes of a client.
+    pub lanes: Option<u16>,
+}
+
+impl Indexing {
+    /// No options: the same as the default, as a constant.
+    pub const NONE: Indexing = Indexing { keys: None, chunk: None, ids: None, lanes: None };
 }
 
 /// Operations of an index. Each operation except [`Index::scan`] is linearizable: it takes effect at one instant
@@ -119,6 +158,77 @@ pub trait Index {
     }
 }
 
+impl<F: Fabric + Clock> AnyIndex<F> {
+    /// Opens the index called `name`, of any kind, in a pool of `nodes` nodes.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing was changed.
+    pub async fn open_in(
+        fabric: F,
+        nodes: u32,
+        name: &str,
+        options: &Options,
+    ) -> Result<AnyIndex<F>, StoreError> {
+        let members = members::open(&fabric, nodes, name).await?;
+        AnyIndex::of(fabric, &members, options).await
+    }
+
+    /// Creates another handle of the same client, for another task.
+    pub fn another(&self) -> AnyIndex<F> {
+        with_index!(self, index -> index.another())
+    }
+}
+
+impl<F: Fabric + Clock> Index for AnyIndex<F> {
+    fn kind(&self) -> &'static str {
+        with_index!(self, index => index.kind())
+    }
+
+    fn keys(&self) -> Keys {
+        with_index!(self, index => index.keys())
+    }
+
+    fn value_max(&self) -> usize {
+        with_index!(self, index => index.value_max())
+    }
+
+    async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, IndexError> {
+        with_index!(self, index => index.get(key).await)
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        with_index!(self, index => index.put(key, value).await)
+    }
+
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
+        with_index!(self, index => index.put_if_absent(key, value).await)
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, IndexError> {
+        with_index!(self, index => index.delete(key).await)
+    }
+
+    async fn scan(
+        &mut self,
+        from: &[u8],
+        limit: usize,
+        visit: impl FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        with_index!(self, index => index.scan(from, limit, visit).await)
+    }
+
+    fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
+    where
+        Self: 'f,
+    {
+        with_index!(self, index => index.keeper())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        with_index!(self, index => index.counters())
+    }
+}
+
 /// Error of an operation of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IndexError {
@@ -160,7 +270,7 @@ pub enum IndexError {
         ran: Ran,
     },
     /// The bytes read are not bytes that a client writes; the text states the fault. A peer with write access has
-    /// damaged the store. The operation was not carried out.
+    /// damaged the store. The operation may have been carried out.
     Damaged(&'static str),
     /// The store cannot be opened, or a member has lost its memory.
     Store(StoreError),
@@ -174,6 +284,7 @@ impl IndexError {
         match self {
             IndexError::Fabric(error) => error.ran(),
             IndexError::Refused { ran, .. } | IndexError::NotKept { ran } => *ran,
+            IndexError::Damaged(_) => Ran::Unknown,
             _ => Ran::No,
         }
     }

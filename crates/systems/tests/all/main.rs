@@ -37,5 +37,7 @@ mod replacing;
 mod ring_queue;
 mod scrub;
 mod sharded;
+mod smart;
+mod smart_sim;
 #[path = "../support/mod.rs"]
 mod support;

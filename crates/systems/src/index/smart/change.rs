@@ -1,0 +1,801 @@
+//! Changes: put, put if absent, and delete.
+//!
+//! - **A key with a leaf** is updated in place: lock the leaf, and read it again in the same list; then write the redo
+//!   record and the leaf, whose last word frees the lock. A delete sets the leaf's dead bit under the lock, for good, and
+//!   empties the slot. The client whose CAS replaces the slot of a dead leaf retires the leaf.
+//! - **A key without one** gets a new leaf, which is written before the CAS of a slot makes it visible. The slot is one
+//!   that leads to the key's path and is empty or has a dead leaf; a null slot of a node; or the slot of another leaf or
+//!   node, in front of which new nodes are put (leaf split, path split).
+//!
+//! Inner nodes are changed without locks. Every writer tests the slots of a node in ascending order, a slot never becomes
+//! null again, and it never changes its partial byte. So no two slots of a node have the same partial byte.
+//!
+//! A node without a null slot in use gets the leaf in a slot behind them ("insert behind"), which becomes visible when
+//! the header's type rises (type switch). A writer that finds its key's byte behind the slots in use switches the type
+//! first, since the other writer may have died.
+//!
+//! Differs from the paper (4.2): the type in the header alone decides which slots are visible, so that the slot of the
+//! node is a hint, and a path split cannot hide a type switch from readers. A dead leaf is never revived: a new leaf
+//! takes its place, so no update can bring back a deleted value. A slot is emptied and not set to null.
+//!
+//! Invariant: a change is one CAS or one WRITE under the leaf's lock. What follows, such as reverse pointers and headers
+//! after a split, only makes later walks shorter. So a client may die at any point.
+//! Invariant: a leaf's `rev_ptr` is changed by CAS only, and no WRITE of a leaf in the tree covers it.
+
+use super::layout::{
+    Class, Far, HEAD_AT, Header, Leaf, NodeType, NodeView, Slot, TYPE_MASK, View, header_at, leaf_bytes,
+    leaf_of, node_bytes, slot_at,
+};
+use super::session::refused;
+use super::units::Unit;
+use super::walk::{At, End, LeafAt, Met, Misses, Own, lock_of};
+use super::{Client, Damaged, mutants};
+use crate::index::IndexError;
+use crate::lease::LockWord;
+use crate::members::all;
+use crate::redo::{self, Record};
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use farside_remote::{ChainBuf, Fabric, FabricError, Mode, Reply, Status, cas, read, write};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// Number of walks by which a delete looks for the slot of its dead leaf, if others move the leaf.
+const UNLINKS_MAX: u32 = 8;
+const PAUSE: Duration = Duration::from_micros(10);
+
+/// A lane of a client: its buffers, and the memory that its operation has taken.
+#[derive(Default)]
+pub(super) struct Lane {
+    pub(super) number: u16,
+    pub(super) own: Own,
+    record: Record,
+    image: Vec<u8>,
+    leaf: Option<New>,
+    nodes: Vec<New>,
+}
+
+/// A unit of an operation, and whether its state may have been written.
+#[derive(Clone, Copy, Debug)]
+struct New {
+    unit: Unit,
+    was_written: bool,
+}
+
+/// A change that an operation makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// Replaces the value, if the key has one.
+    Always,
+    /// Does nothing if the key has a value.
+    IfAbsent,
+}
+
+/// What an insert into a node has done.
+enum Inserted {
+    Done,
+    /// Another writer has put the slot of this byte there.
+    Follow(At),
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    /// Stores a value. Returns false if the key has one and the put is conditional. `value` is called when the value is
+    /// about to be written.
+    ///
+    /// # Errors
+    /// [`IndexError`].
+    pub(super) async fn put(
+        &self,
+        lane: &mut Lane,
+        path: &[u8],
+        put: Put,
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        let guard = self.session.epochs.enter();
+        let done = self.put_guarded(lane, path, put, value).await;
+        if done.as_ref().is_err_and(|error| error.ran() != Ran::No) {
+            // A request may still run, so the memory that it reaches must not be reused.
+            guard.keep();
+            (lane.leaf, lane.nodes) = (None, Vec::new());
+        } else {
+            self.give_back(lane).await;
+        }
+        done
+    }
+
+    async fn put_guarded(
+        &self,
+        lane: &mut Lane,
+        path: &[u8],
+        put: Put,
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        let mut at = self.start(&mut lane.own, path).await?;
+        let until = self.session.fabric.now() + self.patience;
+        loop {
+            let done = match self.walk(&mut lane.own, path, &mut at, Misses::Assumed).await? {
+                Err(Met::Torn(leaf, word)) => {
+                    self.await_whole(lane.number, leaf, word).await?;
+                    false
+                }
+                Ok(End::Leaf(_)) if put == Put::IfAbsent => return Ok(false),
+                Ok(End::Leaf(leaf)) => self.update(lane, leaf, path, value).await?,
+                Ok(End::Empty) => {
+                    let was_null = at.slot.is_null();
+                    let done = self.link(lane, &mut at, path, value).await?;
+                    if done && !was_null {
+                        self.counters.revivals.add();
+                    }
+                    done
+                }
+                Ok(End::Dead(leaf, _)) => {
+                    let done = self.link(lane, &mut at, path, value).await?;
+                    if done {
+                        self.counters.revivals.add();
+                        self.units.retire(leaf.at, leaf.class, leaf.generation);
+                    }
+                    done
+                }
+                Ok(End::Other(leaf)) => self.split_leaf(lane, &mut at, leaf, path, value).await?,
+                Ok(End::NoSlot(node, header)) => {
+                    match self.insert(lane, &mut at, (node, header), path, value).await? {
+                        Inserted::Done => true,
+                        Inserted::Follow(slot) => {
+                            at = slot;
+                            false
+                        }
+                    }
+                }
+                Ok(End::Prefix(node, header, matched)) => {
+                    self.split_path(lane, &mut at, (node, header, matched), path, value).await?
+                }
+            };
+            if done {
+                return Ok(true);
+            }
+            if self.session.fabric.now() >= until || self.is_abandoned(lane) {
+                return Err(IndexError::Busy);
+            }
+        }
+    }
+
+    /// Deletes a key. Returns whether it had a value.
+    ///
+    /// # Errors
+    /// [`IndexError`].
+    pub(super) async fn delete(&self, lane: &mut Lane, path: &[u8]) -> Result<bool, IndexError> {
+        let guard = self.session.epochs.enter();
+        let done = self.delete_guarded(lane, path).await;
+        if done.as_ref().is_err_and(|error| error.ran() != Ran::No) || self.session.is_given_up() {
+            guard.keep();
+        }
+        done
+    }
+
+    async fn delete_guarded(&self, lane: &mut Lane, path: &[u8]) -> Result<bool, IndexError> {
+        let mut at = self.start(&mut lane.own, path).await?;
+        let until = self.session.fabric.now() + self.patience;
+        loop {
+            match self.walk(&mut lane.own, path, &mut at, Misses::Verified).await? {
+                Err(Met::Torn(leaf, word)) => self.await_whole(lane.number, leaf, word).await?,
+                Ok(End::Leaf(leaf)) => {
+                    if let Some(word) = self.lock(lane, leaf, path).await? {
+                        self.kill(lane, &mut at, leaf, word).await?;
+                        self.unlink(lane, &mut at, leaf, path).await;
+                        return Ok(true);
+                    }
+                }
+                Ok(_) => return Ok(false),
+            }
+            if self.session.fabric.now() >= until || self.is_abandoned(lane) {
+                return Err(IndexError::Busy);
+            }
+        }
+    }
+
+    /// Makes a leaf dead whose lock the client holds, frees the lock, and tries to empty the slot `at`.
+    async fn kill(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        leaf: LeafAt,
+        word: LockWord,
+    ) -> Result<(), IndexError> {
+        let layout = &self.session.layout;
+        let table = &layout.members[leaf.at.member()];
+        let (_, head) = head_of(&lane.own.leaf)?;
+        let dead = U64::new(head.dead().0);
+        let (old, empty) = empty_of(at.slot);
+        let is_same_member = at.slot_at.member() == leaf.at.member();
+        let mut chain = lane.own.chain.begin(table.extent.key);
+        let written = chain.also(write(layout.addr(leaf.at.plus(HEAD_AT), 8)?, dead.as_bytes()));
+        let freed = chain.also(cas(Mode::Eq, layout.addr(lock_of(leaf), 8)?, &word, &LockWord::FREE));
+        let emptied = match is_same_member {
+            true => Some(chain.also(cas(Mode::Eq, layout.addr(at.slot_at, 8)?, &old, &empty))),
+            false => None,
+        };
+        let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+        ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::Fabric)?;
+        if lane.own.reply.status(written) != Status::Ok {
+            self.session.give_up();
+            return Err(refused(lane.own.reply.status(written)));
+        }
+        if lane.own.reply.status(freed) != Status::Ok {
+            self.session.give_up();
+            return Err(Damaged("a lock that was taken from its living owner").into());
+        }
+        if emptied.is_some_and(|emptied| lane.own.reply.status(emptied) == Status::Ok) {
+            self.note_emptied(at, leaf, Slot(empty.get()));
+        }
+        Ok(())
+    }
+
+    fn note_emptied(&self, at: &mut At, leaf: LeafAt, empty: Slot) {
+        at.slot = empty;
+        self.counters.emptied.add();
+        self.cache.borrow_mut().update(at.slot_at, empty);
+        self.units.retire(leaf.at, leaf.class, leaf.generation);
+    }
+
+    /// Empties the slot of a dead leaf, if it still has one. The delete is complete in any case: a later writer replaces
+    /// what is left.
+    async fn unlink(&self, lane: &mut Lane, at: &mut At, leaf: LeafAt, path: &[u8]) {
+        for _ in 0..UNLINKS_MAX {
+            match self.session.layout.view(at.slot) {
+                Ok(View::Leaf { at: found, .. }) if found == leaf.at => {
+                    let empty = Slot(empty_of(at.slot).1.get());
+                    match self.swap_slot(&mut lane.own, at.slot_at, at.slot, empty).await {
+                        Ok(Ok(())) => return self.note_emptied(at, leaf, empty),
+                        Ok(Err(found)) => (at.slot, at.is_fresh) = (found, true),
+                        Err(error) if error.ran() == Ran::No => return,
+                        Err(_) => return self.session.give_up(),
+                    }
+                }
+                Ok(View::Node { .. }) => match self.walk(&mut lane.own, path, at, Misses::Verified).await {
+                    Ok(Ok(End::Dead(found, true))) if found.at == leaf.at => {}
+                    _ => return,
+                },
+                _ => return,
+            }
+        }
+    }
+
+    /// Updates a leaf in place. Returns false if the leaf is dead.
+    async fn update(
+        &self,
+        lane: &mut Lane,
+        leaf: LeafAt,
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        let Some(word) = self.lock(lane, leaf, path).await? else { return Ok(false) };
+        let layout = &self.session.layout;
+        let object = layout.object(leaf.at, leaf.class)?;
+        let table = &layout.members[leaf.at.member()];
+        let (rev_ptr, _) = head_of(&lane.own.leaf)?;
+        value(&mut lane.own.value);
+        let content = (path, &lane.own.value[..]);
+        leaf_bytes(leaf.class, (rev_ptr, leaf.generation), content, LockWord::FREE, &mut lane.image);
+        let bytes = &lane.image[HEAD_AT as usize..];
+        lane.record.fill(word, &object, bytes);
+        let mut chain = lane.own.chain.begin(table.extent.key);
+        if layout.spec.redo && !redo::mutants::RECORD_AFTER_OBJECT.is_on() {
+            chain.also(write(self.session.record(leaf.at.member(), word), lane.record.as_bytes()));
+        }
+        let written = match mutants::REV_PTR_ROLLED_BACK.is_on() {
+            true => chain.also(write(layout.addr(leaf.at, leaf.class.size())?, &lane.image)),
+            false => chain.also(write(object.at, bytes)),
+        };
+        if redo::mutants::RECORD_AFTER_OBJECT.is_on() {
+            chain.also(write(self.session.record(leaf.at.member(), word), lane.record.as_bytes()));
+        }
+        let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+        ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::Fabric)?;
+        match lane.own.reply.status(written) {
+            Status::Ok => Ok(true),
+            status => {
+                self.session.give_up();
+                Err(refused(status))
+            }
+        }
+    }
+
+    /// Locks a leaf, and reads it again under the lock, into the buffers. Returns the lock's word, or `None` if the leaf
+    /// is dead.
+    async fn lock(&self, lane: &mut Lane, leaf: LeafAt, path: &[u8]) -> Result<Option<LockWord>, IndexError> {
+        let (session, layout) = (&self.session, &self.session.layout);
+        let (object, table) = (layout.object(leaf.at, leaf.class)?, &layout.members[leaf.at.member()]);
+        let word = session.next_word(lane.number).await?;
+        let intent = redo::intent(word, &object);
+        let until = session.fabric.now() + self.patience;
+        loop {
+            let mut chain = lane.own.chain.begin(table.extent.key);
+            let noted = chain.also(write(session.record(leaf.at.member(), word), &intent));
+            let taken = chain.also(cas(Mode::Eq, object.lock, &LockWord::FREE, &word));
+            let bytes = chain.also(read(layout.addr(leaf.at, leaf.class.size())?, leaf.class.size() as u32));
+            let ran = session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+            ran.inspect_err(|error| {
+                if error.ran() != Ran::No {
+                    session.give_up();
+                }
+            })
+            .map_err(IndexError::of_read)?;
+            let reply = &lane.own.reply;
+            let found = *reply.get(taken).map_err(refused)?;
+            let is_taken = reply.status(taken) == Status::Ok;
+            let read = reply.get(bytes).map_err(refused);
+            if is_taken && (read.is_err() || reply.status(noted) != Status::Ok) {
+                session.give_up();
+            }
+            let read = read?;
+            if is_taken && mutants::PRE_LOCK_COPY.is_on() {
+                return Ok(Some(word));
+            }
+            lane.own.leaf.clear();
+            lane.own.leaf.extend_from_slice(read);
+            // The leaf was alive under this operation's guard, so it was not reused.
+            let is_alive = match leaf_of(&layout.spec, leaf.generation, &lane.own.leaf) {
+                Ok(Leaf::Whole(found)) if found.path == path => Ok(!found.head.is_dead()),
+                Ok(Leaf::Torn(_)) if !is_taken => Ok(true),
+                Ok(_) => Err(Damaged("a locked leaf that is torn, or has another key")),
+                Err(damaged) => Err(damaged),
+            };
+            match (is_taken, is_alive) {
+                (true, Ok(true)) => return Ok(Some(word)),
+                (true, is_alive) => {
+                    self.unlock(lane, leaf, word).await?;
+                    return is_alive.map(|_| None).map_err(IndexError::from);
+                }
+                (false, Ok(false)) => return Ok(None),
+                (false, Err(damaged)) => return Err(damaged.into()),
+                (false, Ok(true)) => {}
+            }
+            self.counters.lock_failures.add();
+            if session.fabric.now() >= until || self.is_abandoned(lane) {
+                return Err(IndexError::Busy);
+            }
+            session.wait_for(lane.number, (leaf.at, leaf.class), found).await?;
+        }
+    }
+
+    /// Frees a lock under which the leaf was not changed.
+    async fn unlock(&self, lane: &mut Lane, leaf: LeafAt, word: LockWord) -> Result<(), IndexError> {
+        let layout = &self.session.layout;
+        let table = &layout.members[leaf.at.member()];
+        let mut chain = lane.own.chain.begin(table.extent.key);
+        let freed = chain.also(cas(Mode::Eq, layout.addr(lock_of(leaf), 8)?, &word, &LockWord::FREE));
+        let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+        ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::of_read)?;
+        match lane.own.reply.status(freed) {
+            Status::Ok => Ok(()),
+            _ => {
+                self.session.give_up();
+                Err(Damaged("a lock that was taken from its living owner").into())
+            }
+        }
+    }
+
+    /// Waits for the holder of the lock of a leaf that stays torn, or recovers it.
+    pub(super) async fn await_whole(
+        &self,
+        lane: u16,
+        leaf: LeafAt,
+        word: LockWord,
+    ) -> Result<(), IndexError> {
+        if word.is_free() {
+            self.session.fabric.sleep(PAUSE).await;
+            return Ok(());
+        }
+        self.session.wait_for(lane, (leaf.at, leaf.class), word).await
+    }
+
+    /// Puts a new leaf in the place of a slot that leads to no alive leaf. Returns false if the slot has changed.
+    async fn link(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        let leaf = self.new_leaf(lane, at.slot_at, path, value).await?;
+        let partial = if at.depth == 0 { 0 } else { path[at.depth - 1] };
+        let slot = self.session.layout.leaf_slot(partial, leaf.at, leaf.class, leaf.generation);
+        self.swap_at(lane, at, slot).await
+    }
+
+    /// Replaces the slot `at`. Returns false if it has changed; then `at` has the slot that was found.
+    async fn swap_at(&self, lane: &mut Lane, at: &mut At, slot: Slot) -> Result<bool, IndexError> {
+        match self.swap_slot(&mut lane.own, at.slot_at, at.slot, slot).await? {
+            Ok(()) => {
+                (at.slot, at.is_fresh) = (slot, true);
+                self.note_linked(lane, at.slot_at, slot);
+                Ok(true)
+            }
+            Err(found) => {
+                self.counters.slot_failures.add();
+                self.cache.borrow_mut().update(at.slot_at, found);
+                (at.slot, at.is_fresh) = (found, true);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Notes that a slot points to the operation's new units.
+    fn note_linked(&self, lane: &mut Lane, slot_at: Far, slot: Slot) {
+        self.cache.borrow_mut().update(slot_at, slot);
+        lane.leaf.take().into_iter().chain(lane.nodes.drain(..)).for_each(|new| self.units.linked(&new.unit));
+    }
+
+    /// Puts a new leaf into a null slot of a node.
+    async fn insert(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        (node, header): (Far, Header),
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<Inserted, IndexError> {
+        let (byte, visible) = (path[header.branch()], header.kind.slots());
+        let nulls: Vec<usize> = NodeView::of(&lane.own.node)?
+            .slots()
+            .take(visible)
+            .enumerate()
+            .filter_map(|(index, slot)| slot.is_null().then_some(index))
+            .collect();
+        for index in nulls.into_iter().chain(visible..NodeType::MAX.slots()) {
+            let slot_at = slot_at(node, index);
+            let leaf = self.new_leaf(lane, slot_at, path, value).await?;
+            let slot = self.session.layout.leaf_slot(byte, leaf.at, leaf.class, leaf.generation);
+            match self.swap_slot(&mut lane.own, slot_at, Slot::NULL, slot).await? {
+                Ok(()) => {
+                    self.note_linked(lane, slot_at, slot);
+                    if index >= visible && !mutants::TYPE_SWITCH_LEFT_OUT.is_on() {
+                        let switched = self.switch_type(&mut lane.own, at, (node, header), index).await;
+                        // The leaf is in its slot, and another writer may make it visible at any time.
+                        switched.map_err(|error| self.of_visible(error))?;
+                    }
+                    return Ok(Inserted::Done);
+                }
+                Err(found) if found.partial() == byte => {
+                    self.counters.slot_failures.add();
+                    if index >= visible && !mutants::TYPE_SWITCH_NOT_HELPED.is_on() {
+                        self.counters.switches_helped.add();
+                        self.switch_type(&mut lane.own, at, (node, header), index).await?;
+                    }
+                    let depth = header.branch() + 1;
+                    return Ok(Inserted::Follow(At { slot_at, slot: found, depth, is_fresh: true }));
+                }
+                Err(_) => self.counters.slot_failures.add(),
+            }
+        }
+        Err(Damaged("a node without a slot for a byte").into())
+    }
+
+    /// Raises the type of a node so that the slot with this index is visible.
+    async fn switch_type(
+        &self,
+        own: &mut Own,
+        at: &mut At,
+        (node, mut header): (Far, Header),
+        index: usize,
+    ) -> Result<(), IndexError> {
+        let layout = &self.session.layout;
+        let (to, table) = (NodeType::for_slot(index), &layout.members[node.member()]);
+        let is_hint = matches!(layout.view(at.slot)?, View::Node { at, kind } if at == node && kind < to);
+        let hint = [at.slot, at.slot.with_type(to)].map(|slot| U64::new(slot.0));
+        let (is_same_member, mut is_first) = (at.slot_at.member() == node.member(), true);
+        let mask = U64::new(TYPE_MASK);
+        while header.kind < to {
+            let (old, new) = (U64::new(header.word()), U64::new(Header { kind: to, ..header }.word()));
+            let mut chain = own.chain.begin(table.extent.key);
+            let switch = cas(Mode::Eq, layout.addr(header_at(node), 8)?, &old, &new).masked(&mask, &mask);
+            let switched = chain.also(switch);
+            if is_first && is_hint && is_same_member {
+                chain.also(cas(Mode::Eq, layout.addr(at.slot_at, 8)?, &hint[0], &hint[1]));
+            }
+            self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(of_change)?;
+            let found = own.reply.get(switched).map_err(refused)?.get();
+            let compared = if mutants::MASKED_CAS_FULL_WORD.is_on() { u64::MAX } else { TYPE_MASK };
+            if (found ^ old.get()) & compared == 0 {
+                self.count_switch(header.kind);
+                break;
+            }
+            header = Header::of(found)?;
+            is_first = false;
+        }
+        if is_hint && !is_same_member {
+            let (old, new) = (Slot(hint[0].get()), Slot(hint[1].get()));
+            let _only_a_hint = self.swap_slot(own, at.slot_at, old, new).await?;
+        }
+        Ok(())
+    }
+
+    fn count_switch(&self, from: NodeType) {
+        let counters = &self.counters;
+        match from.slots() {
+            4 => counters.switches_from_4.add(),
+            8 => counters.switches_from_8.add(),
+            16 => counters.switches_from_16.add(),
+            32 => counters.switches_from_32.add(),
+            64 => counters.switches_from_64.add(),
+            _ => counters.switches_from_128.add(),
+        }
+    }
+
+    /// Puts nodes in front of the leaf of another key, which lead to that leaf and to a new one. Returns false if the
+    /// slot has changed.
+    async fn split_leaf(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        leaf: LeafAt,
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        let layout = &self.session.layout;
+        let (rev_ptr, _) = head_of(&lane.own.leaf)?;
+        let Leaf::Whole(found) = leaf_of(&layout.spec, leaf.generation, &lane.own.leaf)? else {
+            return Err(Damaged("a leaf that has changed in the buffers").into());
+        };
+        let common = found.path.iter().zip(path).take_while(|(one, other)| one == other).count();
+        if common >= found.path.len() || common >= path.len() || common < at.depth {
+            return Err(Damaged("a key that is a prefix of another").into());
+        }
+        let theirs = found.path[common];
+        let (partial, depth) = (at.slot.partial(), at.depth);
+        let count = (common - depth) / (PREFIX_AND_BRANCH) + 1;
+        self.take_nodes(lane, count).await?;
+        let at_of = |lane: &Lane, index: usize| lane.nodes[index].unit.at;
+        let last = at_of(lane, count - 1);
+        self.take_leaf(lane, path).await?;
+        self.encode_leaf(lane, slot_at(last, 1), path, value);
+        let new = lane.leaf.expect("it was taken").unit;
+        let mut writes = vec![(new.at, lane.image.clone())];
+        let mut from = depth;
+        for index in 0..count {
+            let (node, mut bytes) = (at_of(lane, index), Vec::new());
+            let above = if index == 0 { at.slot_at } else { slot_at(at_of(lane, index - 1), 0) };
+            let is_last = index + 1 == count;
+            let end = if is_last { common } else { from + PREFIX_AND_BRANCH - 1 };
+            let header = Header::new(from, NodeType::SMALLEST, &path[from..end]);
+            let slots = if is_last {
+                let own = layout.leaf_slot(path[common], new.at, new.class, new.generation);
+                vec![at.slot.with_partial(theirs), own]
+            } else {
+                vec![layout.node_slot(path[end], at_of(lane, index + 1), NodeType::SMALLEST)]
+            };
+            node_bytes(above, header, &slots, &mut bytes);
+            writes.push((node, bytes));
+            from = end + 1;
+        }
+        self.write_new(lane, writes).await?;
+        let first = layout.node_slot(partial, at_of(lane, 0), NodeType::SMALLEST);
+        if !self.swap_at(lane, at, first).await? {
+            return Ok(false);
+        }
+        self.counters.leaf_splits.add();
+        self.move_rev_ptr(&mut lane.own, leaf.at, rev_ptr, slot_at(last, 0)).await;
+        Ok(true)
+    }
+
+    /// Puts a node in front of a node with a longer prefix, which leads to that node and to a new leaf. Returns false if
+    /// the slot has changed.
+    async fn split_path(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        (node, header, matched): (Far, Header, usize),
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        let layout = &self.session.layout;
+        let prefix = header.prefix_from(at.depth).ok_or(Damaged("a node at a wrong depth"))?;
+        let rev_ptr = NodeView::of(&lane.own.node)?.rev_ptr();
+        let (theirs, depth) = (prefix[matched], at.depth + matched);
+        self.take_nodes(lane, 1).await?;
+        self.take_leaf(lane, path).await?;
+        let above = lane.nodes[0].unit.at;
+        self.encode_leaf(lane, slot_at(above, 1), path, value);
+        let new = lane.leaf.expect("it was taken").unit;
+        let own = layout.leaf_slot(path[depth], new.at, new.class, new.generation);
+        let slots = [at.slot.with_partial(theirs), own];
+        let mut bytes = Vec::new();
+        let above_header = Header::new(at.depth, NodeType::SMALLEST, &path[at.depth..depth]);
+        node_bytes(at.slot_at, above_header, &slots, &mut bytes);
+        let writes = vec![(new.at, lane.image.clone()), (above, bytes)];
+        self.write_new(lane, writes).await?;
+        let slot = layout.node_slot(at.slot.partial(), above, NodeType::SMALLEST);
+        if !self.swap_at(lane, at, slot).await? {
+            return Ok(false);
+        }
+        self.counters.path_splits.add();
+        let below = slot_at(above, 0);
+        self.deepen(&mut lane.own, (node, header), (rev_ptr, below), depth + 1).await;
+        Ok(true)
+    }
+
+    /// Moves the reverse pointer of a node to its new slot, and removes from the node's prefix what the nodes above it
+    /// have now. The split is complete in any case.
+    async fn deepen(
+        &self,
+        own: &mut Own,
+        (node, mut header): (Far, Header),
+        (from, to): (u64, Far),
+        depth: usize,
+    ) {
+        let (layout, mask) = (&self.session.layout, U64::new(!TYPE_MASK));
+        let [from, to] = [U64::new(from), U64::new(to.0)];
+        let table = &layout.members[node.member()];
+        let (Ok(rev_ptr), Ok(addr)) = (layout.addr(node, 8), layout.addr(header_at(node), 8)) else { return };
+        let mut is_first = true;
+        while usize::from(header.depth) < depth {
+            let Some(deeper) = header.below(depth) else { return };
+            let (old, new) = (U64::new(header.word()), U64::new(deeper.word()));
+            let mut chain = own.chain.begin(table.extent.key);
+            let swapped = chain.also(cas(Mode::Eq, addr, &old, &new).masked(&mask, &mask));
+            if is_first {
+                chain.also(cas(Mode::Eq, rev_ptr, &from, &to));
+            }
+            if let Err(error) = self.session.fabric.run(table.node, &chain, &mut own.reply).await {
+                return self.note_late(&error);
+            }
+            let Ok(found) = own.reply.get(swapped) else { return };
+            if (found.get() ^ old.get()) & mask.get() == 0 {
+                return;
+            }
+            let Ok(found) = Header::of(found.get()) else { return };
+            (header, is_first) = (found, false);
+        }
+    }
+
+    /// Moves the reverse pointer of a leaf to its new slot, unless another client has moved it.
+    async fn move_rev_ptr(&self, own: &mut Own, leaf: Far, from: u64, to: Far) {
+        let (layout, [from, to]) = (&self.session.layout, [U64::new(from), U64::new(to.0)]);
+        let table = &layout.members[leaf.member()];
+        let Ok(addr) = layout.addr(leaf, 8) else { return };
+        let mut chain = own.chain.begin(table.extent.key);
+        chain.also(cas(Mode::Eq, addr, &from, &to));
+        if let Err(error) = self.session.fabric.run(table.node, &chain, &mut own.reply).await {
+            self.note_late(&error);
+        }
+    }
+
+    /// Notes that a request after the change has failed. If it may still run, the client gives up, so that the memory
+    /// that the request reaches is not reused before the client is fenced.
+    fn note_late(&self, error: &FabricError) {
+        if error.ran() != Ran::No {
+            self.session.give_up();
+        }
+    }
+
+    /// Returns the error of an operation after whose CAS something failed.
+    fn of_visible(&self, error: IndexError) -> IndexError {
+        self.session.give_up();
+        match error {
+            IndexError::Fabric(error) => IndexError::Fabric(error.map_ran(|_| Ran::Unknown)),
+            IndexError::Refused { status, .. } => IndexError::Refused { status, ran: Ran::Unknown },
+            damaged => damaged,
+        }
+    }
+
+    /// CASes a slot. Returns the slot that was found if it is not `old`.
+    async fn swap_slot(
+        &self,
+        own: &mut Own,
+        at: Far,
+        old: Slot,
+        new: Slot,
+    ) -> Result<Result<(), Slot>, IndexError> {
+        let layout = &self.session.layout;
+        let (addr, table) = (layout.addr(at, 8)?, &layout.members[at.member()]);
+        let [old, new] = [old, new].map(|slot| U64::new(slot.0));
+        let mut chain = own.chain.begin(table.extent.key);
+        let found = chain.also(cas(Mode::Eq, addr, &old, &new));
+        self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(of_change)?;
+        let found = own.reply.get(found).map_err(refused)?.get();
+        Ok(if found == old.get() { Ok(()) } else { Err(Slot(found)) })
+    }
+
+    /// Takes the unit of the operation's leaf, unless it has one.
+    async fn take_leaf(&self, lane: &mut Lane, path: &[u8]) -> Result<(), IndexError> {
+        if lane.leaf.is_none() {
+            let class = self.session.layout.spec.leaf_class(path.len());
+            let unit = self.units.take(&self.session, class).await?;
+            lane.leaf = Some(New { unit, was_written: false });
+        }
+        Ok(())
+    }
+
+    /// Takes the units of new nodes, so that the operation has `count` of them.
+    async fn take_nodes(&self, lane: &mut Lane, count: usize) -> Result<(), IndexError> {
+        while lane.nodes.len() < count {
+            let unit = self.units.take(&self.session, Class::NODE).await?;
+            lane.nodes.push(New { unit, was_written: false });
+        }
+        while lane.nodes.len() > count {
+            let New { unit, was_written } = lane.nodes.pop().expect("there are more");
+            self.units.give_back(&self.session, unit, was_written).await?;
+        }
+        Ok(())
+    }
+
+    fn encode_leaf(&self, lane: &mut Lane, rev_ptr: Far, path: &[u8], value: &dyn Fn(&mut Vec<u8>)) {
+        let unit = lane.leaf.expect("it was taken").unit;
+        value(&mut lane.own.value);
+        let content = (path, &lane.own.value[..]);
+        leaf_bytes(unit.class, (rev_ptr.0, unit.generation), content, LockWord::FREE, &mut lane.image);
+    }
+
+    /// Writes the operation's leaf, for the slot at `rev_ptr`.
+    async fn new_leaf(
+        &self,
+        lane: &mut Lane,
+        rev_ptr: Far,
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<Unit, IndexError> {
+        self.take_leaf(lane, path).await?;
+        self.encode_leaf(lane, rev_ptr, path, value);
+        let unit = lane.leaf.expect("it was taken").unit;
+        let image = lane.image.clone();
+        self.write_new(lane, vec![(unit.at, image)]).await?;
+        Ok(unit)
+    }
+
+    /// Writes new leaves and nodes, with the states of the operation's units. All members' lists run at once.
+    async fn write_new(&self, lane: &mut Lane, mut writes: Vec<(Far, Vec<u8>)>) -> Result<(), IndexError> {
+        for new in lane.leaf.iter_mut().chain(&mut lane.nodes) {
+            if !std::mem::replace(&mut new.was_written, true) {
+                writes.push((new.unit.state, new.unit.taken().as_bytes().to_vec()));
+            }
+        }
+        let layout = &self.session.layout;
+        let members =
+            (0..layout.members.len()).filter(|member| writes.iter().any(|(at, _)| at.member() == *member));
+        let lists = members.map(|member| {
+            let (table, writes) = (&layout.members[member], &writes);
+            async move {
+                let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+                let mut chain = buffer.begin(table.extent.key);
+                for (at, bytes) in writes.iter().filter(|(at, _)| at.member() == member) {
+                    chain.also(write(layout.addr(*at, bytes.len() as u64)?, bytes));
+                }
+                self.session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
+                match reply.verdict() {
+                    Status::Ok => Ok(()),
+                    status => Err(refused(status)),
+                }
+            }
+        });
+        all(lists).await.into_iter().collect()
+    }
+
+    /// Gives back the units that the operation has not used.
+    async fn give_back(&self, lane: &mut Lane) {
+        let unused: Vec<New> = lane.leaf.take().into_iter().chain(lane.nodes.drain(..)).collect();
+        for New { unit, was_written } in unused {
+            let _else_heal_finds_it = self.units.give_back(&self.session, unit, was_written).await;
+        }
+    }
+}
+
+/// Number of bytes of a path that one node covers at most.
+const PREFIX_AND_BRANCH: usize = super::layout::PREFIX_MAX + 1;
+
+/// The slot without its leaf, as words.
+fn empty_of(slot: Slot) -> (U64, U64) {
+    let empty = if mutants::SLOT_SET_TO_NULL.is_on() { Slot::NULL } else { Slot::empty(slot.partial()) };
+    (U64::new(slot.0), U64::new(empty.0))
+}
+
+/// Reverse pointer and head of a leaf in the buffers.
+fn head_of(leaf: &[u8]) -> Result<(u64, super::layout::Head), Damaged> {
+    super::layout::head_of(leaf).ok_or(Damaged("a leaf that is too short"))
+}
+
+/// Returns the error of an operation whose failed request changes the index. Even if the request ran, its CAS may have
+/// failed, so the outcome is unknown.
+fn of_change(error: FabricError) -> IndexError {
+    IndexError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
+}

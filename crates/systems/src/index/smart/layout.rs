@@ -1,0 +1,825 @@
+//! The bytes of a store: slots, inner nodes, leaves, and the parts of the table at each member.
+//!
+//! ```text
+//! table  | entries of leases | areas of redo records | root slot u64 | 0 x 56 | hint u64 | 0 x 56 | chunk table | chunks |
+//! chunk  | state u64 | x units, to a multiple of 64 | unit | x units
+//! node   | rev_ptr u64 | header u64 | slot u64 | x 4, 8, 16, 32, 64, 128 or 256, with room for 256
+//! leaf   | rev_ptr u64 | head u64 | checksum u64 | path | value | 0, to the capacity | lock word u64 |
+//! ```
+//!
+//! The leases and the root slot of the first member are used. All words are little-endian. A *path* is a key as the tree
+//! sees it: a string has a zero byte behind it, so no path is a prefix of another.
+//!
+//! ```text
+//! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11
+//!        | place: offset in the chunks / 64 34, member 3 |                        0 is null: the slot was never used
+//! header | depth 8 | type 5, length of the prefix 3 | prefix 6 x 8 |
+//! head   | generation 32 | length of the path 8 | length of the value 16 | was written 1, is dead 1, 0 x 6 |
+//! state  | generation 32 | state 32 |
+//! ```
+//!
+//! A slot of a leaf without units and without a place is *empty*: it keeps its partial byte, and no key is below it.
+//!
+//! The depth of a slot is the number of bytes of the path that lead to it, its partial byte included; that of the root
+//! slot is 0. A node below a slot has this depth in its header, or a lower one for a while after a path split. The byte
+//! after its prefix selects one of its slots. The sum of depth and prefix never changes.
+//!
+//! Differs from the paper: addresses count units of 64 bytes and not 256, a slot has bits of the generation of the
+//! leaf's unit (see `cache`), the lock is an aligned word with its owner, and depth has no virtual byte 0.
+//!
+//! Invariant: all bytes from far memory are untrusted. Each function that decodes them ends and does not panic.
+
+use super::Damaged;
+use super::mutants;
+use crate::index::{Keys, NUMBER_LEN, STRING_MAX};
+use crate::lease::{ClientId, ENTRY_SIZE, LockWord, Table};
+use crate::redo::{Areas, Object};
+use farside_remote::service::Extent;
+use farside_remote::{Addr, NodeId};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Largest number of members of a store.
+pub const MEMBERS_MAX: usize = 8;
+/// Largest value in bytes.
+pub const VALUE_MAX: u32 = 7 << 10;
+/// Size of a unit of an address in bytes.
+pub(super) const UNIT: u64 = 64;
+const WORD: usize = size_of::<u64>();
+/// Offset of the word after `rev_ptr`, from which a leaf is written.
+pub(super) const HEAD_AT: u64 = 8;
+/// Offset of the path in a leaf.
+const PATH_AT: usize = 24;
+/// Number of slots of a node with the largest type.
+pub(super) const SLOTS_MAX: usize = 256;
+/// Size of a node with all its slots in bytes.
+const NODE_SIZE: u64 = (2 * WORD + WORD * SLOTS_MAX) as u64;
+/// Largest prefix of a node in bytes.
+pub(super) const PREFIX_MAX: usize = 6;
+const GENERATION_BITS: u32 = 11;
+/// Number of generations that a slot can tell apart.
+pub(super) const GENERATIONS: u64 = 1 << GENERATION_BITS;
+const OFFSET_BITS: u32 = 34;
+
+/// Parameters of a store, stored as JSON in the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// Kind of the keys.
+    pub keys: Keys,
+    /// Length of the longest value in bytes.
+    pub value_max: u32,
+    /// Size of a chunk in bytes, a multiple of 64. If it is 0 when a store is created, it is chosen for the store's quota.
+    pub chunk: u32,
+    /// Number of client ids.
+    pub ids: u16,
+    /// Number of concurrent changes of a client.
+    pub lanes: u16,
+    /// Length of a lease in microseconds.
+    pub lease_us: u64,
+    /// Whether a WRITE may be cut, so that each update first writes a redo record.
+    pub redo: bool,
+}
+
+impl Default for Spec {
+    fn default() -> Spec {
+        Spec {
+            keys: Keys::Numbers,
+            value_max: 8,
+            chunk: 0,
+            ids: 64,
+            lanes: 32,
+            lease_us: 2_000_000,
+            redo: true,
+        }
+    }
+}
+
+impl Spec {
+    /// Length of the longest path in bytes.
+    pub(super) fn path_max(&self) -> usize {
+        match self.keys {
+            Keys::Numbers => NUMBER_LEN,
+            Keys::Strings => STRING_MAX + 1,
+        }
+    }
+
+    /// Size of the smallest chunk in bytes.
+    fn chunk_min(&self) -> u64 {
+        Class::NODE.size().max(self.leaf_class(self.path_max()).size()) + 2 * UNIT
+    }
+
+    /// The same parameters with a chunk for a quota in bytes, if they have none.
+    pub(super) fn with_chunk(self, quota: u64) -> Spec {
+        const LEAST: u64 = 8 << 10;
+        const MOST: u64 = 1 << 20;
+        let least = LEAST.max(self.chunk_min().next_multiple_of(UNIT));
+        let chunk = (quota / 512).next_multiple_of(UNIT).clamp(least, MOST.max(least));
+        if self.chunk == 0 { Spec { chunk: chunk as u32, ..self } } else { self }
+    }
+
+    /// # Errors
+    /// The limit that the parameters exceed.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Spec { value_max, chunk, ids, lanes, lease_us, .. } = *self;
+        const CHUNK_MAX: u32 = 64 << 20;
+        const LEASE_MAX: u64 = 3_600_000_000;
+        if value_max > VALUE_MAX {
+            return Err(format!("values of {value_max} bytes, and at most {VALUE_MAX} are possible"));
+        }
+        let least = self.chunk_min();
+        if !chunk.is_multiple_of(UNIT as u32) || u64::from(chunk) < least || chunk > CHUNK_MAX {
+            return Err(format!("chunks of {chunk} bytes, and multiples of 64 from {least} are possible"));
+        }
+        if !(1..=1024).contains(&ids) || !(1..=1024).contains(&lanes) {
+            return Err(format!("{ids} client ids with {lanes} lanes, and 1 to 1024 of each are possible"));
+        }
+        if !(1_000..=LEASE_MAX).contains(&lease_us) {
+            return Err(format!("leases of {lease_us} us, and 1000 to {LEASE_MAX} are possible"));
+        }
+        Ok(())
+    }
+
+    /// Length of a lease.
+    pub(super) fn lease(&self) -> Duration {
+        Duration::from_micros(self.lease_us)
+    }
+
+    /// Class of the leaf of a path of this length. All values of the path fit into it.
+    pub(super) fn leaf_class(&self, path_len: usize) -> Class {
+        let content = PATH_AT + path_len + self.value_max as usize;
+        Class(((content.next_multiple_of(WORD) + WORD) as u64).div_ceil(UNIT) as u16)
+    }
+
+    /// Writes the path of a key.
+    pub(super) fn path_of(&self, key: &[u8], path: &mut Vec<u8>) {
+        path.clear();
+        path.extend_from_slice(key);
+        if self.keys == Keys::Strings {
+            path.push(0);
+        }
+    }
+
+    /// Returns the key of a path.
+    pub(super) fn key_of<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+        match self.keys {
+            Keys::Numbers => path,
+            Keys::Strings => &path[..path.len().saturating_sub(1)],
+        }
+    }
+
+    fn is_path(&self, path: &[u8]) -> bool {
+        match self.keys {
+            Keys::Numbers => path.len() == NUMBER_LEN,
+            Keys::Strings => {
+                path.len() >= 2 && path.iter().position(|&byte| byte == 0) == Some(path.len() - 1)
+            }
+        }
+    }
+
+    fn areas_offset(&self) -> u64 {
+        (u64::from(self.ids) * ENTRY_SIZE).next_multiple_of(UNIT)
+    }
+
+    fn areas(&self, node: NodeId, extent: Extent) -> Areas {
+        let len_max = (self.leaf_class(self.path_max()).size() - HEAD_AT) as u32;
+        let at = Addr::new(extent.at).plus(self.areas_offset());
+        // One record more than lanes, for recoveries.
+        Areas { node, key: extent.key, at, lanes: self.lanes + 1, len_max }
+    }
+
+    fn root_offset(&self) -> u64 {
+        let none = Extent { key: farside_remote::Key::new(0, 0), at: 0, len: 0 };
+        self.areas_offset() + u64::from(self.ids) * self.areas(NodeId(0), none).area_size()
+    }
+
+    /// Smallest size of a table with a few chunks, in bytes.
+    pub(super) fn table_min(&self) -> u64 {
+        self.root_offset() + 3 * UNIT + 4 * u64::from(self.chunk)
+    }
+}
+
+/// Class of a unit: its size in units of 64 bytes, or [`Class::NODE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Class(pub(super) u16);
+
+impl Class {
+    /// Class of inner nodes. No leaf has it, so the unused slots of a node are 0 in each new node.
+    pub(super) const NODE: Class = Class(1 << 10);
+
+    /// Size of a unit in bytes.
+    pub(super) fn size(self) -> u64 {
+        if self == Class::NODE { NODE_SIZE.next_multiple_of(UNIT) } else { u64::from(self.0) * UNIT }
+    }
+
+    /// Number of units of a chunk of `len` bytes, and the offset of the first one.
+    pub(super) fn units(self, len: u64) -> (u64, u64) {
+        let mut units = len / (WORD as u64 + self.size());
+        let first = |units: u64| (units * WORD as u64).next_multiple_of(UNIT);
+        while units > 0 && first(units) + units * self.size() > len {
+            units -= 1;
+        }
+        (units, first(units))
+    }
+}
+
+/// Location in the store: member, and offset from the start of the member's table in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Far(pub(super) u64);
+
+impl Far {
+    const MEMBER_AT: u32 = 61;
+
+    pub(super) const fn new(member: usize, offset: u64) -> Far {
+        Far((member as u64) << Far::MEMBER_AT | offset)
+    }
+
+    pub(super) const fn member(self) -> usize {
+        (self.0 >> Far::MEMBER_AT) as usize
+    }
+
+    pub(super) const fn offset(self) -> u64 {
+        self.0 & ((1 << Far::MEMBER_AT) - 1)
+    }
+
+    pub(super) const fn plus(self, bytes: u64) -> Far {
+        Far(self.0 + bytes)
+    }
+}
+
+/// Chunk of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Chunk {
+    pub(super) member: usize,
+    pub(super) number: u64,
+}
+
+/// Owner and class of a chunk, from its word in the chunk table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) owner: ClientId,
+    pub(super) class: Class,
+}
+
+impl Claim {
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.owner.number()) | u64::from(self.class.0) << 16
+    }
+
+    /// Decodes a word; `None` if no client has claimed the chunk.
+    ///
+    /// # Errors
+    /// No client writes this word.
+    pub(super) fn of(word: u64) -> Result<Option<Claim>, Damaged> {
+        if word == 0 {
+            return Ok(None);
+        }
+        let owner = ClientId::new(word as u16).ok_or(Damaged("a chunk without an owner"))?;
+        let class = Class((word >> 16) as u16);
+        let is_class = class == Class::NODE || (1..=Slot::UNITS_MAX as u16).contains(&class.0);
+        if !is_class || word >> 32 != 0 {
+            return Err(Damaged("a chunk with an invalid class"));
+        }
+        Ok(Some(Claim { owner, class }))
+    }
+}
+
+/// State of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) generation: u32,
+    pub(super) is_taken: bool,
+}
+
+impl State {
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.generation) | u64::from(self.is_taken) << 32
+    }
+
+    pub(super) fn of(word: u64) -> State {
+        State { generation: word as u32, is_taken: word >> 32 != 0 }
+    }
+}
+
+/// The parts of a store's table, which all members have at the same offsets.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    pub(super) spec: Spec,
+    pub(super) members: Vec<MemberTable>,
+}
+
+/// Table of one member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemberTable {
+    pub(super) node: NodeId,
+    pub(super) extent: Extent,
+    pub(super) areas: Areas,
+    /// Number of chunks.
+    pub(super) chunks: u64,
+    /// Offset of the first chunk in the table.
+    chunks_at: u64,
+}
+
+impl Layout {
+    /// # Errors
+    /// The parameters are not from a plan of this system, or the tables are too small.
+    pub(super) fn new(parameters: &str, members: &[(NodeId, Extent)]) -> Result<Layout, String> {
+        let spec: Spec = serde_json::from_str(parameters).map_err(|error| error.to_string())?;
+        spec.check()?;
+        if !(1..=MEMBERS_MAX).contains(&members.len()) {
+            return Err(format!("{} members, and 1 to {MEMBERS_MAX} are possible", members.len()));
+        }
+        let tables = members.iter().map(|&(node, extent)| {
+            let table_at = spec.root_offset() + 2 * UNIT;
+            let room = extent.len.saturating_sub(table_at);
+            let mut chunks = room / (u64::from(spec.chunk) + WORD as u64);
+            let chunks_at = |chunks: u64| (table_at + chunks * WORD as u64).next_multiple_of(UNIT);
+            while chunks > 0 && chunks_at(chunks) + chunks * u64::from(spec.chunk) > extent.len {
+                chunks -= 1;
+            }
+            if chunks == 0 {
+                return Err(format!("a table of {} bytes has no room for a chunk", extent.len));
+            }
+            if chunks_at(chunks) >> OFFSET_BITS != 0 || extent.len / UNIT >> OFFSET_BITS != 0 {
+                return Err(format!(
+                    "a table of {} bytes, which is more than addresses have bits for",
+                    extent.len
+                ));
+            }
+            Ok(MemberTable {
+                node,
+                extent,
+                areas: spec.areas(node, extent),
+                chunks,
+                chunks_at: chunks_at(chunks),
+            })
+        });
+        Ok(Layout { members: tables.collect::<Result<_, _>>()?, spec })
+    }
+
+    /// The table of leases.
+    pub(super) fn leases(&self) -> Table {
+        let first = &self.members[0];
+        Table { node: first.node, key: first.extent.key, at: Addr::new(first.extent.at) }
+    }
+
+    /// Location of the root slot.
+    pub(super) fn root(&self) -> Far {
+        Far::new(0, self.spec.root_offset())
+    }
+
+    /// Location of the number of the chunk that is claimed next, more or less.
+    pub(super) fn hint(&self, member: usize) -> Far {
+        Far::new(member, self.spec.root_offset() + UNIT)
+    }
+
+    /// Location of a chunk's word in the chunk table.
+    pub(super) fn claim(&self, chunk: Chunk) -> Far {
+        Far::new(chunk.member, self.spec.root_offset() + 2 * UNIT + chunk.number * WORD as u64)
+    }
+
+    fn chunk_at(&self, chunk: Chunk) -> Far {
+        let at = self.members[chunk.member].chunks_at + chunk.number * u64::from(self.spec.chunk);
+        Far::new(chunk.member, at)
+    }
+
+    /// Number of units of a chunk of this class.
+    pub(super) fn units(&self, class: Class) -> u64 {
+        class.units(self.spec.chunk.into()).0
+    }
+
+    /// Location of a unit.
+    pub(super) fn unit(&self, chunk: Chunk, class: Class, unit: u64) -> Far {
+        let first = class.units(self.spec.chunk.into()).1;
+        self.chunk_at(chunk).plus(first + unit * class.size())
+    }
+
+    /// Location of a unit's state.
+    pub(super) fn state(&self, chunk: Chunk, unit: u64) -> Far {
+        self.chunk_at(chunk).plus(unit * WORD as u64)
+    }
+
+    /// Returns the chunk and the number of the unit of this class at a location; `None` if none is there.
+    pub(super) fn unit_at(&self, at: Far, class: Class) -> Option<(Chunk, u64)> {
+        let table = self.members.get(at.member())?;
+        let offset = at.offset().checked_sub(table.chunks_at)?;
+        let number = offset / u64::from(self.spec.chunk);
+        let (units, first) = class.units(self.spec.chunk.into());
+        let within = (offset % u64::from(self.spec.chunk)).checked_sub(first)?;
+        let unit = within / class.size();
+        let is_there = number < table.chunks && unit < units && within.is_multiple_of(class.size());
+        is_there.then_some((Chunk { member: at.member(), number }, unit))
+    }
+
+    /// Returns the address of `len` bytes at a location.
+    ///
+    /// # Errors
+    /// The bytes are not in the table, or the word or unit is misaligned.
+    pub(super) fn addr(&self, at: Far, len: u64) -> Result<Addr, Damaged> {
+        let table = self.members.get(at.member()).ok_or(Damaged("a pointer to no member"))?;
+        let end = at.offset().checked_add(len).ok_or(Damaged("a pointer out of the store"))?;
+        if end > table.extent.len || !at.offset().is_multiple_of(WORD as u64) {
+            return Err(Damaged("a pointer out of the store"));
+        }
+        Ok(Addr::new(table.extent.at).plus(at.offset()))
+    }
+
+    /// Location of the place of a slot.
+    fn far_of(&self, member: usize, offset: u64) -> Result<Far, Damaged> {
+        let table = self.members.get(member).ok_or(Damaged("a pointer to no member"))?;
+        Ok(Far::new(member, table.chunks_at + offset * UNIT))
+    }
+
+    /// Slot of a leaf.
+    pub(super) fn leaf_slot(&self, partial: u8, at: Far, class: Class, generation: u32) -> Slot {
+        let generation = (u64::from(generation) & (GENERATIONS - 1)) << Slot::GENERATION_AT;
+        Slot(u64::from(partial) | u64::from(class.0) << 8 | Slot::IS_LEAF | generation | self.place(at))
+    }
+
+    /// Slot of a node.
+    pub(super) fn node_slot(&self, partial: u8, at: Far, kind: NodeType) -> Slot {
+        Slot(u64::from(partial) | u64::from(kind.0) << 8 | self.place(at))
+    }
+
+    fn place(&self, at: Far) -> u64 {
+        let offset = (at.offset() - self.members[at.member()].chunks_at) / UNIT;
+        offset << Slot::OFFSET_AT | (at.member() as u64) << Slot::MEMBER_AT
+    }
+
+    /// Decodes a slot.
+    ///
+    /// # Errors
+    /// No client writes such a slot.
+    pub(super) fn view(&self, slot: Slot) -> Result<View, Damaged> {
+        let Slot(word) = slot;
+        if word == 0 {
+            return Ok(View::Null);
+        }
+        let len = word >> 8 & 0x7f;
+        let place = word >> Slot::OFFSET_AT;
+        if word & Slot::IS_LEAF != 0 && len == 0 {
+            let is_empty = word >> Slot::GENERATION_AT == 0;
+            return if is_empty { Ok(View::Empty) } else { Err(Damaged("a leaf without a length")) };
+        }
+        let at = self.far_of((place >> OFFSET_BITS) as usize, place & ((1 << OFFSET_BITS) - 1))?;
+        if word & Slot::IS_LEAF != 0 {
+            let class = Class(len as u16);
+            self.unit_at(at, class).ok_or(Damaged("a slot that points to no leaf"))?;
+            let generation = (word >> Slot::GENERATION_AT) & (GENERATIONS - 1);
+            return Ok(View::Leaf { at, class, generation: generation as u32 });
+        }
+        let kind = NodeType::of(len as u8).ok_or(Damaged("a node of an unknown type"))?;
+        self.unit_at(at, Class::NODE).ok_or(Damaged("a slot that points to no node"))?;
+        Ok(View::Node { at, kind })
+    }
+
+    /// Object of a leaf, for its redo record.
+    ///
+    /// # Errors
+    /// No leaf is there.
+    pub(super) fn object(&self, at: Far, class: Class) -> Result<Object, Damaged> {
+        let len = class.size();
+        let addr = self.addr(at, len)?;
+        Ok(Object { lock: addr.plus(lock_at(class)), at: addr.plus(HEAD_AT), len: (len - HEAD_AT) as u32 })
+    }
+
+    /// Returns the leaf whose bytes from [`HEAD_AT`] on have this address and length at a member, and its class; `None`
+    /// if there is no such unit.
+    pub(super) fn leaf_of_object(&self, member: usize, at: u64, len: u64) -> Option<(Far, Class)> {
+        let size = len.checked_add(HEAD_AT).filter(|size| size.is_multiple_of(UNIT))?;
+        let class = Class(u16::try_from(size / UNIT).ok().filter(|units| (1..=0x7f).contains(units))?);
+        let offset = at.checked_sub(self.members[member].extent.at)?.checked_sub(HEAD_AT)?;
+        let far = (offset < self.members[member].extent.len).then(|| Far::new(member, offset))?;
+        self.unit_at(far, class).map(|_| (far, class))
+    }
+}
+
+/// Offset of the lock word in a leaf.
+pub(super) fn lock_at(class: Class) -> u64 {
+    class.size() - WORD as u64
+}
+
+/// Word of a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Slot(pub(super) u64);
+
+impl Slot {
+    const IS_LEAF: u64 = 1 << 15;
+    const GENERATION_AT: u32 = 16;
+    const OFFSET_AT: u32 = Slot::GENERATION_AT + GENERATION_BITS;
+    const MEMBER_AT: u32 = Slot::OFFSET_AT + OFFSET_BITS;
+    /// Largest leaf in units.
+    const UNITS_MAX: u64 = 0x7f;
+    pub(super) const NULL: Slot = Slot(0);
+
+    pub(super) fn empty(partial: u8) -> Slot {
+        Slot(u64::from(partial) | Slot::IS_LEAF)
+    }
+
+    pub(super) fn is_null(self) -> bool {
+        self == Slot::NULL
+    }
+
+    pub(super) fn partial(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Whether both point to the same unit of the same generation.
+    pub(super) fn is_same_place(self, other: Slot) -> bool {
+        (self.0 ^ other.0) >> Slot::GENERATION_AT == 0
+    }
+
+    /// The same slot with another partial byte.
+    pub(super) fn with_partial(self, partial: u8) -> Slot {
+        Slot(self.0 & !0xff | u64::from(partial))
+    }
+
+    /// The same slot of a node with another type.
+    pub(super) fn with_type(self, kind: NodeType) -> Slot {
+        Slot(self.0 & !0x7f00 | u64::from(kind.0) << 8)
+    }
+}
+
+const _: () = assert!(Slot::MEMBER_AT + 3 == u64::BITS);
+
+/// What a slot points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    Null,
+    Empty,
+    Leaf { at: Far, class: Class, generation: u32 },
+    Node { at: Far, kind: NodeType },
+}
+
+/// Number of slots in use of a node: 1 to 7 for 4, 8, 16, 32, 64, 128 and 256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct NodeType(pub(super) u8);
+
+impl NodeType {
+    pub(super) const SMALLEST: NodeType = NodeType(1);
+    pub(super) const MAX: NodeType = NodeType(7);
+
+    fn of(number: u8) -> Option<NodeType> {
+        (1..=7).contains(&number).then_some(NodeType(number))
+    }
+
+    /// Number of slots.
+    pub(super) fn slots(self) -> usize {
+        2 << self.0
+    }
+
+    /// Size of the part of the node that a READ of all slots in use returns.
+    pub(super) fn read_len(self) -> u32 {
+        (2 * WORD + WORD * self.slots()) as u32
+    }
+
+    /// The smallest type with a slot of this index.
+    pub(super) fn for_slot(index: usize) -> NodeType {
+        let mut kind = NodeType::SMALLEST;
+        while kind.slots() <= index {
+            kind.0 += 1;
+        }
+        kind
+    }
+}
+
+/// Location of a slot of a node.
+pub(super) fn slot_at(node: Far, index: usize) -> Far {
+    node.plus((2 * WORD + WORD * index) as u64)
+}
+
+/// Location of a node's header.
+pub(super) fn header_at(node: Far) -> Far {
+    node.plus(WORD as u64)
+}
+
+/// Header of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) depth: u8,
+    pub(super) kind: NodeType,
+    pub(super) len: u8,
+    pub(super) prefix: [u8; PREFIX_MAX],
+}
+
+/// Bits of a header that a type switch changes.
+pub(super) const TYPE_MASK: u64 = 0x1f00;
+
+impl Header {
+    pub(super) fn new(depth: usize, kind: NodeType, prefix: &[u8]) -> Header {
+        let mut padded = [0; PREFIX_MAX];
+        padded[..prefix.len()].copy_from_slice(prefix);
+        Header { depth: depth as u8, kind, len: prefix.len() as u8, prefix: padded }
+    }
+
+    pub(super) fn word(self) -> u64 {
+        let mut bytes = [self.depth, self.kind.0 | self.len << 5, 0, 0, 0, 0, 0, 0];
+        bytes[2..].copy_from_slice(&self.prefix);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// # Errors
+    /// No client writes such a header.
+    pub(super) fn of(word: u64) -> Result<Header, Damaged> {
+        let bytes = word.to_le_bytes();
+        let (kind, len) = (NodeType::of(bytes[1] & 0x1f), bytes[1] >> 5);
+        let prefix = bytes[2..].try_into().expect("six bytes");
+        match kind {
+            Some(kind) if usize::from(len) <= PREFIX_MAX => Ok(Header { depth: bytes[0], kind, len, prefix }),
+            _ => Err(Damaged("a node with an invalid header")),
+        }
+    }
+
+    /// The prefix.
+    pub(super) fn prefix(&self) -> &[u8] {
+        &self.prefix[..usize::from(self.len)]
+    }
+
+    /// Depth of the byte that selects a slot.
+    pub(super) fn branch(&self) -> usize {
+        usize::from(self.depth) + usize::from(self.len)
+    }
+
+    /// The part of the prefix from this depth on; `None` if the node is not below a slot of this depth any more, or
+    /// never was.
+    pub(super) fn prefix_from(&self, depth: usize) -> Option<&[u8]> {
+        depth.checked_sub(self.depth.into()).and_then(|skipped| self.prefix().get(skipped..))
+    }
+
+    /// The header of the same node below a slot of this depth, which is not lower.
+    pub(super) fn below(&self, depth: usize) -> Option<Header> {
+        self.prefix_from(depth).map(|prefix| Header::new(depth, self.kind, prefix))
+    }
+}
+
+/// Bytes of a node: the words before the slots, and some slots.
+pub(super) struct NodeView<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> NodeView<'a> {
+    /// # Errors
+    /// The bytes are too short.
+    pub(super) fn of(bytes: &'a [u8]) -> Result<NodeView<'a>, Damaged> {
+        if bytes.len() < 2 * WORD { Err(Damaged("a node that is too short")) } else { Ok(NodeView { bytes }) }
+    }
+
+    pub(super) fn rev_ptr(&self) -> u64 {
+        word(self.bytes, 0)
+    }
+
+    pub(super) fn header(&self) -> Result<Header, Damaged> {
+        Header::of(word(self.bytes, WORD))
+    }
+
+    /// The slots that were read.
+    pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + 'a {
+        self.bytes[2 * WORD..].chunks_exact(WORD).map(|bytes| Slot(word(bytes, 0)))
+    }
+}
+
+/// Encodes a new node.
+pub(super) fn node_bytes(rev_ptr: Far, header: Header, slots: &[Slot], out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(&rev_ptr.0.to_le_bytes());
+    out.extend_from_slice(&header.word().to_le_bytes());
+    for index in 0..header.kind.slots() {
+        out.extend_from_slice(&slots.get(index).copied().unwrap_or_default().0.to_le_bytes());
+    }
+}
+
+/// Head of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head(pub(super) u64);
+
+impl Head {
+    const WRITTEN: u64 = 1 << 56;
+    const DEAD: u64 = 1 << 57;
+
+    pub(super) fn new(generation: u32, path_len: usize, value_len: usize) -> Head {
+        Head(u64::from(generation) | (path_len as u64) << 32 | (value_len as u64) << 40 | Head::WRITTEN)
+    }
+
+    pub(super) fn generation(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(super) fn is_dead(self) -> bool {
+        self.0 & Head::DEAD != 0
+    }
+
+    pub(super) fn dead(self) -> Head {
+        Head(self.0 | Head::DEAD)
+    }
+
+    fn alive(self) -> Head {
+        Head(self.0 & !Head::DEAD)
+    }
+
+    /// Ends of the path and of the value in the leaf.
+    fn ends(self) -> (usize, usize) {
+        let path_end = PATH_AT + usize::from((self.0 >> 32) as u8);
+        (path_end, path_end + usize::from((self.0 >> 40) as u16))
+    }
+}
+
+/// A leaf that was read whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeafView<'a> {
+    pub(super) head: Head,
+    pub(super) rev_ptr: u64,
+    pub(super) path: &'a [u8],
+    pub(super) value: &'a [u8],
+}
+
+/// Bytes of a leaf.
+#[derive(Debug)]
+pub(super) enum Leaf<'a> {
+    Whole(LeafView<'a>),
+    /// The READ met a WRITE, or a dead client has left the WRITE unfinished. The lock word was read, too.
+    Torn(LockWord),
+    /// The unit is not a leaf of the slot's generation any more.
+    Reused,
+}
+
+/// Decodes a leaf that was read below a slot with this generation.
+///
+/// # Errors
+/// No client writes such bytes.
+pub(super) fn leaf_of<'a>(spec: &Spec, generation: u32, bytes: &'a [u8]) -> Result<Leaf<'a>, Damaged> {
+    let lock_at = bytes.len().checked_sub(WORD).filter(|&at| at >= PATH_AT);
+    let lock_at = lock_at.ok_or(Damaged("a leaf that is too short"))?;
+    let (head, lock) = (Head(word(bytes, WORD)), LockWord::of_bits(word(bytes, lock_at)));
+    if u64::from(head.generation() ^ generation) & (GENERATIONS - 1) != 0 {
+        return Ok(Leaf::Reused);
+    }
+    let (path_end, value_end) = head.ends();
+    if head.0 & Head::WRITTEN == 0 || value_end > lock_at {
+        return Err(Damaged("a slot that points to bytes that are no leaf"));
+    }
+    let (path, value) = (&bytes[PATH_AT..path_end], &bytes[path_end..value_end]);
+    // A dead leaf never changes, and only its path is used. Its lock may still be held.
+    if word(bytes, 2 * WORD) != checksum(head, path, value, bytes) {
+        return Ok(Leaf::Torn(lock));
+    }
+    if !spec.is_path(path) {
+        return Err(Damaged("a leaf with a key that the store cannot have"));
+    }
+    Ok(Leaf::Whole(LeafView { head, rev_ptr: word(bytes, 0), path, value }))
+}
+
+/// Encodes a leaf with this lock word.
+pub(super) fn leaf_bytes(
+    class: Class,
+    (rev_ptr, generation): (u64, u32),
+    (path, value): (&[u8], &[u8]),
+    lock: LockWord,
+    out: &mut Vec<u8>,
+) {
+    let head = Head::new(generation, path.len(), value.len());
+    out.clear();
+    out.extend_from_slice(&rev_ptr.to_le_bytes());
+    out.extend_from_slice(&head.0.to_le_bytes());
+    out.extend_from_slice(&[0; WORD]);
+    out.extend_from_slice(path);
+    out.extend_from_slice(value);
+    out.resize(lock_at(class) as usize, 0);
+    out.extend_from_slice(&lock.bits().get().to_le_bytes());
+    let sum = checksum(head, path, value, out);
+    out[2 * WORD..3 * WORD].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Checksum of a leaf. Its dead bit is not covered: it is set by a WRITE of the head alone, which is never torn.
+fn checksum(head: Head, path: &[u8], value: &[u8], leaf: &[u8]) -> u64 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    digest.update(&head.alive().0.to_le_bytes());
+    if !mutants::CHECKSUM_WITHOUT_KEY.is_on() {
+        digest.update(path);
+    }
+    digest.update(value);
+    if mutants::CHECKSUM_OVER_LOCK.is_on() {
+        digest.update(&leaf[leaf.len() - WORD..]);
+    }
+    digest.finalize()
+}
+
+/// Reverse pointer and head of a leaf; `None` if it is too short.
+pub(super) fn head_of(leaf: &[u8]) -> Option<(u64, Head)> {
+    (leaf.len() >= PATH_AT).then(|| (word(leaf, 0), Head(word(leaf, WORD))))
+}
+
+/// Path and value of a leaf that may be torn, one after the other.
+pub(super) fn path_and_value(leaf: &[u8]) -> Option<&[u8]> {
+    let (_, head) = head_of(leaf)?;
+    leaf.get(PATH_AT..head.ends().1)
+}
+
+/// The value of a leaf that was found to be whole.
+pub(super) fn value_of(leaf: &[u8]) -> &[u8] {
+    let (path_end, value_end) = Head(word(leaf, WORD)).ends();
+    leaf.get(path_end..value_end).unwrap_or_default()
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + WORD].try_into().expect("a word has 8 bytes"))
+}

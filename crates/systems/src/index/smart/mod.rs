@@ -1,0 +1,423 @@
+//! SMART: a radix tree in far memory. Luo, Zuo, Shen, Sun, Tao, Wang and Zhou, *SMART: A High-Performance Adaptive Radix
+//! Tree for Disaggregated Memory* (OSDI 2023).
+//!
+//! Clients read and change the tree with classic verbs; the nodes' CPUs do nothing. Inner nodes are lock-free. Each leaf
+//! ends with a lock, which the WRITE of an update releases. Leaves and nodes are spread over the members of the store.
+//!
+//! - `layout`: the bytes. `walk`: from a slot down to a leaf. `change`: put and delete. `scan`: keys in order.
+//! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
+//! - `units`: memory, and when it may be used again. `session`: leases, epochs, and the locks of dead clients.
+//! - `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
+//!
+//! | operation | waves, with a warm cache | without |
+//! | --- | --- | --- |
+//! | get | 1 | levels + 2 |
+//! | put of a key with a value | 3: read, lock and read, write | levels + 4 |
+//! | put into a free slot | 3: read the node, write the leaf, CAS | levels + 3 |
+//! | the same with a type switch | one more | |
+//! | put with a leaf split or a path split | 4: read, write, CAS, reverse pointer | levels + 4 |
+//! | delete | 3: read, lock and read, write and CAS | levels + 4 |
+//!
+//! Changes are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task ends the
+//! change. Reads leave nothing behind.
+//!
+//! Invariant: an operation holds a guard of its epoch from before its first READ of a pointer until its last request was
+//! answered. If a request may never be answered, the guard is kept and the client gives up.
+
+pub mod mutants;
+pub mod system;
+
+mod cache;
+mod change;
+mod combine;
+mod counters;
+mod layout;
+#[cfg(test)]
+mod layout_tests;
+mod scan;
+mod session;
+mod units;
+mod walk;
+
+pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
+
+use crate::index::{Combining, Index, IndexError, Keys};
+use crate::owned::{Closed, Jobs};
+use cache::Cache;
+use change::{Lane, Put};
+use combine::{Batch, Combine, Turn};
+use counters::Counters;
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use layout::value_of;
+use scan::Progress;
+use session::Session;
+use std::cell::{Cell, RefCell};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+use units::Units;
+use walk::{End, Met, Misses, Own};
+
+/// Kind of the store in the catalog.
+pub const KIND: &str = "smart";
+
+/// Time for which an operation tries to lock a leaf, or to read one whole, unless the options have another.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for which a put waits for free memory, and the pause between two attempts.
+const MEMORY_PATIENCE: Duration = Duration::from_millis(100);
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Bytes that no client writes; the text says which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Damaged(&'static str);
+
+impl From<Damaged> for IndexError {
+    fn from(Damaged(what): Damaged) -> IndexError {
+        IndexError::Damaged(what)
+    }
+}
+
+/// Handle of a client of one store. It runs one operation at a time: give each task its own, by [`Smart::another`].
+pub struct Smart<F> {
+    client: Rc<Client<F>>,
+    own: Own,
+    path: Vec<u8>,
+}
+
+/// Client of one store, which its handles and its task share.
+struct Client<F> {
+    session: Session<F>,
+    units: Units,
+    cache: RefCell<Cache>,
+    counters: Counters,
+    combining: Combining,
+    gets: Combine<Got>,
+    puts: Combine<Done>,
+    jobs: Jobs<Job, Done>,
+    lanes: Vec<RefCell<Lane>>,
+    handles: Cell<usize>,
+    /// Time for which an operation tries to lock a leaf, or to read one whole.
+    patience: Duration,
+}
+
+/// Work of a lane.
+enum Job {
+    /// A batch of puts.
+    Put {
+        path: Vec<u8>,
+        batch: Rc<Batch<Done>>,
+    },
+    PutIfAbsent {
+        path: Vec<u8>,
+        value: Vec<u8>,
+    },
+    Delete {
+        path: Vec<u8>,
+    },
+    /// Waits for the holder of a torn leaf's lock, or recovers it.
+    Free(Met),
+    /// Recovers all dead clients.
+    Heal,
+}
+
+type Done = Result<bool, IndexError>;
+/// Result of a get: the value.
+type Got = Result<Option<Rc<[u8]>>, IndexError>;
+
+impl<F: Fabric + Clock> Smart<F> {
+    fn of(client: &Rc<Client<F>>) -> Smart<F> {
+        client.handles.set(client.handles.get() + 1);
+        Smart { client: Rc::clone(client), own: Own::default(), path: Vec::new() }
+    }
+
+    /// Creates another handle of the same client, for another task.
+    pub fn another(&self) -> Smart<F> {
+        Smart::of(&self.client)
+    }
+
+    /// Recovers all dead clients: watches the leases of all ids until each was renewed, released, or has expired. Takes
+    /// about the length of a lease.
+    ///
+    /// # Errors
+    /// [`IndexError`]; some dead clients may have been recovered.
+    pub async fn heal(&mut self) -> Result<(), IndexError> {
+        self.client.carry_out(Job::Heal).await.map(drop)
+    }
+
+    /// Number of dead clients that this one has recovered.
+    pub fn recovered(&self) -> u64 {
+        self.client.session.recovered()
+    }
+
+    /// Id of the client.
+    pub fn id(&self) -> u16 {
+        self.client.session.id().number()
+    }
+
+    /// Number of units of memory that this client has unlinked, and that wait until they may be reused.
+    pub fn waiting_units(&self) -> usize {
+        self.client.units.waiting()
+    }
+
+    fn set_path(&mut self, key: &[u8]) -> Result<(), IndexError> {
+        let spec = &self.client.session.layout.spec;
+        spec.keys.check(key)?;
+        spec.path_of(key, &mut self.path);
+        Ok(())
+    }
+
+    fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+        let max = self.value_max();
+        if value.len() > max { Err(IndexError::ValueLength { len: value.len(), max }) } else { Ok(()) }
+    }
+
+    /// Reads the leaf of the path into the buffers. Returns false if the key has no value.
+    async fn find(&mut self) -> Result<bool, IndexError> {
+        let client = &self.client;
+        let until = client.session.fabric.now() + client.patience;
+        loop {
+            let met = {
+                let _guard = client.session.epochs.enter();
+                let mut at = client.start(&mut self.own, &self.path).await?;
+                match client.walk(&mut self.own, &self.path, &mut at, Misses::Verified).await? {
+                    Ok(End::Leaf(_)) => return Ok(true),
+                    Ok(_) => return Ok(false),
+                    Err(met) => met,
+                }
+            };
+            if client.session.fabric.now() >= until {
+                return Err(IndexError::Busy);
+            }
+            client.carry_out(Job::Free(met)).await?;
+        }
+    }
+}
+
+impl<F: Fabric + Clock> Index for Smart<F> {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn keys(&self) -> Keys {
+        self.client.session.layout.spec.keys
+    }
+
+    fn value_max(&self) -> usize {
+        self.client.session.layout.spec.value_max as usize
+    }
+
+    async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, IndexError> {
+        self.set_path(key)?;
+        let client = Rc::clone(&self.client);
+        if client.combining == Combining::None {
+            return Ok(if self.find().await? { Some(value_of(&self.own.leaf)) } else { None });
+        }
+        let path = std::mem::take(&mut self.path);
+        let is_late = client.combining == Combining::Window || mutants::READER_JOINS_LATE.is_on();
+        let got = match client.gets.turn(&path, &[], is_late).await {
+            Turn::Done(got) => {
+                client.counters.reads_delegated.add();
+                got.map(|found| {
+                    found.map(|value| self.own.value.splice(.., value.iter().copied()).count()).is_some()
+                })
+            }
+            Turn::Lead(leading) => {
+                leading.close();
+                path.clone_into(&mut self.path);
+                let found = self.find().await;
+                let value = || Rc::from(value_of(&self.own.leaf));
+                leading.finish(found.clone().map(|is_found| is_found.then(value)));
+                if found == Ok(true) {
+                    value_of(&self.own.leaf).clone_into(&mut self.own.value);
+                }
+                found
+            }
+        };
+        self.path = path;
+        Ok(if got? { Some(&self.own.value) } else { None })
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        self.set_path(key)?;
+        self.check_value(value)?;
+        self.client.combined_put(&self.path, value).await.map(drop)
+    }
+
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
+        self.set_path(key)?;
+        self.check_value(value)?;
+        let (path, value) = (self.path.clone(), value.to_vec());
+        self.client.carry_out(Job::PutIfAbsent { path, value }).await
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, IndexError> {
+        self.set_path(key)?;
+        self.client.carry_out(Job::Delete { path: self.path.clone() }).await
+    }
+
+    async fn scan(
+        &mut self,
+        from: &[u8],
+        limit: usize,
+        mut visit: impl FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        let client = &self.client;
+        let until = client.session.fabric.now() + client.patience;
+        let mut progress = Progress { visited: 0, last: None };
+        loop {
+            let met = {
+                let _guard = client.session.epochs.enter();
+                match client.scan(from, limit, &mut progress, &mut visit).await? {
+                    Ok(()) => return Ok(progress.visited),
+                    Err(met) => met,
+                }
+            };
+            if client.session.fabric.now() >= until {
+                return Err(IndexError::Busy);
+            }
+            client.carry_out(Job::Free(met)).await?;
+        }
+    }
+
+    fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
+    where
+        Self: 'f,
+    {
+        let client = Rc::clone(&self.client);
+        Box::pin(async move { client.keep().await })
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = self.client.counters.all();
+        all.push(("cache evictions", self.client.cache.borrow().evicted()));
+        all
+    }
+}
+
+/// A job in progress. If it is dropped, nobody learns the outcome of its batch.
+struct Ending<'a, F> {
+    client: &'a Client<F>,
+    job: &'a Job,
+}
+
+impl<F> Ending<'_, F> {
+    fn end(&mut self, done: &Done) {
+        if let Job::Put { path, batch } = self.job {
+            self.client.puts.finish(path, batch, done.clone());
+        }
+    }
+}
+
+impl<F> Drop for Ending<'_, F> {
+    fn drop(&mut self) {
+        self.end(&Err(IndexError::NotKept { ran: Ran::Unknown }));
+    }
+}
+
+impl<F> Drop for Smart<F> {
+    fn drop(&mut self) {
+        let handles = &self.client.handles;
+        handles.set(handles.get() - 1);
+        if handles.get() == 0 {
+            self.client.jobs.close();
+        }
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    /// Runs the client's task: carries out its jobs, renews its lease and frees its memory, until the last handle was
+    /// dropped. Then gives the lease back.
+    async fn keep(&self) {
+        let jobs = self.jobs.serve(|lane, job| self.perform(lane, job));
+        let free = async || {
+            let lane = self.session.spare_lane();
+            let _goes_on_later = self.units.step(&self.session, lane, &self.counters).await;
+        };
+        self.session.renewing(jobs, free, || self.jobs.close()).await;
+        self.session.release().await;
+    }
+
+    /// Puts a value, together with other puts of the same key.
+    async fn combined_put(&self, path: &[u8], value: &[u8]) -> Done {
+        if self.combining == Combining::None || self.combining == Combining::Reads {
+            let batch = Rc::new(Batch::of(value));
+            return self.carry_out(Job::Put { path: path.to_vec(), batch }).await;
+        }
+        let is_late = self.combining == Combining::Window || mutants::WRITER_JOINS_LATE.is_on();
+        match self.puts.turn(path, value, is_late).await {
+            Turn::Done(done) => {
+                self.counters.writes_combined.add();
+                done
+            }
+            Turn::Lead(leading) => {
+                let (path, batch) = (path.to_vec(), Rc::clone(leading.batch()));
+                let done = self.carry_out(Job::Put { path, batch }).await;
+                // If the client's task has ended, it has not ended the batch.
+                leading.finish(done.clone());
+                done
+            }
+        }
+    }
+
+    /// Hands a job to the client's task, and waits for its end.
+    async fn carry_out(&self, job: Job) -> Done {
+        if self.session.is_given_up() {
+            return Err(IndexError::Lost);
+        }
+        let is_closed = self.jobs.is_closed();
+        self.jobs.carry_out(job).await.unwrap_or_else(|Closed| {
+            Err(IndexError::NotKept { ran: if is_closed { Ran::No } else { Ran::Unknown } })
+        })
+    }
+
+    async fn perform(&self, number: usize, job: Job) -> Done {
+        let mut ending = Ending { client: self, job: &job };
+        let mut lane = self.lanes[number].take();
+        lane.number = number as u16;
+        let until = self.session.fabric.now() + MEMORY_PATIENCE;
+        let done = loop {
+            let done = match &job {
+                Job::Put { path, batch } => {
+                    batch.begin();
+                    let value = |into: &mut Vec<u8>| {
+                        self.puts.close(path, batch);
+                        batch.value(into);
+                    };
+                    self.put(&mut lane, path, Put::Always, &value).await
+                }
+                Job::PutIfAbsent { path, value } => {
+                    self.put(&mut lane, path, Put::IfAbsent, &|into| value.clone_into(into)).await
+                }
+                Job::Delete { path } => self.delete(&mut lane, path).await,
+                Job::Free(Met::Torn(leaf, word)) => {
+                    self.await_whole(lane.number, *leaf, *word).await.map(|()| true)
+                }
+                Job::Heal => self.session.heal(lane.number).await.map(|()| true),
+            };
+            let is_patient = self.session.fabric.now() < until && !self.is_abandoned(&lane);
+            if done != Err(IndexError::OutOfMemory) || !is_patient {
+                break done;
+            }
+            // The operation has no guard now, so memory that it may have reached becomes free, too.
+            self.session.fabric.sleep(MEMORY_PAUSE).await;
+            let _later = self.session.epochs.advance().await;
+            let _later = self.units.step(&self.session, lane.number, &self.counters).await;
+        };
+        self.lanes[number].replace(lane);
+        let is_unknown = done.as_ref().is_err_and(|error| error.ran() != Ran::No);
+        if is_unknown || self.session.is_given_up() {
+            // A lock may be held, and a request may still be in flight.
+            self.session.give_up();
+            self.jobs.close();
+        }
+        ending.end(&done);
+        done
+    }
+
+    /// Whether the caller of the lane's operation has gone.
+    fn is_abandoned(&self, lane: &Lane) -> bool {
+        self.jobs.is_abandoned(lane.number.into())
+    }
+}

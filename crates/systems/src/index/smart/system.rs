@@ -1,0 +1,193 @@
+//! The entry of the tree in the registry, and the node-side half, which does nothing: clients use the table alone.
+
+use super::cache::Cache;
+use super::change::Lane;
+use super::combine::Combine;
+use super::counters::Counters;
+use super::layout::{Layout, UNIT};
+use super::session::Session;
+use super::units::Units;
+use super::{Client, KIND, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
+use crate::index::{Index, IndexError, Indexing, Keys, NUMBER_LEN};
+use crate::members::wait_for;
+use crate::owned::Jobs;
+use crate::store::{Members, StoreError};
+use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
+use farside_remote::clock::Clock;
+use farside_remote::draws::Draws;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::{Capabilities, Fabric, Memory};
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Size of the cache of a client whose options give none, in bytes.
+const CACHE: usize = 64 << 20;
+/// Memory for each key of a tree, without its leaf: nodes and the states of units, about.
+const NODE_BYTES_PER_KEY: u64 = 64;
+
+/// Node-side half of the tree.
+pub struct SmartKind;
+
+impl System for SmartKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "SMART";
+    const SUMMARY: &'static str = "get is one round trip with a warm cache, put is three";
+    const FAMILY: Family = Family::Index;
+    const NODES: Nodes = Nodes::Shards;
+    const NEEDS: Capabilities = Capabilities::MASKED_CAS;
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+
+    type Client<F: Fabric + Clock> = Smart<F>;
+
+    fn parameters(sizing: &Sizing) -> String {
+        serde_json::to_string(&spec_for(sizing)).expect("plain data")
+    }
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
+        if sizing.value_len > VALUE_MAX as usize {
+            return Err(SizingError::Value(VALUE_MAX as usize));
+        }
+        let items = sizing.items.unwrap_or(0);
+        let spec = spec_for(sizing).with_chunk(items.saturating_mul(UNIT));
+        spec.check().map_err(|_| SizingError::Items)?;
+        let leaf = spec.leaf_class(sizing.key_len + usize::from(spec.keys == Keys::Strings)).size();
+        let each = leaf + 8 + NODE_BYTES_PER_KEY;
+        let leaves = items.checked_mul(each).ok_or(SizingError::Items)?;
+        Ok(Footprint { slots: items, table_bytes: spec.table_min() + leaves, item_bytes: 0 })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(SmartKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<Smart<F>, StoreError> {
+        members.check::<Self>(&fabric)?;
+        let whole = members.whole()?;
+        let first = whole[0].1;
+        let tables: Vec<_> = whole.iter().map(|(node, store)| (*node, store.extent())).collect();
+        let layout = Layout::new(&first.parameters, &tables).map_err(StoreError::Gone)?;
+        if options.entropy == 0 {
+            return Err(StoreError::Gone(format!(
+                "store '{}' has leases, and a client needs random entropy in its options, so that no two clients have \
+                 one nonce: nothing was changed",
+                first.name
+            )));
+        }
+        let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
+        let stores = whole.iter().map(|(_, store)| (*store).clone()).collect();
+        let (root, lanes) = (layout.root(), layout.spec.lanes);
+        let session = Session::open(Rc::new(fabric), layout, stores, nonce).await.map_err(of_open)?;
+        Ok(Smart::of(&Rc::new(Client {
+            session,
+            units: Units::default(),
+            cache: RefCell::new(Cache::new(root, options.node_cache.unwrap_or(CACHE))),
+            counters: Counters::default(),
+            combining: options.combining,
+            gets: Combine::default(),
+            puts: Combine::default(),
+            jobs: Jobs::new(lanes.into()),
+            lanes: (0..lanes).map(|_| RefCell::new(Lane::default())).collect(),
+            handles: Cell::new(0),
+            patience: options.patience.unwrap_or(PATIENCE),
+        })))
+    }
+
+    async fn heal<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut client = Self::open(fabric, members, options).await?;
+        let keeper = client.keeper();
+        let healing = async move {
+            let healed = client.heal().await;
+            (healed, client.recovered())
+        };
+        let both: [std::pin::Pin<Box<dyn Future<Output = Option<_>>>>; 2] = [
+            Box::pin(async move {
+                keeper.await;
+                None
+            }),
+            Box::pin(async move { Some(healing.await) }),
+        ];
+        let ended = wait_for(both.into_iter(), |_| false).await.into_iter().flatten().flatten().next();
+        let Some((healed, recovered)) = ended else { return Ok(Vec::new()) };
+        healed.map_err(of_open)?;
+        Ok((recovered > 0)
+            .then(|| format!("recovered the locks of {recovered} dead clients"))
+            .into_iter()
+            .collect())
+    }
+}
+
+fn of_open(error: IndexError) -> StoreError {
+    match error {
+        IndexError::Fabric(error) => StoreError::Fabric(error),
+        IndexError::Store(error) => error,
+        error => StoreError::Gone(format!("the {KIND} store was not opened: {error}")),
+    }
+}
+
+/// Parameters of a store of this size.
+fn spec_for(sizing: &Sizing) -> Spec {
+    let (default, Indexing { keys, chunk, ids, lanes }) = (Spec::default(), sizing.indexing);
+    let are_numbers = sizing.key_len == NUMBER_LEN || sizing.key_len == 0;
+    let lease_us = |lease: Duration| u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
+    Spec {
+        keys: keys.unwrap_or(if are_numbers { Keys::Numbers } else { Keys::Strings }),
+        value_max: if sizing.value_len == 0 { default.value_max } else { sizing.value_len as u32 },
+        chunk: chunk.unwrap_or(default.chunk),
+        ids: ids.unwrap_or(default.ids),
+        lanes: lanes.unwrap_or(default.lanes),
+        lease_us: sizing.lease.map_or(default.lease_us, lease_us),
+        ..default
+    }
+}
+
+impl<M: Memory> Kind<M> for SmartKind {
+    fn name(&self) -> &'static str {
+        KIND
+    }
+
+    fn plan(&self, parameters: &str, quota: u64, _entropy: u64) -> Result<Plan, String> {
+        let wrong = |reason: String| format!("a {KIND} store takes {}: {reason}", example());
+        let spec: Spec = serde_json::from_str(parameters).map_err(|error| wrong(error.to_string()))?;
+        spec.check().map_err(wrong)?;
+        let least = spec.table_min();
+        if quota < least {
+            return Err(format!(
+                "a {KIND} store with these parameters needs {least} bytes: give a larger --quota"
+            ));
+        }
+        Ok(Plan { table_len: quota / 64 * 64, parameters: parameters.into(), wide: false })
+    }
+
+    fn is_table_only(&self) -> bool {
+        true
+    }
+
+    fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Layout::new(parameters, &[(farside_remote::NodeId(0), table)])?;
+        Ok(Box::new(Plain))
+    }
+}
+
+/// Parameters of a store, as an example.
+fn example() -> String {
+    serde_json::to_string(&Spec::default()).expect("plain data")
+}
+
+struct Plain;
+
+impl<M: Memory> Service<M> for Plain {
+    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        Ok(None) // Leaves and nodes lie in the table, and point to no buffers.
+    }
+}
