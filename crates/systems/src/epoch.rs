@@ -159,14 +159,14 @@ impl<F: Fabric> Epochs<F> {
     }
 
     /// Replaces this client's entry at a member by what `next` returns for it, and publishes an epoch in the same
-    /// chain. If the fabric has no chains, publishes nothing.
+    /// chain. The fabric has conditional ops.
     pub(crate) async fn swap_and_publish(
         &self,
         member: usize,
         epoch: u64,
         next: impl Fn(Entry) -> Option<Entry>,
     ) -> Result<(), LeaseError> {
-        let (table, epoch_word, is_plain) = (self.members[member], U64::new(epoch), self.is_plain(member));
+        let (table, epoch_word) = (self.members[member], U64::new(epoch));
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(table.key);
         let entry = chain.also(read_as::<Entry>(table.entry(self.id)));
@@ -175,13 +175,11 @@ impl<F: Fabric> Epochs<F> {
         while let Some(new) = next(found) {
             let mut chain = buffer.begin(table.key);
             let old = chain.also(cas(Mode::Eq, table.entry(self.id), &found, &new));
-            let raised = (!is_plain)
-                .then(|| chain.then(cas(Mode::Lt, table.epoch(self.id), &epoch_word, &epoch_word)));
+            let raised = chain.then(cas(Mode::Lt, table.epoch(self.id), &epoch_word, &epoch_word));
             self.fabric.run(table.node, &chain, &mut reply).await?;
             match reply.status(old) {
                 Status::Ok => {
-                    let raised = raised.map(|raised| reply.status(raised));
-                    if matches!(raised, Some(Status::Ok)) {
+                    if reply.status(raised) == Status::Ok {
                         self.acknowledge(member, epoch);
                     }
                     return Ok(());
@@ -193,7 +191,8 @@ impl<F: Fabric> Epochs<F> {
         Err(LeaseError::Lost)
     }
 
-    fn is_plain(&self, member: usize) -> bool {
+    /// Whether the fabric to a member has no conditional ops, so that a CAS changes one word and compares for equality.
+    pub(crate) fn is_plain(&self, member: usize) -> bool {
         !self.fabric.capabilities(self.members[member].node).contains(Capabilities::CONDITIONAL_OPS)
     }
 

@@ -445,8 +445,10 @@ impl<F: Fabric + Clock> Leases<F> {
             let table = self.members.get(member)?;
             Some(async move {
                 match next {
-                    Some((epochs, next)) => epochs.swap_and_publish(member, next, raised).await,
-                    None => self.swap_at(table, id, raised).await,
+                    Some((epochs, next)) if !epochs.is_plain(member) => {
+                        epochs.swap_and_publish(member, next, raised).await
+                    }
+                    _ => self.swap_at(table, id, raised).await,
                 }
             })
         };
@@ -457,8 +459,8 @@ impl<F: Fabric + Clock> Leases<F> {
         renewed
     }
 
-    /// Renews a lease as [`Leases::renew`] does, and publishes the client's next epoch, if it may, in the same chains.
-    /// Then waits at most `patience` for the members that a majority did not need. If they do not answer, the epoch is
+    /// Renews a lease as [`Leases::renew`] does, and publishes the client's next epoch, if it may, in the same chains, or
+    /// in chains of their own if the fabric has no conditional ops. Then waits at most `patience` for the members that a majority did not need. If they do not answer, the epoch is
     /// published by a later call.
     ///
     /// # Errors
