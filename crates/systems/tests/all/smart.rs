@@ -232,11 +232,7 @@ fn operations_cost_what_the_paper_says() {
     client.get(&number(0xff_0000_0000_0101));
     let split = |client: &mut Client| client.put(&number(0xff_0000_0000_0201), b"v");
     let (waves, _, atomics) = costs(&mut client, split);
-    assert_eq!(
-        (waves, atomics),
-        (4, 2),
-        "a leaf split: read the leaf, write, CAS, reverse pointer"
-    );
+    assert_eq!((waves, atomics), (4, 2), "a leaf split: read the leaf, write, CAS, reverse pointer");
     client.put(&number(0x0104), b"v");
     let switch = |client: &mut Client| client.put(&number(0x0105), b"v");
     assert_eq!(costs(&mut client, switch), (4, 4, 3), "a type switch: one wave more");
@@ -288,4 +284,31 @@ fn a_client_that_leaves_gives_its_id_back() {
         drop(index);
         run(&endpoint, keeper);
     }
+}
+
+#[test]
+fn memory_of_deleted_keys_is_used_again() {
+    const KEYS: u64 = 1000;
+    const ROUNDS: u64 = 10;
+    let spec = Spec { lease_us: 200_000, ..spec(Keys::Numbers) };
+    // Room for the leaves of about six rounds.
+    let home = home(&spec, 1);
+    let (mut client, mut idle) = (Client::open(&home, 1 << 20), Client::open(&home, 0));
+    for round in 0..ROUNDS {
+        for key in 0..KEYS {
+            client.put(&number(key), &round.to_le_bytes());
+        }
+        for key in 0..KEYS {
+            assert_eq!(client.get(&number(key)), Some(round.to_le_bytes().to_vec()));
+            assert!(client.delete(&number(key)));
+        }
+        assert!(client.index.waiting_units() > 0);
+        while client.index.waiting_units() > 0 {
+            // The other client must publish its epochs, too.
+            client.get(&number(1));
+            idle.get(&number(1));
+        }
+    }
+    assert_eq!(client.counter("units freed"), ROUNDS * KEYS);
+    assert_eq!(idle.scan(&[], 10), []);
 }

@@ -35,7 +35,7 @@ const SLOW: Timing = Timing {
     ..INPUTS.timing(Testbed::PRISM_MICRO)
 };
 const DEVICE: Device = Device { timing: SLOW, has_masked_cas: true, has_on_chip_words: false };
-const LEASE: Duration = Duration::from_millis(4);
+const LEASE: Duration = Duration::from_millis(1);
 const VALUE_MAX: usize = 150;
 
 /// What a run is like.
@@ -68,9 +68,9 @@ impl Plan {
             nodes: 1 + draws.below(3) as u32,
             clients: 2 + draws.below(2) as u32,
             tasks: 1 + draws.below(3) as u32,
-            operations: 20 + draws.below(40) as u32,
+            operations: draws.pick(&[30, 60, 200]),
             keys: draws.pick(&[Keys::Numbers, Keys::Strings]),
-            count: draws.pick(&[3, 8, 24, 60]),
+            count: draws.pick(&[3, 8, 24, 60, 300]),
             deaths: draws.once_in(2),
             drops: draws.once_in(3),
             cache: draws.pick(&[0, 3_000, 1 << 20]),
@@ -150,6 +150,7 @@ fn keys_of(plan: &Plan, draws: &mut Draws) -> Vec<Vec<u8>> {
     let letters: &[u8] = if plan.count > 20 { b"abcdefghijklmnopqrstuvwxyz" } else { b"ab" };
     for _ in 0..plan.count {
         keys.insert(match plan.keys {
+            Keys::Numbers if plan.count > 100 => [0, 0, 0, 0, 0, 0, 0, draws.next() as u8].to_vec(),
             Keys::Numbers => {
                 let mut key = [0; 8];
                 let varied = 1 + draws.below(3) as usize;
@@ -274,6 +275,30 @@ impl Bench {
         for (name, count) in index.counters() {
             *events.entry(name).or_default() += count;
         }
+    }
+
+    /// Heals the store, and checks that nothing is left of dead clients.
+    async fn audit(&self, index: AnyIndex<Reach>) {
+        let AnyIndex::Smart(mut index) = index;
+        if let Err(error) = index.heal().await {
+            return self.fail(format!("healing has failed: {error}"));
+        }
+        let (stat, swept) = match index.stat().await {
+            Ok(stat) => (stat, index.swept()),
+            Err(error) => return self.fail(format!("the last walk has failed: {error}")),
+        };
+        // The client's own deletes may wait. It has made none.
+        if stat.locked > 0 || stat.taken != stat.linked() {
+            self.fail(format!("after healing, memory or locks are left behind: {stat:?}"));
+        }
+        let present = index.scan(&[], usize::MAX, |_, _| ()).await;
+        if present != Ok(stat.leaves as usize) {
+            self.fail(format!("a scan has returned {present:?} keys: {stat:?}"));
+        }
+        let mut events = self.events.borrow_mut();
+        *events.entry("recovered clients").or_default() += index.recovered();
+        *events.entry("swept units").or_default() += swept;
+        *events.entry("dead leaves left").or_default() += stat.dead;
     }
 
     /// Runs one operation, and records it.
@@ -482,6 +507,8 @@ pub(crate) fn run(seed: u64, plan: Plan) -> Result<Events, String> {
                 client += 1;
             }
         }
+        // No lock of a dead client may stay.
+        bench.world.sleep(3 * MILLIS).await;
         // Read everything at the end, as another client.
         let (process, host) = (bench.world.start_process(), bench.network.add_host());
         match bench.open(process, host).await {
@@ -501,6 +528,7 @@ pub(crate) fn run(seed: u64, plan: Plan) -> Result<Events, String> {
                     };
                     bench.history.borrow_mut().returned(call, outcome, bench.world.now());
                 }
+                bench.audit(index).await;
             }
         }
     });
@@ -545,4 +573,32 @@ fn every_key_is_a_register_whatever_happens_to_clients() {
 #[test]
 fn the_kind_of_the_store_is_known_by_its_name() {
     assert_eq!(SmartKind::KIND, KIND);
+}
+
+/// Number of seeds in which a mutant must fail.
+#[cfg(farside_mutants)]
+const HUNT: u64 = 1500;
+
+#[cfg(farside_mutants)]
+#[test]
+fn the_trial_finds_broken_variants() {
+    use farside_remote::mutant::Mutant;
+    use farside_systems::index::smart::mutants::ALL;
+    use farside_systems::{epoch, lease, redo};
+    let others = [
+        lease::mutants::TAKEN_UNFENCED,
+        redo::mutants::RECORD_AFTER_OBJECT,
+        epoch::mutants::EPOCH_ADVANCED_EARLY,
+    ];
+    let mut alive = Vec::new();
+    for mutant in ALL.iter().copied().chain(others) {
+        Mutant::switch(Some(mutant));
+        let found = seeds(HUNT).find_map(|seed| run(seed, Plan::of(seed)).err());
+        Mutant::switch(None);
+        match found {
+            Some(failure) => println!("{mutant:?}: {}", failure.chars().take(160).collect::<String>()),
+            None => alive.push(mutant),
+        }
+    }
+    assert!(alive.is_empty(), "these mutants live: {alive:?}");
 }

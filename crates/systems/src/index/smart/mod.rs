@@ -6,8 +6,8 @@
 //!
 //! - `layout`: the bytes. `walk`: from a slot down to a leaf. `change`: put and delete. `scan`: keys in order.
 //! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
-//! - `units`: memory, and when it may be used again. `session`: leases, epochs, and the locks of dead clients.
-//! - `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
+//! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`: leases, epochs, and the locks of dead clients.
+//! - `stat`: the shape of the tree. `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
 //! | --- | --- | --- |
@@ -36,10 +36,13 @@ mod layout;
 mod layout_tests;
 mod scan;
 mod session;
+mod stat;
+mod sweep;
 mod units;
 mod walk;
 
 pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
+pub use stat::Stat;
 
 use crate::index::{Combining, Index, IndexError, Keys};
 use crate::owned::{Closed, Jobs};
@@ -98,6 +101,7 @@ struct Client<F> {
     jobs: Jobs<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
     handles: Cell<usize>,
+    swept: Cell<u64>,
     /// Time for which an operation tries to lock a leaf, or to read one whole.
     patience: Duration,
 }
@@ -118,7 +122,7 @@ enum Job {
     },
     /// Waits for the holder of a torn leaf's lock, or recovers it.
     Free(Met),
-    /// Recovers all dead clients.
+    /// Recovers all dead clients, and frees what they have left behind.
     Heal,
 }
 
@@ -137,13 +141,26 @@ impl<F: Fabric + Clock> Smart<F> {
         Smart::of(&self.client)
     }
 
-    /// Recovers all dead clients: watches the leases of all ids until each was renewed, released, or has expired. Takes
-    /// about the length of a lease.
+    /// Recovers all dead clients: watches the leases of all ids until each was renewed, released, or has expired. Then
+    /// frees the memory that dead clients have left behind. Takes about two lengths of a lease.
     ///
     /// # Errors
-    /// [`IndexError`]; some dead clients may have been recovered.
+    /// [`IndexError`]; some dead clients may have been recovered, and some of their memory freed.
     pub async fn heal(&mut self) -> Result<(), IndexError> {
         self.client.carry_out(Job::Heal).await.map(drop)
+    }
+
+    /// Returns the shape of the tree. Reads the whole tree.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub async fn stat(&mut self) -> Result<Stat, IndexError> {
+        self.client.stat().await
+    }
+
+    /// Number of units of memory that dead clients had left behind and that this one has freed.
+    pub fn swept(&self) -> u64 {
+        self.client.swept.get()
     }
 
     /// Number of dead clients that this one has recovered.
@@ -394,7 +411,7 @@ impl<F: Fabric + Clock> Client<F> {
                 Job::Free(Met::Torn(leaf, word)) => {
                     self.await_whole(lane.number, *leaf, *word).await.map(|()| true)
                 }
-                Job::Heal => self.session.heal(lane.number).await.map(|()| true),
+                Job::Heal => self.heal(lane.number).await.map(|()| true),
             };
             let is_patient = self.session.fabric.now() < until && !self.is_abandoned(&lane);
             if done != Err(IndexError::OutOfMemory) || !is_patient {
@@ -414,6 +431,13 @@ impl<F: Fabric + Clock> Client<F> {
         }
         ending.end(&done);
         done
+    }
+
+    async fn heal(&self, lane: u16) -> Result<(), IndexError> {
+        self.session.heal(lane).await?;
+        let swept = self.sweep(lane).await?;
+        self.swept.set(self.swept.get() + swept);
+        Ok(())
     }
 
     /// Whether the caller of the lane's operation has gone.

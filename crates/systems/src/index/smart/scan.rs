@@ -55,9 +55,9 @@ struct Pending {
 
 /// One READ of a wave.
 #[derive(Clone, Copy)]
-struct Wanted {
-    at: Far,
-    len: u64,
+pub(super) struct Wanted {
+    pub(super) at: Far,
+    pub(super) len: u64,
 }
 
 /// Progress of a scan.
@@ -304,7 +304,7 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Runs READs at once, in as few chains as possible. Returns their outputs, in order.
-    async fn read_many(&self, wanted: &[Wanted]) -> Result<Vec<Vec<u8>>, IndexError> {
+    pub(super) async fn read_many(&self, wanted: &[Wanted]) -> Result<Vec<Vec<u8>>, IndexError> {
         let layout = &self.session.layout;
         let mut lists: Vec<Vec<usize>> = Vec::new();
         for member in 0..layout.members.len() {

@@ -95,6 +95,7 @@ impl System for SmartKind {
             jobs: Jobs::new(lanes.into()),
             lanes: (0..lanes).map(|_| RefCell::new(Lane::default())).collect(),
             handles: Cell::new(0),
+            swept: Cell::new(0),
             patience: options.patience.unwrap_or(PATIENCE),
         })))
     }
@@ -108,7 +109,7 @@ impl System for SmartKind {
         let keeper = client.keeper();
         let healing = async move {
             let healed = client.heal().await;
-            (healed, client.recovered())
+            (healed, client.recovered(), client.swept())
         };
         let both: [std::pin::Pin<Box<dyn Future<Output = Option<_>>>>; 2] = [
             Box::pin(async move {
@@ -118,12 +119,16 @@ impl System for SmartKind {
             Box::pin(async move { Some(healing.await) }),
         ];
         let ended = wait_for(both.into_iter(), |_| false).await.into_iter().flatten().flatten().next();
-        let Some((healed, recovered)) = ended else { return Ok(Vec::new()) };
+        let Some((healed, recovered, swept)) = ended else { return Ok(Vec::new()) };
         healed.map_err(of_open)?;
-        Ok((recovered > 0)
-            .then(|| format!("recovered the locks of {recovered} dead clients"))
-            .into_iter()
-            .collect())
+        let mut done = Vec::new();
+        if recovered > 0 {
+            done.push(format!("recovered the locks of {recovered} dead clients"));
+        }
+        if swept > 0 {
+            done.push(format!("freed {swept} pieces of memory that dead clients had left behind"));
+        }
+        Ok(done)
     }
 }
 

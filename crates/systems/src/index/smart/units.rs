@@ -61,8 +61,10 @@ impl Unit {
         U64::new(State { generation: self.generation, is_taken: true }.word())
     }
 
-    fn free(&self) -> U64 {
-        U64::new(State { generation: self.generation, is_taken: false }.word())
+    /// The state of the unit after an operation has given it back. It has another generation, so that `sweep` knows that
+    /// the unit was not taken all the time.
+    fn given_back(&self) -> State {
+        State { generation: self.generation.wrapping_add(1), is_taken: false }
     }
 }
 
@@ -203,10 +205,12 @@ impl Units {
         unit: Unit,
         was_written: bool,
     ) -> Result<(), IndexError> {
+        let mut generation = unit.generation;
         if was_written {
             let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
             let table = &session.layout.members[unit.chunk.member];
-            let free = unit.free();
+            let free = U64::new(unit.given_back().word());
+            generation = unit.given_back().generation;
             let mut chain = buffer.begin(table.extent.key);
             let written = chain.also(write(session.layout.addr(unit.state, 8)?, free.as_bytes()));
             session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
@@ -216,7 +220,7 @@ impl Units {
         }
         self.with_pool(unit.chunk.member, unit.class, |pool| {
             pool.in_use.remove(&(unit.chunk, unit.number));
-            pool.free.push((unit.chunk, unit.number, unit.generation));
+            pool.free.push((unit.chunk, unit.number, generation));
         });
         Ok(())
     }
@@ -421,14 +425,30 @@ impl Units {
         Ok(())
     }
 
-    /// Frees units that no operation can reach any more.
+    /// Frees units that `sweep` has found. Returns the number of those that were not freed by others.
+    pub(super) async fn free_leaked<F: Fabric + Clock>(
+        &self,
+        session: &Session<F>,
+        units: impl Iterator<Item = (Far, Class, u32)>,
+        counters: &Counters,
+    ) -> Result<u64, IndexError> {
+        let units: Vec<Retired> =
+            units.map(|(at, class, generation)| Retired { at, class, generation }).collect();
+        let mut freed = 0;
+        for batch in units.chunks(CAS_PER_CHAIN) {
+            freed += self.free(session, batch, counters).await?;
+        }
+        Ok(freed)
+    }
+
+    /// Frees units that no operation can reach any more. Returns the number of those that were not freed before.
     async fn free<F: Fabric + Clock>(
         &self,
         session: &Session<F>,
         batch: &[Retired],
         counters: &Counters,
-    ) -> Result<(), IndexError> {
-        let layout = &session.layout;
+    ) -> Result<u64, IndexError> {
+        let (layout, mut freed) = (&session.layout, 0);
         for (member, table) in layout.members.iter().enumerate() {
             let units: Vec<(Chunk, u64, [U64; 2])> = batch
                 .iter()
@@ -453,10 +473,11 @@ impl Units {
                 // Also if the chunk is this client's, it finds the unit by its state, so that it has the unit once.
                 if reply.status_at(index) == Some(Status::Ok) {
                     counters.reused.add();
+                    freed += 1;
                 }
             }
         }
-        Ok(())
+        Ok(freed)
     }
 }
 

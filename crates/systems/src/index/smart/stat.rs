@@ -1,0 +1,115 @@
+//! The shape of the tree: nodes by type, leaves, depth, and what is locked or left behind. Also for audits.
+
+use super::layout::{Class, Leaf, NodeType, NodeView, Slot, View, leaf_of, lock_at};
+use super::scan::Wanted;
+use super::units::words;
+use super::{Client, Damaged};
+use crate::index::IndexError;
+use crate::lease::LockWord;
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use std::collections::BTreeSet;
+
+/// Number of nodes and leaves that one wave reads.
+const READS_PER_WAVE: usize = 32;
+
+/// Shape of a tree. If other clients change the tree meanwhile, the numbers are approximate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Number of nodes with 4, 8, 16, 32, 64, 128 and 256 slots.
+    pub nodes: [u64; 7],
+    /// Number of slots in use, those that were emptied included.
+    pub slots: u64,
+    /// Number of slots that were emptied.
+    pub emptied: u64,
+    /// Number of leaves with a value.
+    pub leaves: u64,
+    /// Number of leaves of deleted keys whose slots were not emptied.
+    pub dead: u64,
+    /// Number of leaves whose locks are held.
+    pub locked: u64,
+    /// Number of nodes above the deepest leaf.
+    pub depth: u64,
+    /// Number of units of memory that are taken. Those that are neither nodes nor leaves of the tree belong to
+    /// operations in progress, wait until they may be reused, or were left behind by dead clients.
+    pub taken: u64,
+}
+
+impl Stat {
+    /// Number of nodes and leaves of the tree.
+    pub fn linked(&self) -> u64 {
+        self.nodes.iter().sum::<u64>() + self.leaves + self.dead
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    /// Walks the whole tree.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn stat(&self) -> Result<Stat, IndexError> {
+        let _guard = self.session.epochs.enter();
+        let layout = &self.session.layout;
+        let mut stat = Stat { taken: self.taken_units().await?.len() as u64, ..Stat::default() };
+        let root = words(&self.session, layout.root(), 1).await?;
+        let mut seen = BTreeSet::new();
+        let mut left: Vec<(Slot, u64)> = root.into_iter().map(|word| (Slot(word), 0)).collect();
+        while !left.is_empty() {
+            let wave = left.split_off(left.len().saturating_sub(READS_PER_WAVE));
+            let mut wanted = Vec::new();
+            let mut views = Vec::new();
+            for (slot, depth) in wave {
+                let read = match layout.view(slot)? {
+                    View::Null => continue,
+                    View::Empty => {
+                        stat.emptied += 1;
+                        continue;
+                    }
+                    View::Leaf { at, class, .. } => Wanted { at, len: class.size() },
+                    View::Node { at, .. } if !seen.insert(at) => {
+                        return Err(Damaged("a node with two slots").into());
+                    }
+                    View::Node { at, .. } => Wanted { at, len: NodeType::MAX.read_len().into() },
+                };
+                wanted.push(read);
+                views.push((layout.view(slot)?, depth));
+            }
+            for ((view, depth), bytes) in views.into_iter().zip(self.read_many(&wanted).await?) {
+                match view {
+                    View::Leaf { generation, class, .. } => {
+                        self.count_leaf(&mut stat, (generation, class), &bytes)?;
+                        stat.depth = stat.depth.max(depth);
+                    }
+                    _ => {
+                        let node = NodeView::of(&bytes)?;
+                        let kind = node.header()?.kind;
+                        stat.nodes[usize::from(kind.0) - 1] += 1;
+                        let slots = node.slots().take(kind.slots()).filter(|slot| !slot.is_null());
+                        let before = left.len();
+                        left.extend(slots.map(|slot| (slot, depth + 1)));
+                        stat.slots += (left.len() - before) as u64;
+                    }
+                }
+            }
+        }
+        Ok(stat)
+    }
+
+    fn count_leaf(
+        &self,
+        stat: &mut Stat,
+        (generation, class): (u32, Class),
+        bytes: &[u8],
+    ) -> Result<(), IndexError> {
+        let lock = bytes.get(lock_at(class) as usize..).unwrap_or_default();
+        let lock = lock.try_into().map(u64::from_le_bytes).map(LockWord::of_bits).unwrap_or_default();
+        stat.locked += u64::from(!lock.is_free());
+        match leaf_of(&self.session.layout.spec, generation, bytes)? {
+            Leaf::Whole(leaf) if leaf.head.is_dead() => stat.dead += 1,
+            Leaf::Whole(_) | Leaf::Torn(_) => stat.leaves += 1,
+            // It was unlinked since its slot was read.
+            Leaf::Reused => {}
+        }
+        Ok(())
+    }
+}

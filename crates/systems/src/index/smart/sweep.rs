@@ -1,0 +1,132 @@
+//! Finds units that dead clients have left behind: taken, and in no slot. For `heal`.
+//!
+//! A client may die between taking a unit and linking it, or between unlinking a leaf and freeing its unit. The sweep
+//! 1. notes all units that are taken, with their generations;
+//! 2. waits a grace: the operations that were in progress have ended, so each noted unit is linked, or never will be in
+//!    its generation;
+//! 3. walks the tree, and keeps the units that no slot has;
+//! 4. waits a grace: no operation has read a pointer to them any more;
+//! 5. frees them by CAS, if they still have their generations.
+//!
+//! A unit that is linked throughout the walk is found: slots lead to the same paths for ever (`walk`). The walk reads all
+//! slots of a node, also those that are not visible yet. A live client may free a unit in its limbo at the same time: the
+//! CAS of one of them fails.
+//!
+//! Invariant: a unit that an operation gives back has another generation then. So a unit with its noted generation was not
+//! taken anew.
+
+use super::layout::{Chunk, Claim, Class, Far, NodeType, NodeView, Slot, View};
+use super::scan::Wanted;
+use super::units::{advanced, holders, words};
+use super::{Client, layout::State};
+use crate::index::IndexError;
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Number of words that one READ returns.
+const WORDS_PER_READ: u64 = 4096;
+/// Number of nodes that one wave reads.
+const NODES_PER_WAVE: usize = 16;
+
+/// Units that are taken, with their generations.
+pub(super) type Taken = BTreeMap<(Far, Class), u32>;
+
+impl<F: Fabric + Clock> Client<F> {
+    /// Frees the units that dead clients have left behind. Returns their number. Takes about half the length of a lease.
+    ///
+    /// # Errors
+    /// [`IndexError`]; some units may have been freed.
+    pub(super) async fn sweep(&self, lane: u16) -> Result<u64, IndexError> {
+        let mut taken = self.taken_units().await?;
+        if taken.is_empty() {
+            return Ok(0);
+        }
+        self.grace(lane).await?;
+        self.drop_linked(&mut taken).await?;
+        self.grace(lane).await?;
+        let leaked = taken.into_iter().map(|((at, class), generation)| (at, class, generation));
+        self.units.free_leaked(&self.session, leaked, &self.counters).await
+    }
+
+    /// Waits until all operations that are in progress have ended.
+    async fn grace(&self, lane: u16) -> Result<(), IndexError> {
+        let mut noted = holders(&self.session).await?;
+        loop {
+            advanced(&self.session, &mut noted, lane).await?;
+            if noted.is_empty() {
+                return Ok(());
+            }
+            self.session.fabric.sleep(self.session.layout.spec.lease() / 8).await;
+        }
+    }
+
+    /// Units that are taken.
+    pub(super) async fn taken_units(&self) -> Result<Taken, IndexError> {
+        let (layout, mut taken) = (&self.session.layout, Taken::new());
+        for (member, table) in layout.members.iter().enumerate() {
+            for first in (0..table.chunks).step_by(WORDS_PER_READ as usize) {
+                let count = (table.chunks - first).min(WORDS_PER_READ);
+                let claims =
+                    words(&self.session, layout.claim(Chunk { member, number: first }), count).await?;
+                for (number, word) in (first..).zip(claims) {
+                    if let Some(claim) = Claim::of(word)? {
+                        self.taken_in(Chunk { member, number }, claim.class, &mut taken).await?;
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn taken_in(&self, chunk: Chunk, class: Class, taken: &mut Taken) -> Result<(), IndexError> {
+        let layout = &self.session.layout;
+        let units = layout.units(class);
+        for first in (0..units).step_by(WORDS_PER_READ as usize) {
+            let count = (units - first).min(WORDS_PER_READ);
+            let states = words(&self.session, layout.state(chunk, first), count).await?;
+            for (unit, word) in (first..).zip(states) {
+                let state = State::of(word);
+                if state.is_taken {
+                    taken.insert((layout.unit(chunk, class, unit), class), state.generation);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks the tree, and removes from `taken` what it has.
+    async fn drop_linked(&self, taken: &mut Taken) -> Result<(), IndexError> {
+        let layout = &self.session.layout;
+        let root = words(&self.session, layout.root(), 1).await?;
+        let mut seen = BTreeSet::new();
+        let mut nodes = Vec::new();
+        let mut note = |slot: Slot, nodes: &mut Vec<Far>, taken: &mut Taken| -> Result<(), IndexError> {
+            match layout.view(slot)? {
+                View::Null | View::Empty => {}
+                View::Leaf { at, class, .. } => _ = taken.remove(&(at, class)),
+                View::Node { at, .. } => {
+                    taken.remove(&(at, Class::NODE));
+                    if seen.insert(at) {
+                        nodes.push(at);
+                    }
+                }
+            }
+            Ok(())
+        };
+        for word in root {
+            note(Slot(word), &mut nodes, taken)?;
+        }
+        while !nodes.is_empty() {
+            let wave = nodes.split_off(nodes.len().saturating_sub(NODES_PER_WAVE));
+            let len = u64::from(NodeType::MAX.read_len());
+            let wanted: Vec<Wanted> = wave.into_iter().map(|at| Wanted { at, len }).collect();
+            for bytes in self.read_many(&wanted).await? {
+                for slot in NodeView::of(&bytes)?.slots() {
+                    note(slot, &mut nodes, taken)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
