@@ -39,5 +39,6 @@ mod scrub;
 mod sharded;
 mod smart;
 mod smart_sim;
+mod smart_steps;
 #[path = "../support/mod.rs"]
 mod support;

@@ -3,8 +3,8 @@
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::layer::count::{Costs, Count};
-use farside_remote::NodeId;
 use farside_remote::draws::Draws;
+use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, write};
 use farside_systems::index::smart::system::SmartKind;
 use farside_systems::index::smart::{KIND, Smart, Spec};
 use farside_systems::index::{Index, IndexError, Keys};
@@ -16,6 +16,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
 
@@ -26,6 +27,8 @@ struct Client {
     endpoint: Endpoint,
     index: Smart<Endpoint>,
     keeper: Pin<Box<dyn Future<Output = ()>>>,
+    /// Whether the task has ended.
+    has_ended: bool,
 }
 
 impl Client {
@@ -33,7 +36,8 @@ impl Client {
         static ENTROPY: AtomicU64 = AtomicU64::new(1);
         let endpoint = home.endpoint();
         let entropy = ENTROPY.fetch_add(1, Ordering::Relaxed);
-        let options = Options { entropy, node_cache: Some(cache), ..Options::NONE };
+        let patience = Some(Duration::from_millis(50));
+        let options = Options { entropy, patience, node_cache: Some(cache), ..Options::NONE };
         let opening = async {
             let store = store::fetch_of(&endpoint, NODE, "s", KIND).await.expect("the store exists");
             SmartKind::open(Rc::clone(&endpoint), &Members::one(NODE, store), &options).await
@@ -41,11 +45,30 @@ impl Client {
         let index = run(&endpoint, opening).expect("it has that kind");
         let keeper = index.keeper();
         endpoint.take();
-        Client { endpoint, index, keeper }
+        Client { endpoint, index, keeper, has_ended: false }
+    }
+
+    /// Runs an operation that may fail. If the client's task ends, the operation may never end.
+    fn try_run<O>(&mut self, operation: impl AsyncFnOnce(&mut Smart<Endpoint>) -> O) -> Option<O> {
+        let Client { endpoint, index, keeper, has_ended } = self;
+        let both = async {
+            let mut operation = pin!(operation(index));
+            poll_fn(|cx| {
+                for _ in 0..2 {
+                    *has_ended = *has_ended || keeper.as_mut().poll(cx).is_ready();
+                    if let Poll::Ready(output) = operation.as_mut().poll(cx) {
+                        return Poll::Ready(Some(output));
+                    }
+                }
+                if *has_ended { Poll::Ready(None) } else { Poll::Pending }
+            })
+            .await
+        };
+        run(endpoint, both)
     }
 
     fn run<O>(&mut self, operation: impl AsyncFnOnce(&mut Smart<Endpoint>) -> O) -> O {
-        let Client { endpoint, index, keeper } = self;
+        let Client { endpoint, index, keeper, .. } = self;
         let both = async {
             let mut operation = pin!(operation(index));
             poll_fn(|cx| {
@@ -280,7 +303,7 @@ fn a_client_that_leaves_gives_its_id_back() {
     for round in 0..3_u64 {
         let mut client = Client::open(&home, 0);
         client.put(&number(round), b"v");
-        let Client { endpoint, index, keeper } = client;
+        let Client { endpoint, index, keeper, .. } = client;
         drop(index);
         run(&endpoint, keeper);
     }
@@ -311,4 +334,84 @@ fn memory_of_deleted_keys_is_used_again() {
     }
     assert_eq!(client.counter("units freed"), ROUNDS * KEYS);
     assert_eq!(idle.scan(&[], 10), []);
+}
+
+#[test]
+fn damaged_memory_causes_errors_and_neither_panics_nor_endless_loops() {
+    let mut draws = Draws(99);
+    for keys in [Keys::Numbers, Keys::Strings] {
+        let spec = Spec { lease_us: 20_000, chunk: 1 << 13, ..spec(keys) };
+        let home = Home::new(24);
+        let store = home.create_of(KIND, "s", 1, &serde_json::to_string(&spec).expect("plain data"));
+        let mut errors = 0;
+        let mut client = None;
+        for round in 0..100 {
+            if client.is_none() {
+                let opened = std::panic::catch_unwind(|| Client::open(&home, 1 << 16));
+                // The table of leases may be damaged, so that no id is free.
+                client = opened.ok();
+            }
+            let Some(open) = &mut client else { break };
+            let value = draws.bytes(8);
+            let mut has_ended = false;
+            for _ in 0..20 {
+                let key = any_key(keys, &mut draws);
+                let limit = draws.below(20) as usize;
+                let done = match draws.below(6) {
+                    0 | 1 => open.try_run(async |index| index.put(&key, &value).await),
+                    2 => open.try_run(async |index| index.delete(&key).await.map(drop)),
+                    3 => open.try_run(async |index| index.scan(&key, limit, |_, _| ()).await.map(drop)),
+                    4 if round % 20 == 0 => open.try_run(async |index| index.stat().await.map(drop)),
+                    _ => open.try_run(async |index| index.get(&key).await.map(drop)),
+                };
+                errors += u64::from(!matches!(done, Some(Ok(()))));
+                has_ended = has_ended || done.is_none();
+            }
+            if has_ended
+                || !matches!(
+                    open.try_run(async |index| index.put(&any_key(keys, &mut Draws(1)), b"").await),
+                    Some(Ok(()))
+                )
+            {
+                client = None;
+                continue;
+            }
+            // Words of the tree, behind the table of leases.
+            let mut chain = ChainBuf::new();
+            let mut words = chain.begin(store.extent().key);
+            let junk: Vec<[u8; 8]> = (0..4)
+                .map(|_| (draws.next() & draws.next() & (draws.next() | 0xffff_ffff)).to_le_bytes())
+                .collect();
+            for word in &junk {
+                let at = 4096 + draws.below((store.extent().len - 4096) / 8 / 4) * 8;
+                words.also(write(Addr::new(store.extent().at + at), word));
+            }
+            let endpoint = Rc::clone(&open.endpoint);
+            let mut reply = Reply::new();
+            run(&endpoint, endpoint.run(NODE, &words, &mut reply)).expect("the node lives");
+        }
+        println!("{keys:?}: {errors} errors");
+    }
+}
+
+#[test]
+fn healing_finds_nothing_where_no_client_has_died() {
+    let home = home(&Spec { lease_us: 40_000, ..spec(Keys::Numbers) }, 8);
+    let mut client = Client::open(&home, 0);
+    for key in 0..500 {
+        client.put(&number(key), b"v");
+    }
+    let Client { endpoint, index, keeper, .. } = client;
+    drop(index);
+    run(&endpoint, keeper);
+    let endpoint = home.endpoint();
+    let healing = async {
+        let store = store::fetch_of(&endpoint, NODE, "s", KIND).await.expect("the store exists");
+        let options = Options { entropy: 77, ..Options::NONE };
+        SmartKind::heal(Rc::clone(&endpoint), &Members::one(NODE, store), &options).await
+    };
+    assert_eq!(run(&endpoint, healing), Ok(Vec::new()));
+    let mut client = Client::open(&home, 0);
+    let stat = client.run(async |index| index.stat().await).expect("a walk");
+    assert_eq!((stat.leaves, stat.taken, stat.hidden, stat.locked), (500, stat.linked(), 0, 0));
 }

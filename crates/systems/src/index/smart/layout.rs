@@ -340,7 +340,7 @@ impl Layout {
             if chunks == 0 {
                 return Err(format!("a table of {} bytes has no room for a chunk", extent.len));
             }
-            if chunks_at(chunks) >> OFFSET_BITS != 0 || extent.len / UNIT >> OFFSET_BITS != 0 {
+            if chunks_at(chunks) >> OFFSET_BITS != 0 || (extent.len / UNIT) >> OFFSET_BITS != 0 {
                 return Err(format!(
                     "a table of {} bytes, which is more than addresses have bits for",
                     extent.len

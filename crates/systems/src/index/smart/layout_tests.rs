@@ -141,3 +141,23 @@ fn any_bytes_are_decoded_or_damaged() {
 fn value_of_any(bytes: &[u8]) -> Option<&[u8]> {
     head_of(bytes).map(|_| value_of(bytes))
 }
+
+#[cfg(farside_mutants)]
+#[test]
+fn a_checksum_that_does_not_cover_the_key_is_noticed() {
+    use super::mutants::CHECKSUM_WITHOUT_KEY;
+    use farside_remote::mutant::Mutant;
+    let layout = layout(Keys::Strings);
+    let class = layout.spec.leaf_class(4);
+    let is_noticed = || {
+        let mut bytes = Vec::new();
+        leaf_bytes(class, (0, 0), (b"key\0", b"value"), LockWord::FREE, &mut bytes);
+        bytes[24] ^= 1;
+        matches!(leaf_of(&layout.spec, 0, &bytes), Ok(Leaf::Torn(_)))
+    };
+    assert!(is_noticed());
+    Mutant::switch(Some(CHECKSUM_WITHOUT_KEY));
+    let is_noticed_by_mutant = is_noticed();
+    Mutant::switch(None);
+    assert!(!is_noticed_by_mutant, "the mutant lives");
+}

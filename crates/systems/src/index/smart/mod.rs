@@ -45,7 +45,7 @@ pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
 pub use stat::Stat;
 
 use crate::index::{Combining, Index, IndexError, Keys};
-use crate::owned::{Closed, Jobs};
+use crate::owned::Jobs;
 use cache::Cache;
 use change::{Lane, Put};
 use combine::{Batch, Combine, Turn};
@@ -383,10 +383,8 @@ impl<F: Fabric + Clock> Client<F> {
         if self.session.is_given_up() {
             return Err(IndexError::Lost);
         }
-        let is_closed = self.jobs.is_closed();
-        self.jobs.carry_out(job).await.unwrap_or_else(|Closed| {
-            Err(IndexError::NotKept { ran: if is_closed { Ran::No } else { Ran::Unknown } })
-        })
+        let ran = if self.jobs.is_closed() { Ran::No } else { Ran::Unknown };
+        self.jobs.carry_out(job).await.unwrap_or(Err(IndexError::NotKept { ran }))
     }
 
     async fn perform(&self, number: usize, job: Job) -> Done {

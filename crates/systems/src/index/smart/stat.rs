@@ -26,6 +26,9 @@ pub struct Stat {
     pub leaves: u64,
     /// Number of leaves of deleted keys whose slots were not emptied.
     pub dead: u64,
+    /// Number of leaves behind the slots in use of their nodes: their writers have not completed the type switch yet, or
+    /// have died before. They have no values.
+    pub hidden: u64,
     /// Number of leaves whose locks are held.
     pub locked: u64,
     /// Number of nodes above the deepest leaf.
@@ -36,9 +39,9 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Number of nodes and leaves of the tree.
+    /// Number of nodes and leaves in slots.
     pub fn linked(&self) -> u64 {
-        self.nodes.iter().sum::<u64>() + self.leaves + self.dead
+        self.nodes.iter().sum::<u64>() + self.leaves + self.dead + self.hidden
     }
 }
 
@@ -84,6 +87,8 @@ impl<F: Fabric + Clock> Client<F> {
                         let node = NodeView::of(&bytes)?;
                         let kind = node.header()?.kind;
                         stat.nodes[usize::from(kind.0) - 1] += 1;
+                        stat.hidden +=
+                            node.slots().skip(kind.slots()).filter(|slot| !slot.is_null()).count() as u64;
                         let slots = node.slots().take(kind.slots()).filter(|slot| !slot.is_null());
                         let before = left.len();
                         left.extend(slots.map(|slot| (slot, depth + 1)));

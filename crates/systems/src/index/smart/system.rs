@@ -39,6 +39,9 @@ impl System for SmartKind {
     const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
+    /// The first two only cost requests, and a reader notices the third only if memory is damaged.
+    const RARE_MUTANTS: &'static [Mutant] =
+        &[mutants::REV_PTR_ROLLED_BACK, mutants::MASKED_CAS_FULL_WORD, mutants::CHECKSUM_WITHOUT_KEY];
 
     type Client<F: Fabric + Clock> = Smart<F>;
 
