@@ -57,7 +57,9 @@ use layout::value_of;
 use scan::Progress;
 use session::Session;
 use std::cell::{Cell, RefCell};
-use std::pin::Pin;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
 use units::Units;
@@ -122,6 +124,8 @@ enum Job {
     },
     /// Waits for the holder of a torn leaf's lock, or recovers it.
     Free(Met),
+    /// Makes a step towards the reuse of memory.
+    Reuse,
     /// Recovers all dead clients, and frees what they have left behind.
     Heal,
 }
@@ -347,13 +351,39 @@ impl<F: Fabric + Clock> Client<F> {
     /// Runs the client's task: carries out its jobs, renews its lease and frees its memory, until the last handle was
     /// dropped. Then gives the lease back.
     async fn keep(&self) {
-        let jobs = self.jobs.serve(|lane, job| self.perform(lane, job));
-        let free = async || {
-            let lane = self.session.spare_lane();
-            let _goes_on_later = self.units.step(&self.session, lane, &self.counters).await;
+        let work = async {
+            let (mut jobs, mut freeing) =
+                (pin!(self.jobs.serve(|lane, job| self.perform(lane, job))), pin!(self.keep_freeing()));
+            poll_fn(|cx| {
+                let _never_ends = freeing.as_mut().poll(cx);
+                jobs.as_mut().poll(cx)
+            })
+            .await;
+            self.drain().await;
         };
-        self.session.renewing(jobs, free, || self.jobs.close()).await;
+        self.session.renewing(work, || self.jobs.close()).await;
         self.session.release().await;
+    }
+
+    /// Lets a job make a step towards the reuse of memory from time to time.
+    async fn keep_freeing(&self) -> Infallible {
+        loop {
+            self.session.fabric.sleep(self.session.layout.spec.lease() / 4).await;
+            if self.units.waiting() > 0 {
+                let _a_later_step_goes_on = self.jobs.carry_out(Job::Reuse).await;
+            }
+        }
+    }
+
+    /// Waits until the units that this client has unlinked are free, for at most the length of a lease. Others are freed
+    /// by `heal`.
+    async fn drain(&self) {
+        let (lane, lease) = (self.session.spare_lane(), self.session.layout.spec.lease());
+        let until = self.session.fabric.now() + lease;
+        while self.units.waiting() > 0 && self.session.fabric.now() < until && !self.session.is_given_up() {
+            let _a_later_step_goes_on = self.units.step(&self.session, lane, &self.counters).await;
+            self.session.fabric.sleep(lease / 16).await;
+        }
     }
 
     /// Puts a value, together with other puts of the same key.
@@ -408,6 +438,9 @@ impl<F: Fabric + Clock> Client<F> {
                 Job::Delete { path } => self.delete(&mut lane, path).await,
                 Job::Free(Met::Torn(leaf, word)) => {
                     self.await_whole(lane.number, *leaf, *word).await.map(|()| true)
+                }
+                Job::Reuse => {
+                    self.units.step(&self.session, lane.number, &self.counters).await.map(|()| true)
                 }
                 Job::Heal => self.heal(lane.number).await.map(|()| true),
             };

@@ -93,7 +93,7 @@ impl<F: Fabric + Clock> Session<F> {
         };
         if let Some(inherited) = inherited {
             let recovery = session.recover_locks(session.spare_lane(), &inherited);
-            session.renewing(recovery, async || {}, || ()).await?;
+            session.renewing(recovery, || ()).await?;
             session.recovered.set(1);
         }
         Ok(session)
@@ -133,15 +133,9 @@ impl<F: Fabric + Clock> Session<F> {
         }
     }
 
-    /// Runs a future to its end. Renews the lease and publishes epochs meanwhile, and calls `each` after each renewal.
-    /// Calls `lost` if the lease is lost.
-    pub(super) async fn renewing<T>(
-        &self,
-        future: impl Future<Output = T>,
-        each: impl AsyncFn(),
-        lost: impl Fn(),
-    ) -> T {
-        let (mut future, mut renewing) = (pin!(future), pin!(self.renew(each, lost)));
+    /// Runs a future to its end. Renews the lease and publishes epochs meanwhile. Calls `lost` if the lease is lost.
+    pub(super) async fn renewing<T>(&self, future: impl Future<Output = T>, lost: impl Fn()) -> T {
+        let (mut future, mut renewing) = (pin!(future), pin!(self.renew(lost)));
         let (mut output, mut is_over) = (None, false);
         poll_fn(|cx| {
             is_over = is_over || renewing.as_mut().poll(cx).is_ready();
@@ -161,7 +155,7 @@ impl<F: Fabric + Clock> Session<F> {
         .await
     }
 
-    async fn renew(&self, each: impl AsyncFn(), lost: impl Fn()) {
+    async fn renew(&self, lost: impl Fn()) {
         let period = self.layout.spec.lease() / 4;
         let give_up = || {
             self.give_up();
@@ -177,10 +171,7 @@ impl<F: Fabric + Clock> Session<F> {
                 Err(LeaseError::Fabric(FabricError::Lost { .. } | FabricError::NodeDied(_))) => give_up(),
                 // The client may have given up while the renewal was in flight.
                 _ if self.is_given_up.get() => {}
-                _ => {
-                    self.lease.replace(Some(lease));
-                    each().await;
-                }
+                _ => _ = self.lease.replace(Some(lease)),
             }
             self.is_renewing.set(false);
             if self.is_given_up.get() {

@@ -296,26 +296,48 @@ impl Units {
         let hint = chain.also(fetch_add(layout.addr(layout.hint(member), 8)?, &one));
         session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
         let hint = reply.get(hint).map_err(refused)?.get();
-        let claim = U64::new(Claim { owner: session.id(), class }.word());
-        for tried in 0..table.chunks {
-            let chunk = Chunk { member, number: hint.wrapping_add(tried) % table.chunks };
-            let at = layout.addr(layout.claim(chunk), 8)?;
-            let mut chain = buffer.begin(table.extent.key);
-            let claimed = chain.also(cas(Mode::Eq, at, &U64::ZERO, &claim));
-            session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
-            match reply.status(claimed) {
-                Status::Ok => {
-                    self.with_pool(member, class, |pool| {
-                        pool.chunks.push(chunk);
-                        pool.fresh = Some((chunk, 0));
-                    });
+        let first = Chunk { member, number: hint % table.chunks };
+        if self.claim_one(session, first, class).await? {
+            return Ok(true);
+        }
+        // The hint is wrong, or the member is almost full.
+        for start in (0..table.chunks).step_by(WORDS_PER_READ as usize) {
+            let count = (table.chunks - start).min(WORDS_PER_READ);
+            let claims = words(session, layout.claim(Chunk { member, number: start }), count).await?;
+            for (number, _) in (start..).zip(claims).filter(|(_, word)| *word == 0) {
+                if self.claim_one(session, Chunk { member, number }, class).await? {
                     return Ok(true);
                 }
-                Status::CasFailed => {}
-                status => return Err(refused(status)),
             }
         }
         Ok(false)
+    }
+
+    /// Claims a chunk. Returns false if another client has claimed it.
+    async fn claim_one<F: Fabric + Clock>(
+        &self,
+        session: &Session<F>,
+        chunk: Chunk,
+        class: Class,
+    ) -> Result<bool, IndexError> {
+        let (layout, table) = (&session.layout, &session.layout.members[chunk.member]);
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let claim = U64::new(Claim { owner: session.id(), class }.word());
+        let at = layout.addr(layout.claim(chunk), 8)?;
+        let mut chain = buffer.begin(table.extent.key);
+        let claimed = chain.also(cas(Mode::Eq, at, &U64::ZERO, &claim));
+        session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
+        match reply.status(claimed) {
+            Status::Ok => {
+                self.with_pool(chunk.member, class, |pool| {
+                    pool.chunks.push(chunk);
+                    pool.fresh = Some((chunk, 0));
+                });
+                Ok(true)
+            }
+            Status::CasFailed => Ok(false),
+            status => Err(refused(status)),
+        }
     }
 
     /// Finds the chunks of this id at a member, once.
