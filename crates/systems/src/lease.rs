@@ -459,9 +459,9 @@ impl<F: Fabric + Clock> Leases<F> {
         renewed
     }
 
-    /// Renews a lease as [`Leases::renew`] does, and publishes the client's next epoch, if it may, in the same chains, or
-    /// in chains of their own if the fabric has no conditional ops. Then waits at most `patience` for the members that a majority did not need. If they do not answer, the epoch is
-    /// published by a later call.
+    /// Renews a lease as [`Leases::renew`] does, and publishes the client's next epoch, if it may, in the same chains,
+    /// or in chains of their own if the fabric has no conditional ops. Then waits at most `patience` for the members
+    /// that a majority did not need. If they do not answer, the epoch is published by a later call.
     ///
     /// # Errors
     /// Those of [`Leases::renew`].

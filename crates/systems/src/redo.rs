@@ -254,8 +254,8 @@ impl Record {
 /// Length of an [`intent`] in bytes.
 pub(crate) const INTENT_LEN: u32 = HEAD_SIZE as u32;
 
-/// Encodes the start of a record: an *intent*, which says that the operation with this word is about to lock `object`. It
-/// is written in place of the lane's last record, before the lock is taken. So a recoverer finds the locks of a dead
+/// Encodes the start of a record: an *intent*, which says that the operation with this word is about to lock `object`.
+/// It is written in place of the lane's last record, before the lock is taken. So a recoverer finds the locks of a dead
 /// client in its records. An intent alone is no complete record.
 pub(crate) fn intent(word: LockWord, object: &Object) -> [u8; HEAD_SIZE] {
     let mut bytes = [0; HEAD_SIZE];

@@ -102,7 +102,8 @@ pub struct Sizing {
     pub latching: Latching,
     /// Kind of the keys, and how clients share memory; only for indexes.
     pub indexing: Indexing,
-    /// Length of the leases of clients. If absent, that of the system, or none in systems in which leases are an option.
+    /// Length of the leases of clients. If absent, that of the system, or none in systems in which leases are an
+    /// option.
     pub lease: Option<Duration>,
 }
 

@@ -62,8 +62,8 @@ pub enum Combining {
     Batches,
     /// Only gets share a READ.
     Reads,
-    /// Operations also share a request that was sent before they began, as in the artifact of SMART. Then a get may return
-    /// an old value, and a put may be lost.
+    /// Operations also share a request that was sent before they began, as in the artifact of SMART. Then a get may
+    /// return an old value, and a put may be lost.
     Window,
     /// Each operation sends its own requests.
     None,

@@ -1,5 +1,5 @@
-//! SMART over simulated NICs: several nodes, client processes that die, operations whose futures are dropped. Each key is
-//! checked as a register. A scan counts as a get of each key in its range, at any instant of the scan.
+//! SMART over simulated NICs: several nodes, client processes that die, operations whose futures are dropped. Each key
+//! is checked as a register. A scan counts as a get of each key in its range, at any instant of the scan.
 
 use farside_remote::clock::Clock;
 use farside_remote::draws::Draws;

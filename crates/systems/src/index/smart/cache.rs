@@ -1,7 +1,7 @@
 //! The client's cache: copies of inner nodes, linked as in the tree, so that a lookup is a walk without requests.
 //!
-//! A lookup returns the deepest slot on a key's path that the cache has. The slot may be outdated. A node without a slot
-//! for the next byte leads to the slot of the node itself, so that the walk reads the node again.
+//! A lookup returns the deepest slot on a key's path that the cache has. The slot may be outdated. A node without a
+//! slot for the next byte leads to the slot of the node itself, so that the walk reads the node again.
 //!
 //! # Why an outdated slot does no harm
 //!
@@ -9,23 +9,23 @@
 //! ever. If it points to a leaf, the leaf may have been unlinked, and its unit may be in use again: even for a leaf of
 //! the same key that no slot points to yet, or never will. The value of such a leaf must not be returned.
 //!
-//! A slot has the low bits of the *generation* of its leaf's unit, and so does the leaf. The generation rises by one with
-//! each reuse. So a leaf whose bits are those of the slot was not reused since the slot was read, or was reused a
+//! A slot has the low bits of the *generation* of its leaf's unit, and so does the leaf. The generation rises by one
+//! with each reuse. So a leaf whose bits are those of the slot was not reused since the slot was read, or was reused a
 //! multiple of [`GENERATIONS`] times. The second case cannot be: let E be the client's epoch when the slot was read. A
-//! unit is freed when each holder of an id has raised its epoch by two since the unit was unlinked, this client included
-//! (`units`). So after k reuses, this client has published E + 2 k or more. An operation that holds a guard of the epoch C
-//! ends before C + 2 is published. So there were fewer than [`GENERATIONS`] reuses until its end if C + 1 is below
-//! E + 2 [`GENERATIONS`]. An entry notes the current epoch when its slots have arrived, which is E or E + 1, and is
-//! dropped [`AGE_MAX`] epochs later.
+//! unit is freed when each holder of an id has raised its epoch by two since the unit was unlinked, this client
+//! included (`units`). So after k reuses, this client has published E + 2 k or more. An operation that holds a guard of
+//! the epoch C ends before C + 2 is published. So there were fewer than [`GENERATIONS`] reuses until its end if C + 1
+//! is below E + 2 [`GENERATIONS`]. An entry notes the current epoch when its slots have arrived, which is E or E + 1,
+//! and is dropped [`AGE_MAX`] epochs later.
 //!
-//! A leaf that is alive and was not reused is the leaf that was linked below the slot: a leaf is dead before its slot is
-//! emptied, for good.
+//! A leaf that is alive and was not reused is the leaf that was linked below the slot: a leaf is dead before its slot
+//! is emptied, for good.
 //!
 //! Differs from the paper (4.4): the reverse pointer of a leaf decides nothing. It only tells that a cached slot is
 //! outdated.
 //!
-//! Invariant: a slot in the cache was read, or written by this client, at a member; so it is on the paths that the cache
-//! finds it for.
+//! Invariant: a slot in the cache was read, or written by this client, at a member; so it is on the paths that the
+//! cache finds it for.
 //! Invariant: the entries are a tree: each is linked from one slot of another, or from the root slot.
 
 use super::layout::{Far, GENERATIONS, Header, NodeView, PREFIX_MAX, Slot, slot_at};

@@ -1,14 +1,14 @@
 //! Changes: put, put if absent, and delete.
 //!
 //! - **A key with a leaf** is updated in place: lock the leaf, and read it again in the same list; then write the redo
-//!   record and the leaf, whose last word frees the lock. A delete sets the leaf's dead bit under the lock, for good, and
-//!   empties the slot. The client whose CAS replaces the slot of a dead leaf retires the leaf.
+//!   record and the leaf, whose last word frees the lock. A delete sets the leaf's dead bit under the lock, for good,
+//!   and empties the slot. The client whose CAS replaces the slot of a dead leaf retires the leaf.
 //! - **A key without one** gets a new leaf, which is written before the CAS of a slot makes it visible. The slot is one
-//!   that leads to the key's path and is empty or has a dead leaf; a null slot of a node; or the slot of another leaf or
-//!   node, in front of which new nodes are put (leaf split, path split).
+//!   that leads to the key's path and is empty or has a dead leaf; a null slot of a node; or the slot of another leaf
+//!   or node, in front of which new nodes are put (leaf split, path split).
 //!
-//! Inner nodes are changed without locks. Every writer tests the slots of a node in ascending order, a slot never becomes
-//! null again, and it never changes its partial byte. So no two slots of a node have the same partial byte.
+//! Inner nodes are changed without locks. Every writer tests the slots of a node in ascending order, a slot never
+//! becomes null again, and it never changes its partial byte. So no two slots of a node have the same partial byte.
 //!
 //! A node without a null slot in use gets the leaf in a slot behind them ("insert behind"), which becomes visible when
 //! the header's type rises (type switch). A writer that finds its key's byte behind the slots in use switches the type
@@ -18,8 +18,8 @@
 //! node is a hint, and a path split cannot hide a type switch from readers. A dead leaf is never revived: a new leaf
 //! takes its place, so no update can bring back a deleted value. A slot is emptied and not set to null.
 //!
-//! Invariant: a change is one CAS or one WRITE under the leaf's lock. What follows, such as reverse pointers and headers
-//! after a split, only makes later walks shorter. So a client may die at any point.
+//! Invariant: a change is one CAS or one WRITE under the leaf's lock. What follows, such as reverse pointers and
+//! headers after a split, only makes later walks shorter. So a client may die at any point.
 //! Invariant: a leaf's `rev_ptr` is changed by CAS only, and no WRITE of a leaf in the tree covers it.
 
 use super::layout::{
@@ -238,8 +238,8 @@ impl<F: Fabric + Clock> Client<F> {
         self.units.retire(leaf.at, leaf.class, leaf.generation);
     }
 
-    /// Empties the slot of a dead leaf, if it still has one. The delete is complete in any case: a later writer replaces
-    /// what is left.
+    /// Empties the slot of a dead leaf, if it still has one. The delete is complete in any case: a later writer
+    /// replaces what is left.
     async fn unlink(&self, lane: &mut Lane, at: &mut At, leaf: LeafAt, path: &[u8]) {
         for _ in 0..UNLINKS_MAX {
             match self.session.layout.view(at.slot) {
@@ -301,8 +301,8 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Locks a leaf, and reads it again under the lock, into the buffers. Returns the lock's word, or `None` if the leaf
-    /// is dead.
+    /// Locks a leaf, and reads it again under the lock, into the buffers. Returns the lock's word, or `None` if the
+    /// leaf is dead.
     async fn lock(&self, lane: &mut Lane, leaf: LeafAt, path: &[u8]) -> Result<Option<LockWord>, IndexError> {
         let (session, layout) = (&self.session, &self.session.layout);
         let (object, table) = (layout.object(leaf.at, leaf.class)?, &layout.members[leaf.at.member()]);
@@ -579,8 +579,8 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(true)
     }
 
-    /// Puts a node in front of a node with a longer prefix, which leads to that node and to a new leaf. Returns false if
-    /// the slot has changed.
+    /// Puts a node in front of a node with a longer prefix, which leads to that node and to a new leaf. Returns false
+    /// if the slot has changed.
     async fn split_path(
         &self,
         lane: &mut Lane,

@@ -5,16 +5,16 @@
 //! those that come later form the next one. A batch is sent when the one before it has ended. So at most one batch of
 //! gets and one of puts are in flight for each key of a client, and a lock has one contender of each client.
 //!
-//! The first member of a batch carries it out. All members return its result. The members of a batch of puts take effect
-//! at its WRITE, one after the other in the order in which they have joined: the value of the last one is written. Each
-//! has begun before the request was sent, and returns after it was answered, so a batch is linearizable.
+//! The first member of a batch carries it out. All members return its result. The members of a batch of puts take
+//! effect at its WRITE, one after the other in the order in which they have joined: the value of the last one is
+//! written. Each has begun before the request was sent, and returns after it was answered, so a batch is linearizable.
 //!
 //! If the future of the member that carries out a batch is dropped before a request was sent on behalf of the others,
 //! they join or form another batch. A put that was begun belongs to the client and is carried to its end.
 //!
 //! Differs from the artifact, where operations also take the result of a request that was sent before they began
-//! ([`Window`](crate::index::Combining::Window)): a get may then return a value that another client has replaced before,
-//! and a put may be lost, although it returns.
+//! ([`Window`](crate::index::Combining::Window)): a get may then return a value that another client has replaced
+//! before, and a put may be lost, although it returns.
 //!
 //! Invariant: a value that a batch writes was put by a member of that batch, for its key. The table has keys and no
 //! hashes.

@@ -1,14 +1,14 @@
 //! The bytes of a store: slots, inner nodes, leaves, and the parts of the table at each member.
 //!
 //! ```text
-//! table  | entries of leases | areas of redo records | root slot u64 | 0 x 56 | hint u64 | 0 x 56 | chunk table | chunks |
+//! table  | leases | redo records | root slot u64 | 0 x 56 | hint u64 | 0 x 56 | chunk table | chunks |
 //! chunk  | state u64 | x units, to a multiple of 64 | unit | x units
 //! node   | rev_ptr u64 | header u64 | slot u64 | x 4, 8, 16, 32, 64, 128 or 256, with room for 256
 //! leaf   | rev_ptr u64 | head u64 | checksum u64 | path | value | 0, to the capacity | lock word u64 |
 //! ```
 //!
-//! The leases and the root slot of the first member are used. All words are little-endian. A *path* is a key as the tree
-//! sees it: a string has a zero byte behind it, so no path is a prefix of another.
+//! The leases and the root slot of the first member are used. All words are little-endian. A *path* is a key as the
+//! tree sees it: a string has a zero byte behind it, so no path is a prefix of another.
 //!
 //! ```text
 //! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11
@@ -69,7 +69,8 @@ pub struct Spec {
     pub keys: Keys,
     /// Length of the longest value in bytes.
     pub value_max: u32,
-    /// Size of a chunk in bytes, a multiple of 64. If it is 0 when a store is created, it is chosen for the store's quota.
+    /// Size of a chunk in bytes, a multiple of 64. If it is 0 when a store is created, it is chosen for the store's
+    /// quota.
     pub chunk: u32,
     /// Number of client ids.
     pub ids: u16,

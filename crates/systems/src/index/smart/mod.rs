@@ -1,13 +1,16 @@
-//! SMART: a radix tree in far memory. Luo, Zuo, Shen, Sun, Tao, Wang and Zhou, *SMART: A High-Performance Adaptive Radix
-//! Tree for Disaggregated Memory* (OSDI 2023).
+//! SMART: a radix tree in far memory. Luo, Zuo, Shen, Sun, Tao, Wang and Zhou, *SMART: A High-Performance Adaptive
+//! Radix Tree for Disaggregated Memory* (OSDI 2023).
 //!
-//! Clients read and change the tree with classic verbs; the nodes' CPUs do nothing. Inner nodes are lock-free. Each leaf
-//! ends with a lock, which the WRITE of an update releases. Leaves and nodes are spread over the members of the store.
+//! Clients read and change the tree with classic verbs; the nodes' CPUs do nothing. Inner nodes are lock-free. Each
+//! leaf ends with a lock, which the WRITE of an update releases. Leaves and nodes are spread over the members of the
+//! store.
 //!
 //! - `layout`: the bytes. `walk`: from a slot down to a leaf. `change`: put and delete. `scan`: keys in order.
 //! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
-//! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`: leases, epochs, and the locks of dead clients.
-//! - `stat`: the shape of the tree. `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
+//! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
+//!   leases, epochs, and the locks of dead clients.
+//! - `stat`: the shape of the tree. `system`: the entry in the registry. [`mutants`]: broken variants. `counters`:
+//!   numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
 //! | --- | --- | --- |
@@ -21,8 +24,8 @@
 //! Changes are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task ends the
 //! change. Reads leave nothing behind.
 //!
-//! Invariant: an operation holds a guard of its epoch from before its first READ of a pointer until its last request was
-//! answered. If a request may never be answered, the guard is kept and the client gives up.
+//! Invariant: an operation holds a guard of its epoch from before its first READ of a pointer until its last request
+//! was answered. If a request may never be answered, the guard is kept and the client gives up.
 
 pub mod mutants;
 pub mod system;
@@ -375,8 +378,8 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Waits until the units that this client has unlinked are free, for at most the length of a lease. Others are freed
-    /// by `heal`.
+    /// Waits until the units that this client has unlinked are free, for at most the length of a lease. Others are
+    /// freed by `heal`.
     async fn drain(&self) {
         let (lane, lease) = (self.session.spare_lane(), self.session.layout.spec.lease());
         let until = self.session.fabric.now() + lease;

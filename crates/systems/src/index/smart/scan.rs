@@ -1,12 +1,12 @@
 //! Scans: the keys from a given one on, in order.
 //!
-//! A scan keeps the slots that may lead to further keys in the order of their paths, and reads the nodes and leaves of the
-//! first of them with each wave. A node is replaced by its slots, in the order of their bytes; a leaf is visited when no
-//! slot is left before it. A torn leaf is read again.
+//! A scan keeps the slots that may lead to further keys in the order of their paths, and reads the nodes and leaves of
+//! the first of them with each wave. A node is replaced by its slots, in the order of their bytes; a leaf is visited
+//! when no slot is left before it. A torn leaf is read again.
 //!
-//! Every slot is read during the scan, also those of cached nodes: the cache only tells which nodes to read with the first
-//! wave. So a key that is present throughout is not missed: as `walk` says, whatever node or leaf a slot has is on the
-//! way to all keys that are below the slot at that time.
+//! Every slot is read during the scan, also those of cached nodes: the cache only tells which nodes to read with the
+//! first wave. So a key that is present throughout is not missed: as `walk` says, whatever node or leaf a slot has is
+//! on the way to all keys that are below the slot at that time.
 //!
 //! Differs from the artifact: it takes the slots of cached nodes as they are, and skips what is not cached if anything
 //! is; and it returns torn leaves.
@@ -68,8 +68,8 @@ pub(super) struct Progress {
 }
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Visits keys that are not below `from`, and are above the last one of `progress`, until `limit` are visited or none
-    /// is left.
+    /// Visits keys that are not below `from`, and are above the last one of `progress`, until `limit` are visited or
+    /// none is left.
     ///
     /// # Errors
     /// [`IndexError`].
@@ -224,8 +224,8 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(wanted)
     }
 
-    /// Takes in what a READ of a slot's leaf, of its node or of the slot itself has returned. Puts what is below the slot
-    /// into `items`. If there is nothing, the slot is either still pending or done.
+    /// Takes in what a READ of a slot's leaf, of its node or of the slot itself has returned. Puts what is below the
+    /// slot into `items`. If there is nothing, the slot is either still pending or done.
     fn resolve(
         &self,
         pending: &mut Pending,

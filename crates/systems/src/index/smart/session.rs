@@ -192,8 +192,8 @@ impl<F: Fabric + Clock> Session<F> {
         self.tokens.next(&*self.fabric, areas, self.id, lane).await.map_err(of_redo)
     }
 
-    /// Waits a while for the owner of a leaf's lock, which has this word. If the owner's lease has expired, recovers all
-    /// its locks. `lane` has no lock.
+    /// Waits a while for the owner of a leaf's lock, which has this word. If the owner's lease has expired, recovers
+    /// all its locks. `lane` has no lock.
     ///
     /// # Errors
     /// [`IndexError`]; nothing of the caller's was changed.

@@ -26,8 +26,8 @@ pub struct Stat {
     pub leaves: u64,
     /// Number of leaves of deleted keys whose slots were not emptied.
     pub dead: u64,
-    /// Number of leaves behind the slots in use of their nodes: their writers have not completed the type switch yet, or
-    /// have died before. They have no values.
+    /// Number of leaves behind the slots in use of their nodes: their writers have not completed the type switch yet,
+    /// or have died before. They have no values.
     pub hidden: u64,
     /// Number of leaves whose locks are held.
     pub locked: u64,

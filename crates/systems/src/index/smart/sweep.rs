@@ -8,12 +8,12 @@
 //! 4. waits a grace: no operation has read a pointer to them any more;
 //! 5. frees them by CAS, if they still have their generations.
 //!
-//! A unit that is linked throughout the walk is found: slots lead to the same paths for ever (`walk`). The walk reads all
-//! slots of a node, also those that are not visible yet. A live client may free a unit in its limbo at the same time: the
-//! CAS of one of them fails.
+//! A unit that is linked throughout the walk is found: slots lead to the same paths for ever (`walk`). The walk reads
+//! all slots of a node, also those that are not visible yet. A live client may free a unit in its limbo at the same
+//! time: the CAS of one of them fails.
 //!
-//! Invariant: a unit that an operation gives back has another generation then. So a unit with its noted generation was not
-//! taken anew.
+//! Invariant: a unit that an operation gives back has another generation then. So a unit with its noted generation was
+//! not taken anew.
 
 use super::layout::{Chunk, Claim, Class, Far, NodeType, NodeView, Slot, View};
 use super::scan::Wanted;
@@ -33,7 +33,8 @@ const NODES_PER_WAVE: usize = 16;
 pub(super) type Taken = BTreeMap<(Far, Class), u32>;
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Frees the units that dead clients have left behind. Returns their number. Takes about half the length of a lease.
+    /// Frees the units that dead clients have left behind. Returns their number. Takes about half the length of a
+    /// lease.
     ///
     /// # Errors
     /// [`IndexError`]; some units may have been freed.

@@ -12,8 +12,8 @@
 //!
 //! Inner nodes are never unlinked: a node keeps its place in the tree for ever, and only gains slots.
 //!
-//! Invariant: a unit that some slot may point to, or that an operation may still reach by a pointer that it has read, is
-//! taken.
+//! Invariant: a unit that some slot may point to, or that an operation may still reach by a pointer that it has read,
+//! is taken.
 //! Invariant: a unit is in at most one place: in the list of its owner, in an operation, in the tree, or in a limbo.
 
 use super::counters::Counters;
@@ -61,8 +61,8 @@ impl Unit {
         U64::new(State { generation: self.generation, is_taken: true }.word())
     }
 
-    /// The state of the unit after an operation has given it back. It has another generation, so that `sweep` knows that
-    /// the unit was not taken all the time.
+    /// The state of the unit after an operation has given it back. It has another generation, so that `sweep` knows
+    /// that the unit was not taken all the time.
     fn given_back(&self) -> State {
         State { generation: self.generation.wrapping_add(1), is_taken: false }
     }

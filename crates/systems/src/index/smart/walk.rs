@@ -1,12 +1,13 @@
 //! The walk from a slot down to a key's leaf, which readers and writers share.
 //!
-//! A slot leads to the same bytes of paths for ever: nodes are never unlinked, a slot never becomes null again and never
-//! changes its partial byte, and a path split puts a node in between without changing what is below. So a walk may start
-//! at any slot on the key's path.
+//! A slot leads to the same bytes of paths for ever: nodes are never unlinked, a slot never becomes null again and
+//! never changes its partial byte, and a path split puts a node in between without changing what is below. So a walk
+//! may start at any slot on the key's path.
 //!
-//! A slot that was read during the operation is *fresh*, one from the cache is not. What follows from each end of a walk:
-//! - An alive leaf with the key and the slot's generation is the key's only leaf, also below a slot that is not fresh: it
-//!   was linked there, it was not reused, and a leaf is dead before it is unlinked.
+//! A slot that was read during the operation is *fresh*, one from the cache is not. What follows from each end of a
+//! walk:
+//! - An alive leaf with the key and the slot's generation is the key's only leaf, also below a slot that is not fresh:
+//!   it was linked there, it was not reused, and a leaf is dead before it is unlinked.
 //! - A node has no slot for the next byte: the key was absent when the READ of the node began. All slots that were in
 //!   use then are in the READ, since none becomes null again.
 //! - Any other end means that the key was absent when the slot was read, so the slot must be fresh. If it is not, the
@@ -247,7 +248,8 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(None)
     }
 
-    /// Whether a slot at which the walk would end has changed. It is read again, unless it is fresh or misses are assumed.
+    /// Whether a slot at which the walk would end has changed. It is read again, unless it is fresh or misses are
+    /// assumed.
     async fn is_outdated(&self, own: &mut Own, at: &mut At, misses: Misses) -> Result<bool, IndexError> {
         let is_believed = misses == Misses::Assumed || mutants::MISS_FROM_CACHE_BELIEVED.is_on();
         Ok(!at.is_fresh && !is_believed && self.refresh(own, at).await?)
