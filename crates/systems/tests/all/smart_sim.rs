@@ -1,4 +1,4 @@
-//! SMART over simulated NICs: several nodes, client processes that die, operations whose futures are dropped. Each key
+//! SMART in the simulator: several nodes, client processes that die, operations whose futures are dropped. Each key
 //! is checked as a register. A scan counts as a get of each key in its range, at any instant of the scan.
 
 use farside_remote::clock::Clock;
@@ -6,12 +6,15 @@ use farside_remote::draws::Draws;
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use farside_sim::clock::ProcessClock;
-use farside_sim::fabric::session::Identity;
+use farside_sim::fabric::AnyFabric;
+use farside_sim::fabric::direct::Direct;
+use farside_sim::fabric::session::{Endpoint, Identity};
 use farside_sim::fabric::verbs::Verbs;
 use farside_sim::fault::{Struck, Target};
 use farside_sim::hardware::{INPUTS, Testbed};
 use farside_sim::history::register::{Ask, History, Outcome, Value};
 use farside_sim::linearizable::{Limits, check, explain};
+use farside_sim::memory::Pace;
 use farside_sim::network::{HostId, Network, Wire};
 use farside_sim::nic::{Device, Sender, Timing};
 use farside_sim::node::{Kinds, Node, Options as NodeOptions};
@@ -42,6 +45,7 @@ const VALUE_MAX: usize = 150;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) nodes: u32,
+    pub(crate) fabric: Kind,
     pub(crate) clients: u32,
     pub(crate) tasks: u32,
     /// Number of operations of each task.
@@ -60,12 +64,24 @@ pub(crate) struct Plan {
     pub(crate) deletes: u64,
 }
 
+/// How clients reach the nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The nodes' NICs execute verbs.
+    Verbs,
+    /// The clients' CPUs run the chains, and may stop within a WRITE.
+    Direct,
+    /// The nodes' engines run the chains.
+    Session,
+}
+
 impl Plan {
     /// A plan that follows from a seed.
     pub(crate) fn of(seed: u64) -> Plan {
         let mut draws = Draws(seed ^ 0x5a5a);
         Plan {
             nodes: 1 + draws.below(3) as u32,
+            fabric: draws.pick(&[Kind::Verbs, Kind::Verbs, Kind::Direct, Kind::Session]),
             clients: 2 + draws.below(2) as u32,
             tasks: 1 + draws.below(3) as u32,
             operations: draws.pick(&[30, 60, 200]),
@@ -82,7 +98,7 @@ impl Plan {
 
 /// Sessions of a process with all nodes.
 struct Many {
-    endpoints: Vec<Rc<Verbs>>,
+    endpoints: Vec<AnyFabric>,
 }
 
 #[derive(Clone)]
@@ -232,7 +248,15 @@ impl Bench {
         for node in &self.nodes {
             let silence = 60 * MILLIS;
             let identity = Identity { identity: 1000 + u128::from(incarnation), incarnation, silence };
-            endpoints.push(Verbs::open(node, 0, process, host, &clock, identity, &self.sender).await?);
+            endpoints.push(match self.plan.fabric {
+                Kind::Verbs => AnyFabric::Verbs(
+                    Verbs::open(node, 0, process, host, &clock, identity, &self.sender).await?,
+                ),
+                Kind::Direct => AnyFabric::Direct(Direct::open(node, process, &clock, Pace::CPU).await?),
+                Kind::Session => {
+                    AnyFabric::Session(Endpoint::open(node, 0, process, host, &clock, identity).await?)
+                }
+            });
         }
         Ok(Reach(Rc::new(Many { endpoints })))
     }
