@@ -1,7 +1,7 @@
 //! History of a run: the clients' operations, their times and their outcomes, generic over a family of systems.
 //!
-//! [`register`] has the operations of a key-value store, [`queue`] those of a queue, and [`counter`] those of a
-//! counter. To add a family, implement [`Ask`] and [`Outcome`].
+//! [`register`] has the operations of a key-value store, [`map`] those of an ordered map, [`queue`] those of a queue,
+//! and [`counter`] those of a counter. To add a family, implement [`Ask`] and [`Outcome`].
 //!
 //! Invariant: events are in the order in which they happened. One thread runs the world, so even events of the same
 //! nanosecond are ordered.
@@ -13,6 +13,7 @@
 
 pub mod counter;
 pub mod lines;
+pub mod map;
 pub mod queue;
 pub mod register;
 

@@ -23,6 +23,7 @@ pub mod micro;
 pub mod network;
 pub mod nic;
 pub mod node;
+pub mod ordered;
 pub mod picture;
 pub mod random;
 mod search;

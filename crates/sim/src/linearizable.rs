@@ -220,7 +220,7 @@ impl Entry {
 }
 
 /// Returns the value that an operation may store.
-fn written_by(ask: &Ask) -> Option<Value> {
+pub(crate) fn written_by(ask: &Ask) -> Option<Value> {
     match *ask {
         Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => Some(value),
         Ask::Get | Ask::Contains | Ask::Delete => None,
@@ -312,7 +312,7 @@ impl Dependencies {
 }
 
 /// Returns the index of the event after which the operation has no more effect.
-fn end_of(operation: &Operation) -> u64 {
+pub(crate) fn end_of(operation: &Operation) -> u64 {
     operation.returned.map_or(u64::MAX, |returned| returned.index)
 }
 
@@ -510,11 +510,14 @@ const SEARCHES_MAX: u32 = 5_000;
 /// the history were correct, it would stay correct without the removed operations. So the remaining operations are
 /// wrong for the same reason as the whole history.
 pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation> {
-    let all: Vec<Operation> =
-        history.operations().iter().filter(|operation| operation.key == key).copied().collect();
-    let of = all.len();
+    let of_key = history.operations().iter().filter(|operation| operation.key == key);
+    explain_key(key, of_key.copied().collect(), limits)
+}
+
+/// As [`explain`], with the operations of the key.
+pub(crate) fn explain_key(key: u64, mut operations: Vec<Operation>, limits: Limits) -> Option<Violation> {
+    let of = operations.len();
     let is_wrong = |operations: &[Operation]| check_key(operations, limits).0 == Verdict::Violated;
-    let mut operations = all;
     if !is_wrong(&operations) {
         return None;
     }

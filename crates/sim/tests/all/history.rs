@@ -228,3 +228,32 @@ fn an_outcome_fits_its_operation() {
     let id = history.call(0, 0, Ask::Get, 0);
     history.returned(id, Outcome::Done(None), 1);
 }
+
+#[test]
+fn a_scan_is_one_call_and_a_list_of_items() {
+    use farside_sim::history::map;
+    let mut history = map::History::new();
+    let put = history.call(0, 7, map::Ask::Put(value(3)), 10);
+    history.returned(put, map::Outcome::Done, 20);
+    let scan = history.call(1, 5, map::Ask::Scan { keys: 4, limit: 2 }, 30);
+    let items = vec![map::Item { distance: 2, value: value(3) }];
+    history.returned(scan, map::Outcome::Scanned(items.clone()), 40);
+    let mut out = Vec::new();
+    lines::write(&history, &mut out).expect("writing to a Vec cannot fail");
+    let written = String::from_utf8(out).expect("JSON is text");
+    let scanned: Vec<&str> = written.lines().skip(2).collect();
+    let line = |index: u64, kind: &str, value: &str, time: u64| {
+        format!(
+            r#"{{"index":{index},"type":"{kind}","process":1,"client":1,"f":"scan","key":5,"value":{value},"#,
+        ) + &format!(r#""keys":4,"limit":2,"time":{time}}}"#)
+    };
+    assert_eq!(scanned, [line(2, "invoke", "null", 30), line(3, "ok", "[[2,3]]", 40)]);
+    // The items count in the digest.
+    let mut other = map::History::new();
+    let put = other.call(0, 7, map::Ask::Put(value(3)), 10);
+    other.returned(put, map::Outcome::Done, 20);
+    let scan = other.call(1, 5, map::Ask::Scan { keys: 4, limit: 2 }, 30);
+    let items = vec![map::Item { distance: 3, ..items[0] }];
+    other.returned(scan, map::Outcome::Scanned(items), 40);
+    assert_ne!(history.digest(), other.digest());
+}
