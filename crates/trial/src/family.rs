@@ -37,9 +37,12 @@ pub(crate) trait Family: Sized + 'static {
     /// Type of the checker of the family's histories.
     type Checker: Checker<Ask = Self::Ask>;
 
-    /// Whether one store lies on all nodes, so that each client has a session with each node. The store survives the
-    /// loss of a minority of the nodes.
+    /// Whether one store lies on all nodes, so that each client has a session with each node.
     const SPANS: bool = false;
+
+    /// Whether the store lies on all nodes and survives the loss of a minority of them. If it does not survive this, a
+    /// loss is followed by another store.
+    const IS_REPLICATED: bool = Self::SPANS;
 
     /// Whether a client may run in a node's process.
     const MAY_LIVE_AT_NODE: bool = false;
@@ -48,6 +51,11 @@ pub(crate) trait Family: Sized + 'static {
     /// dropped. So a trial drops these futures after a random time, and not at a request.
     fn is_owned(&self) -> bool {
         false
+    }
+
+    /// Whether a client of a store on all nodes goes on over the next session with a node, after one was lost.
+    fn goes_on(&self) -> bool {
+        true
     }
 
     /// Whether an operation may wait for other clients, so that their outages count as its own.
@@ -114,6 +122,12 @@ pub(crate) trait Family: Sized + 'static {
         _loss: &Loss,
     ) -> Result<Kept<Self>, String> {
         unreachable!("stores of this family lose nothing")
+    }
+
+    /// Numbers of the events that say how the store's structure changes, with their names, for reports. Empty if the
+    /// family counts none.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// Size of the store that lies on all nodes.

@@ -12,6 +12,7 @@
 pub mod epochs;
 pub mod events;
 pub mod flight;
+pub mod index;
 pub mod judge;
 pub mod kills;
 pub mod latches;
@@ -35,6 +36,7 @@ mod queue;
 mod recoverers;
 mod registers;
 mod sessions;
+mod spanning;
 mod systems;
 mod work;
 
@@ -57,6 +59,7 @@ use farside_sim::picture;
 use farside_sim::random::Random;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
 use farside_systems::latch::Scheme;
+use farside_systems::system::Sizing;
 use flight::{Flights, Matrix, Phases, can_strike};
 use outages::Outages;
 use std::cell::{Cell, RefCell};
@@ -301,6 +304,8 @@ pub struct Report {
     pub events: u64,
     /// Virtual duration of the trial in nanoseconds.
     pub lasted: Nanos,
+    /// Numbers of events that say how the store's structure has changed, with their names; empty for most families.
+    pub counters: Vec<(&'static str, u64)>,
     /// First violation that the trial itself found, without the history's checker; `None` if it found no violation.
     pub violation: Option<String>,
 }
@@ -426,8 +431,13 @@ struct Scene {
     flights: Flights,
     counts: Cell<Counts>,
     violation: RefCell<Option<String>>,
-    /// Whether one store lies on all nodes.
+    /// Whether one store lies on all nodes, and whether it survives the loss of a minority of them.
     spans: bool,
+    is_replicated: bool,
+    /// Size of the store that lies on all nodes, if there is one.
+    sizing: Option<Sizing>,
+    /// Process of the last operator that was to create such a store.
+    operator: Cell<Option<ProcessId>>,
     /// What the nodes hold of the store that lies on all of them.
     configurations: Configurations,
     outages: Outages,
@@ -490,6 +500,13 @@ struct Site {
 impl Site {
     fn store_name(&self) -> String {
         name_of(self.store.get())
+    }
+
+    /// Begins another store, in place of one that is lost. It is yet to be created.
+    fn begin_store(&self) {
+        self.store.set(self.store.get() + 1);
+        self.is_opened.set(false);
+        self.begin_contents();
     }
 
     /// Begins new contents: the keys of the store are new keys of the history.
@@ -573,9 +590,9 @@ impl Scene {
         self.sites.iter().any(|site| site.node.options().log.is_some())
     }
 
-    /// Whether the site's node may lose its memory. A store that lies on several nodes survives the loss of a minority.
+    /// Whether the site's node may lose its memory. A store of replicas survives the loss of a minority.
     fn may_lose(&self, site: &Site) -> bool {
-        !self.spans || self.configurations.may_lose(self, site)
+        !self.is_replicated || self.configurations.may_lose(self, site)
     }
 }
 
@@ -634,6 +651,9 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         counts: Cell::default(),
         violation: RefCell::new(None),
         spans: F::SPANS,
+        is_replicated: F::IS_REPLICATED,
+        sizing: F::SPANS.then(|| family.sizing()),
+        operator: Cell::new(None),
         configurations: Configurations::new(drawn.nodes, (drawn.nodes + family.spares()) as usize),
         outages: Outages::new(parties, drawn.nodes + family.spares()),
         recoverers,
@@ -670,9 +690,12 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         judging.upgrade().into_iter().for_each(|trial| work::after_loss(&trial, site));
     }));
     if F::SPANS {
-        work::create_spanning(&trial);
+        spanning::create(&scene);
+    }
+    if F::IS_REPLICATED {
         configurations::watch(&scene);
-    } else {
+    }
+    if !F::SPANS {
         scene.sites.iter().for_each(|site| create_store(&scene, site));
     }
     (0..scene.drawn.clients).for_each(|client| work::start_client(&trial, client));
@@ -696,6 +719,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     Report {
         drawn: scene.drawn.clone(),
         options: family.options(),
+        counters: family.counters(),
         record: Box::new(Record { family, history: trial.history.take() }),
         struck: Rc::clone(&scene.struck),
         phases,
@@ -725,7 +749,11 @@ fn start<F: Family>(
     let is_slow = F::SPANS && random.one_in(6);
     let first_pause = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
     let options = Options {
-        memory_bytes: if F::SPANS { 16 << 20 } else { 192 << 20 },
+        memory_bytes: match (F::IS_REPLICATED, F::SPANS) {
+            (true, _) => 16 << 20,
+            (false, true) => 64 << 20,
+            (false, false) => 192 << 20,
+        },
         pace: if is_slow { SLOW } else { Pace::CPU },
         idle_pause: [first_pause, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { engines.max(random.between(1, 2) as u32) },
@@ -773,11 +801,13 @@ fn skew(faults: &[Fault], random: &Random) -> i64 {
     if faults.contains(&Fault::ClockSkew) { random.below(400_000) as i64 - 200_000 } else { 0 }
 }
 
-/// Makes the node create the site's next store, after the present store is lost.
+/// Makes the node create the site's next store, after the present store is lost. If the store lies on all nodes, makes
+/// an operator create the next one there.
 fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
-    site.store.set(site.store.get() + 1);
-    site.is_opened.set(false);
-    site.begin_contents();
+    if scene.spans {
+        return spanning::replace(scene);
+    }
+    site.begin_store();
     create_store(scene, site);
 }
 

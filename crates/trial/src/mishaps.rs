@@ -269,14 +269,16 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
             take_down(scene, site, fault, |scene, site| {
                 judge_once_served(scene, site);
                 site.node.lose_memory();
-                if !scene.spans && !scene.has_logs() {
+                if !scene.is_replicated && !scene.has_logs() {
                     create_next_store(scene, site);
                 }
             });
         }
         Fault::Revocation => {
             scene.struck.count(fault, site.target());
-            site.node.ask(Ask::DropStore { name: site.store_name() });
+            if !scene.spans {
+                site.node.ask(Ask::DropStore { name: site.store_name() });
+            }
             create_next_store(scene, site);
         }
         Fault::MachineCrash => take_down(scene, site, fault, |scene, site| {
@@ -421,7 +423,8 @@ fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
 /// serves this memory.
 fn end_runners(scene: &Rc<Scene>) {
     if scene.drawn.carrier == Carrier::Direct {
-        let processes: Vec<ProcessId> = scene.clients.borrow().iter().flatten().copied().collect();
+        let clients = scene.clients.borrow().clone();
+        let processes: Vec<ProcessId> = clients.into_iter().chain([scene.operator.get()]).flatten().collect();
         processes.into_iter().for_each(|process| scene.world.kill(process));
     }
 }

@@ -71,6 +71,8 @@ pub(crate) struct Pool {
     identity: u128,
     links: Vec<Link>,
     is_closed: Cell<bool>,
+    /// Whether the session after a lost one is opened.
+    reopens: Cell<bool>,
 }
 
 /// A client's session with one node.
@@ -97,9 +99,15 @@ impl Pool {
             identity: scene.world.random().bits().into(),
             links: scene.sites.iter().map(|_| Link::default()).collect(),
             is_closed: Cell::new(false),
+            reopens: Cell::new(true),
         });
         (0..pool.links.len()).for_each(|site| pool.reopen(site));
         pool
+    }
+
+    /// Opens no session after a lost one, for clients that do not outlive a session.
+    pub(crate) fn reopen_none(&self) {
+        self.reopens.set(false);
     }
 
     /// Waits until a session with each node was open, or at most for this time.
@@ -167,6 +175,10 @@ impl Pool {
         if link.is_fenced.get() {
             return Err(FabricError::Lost { node, ran: Ran::No, reason: FENCED.to_owned() });
         }
+        if !self.reopens.get() && session.is_none() && link.number.get() > 0 {
+            let reason = "the client's only session is over".to_owned();
+            return Err(FabricError::Lost { node, ran: Ran::No, reason });
+        }
         let reason = "the next session is being opened";
         let unreachable = || FabricError::Unreachable { node, reason: reason.to_owned() };
         session.filter(|session| !session.is_over()).ok_or_else(unreachable)
@@ -204,7 +216,9 @@ impl Pool {
             self.links[site].session.borrow().as_ref().is_some_and(|current| current.is_same(session));
         if is_current && session.is_over() {
             *self.links[site].session.borrow_mut() = None;
-            self.reopen(site);
+            if self.reopens.get() {
+                self.reopen(site);
+            }
         }
     }
 }

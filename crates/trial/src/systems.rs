@@ -6,6 +6,7 @@ use crate::btree;
 use crate::family::Family as _;
 use crate::flight::Phases;
 use crate::guarded::Guarded;
+use crate::index::{Indexed, Opened};
 use crate::kv::Kv;
 use crate::latch::Latch;
 use crate::queue::Queue;
@@ -140,6 +141,18 @@ impl System {
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
         Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })
+    }
+
+    /// Returns a system whose stores stand in for an index, with clients of the type `C`.
+    pub(crate) fn in_place_of_an_index<C: Opened>(
+        name: &'static str,
+        kind: &'static str,
+        (nodes, needs): (Nodes, Capabilities),
+        schemes: &'static [(&'static str, Scheme)],
+        mutants: &'static [Mutant],
+    ) -> System {
+        let (phases, run) = (Indexed::<C>::phases, crate::run_family::<Indexed<C>>);
+        System { name, kind, nodes, needs, schemes, mutants, rare: &[], phases, run }
     }
 
     /// Returns the system with this name, if trials can run it.

@@ -14,7 +14,6 @@ use farside_sim::fault::{Fault, FaultRates, Target};
 use farside_sim::history::{Ask, Operation, OperationId, Outcome};
 use farside_sim::node::Node;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, within};
-use farside_systems::members::{self, New};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -225,6 +224,9 @@ impl<F: Family> Client<F> {
         let (scene, site_state) = (&self.trial.scene, &self.site_states[site.index]);
         if F::SPANS {
             let pool = Pool::open(scene, self.client, self.process, &self.clock);
+            if !self.trial.family.goes_on() {
+                pool.reopen_none();
+            }
             pool.all_opened(STARTS_WITHIN).await;
             return Ok(Session { fabrics: vec![Reach::Pool(pool)], ..Session::default() });
         }
@@ -371,13 +373,16 @@ impl<F: Family> Worker<'_, F> {
         if F::SPANS
             && let Some(outcome) = &outcome
         {
+            // Without replicas, an operation fails if one node is not reached.
+            let judges_failures = F::IS_REPLICATED;
             // A client whose session is over, since it was fenced, goes on as another one.
             let counts = |failure: &&Failure| {
                 use FailureKind::{Interrupted, NoIds, Over};
                 !matches!(failure.kind, NoIds | Interrupted | Over)
             };
-            let failure = outcome.as_ref().err().filter(counts).map(|failure| &failure.message[..]);
-            let judged = match family.waits_for_others() {
+            let failure = outcome.as_ref().err().filter(counts).filter(|_| judges_failures);
+            let failure = failure.map(|failure| &failure.message[..]);
+            let judged = match family.waits_for_others() || !judges_failures {
                 true => watch.judge_by_all(scene, failure),
                 false => watch.judge(scene, failure),
             };
@@ -411,6 +416,9 @@ impl<F: Family> Worker<'_, F> {
     ) -> Option<Result<OutcomeOf<F>, Failure>> {
         let Trial { scene, family, .. } = &*self.client.trial;
         let operation = family.perform(scene, &mut self.opened, self.client.client, key, ask);
+        // A client of many nodes may run some chains of its own in the caller's future. A real CPU completes these.
+        let completes = F::SPANS && scene.drawn.carrier == Carrier::Direct && family.is_owned();
+        let plan = plan.filter(|_| !completes);
         if family.is_owned() && plan.is_some() {
             return within(&scene.world, scene.world.random().heavy(DROPPED_AFTER), operation).await;
         }
@@ -599,27 +607,6 @@ impl<F: Family> Client<F> {
     }
 }
 
-/// Creates the store that lies on all nodes, before any fault.
-pub(crate) fn create_spanning<F: Family>(trial: &Rc<Trial<F>>) {
-    let scene = &trial.scene;
-    let (theirs, process) = (Rc::clone(scene), scene.world.start_process());
-    let (sizing, members) = (trial.family.sizing(), scene.drawn.nodes as usize);
-    let created = scene.world.complete(SECONDS, async move {
-        let client = theirs.drawn.clients;
-        let clock = ProcessClock::new(&theirs.world, 0, &theirs.struck, Target::Client(client));
-        let pool = Pool::open(&theirs, client, process, &clock);
-        pool.all_opened(SECONDS).await;
-        let (name, kind) = (theirs.sites[0].store_name(), theirs.kind.to_owned());
-        let new = New { name, kind, sizing, quota: theirs.drawn.quota_mib << 20, members };
-        let attempt = [theirs.world.random().bits(), theirs.world.random().bits()];
-        members::create(&Reach::Pool(pool), theirs.sites.len() as u32, &new, attempt).await
-    });
-    scene.world.kill(process);
-    if !matches!(&created, Some(Ok(stores)) if stores.len() == members) {
-        scene.blame(format!("the store was not created: {created:?}"));
-    }
-}
-
 /// Checks, after the faults have ended, that no buffer is lost or held twice. Every buffer must be reachable or free,
 /// or become free.
 pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
@@ -637,19 +624,23 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
         let audited = scene.world.complete(20 * SECONDS, async move {
             let Trial { scene, family, .. } = &*theirs;
             let (node, name) = (&site.node, site.store_name());
-            if F::SPANS && !scene.configurations.holds(&site) {
+            if F::IS_REPLICATED && !scene.configurations.holds(&site) {
                 let found = node.answer(control::Ask::StoreStat { name }).await;
                 return found
                     .map_or(Ok(()), |found| Err(format!("a node without a member has a store: {found:?}")));
             }
             // Sessions of dead clients time out first. Then the node scans for the buffers that they held.
             scene.world.sleep(4 * SILENCE).await;
-            if is_calm || F::SPANS {
+            if is_calm || F::IS_REPLICATED {
                 compare(node, &name).await?;
             }
             // The engine of a node carries out a chain as a whole, also if its client dies.
             let found = node.info().map_or(0, |info| info.scanned_buffers);
-            if F::SPANS && found > 0 && scene.drawn.carrier != Carrier::Direct && !site.was_killed.get() {
+            if F::IS_REPLICATED
+                && found > 0
+                && scene.drawn.carrier != Carrier::Direct
+                && !site.was_killed.get()
+            {
                 return Err(format!("scans of node {} found {found} leaked buffers", site.index));
             }
             node.answer(control::Ask::Scan { name: name.clone() }).await?;

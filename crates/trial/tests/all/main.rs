@@ -7,6 +7,7 @@ mod btree;
 mod chequer;
 mod epochs;
 mod guarded;
+mod index;
 #[cfg(farside_mutants)]
 mod killed;
 mod latch;
