@@ -77,8 +77,7 @@ pub(crate) trait Opened: Index + Sized + 'static {
     async fn another(&self) -> Result<Self, StoreError>;
 
     /// Repairs what dead clients have left.
-    async fn heal(&mut self, fabric: Tracked, members: &Members, options: &Options)
-    -> Result<(), IndexError>;
+    async fn heal(&mut self) -> Result<(), IndexError>;
 
     /// Returns the locks at one member that are not free, as their places and their words. No client uses the store.
     /// `load` returns the 8-byte word at an address. By default returns none: then a lock that nobody frees is found by
@@ -132,10 +131,7 @@ pub(crate) struct Indexed<C> {
 pub(crate) struct Client<C> {
     index: C,
     shared: Shared<C>,
-    /// What a recovery needs.
     scene: Rc<Scene>,
-    fabric: Tracked,
-    members: Rc<Members>,
 }
 
 /// What the tasks of one client share.
@@ -144,8 +140,8 @@ pub(crate) struct Shared<C>(Rc<All<C>>);
 struct All<C> {
     /// Lets one task at a time open the store.
     gate: Turnstile,
-    /// The client of the task that has opened the store, with the store's members.
-    first: RefCell<Option<(C, Rc<Members>)>>,
+    /// The client of the task that has opened the store.
+    first: RefCell<Option<C>>,
     /// Whether the client is to close its sessions.
     leaves: Cell<bool>,
     /// Whether the client's own task runs.
@@ -345,18 +341,18 @@ impl<C: Opened> Family for Indexed<C> {
         let _passage = shared.0.gate.enter().await;
         let nodes = scene.sites.len() as u32;
         let first = shared.0.first.borrow_mut().take();
-        if let Some((first, members)) = first {
+        if let Some(first) = first {
             let another = first.another().await;
-            *shared.0.first.borrow_mut() = Some((first, Rc::clone(&members)));
+            *shared.0.first.borrow_mut() = Some(first);
             let index = another.map_err(|error| failed::<C>(scene, error.into()))?;
-            return Ok(Client { index, shared: shared.clone(), scene: Rc::clone(scene), fabric, members });
+            return Ok(Client { index, shared: shared.clone(), scene: Rc::clone(scene) });
         }
         let opened = async {
             let members = members::open(&fabric, nodes, name).await?;
             let options = self.options_of_client(scene);
-            Ok((C::open(fabric.clone(), nodes, &members, &options).await?, Rc::new(members)))
+            C::open(fabric, nodes, &members, &options).await
         };
-        let (index, members) = opened.await.map_err(|error: StoreError| failed::<C>(scene, error.into()))?;
+        let index = opened.await.map_err(|error: StoreError| failed::<C>(scene, error.into()))?;
         let (theirs, keeper) = (shared.clone(), index.keeper());
         theirs.0.is_kept.set(true);
         scene.world.spawn(seat.process, async move {
@@ -364,8 +360,8 @@ impl<C: Opened> Family for Indexed<C> {
             theirs.0.is_kept.set(false);
         });
         let another = index.another().await.map_err(|error| failed::<C>(scene, error.into()))?;
-        *shared.0.first.borrow_mut() = Some((another, Rc::clone(&members)));
-        Ok(Client { index, shared: shared.clone(), scene: Rc::clone(scene), fabric, members })
+        *shared.0.first.borrow_mut() = Some(another);
+        Ok(Client { index, shared: shared.clone(), scene: Rc::clone(scene) })
     }
 
     /// Closes the client. Its own task ends once it has freed the client's locks, so this waits for the end of all
@@ -485,9 +481,8 @@ impl<C: Opened> Indexed<C> {
 
     /// Recovers all dead clients.
     async fn recover(&self, client: &mut Client<C>) -> Result<(), Failure> {
-        let Client { index, scene, fabric, members, .. } = client;
-        let options = self.options_of_client(scene);
-        let healed = index.heal(fabric.clone(), members, &options).await;
+        let Client { index, scene, .. } = client;
+        let healed = index.heal().await;
         healed.map_err(|error| failed::<C>(scene, error))
     }
 

@@ -11,10 +11,13 @@ use crate::pool::{Pool, Reach};
 use crate::{AGAIN, Scene, mishaps, name_of};
 use farside_sim::clock::ProcessClock;
 use farside_sim::fault::Target;
-use farside_sim::world::{MILLIS, Nanos, ProcessId, SECONDS};
+use farside_sim::world::{MILLIS, Nanos, ProcessId, SECONDS, within};
 use farside_systems::members::{self, New, WithoutFirst};
+use farside_systems::store::StoreError;
 use std::rc::Rc;
 
+/// Longest time, in nanoseconds, for which an operator waits for an answer before it goes on.
+const PATIENCE: Nanos = 200 * MILLIS;
 /// Usual pause, in nanoseconds, after which an operator looks whether a client has opened the store.
 const LOOKS_AGAIN: Nanos = 5 * MILLIS;
 
@@ -34,50 +37,60 @@ pub(crate) fn create(scene: &Rc<Scene>) {
 /// Makes an operator drop the present store, which is lost or revoked, and create the next one.
 pub(crate) fn replace(scene: &Rc<Scene>) {
     scene.sites.iter().for_each(|site| site.begin_store());
-    if let Some(process) = scene.operator.get() {
+    if let Some(process) = scene.operator.take() {
         scene.world.kill(process);
     }
     start_operator(scene);
 }
 
-/// Starts an operator, unless the present store was opened by a client, or the trial is over and each node was asked.
+/// Starts an operator. It ends when a client has opened the present store and all former ones are dropped.
 fn start_operator(scene: &Rc<Scene>) {
     let process = scene.world.start_process();
     scene.operator.set(Some(process));
-    let (theirs, store) = (Rc::clone(scene), scene.sites[0].store.get());
+    let theirs = Rc::clone(scene);
     scene.world.on_death(process, move || {
-        let is_needed = move |scene: &Scene| scene.sites[0].store.get() == store && is_missing(scene);
-        if is_needed(&theirs) {
-            let again = Rc::clone(&theirs);
-            theirs.world.at(theirs.world.now() + AGAIN, move || {
-                if is_needed(&again) {
-                    start_operator(&again);
-                }
-            });
-        }
+        let is_needed = move |scene: &Scene| scene.operator.get() == Some(process) && !scene.is_over();
+        let again = Rc::clone(&theirs);
+        theirs.world.at(theirs.world.now() + AGAIN, move || {
+            if is_needed(&again) {
+                start_operator(&again);
+            }
+        });
     });
     let theirs = Rc::clone(scene);
     scene.world.spawn(process, async move {
         let pool = connected(&theirs, process).await;
         let nodes = theirs.sites.len() as u32;
+        let mut former: Vec<u32> = (1..theirs.sites[0].store.get()).collect();
         loop {
             theirs.sites.iter().for_each(|site| mishaps::mend_disk(site));
-            for before in 1..store {
-                // What is left of it is dropped in a later round.
-                let _ = members::drop_store(&pool, nodes, &name_of(before), WithoutFirst::Forget).await;
+            let mut left = Vec::new();
+            for store in former {
+                let name = name_of(store);
+                let dropping = members::drop_store(&pool, nodes, &name, WithoutFirst::Forget);
+                let dropped = within(&theirs.world, PATIENCE, dropping).await;
+                let is_gone = match dropped {
+                    Some(Ok(silent)) => silent.is_empty(),
+                    Some(Err(error)) => matches!(error, StoreError::Gone(_)),
+                    None => false,
+                };
+                left.extend((!is_gone).then_some(store));
             }
-            let _ = members::create(&pool, nodes, &described(&theirs), attempt(&theirs)).await;
+            former = left;
+            let is_opened = || theirs.sites[0].is_opened.get();
+            if !is_opened() {
+                let new = described(&theirs);
+                let creating = members::create(&pool, nodes, &new, attempt(&theirs));
+                // If it fails, it is tried again.
+                let _ = within(&theirs.world, PATIENCE, creating).await;
+            }
             theirs.world.sleep(theirs.world.random().heavy(LOOKS_AGAIN)).await;
-            if !is_missing(&theirs) {
+            if is_opened() && former.is_empty() || theirs.is_over() {
+                theirs.operator.set(None);
                 return pool.close().await;
             }
         }
     });
-}
-
-/// Whether clients still need the present store, and none of them has opened it yet.
-fn is_missing(scene: &Scene) -> bool {
-    !scene.sites[0].is_opened.get() && !scene.is_over()
 }
 
 async fn connected(scene: &Rc<Scene>, process: ProcessId) -> Reach {

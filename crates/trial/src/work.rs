@@ -331,10 +331,10 @@ impl<F: Family> Client<F> {
                 return None;
             }
         };
-        if F::SPANS {
-            scene.sites.iter().for_each(|site| site.is_opened.set(true));
-        } else if name == site.store_name() {
-            site.is_opened.set(true);
+        // Another store may have taken the place of this one meanwhile.
+        if name == site.store_name() {
+            let opened = if F::SPANS { &scene.sites[..] } else { std::slice::from_ref(site) };
+            opened.iter().for_each(|site| site.is_opened.set(true));
         }
         Some(Worker { client: self, site, fabric, store, contents, opened })
     }

@@ -108,7 +108,7 @@ impl Opened for Tree {
         Ok(Tree { tree: self.tree.another(), found: [0; 8] })
     }
 
-    async fn heal(&mut self, _: Tracked, _: &Members, _: &Options) -> Result<(), IndexError> {
+    async fn heal(&mut self) -> Result<(), IndexError> {
         self.tree.heal().await.map_err(of_tree)
     }
 
@@ -256,7 +256,7 @@ impl Opened for Table {
         Ok(Table { visited: Rc::clone(&self.visited), ..another })
     }
 
-    async fn heal(&mut self, _: Tracked, _: &Members, _: &Options) -> Result<(), IndexError> {
+    async fn heal(&mut self) -> Result<(), IndexError> {
         Ok(())
     }
 }
