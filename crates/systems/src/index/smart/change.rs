@@ -94,7 +94,7 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<bool, IndexError> {
         let guard = self.session.epochs.enter();
         let done = self.put_guarded(lane, path, put, value).await;
-        if done.as_ref().is_err_and(|error| error.ran() != Ran::No) {
+        if done.as_ref().is_err_and(|error| error.ran() != Ran::No) || self.session.is_given_up() {
             // A request may still run, so the memory that it reaches must not be reused.
             guard.keep();
             (lane.leaf, lane.nodes) = (None, Vec::new());
@@ -761,7 +761,9 @@ impl<F: Fabric + Clock> Client<F> {
                 for (at, bytes) in writes.iter().filter(|(at, _)| at.member() == member) {
                     chain.also(write(layout.addr(*at, bytes.len() as u64)?, bytes));
                 }
-                self.session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
+                let ran = self.session.fabric.run(table.node, &chain, &mut reply).await;
+                // If the list may run later, the units must not be written by another operation.
+                ran.inspect_err(|error| self.note_late(error)).map_err(IndexError::of_read)?;
                 match reply.verdict() {
                     Status::Ok => Ok(()),
                     status => Err(refused(status)),

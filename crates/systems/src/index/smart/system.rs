@@ -167,6 +167,7 @@ impl<M: Memory> Kind<M> for SmartKind {
     fn plan(&self, parameters: &str, quota: u64, _entropy: u64) -> Result<Plan, String> {
         let wrong = |reason: String| format!("a {KIND} store takes {}: {reason}", example());
         let spec: Spec = serde_json::from_str(parameters).map_err(|error| wrong(error.to_string()))?;
+        let spec = spec.with_chunk(quota);
         spec.check().map_err(wrong)?;
         let least = spec.table_min();
         if quota < least {
@@ -174,7 +175,8 @@ impl<M: Memory> Kind<M> for SmartKind {
                 "a {KIND} store with these parameters needs {least} bytes: give a larger --quota"
             ));
         }
-        Ok(Plan { table_len: quota / 64 * 64, parameters: parameters.into(), wide: false })
+        let parameters = serde_json::to_string(&spec).expect("plain data");
+        Ok(Plan { table_len: quota / 64 * 64, parameters, wide: false })
     }
 
     fn is_table_only(&self) -> bool {
