@@ -465,7 +465,9 @@ impl<F: Family> Worker<'_, F> {
             _ => counts.failed += 1,
         });
         if failure.kind == FailureKind::OutOfMemory {
-            if self.site.faults.contains(&Fault::Exhaustion) {
+            // Each member of a store on all nodes has the same quota, whatever faults its node draws.
+            let faults = if F::SPANS { &scene.drawn.faults } else { &self.site.faults };
+            if faults.contains(&Fault::Exhaustion) {
                 scene.struck.count(Fault::Exhaustion, Target::None);
                 scene.flights.strike_phase(Fault::Exhaustion, self.fabric.last_phase());
             } else if !scene.has_node_stood_still() {
