@@ -602,7 +602,7 @@ fn the_kind_of_the_store_is_known_by_its_name() {
 
 /// Number of seeds in which a mutant must fail.
 #[cfg(farside_mutants)]
-const HUNT: u64 = 1500;
+const HUNT: u64 = 2500;
 
 #[cfg(farside_mutants)]
 #[test]
