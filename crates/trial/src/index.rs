@@ -597,6 +597,7 @@ fn failed<C: Opened>(scene: &Scene, error: IndexError) -> Failure {
         IndexError::Store(StoreError::Fabric(error))
         | IndexError::Lease(LeaseError::Fabric(error))
         | IndexError::Fabric(error) => lost::<C>(scene, error),
+        IndexError::Unsettled(error) => return Failure { ran, ..failed::<C>(scene, (**error).clone()) },
         IndexError::Store(_) => FailureKind::Over,
         IndexError::Lease(LeaseError::Exhausted)
         | IndexError::KeyLength { .. }

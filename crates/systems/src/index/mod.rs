@@ -272,6 +272,8 @@ pub enum IndexError {
     /// The bytes read are not bytes that a client writes; the text states the fault. A peer with write access has
     /// damaged the store. The operation may have been carried out.
     Damaged(&'static str),
+    /// A step that follows the change has failed. Whether the change takes effect is unknown.
+    Unsettled(Box<IndexError>),
     /// The store cannot be opened, or a member has lost its memory.
     Store(StoreError),
     /// The fabric returned no response.
@@ -284,7 +286,7 @@ impl IndexError {
         match self {
             IndexError::Fabric(error) => error.ran(),
             IndexError::Refused { ran, .. } | IndexError::NotKept { ran } => *ran,
-            IndexError::Damaged(_) => Ran::Unknown,
+            IndexError::Damaged(_) | IndexError::Unsettled(_) => Ran::Unknown,
             _ => Ran::No,
         }
     }
@@ -357,6 +359,9 @@ impl std::fmt::Display for IndexError {
             }
             IndexError::Damaged(what) => {
                 write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
+            }
+            IndexError::Unsettled(error) => {
+                write!(f, "the change may or may not have been carried out, since a step after it has failed: {error}")
             }
             IndexError::Store(error) => error.fmt(f),
             IndexError::Fabric(error) => error.fmt(f),

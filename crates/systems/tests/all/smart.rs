@@ -12,6 +12,7 @@ use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -347,7 +348,7 @@ fn damaged_memory_causes_errors_and_neither_panics_nor_endless_loops() {
         let mut client = None;
         for round in 0..100 {
             if client.is_none() {
-                let opened = std::panic::catch_unwind(|| Client::open(&home, 1 << 16));
+                let opened = std::panic::catch_unwind(AssertUnwindSafe(|| Client::open(&home, 1 << 16)));
                 // The table of leases may be damaged, so that no id is free.
                 client = opened.ok();
             }

@@ -221,9 +221,10 @@ impl<F: Fabric + Clock> Client<F> {
             self.session.give_up();
             return Err(refused(lane.own.reply.status(written)));
         }
-        if lane.own.reply.status(freed) != Status::Ok {
-            self.session.give_up();
-            return Err(Damaged("a lock that was taken from its living owner").into());
+        match lane.own.reply.status(freed) {
+            Status::Ok => {}
+            // The leaf is dead, so the key is deleted if the store lives on.
+            status => return Err(self.of_visible(not_freed(status))),
         }
         if emptied.is_some_and(|emptied| lane.own.reply.status(emptied) == Status::Ok) {
             self.note_emptied(at, leaf, Slot(empty.get()));
@@ -369,9 +370,9 @@ impl<F: Fabric + Clock> Client<F> {
         ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::of_read)?;
         match lane.own.reply.status(freed) {
             Status::Ok => Ok(()),
-            _ => {
+            status => {
                 self.session.give_up();
-                Err(Damaged("a lock that was taken from its living owner").into())
+                Err(not_freed(status))
             }
         }
     }
@@ -672,11 +673,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// Returns the error of an operation after whose CAS something failed.
     fn of_visible(&self, error: IndexError) -> IndexError {
         self.session.give_up();
-        match error {
-            IndexError::Fabric(error) => IndexError::Fabric(error.map_ran(|_| Ran::Unknown)),
-            IndexError::Refused { status, .. } => IndexError::Refused { status, ran: Ran::Unknown },
-            damaged => damaged,
-        }
+        IndexError::Unsettled(Box::new(error))
     }
 
     /// CASes a slot. Returns the slot that was found if it is not `old`.
@@ -794,6 +791,14 @@ fn empty_of(slot: Slot) -> (U64, U64) {
 /// Reverse pointer and head of a leaf in the buffers.
 fn head_of(leaf: &[u8]) -> Result<(u64, super::layout::Head), Damaged> {
     super::layout::head_of(leaf).ok_or(Damaged("a leaf that is too short"))
+}
+
+/// Returns the error of an operation that could not free its lock. A store's key may be revoked at any time.
+fn not_freed(status: Status) -> IndexError {
+    match status {
+        Status::CasFailed => Damaged("a lock that was taken from its living owner").into(),
+        status => refused(status),
+    }
 }
 
 /// Returns the error of an operation whose failed request changes the index. Even if the request ran, its CAS may have
