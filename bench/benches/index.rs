@@ -1,8 +1,8 @@
 //! Ordered indexes with one client thread: SMART over `shm`, beside maps in this process's own memory.
 //!
-//! The rivals are `BTreeMap`, and two adaptive radix trees: `blart`, for one thread, and `congee`, for many. All have the
-//! same keys of 8 bytes with values of 8 bytes. SMART's client has a warm cache that holds all inner nodes. Index and
-//! rivals alternate within one run. The results are ratios of rates.
+//! The rivals are `BTreeMap`, and two adaptive radix trees: `blart`, for one thread, and `congee`, for many. All have
+//! the same keys of 8 bytes with values of 8 bytes. SMART's client has a warm cache that holds all inner nodes. Index
+//! and rivals alternate within one run. The results are ratios of rates.
 //!
 //! `cargo bench -p farside-bench --bench index -- [dense] [KEYS]` takes 10 million keys if no number is given. They are
 //! spread over all 64 bits; `dense` takes the numbers from 0 on.
