@@ -10,10 +10,11 @@ pub mod smart;
 
 use crate::lease::LeaseError;
 use crate::members;
-use crate::registry::AnyIndex;
+use crate::registry::{AnyIndex, named};
 use crate::store::StoreError;
-use crate::system::Options;
+use crate::system::{Family, Options};
 use farside_remote::clock::Clock;
+use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, Status};
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,21 @@ impl Keys {
         }
         Ok(())
     }
+}
+
+/// What the parameters of every index's store say, whatever its system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Described {
+    /// Kind of the keys.
+    pub keys: Keys,
+    /// Length of the longest value in bytes.
+    pub value_max: u32,
+}
+
+/// Returns what the catalog says of an index; `None` if the store is no index.
+pub fn described(store: &Store) -> Option<Described> {
+    let is_index = named(&store.kind).is_some_and(|system| system.family == Family::Index);
+    is_index.then(|| serde_json::from_str(&store.parameters).ok()).flatten()
 }
 
 /// How the operations of a client on one key share requests, in systems in which it is an option.
@@ -158,6 +174,38 @@ pub trait Index {
     }
 }
 
+/// Shape of an index. If other clients change the index meanwhile, the numbers are approximate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Number of inner nodes of each size: the number of slots of such a node, and of nodes. In ascending order.
+    pub nodes: Vec<(u64, u64)>,
+    /// Number of slots in use.
+    pub slots: u64,
+    /// Number of keys with a value.
+    pub keys: u64,
+    /// Number of deleted keys whose leaves still have a slot.
+    pub dead: u64,
+    /// Number of leaves whose locks are held.
+    pub locked: u64,
+    /// Number of nodes above the deepest leaf.
+    pub depth: u64,
+    /// Size in bytes of the memory that nodes and leaves take, those that wait for their reuse included.
+    pub bytes: u64,
+}
+
+impl Shape {
+    /// Share of the slots of all nodes that are in use, from 0 to 1; `None` if there are no nodes.
+    pub fn fill(&self) -> Option<f64> {
+        let slots: u64 = self.nodes.iter().map(|(slots, nodes)| slots * nodes).sum();
+        (slots > 0).then(|| self.slots as f64 / slots as f64)
+    }
+
+    /// Bytes of memory for each key; `None` if there are no keys.
+    pub fn bytes_per_key(&self) -> Option<f64> {
+        (self.keys > 0).then(|| self.bytes as f64 / self.keys as f64)
+    }
+}
+
 impl<F: Fabric + Clock> AnyIndex<F> {
     /// Opens the index called `name`, of any kind, in a pool of `nodes` nodes.
     ///
@@ -176,6 +224,14 @@ impl<F: Fabric + Clock> AnyIndex<F> {
     /// Creates another handle of the same client, for another task.
     pub fn another(&self) -> AnyIndex<F> {
         with_index!(self, index -> index.another())
+    }
+
+    /// Returns the shape of the index. Reads the whole index.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub async fn shape(&mut self) -> Result<Shape, IndexError> {
+        with_index!(self, index => index.shape().await)
     }
 }
 

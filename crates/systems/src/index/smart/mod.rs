@@ -9,7 +9,7 @@
 //! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
 //! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
 //!   leases, epochs, and the locks of dead clients.
-//! - `stat`: the shape of the tree. `system`: the entry in the registry. [`mutants`]: broken variants. `counters`:
+//! - `stat`, `shape`: the shape of the tree. `system`: the entry in the registry. [`mutants`]: broken variants. `counters`:
 //!   numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
@@ -39,6 +39,7 @@ mod layout;
 mod layout_tests;
 mod scan;
 mod session;
+mod shape;
 mod stat;
 mod sweep;
 mod units;
