@@ -64,6 +64,7 @@ pub use farside_remote::control::{NodeInfo, Store, StoreStat};
 pub use farside_remote::fabric::Ran;
 pub use farside_systems::blocks::BlocksError;
 pub use farside_systems::heal;
+pub use farside_systems::index::{IndexError, Keys};
 pub use farside_systems::kv::{Conflict, KEY_MAX, KvError, VALUE_MAX, Version};
 pub use farside_systems::store::StoreError;
 pub use pool::{NewStore, Options, Pool, connect, connect_with};

@@ -31,6 +31,7 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::heal::{self, Healed};
+use farside_systems::index::{Indexing, Keys};
 use farside_systems::kv::prism_kv;
 use farside_systems::members;
 use farside_systems::registry::{self, Registered};
@@ -155,8 +156,8 @@ enum Reach {
 pub struct NewStore {
     /// Name of the store: 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
-    /// Kind of the store, as listed by 'farside store create --help': `prism-kv`, one of its rivals, or `raw`. A `raw`
-    /// store is plain memory for measurements and has no items.
+    /// Kind of the store, as listed by 'farside store create --help': `prism-kv`, one of its rivals, an index such as
+    /// `smart`, or `raw`. A `raw` store is plain memory for measurements and has no items.
     pub kind: String,
     /// Bytes that the table and the items may take together.
     pub quota: u64,
@@ -170,6 +171,10 @@ pub struct NewStore {
     /// Length in bytes from which a client writes a value itself, rather than sending it to the node's CPU. Only for
     /// the kinds `chequer` and `chequer-message`; the kind's default if absent.
     pub put_threshold: Option<u32>,
+    /// Kind of the keys. Only for indexes; numbers if absent.
+    pub keys: Option<Keys>,
+    /// Length of the longest value in bytes. Only for indexes; 8 if absent.
+    pub value_size: Option<u32>,
     /// Number of nodes that hold a part of the store each; all nodes of the pool if absent. The store's name determines
     /// which nodes these are.
     pub members: Option<usize>,
@@ -187,17 +192,22 @@ impl NewStore {
             collision_free: false,
             block_buckets: None,
             put_threshold: None,
+            keys: None,
+            value_size: None,
             members: None,
         }
     }
 
     /// Size of the store's table.
-    fn sizing(&self) -> Sizing {
+    #[doc(hidden)]
+    pub fn sizing(&self) -> Sizing {
         Sizing {
             items: self.items,
             collision_free: self.collision_free,
             block_buckets: self.block_buckets,
             put_threshold: self.put_threshold,
+            value_len: self.value_size.unwrap_or(0) as usize,
+            indexing: Indexing { keys: self.keys, chunk: Some(chunk_of(self.quota)), ..Indexing::NONE },
             ..Sizing::default()
         }
     }
@@ -211,6 +221,15 @@ impl NewStore {
         let parameters = system.map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
         Ask::CreateStore { name: self.name.clone(), kind: self.kind.clone(), parameters, quota: self.quota }
     }
+}
+
+/// Size of the pieces in which the clients of an index claim memory, in bytes. A client claims one for each size of
+/// its nodes and leaves, so a store has several hundred.
+fn chunk_of(quota: u64) -> u32 {
+    /// Larger than any node or leaf.
+    const LEAST: u64 = 8 << 10;
+    const MOST: u64 = 1 << 20;
+    (quota / 512).next_multiple_of(64).clamp(LEAST, MOST) as u32
 }
 
 /// Maximum time to wait for the response to a control request that grants or zeroes memory.

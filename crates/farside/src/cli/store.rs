@@ -3,13 +3,14 @@
 mod threshold;
 
 use super::info::each_node;
-use super::{Done, Failure, Target, human_bytes};
+use super::{Done, Failure, Target, human_bytes, value_size};
 use farside::NewStore;
 use farside::parts::block_store;
 use farside_systems::blocks::stripe::Shape as Blocks;
+use farside_systems::index::{Described, Keys, STRING_MAX, described};
 use farside_systems::kv::chequer::layout::BLOCK_BUCKETS_MAX;
 use farside_systems::registry::{default_kv, named, names, shape_of};
-use farside_systems::system::{Family, Shape, Sizing};
+use farside_systems::system::{Family, Shape, Sizing, SizingError};
 use std::time::Duration;
 use threshold::Threshold;
 
@@ -47,6 +48,13 @@ enum Action {
         /// the kinds chequer and chequer-message [default: 1KiB]
         #[arg(long, value_name = "BYTES|auto", value_parser = threshold::parsed)]
         put_threshold: Option<Threshold>,
+        /// Keys of an index: 8, for numbers of 8 bytes, or string, for strings of 1 to 128 bytes; only for the kind
+        /// smart [default: 8]
+        #[arg(long, value_name = "8|string", value_parser = key_size)]
+        key_size: Option<Keys>,
+        /// Length of the longest value of an index; only for the kind smart [default: 8]
+        #[arg(long, value_name = "BYTES", value_parser = value_size)]
+        value_size: Option<u32>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         members: Option<u32>,
@@ -76,7 +84,23 @@ enum Action {
 }
 
 fn help_of_kind() -> String {
-    format!("System of the store: {}; or raw: plain memory for 'farside perf'", names(Family::Kv))
+    format!(
+        "System of the store: {}; {}: keys in order, for 'farside index'; or raw: plain memory for 'farside perf'",
+        names(Family::Kv),
+        names(Family::Index)
+    )
+}
+
+/// Parses, for clap, the length of an index's keys.
+fn key_size(text: &str) -> Result<Keys, String> {
+    match text {
+        "8" => Ok(Keys::Numbers),
+        "string" => Ok(Keys::Strings),
+        _ => Err(format!(
+            "'{text}' is not a length of keys: give 8, for numbers of 8 bytes, or string, for strings of 1 to \
+             {STRING_MAX} bytes"
+        )),
+    }
 }
 
 impl Store {
@@ -91,6 +115,8 @@ impl Store {
                 collision_free,
                 block_buckets,
                 put_threshold,
+                key_size,
+                value_size,
                 members,
             } => {
                 let members = members.map(|members| members as usize);
@@ -99,6 +125,8 @@ impl Store {
                     items,
                     collision_free,
                     block_buckets,
+                    keys: key_size,
+                    value_size,
                     members,
                     ..NewStore::prism_kv(name, quota)
                 };
@@ -154,16 +182,27 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     let lacks = |sizing| (system.parameters)(&sizing) == (system.parameters)(&plain);
     let buckets = Sizing { block_buckets: Some(1), ..plain };
     let threshold = Sizing { put_threshold: Some(1), ..plain };
+    let is_index = system.family == Family::Index;
     let refused = [
         ("--block-buckets", new.block_buckets.is_some() && lacks(buckets)),
         ("--put-threshold", has_threshold && lacks(threshold)),
+        ("--key-size", new.keys.is_some() && !is_index),
+        ("--value-size", new.value_size.is_some() && !is_index),
+        ("--items", new.items.is_some() && is_index),
+        ("--collision-free", new.collision_free && is_index),
     ];
-    match refused.into_iter().find(|(_, is_refused)| *is_refused) {
-        Some((option, _)) => Err(Failure::Error(format!(
+    if let Some((option, _)) = refused.into_iter().find(|(_, is_refused)| *is_refused) {
+        return Err(Failure::Error(format!(
             "a {} store has no {option}: leave it out, or give another --kind",
             new.kind
+        )));
+    }
+    match (system.footprint)(&new.sizing()) {
+        Err(SizingError::Value(max)) => Err(Failure::Error(format!(
+            "a value of a {} store has at most {max} bytes: give a smaller --value-size",
+            new.kind
         ))),
-        None => Ok(()),
+        _ => Ok(()),
     }
 }
 
@@ -217,7 +256,8 @@ pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
 /// Interval at which the progress of a rebuild is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Describes a store's table in words: the progress of its rebuild if one is running, or the blocks of a block store.
+/// Describes a store's table in words: the progress of its rebuild if one is running, the blocks of a block store, or
+/// the keys of an index.
 pub(super) fn table_of(store: &farside::Store) -> String {
     if let Some(Blocks { block, blocks, stripe }) = block_store(store) {
         let size = format!("{blocks} blocks of {}", human_bytes(block.into()));
@@ -228,6 +268,13 @@ pub(super) fn table_of(store: &farside::Store) -> String {
                 format!("part {} of {} of volume {volume}, {size}", stripe.index, stripe.count)
             }
         };
+    }
+    if let Some(Described { keys, value_max }) = described(store) {
+        let keys = match keys {
+            Keys::Numbers => "numbers",
+            Keys::Strings => "strings",
+        };
+        return format!("keys are {keys}, values up to {}", human_bytes(value_max.into()));
     }
     let Some(Shape { slots, epoch, .. }) = shape_of(store) else { return String::new() };
     let moved =
