@@ -3,11 +3,14 @@
 //! A core has a limited number of tasks, and a program may use all of them. So the keeper is polled by the task of some
 //! work, and not by a task of its own.
 
+use crate::endpoint::Endpoint;
+use farside_fabrics::executor::Core;
 use farside_fabrics::timer;
 use farside_systems::blocks::Blocks;
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// The tasks of some clients.
@@ -34,6 +37,38 @@ impl Keepers {
             polled
         })
         .await
+    }
+
+    /// Runs `tasks` on a core to their ends, and the clients' tasks meanwhile. If there are clients, at most
+    /// 63 tasks are possible.
+    pub(crate) fn run_beside<'a>(
+        &'a mut self,
+        endpoint: &'a Endpoint,
+        tasks: impl ExactSizeIterator<Item = impl Future<Output = ()> + 'a>,
+    ) {
+        let (left, waiting) = (Cell::new(tasks.len()), Cell::new(None::<Waker>));
+        let mut core = Core::new(endpoint);
+        if !self.is_empty() {
+            let all_ended = poll_fn(|cx| match left.get() {
+                0 => Poll::Ready(()),
+                _ => {
+                    waiting.set(Some(cx.waker().clone()));
+                    Poll::Pending
+                }
+            });
+            core.spawn(self.beside(all_ended));
+        }
+        for task in tasks {
+            let (left, waiting) = (&left, &waiting);
+            core.spawn(async move {
+                task.await;
+                left.set(left.get() - 1);
+                if left.get() == 0 {
+                    waiting.take().into_iter().for_each(Waker::wake);
+                }
+            });
+        }
+        core.run();
     }
 
     /// Runs the clients' tasks to their ends, which come once no handle of the clients is left.

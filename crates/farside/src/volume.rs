@@ -44,7 +44,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::keeper::Keepers;
 use crate::pool::Pool;
-use farside_fabrics::executor::{Core, TASKS_MAX, block_on};
+use farside_fabrics::executor::{TASKS_MAX, block_on};
 use farside_fabrics::timer;
 use farside_remote::fabric::Ran;
 pub use farside_systems::blocks::WriterIds;
@@ -55,10 +55,8 @@ use farside_systems::registry::AnyBlocks;
 use farside_systems::store::{Members, StoreError};
 use farside_systems::system::Options;
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// Number of blocks that a client of a volume reads or writes at the same time, unless it is told otherwise.
@@ -323,22 +321,9 @@ impl Volume {
             self.lanes.push(lane);
         }
         let (pieces, done, failed) = (RefCell::new(pieces), Cell::new(before), RefCell::new(None));
-        let (left, waiting) = (Cell::new(wanted), Cell::new(None::<Waker>));
-        let mut core = Core::new(&self.endpoint);
-        if !self.keepers.is_empty() {
-            let all_lanes = poll_fn(|cx| match left.get() {
-                0 => Poll::Ready(()),
-                _ => {
-                    waiting.set(Some(cx.waker().clone()));
-                    Poll::Pending
-                }
-            });
-            core.spawn(self.keepers.beside(all_lanes));
-        }
-        for lane in self.lanes.iter_mut().take(wanted) {
+        let tasks = self.lanes.iter_mut().take(wanted).map(|lane| {
             let (pieces, done, failed, operation) = (&pieces, &done, &failed, &operation);
-            let (left, waiting) = (&left, &waiting);
-            core.spawn(async move {
+            async move {
                 while failed.borrow().is_none() {
                     let Some(piece) = pieces.borrow_mut().next() else { break };
                     match operation(lane, piece).await {
@@ -349,14 +334,9 @@ impl Volume {
                         }
                     }
                 }
-                left.set(left.get() - 1);
-                if left.get() == 0 {
-                    waiting.take().into_iter().for_each(Waker::wake);
-                }
-            });
-        }
-        core.run();
-        drop(core);
+            }
+        });
+        self.keepers.run_beside(&self.endpoint, tasks);
         match failed.into_inner() {
             None => Ok(done.get()),
             Some(error) => Err(Error::Blocks { error, done: done.get() }),
