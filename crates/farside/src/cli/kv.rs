@@ -1,21 +1,22 @@
 //! `kv`: puts, gets and deletes keys, loads and dumps files, and shows statistics of a store.
 //!
-//! - `load`, `dump`: copy a file into a store, and a store into a file.
+//! - `load`, `dump`: copy a file into a store, and a store into a file. The command `index` uses them, too.
 //! - `records`: reads and writes the records of such a file.
 //! - `binary`: encodes the binary file format.
 //! - `progress`: records the progress of a load or a dump, so that it can be resumed.
 //! - `watch`, `view`: sample statistics for `stat --watch`, and display them.
 
 mod binary;
-mod dump;
-mod load;
-mod progress;
-mod records;
+pub(super) mod dump;
+pub(super) mod load;
+pub(super) mod progress;
+pub(super) mod records;
 mod view;
 mod watch;
 
 use super::store::table_of;
 use super::{Done, Failure, StoreTarget, human_bytes, written};
+use dump::Slots;
 use farside::local::Client;
 use farside::parts::AnyKv;
 use farside::{KvError, StoreStat};
@@ -25,6 +26,7 @@ use farside_systems::kv::Kv as _;
 use farside_systems::registry::shape_of;
 use farside_systems::store::StoreError;
 use farside_systems::system::Options;
+use load::Putter;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -117,7 +119,7 @@ impl Kv {
             return traced(&pool, &store, self.action);
         }
         if let Action::Load(load) = self.action {
-            return load.run(&pool, &store);
+            return load.run(|| Putter::open(&pool, &store));
         }
         let mut client = Client::open(&pool, &store).map_err(|error| match error {
             farside::Error::Kv(error) => not_opened(&pool, &store, error),
@@ -132,7 +134,7 @@ impl Kv {
             }
             Action::Contains { key } => present(client.contains(key.as_bytes())?),
             Action::Del { key } => present(client.delete(key.as_bytes())?),
-            Action::Dump(dump) => dump.run(&mut client),
+            Action::Dump(dump) => dump.run(&mut Slots::of(&mut client)),
             Action::Load(_) | Action::Stat(_) => unreachable!("handled above"),
         }
     }
@@ -140,7 +142,7 @@ impl Kv {
 
 /// # Errors
 /// The key has, or had, no value.
-fn present(has_value: bool) -> Done {
+pub(super) fn present(has_value: bool) -> Done {
     if has_value { Ok(()) } else { Err(Failure::Absent) }
 }
 
@@ -188,7 +190,7 @@ pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvE
 
 /// Returns the value that an argument of `put` stands for: the text itself, or the content of a file or of standard
 /// input.
-fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
+pub(super) fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     let Some(argument) = argument.filter(|argument| argument != "-") else {
         if is_closed(io::stdin().as_fd()) {
             return Err(Failure::Error(

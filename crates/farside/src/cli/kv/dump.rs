@@ -1,7 +1,9 @@
-//! `kv dump`: writes every key and value of a store to standard output, or to a file. A dump to a file can be resumed.
+//! `kv dump` and `index dump`: write every key and value of a store to standard output, or to a file. A dump to a file
+//! can be resumed.
 //!
-//! A dump visits the store's table slot by slot. A key stays in its slot as long as the table exists, so an interrupted
-//! dump can resume at the slot that it reached. If the table was rebuilt meanwhile, the dump cannot be resumed.
+//! A [`Source`] visits the keys: the slots of a key-value store here, the keys of an index in order in `index`. A key
+//! stays in its slot as long as the table exists, so an interrupted dump can resume at the slot that it reached. If the
+//! table was rebuilt meanwhile, the dump cannot be resumed.
 //! Invariant: an existing file is neither overwritten nor extended without a flag.
 
 use super::progress::{Identity, Interrupt, Progress, ProgressFile, Work};
@@ -18,7 +20,7 @@ use std::time::Instant;
 
 /// Write every key and value
 #[derive(clap::Args)]
-pub(super) struct Dump {
+pub(in crate::cli) struct Dump {
     /// File to write, which must not exist yet [default: standard output]
     file: Option<PathBuf>,
     /// Format of the file [default: jsonl for .jsonl and .ndjson, binary for .bin, tsv for all others]
@@ -38,26 +40,62 @@ pub(super) struct Dump {
     json: bool,
 }
 
+/// What a dump writes: the keys of a store in an order in which it can be resumed.
+pub(in crate::cli) trait Source {
+    fn identity(&mut self) -> Identity;
+
+    /// Label and length of the progress bar.
+    fn length(&mut self) -> (&'static str, u64);
+
+    /// Moves to the first key, or behind those that an earlier dump has visited.
+    fn begin(&mut self, before: Option<&Progress>) -> Result<(), Stopped>;
+
+    /// Calls `visit` with the next key, as a file of this format names it, and its value. Returns false at the end.
+    fn next(&mut self, format: Format, visit: &mut dyn FnMut(&[u8], &[u8])) -> Result<bool, Stopped>;
+
+    /// Records which keys were visited.
+    fn record(&self, progress: &mut Progress);
+
+    /// How much of the progress bar is done.
+    fn done(&self) -> u64;
+}
+
+/// Reason why a dump cannot go on.
+pub(in crate::cli) enum Stopped {
+    /// The keys have changed places, so the dump cannot be resumed. Holds the error.
+    Rebuilt(String),
+    /// Any other failure. The dump may be resumed. Holds the error.
+    Failed(String),
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Failure {
+        match stopped {
+            Stopped::Rebuilt(reason) | Stopped::Failed(reason) => Failure::Error(reason),
+        }
+    }
+}
+
 impl Dump {
-    pub(super) fn run(mut self, client: &mut Client) -> Done {
+    pub(in crate::cli) fn run(mut self, source: &mut impl Source) -> Done {
         match self.file.take().filter(|file| file != Path::new("-")) {
-            Some(file) => self.to_file(client, &file),
+            Some(file) => self.to_file(source, &file),
             None if self.force || self.resume || self.json => Err(Failure::Error(
                 "--force, --resume and --json require a file to dump to: name one, or leave them out".into(),
             )),
             None => {
                 let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
                 let format = self.format.unwrap_or(Format::Tsv);
-                let mut cursor = Cursor::default();
+                source.begin(None)?;
                 // The writer is created at the first key, so that nothing is written if the store's kind has no
                 // iteration.
                 let mut writer = None;
                 let mut out = Some(out);
                 loop {
                     let mut put = Ok(());
-                    let more = client.next(&mut cursor, |key, item| {
+                    let more = source.next(format, &mut |key, value| {
                         put = started(&mut writer, &mut out, format)
-                            .and_then(|writer| writer.write(key, item.value));
+                            .and_then(|writer| writer.write(key, value));
                     })?;
                     written(put)?;
                     if !more {
@@ -68,27 +106,25 @@ impl Dump {
         }
     }
 
-    fn to_file(&self, client: &mut Client, path: &Path) -> Done {
+    fn to_file(&self, source: &mut impl Source, path: &Path) -> Done {
         let began = Instant::now();
-        let first = client.kv().first()?;
         let format = self.format.unwrap_or_else(|| Format::of(path));
-        let store = client.kv().store().clone();
-        let identity = Identity::of(&store);
         let mut progress_file = ProgressFile::of(path);
-        let (file, start, mut cursor) = if self.resume {
-            let before = progress_file.read(Work::Dump, format, &identity)?;
+        let (file, start) = if self.resume {
+            let before = progress_file.read(Work::Dump, format, &source.identity())?;
             let (file, at) = reopen(path, &before)?;
             if !self.quiet {
                 note!("resuming after {} keys, at byte {}", at.count, at.offset);
             }
-            let place =
-                before.place.map(|(table_epoch, slot)| Place { member: before.member, table_epoch, slot });
-            (file, Some(at).filter(|at| at.offset > 0), place.map_or(first, Cursor::at))
+            source.begin(Some(&before))?;
+            (file, Some(at).filter(|at| at.offset > 0))
         } else {
-            (create(path, self.force)?, None, first)
+            source.begin(None)?;
+            (create(path, self.force)?, None)
         };
         let interrupt = Interrupt::watch()?;
-        let bar = progress("dumping slots", shape_of(&store).map_or(0, |table| table.slots), self.quiet);
+        let (label, length) = source.length();
+        let bar = progress(label, length, self.quiet);
         let cannot = |error: &io::Error| {
             Failure::Error(format!(
                 "could not write {}: {error}; free some space and give --resume, or write elsewhere",
@@ -98,32 +134,31 @@ impl Dump {
         let out = BufWriter::with_capacity(1 << 20, &file);
         let mut writer = Writer::new(out, format, start).map_err(|error| cannot(&error))?;
         let first = start.map_or((0, 0), |at| (at.count, at.offset));
-        save(&mut progress_file, &mut writer, format, &identity, &cursor).map_err(|error| cannot(&error))?;
+        save(&mut progress_file, &mut writer, format, source).map_err(|error| cannot(&error))?;
         loop {
             let mut put = Ok(());
-            let visited = client.next(&mut cursor, |key, item| put = writer.write(key, item.value));
+            let visited = source.next(format, &mut |key, value| put = writer.write(key, value));
             put.map_err(|error| cannot(&error))?;
             let signal = interrupt.signal();
             if progress_file.is_due() || signal.is_some() || visited.is_err() {
-                save(&mut progress_file, &mut writer, format, &identity, &cursor)
-                    .map_err(|error| cannot(&error))?;
-                bar.set_position(cursor.place().map_or(0, |place| place.slot));
+                save(&mut progress_file, &mut writer, format, source).map_err(|error| cannot(&error))?;
+                bar.set_position(source.done());
             }
             let count = writer.position().count;
             match visited {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(KvError::Rebuilt) => {
+                Err(Stopped::Rebuilt(_)) => {
                     return Err(Failure::Error(format!(
                         "the store's table was rebuilt since {} was started, so keys would be missing or repeated: \
                          start again with --force",
                         path.display()
                     )));
                 }
-                Err(error) => {
+                Err(Stopped::Failed(reason)) => {
                     let path = path.display();
                     return Err(Failure::Error(format!(
-                        "{error} ({count} keys are in {path}; --resume continues after them)"
+                        "{reason} ({count} keys are in {path}; --resume continues after them)"
                     )));
                 }
             }
@@ -209,19 +244,75 @@ fn save<W: io::Write>(
     progress_file: &mut ProgressFile,
     writer: &mut Writer<W>,
     format: Format,
-    store: &Identity,
-    cursor: &Cursor,
+    source: &mut impl Source,
 ) -> io::Result<()> {
     writer.flush()?;
     let at = writer.position();
-    progress_file.save(&Progress {
+    let mut progress = Progress {
         work: Work::Dump,
         format,
-        store: store.clone(),
+        store: source.identity(),
         offset: at.offset,
         records: at.count,
         crc64: at.digest.finalize(),
-        member: cursor.place().map_or(0, |place| place.member),
-        place: cursor.place().map(|place| (place.table_epoch, place.slot)),
-    })
+        member: 0,
+        place: None,
+        after: None,
+    };
+    source.record(&mut progress);
+    progress_file.save(&progress)
+}
+
+/// The slots of a key-value store's tables.
+pub(super) struct Slots<'c> {
+    client: &'c mut Client,
+    cursor: Cursor,
+}
+
+impl Slots<'_> {
+    pub(super) fn of(client: &mut Client) -> Slots<'_> {
+        Slots { client, cursor: Cursor::default() }
+    }
+}
+
+impl Source for Slots<'_> {
+    fn identity(&mut self) -> Identity {
+        Identity::of(self.client.kv().store())
+    }
+
+    fn length(&mut self) -> (&'static str, u64) {
+        ("dumping slots", shape_of(self.client.kv().store()).map_or(0, |table| table.slots))
+    }
+
+    fn begin(&mut self, before: Option<&Progress>) -> Result<(), Stopped> {
+        let first = self.client.kv().first()?;
+        let place = before.and_then(|before| {
+            before.place.map(|(table_epoch, slot)| Place { member: before.member, table_epoch, slot })
+        });
+        self.cursor = place.map_or(first, Cursor::at);
+        Ok(())
+    }
+
+    fn next(&mut self, _format: Format, visit: &mut dyn FnMut(&[u8], &[u8])) -> Result<bool, Stopped> {
+        Ok(self.client.next(&mut self.cursor, |key, item| visit(key, item.value))?)
+    }
+
+    fn record(&self, progress: &mut Progress) {
+        let place = self.cursor.place();
+        progress.member = place.map_or(0, |place| place.member);
+        progress.place = place.map(|place| (place.table_epoch, place.slot));
+    }
+
+    fn done(&self) -> u64 {
+        self.cursor.place().map_or(0, |place| place.slot)
+    }
+}
+
+impl From<KvError> for Stopped {
+    fn from(error: KvError) -> Stopped {
+        match error {
+            KvError::Rebuilt => Stopped::Rebuilt(error.to_string()),
+            error => Stopped::Failed(error.to_string()),
+        }
+    }
 }

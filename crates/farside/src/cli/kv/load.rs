@@ -1,4 +1,6 @@
-//! `kv load`: puts every record of a file, many records at a time.
+//! `kv load` and `index load`: put every record of a file, many records at a time.
+//!
+//! A [`Destination`] puts the records: a key-value store here, an index in `index`.
 //!
 //! Records are put in *windows*:
 //! - The puts of one window are in flight concurrently. The next window starts when all records of this one are stored.
@@ -30,7 +32,7 @@ use std::time::Instant;
 
 /// Put every record of a file
 #[derive(clap::Args)]
-pub(super) struct Load {
+pub(in crate::cli) struct Load {
     /// File to load; '-' for standard input. Lines end with a line feed: in a tsv file with CRLF line ends, each value
     /// ends with a carriage return
     file: PathBuf,
@@ -55,15 +57,33 @@ const GROUP: usize = 16;
 /// A window is full when its keys and values have at least this many bytes. A single record may be larger.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
 
+/// Where a load puts its records.
+pub(in crate::cli) trait Destination {
+    fn identity(&self) -> &Identity;
+
+    /// Returns the key that a record of the file names.
+    ///
+    /// # Errors
+    /// No key of the store is meant. Holds the reason and the remedy.
+    fn key(&self, format: Format, named: Vec<u8>) -> Result<Vec<u8>, String>;
+
+    /// Stores all records of a window, which has at least one.
+    ///
+    /// # Errors
+    /// A put failed. The error names the first record that is not stored.
+    fn put_all(&mut self, pairs: &[Pair]) -> Result<(), Unstored>;
+}
+
 impl Load {
-    pub(super) fn run(self, pool: &Pool, store: &str) -> Done {
+    /// Loads the file into the destination that `open_it` opens.
+    pub(in crate::cli) fn run<D: Destination>(self, open_it: impl FnOnce() -> Result<D, Failure>) -> Done {
         let began = Instant::now();
         let path = &*self.file;
         let format = self.format.unwrap_or_else(|| Format::of(path));
         let (mut input, len) = open(path)?;
-        let mut putter = Putter::open(pool, store)?;
+        let mut putter = open_it()?;
         let mut progress_file = len.map(|_| ProgressFile::of(path));
-        let start = self.start(&mut input, format, &progress_file, &putter.identity)?;
+        let start = self.start(&mut input, format, &progress_file, putter.identity())?;
         // Signals are handled only for regular files: a load that waits for a pipe must end on a signal at once.
         let interrupt = progress_file.as_ref().map(|_| Interrupt::watch()).transpose()?;
         let bar = progress("loading bytes", len.unwrap_or(0), self.quiet);
@@ -71,8 +91,8 @@ impl Load {
         let first = windows.records.position();
         let mut done = first;
         loop {
-            let Window { pairs, end, error } = windows.next();
-            let stored = putter.put_all(&pairs);
+            let Window { pairs, end, error } = windows.next(|named| putter.key(format, named));
+            let stored = if pairs.is_empty() { Ok(()) } else { putter.put_all(&pairs) };
             if stored.is_ok() {
                 done = end;
                 bar.set_position(done.offset);
@@ -99,12 +119,13 @@ impl Load {
                 let progress = Progress {
                     work: Work::Load,
                     format,
-                    store: putter.identity.clone(),
+                    store: putter.identity().clone(),
                     offset: done.offset,
                     records: done.count,
                     crc64: done.digest.finalize(),
                     member: 0,
                     place: None,
+                    after: None,
                 };
                 match kept.save(&progress) {
                     Ok(()) => may_resume = true,
@@ -211,8 +232,9 @@ struct Windows<R> {
 }
 
 impl<R: Read> Windows<R> {
-    /// Returns the next window. An empty window without an error means the end of the input.
-    fn next(&mut self) -> Window {
+    /// Returns the next window. An empty window without an error means the end of the input. `key` returns the key that
+    /// a record names.
+    fn next(&mut self, key: impl Fn(Vec<u8>) -> Result<Vec<u8>, String>) -> Window {
         let hasher = RandomState::new();
         let (mut keys, mut bytes) = (BTreeSet::new(), 0);
         let mut window = Window { pairs: Vec::new(), end: self.records.position(), error: None };
@@ -220,7 +242,12 @@ impl<R: Read> Windows<R> {
             let pair = match self.held.take() {
                 Some(pair) => pair,
                 None => match self.records.next() {
-                    Ok(Some(pair)) => pair,
+                    Ok(Some((named, value))) => match key(named) {
+                        Ok(key) => (key, value),
+                        Err(reason) => {
+                            return Window { error: Some(RecordError::Malformed(reason)), ..window };
+                        }
+                    },
                     Ok(None) => return Window { end: self.records.position(), ..window },
                     Err(error) => return Window { error: Some(error), ..window },
                 },
@@ -243,12 +270,12 @@ impl<R: Read> Windows<R> {
 }
 
 /// Describes the first record of a window that could not be stored.
-struct Unstored {
+pub(in crate::cli) struct Unstored {
     /// Number of records of the window before that record. All of them are stored.
-    before: u64,
+    pub(in crate::cli) before: u64,
     /// Number of records of the window after that record. Each of them may or may not be stored.
-    unsure: u64,
-    reason: String,
+    pub(in crate::cli) unsure: u64,
+    pub(in crate::cli) reason: String,
 }
 
 impl Unstored {
@@ -270,8 +297,8 @@ impl Unstored {
     }
 }
 
-/// Puts windows into a store.
-struct Putter {
+/// Puts windows into a key-value store.
+pub(super) struct Putter {
     pool: Pool,
     store: String,
     identity: Identity,
@@ -285,20 +312,23 @@ struct Tasks {
 }
 
 impl Putter {
-    fn open(pool: &Pool, store: &str) -> Result<Putter, Failure> {
+    pub(super) fn open(pool: &Pool, store: &str) -> Result<Putter, Failure> {
         let tasks = Tasks::open(pool, store)?;
         let identity = Identity::of(tasks.kvs[0].store());
         Ok(Putter { pool: pool.clone(), store: store.to_owned(), identity, tasks: Some(tasks) })
     }
+}
 
-    /// Stores all records of a window.
-    ///
-    /// # Errors
-    /// A put failed. The error names the first record that is not stored.
+impl Destination for Putter {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn key(&self, _format: Format, named: Vec<u8>) -> Result<Vec<u8>, String> {
+        Ok(named)
+    }
+
     fn put_all(&mut self, pairs: &[Pair]) -> Result<(), Unstored> {
-        if pairs.is_empty() {
-            return Ok(());
-        }
         let first = |reason: String| Unstored { before: 0, unsure: pairs.len() as u64 - 1, reason };
         let put = match &mut self.tasks {
             Some(tasks) => tasks.put_all(pairs),

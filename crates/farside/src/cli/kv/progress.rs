@@ -24,14 +24,14 @@ pub(super) enum Work {
 
 /// Identity of a store. A new store of the same name has another identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(in crate::cli) struct Identity {
     name: String,
     id: u64,
     incarnation: u64,
 }
 
 impl Identity {
-    pub(super) fn of(store: &Store) -> Identity {
+    pub(in crate::cli) fn of(store: &Store) -> Identity {
         // If the store has several members, any of them may have supplied the description.
         let [id, incarnation] = store.identity();
         Identity { name: store.name.clone(), id, incarnation }
@@ -41,7 +41,7 @@ impl Identity {
 /// Content of the progress file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Progress {
+pub(in crate::cli) struct Progress {
     pub(super) work: Work,
     pub(super) format: Format,
     pub(super) store: Identity,
@@ -58,6 +58,9 @@ pub(super) struct Progress {
     /// For a dump that has visited a slot: the epoch of the store's table, and the number of the slot at which the dump
     /// resumes.
     pub(super) place: Option<(u64, u64)>,
+    /// For a dump of an index that has visited a key: the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::cli) after: Option<Vec<u8>>,
 }
 
 /// The progress file of a data file.

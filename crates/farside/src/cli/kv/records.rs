@@ -13,7 +13,7 @@ use std::path::Path;
 /// Format of a file of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Format {
+pub(in crate::cli) enum Format {
     /// A line KEY<tab>VALUE for each record, with the escapes \t \n \r \\ \xHH
     Tsv,
     /// A line {"key": "...", "value": "..."} for each record; key_base64 and value_base64 for bytes that are not UTF-8
@@ -78,7 +78,7 @@ pub(super) fn position_at(input: &mut impl Read, offset: u64, count: u64) -> io:
 const LINE_MAX: u64 = 6 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
 
 /// A key and its value.
-pub(super) type Pair = (Vec<u8>, Vec<u8>);
+pub(in crate::cli) type Pair = (Vec<u8>, Vec<u8>);
 
 /// Reason why the next record could not be read.
 pub(super) enum RecordError {
