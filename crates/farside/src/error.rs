@@ -9,6 +9,7 @@ use farside_node::host::BindError;
 use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
 use farside_systems::blocks::BlocksError;
+use farside_systems::index::IndexError;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
 
@@ -58,6 +59,8 @@ pub enum Error {
     Fabric(FabricError),
     /// An operation on a store failed. [`Error::ran`] tells whether it was carried out.
     Kv(KvError),
+    /// An operation on an index failed. [`Error::ran`] tells whether it was carried out.
+    Index(IndexError),
     /// An operation on a volume failed. [`Error::ran`] tells whether it was carried out.
     Blocks {
         /// Error of the first block that failed, or of the first one that leaves open whether its block was written.
@@ -85,6 +88,7 @@ impl Error {
     pub fn ran(&self) -> Ran {
         match self {
             Error::Kv(error) => error.ran(),
+            Error::Index(error) => error.ran(),
             Error::Fabric(error) => error.ran(),
             Error::Blocks { error, done: 0 } => error.ran(),
             Error::Blocks { .. } => Ran::Unknown,
@@ -108,6 +112,7 @@ impl std::fmt::Display for Error {
             Error::Memory(error) => error.fmt(f),
             Error::Fabric(error) => error.fmt(f),
             Error::Kv(error) => error.fmt(f),
+            Error::Index(error) => error.fmt(f),
             Error::Blocks { error, done: 0 } => error.fmt(f),
             Error::Blocks { error, done } => write!(f, "{error}; {done} other blocks were done before"),
             Error::Closed => f.write_str(
@@ -137,4 +142,11 @@ impl From<StoreError> for Error {
     }
 }
 
-from!(ConnectError => Connect, BindError => Serve, MappingError => Memory, FabricError => Fabric, KvError => Kv);
+from!(
+    ConnectError => Connect,
+    BindError => Serve,
+    MappingError => Memory,
+    FabricError => Fabric,
+    KvError => Kv,
+    IndexError => Index
+);

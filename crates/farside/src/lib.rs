@@ -48,6 +48,7 @@
 pub mod config;
 #[doc(hidden)]
 pub mod figure;
+pub mod index;
 pub mod local;
 pub mod volume;
 

@@ -31,6 +31,7 @@ mod doctor;
 mod figure;
 mod files;
 mod heal;
+mod index;
 mod info;
 mod jsonl;
 mod kv;
@@ -99,6 +100,8 @@ enum Command {
     Tls(tls::Tls),
     /// Put, get and delete keys; load and dump files
     Kv(kv::Kv),
+    /// Put, get, delete and scan keys in order; load and dump files
+    Index(index::Index),
     /// Run commands on a store (put, get, cas, scan, stat ...): at a prompt, from the arguments, or from a pipe
     Shell(shell::Shell),
     /// Measure a system, or the physical floor under it
@@ -251,6 +254,7 @@ pub(crate) fn main() -> ExitCode {
         #[cfg(feature = "tls")]
         Command::Tls(tls) => tls.run(),
         Command::Kv(kv) => kv.run(),
+        Command::Index(index) => index.run(),
         Command::Shell(shell) => shell.run(),
         Command::Bench(bench) => bench.run(),
         Command::Perf(perf) => perf.run(),

@@ -8,6 +8,7 @@ mod etcd;
 mod figures;
 mod files;
 mod heal;
+mod indexes;
 mod keys;
 mod manual;
 mod measurements;
