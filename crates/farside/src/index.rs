@@ -26,6 +26,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// A key with its value.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
 type LocalIndex = AnyIndex<Rc<Endpoint>>;
 
 /// Number of puts of [`Index::put_all`] in flight.
@@ -130,7 +133,7 @@ impl Index {
     ///
     /// # Errors
     /// [`Error::Index`]; nothing was changed.
-    pub fn scan(&mut self, from: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Error> {
+    pub fn scan(&mut self, from: &[u8], limit: usize) -> Result<Vec<Pair>, Error> {
         self.run(async |index| {
             let mut found = Vec::new();
             let visit = |key: &[u8], value: &[u8]| found.push((key.to_vec(), value.to_vec()));

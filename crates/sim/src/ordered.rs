@@ -6,7 +6,7 @@
 //! its last item if it has returned as many items as it may, and otherwise up to the end. So the checker of registers,
 //! [`crate::linearizable`], judges the operations of a key together with the lookups of the key by scans.
 //!
-//! Most lookups tell nothing that another one does not. [`telling`] drops these, so the search of a key is about as
+//! Most lookups tell nothing that another one does not. `telling` drops these, so the search of a key is about as
 //! long as the list of the key's changes and of the reads at the same time. Before that, the check takes a step for
 //! each lookup.
 //!
