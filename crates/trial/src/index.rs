@@ -199,8 +199,9 @@ static PHASES: Phases = Phases {
         Phase::new("read"),
         Phase::new("lock"),
         Phase::new("write"),
-        Phase::new("install"),
-        Phase::allocating("claim").rare(),
+        // The last request of a client that finds no chunk is the CAS of an entry in the table of chunks.
+        Phase::allocating("install"),
+        Phase::new("claim").rare(),
         Phase::new("fence").rare().led_to_by(LOCK),
         Phase::new("catalog").rare(),
     ],

@@ -3,6 +3,7 @@
 use super::{Opened, Setting};
 use crate::flight::Tracked;
 use crate::{Choice, Drawn};
+use farside_sim::fault::Fault;
 use farside_sim::random::Random;
 use farside_systems::index::{Combining, IndexError, Indexing, Keys};
 use farside_systems::registry::AnyIndex;
@@ -29,9 +30,11 @@ impl Opened for AnyIndex<Tracked> {
         let ids = random.between(clients + 1, 2 * clients + 1) as u16;
         // One for each task, and for operations that were dropped and are not done yet.
         let lanes = random.between(2, 2 * u64::from(drawn.tasks) + 2) as u16;
-        // The smallest chunk has one unit.
+        // The smallest chunk has one unit. Large chunks of long leaves exhaust a store that has little memory.
         let chunk = [2_560, 8 << 10, 64 << 10][random.below(3) as usize];
         let value_len = [8, 200, 2_000][random.below(3) as usize];
+        let is_tight = drawn.faults.contains(&Fault::Exhaustion);
+        let (chunk, value_len) = if is_tight { (64 << 10, 2_000) } else { (chunk, value_len) };
         let cache = [0, 300, 2_000, 1 << 20][random.below(4) as usize];
         let combinings =
             [(Combining::Batches, "all"), (Combining::Reads, "reads"), (Combining::None, "none")];
