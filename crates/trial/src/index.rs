@@ -5,7 +5,6 @@
 //! creates another one.
 //!
 //! - `keys` draws the keys. They are few and share many prefixes, so that nodes split and grow all the time.
-//! - `registered`: the registered indexes, with the options that trials draw for them.
 //! - `stand_ins`: other systems as indexes, by which tests check the family itself.
 //!
 //! In the history, a key is its place in the order of all keys. Each value proves itself ([`crate::values`]), so torn
@@ -17,7 +16,6 @@
 
 pub mod keys;
 
-mod registered;
 mod stand_ins;
 
 pub use stand_ins::stand_ins;
@@ -199,9 +197,8 @@ static PHASES: Phases = Phases {
         Phase::new("read"),
         Phase::new("lock"),
         Phase::new("write"),
-        // The last request of a client that finds no chunk is the CAS of an entry in the table of chunks.
-        Phase::allocating("install"),
-        Phase::new("claim").rare(),
+        Phase::new("install"),
+        Phase::allocating("claim").rare(),
         Phase::new("fence").rare().led_to_by(LOCK),
         Phase::new("catalog").rare(),
     ],
