@@ -27,7 +27,7 @@ fn no_buffer_is_held_twice_and_none_is_lost() {
 #[test]
 fn a_death_at_any_access_loses_only_the_dead_clients_buffers() {
     for scenario in SCENARIOS {
-        let (accesses, struck) = scenario.explore_all(Fate::Dies, 2, 40);
+        let (accesses, struck) = scenario.explore_all(Fate::Dies, 2, 15);
         println!("{}: died {struck} times, before each of {accesses} accesses", scenario.name);
         assert!(accesses > 20);
     }
@@ -36,7 +36,7 @@ fn a_death_at_any_access_loses_only_the_dead_clients_buffers() {
 #[test]
 fn a_client_stopped_at_any_access_does_no_harm_when_it_continues() {
     for scenario in SCENARIOS {
-        let (accesses, struck) = scenario.explore_all(Fate::Stops, 3, 40);
+        let (accesses, struck) = scenario.explore_all(Fate::Stops, 3, 15);
         println!("{}: stopped {struck} times, before each of {accesses} accesses", scenario.name);
         assert!(accesses > 20);
     }
