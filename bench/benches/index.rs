@@ -35,7 +35,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 const KEYS: u64 = 10_000_000;
-/// Bytes of the store for each key: a leaf, its state, and a share of the nodes, of which spread keys need most.
+/// Bytes of the store for each key: a leaf, its state, and a share of the nodes. Spread keys need more nodes.
 const BYTES_PER_KEY: u64 = 640;
 const TASKS: usize = 16;
 /// Number of keys that a scan returns.

@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 const AGE_MAX: u64 = 2 * GENERATIONS - 3;
 /// No entry.
 const NONE: u32 = u32::MAX;
-/// Number of entries of which an eviction looks at.
+/// Least number of entries that an eviction looks at.
 const LOOKS: usize = 64;
 
 /// Copies of inner nodes.
