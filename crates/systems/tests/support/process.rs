@@ -97,7 +97,7 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
         };
         let Some(op) = op else { break };
         match op {
-            Op::Pause => std::thread::sleep(Duration::from_millis(30)),
+            Op::Pause => std::thread::sleep(Duration::from_millis(50)),
             Op::Put { key, len } => {
                 let value = script::value(seed, index, len);
                 block_on(&endpoint, client.put(&script::key(seed, key), &value)).expect("stored");

@@ -24,17 +24,18 @@ pub(crate) enum Op {
 /// Number of keys that a script uses.
 pub(crate) const KEYS: u8 = 6;
 
-/// Script with every kind of operation, so that a client makes every kind of access. At the end, when the node has
-/// taken what the idle client had kept, the client overwrites one key until it reuses what it has replaced.
-pub(crate) const TOUR: [Op; KINDS.len() + OVERWRITES] = {
-    let mut tour = [Op::Put { key: 4, len: 300 }; KINDS.len() + OVERWRITES];
-    let (kinds, _) = tour.split_at_mut(KINDS.len());
+/// Script with every kind of operation, so that a client makes every kind of access. First, the client overwrites one
+/// key until it reuses what it has replaced: it has no buffers of other classes yet, which would be in the way until the
+/// node takes them.
+pub(crate) const TOUR: [Op; OVERWRITES + KINDS.len()] = {
+    let mut tour = [Op::Put { key: 4, len: 300 }; OVERWRITES + KINDS.len()];
+    let (_, kinds) = tour.split_at_mut(OVERWRITES);
     kinds.copy_from_slice(&KINDS);
     tour
 };
 const OVERWRITES: usize = 30;
 
-const KINDS: [Op; 20] = [
+const KINDS: [Op; 21] = [
     Op::Put { key: 0, len: 300 },
     Op::Put { key: 0, len: 300 },
     Op::Delete { key: 0 },
@@ -53,8 +54,9 @@ const KINDS: [Op; 20] = [
     Op::Put { key: 2, len: 62_000 },
     Op::Delete { key: 1 },
     Op::Pause,
-    Op::Pause,
-    Op::Pause,
+    Op::Put { key: 0, len: 700 },
+    Op::Put { key: 2, len: 62_000 },
+    Op::Put { key: 3, len: 3000 },
 ];
 
 /// Returns operation number `index` of the endless script of this seed.
