@@ -214,3 +214,21 @@ fn puts_of_one_key_share_a_request_and_the_last_value_wins() {
     assert!(client.counter("writes combined") > 0);
     assert_eq!(client.get(1), Some(vec![7]), "the last one has joined last");
 }
+
+#[test]
+fn a_split_that_comes_too_late_leaves_no_node_behind() {
+    let home = home(2_000_000);
+    let key = |first: u64, last: u64| first << 56 | last;
+    let mut one = Client::open(&home, 0);
+    let two = Rc::new(RefCell::new(Client::open(&home, 0)));
+    one.put(key(1, 0), b"v").expect("a put");
+    one.put(key(2, 0), b"v").expect("a put");
+    let theirs = Rc::clone(&two);
+    // The root slot, the node, the leaf, the new node and leaf.
+    one.endpoint.before_chain(4, move || theirs.borrow_mut().put(key(1, 2), b"w").expect("a put"));
+    one.put(key(1, 1), b"v").expect("a put");
+    assert_eq!((one.counter("leaf splits"), two.borrow().counter("leaf splits")), (1, 1));
+    assert_eq!(one.counter("slot failures"), 1);
+    let stat = one.run(async |index| index.stat().await).expect("no chain is stopped").expect("a walk");
+    assert_eq!((stat.nodes.iter().sum::<u64>(), stat.leaves, stat.taken), (2, 4, stat.linked()));
+}

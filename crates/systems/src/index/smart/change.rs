@@ -422,10 +422,13 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Notes that a slot points to the operation's new units.
+    /// Notes that a slot leads to the operation's new leaf, and to its new nodes if it is the slot of a node. Otherwise
+    /// the operation has its nodes from a split that another client was faster with, and gives them back.
     fn note_linked(&self, lane: &mut Lane, slot_at: Far, slot: Slot) {
         self.cache.borrow_mut().update(slot_at, slot);
-        lane.leaf.take().into_iter().chain(lane.nodes.drain(..)).for_each(|new| self.units.linked(&new.unit));
+        let count = if slot.is_leaf() { 0 } else { lane.nodes.len() };
+        let nodes = lane.nodes.drain(..count);
+        lane.leaf.take().into_iter().chain(nodes).for_each(|new| self.units.linked(&new.unit));
     }
 
     /// Puts a new leaf into a null slot of a node.

@@ -521,6 +521,10 @@ impl Slot {
         self == Slot::NULL
     }
 
+    pub(super) fn is_leaf(self) -> bool {
+        self.0 & Slot::IS_LEAF != 0
+    }
+
     pub(super) fn partial(self) -> u8 {
         self.0 as u8
     }
