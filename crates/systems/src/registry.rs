@@ -177,6 +177,8 @@ pub struct Registered {
     pub family: Family,
     /// The system's [`System::NODES`].
     pub nodes: Nodes,
+    /// The system's [`System::MEMBERS_MAX`].
+    pub members_max: usize,
     /// The system's [`System::REPLACES_MEMBERS`].
     pub replaces_members: bool,
     /// The system's [`System::FOR_TESTS`].
@@ -206,6 +208,7 @@ impl Registered {
             summary: S::SUMMARY,
             family: S::FAMILY,
             nodes: S::NODES,
+            members_max: S::MEMBERS_MAX,
             replaces_members: S::REPLACES_MEMBERS,
             for_tests: S::FOR_TESTS,
             needs: S::NEEDS,

@@ -8,6 +8,7 @@ use crate::index::{Combining, Indexing};
 use crate::latch::Latching;
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
+use farside_remote::control::MEMBERS_MAX;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory};
@@ -258,6 +259,8 @@ pub trait System: 'static {
     const FAMILY: Family;
     /// Distribution of the system's stores over nodes.
     const NODES: Nodes = Nodes::One;
+    /// Largest number of members of a store that lies on several nodes.
+    const MEMBERS_MAX: usize = MEMBERS_MAX;
     /// Whether [`System::heal`] replaces a member that has lost its memory.
     const REPLACES_MEMBERS: bool = false;
     /// Whether the system exists for tests only. If so, no node of `farside` serves it.

@@ -194,7 +194,13 @@ fn check_distribution(new: &New, nodes: u32) -> Result<(), StoreError> {
             (nodes as usize).min(MEMBERS_MAX)
         )));
     }
-    let distribution = named(kind).map(|system| system.nodes);
+    let system = named(kind);
+    if let Some(most) = system.map(|system| system.members_max).filter(|most| *members > *most) {
+        return Err(StoreError::Gone(format!(
+            "a {kind} store has at most {most} members, and not {members}: create it with --members {most}"
+        )));
+    }
+    let distribution = system.map(|system| system.nodes);
     if distribution == Some(Nodes::Replicas) && (*members % 2 == 0 || *members > REPLICAS_MAX) {
         return Err(StoreError::Gone(format!(
             "a {kind} store has an odd number of replicas, at most {REPLICAS_MAX}, and not {members}: create it with \
@@ -241,4 +247,22 @@ fn unknown(node: NodeId, error: StoreError) -> StoreError {
         other => other.to_string(),
     };
     StoreError::Fabric(FabricError::Lost { node, ran: Ran::Unknown, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::smart;
+
+    #[test]
+    fn an_index_has_at_most_eight_members() {
+        let new = |members| {
+            let (name, kind) = ("s".to_owned(), smart::KIND.to_owned());
+            New { name, kind, sizing: Sizing::default(), quota: 1 << 30, members }
+        };
+        assert_eq!(check_distribution(&new(8), 9), Ok(()));
+        let refused = check_distribution(&new(9), 9).expect_err("no client could open it").to_string();
+        let expected = "a smart store has at most 8 members, and not 9: create it with --members 8";
+        assert!(refused.contains(expected), "{refused}");
+    }
 }

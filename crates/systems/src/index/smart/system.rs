@@ -7,7 +7,7 @@ use super::counters::Counters;
 use super::layout::{Layout, UNIT};
 use super::session::Session;
 use super::units::Units;
-use super::{Client, KIND, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
+use super::{Client, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
 use crate::index::{Index, IndexError, Indexing, Keys, NUMBER_LEN};
 use crate::members::wait_for;
 use crate::owned::Jobs;
@@ -37,6 +37,7 @@ impl System for SmartKind {
     const SUMMARY: &'static str = "get is one round trip with a warm cache, put is three";
     const FAMILY: Family = Family::Index;
     const NODES: Nodes = Nodes::Shards;
+    const MEMBERS_MAX: usize = MEMBERS_MAX;
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     /// The first two only cost requests, and a reader notices the third only if memory is damaged.
