@@ -207,7 +207,7 @@ impl NewStore {
             block_buckets: self.block_buckets,
             put_threshold: self.put_threshold,
             value_len: self.value_size.unwrap_or(0) as usize,
-            indexing: Indexing { keys: self.keys, chunk: Some(chunk_of(self.quota)), ..Indexing::NONE },
+            indexing: Indexing { keys: self.keys, ..Indexing::NONE },
             ..Sizing::default()
         }
     }
@@ -221,15 +221,6 @@ impl NewStore {
         let parameters = system.map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
         Ask::CreateStore { name: self.name.clone(), kind: self.kind.clone(), parameters, quota: self.quota }
     }
-}
-
-/// Size of the pieces in which the clients of an index claim memory, in bytes. A client claims one for each size of
-/// its nodes and leaves, so a store has several hundred.
-fn chunk_of(quota: u64) -> u32 {
-    /// Larger than any node or leaf.
-    const LEAST: u64 = 8 << 10;
-    const MOST: u64 = 1 << 20;
-    (quota / 512).next_multiple_of(64).clamp(LEAST, MOST) as u32
 }
 
 /// Maximum time to wait for the response to a control request that grants or zeroes memory.
