@@ -39,6 +39,7 @@ mod scrub;
 mod sharded;
 mod smart;
 mod smart_sim;
+mod smart_sizes;
 mod smart_steps;
 #[path = "../support/mod.rs"]
 mod support;

@@ -110,15 +110,6 @@ impl Spec {
         Class::NODE.size().max(self.leaf_class(self.path_max()).size()) + 2 * UNIT
     }
 
-    /// The same parameters with a chunk for a quota in bytes, if they have none.
-    pub(super) fn with_chunk(self, quota: u64) -> Spec {
-        const LEAST: u64 = 8 << 10;
-        const MOST: u64 = 1 << 20;
-        let least = LEAST.max(self.chunk_min().next_multiple_of(UNIT));
-        let chunk = (quota / 512).next_multiple_of(UNIT).clamp(least, MOST.max(least));
-        if self.chunk == 0 { Spec { chunk: chunk as u32, ..self } } else { self }
-    }
-
     /// # Errors
     /// The limit that the parameters exceed.
     pub(super) fn check(&self) -> Result<(), String> {
@@ -211,6 +202,11 @@ impl Class {
     /// Size of a unit in bytes.
     pub(super) fn size(self) -> u64 {
         if self == Class::NODE { NODE_SIZE.next_multiple_of(UNIT) } else { u64::from(self.0) * UNIT }
+    }
+
+    /// Size of a chunk that this number of units fills, in bytes.
+    pub(super) fn chunk(self, units: u64) -> u64 {
+        (units * WORD as u64).next_multiple_of(UNIT) + units * self.size()
     }
 
     /// Number of units of a chunk of `len` bytes, and the offset of the first one.

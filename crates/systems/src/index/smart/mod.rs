@@ -9,8 +9,8 @@
 //! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
 //! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
 //!   leases, epochs, and the locks of dead clients.
-//! - `stat`, `shape`: the shape of the tree. `system`: the entry in the registry. [`mutants`]: broken variants.
-//!   `counters`: numbers of events.
+//! - `stat`, `shape`: the shape of the tree. `sizing`: the memory that it takes. `system`: the entry in the registry.
+//!   [`mutants`]: broken variants. `counters`: numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
 //! | --- | --- | --- |
@@ -40,6 +40,7 @@ mod layout_tests;
 mod scan;
 mod session;
 mod shape;
+mod sizing;
 mod stat;
 mod sweep;
 mod units;

@@ -4,7 +4,7 @@ use super::cache::Cache;
 use super::change::Lane;
 use super::combine::Combine;
 use super::counters::Counters;
-use super::layout::{Layout, UNIT};
+use super::layout::Layout;
 use super::session::Session;
 use super::units::Units;
 use super::{Client, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
@@ -25,8 +25,6 @@ use std::time::Duration;
 
 /// Size of the cache of a client whose options give none, in bytes.
 const CACHE: usize = 64 << 20;
-/// Memory for each key of a tree, without its leaf: nodes and the states of units, about.
-const NODE_BYTES_PER_KEY: u64 = 64;
 
 /// Node-side half of the tree.
 pub struct SmartKind;
@@ -54,13 +52,14 @@ impl System for SmartKind {
         if sizing.value_len > VALUE_MAX as usize {
             return Err(SizingError::Value(VALUE_MAX as usize));
         }
-        let items = sizing.items.unwrap_or(0);
-        let spec = spec_for(sizing).with_chunk(items.saturating_mul(UNIT));
-        spec.check().map_err(|_| SizingError::Items)?;
-        let leaf = spec.leaf_class(sizing.key_len + usize::from(spec.keys == Keys::Strings)).size();
-        let each = leaf + 8 + NODE_BYTES_PER_KEY;
-        let leaves = items.checked_mul(each).ok_or(SizingError::Items)?;
-        Ok(Footprint { slots: items, table_bytes: spec.table_min() + leaves, item_bytes: 0 })
+        let (items, spec) = (sizing.items.unwrap_or(0), spec_for(sizing));
+        spec.with_chunk(0).check().map_err(|_| SizingError::Items)?;
+        let path_len = match sizing.key_len {
+            0 => spec.path_max(),
+            len => len + usize::from(spec.keys == Keys::Strings),
+        };
+        let table_bytes = spec.bytes_for(items, path_len).ok_or(SizingError::Items)?;
+        Ok(Footprint { slots: items, table_bytes, item_bytes: 0 })
     }
 
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {
