@@ -9,7 +9,7 @@
 
 use crate::support::audit::{Audit, Held};
 use crate::support::deadly::{Access, Strike};
-use crate::support::process::{self, Child, Role, until};
+use crate::support::process::{self, Child, Role, alone, until};
 use crate::support::script::{self, Op};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
@@ -25,7 +25,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 type Client = PrismKv<Rc<Direct>>;
@@ -361,12 +360,6 @@ impl Drop for Replay {
             println!("replay: {}", self.0);
         }
     }
-}
-
-/// Makes these tests run one at a time, because they measure time and their processes use both cores.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A node in a separate process, and the path of the node's socket.

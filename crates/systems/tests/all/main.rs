@@ -38,6 +38,7 @@ mod ring_queue;
 mod scrub;
 mod sharded;
 mod smart;
+mod smart_kills;
 mod smart_sim;
 mod smart_sizes;
 mod smart_steps;

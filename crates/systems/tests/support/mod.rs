@@ -8,8 +8,11 @@ pub(crate) mod audit;
 #[allow(unsafe_code, reason = "an allocator")]
 pub(crate) mod counting;
 pub(crate) mod deadly;
+pub(crate) mod deadly_index;
+pub(crate) mod index_script;
 pub(crate) mod intercept;
 pub(crate) mod kept;
+pub(crate) mod kept_index;
 pub(crate) mod locks;
 pub(crate) mod observed;
 pub(crate) mod paced;

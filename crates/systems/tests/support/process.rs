@@ -4,6 +4,9 @@
 //! Invariant: a child never outlives its parent, and every wait has a deadline.
 
 use super::deadly::{Deadly, Strike};
+use super::deadly_index::{DeadlyIndex, Strike as IndexStrike, Table};
+use super::index_script;
+use super::kept_index::KeptIndex;
 use super::script::{self, Op};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::memory::{Found, Mapping, Pages};
@@ -12,8 +15,8 @@ use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
 use farside_remote::control::{Answer, Ask};
 use farside_systems::kv::Kv;
-use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use farside_systems::registry::all_kinds;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -21,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Environment variable that holds the role of a child.
@@ -36,6 +40,8 @@ pub(crate) enum Role {
     Node { socket: PathBuf, mib: u64, evict_stopped_after: Option<Duration> },
     /// A memory node as [`Role::Node`], whose memory is a file. If the file has a node's memory, it takes over.
     FileNode { socket: PathBuf, file: PathBuf, mib: u64 },
+    /// A client of an index that runs the operations of the index's script, one after the other.
+    IndexClient { socket: PathBuf, store: String, table: Table, entropy: u64, strike: Option<IndexStrike> },
     /// A client that runs the operations of a script, one after the other.
     Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
 }
@@ -54,6 +60,9 @@ pub(crate) fn play() {
             let take_over = found == Found::Memory;
             serve(memory, Options { socket: Some(socket), take_over, ..Options::default() });
         }
+        Role::IndexClient { socket, store, table, entropy, strike } => {
+            operate_index(&socket, &store, table, entropy, strike);
+        }
         Role::Client { socket, store, seed, tour, slot_cache, strike } => {
             operate(&socket, &store, seed, tour, slot_cache, strike)
         }
@@ -68,7 +77,7 @@ pub(crate) fn say(word: &str, what: &impl Serialize) {
 }
 
 fn serve(memory: Mapping, options: Options) {
-    let host = Host::start(memory, vec![Box::new(PrismKvKind)], options).expect("a node");
+    let host = Host::start(memory, all_kinds(), options).expect("a node");
     say("ready", &());
     for line in std::io::stdin().lines() {
         let line = line.expect("a line from the parent");
@@ -111,6 +120,18 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
             say("done", &(index + 1));
         }
     }
+    say("seen", &*endpoint.memory().observer.seen.borrow());
+}
+
+fn operate_index(socket: &Path, store: &str, table: Table, entropy: u64, strike: Option<IndexStrike>) {
+    let endpoint = shm::connect_on(socket, NodeId(0), |memory| DeadlyIndex::over(memory, table, strike));
+    let endpoint = Rc::new(endpoint.expect("a connection"));
+    let mut client = KeptIndex::open(Rc::clone(&endpoint), store, entropy);
+    for (index, op) in index_script::TOUR.into_iter().enumerate() {
+        index_script::perform(&mut client, index, op);
+        say("done", &(index + 1));
+    }
+    client.leave();
     say("seen", &*endpoint.memory().observer.seen.borrow());
 }
 
@@ -267,4 +288,10 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
         std::thread::sleep(Duration::from_millis(1));
     }
     since.elapsed()
+}
+
+/// Makes the tests that call it run one at a time, because they measure time and their processes use both cores.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
