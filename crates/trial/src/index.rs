@@ -5,6 +5,7 @@
 //! creates another one.
 //!
 //! - `keys` draws the keys. They are few and share many prefixes, so that nodes split and grow all the time.
+//! - `registered`: the registered indexes, with the options that trials draw for them.
 //! - `stand_ins`: other systems as indexes, by which tests check the family itself.
 //!
 //! In the history, a key is its place in the order of all keys. Each value proves itself ([`crate::values`]), so torn
@@ -16,6 +17,7 @@
 
 pub mod keys;
 
+mod registered;
 mod stand_ins;
 
 pub use stand_ins::stand_ins;
@@ -197,8 +199,9 @@ static PHASES: Phases = Phases {
         Phase::new("read"),
         Phase::new("lock"),
         Phase::new("write"),
-        Phase::new("install"),
-        Phase::allocating("claim").rare(),
+        // The last request of a client that finds no chunk is the CAS of an entry in the table of chunks.
+        Phase::allocating("install"),
+        Phase::new("claim").rare(),
         Phase::new("fence").rare().led_to_by(LOCK),
         Phase::new("catalog").rare(),
     ],

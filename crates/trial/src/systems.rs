@@ -4,7 +4,7 @@
 use crate::blocks::Blocks;
 use crate::btree;
 use crate::family::Family as _;
-use crate::flight::Phases;
+use crate::flight::{Phases, Tracked};
 use crate::guarded::Guarded;
 use crate::index::{Indexed, Opened};
 use crate::kv::Kv;
@@ -25,7 +25,7 @@ use farside_systems::kv::chequer;
 use farside_systems::latch::btree::mutants as btrees;
 use farside_systems::latch::{self, Scheme};
 use farside_systems::members::REPLICAS_MAX;
-use farside_systems::registry::{self, Registered};
+use farside_systems::registry::{self, AnyIndex, Registered};
 use farside_systems::system::{Family, Nodes};
 use std::fmt;
 
@@ -45,6 +45,9 @@ pub struct System {
     phases: fn(System) -> &'static Phases,
     run: Run,
 }
+
+/// The registered systems that are indexes.
+type Indexes = Indexed<AnyIndex<Tracked>>;
 
 type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 
@@ -137,7 +140,8 @@ impl System {
             Family::Objects => (Guarded::phases, crate::run_family::<Guarded>),
             Family::Blocks => (Blocks::phases, crate::run_family::<Blocks>),
             Family::Latched => (Latch::phases, crate::run_family::<Latch>),
-            Family::Index | Family::Memory => return None,
+            Family::Index => (Indexes::phases, crate::run_family::<Indexes>),
+            Family::Memory => return None,
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
         Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })
