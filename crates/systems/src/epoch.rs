@@ -28,6 +28,7 @@ use farside_remote::clock::Clock;
 use farside_remote::{Capabilities, ChainBuf, Fabric, Mode, Reply, Status, cas, read_as};
 use std::cell::Cell;
 use std::pin::pin;
+use std::rc::Rc;
 use zerocopy::big_endian::U64;
 
 /// Mutants of epochs.
@@ -41,7 +42,7 @@ pub mod mutants {
 /// The epochs of one client at all members of a store. All tasks of the client share them.
 pub struct Epochs<F> {
     fabric: F,
-    members: Vec<Table>,
+    tables: Rc<[Cell<Table>]>,
     id: ClientId,
     /// The current generation: the highest epoch that all members have acknowledged.
     current: Cell<u64>,
@@ -79,15 +80,15 @@ impl<F: Fabric + Clock + Clone> Epochs<F> {
         leases.hold(lease).await?;
         let epochs = Epochs {
             fabric: leases.fabric().clone(),
-            members: leases.members().to_vec(),
+            tables: Rc::clone(leases.tables()),
             id: lease.id(),
             current: Cell::new(0),
             guards: [const { Cell::new(0) }; 2],
             acknowledged: [const { Cell::new(0) }; MEMBERS_MAX],
         };
         let mut highest = 0;
-        for (table, acknowledged) in epochs.members.iter().zip(&epochs.acknowledged) {
-            let found = epochs.read_at(table).await?;
+        for (table, acknowledged) in epochs.tables.iter().zip(&epochs.acknowledged) {
+            let found = epochs.read_at(&table.get()).await?;
             acknowledged.set(found);
             highest = highest.max(found);
         }
@@ -133,10 +134,10 @@ impl<F: Fabric> Epochs<F> {
 
     /// Publishes an epoch at the members that have not acknowledged it yet, then makes it the current generation.
     pub(crate) async fn publish(&self, epoch: u64) -> Result<(), LeaseError> {
-        let ask = |member: usize| (member < self.members.len()).then(|| self.publish_at(member, epoch));
+        let ask = |member: usize| (member < self.tables.len()).then(|| self.publish_at(member, epoch));
         let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
         let asked = asked.each_mut().map(|asked| asked.as_mut());
-        quorum(self.members.len(), asked).await.map_err(|outcomes| {
+        quorum(self.tables.len(), asked).await.map_err(|outcomes| {
             outcomes.into_iter().flatten().find_map(Result::err).expect("a quorum is missed by errors")
         })?;
         self.current.set(self.current.get().max(epoch));
@@ -152,7 +153,7 @@ impl<F: Fabric> Epochs<F> {
         if self.acknowledged[member].get() >= epoch {
             return Ok(());
         }
-        let (table, known) = (&self.members[member], self.acknowledged[member].get());
+        let (table, known) = (self.tables[member].get(), self.acknowledged[member].get());
         table.raise(&self.fabric, table.epoch(self.id), known, epoch).await?;
         self.acknowledge(member, epoch);
         Ok(())
@@ -166,7 +167,7 @@ impl<F: Fabric> Epochs<F> {
         epoch: u64,
         next: impl Fn(Entry) -> Option<Entry>,
     ) -> Result<(), LeaseError> {
-        let (table, epoch_word) = (self.members[member], U64::new(epoch));
+        let (table, epoch_word) = (self.tables[member].get(), U64::new(epoch));
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(table.key);
         let entry = chain.also(read_as::<Entry>(table.entry(self.id)));
@@ -193,7 +194,7 @@ impl<F: Fabric> Epochs<F> {
 
     /// Whether the fabric to a member has no conditional ops, so that a CAS changes one word and compares for equality.
     pub(crate) fn is_plain(&self, member: usize) -> bool {
-        !self.fabric.capabilities(self.members[member].node).contains(Capabilities::CONDITIONAL_OPS)
+        !self.fabric.capabilities(self.tables[member].get().node).contains(Capabilities::CONDITIONAL_OPS)
     }
 
     async fn read_at(&self, table: &Table) -> Result<u64, LeaseError> {

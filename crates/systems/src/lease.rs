@@ -39,6 +39,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::num::NonZeroU64;
 use std::pin::pin;
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 use zerocopy::big_endian;
@@ -374,7 +375,7 @@ impl std::error::Error for LeaseError {}
 /// The leases of a store: one table at each member.
 pub struct Leases<F> {
     fabric: F,
-    members: Vec<Table>,
+    tables: Rc<[Cell<Table>]>,
     ids: u16,
 }
 
@@ -385,11 +386,20 @@ impl<F: Fabric + Clock> Leases<F> {
     /// If there are no members, or more than [`MEMBERS_MAX`].
     pub fn new(fabric: F, members: Vec<Table>, ids: u16) -> Leases<F> {
         assert!((1..=MEMBERS_MAX).contains(&members.len()), "a store has 1 to {MEMBERS_MAX} members");
-        Leases { fabric, members, ids }
+        Leases { fabric, tables: members.into_iter().map(Cell::new).collect(), ids }
+    }
+
+    /// Replaces the key of a member's table by the one that its node has granted in another session. Epochs of these
+    /// leases use it, too.
+    ///
+    /// # Panics
+    /// If there is no such member.
+    pub(crate) fn set_key(&self, member: usize, key: Key) {
+        self.tables[member].set(Table { key, ..self.tables[member].get() });
     }
 
     fn majority(&self) -> usize {
-        self.members.len() / 2 + 1
+        self.tables.len() / 2 + 1
     }
 
     /// Claims a free id with this nonce, which must be random and new. Tries the ids in turn, from `first` on; clients
@@ -442,13 +452,13 @@ impl<F: Fabric + Clock> Leases<F> {
         };
         let raised = &raised;
         let ask = |member: usize| {
-            let table = self.members.get(member)?;
+            let table = self.tables.get(member)?.get();
             Some(async move {
                 match next {
                     Some((epochs, next)) if !epochs.is_plain(member) => {
                         epochs.swap_and_publish(member, next, raised).await
                     }
-                    _ => self.swap_at(table, id, raised).await,
+                    _ => self.swap_at(&table, id, raised).await,
                 }
             })
         };
@@ -492,10 +502,10 @@ impl<F: Fabric + Clock> Leases<F> {
     /// [`LeaseError`]: a member does not have the nonce.
     pub(crate) async fn hold(&self, lease: &Lease) -> Result<(), LeaseError> {
         let (nonce, beat) = (lease.nonce, lease.beat);
-        for table in &self.members {
-            if self.read_at(table, lease.id).await?.nonce() != Some(nonce) {
+        for table in self.tables.iter().map(Cell::get) {
+            if self.read_at(&table, lease.id).await?.nonce() != Some(nonce) {
                 let mine = |found: Entry| Some(Entry::with(nonce.get(), beat_after(found.beat().max(beat))));
-                self.swap_at(table, lease.id, mine).await?;
+                self.swap_at(&table, lease.id, mine).await?;
             }
         }
         Ok(())
@@ -505,8 +515,8 @@ impl<F: Fabric + Clock> Leases<F> {
         &self.fabric
     }
 
-    pub(crate) fn members(&self) -> &[Table] {
-        &self.members
+    pub(crate) fn tables(&self) -> &Rc<[Cell<Table>]> {
+        &self.tables
     }
 
     /// Binds this client's sessions at all members of `store` to the lease's nonce. Precedes the first lock.
@@ -525,9 +535,9 @@ impl<F: Fabric + Clock> Leases<F> {
     /// # Panics
     /// If there are fewer descriptions than members.
     pub async fn bind_each(&self, lease: &Lease, stores: &[&Store]) -> Result<(), LeaseError> {
-        assert!(stores.len() >= self.members.len(), "each member is bound");
+        assert!(stores.len() >= self.tables.len(), "each member is bound");
         let identity = Identity { client: lease.id.number().into(), nonce: lease.nonce.get() };
-        for (table, store) in self.members.iter().zip(stores) {
+        for (table, store) in self.tables.iter().map(Cell::get).zip(stores) {
             identity::bind(&self.fabric, table.node, store, identity).await?;
         }
         Ok(())
@@ -550,9 +560,9 @@ impl<F: Fabric + Clock> Leases<F> {
     /// # Panics
     /// If there are fewer descriptions than members.
     pub async fn fence_each(&self, expired: Expired, stores: &[&Store]) -> Result<Fenced, LeaseError> {
-        assert!(stores.len() >= self.members.len(), "each member is fenced");
+        assert!(stores.len() >= self.tables.len(), "each member is fenced");
         let Expired { id, nonce } = expired;
-        let members = self.members.iter().zip(stores);
+        let members = self.tables.iter().map(Cell::get).zip(stores);
         for (table, store) in members.filter(|_| !mutants::TAKEN_UNFENCED.is_on()) {
             identity::fence(&self.fabric, table.node, store, nonce.get()).await?;
         }
@@ -602,7 +612,10 @@ impl<F: Fabric + Clock> Leases<F> {
     /// # Errors
     /// [`LeaseError`].
     pub async fn entry(&self, id: ClientId) -> Result<Entry, LeaseError> {
-        let ask = |member: usize| self.members.get(member).map(|table| self.read_at(table, id));
+        let ask = |member: usize| {
+            let table = self.tables.get(member)?.get();
+            Some(async move { self.read_at(&table, id).await })
+        };
         let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
         let asked = asked.each_mut().map(|asked| asked.as_mut());
         let outcomes = quorum(self.majority(), asked).await.map_err(first_error)?;
@@ -622,12 +635,12 @@ impl<F: Fabric + Clock> Leases<F> {
     ) -> Result<(), LeaseError> {
         let next = &next;
         let ask = |member: usize| {
-            let table = self.members.get(member)?;
-            Some(async move { Ok::<_, Infallible>(self.swap_at(table, id, next).await) })
+            let table = self.tables.get(member)?.get();
+            Some(async move { Ok::<_, Infallible>(self.swap_at(&table, id, next).await) })
         };
         let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
         let asked = asked.each_mut().map(|asked| asked.as_mut());
-        let Ok(answered) = quorum(self.members.len(), asked).await else { unreachable!("no future fails") };
+        let Ok(answered) = quorum(self.tables.len(), asked).await else { unreachable!("no future fails") };
         let outcomes = answered.map(|answered| answered.map(|Ok(swapped)| swapped));
         match outcomes.iter().flatten().filter(|swapped| swapped.is_ok()).count() >= self.majority() {
             true => Ok(()),

@@ -145,16 +145,16 @@ impl<F: Fabric + Clock + Clone> Stamps<F> {
     /// # Panics
     /// If there are not as many stores as tables.
     pub async fn open(leases: &Leases<F>, lease: &Lease, stores: &[&Store]) -> Result<Stamps<F>, StampError> {
-        assert_eq!(leases.members().len(), stores.len(), "each member has a table and a description");
+        assert_eq!(leases.tables().len(), stores.len(), "each member has a table and a description");
         let fabric = leases.fabric().clone();
-        let member = |(table, store): (&Table, &&Store)| Member {
-            table: *table,
+        let member = |(table, store): (&Cell<Table>, &&Store)| Member {
+            table: table.get(),
             store: (*store).clone(),
             shown: Cell::default(),
         };
         let clocks = Cell::new((fabric.now(), fabric.wall()));
         let stamps = Stamps {
-            members: leases.members().iter().zip(stores).map(member).collect(),
+            members: leases.tables().iter().zip(stores).map(member).collect(),
             fabric,
             id: lease.id(),
             last: Cell::new(0),

@@ -39,6 +39,7 @@ mod scrub;
 mod sharded;
 mod smart;
 mod smart_kills;
+mod smart_reopened;
 mod smart_sim;
 mod smart_sizes;
 mod smart_steps;

@@ -208,7 +208,7 @@ impl<F: Fabric + Clock> Client<F> {
         let dead = U64::new(head.dead().0);
         let (old, empty) = empty_of(at.slot);
         let is_same_member = at.slot_at.member() == leaf.at.member();
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         let written = chain.also(write(layout.addr(leaf.at.plus(HEAD_AT), 8)?, dead.as_bytes()));
         let freed = chain.also(cas(Mode::Eq, layout.addr(lock_of(leaf), 8)?, &word, &LockWord::FREE));
         let emptied = match is_same_member {
@@ -280,7 +280,7 @@ impl<F: Fabric + Clock> Client<F> {
         leaf_bytes(leaf.class, (rev_ptr, leaf.generation), content, LockWord::FREE, &mut lane.image);
         let bytes = &lane.image[HEAD_AT as usize..];
         lane.record.fill(word, &object, bytes);
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         if layout.spec.redo && !redo::mutants::RECORD_AFTER_OBJECT.is_on() {
             chain.also(write(self.session.record(leaf.at.member(), word), lane.record.as_bytes()));
         }
@@ -311,7 +311,7 @@ impl<F: Fabric + Clock> Client<F> {
         let intent = redo::intent(word, &object);
         let until = session.fabric.now() + self.patience;
         loop {
-            let mut chain = lane.own.chain.begin(table.extent.key);
+            let mut chain = lane.own.chain.begin(table.key());
             let noted = chain.also(write(session.record(leaf.at.member(), word), &intent));
             let taken = chain.also(cas(Mode::Eq, object.lock, &LockWord::FREE, &word));
             let bytes = chain.also(read(layout.addr(leaf.at, leaf.class.size())?, leaf.class.size() as u32));
@@ -364,7 +364,7 @@ impl<F: Fabric + Clock> Client<F> {
     async fn unlock(&self, lane: &mut Lane, leaf: LeafAt, word: LockWord) -> Result<(), IndexError> {
         let layout = &self.session.layout;
         let table = &layout.members[leaf.at.member()];
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         let freed = chain.also(cas(Mode::Eq, layout.addr(lock_of(leaf), 8)?, &word, &LockWord::FREE));
         let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
         ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::of_read)?;
@@ -492,7 +492,7 @@ impl<F: Fabric + Clock> Client<F> {
         let mask = U64::new(TYPE_MASK);
         while header.kind < to {
             let (old, new) = (U64::new(header.word()), U64::new(Header { kind: to, ..header }.word()));
-            let mut chain = own.chain.begin(table.extent.key);
+            let mut chain = own.chain.begin(table.key());
             let switch = cas(Mode::Eq, layout.addr(header_at(node), 8)?, &old, &new).masked(&mask, &mask);
             let switched = chain.also(switch);
             if is_first && is_hint && is_same_member {
@@ -636,7 +636,7 @@ impl<F: Fabric + Clock> Client<F> {
         while usize::from(header.depth) < depth {
             let Some(deeper) = header.below(depth) else { return };
             let (old, new) = (U64::new(header.word()), U64::new(deeper.word()));
-            let mut chain = own.chain.begin(table.extent.key);
+            let mut chain = own.chain.begin(table.key());
             let swapped = chain.also(cas(Mode::Eq, addr, &old, &new).masked(&mask, &mask));
             if is_first {
                 chain.also(cas(Mode::Eq, rev_ptr, &from, &to));
@@ -658,7 +658,7 @@ impl<F: Fabric + Clock> Client<F> {
         let (layout, [from, to]) = (&self.session.layout, [U64::new(from), U64::new(to.0)]);
         let table = &layout.members[leaf.member()];
         let Ok(addr) = layout.addr(leaf, 8) else { return };
-        let mut chain = own.chain.begin(table.extent.key);
+        let mut chain = own.chain.begin(table.key());
         chain.also(cas(Mode::Eq, addr, &from, &to));
         if let Err(error) = self.session.fabric.run(table.node, &chain, &mut own.reply).await {
             self.note_late(&error);
@@ -690,7 +690,7 @@ impl<F: Fabric + Clock> Client<F> {
         let layout = &self.session.layout;
         let (addr, table) = (layout.addr(at, 8)?, &layout.members[at.member()]);
         let [old, new] = [old, new].map(|slot| U64::new(slot.0));
-        let mut chain = own.chain.begin(table.extent.key);
+        let mut chain = own.chain.begin(table.key());
         let found = chain.also(cas(Mode::Eq, addr, &old, &new));
         self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(of_change)?;
         let found = own.reply.get(found).map_err(refused)?.get();
@@ -757,7 +757,7 @@ impl<F: Fabric + Clock> Client<F> {
             let (table, writes) = (&layout.members[member], &writes);
             async move {
                 let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-                let mut chain = buffer.begin(table.extent.key);
+                let mut chain = buffer.begin(table.key());
                 for (at, bytes) in writes.iter().filter(|(at, _)| at.member() == member) {
                     chain.also(write(layout.addr(*at, bytes.len() as u64)?, bytes));
                 }

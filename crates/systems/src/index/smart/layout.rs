@@ -35,8 +35,9 @@ use crate::index::{Keys, NUMBER_LEN, STRING_MAX};
 use crate::lease::{ClientId, ENTRY_SIZE, LockWord, Table};
 use crate::redo::{Areas, Object};
 use farside_remote::service::Extent;
-use farside_remote::{Addr, NodeId};
+use farside_remote::{Addr, Key, NodeId};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Largest number of members of a store.
@@ -306,15 +307,35 @@ pub(super) struct Layout {
 }
 
 /// Table of one member.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct MemberTable {
     pub(super) node: NodeId,
+    /// Extent of the table. Its key may be that of an earlier session.
     pub(super) extent: Extent,
-    pub(super) areas: Areas,
+    key: Cell<Key>,
+    /// The redo records. Their key may be that of an earlier session.
+    areas: Areas,
     /// Number of chunks.
     pub(super) chunks: u64,
     /// Offset of the first chunk in the table.
     chunks_at: u64,
+}
+
+impl MemberTable {
+    /// The key that the node has granted last.
+    pub(super) fn key(&self) -> Key {
+        self.key.get()
+    }
+
+    /// Replaces the key by the one that the node has granted in another session.
+    pub(super) fn set_key(&self, key: Key) {
+        self.key.set(key);
+    }
+
+    /// The redo records.
+    pub(super) fn areas(&self) -> Areas {
+        Areas { key: self.key(), ..self.areas }
+    }
 }
 
 impl Layout {
@@ -346,6 +367,7 @@ impl Layout {
             Ok(MemberTable {
                 node,
                 extent,
+                key: Cell::new(extent.key),
                 areas: spec.areas(node, extent),
                 chunks,
                 chunks_at: chunks_at(chunks),
@@ -357,7 +379,7 @@ impl Layout {
     /// The table of leases.
     pub(super) fn leases(&self) -> Table {
         let first = &self.members[0];
-        Table { node: first.node, key: first.extent.key, at: Addr::new(first.extent.at) }
+        Table { node: first.node, key: first.key(), at: Addr::new(first.extent.at) }
     }
 
     /// Location of the root slot.

@@ -6,6 +6,7 @@
 //! store.
 //!
 //! - `layout`: the bytes. `walk`: from a slot down to a leaf. `change`: put and delete. `scan`: keys in order.
+//! - `keyed`: the keys of the store in the client's sessions.
 //! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
 //! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
 //!   leases, epochs, and the locks of dead clients.
@@ -34,6 +35,7 @@ mod cache;
 mod change;
 mod combine;
 mod counters;
+mod keyed;
 mod layout;
 #[cfg(test)]
 mod layout_tests;
@@ -205,6 +207,7 @@ impl<F: Fabric + Clock> Smart<F> {
         let until = client.session.fabric.now() + client.patience;
         loop {
             let met = {
+                client.session.fetch_keys().await?;
                 let _guard = client.session.epochs.enter();
                 let mut at = client.start(&mut self.own, &self.path).await?;
                 match client.walk(&mut self.own, &self.path, &mut at, Misses::Verified).await? {
@@ -294,6 +297,7 @@ impl<F: Fabric + Clock> Index for Smart<F> {
         let mut progress = Progress { visited: 0, last: None };
         loop {
             let met = {
+                client.session.fetch_keys().await?;
                 let _guard = client.session.epochs.enter();
                 match client.scan(from, limit, &mut progress, &mut visit).await? {
                     Ok(()) => return Ok(progress.visited),
@@ -386,6 +390,7 @@ impl<F: Fabric + Clock> Client<F> {
         let (lane, lease) = (self.session.spare_lane(), self.session.layout.spec.lease());
         let until = self.session.fabric.now() + lease;
         while self.units.waiting() > 0 && self.session.fabric.now() < until && !self.session.is_given_up() {
+            let _else_nothing_is_sent = self.session.fetch_keys().await;
             let _a_later_step_goes_on = self.units.step(&self.session, lane, &self.counters).await;
             self.session.fabric.sleep(lease / 16).await;
         }
@@ -428,6 +433,9 @@ impl<F: Fabric + Clock> Client<F> {
         lane.number = number as u16;
         let until = self.session.fabric.now() + MEMORY_PATIENCE;
         let done = loop {
+            if let Err(error) = self.session.fetch_keys().await {
+                break Err(error);
+            }
             let done = match &job {
                 Job::Put { path, batch } => {
                     batch.begin();

@@ -325,7 +325,7 @@ impl<F: Fabric + Clock> Client<F> {
         let run = lists.iter().map(|list| async move {
             let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
             let table = &layout.members[wanted[list[0]].at.member()];
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             for index in list {
                 let Wanted { at, len } = wanted[*index];
                 chain.also(read(layout.addr(at, len)?, len as u32));

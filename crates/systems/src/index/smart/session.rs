@@ -1,5 +1,8 @@
 //! A client's lease, its epochs, and the recovery of the locks of dead clients.
 //!
+//! A client goes on over the next session with a node after one was lost, unless a request was in flight that may have
+//! changed something: then it gives up.
+//!
 //! The first member has the table of leases and of epochs. Every member has redo records: each lane of a client writes
 //! into its record at a leaf's member which leaf it is about to lock (an *intent*), and before it updates the leaf, the
 //! new bytes. So a recoverer reads the dead client's records, and never walks the tree.
@@ -9,6 +12,7 @@
 //! expires, and others recover the lock.
 //! Invariant: a lane has at most one lock, and its record at that lock's member names the locked leaf.
 
+use super::keyed::Keyed;
 use super::layout::{Far, Layout, lock_at};
 use super::{Damaged, layout::Class};
 use crate::epoch::Epochs;
@@ -16,6 +20,7 @@ use crate::identity::{self, Identity};
 use crate::index::IndexError;
 use crate::lease::{self, ClientId, Entry, Expired, Fenced, Lease, LeaseError, Leases, LockWord, Observer};
 use crate::redo::{self, Record, Recovery, RedoError, Tokens};
+use crate::store::StoreError;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
@@ -37,12 +42,12 @@ const INTENTS_PER_CHAIN: u16 = 32;
 
 /// A client's session with all members of a store.
 pub(super) struct Session<F> {
-    pub(super) fabric: Rc<F>,
+    pub(super) fabric: Rc<Keyed<F>>,
     pub(super) layout: Layout,
     /// The store's description at each member.
     stores: Vec<Store>,
-    leases: Leases<Rc<F>>,
-    pub(super) epochs: Epochs<Rc<F>>,
+    leases: Leases<Rc<Keyed<F>>>,
+    pub(super) epochs: Epochs<Rc<Keyed<F>>>,
     lease: RefCell<Option<Lease>>,
     /// Whether a renewal is in flight. It has the lease.
     is_renewing: Cell<bool>,
@@ -61,12 +66,14 @@ impl<F: Fabric + Clock> Session<F> {
     /// # Errors
     /// [`IndexError`]; the index was not changed.
     pub(super) async fn open(
-        fabric: Rc<F>,
+        fabric: Keyed<F>,
         layout: Layout,
         stores: Vec<Store>,
         nonce: NonZeroU64,
     ) -> Result<Session<F>, IndexError> {
+        let fabric = Rc::new(fabric);
         let leases = Leases::new(Rc::clone(&fabric), vec![layout.leases()], layout.spec.ids);
+        fetch_keys(&fabric, &layout, &leases, layout.members.len()).await?;
         let first = (nonce.get() % u64::from(layout.spec.ids)) as u16;
         let (lease, inherited) = match leases.claim(nonce, first).await {
             Err(LeaseError::NoneFree) => take_over(&fabric, &layout, &stores, &leases, nonce).await?,
@@ -99,6 +106,15 @@ impl<F: Fabric + Clock> Session<F> {
         Ok(session)
     }
 
+    /// Fetches the keys of the members with whose nodes the client has another session by now. Precedes each operation.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed, and a key is outdated.
+    #[inline]
+    pub(super) async fn fetch_keys(&self) -> Result<(), IndexError> {
+        fetch_keys(&self.fabric, &self.layout, &self.leases, self.layout.members.len()).await
+    }
+
     /// Id of the client.
     pub(super) fn id(&self) -> ClientId {
         self.id
@@ -128,7 +144,9 @@ impl<F: Fabric + Clock> Session<F> {
     /// Gives the lease back, unless the client has given it up. It holds no locks, and all its requests were answered.
     pub(super) async fn release(&self) {
         let lease = self.lease.take();
-        if let Some(lease) = lease {
+        if let Some(lease) = lease
+            && self.fetch_keys().await.is_ok()
+        {
             let _else_it_expires = self.leases.release(lease).await;
         }
     }
@@ -165,10 +183,12 @@ impl<F: Fabric + Clock> Session<F> {
             self.fabric.sleep(period).await;
             let Some(mut lease) = self.lease.take() else { return };
             self.is_renewing.set(true);
+            // The first member has the lease. If its key is not fetched, the next renewal fetches it.
+            let _else_nothing_is_sent = fetch_keys(&self.fabric, &self.layout, &self.leases, 1).await;
             let renewed = self.leases.renew_and_advance(&mut lease, &self.epochs, period / 2).await;
             match renewed {
                 Err(LeaseError::Lost | LeaseError::Refused(_) | LeaseError::Exhausted) => give_up(),
-                Err(LeaseError::Fabric(FabricError::Lost { .. } | FabricError::NodeDied(_))) => give_up(),
+                Err(LeaseError::Fabric(error)) if error.is_fenced() => give_up(),
                 // The client may have given up while the renewal was in flight.
                 _ if self.is_given_up.get() => {}
                 _ => _ = self.lease.replace(Some(lease)),
@@ -188,8 +208,8 @@ impl<F: Fabric + Clock> Session<F> {
         if self.is_given_up.get() {
             return Err(IndexError::Lost);
         }
-        let areas = &self.layout.members[0].areas;
-        self.tokens.next(&*self.fabric, areas, self.id, lane).await.map_err(of_redo)
+        let areas = self.layout.members[0].areas();
+        self.tokens.next(&*self.fabric, &areas, self.id, lane).await.map_err(of_redo)
     }
 
     /// Waits a while for the owner of a leaf's lock, which has this word. If the owner's lease has expired, recovers
@@ -212,7 +232,7 @@ impl<F: Fabric + Clock> Session<F> {
             self.fabric.sleep(pause).await;
             pause *= 2;
             let table = &self.layout.members[leaf.member()];
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             let held = chain.also(read_as::<LockWord>(lock));
             self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
             let held = *reply.get(held).map_err(refused)?;
@@ -296,13 +316,13 @@ impl<F: Fabric + Clock> Session<F> {
     async fn intents(&self, member: usize, id: ClientId) -> Result<Vec<(LockWord, Far, Class)>, IndexError> {
         let table = &self.layout.members[member];
         let (mut buffer, mut reply, mut held) = (ChainBuf::new(), Reply::new(), Vec::new());
-        let lanes = table.areas.lanes;
+        let lanes = table.areas().lanes;
         for first in (0..lanes).step_by(INTENTS_PER_CHAIN.into()) {
             let batch = first..lanes.min(first + INTENTS_PER_CHAIN);
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             for lane in batch.clone() {
                 let word = LockWord::new(id, lane.into()).expect("a lane has few bits");
-                chain.also(read(table.areas.record(word), redo::INTENT_LEN));
+                chain.also(read(table.areas().record(word), redo::INTENT_LEN));
             }
             self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
             let found: Vec<(LockWord, Far, Class)> = (0..batch.len())
@@ -315,7 +335,7 @@ impl<F: Fabric + Clock> Session<F> {
             if found.is_empty() {
                 continue;
             }
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             for (_, leaf, class) in &found {
                 chain.also(read_as::<LockWord>(self.layout.addr(leaf.plus(lock_at(*class)), 8)?));
             }
@@ -341,8 +361,8 @@ impl<F: Fabric + Clock> Session<F> {
         let own_word = self.next_word(lane).await?;
         let entry = self.leases.entry(fenced.id()).await?;
         let (mut buffer, mut reply, mut own) = (ChainBuf::new(), Reply::new(), Record::default());
-        let mut chain = buffer.begin(table.extent.key);
-        let found = chain.also(read(table.areas.record(word), table.areas.record_len()));
+        let mut chain = buffer.begin(table.key());
+        let found = chain.also(read(table.areas().record(word), table.areas().record_len()));
         self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
         let found = reply.get(found).map_err(refused)?;
         let recovery = Recovery::of(fenced, &object, (word, entry, found), (&mut own, own_word));
@@ -357,13 +377,13 @@ impl<F: Fabric + Clock> Session<F> {
             }
             IndexError::of_read(error)
         };
-        let mut chain = buffer.begin(table.extent.key);
-        let taken = recovery.take(&mut chain, &table.areas, &object, &own);
+        let mut chain = buffer.begin(table.key());
+        let taken = recovery.take(&mut chain, &table.areas(), &object, &own);
         self.fabric.run(table.node, &chain, &mut reply).await.map_err(unknown)?;
         match (reply.status(taken), &recovery) {
             (Status::Ok, Recovery::Redo(_)) => {
                 // The bytes end with a free lock.
-                let mut chain = buffer.begin(table.extent.key);
+                let mut chain = buffer.begin(table.key());
                 let written = chain.also(write(object.at, own.of_object(&object)));
                 let ran = self.fabric.run(table.node, &chain, &mut reply).await;
                 ran.inspect_err(|_| self.give_up()).map_err(IndexError::of_read)?;
@@ -383,16 +403,39 @@ impl<F: Fabric + Clock> Session<F> {
 
     /// Address of the record of an operation at a member.
     pub(super) fn record(&self, member: usize, word: LockWord) -> Addr {
-        self.layout.members[member].areas.record(word)
+        self.layout.members[member].areas().record(word)
     }
+}
+
+/// Fetches the keys of those of the first `members` members with whose nodes the client has another session by now.
+///
+/// # Errors
+/// [`IndexError`]; nothing was changed, and a key is outdated.
+#[inline]
+async fn fetch_keys<F: Fabric + Clock>(
+    fabric: &Keyed<F>,
+    layout: &Layout,
+    leases: &Leases<Rc<Keyed<F>>>,
+    members: usize,
+) -> Result<(), IndexError> {
+    let granted = |member: usize, key| {
+        layout.members[member].set_key(key);
+        if member == 0 {
+            leases.set_key(0, key);
+        }
+    };
+    fabric.fetch_keys(members, granted).await.map_err(|error| match error {
+        StoreError::Fabric(error) => IndexError::of_read(error),
+        error => error.into(),
+    })
 }
 
 /// Fences the client of an expired lease at all members.
 async fn fence<F: Fabric + Clock>(
-    fabric: &F,
+    fabric: &Keyed<F>,
     layout: &Layout,
     stores: &[Store],
-    leases: &Leases<Rc<F>>,
+    leases: &Leases<Rc<Keyed<F>>>,
     expired: Expired,
 ) -> Result<Fenced, IndexError> {
     for (table, store) in layout.members.iter().zip(stores).skip(1) {
@@ -409,10 +452,10 @@ async fn fence<F: Fabric + Clock>(
 /// # Errors
 /// [`LeaseError::NoneFree`] if all leases are renewed.
 async fn take_over<F: Fabric + Clock>(
-    fabric: &Rc<F>,
+    fabric: &Rc<Keyed<F>>,
     layout: &Layout,
     stores: &[Store],
-    leases: &Leases<Rc<F>>,
+    leases: &Leases<Rc<Keyed<F>>>,
     nonce: NonZeroU64,
 ) -> Result<(Lease, Option<Fenced>), IndexError> {
     let length = layout.spec.lease();

@@ -51,6 +51,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// # Errors
     /// [`IndexError`]; nothing was changed.
     pub(super) async fn stat(&self) -> Result<Stat, IndexError> {
+        self.session.fetch_keys().await?;
         let _guard = self.session.epochs.enter();
         let layout = &self.session.layout;
         let mut stat = Stat { taken: self.taken_units().await?.len() as u64, ..Stat::default() };

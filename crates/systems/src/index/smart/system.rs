@@ -5,6 +5,7 @@ use super::change::Lane;
 use super::combine::Combine;
 use super::counters::Counters;
 use super::layout::Layout;
+use super::keyed::Keyed;
 use super::session::Session;
 use super::units::Units;
 use super::{Client, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
@@ -86,7 +87,8 @@ impl System for SmartKind {
         let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
         let stores = whole.iter().map(|(_, store)| (*store).clone()).collect();
         let (root, lanes) = (layout.root(), layout.spec.lanes);
-        let session = Session::open(Rc::new(fabric), layout, stores, nonce).await.map_err(of_open)?;
+        let session =
+            Session::open(Keyed::new(fabric, members), layout, stores, nonce).await.map_err(of_open)?;
         Ok(Smart::of(&Rc::new(Client {
             session,
             units: Units::default(),

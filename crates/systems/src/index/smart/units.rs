@@ -211,7 +211,7 @@ impl Units {
             let table = &session.layout.members[unit.chunk.member];
             let free = U64::new(unit.given_back().word());
             generation = unit.given_back().generation;
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             let written = chain.also(write(session.layout.addr(unit.state, 8)?, free.as_bytes()));
             session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
             if reply.status(written) != Status::Ok {
@@ -292,7 +292,7 @@ impl Units {
         let (layout, table) = (&session.layout, &session.layout.members[member]);
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let one = U64::new(1);
-        let mut chain = buffer.begin(table.extent.key);
+        let mut chain = buffer.begin(table.key());
         let hint = chain.also(fetch_add(layout.addr(layout.hint(member), 8)?, &one));
         session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
         let hint = reply.get(hint).map_err(refused)?.get();
@@ -324,7 +324,7 @@ impl Units {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let claim = U64::new(Claim { owner: session.id(), class }.word());
         let at = layout.addr(layout.claim(chunk), 8)?;
-        let mut chain = buffer.begin(table.extent.key);
+        let mut chain = buffer.begin(table.key());
         let claimed = chain.also(cas(Mode::Eq, at, &U64::ZERO, &claim));
         session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
         match reply.status(claimed) {
@@ -486,7 +486,7 @@ impl Units {
                 continue;
             }
             let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             for (chunk, number, [taken, free]) in &units {
                 chain.also(cas(Mode::Eq, layout.addr(layout.state(*chunk, *number), 8)?, taken, free));
             }
@@ -511,7 +511,7 @@ pub(super) async fn words<F: Fabric + Clock>(
 ) -> Result<Vec<u64>, IndexError> {
     let table = &session.layout.members[at.member()];
     let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-    let mut chain = buffer.begin(table.extent.key);
+    let mut chain = buffer.begin(table.key());
     let words = chain.also(read(session.layout.addr(at, count * 8)?, (count * 8) as u32));
     session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
     let words = reply.get(words).map_err(refused)?.chunks_exact(8);

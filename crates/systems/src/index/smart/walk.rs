@@ -320,7 +320,7 @@ impl<F: Fabric + Clock> Client<F> {
         let layout = &self.session.layout;
         let addr = layout.addr(at, len.into())?;
         let table = &layout.members[at.member()];
-        let mut chain = own.chain.begin(table.extent.key);
+        let mut chain = own.chain.begin(table.key());
         let bytes = chain.also(read(addr, len));
         self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(IndexError::of_read)?;
         own.reply.get(bytes).map_err(refused)
