@@ -297,6 +297,11 @@ impl State {
     pub(super) fn of(word: u64) -> State {
         State { generation: word as u32, is_taken: word >> 32 != 0 }
     }
+
+    /// Whether a slot with these bits of a generation may point to the unit.
+    pub(super) fn is_of_slot(self, generation: u32) -> bool {
+        u64::from(self.generation ^ generation) & (GENERATIONS - 1) == 0
+    }
 }
 
 /// The parts of a store's table, which all members have at the same offsets.

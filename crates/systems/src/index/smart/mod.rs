@@ -10,8 +10,8 @@
 //! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
 //! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
 //!   leases, epochs, and the locks of dead clients.
-//! - `stat`, `shape`: the shape of the tree. `sizing`: the memory that it takes. `system`: the entry in the registry.
-//!   [`mutants`]: broken variants. `counters`: numbers of events.
+//! - `stat`, `shape`: the shape of the tree. `sizing`: the memory that it takes. `audit`: what must not be left behind.
+//! - `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
 //! | --- | --- | --- |
@@ -31,6 +31,7 @@
 pub mod mutants;
 pub mod system;
 
+mod audit;
 mod cache;
 mod change;
 mod combine;
@@ -48,6 +49,7 @@ mod sweep;
 mod units;
 mod walk;
 
+pub use audit::{held, strays};
 pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
 pub use stat::Stat;
 
