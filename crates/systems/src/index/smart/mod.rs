@@ -79,7 +79,8 @@ pub const KIND: &str = "smart";
 
 /// Time for which an operation tries to lock a leaf, or to read one whole, unless the options have another.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time for which a put waits for free memory, and the pause between two attempts.
+/// Time for which a put waits for free memory, and the pause before the second attempt. Each further pause is twice as
+/// long.
 const MEMORY_PATIENCE: Duration = Duration::from_millis(100);
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
@@ -433,7 +434,7 @@ impl<F: Fabric + Clock> Client<F> {
         let mut ending = Ending { client: self, job: &job };
         let mut lane = self.lanes[number].take();
         lane.number = number as u16;
-        let until = self.session.fabric.now() + MEMORY_PATIENCE;
+        let (until, mut pause) = (self.session.fabric.now() + MEMORY_PATIENCE, MEMORY_PAUSE);
         let done = loop {
             if let Err(error) = self.session.fetch_keys().await {
                 break Err(error);
@@ -464,7 +465,8 @@ impl<F: Fabric + Clock> Client<F> {
                 break done;
             }
             // The operation has no guard now, so memory that it may have reached becomes free, too.
-            self.session.fabric.sleep(MEMORY_PAUSE).await;
+            self.session.fabric.sleep(pause).await;
+            pause *= 2;
             let _later = self.session.epochs.advance().await;
             let _later = self.units.step(&self.session, lane.number, &self.counters).await;
         };
