@@ -96,11 +96,14 @@ pub struct Indexing {
     pub ids: Option<u16>,
     /// Number of concurrent changes of a client.
     pub lanes: Option<u16>,
+    /// Whether each update in place first writes a redo record. Without it, a WRITE must never be cut in the middle: no
+    /// process that executes chains dies without its memory.
+    pub redo: Option<bool>,
 }
 
 impl Indexing {
     /// No options: the same as the default, as a constant.
-    pub const NONE: Indexing = Indexing { keys: None, chunk: None, ids: None, lanes: None };
+    pub const NONE: Indexing = Indexing { keys: None, chunk: None, ids: None, lanes: None, redo: None };
 }
 
 /// Operations of an index. Each operation except [`Index::scan`] is linearizable: it takes effect at one instant

@@ -263,8 +263,13 @@ impl Bench {
 
     async fn create(&self) {
         let reach = self.connect(self.world.start_process(), self.network.add_host()).await.expect("nodes");
-        let indexing =
-            Indexing { keys: Some(self.plan.keys), chunk: Some(4 << 10), ids: Some(6), lanes: Some(4) };
+        let indexing = Indexing {
+            keys: Some(self.plan.keys),
+            chunk: Some(4 << 10),
+            ids: Some(6),
+            lanes: Some(4),
+            redo: None,
+        };
         let sizing = Sizing {
             items: Some(100),
             value_len: VALUE_MAX,

@@ -147,7 +147,7 @@ fn of_open(error: IndexError) -> StoreError {
 
 /// Parameters of a store of this size.
 fn spec_for(sizing: &Sizing) -> Spec {
-    let (default, Indexing { keys, chunk, ids, lanes }) = (Spec::default(), sizing.indexing);
+    let (default, Indexing { keys, chunk, ids, lanes, redo }) = (Spec::default(), sizing.indexing);
     let are_numbers = sizing.key_len == NUMBER_LEN || sizing.key_len == 0;
     let lease_us = |lease: Duration| u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
     Spec {
@@ -156,8 +156,8 @@ fn spec_for(sizing: &Sizing) -> Spec {
         chunk: chunk.unwrap_or(default.chunk),
         ids: ids.unwrap_or(default.ids),
         lanes: lanes.unwrap_or(default.lanes),
+        redo: redo.unwrap_or(default.redo),
         lease_us: sizing.lease.map_or(default.lease_us, lease_us),
-        ..default
     }
 }
 
