@@ -14,6 +14,7 @@ use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Judged, Verdict, judge, judge_recorded, replay};
 use farside_trial::{Carrier, Counts, Setup, System};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -455,6 +456,8 @@ struct Totals {
     phases: Option<&'static Phases>,
     property: Option<&'static str>,
     matrix: Matrix,
+    /// Numbers of changes of the stores' structure, by their names.
+    structure: BTreeMap<&'static str, u64>,
 }
 
 impl Totals {
@@ -479,6 +482,9 @@ impl Totals {
         self.phases = Some(report.phases);
         self.property = Some(report.record.property());
         self.matrix.add(&report.matrix);
+        for &(name, count) in &report.counters {
+            *self.structure.entry(name).or_default() += count;
+        }
     }
 
     fn text(&self, setup: &Setup) -> String {
@@ -492,13 +498,25 @@ impl Totals {
              seen     {accesses} accesses, {torn_reads} torn reads; {sessions} sessions, {unknown} unknown outcomes, \
              {given_up} given up, {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts, \
              {rebuilds} rebuilds\n\
-             faults   {}\n\
+             {}faults   {}\n\
              never    {}{}",
             *virtual_ns as f64 / 1e6,
+            self.changes(),
             listed(struck),
             listed(never.map(str::to_owned)),
             self.within_phases(setup)
         )
+    }
+
+    /// Formats how often the stores' structure has changed in which way; empty if the family does not count this.
+    fn changes(&self) -> String {
+        match self.structure.is_empty() {
+            true => String::new(),
+            false => {
+                let counts = self.structure.iter().map(|(name, count)| format!("{name} {count}"));
+                format!("changes  {}\n", listed(counts))
+            }
+        }
     }
 
     /// Formats how often each fault struck within each phase: one line per fault, one column per phase. `-` means that
@@ -579,6 +597,11 @@ fn json(judged: &Judged) -> serde_json::Value {
             "torn_reads": seen.torn_reads,
             "cut_writes": seen.cut_writes,
         });
+        if !report.counters.is_empty() {
+            let counts =
+                report.counters.iter().map(|(name, count)| (name.replace(' ', "_"), (*count).into()));
+            object["structure"] = counts.collect::<serde_json::Map<_, _>>().into();
+        }
         object["property"] = report.record.property().into();
         object["operations"] = report.record.operations().into();
         object["events"] = report.events.into();
