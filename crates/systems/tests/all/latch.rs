@@ -476,7 +476,8 @@ fn a_recovery_that_leaves_a_latch_ends_the_lease() {
     let spec = Spec { lease, ..spec_of(Scheme::named("basic").expect("a scheme")) };
     let (mut kept, mut left, mut rounds) = (0, 0, 0);
     let mut chain = 0;
-    // On a busy machine, the clock decides how many requests a recovery makes, so a round may miss the one that matters.
+    // On a busy machine, the clock decides how many requests a recovery makes. So a round may miss the one that
+    // leaves a latch.
     while rounds == 0 || left == 0 && rounds < 5 {
         let store = home.create_of(KIND, "s", 4, &serde_json::to_string(&spec).expect("plain data"));
         let endpoint = home.endpoint();

@@ -1,5 +1,5 @@
-//! A memory that classifies each access of its process to a store of SMART, and kills the process at a given one: before
-//! the access, or halfway through a WRITE.
+//! A memory that classifies each access of its process to a store of SMART, and kills the process at a given one:
+//! before the access, or halfway through a WRITE.
 
 use super::observed::{Made, Observed, Observer};
 use super::process::say;

@@ -25,8 +25,8 @@ pub(crate) enum Op {
 pub(crate) const KEYS: u8 = 6;
 
 /// Script with every kind of operation, so that a client makes every kind of access. First, the client overwrites one
-/// key until it reuses what it has replaced: it has no buffers of other classes yet, which would be in the way until the
-/// node takes them.
+/// key until it reuses what it has replaced: it has no buffers of other classes yet, which would be in the way until
+/// the node takes them.
 pub(crate) const TOUR: [Op; OVERWRITES + KINDS.len()] = {
     let mut tour = [Op::Put { key: 4, len: 300 }; OVERWRITES + KINDS.len()];
     let (_, kinds) = tour.split_at_mut(OVERWRITES);

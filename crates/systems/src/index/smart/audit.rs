@@ -1,8 +1,8 @@
 //! Checks of a store that no client uses, on the bytes of its members, for trials and tests.
 //!
-//! After the recovery of all dead clients, and after [`Smart::heal`](super::Smart::heal), nothing may be left of them: no
-//! lock is held, and each unit is either in one slot and taken, or in none and free. Inner nodes and chunks are never
-//! given back: a node stays in its slot, and a chunk stays with its id.
+//! After the recovery of all dead clients, and after [`Smart::heal`](super::Smart::heal), nothing may be left of them:
+//! no lock is held, and each unit is either in one slot and taken, or in none and free. Inner nodes and chunks are
+//! never given back: a node stays in its slot, and a chunk stays with its id.
 
 use super::layout::{Chunk, Claim, Class, Far, Layout, NodeType, NodeView, Slot, State, View, lock_at};
 use farside_remote::NodeId;
