@@ -15,8 +15,9 @@ use farside_systems::system::{Options, Sizing, System};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Instant;
 
-const TASKS: usize = 16;
+const TASKS: u64 = 16;
 
 type Endpoint = Rc<Count<Direct>>;
 
@@ -27,25 +28,28 @@ async fn open(endpoint: &Endpoint, entropy: u64) -> Smart<Endpoint> {
     index.expect("it has that kind")
 }
 
-/// Creates a store that is sized for these keys, and puts all of them, by several tasks. Returns the size of the store
-/// in bytes, and the shape of its tree.
-fn loaded(keys: &[Vec<u8>], len_max: usize) -> (u64, Stat) {
-    let sizing =
-        Sizing { items: Some(keys.len() as u64), key_len: len_max, value_len: 8, ..Sizing::default() };
+/// Size in MiB of a store that is sized for this number of keys, and its parameters.
+fn sized(count: u64, len_max: usize) -> (u64, String) {
+    let sizing = Sizing { items: Some(count), key_len: len_max, value_len: 8, ..Sizing::default() };
     let footprint = SmartKind::footprint(&sizing).expect("it is possible");
-    let mib = footprint.table_bytes.div_ceil(1 << 20);
+    (footprint.table_bytes.div_ceil(1 << 20), SmartKind::parameters(&sizing))
+}
+
+/// Creates a store with this size in MiB and these parameters, and puts the keys with these numbers, by several tasks.
+/// Returns the shape of the tree.
+fn loaded((mib, parameters): (u64, &str), count: u64, key: impl Fn(u64) -> Vec<u8>) -> Stat {
     let home = Home::new(mib + 16);
-    home.create_of(KIND, "s", mib, &SmartKind::parameters(&sizing));
+    home.create_of(KIND, "s", mib, parameters);
     let endpoint = home.endpoint();
     let index = run(&endpoint, open(&endpoint, 1));
-    let stored = Cell::new(0_usize);
+    let stored = Cell::new(0_u64);
     let mut core = Core::new(endpoint.inner());
     core.spawn(index.keeper());
     for task in 0..TASKS {
-        let (mut index, stored) = (index.another(), &stored);
+        let (mut index, stored, key) = (index.another(), &stored, &key);
         core.spawn(async move {
-            for key in keys.iter().skip(task).step_by(TASKS) {
-                index.put(key, &stored.get().to_le_bytes()).await.expect("there is room");
+            for number in (task..count).step_by(TASKS as usize) {
+                index.put(&key(number), &number.to_le_bytes()).await.expect("there is room");
                 stored.set(stored.get() + 1);
             }
         });
@@ -53,11 +57,16 @@ fn loaded(keys: &[Vec<u8>], len_max: usize) -> (u64, Stat) {
     drop(index);
     core.run();
     drop(core);
-    assert_eq!(stored.get(), keys.len());
+    assert_eq!(stored.get(), count);
     let endpoint = home.endpoint();
     let stat = run(&endpoint, async { open(&endpoint, 2).await.stat().await }).expect("a walk");
-    assert_eq!((stat.leaves, stat.taken), (keys.len() as u64, stat.linked()), "{stat:?}");
-    (mib << 20, stat)
+    assert_eq!((stat.leaves, stat.taken), (count, stat.linked()), "{stat:?}");
+    stat
+}
+
+/// Bytes that the nodes and leaves of a tree take, with their states, if values have 8 bytes and keys are numbers.
+fn used(stat: &Stat) -> u64 {
+    stat.nodes.iter().sum::<u64>() * 2120 + stat.leaves * 72
 }
 
 /// Number of nodes for each key.
@@ -65,23 +74,45 @@ fn nodes_per_key(stat: &Stat) -> f64 {
     stat.nodes.iter().sum::<u64>() as f64 / stat.leaves as f64
 }
 
+/// A number without visible order: the last step of the generator SplitMix64, by which no two have the same.
+fn scattered(number: u64) -> Vec<u8> {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (number ^ number >> 31).to_be_bytes().to_vec()
+}
+
+fn dense(number: u64) -> Vec<u8> {
+    number.to_be_bytes().to_vec()
+}
+
 #[test]
 fn a_store_sized_for_dense_numbers_takes_them() {
-    let keys: Vec<Vec<u8>> = (0..100_000_u64).map(|key| key.to_be_bytes().to_vec()).collect();
-    let (_, stat) = loaded(&keys, NUMBER_LEN);
+    let (mib, parameters) = sized(100_000, NUMBER_LEN);
+    let stat = loaded((mib, &parameters), 100_000, dense);
     assert_eq!(stat.nodes.iter().sum::<u64>(), 100_000_u64.div_ceil(256) + 2 + 1);
 }
 
 #[test]
 fn a_store_sized_for_scattered_numbers_takes_as_many_as_need_the_most_nodes() {
-    let mut draws = Draws(5);
-    let keys: Vec<Vec<u8>> = (0..118_000).map(|_| draws.next().to_be_bytes().to_vec()).collect();
-    let (bytes, stat) = loaded(&keys, NUMBER_LEN);
+    let (mib, parameters) = sized(118_000, NUMBER_LEN);
+    let stat = loaded((mib, &parameters), 118_000, scattered);
     let nodes = nodes_per_key(&stat);
     assert!((0.29..0.3125).contains(&nodes), "{nodes} nodes for each key");
-    let used = stat.nodes.iter().sum::<u64>() * 2120 + stat.leaves * 72;
+    let (bytes, used) = (mib << 20, used(&stat));
     println!("{bytes} bytes, of which nodes and leaves use {used}");
     assert!(used * 5 > bytes * 4, "the store is too large: of {bytes} bytes, only {used} are used");
+}
+
+#[test]
+#[ignore = "takes 10 GiB of memory: for the soak"]
+fn soak_memory_of_10_million_scattered_and_of_50_million_dense_numbers() {
+    let (_, parameters) = sized(1, NUMBER_LEN);
+    for (count, key) in [(10_000_000_u64, scattered as fn(u64) -> Vec<u8>), (50_000_000, dense)] {
+        let began = Instant::now();
+        let stat = loaded((6 << 10, &parameters), count, key);
+        let each = used(&stat) as f64 / count as f64;
+        println!("{count} keys: {each:.1} bytes each, in {:?}; {stat:?}", began.elapsed());
+    }
 }
 
 #[test]
@@ -118,7 +149,8 @@ fn a_store_sized_for_mail_addresses_takes_them() {
     }
     let keys: Vec<Vec<u8>> = keys.into_iter().collect();
     let len_max = keys.iter().map(Vec::len).max().expect("there are keys");
-    let (_, stat) = loaded(&keys, len_max);
+    let (mib, parameters) = sized(keys.len() as u64, len_max);
+    let stat = loaded((mib, &parameters), keys.len() as u64, |number| keys[number as usize].clone());
     let nodes = nodes_per_key(&stat);
     println!("{nodes} nodes for each key of up to {len_max} bytes");
     assert!((0.4..0.5625).contains(&nodes), "{nodes} nodes for each key");
