@@ -90,6 +90,9 @@ pub enum Combining {
 pub struct Indexing {
     /// Kind of the keys; if absent, numbers if keys have 8 bytes, else strings.
     pub keys: Option<Keys>,
+    /// Length in bytes of the longest value that lies beside its key. Longer ones lie apart, where only as much memory
+    /// is used as they need, and cost a request more.
+    pub inline_max: Option<u32>,
     /// Size in bytes of the pieces in which clients claim memory.
     pub chunk: Option<u32>,
     /// Number of clients that have the store open at the same time.
@@ -103,7 +106,8 @@ pub struct Indexing {
 
 impl Indexing {
     /// No options: the same as the default, as a constant.
-    pub const NONE: Indexing = Indexing { keys: None, chunk: None, ids: None, lanes: None, redo: None };
+    pub const NONE: Indexing =
+        Indexing { keys: None, inline_max: None, chunk: None, ids: None, lanes: None, redo: None };
 }
 
 /// Operations of an index. Each operation except [`Index::scan`] is linearizable: it takes effect at one instant

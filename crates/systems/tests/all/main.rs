@@ -38,6 +38,7 @@ mod ring_queue;
 mod scrub;
 mod sharded;
 mod smart;
+mod smart_apart;
 mod smart_kills;
 mod smart_reopened;
 mod smart_sim;

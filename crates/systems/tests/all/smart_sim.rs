@@ -62,6 +62,8 @@ pub(crate) struct Plan {
     /// Percentage of scans, and of deletes.
     pub(crate) scans: u64,
     pub(crate) deletes: u64,
+    /// Length of the longest value that lies in its leaf.
+    pub(crate) inline_max: u32,
 }
 
 /// How clients reach the nodes.
@@ -92,6 +94,7 @@ impl Plan {
             cache: draws.pick(&[0, 3_000, 1 << 20]),
             scans: draws.pick(&[0, 5, 20]),
             deletes: draws.pick(&[0, 10, 30]),
+            inline_max: draws.pick(&[VALUE_MAX as u32, 40]),
         }
     }
 }
@@ -265,6 +268,7 @@ impl Bench {
         let reach = self.connect(self.world.start_process(), self.network.add_host()).await.expect("nodes");
         let indexing = Indexing {
             keys: Some(self.plan.keys),
+            inline_max: Some(self.plan.inline_max),
             chunk: Some(4 << 10),
             ids: Some(6),
             lanes: Some(4),

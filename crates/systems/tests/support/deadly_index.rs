@@ -18,21 +18,24 @@ use std::time::Duration;
 
 /// Length of a lease.
 pub(crate) const LEASE: Duration = Duration::from_millis(200);
-/// Parameters of the stores. Their leaves have one size.
+/// Parameters of the stores. Their leaves have one size, and so have their values that lie apart.
 pub(crate) const SPEC: Spec = Spec {
     keys: Keys::Numbers,
     value_max: 40,
+    inline_max: 16,
     chunk: 1 << 14,
     ids: 8,
     lanes: 4,
     lease_us: LEASE.as_micros() as u64,
     redo: true,
 };
-/// Size of a leaf in bytes.
-const LEAF: u64 = 128;
+/// Size of a leaf and of a value that lies apart in bytes.
+const LEAF: u64 = 64;
 /// Size of a node in bytes, and its class in the word of a chunk.
 const NODE: u64 = 2112;
 const NODE_CLASS: u64 = 1 << 10;
+/// Class of a value that lies apart.
+const VALUE_CLASS: u64 = 1 << 11 | 1;
 /// Length of an intent: the start of a redo record.
 const INTENT: usize = 24;
 
@@ -44,6 +47,8 @@ pub(crate) enum Phase {
     /// A node, or the root slot, is read.
     ReadNode,
     ReadLeaf,
+    /// A value that lies apart is read.
+    ReadValue,
     /// Tokens of locks are reserved.
     Tokens,
     /// The client records which leaf it is about to lock.
@@ -62,6 +67,8 @@ pub(crate) enum Phase {
     ReadStates,
     NewLeaf,
     NewNode,
+    /// A value that lies apart is written.
+    NewValue,
     /// The state of a new leaf or node is written.
     Take,
     /// A null slot gets a leaf.
@@ -87,8 +94,8 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    /// Accesses that a client makes sooner or later by inserts, updates and deletes.
-    pub(crate) const ALL: [Phase; 25] = [
+    /// Accesses that a client makes sooner or later by inserts, updates and deletes. It reads no values.
+    pub(crate) const ALL: [Phase; 26] = [
         Phase::Lease,
         Phase::ReadNode,
         Phase::ReadLeaf,
@@ -103,6 +110,7 @@ impl Phase {
         Phase::ReadStates,
         Phase::NewLeaf,
         Phase::NewNode,
+        Phase::NewValue,
         Phase::Take,
         Phase::Link,
         Phase::Split,
@@ -203,15 +211,20 @@ fn classify(memory: &Mapping, table: Table, offset: u64, made: &Made<'_>) -> Pha
                 ((offset - chunks_at(chunks)) / chunk_len, (offset - chunks_at(chunks)) % chunk_len);
             let mut claim = [0; 8];
             let Ok(()) = memory.read(table.at + claims_at + number * 8, &mut claim);
-            let is_node = u64::from_le_bytes(claim) >> 16 == NODE_CLASS;
-            let size = if is_node { NODE } else { LEAF };
+            let class = u64::from_le_bytes(claim) >> 16;
+            let size = if class == NODE_CLASS { NODE } else { LEAF };
             let mut units = chunk_len / (size + 8);
             while (units * 8).next_multiple_of(64) + units * size > chunk_len {
                 units -= 1;
             }
             match within.checked_sub((units * 8).next_multiple_of(64)) {
                 None => state(made),
-                Some(within) if is_node => node(within % NODE, made),
+                Some(within) if class == NODE_CLASS => node(within % NODE, made),
+                Some(_) if class == VALUE_CLASS => match made {
+                    Made::Read => Phase::ReadValue,
+                    Made::Write(_) => Phase::NewValue,
+                    Made::Exchange { .. } => Phase::Other,
+                },
                 Some(within) => leaf(within % LEAF, made),
             }
         }

@@ -7,6 +7,9 @@
 //!   that leads to the key's path and is empty or has a dead leaf; a null slot of a node; or the slot of another leaf
 //!   or node, in front of which new nodes are put (leaf split, path split).
 //!
+//! A long value lies apart, in a unit that is written before the leaf. So a leaf never points to a value that is not
+//! whole. The client that replaces the pointer, or unlinks the dead leaf, retires the old value.
+//!
 //! Inner nodes are changed without locks. Every writer tests the slots of a node in ascending order, a slot never
 //! becomes null again, and it never changes its partial byte. So no two slots of a node have the same partial byte.
 //!
@@ -23,8 +26,8 @@
 //! Invariant: a leaf's `rev_ptr` is changed by CAS only, and no WRITE of a leaf in the tree covers it.
 
 use super::layout::{
-    Class, Far, HEAD_AT, Header, Leaf, NodeType, NodeView, Slot, TYPE_MASK, View, header_at, leaf_bytes,
-    leaf_of, node_bytes, slot_at,
+    Class, Content, Far, HEAD_AT, Header, Leaf, NodeType, NodeView, Pointer, Slot, TYPE_MASK, View,
+    header_at, leaf_bytes, leaf_of, node_bytes, pointer_of, slot_at,
 };
 use super::session::refused;
 use super::units::Unit;
@@ -54,6 +57,8 @@ pub(super) struct Lane {
     image: Vec<u8>,
     leaf: Option<New>,
     nodes: Vec<New>,
+    /// Unit of the operation's value, if it lies apart.
+    apart: Option<New>,
 }
 
 /// A unit of an operation, and whether its state may have been written.
@@ -97,7 +102,7 @@ impl<F: Fabric + Clock> Client<F> {
         if done.as_ref().is_err_and(|error| error.ran() != Ran::No) || self.session.is_given_up() {
             // A request may still run, so the memory that it reaches must not be reused.
             guard.keep();
-            (lane.leaf, lane.nodes) = (None, Vec::new());
+            (lane.leaf, lane.nodes, lane.apart) = (None, Vec::new(), None);
         } else {
             self.give_back(lane).await;
         }
@@ -133,7 +138,7 @@ impl<F: Fabric + Clock> Client<F> {
                     let done = self.link(lane, &mut at, path, value).await?;
                     if done {
                         self.counters.revivals.add();
-                        self.units.retire(leaf.at, leaf.class, leaf.generation);
+                        self.retire_leaf(leaf, &lane.own.leaf);
                     }
                     done
                 }
@@ -227,16 +232,32 @@ impl<F: Fabric + Clock> Client<F> {
             status => return Err(self.of_visible(not_freed(status))),
         }
         if emptied.is_some_and(|emptied| lane.own.reply.status(emptied) == Status::Ok) {
-            self.note_emptied(at, leaf, Slot(empty.get()));
+            self.note_emptied(&lane.own, at, leaf, Slot(empty.get()));
         }
         Ok(())
     }
 
-    fn note_emptied(&self, at: &mut At, leaf: LeafAt, empty: Slot) {
+    /// Notes that the slot of a dead leaf, which is in the buffers, was emptied.
+    fn note_emptied(&self, own: &Own, at: &mut At, leaf: LeafAt, empty: Slot) {
         at.slot = empty;
         self.counters.emptied.add();
         self.cache.borrow_mut().update(at.slot_at, empty);
+        self.retire_leaf(leaf, &own.leaf);
+    }
+
+    /// Retires a dead leaf that this client has unlinked, and its value if that lies apart.
+    fn retire_leaf(&self, leaf: LeafAt, bytes: &[u8]) {
         self.units.retire(leaf.at, leaf.class, leaf.generation);
+        self.retire_value(pointer_of(bytes));
+    }
+
+    /// Retires a value to which no leaf points any more.
+    fn retire_value(&self, pointer: Option<Pointer>) {
+        if let Some((pointer, class)) =
+            pointer.and_then(|at| Some((at, self.session.layout.class_of(&at).ok()?)))
+        {
+            self.units.retire(pointer.at, class, pointer.generation);
+        }
     }
 
     /// Empties the slot of a dead leaf, if it still has one. The delete is complete in any case: a later writer
@@ -247,7 +268,7 @@ impl<F: Fabric + Clock> Client<F> {
                 Ok(View::Leaf { at: found, .. }) if found == leaf.at => {
                     let empty = Slot(empty_of(at.slot).1.get());
                     match self.swap_slot(&mut lane.own, at.slot_at, at.slot, empty).await {
-                        Ok(Ok(())) => return self.note_emptied(at, leaf, empty),
+                        Ok(Ok(())) => return self.note_emptied(&lane.own, at, leaf, empty),
                         Ok(Err(found)) => (at.slot, at.is_fresh) = (found, true),
                         Err(error) if error.ran() == Ran::No => return,
                         Err(_) => return self.session.give_up(),
@@ -270,13 +291,24 @@ impl<F: Fabric + Clock> Client<F> {
         path: &[u8],
         value: &dyn Fn(&mut Vec<u8>),
     ) -> Result<bool, IndexError> {
+        let is_apart = self.session.layout.spec.has_values_apart();
+        if is_apart {
+            // So that the lock is not held meanwhile.
+            self.take_value(lane, value).await?;
+            if !mutants::LEAF_BEFORE_VALUE.is_on() {
+                self.write_new(lane, Vec::new()).await?;
+            }
+        }
         let Some(word) = self.lock(lane, leaf, path).await? else { return Ok(false) };
         let layout = &self.session.layout;
         let object = layout.object(leaf.at, leaf.class)?;
         let table = &layout.members[leaf.at.member()];
         let (rev_ptr, _) = head_of(&lane.own.leaf)?;
-        value(&mut lane.own.value);
-        let content = (path, &lane.own.value[..]);
+        let old = pointer_of(&lane.own.leaf);
+        if !is_apart {
+            value(&mut lane.own.value);
+        }
+        let content = (path, content_of(&lane.own, lane.apart));
         leaf_bytes(leaf.class, (rev_ptr, leaf.generation), content, LockWord::FREE, &mut lane.image);
         let bytes = &lane.image[HEAD_AT as usize..];
         lane.record.fill(word, &object, bytes);
@@ -294,7 +326,14 @@ impl<F: Fabric + Clock> Client<F> {
         let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
         ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::Fabric)?;
         match lane.own.reply.status(written) {
-            Status::Ok => Ok(true),
+            Status::Ok => {
+                if mutants::LEAF_BEFORE_VALUE.is_on() {
+                    self.write_new(lane, Vec::new()).await?;
+                }
+                lane.apart.take().into_iter().for_each(|new| self.units.linked(&new.unit));
+                self.retire_value(old);
+                Ok(true)
+            }
             status => {
                 self.session.give_up();
                 Err(refused(status))
@@ -428,7 +467,8 @@ impl<F: Fabric + Clock> Client<F> {
         self.cache.borrow_mut().update(slot_at, slot);
         let count = if slot.is_leaf() { 0 } else { lane.nodes.len() };
         let nodes = lane.nodes.drain(..count);
-        lane.leaf.take().into_iter().chain(nodes).for_each(|new| self.units.linked(&new.unit));
+        let new = lane.leaf.take().into_iter().chain(lane.apart.take()).chain(nodes);
+        new.for_each(|new| self.units.linked(&new.unit));
     }
 
     /// Puts a new leaf into a null slot of a node.
@@ -552,8 +592,8 @@ impl<F: Fabric + Clock> Client<F> {
         self.take_nodes(lane, count).await?;
         let at_of = |lane: &Lane, index: usize| lane.nodes[index].unit.at;
         let last = at_of(lane, count - 1);
-        self.take_leaf(lane, path).await?;
-        self.encode_leaf(lane, slot_at(last, 1), path, value);
+        self.take_leaf(lane, path, value).await?;
+        self.encode_leaf(lane, slot_at(last, 1), path);
         let new = lane.leaf.expect("it was taken").unit;
         let mut writes = vec![(new.at, lane.image.clone())];
         let mut from = depth;
@@ -598,9 +638,9 @@ impl<F: Fabric + Clock> Client<F> {
         let rev_ptr = NodeView::of(&lane.own.node)?.rev_ptr();
         let (theirs, depth) = (prefix[matched], at.depth + matched);
         self.take_nodes(lane, 1).await?;
-        self.take_leaf(lane, path).await?;
+        self.take_leaf(lane, path, value).await?;
         let above = lane.nodes[0].unit.at;
-        self.encode_leaf(lane, slot_at(above, 1), path, value);
+        self.encode_leaf(lane, slot_at(above, 1), path);
         let new = lane.leaf.expect("it was taken").unit;
         let own = layout.leaf_slot(path[depth], new.at, new.class, new.generation);
         let slots = [at.slot.with_partial(theirs), own];
@@ -697,12 +737,31 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(if found == old.get() { Ok(()) } else { Err(Slot(found)) })
     }
 
-    /// Takes the unit of the operation's leaf, unless it has one.
-    async fn take_leaf(&self, lane: &mut Lane, path: &[u8]) -> Result<(), IndexError> {
+    /// Takes the value, and the units of the operation's leaf and of a value that lies apart, unless it has them.
+    async fn take_leaf(
+        &self,
+        lane: &mut Lane,
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<(), IndexError> {
         if lane.leaf.is_none() {
             let class = self.session.layout.spec.leaf_class(path.len());
             let unit = self.units.take(&self.session, class).await?;
             lane.leaf = Some(New { unit, was_written: false });
+        }
+        self.take_value(lane, value).await
+    }
+
+    /// Takes the value, and its unit if it lies apart. Later attempts of the operation have the same unit and value.
+    async fn take_value(&self, lane: &mut Lane, value: &dyn Fn(&mut Vec<u8>)) -> Result<(), IndexError> {
+        if lane.apart.is_some() {
+            return Ok(());
+        }
+        value(&mut lane.own.value);
+        let (spec, len) = (&self.session.layout.spec, lane.own.value.len() as u32);
+        if len > spec.inline_max {
+            let unit = self.units.take(&self.session, spec.value_class(len)).await?;
+            lane.apart = Some(New { unit, was_written: false });
         }
         Ok(())
     }
@@ -720,10 +779,10 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(())
     }
 
-    fn encode_leaf(&self, lane: &mut Lane, rev_ptr: Far, path: &[u8], value: &dyn Fn(&mut Vec<u8>)) {
+    /// Encodes the operation's leaf, whose value was taken.
+    fn encode_leaf(&self, lane: &mut Lane, rev_ptr: Far, path: &[u8]) {
         let unit = lane.leaf.expect("it was taken").unit;
-        value(&mut lane.own.value);
-        let content = (path, &lane.own.value[..]);
+        let content = (path, content_of(&lane.own, lane.apart));
         leaf_bytes(unit.class, (rev_ptr.0, unit.generation), content, LockWord::FREE, &mut lane.image);
     }
 
@@ -735,17 +794,21 @@ impl<F: Fabric + Clock> Client<F> {
         path: &[u8],
         value: &dyn Fn(&mut Vec<u8>),
     ) -> Result<Unit, IndexError> {
-        self.take_leaf(lane, path).await?;
-        self.encode_leaf(lane, rev_ptr, path, value);
+        self.take_leaf(lane, path, value).await?;
+        self.encode_leaf(lane, rev_ptr, path);
         let unit = lane.leaf.expect("it was taken").unit;
         let image = lane.image.clone();
         self.write_new(lane, vec![(unit.at, image)]).await?;
         Ok(unit)
     }
 
-    /// Writes new leaves and nodes, with the states of the operation's units. All members' lists run at once.
+    /// Writes new leaves and nodes, a value that lies apart, and the states of the operation's units. All members' lists
+    /// run at once.
     async fn write_new(&self, lane: &mut Lane, mut writes: Vec<(Far, Vec<u8>)>) -> Result<(), IndexError> {
-        for new in lane.leaf.iter_mut().chain(&mut lane.nodes) {
+        if let Some(New { unit, was_written: false }) = lane.apart {
+            writes.push((unit.at, lane.own.value.clone()));
+        }
+        for new in lane.leaf.iter_mut().chain(&mut lane.nodes).chain(&mut lane.apart) {
             if !std::mem::replace(&mut new.was_written, true) {
                 writes.push((new.unit.state, new.unit.taken().as_bytes().to_vec()));
             }
@@ -775,7 +838,8 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// Gives back the units that the operation has not used.
     async fn give_back(&self, lane: &mut Lane) {
-        let unused: Vec<New> = lane.leaf.take().into_iter().chain(lane.nodes.drain(..)).collect();
+        let unused: Vec<New> =
+            lane.leaf.take().into_iter().chain(lane.nodes.drain(..)).chain(lane.apart.take()).collect();
         for New { unit, was_written } in unused {
             let _else_heal_finds_it = self.units.give_back(&self.session, unit, was_written).await;
         }
@@ -784,6 +848,14 @@ impl<F: Fabric + Clock> Client<F> {
 
 /// Number of bytes of a path that one node covers at most.
 const PREFIX_AND_BRANCH: usize = super::layout::PREFIX_MAX + 1;
+
+/// What the leaf of an operation's value has of it.
+fn content_of(own: &Own, apart: Option<New>) -> Content<'_> {
+    match apart {
+        Some(New { unit, .. }) => Content::Apart(Pointer::new(unit.at, unit.generation, &own.value)),
+        None => Content::Value(&own.value),
+    }
+}
 
 /// The slot without its leaf, as words.
 fn empty_of(slot: Slot) -> (U64, U64) {

@@ -4,7 +4,13 @@
 //! table  | leases | redo records | root slot u64 | 0 x 56 | hint u64 | 0 x 56 | chunk table | chunks |
 //! chunk  | state u64 | x units, to a multiple of 64 | unit | x units
 //! node   | rev_ptr u64 | header u64 | slot u64 | x 4, 8, 16, 32, 64, 128 or 256, with room for 256
-//! leaf   | rev_ptr u64 | head u64 | checksum u64 | path | value | 0, to the capacity | lock word u64 |
+//! leaf   | rev_ptr u64 | head u64 | checksum u64 | path | value or pointer | 0, to the capacity | lock word u64 |
+//! ```
+//!
+//! A long value lies *apart*, in a unit of its own, and its leaf has a pointer to it:
+//!
+//! ```text
+//! pointer | offset 61, member 3 | generation u32 | length u32 | checksum of the value u64 |
 //! ```
 //!
 //! The leases and the root slot of the first member are used. All words are little-endian. A *path* is a key as the
@@ -14,7 +20,7 @@
 //! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11
 //!        | place: offset in the chunks / 64 34, member 3 |                        0 is null: the slot was never used
 //! header | depth 8 | type 5, length of the prefix 3 | prefix 6 x 8 |
-//! head   | generation 32 | length of the path 8 | length of the value 16 | was written 1, is dead 1, 0 x 6 |
+//! head   | generation 32 | length of the path 8 | length of the value 16 | was written 1, is dead 1, is apart 1, 0 x 5 |
 //! state  | generation 32 | state 32 |
 //! ```
 //!
@@ -42,8 +48,10 @@ use std::time::Duration;
 
 /// Largest number of members of a store.
 pub const MEMBERS_MAX: usize = 8;
-/// Largest value in bytes.
-pub const VALUE_MAX: u32 = 7 << 10;
+/// Length of the longest value in bytes. A chain has room for it and for a leaf and its nodes.
+pub const VALUE_MAX: u32 = 48 << 10;
+/// Length of the longest value that a leaf has room for, in bytes.
+pub const INLINE_MAX: u32 = 7 << 10;
 /// Size of a unit of an address in bytes.
 pub(super) const UNIT: u64 = 64;
 const WORD: usize = size_of::<u64>();
@@ -70,6 +78,8 @@ pub struct Spec {
     pub keys: Keys,
     /// Length of the longest value in bytes.
     pub value_max: u32,
+    /// Length of the longest value that lies in its leaf, in bytes. Longer ones lie apart.
+    pub inline_max: u32,
     /// Size of a chunk in bytes, a multiple of 64. If it is 0 when a store is created, it is chosen for the store's
     /// quota.
     pub chunk: u32,
@@ -88,6 +98,7 @@ impl Default for Spec {
         Spec {
             keys: Keys::Numbers,
             value_max: 8,
+            inline_max: INLINE_MAX,
             chunk: 0,
             ids: 64,
             lanes: 32,
@@ -108,17 +119,22 @@ impl Spec {
 
     /// Size of the smallest chunk in bytes.
     fn chunk_min(&self) -> u64 {
-        Class::NODE.size().max(self.leaf_class(self.path_max()).size()) + 2 * UNIT
+        self.largest_class().size() + 2 * UNIT
     }
 
     /// # Errors
     /// The limit that the parameters exceed.
     pub(super) fn check(&self) -> Result<(), String> {
-        let Spec { value_max, chunk, ids, lanes, lease_us, .. } = *self;
+        let Spec { value_max, inline_max, chunk, ids, lanes, lease_us, .. } = *self;
         const CHUNK_MAX: u32 = 64 << 20;
         const LEASE_MAX: u64 = 3_600_000_000;
         if value_max > VALUE_MAX {
             return Err(format!("values of {value_max} bytes, and at most {VALUE_MAX} are possible"));
+        }
+        if inline_max > INLINE_MAX {
+            return Err(format!(
+                "values of {inline_max} bytes in leaves, and at most {INLINE_MAX} are possible"
+            ));
         }
         let least = self.chunk_min();
         if !chunk.is_multiple_of(UNIT as u32) || u64::from(chunk) < least || chunk > CHUNK_MAX {
@@ -138,9 +154,22 @@ impl Spec {
         Duration::from_micros(self.lease_us)
     }
 
-    /// Class of the leaf of a path of this length. All values of the path fit into it.
+    /// Whether some values lie apart.
+    pub(super) fn has_values_apart(&self) -> bool {
+        self.value_max > self.inline_max
+    }
+
+    /// Class of the unit of a value of this length that lies apart: a power of two, or room for the longest value.
+    pub(super) fn value_class(&self, len: u32) -> Class {
+        let units = |len: u32| u64::from(len).div_ceil(UNIT) as u16;
+        Class(units(len).next_power_of_two().min(units(self.value_max)) | Class::IS_VALUE)
+    }
+
+    /// Class of the leaf of a path of this length. All values of the path, or pointers to them, fit into it.
     pub(super) fn leaf_class(&self, path_len: usize) -> Class {
-        let content = PATH_AT + path_len + self.value_max as usize;
+        let inline =
+            if self.has_values_apart() { self.inline_max.max(POINTER_LEN as u32) } else { self.value_max };
+        let content = PATH_AT + path_len + inline as usize;
         Class(((content.next_multiple_of(WORD) + WORD) as u64).div_ceil(UNIT) as u16)
     }
 
@@ -192,7 +221,7 @@ impl Spec {
     }
 }
 
-/// Class of a unit: its size in units of 64 bytes, or [`Class::NODE`].
+/// Class of a unit: the size of a leaf in units of 64 bytes, [`Class::NODE`], or the class of a value that lies apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Class(pub(super) u16);
 
@@ -200,9 +229,28 @@ impl Class {
     /// Class of inner nodes. No leaf has it, so the unused slots of a node are 0 in each new node.
     pub(super) const NODE: Class = Class(1 << 10);
 
+    /// Bit of the classes of values that lie apart. The other bits are the size in units of 64 bytes.
+    const IS_VALUE: u16 = 1 << 11;
+
     /// Size of a unit in bytes.
     pub(super) fn size(self) -> u64 {
-        if self == Class::NODE { NODE_SIZE.next_multiple_of(UNIT) } else { u64::from(self.0) * UNIT }
+        if self == Class::NODE {
+            NODE_SIZE.next_multiple_of(UNIT)
+        } else {
+            u64::from(self.0 & !Class::IS_VALUE) * UNIT
+        }
+    }
+
+    /// Whether units of this class have values that lie apart.
+    pub(super) fn is_of_value(self) -> bool {
+        self.0 & Class::IS_VALUE != 0
+    }
+
+    /// Whether units of this class may exist.
+    fn is_valid(self) -> bool {
+        let units = u64::from(self.0 & !Class::IS_VALUE);
+        let most = if self.is_of_value() { u64::from(VALUE_MAX) / UNIT } else { Slot::UNITS_MAX };
+        self == Class::NODE || (1..=most).contains(&units)
     }
 
     /// Size of a chunk that this number of units fills, in bytes.
@@ -274,8 +322,7 @@ impl Claim {
         }
         let owner = ClientId::new(word as u16).ok_or(Damaged("a chunk without an owner"))?;
         let class = Class((word >> 16) as u16);
-        let is_class = class == Class::NODE || (1..=Slot::UNITS_MAX as u16).contains(&class.0);
-        if !is_class || word >> 32 != 0 {
+        if !class.is_valid() || word >> 32 != 0 {
             return Err(Damaged("a chunk with an invalid class"));
         }
         Ok(Some(Claim { owner, class }))
@@ -507,6 +554,17 @@ impl Layout {
         Ok(Object { lock: addr.plus(lock_at(class)), at: addr.plus(HEAD_AT), len: (len - HEAD_AT) as u32 })
     }
 
+    /// Class of the unit of a value.
+    ///
+    /// # Errors
+    /// No client writes such a pointer.
+    pub(super) fn class_of(&self, pointer: &Pointer) -> Result<Class, Damaged> {
+        let class = self.spec.value_class(pointer.len);
+        let is_there = pointer.len > self.spec.inline_max && pointer.len <= self.spec.value_max;
+        let unit = if is_there { self.unit_at(pointer.at, class) } else { None };
+        unit.map(|_| class).ok_or(Damaged("a pointer to no value"))
+    }
+
     /// Returns the leaf whose bytes from [`HEAD_AT`] on have this address and length at a member, and its class; `None`
     /// if there is no such unit.
     pub(super) fn leaf_of_object(&self, member: usize, at: u64, len: u64) -> Option<(Far, Class)> {
@@ -723,9 +781,18 @@ pub(super) struct Head(pub(super) u64);
 impl Head {
     const WRITTEN: u64 = 1 << 56;
     const DEAD: u64 = 1 << 57;
+    const APART: u64 = 1 << 58;
 
-    pub(super) fn new(generation: u32, path_len: usize, value_len: usize) -> Head {
-        Head(u64::from(generation) | (path_len as u64) << 32 | (value_len as u64) << 40 | Head::WRITTEN)
+    pub(super) fn new(generation: u32, path_len: usize, content: Content<'_>) -> Head {
+        let (len, flags) = match content {
+            Content::Value(value) => (value.len(), Head::WRITTEN),
+            Content::Apart(_) => (POINTER_LEN, Head::WRITTEN | Head::APART),
+        };
+        Head(u64::from(generation) | (path_len as u64) << 32 | (len as u64) << 40 | flags)
+    }
+
+    fn is_apart(self) -> bool {
+        self.0 & Head::APART != 0
     }
 
     pub(super) fn generation(self) -> u32 {
@@ -749,6 +816,58 @@ impl Head {
         let path_end = PATH_AT + usize::from((self.0 >> 32) as u8);
         (path_end, path_end + usize::from((self.0 >> 40) as u16))
     }
+}
+
+/// Length of an encoded pointer in bytes.
+const POINTER_LEN: usize = 3 * WORD;
+
+/// Pointer to a value that lies apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pointer {
+    pub(super) at: Far,
+    pub(super) generation: u32,
+    /// Length of the value in bytes.
+    pub(super) len: u32,
+    checksum: u64,
+}
+
+impl Pointer {
+    /// Pointer to this value in a unit with this location and generation.
+    pub(super) fn new(at: Far, generation: u32, value: &[u8]) -> Pointer {
+        Pointer { at, generation, len: value.len() as u32, checksum: Pointer::checksum(value) }
+    }
+
+    fn checksum(value: &[u8]) -> u64 {
+        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, value)
+    }
+
+    /// Whether these bytes are the value.
+    pub(super) fn is_to(&self, value: &[u8]) -> bool {
+        value.len() == self.len as usize && Pointer::checksum(value) == self.checksum
+    }
+
+    fn bytes(self) -> [u8; POINTER_LEN] {
+        let mut bytes = [0; POINTER_LEN];
+        bytes[..WORD].copy_from_slice(&self.at.0.to_le_bytes());
+        bytes[WORD..][..4].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[WORD + 4..][..4].copy_from_slice(&self.len.to_le_bytes());
+        bytes[2 * WORD..].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes
+    }
+
+    fn of(bytes: &[u8]) -> Option<Pointer> {
+        let half = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        (bytes.len() == POINTER_LEN).then_some(())?;
+        let (at, checksum) = (Far(word(bytes, 0)), word(bytes, 2 * WORD));
+        Some(Pointer { at, generation: half(WORD)?, len: half(WORD + 4)?, checksum })
+    }
+}
+
+/// What a leaf has of its value.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Content<'a> {
+    Value(&'a [u8]),
+    Apart(Pointer),
 }
 
 /// A leaf that was read whole.
@@ -793,6 +912,9 @@ pub(super) fn leaf_of<'a>(spec: &Spec, generation: u32, bytes: &'a [u8]) -> Resu
     if !spec.is_path(path) {
         return Err(Damaged("a leaf with a key that the store cannot have"));
     }
+    if head.is_apart() && value.len() != POINTER_LEN {
+        return Err(Damaged("a leaf whose value lies apart, and that has no pointer"));
+    }
     Ok(Leaf::Whole(LeafView { head, rev_ptr: word(bytes, 0), path, value }))
 }
 
@@ -800,11 +922,19 @@ pub(super) fn leaf_of<'a>(spec: &Spec, generation: u32, bytes: &'a [u8]) -> Resu
 pub(super) fn leaf_bytes(
     class: Class,
     (rev_ptr, generation): (u64, u32),
-    (path, value): (&[u8], &[u8]),
+    (path, content): (&[u8], Content<'_>),
     lock: LockWord,
     out: &mut Vec<u8>,
 ) {
-    let head = Head::new(generation, path.len(), value.len());
+    let head = Head::new(generation, path.len(), content);
+    let pointer;
+    let value = match content {
+        Content::Value(value) => value,
+        Content::Apart(apart) => {
+            pointer = apart.bytes();
+            &pointer[..]
+        }
+    };
     out.clear();
     out.extend_from_slice(&rev_ptr.to_le_bytes());
     out.extend_from_slice(&head.0.to_le_bytes());
@@ -842,7 +972,13 @@ pub(super) fn path_and_value(leaf: &[u8]) -> Option<&[u8]> {
     leaf.get(PATH_AT..head.ends().1)
 }
 
-/// The value of a leaf that was found to be whole.
+/// The pointer of a leaf that was found to be whole, if its value lies apart.
+pub(super) fn pointer_of(leaf: &[u8]) -> Option<Pointer> {
+    let is_apart = head_of(leaf).is_some_and(|(_, head)| head.is_apart());
+    if is_apart { Pointer::of(value_of(leaf)) } else { None }
+}
+
+/// The value of a leaf that was found to be whole, or its pointer.
 pub(super) fn value_of(leaf: &[u8]) -> &[u8] {
     let (path_end, value_end) = Head(word(leaf, WORD)).ends();
     leaf.get(path_end..value_end).unwrap_or_default()

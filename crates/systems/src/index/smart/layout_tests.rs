@@ -78,7 +78,7 @@ fn a_leaf_with_any_changed_byte_is_not_whole() {
     let class = spec.leaf_class(path.len());
     let mut bytes = Vec::new();
     let lock = LockWord::new(ClientId::new(3).expect("not 0"), 5).expect("few bits");
-    leaf_bytes(class, (99, 5), (path, value), lock, &mut bytes);
+    leaf_bytes(class, (99, 5), (path, Content::Value(value)), lock, &mut bytes);
     assert_eq!(bytes.len() as u64, class.size());
     let whole = |bytes: &[u8]| match leaf_of(spec, 5, bytes) {
         Ok(Leaf::Whole(leaf)) => Some((leaf.path.to_vec(), leaf.value.to_vec(), leaf.head.is_dead())),
@@ -142,6 +142,34 @@ fn value_of_any(bytes: &[u8]) -> Option<&[u8]> {
     head_of(bytes).map(|_| value_of(bytes))
 }
 
+#[test]
+fn a_pointer_is_decoded_as_it_was_encoded_and_is_to_its_value_only() {
+    let spec = Spec { inline_max: 16, value_max: 1000, chunk: 1 << 14, ids: 4, lanes: 2, ..Spec::default() };
+    let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: 1 << 18 };
+    let parameters = serde_json::to_string(&spec).expect("plain data");
+    let layout = Layout::new(&parameters, &[(NodeId(0), extent)]).expect("it is possible");
+    let (leaf, chunk) = (spec.leaf_class(8), Chunk { member: 0, number: 2 });
+    for len in [17_usize, 64, 65, 1000] {
+        let value = vec![7; len];
+        let class = spec.value_class(len as u32);
+        assert!(class.size() >= len as u64 && (class.size() < 2 * len as u64 || len < 64), "{len}");
+        let pointer = Pointer::new(layout.unit(chunk, class, 1), 77, &value);
+        let mut bytes = Vec::new();
+        leaf_bytes(leaf, (0, 5), (&[1; 8], Content::Apart(pointer)), LockWord::FREE, &mut bytes);
+        assert!(matches!(leaf_of(&spec, 5, &bytes), Ok(Leaf::Whole(_))));
+        let found = pointer_of(&bytes).expect("the value lies apart");
+        assert_eq!((found, layout.class_of(&found)), (pointer, Ok(class)));
+        assert!(found.is_to(&value) && !found.is_to(&value[1..]) && !found.is_to(&vec![8; len]));
+        let elsewhere = Pointer::new(layout.unit(chunk, class, 1).plus(8), 77, &value);
+        assert!(layout.class_of(&elsewhere).is_err());
+    }
+    let short = Pointer::new(layout.unit(chunk, spec.value_class(16), 0), 0, &[7; 16]);
+    assert!(layout.class_of(&short).is_err(), "it would lie in the leaf");
+    let mut bytes = Vec::new();
+    leaf_bytes(leaf, (0, 5), (&[1; 8], Content::Value(&[1; 16])), LockWord::FREE, &mut bytes);
+    assert_eq!((pointer_of(&bytes), value_of(&bytes)), (None, &[1; 16][..]));
+}
+
 #[cfg(farside_mutants)]
 #[test]
 fn a_checksum_that_does_not_cover_the_key_is_noticed() {
@@ -151,7 +179,7 @@ fn a_checksum_that_does_not_cover_the_key_is_noticed() {
     let class = layout.spec.leaf_class(4);
     let is_noticed = || {
         let mut bytes = Vec::new();
-        leaf_bytes(class, (0, 0), (b"key\0", b"value"), LockWord::FREE, &mut bytes);
+        leaf_bytes(class, (0, 0), (b"key\0", Content::Value(b"value")), LockWord::FREE, &mut bytes);
         bytes[24] ^= 1;
         matches!(leaf_of(&layout.spec, 0, &bytes), Ok(Leaf::Torn(_)))
     };

@@ -21,6 +21,7 @@
 //! | the same with a type switch | one more | |
 //! | put with a leaf split or a path split | 4: read, write, CAS, reverse pointer | levels + 4 |
 //! | delete | 3: read, lock and read, write and CAS | levels + 4 |
+//! | a get, or an update, with a value that lies apart | one more | one more |
 //!
 //! Changes are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task ends the
 //! change. Reads leave nothing behind.
@@ -50,7 +51,7 @@ mod units;
 mod walk;
 
 pub use audit::{held, strays};
-pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
+pub use layout::{INLINE_MAX, MEMBERS_MAX, Spec, VALUE_MAX};
 pub use stat::Stat;
 
 use crate::index::{Combining, Index, IndexError, Keys};
@@ -62,7 +63,7 @@ use counters::Counters;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use layout::value_of;
+use layout::{pointer_of, value_of};
 use scan::Progress;
 use session::Session;
 use std::cell::{Cell, RefCell};
@@ -204,7 +205,7 @@ impl<F: Fabric + Clock> Smart<F> {
         if value.len() > max { Err(IndexError::ValueLength { len: value.len(), max }) } else { Ok(()) }
     }
 
-    /// Reads the leaf of the path into the buffers. Returns false if the key has no value.
+    /// Reads the leaf of the path and its value into the buffers. Returns false if the key has no value.
     async fn find(&mut self) -> Result<bool, IndexError> {
         let client = &self.client;
         let until = client.session.fabric.now() + client.patience;
@@ -214,7 +215,7 @@ impl<F: Fabric + Clock> Smart<F> {
                 let _guard = client.session.epochs.enter();
                 let mut at = client.start(&mut self.own, &self.path).await?;
                 match client.walk(&mut self.own, &self.path, &mut at, Misses::Verified).await? {
-                    Ok(End::Leaf(_)) => return Ok(true),
+                    Ok(End::Leaf(_)) => return client.read_value(&mut self.own).await.map(|()| true),
                     Ok(_) => return Ok(false),
                     Err(met) => met,
                 }
@@ -244,7 +245,7 @@ impl<F: Fabric + Clock> Index for Smart<F> {
         self.set_path(key)?;
         let client = Rc::clone(&self.client);
         if client.combining == Combining::None {
-            return Ok(if self.find().await? { Some(value_of(&self.own.leaf)) } else { None });
+            return Ok(if self.find().await? { Some(self.own.found()) } else { None });
         }
         let path = std::mem::take(&mut self.path);
         let is_late = client.combining == Combining::Window || mutants::READER_JOINS_LATE.is_on();
@@ -259,9 +260,9 @@ impl<F: Fabric + Clock> Index for Smart<F> {
                 leading.close();
                 path.clone_into(&mut self.path);
                 let found = self.find().await;
-                let value = || Rc::from(value_of(&self.own.leaf));
+                let value = || Rc::from(self.own.found());
                 leading.finish(found.clone().map(|is_found| is_found.then(value)));
-                if found == Ok(true) {
+                if found == Ok(true) && pointer_of(&self.own.leaf).is_none() {
                     value_of(&self.own.leaf).clone_into(&mut self.own.value);
                 }
                 found

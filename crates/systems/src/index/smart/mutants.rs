@@ -17,6 +17,8 @@ farside_remote::mutants! {
     TORN_LEAF_EMITTED = "SmartTornLeafEmitted";
     /// A scan that finds nodes in the cache skips what they did not have when they were cached.
     UNCACHED_GAP_SKIPPED = "SmartUncachedGapSkipped";
+    /// An update writes a value that lies apart after the leaf that points to it.
+    LEAF_BEFORE_VALUE = "SmartLeafBeforeValue";
     /// A unit that was unlinked is reused without a grace.
     REUSED_BEFORE_EPOCH = "SmartReusedBeforeEpoch";
     /// The success of a masked CAS is judged by the whole word.

@@ -14,7 +14,9 @@
 //! Invariant: visited keys ascend.
 //! Invariant: a scan reads a limited number of times, which is more than an undamaged tree needs.
 
-use super::layout::{Far, Leaf, NodeType, NodeView, Slot, UNIT, View, leaf_of, slot_at, value_of};
+use super::layout::{
+    Far, Leaf, NodeType, NodeView, Pointer, Slot, UNIT, View, leaf_of, pointer_of, slot_at, value_of,
+};
 use super::session::refused;
 use super::walk::{At, LeafAt, Met};
 use super::{Client, Damaged, mutants};
@@ -38,8 +40,15 @@ const PAUSE: Duration = Duration::from_micros(2);
 enum Item {
     /// A slot whose node or leaf has not been read.
     Slot(Pending),
-    /// A leaf.
-    Leaf { path: Vec<u8>, value: Vec<u8> },
+    Leaf(Found),
+}
+
+/// A leaf.
+struct Found {
+    path: Vec<u8>,
+    /// The value, unless it lies apart and was not read.
+    value: Vec<u8>,
+    apart: Option<Pointer>,
 }
 
 struct Pending {
@@ -90,19 +99,22 @@ impl<F: Fabric + Clock> Client<F> {
         let mut reads_left = 1024 + 8 * bytes / UNIT;
         loop {
             self.expand_known(&mut frontier, &start, &mut known)?;
-            let done = frontier.iter().take_while(|item| matches!(item, Item::Leaf { .. })).count();
+            let done = frontier.iter().take_while(|item| matches!(item, Item::Leaf(_))).count();
+            let mut next: Vec<Found> = Vec::new();
             for item in frontier.drain(..done) {
-                let Item::Leaf { path, value } = item else { continue };
-                let is_next = progress.last.as_ref().is_none_or(|last| *last < path);
-                let key = layout.spec.key_of(&path);
-                if is_next && key >= from {
-                    if progress.visited == limit {
-                        return Ok(Ok(()));
-                    }
-                    visit(key, &value);
-                    progress.visited += 1;
-                    progress.last = Some(path);
+                let Item::Leaf(found) = item else { continue };
+                let last = next.last().map(|found| &found.path).or(progress.last.as_ref());
+                let is_next = last.is_none_or(|last| *last < found.path);
+                if is_next && layout.spec.key_of(&found.path) >= from && next.len() < limit - progress.visited
+                {
+                    next.push(found);
                 }
+            }
+            self.read_values(&mut next).await?;
+            for Found { path, value, .. } in next {
+                visit(layout.spec.key_of(&path), &value);
+                progress.visited += 1;
+                progress.last = Some(path);
             }
             if frontier.is_empty() || progress.visited == limit {
                 return Ok(Ok(()));
@@ -246,7 +258,8 @@ impl<F: Fabric + Clock> Client<F> {
                 Leaf::Torn(word) => {
                     pending.torn += 1;
                     if mutants::TORN_LEAF_EMITTED.is_on() {
-                        items.push(Item::Leaf { path: path_of_torn(bytes), value: value_of(bytes).to_vec() });
+                        let (path, value) = (path_of_torn(bytes), value_of(bytes).to_vec());
+                        items.push(Item::Leaf(Found { path, value, apart: None }));
                     } else if pending.torn > TORN_MAX {
                         return Ok(Some(Met::Torn(LeafAt { at, class, generation }, word)));
                     }
@@ -259,7 +272,8 @@ impl<F: Fabric + Clock> Client<F> {
                     return Err(Damaged("a leaf that is not on its path").into());
                 }
                 Leaf::Whole(leaf) => {
-                    items.push(Item::Leaf { path: leaf.path.to_vec(), value: leaf.value.to_vec() });
+                    let (path, value) = (leaf.path.to_vec(), leaf.value.to_vec());
+                    items.push(Item::Leaf(Found { path, value, apart: pointer_of(bytes) }));
                 }
             },
             View::Node { at: node, .. } => {
@@ -301,6 +315,30 @@ impl<F: Fabric + Clock> Client<F> {
             }
         }
         Ok(None)
+    }
+
+    /// Reads the values that lie apart. Their leaves were read during the scan.
+    async fn read_values(&self, found: &mut [Found]) -> Result<(), IndexError> {
+        for wave in found.chunks_mut(READS_MAX) {
+            let mut wanted = Vec::new();
+            for pointer in wave.iter().filter_map(|found| found.apart) {
+                self.session.layout.class_of(&pointer)?;
+                wanted.push(Wanted { at: pointer.at, len: pointer.len.into() });
+            }
+            if wanted.is_empty() {
+                continue;
+            }
+            let mut values = self.read_many(&wanted).await?.into_iter();
+            for found in wave {
+                if let Some(pointer) = found.apart {
+                    found.value = values.next().unwrap_or_default();
+                    if !pointer.is_to(&found.value) {
+                        return Err(Damaged("a value with a wrong checksum").into());
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Runs READs at once, in as few chains as possible. Returns their outputs, in order.

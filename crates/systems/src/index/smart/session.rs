@@ -99,7 +99,10 @@ impl<F: Fabric + Clock> Session<F> {
             epochs,
         };
         if let Some(inherited) = inherited {
-            let recovery = session.recover_locks(session.spare_lane(), &inherited);
+            let recovery = async {
+                let _guard = session.epochs.enter();
+                session.recover_locks(session.spare_lane(), &inherited).await
+            };
             session.renewing(recovery, || ()).await?;
             session.recovered.set(1);
         }
@@ -278,8 +281,10 @@ impl<F: Fabric + Clock> Session<F> {
         Ok(())
     }
 
-    /// Fences a client whose lease has expired, recovers its locks, and frees its id.
+    /// Fences a client whose lease has expired, recovers its locks, and frees its id. Holds a guard, since a redone
+    /// update links a value.
     pub(super) async fn recover(&self, lane: u16, expired: Expired) -> Result<(), IndexError> {
+        let _guard = self.epochs.enter();
         let fenced = fence(&*self.fabric, &self.layout, &self.stores, &self.leases, expired).await?;
         self.recover_locks(lane, &fenced).await?;
         match self.leases.free(fenced.recovered()).await {

@@ -34,10 +34,11 @@ impl Spec {
         }
     }
 
-    /// The larger one of the class of nodes and that of the leaves of the longest paths.
-    fn largest_class(&self) -> Class {
-        let leaf = self.leaf_class(self.path_max());
-        if leaf.size() > Class::NODE.size() { leaf } else { Class::NODE }
+    /// The largest one of the classes of nodes, of the leaves of the longest paths, and of the longest values.
+    pub(super) fn largest_class(&self) -> Class {
+        let value = self.has_values_apart().then(|| self.value_class(self.value_max));
+        let classes = [Class::NODE, self.leaf_class(self.path_max())].into_iter().chain(value);
+        classes.max_by_key(|class| class.size()).unwrap_or(Class::NODE)
     }
 
     /// The same parameters with a chunk for a quota in bytes, if they have none. The units of the largest class fill
@@ -51,15 +52,19 @@ impl Spec {
         Spec { chunk: class.chunk(units.max(UNITS_MIN)) as u32, ..self }
     }
 
-    /// Size in bytes of a store at one member that has room for `items` keys with paths of at most `path_len` bytes, if
-    /// the keys are as usual. `None` if no store is that large.
+    /// Size in bytes of a store at one member that has room for `items` keys with paths of at most `path_len` bytes, and
+    /// with the longest values, if the keys are as usual. `None` if no store is that large.
     pub(super) fn bytes_for(self, items: u64, path_len: usize) -> Option<u64> {
         let leaf = self.leaf_class(path_len);
         let nodes = items.checked_mul(self.nodes_per_16_keys())?.div_ceil(16);
         let path_min = if self.keys == Keys::Numbers { path_len } else { 2 };
-        let classes = 2 + u64::from(leaf.0 - self.leaf_class(path_min).0);
+        let value = self.has_values_apart().then(|| self.value_class(self.value_max));
+        let values =
+            value.map_or(0, |_| (self.value_max / self.inline_max.max(UNIT as u32)).max(1).ilog2() + 2);
+        let classes = 2 + u64::from(leaf.0 - self.leaf_class(path_min).0) + u64::from(values);
         let bytes = |spec: &Spec| {
-            let units = items.checked_mul(spec.bytes_of(leaf)?)?;
+            let value = value.map_or(Some(0), |class| spec.bytes_of(class))?;
+            let units = items.checked_mul(spec.bytes_of(leaf)?.checked_add(value)?)?;
             let units = units.checked_add(nodes.checked_mul(spec.bytes_of(Class::NODE)?)?)?;
             // Each id may have a chunk of each class of which it uses one unit. A larger quota may have larger chunks.
             let chunk = u64::from(spec.chunk) + spec.largest_class().size() + STATE;
@@ -95,8 +100,17 @@ mod tests {
 
     fn specs() -> impl Iterator<Item = Spec> {
         [Keys::Numbers, Keys::Strings].into_iter().flat_map(|keys| {
-            let spec = move |(value_max, ids)| Spec { keys, value_max, ids, ..Spec::default() };
-            [(0, 64), (8, 1), (100, 64), (1024, 64), (2100, 1024), (7 << 10, 64)].into_iter().map(spec)
+            let spec = move |(value_max, inline_max, ids)| Spec {
+                keys,
+                value_max,
+                inline_max,
+                ids,
+                ..Spec::default()
+            };
+            let inline = [(0, 0, 64), (8, 8, 1), (100, 200, 64), (2100, 7168, 1024), (7168, 7168, 64)];
+            let apart =
+                [(40, 0, 64), (40, 16, 8), (1000, 100, 64), (48 << 10, 256, 64), (48 << 10, 7168, 1024)];
+            inline.into_iter().chain(apart).map(spec)
         })
     }
 
@@ -106,7 +120,10 @@ mod tests {
             for quota in [0, 1 << 20, 77 << 20, 1 << 30, (1 << 33) + 12345, 1 << 40] {
                 let chosen = spec.with_chunk(quota);
                 chosen.check().expect("it is possible");
-                for class in [spec.leaf_class(2), spec.leaf_class(spec.path_max()), Class::NODE] {
+                let value = spec.has_values_apart().then(|| [spec.inline_max + 1, spec.value_max]);
+                let values = value.into_iter().flatten().map(|len| spec.value_class(len));
+                let leaves = [spec.leaf_class(2), spec.leaf_class(spec.path_max()), Class::NODE];
+                for class in leaves.into_iter().chain(values) {
                     let counted = chosen.bytes_of(class).expect("it fits");
                     for larger in [quota, quota + 4096, quota * 2, quota * 7 + 999] {
                         let chunk = u64::from(spec.with_chunk(larger).chunk);

@@ -1,6 +1,6 @@
 //! The shape of the tree: nodes by type, leaves, depth, and what is locked or left behind. Also for audits.
 
-use super::layout::{Class, Leaf, NodeType, NodeView, Slot, View, leaf_of, lock_at};
+use super::layout::{Class, Leaf, NodeType, NodeView, Slot, View, leaf_of, lock_at, pointer_of};
 use super::scan::Wanted;
 use super::units::words;
 use super::{Client, Damaged};
@@ -29,6 +29,8 @@ pub struct Stat {
     /// Number of leaves behind the slots in use of their nodes: their writers have not completed the type switch yet,
     /// or have died before. They have no values.
     pub hidden: u64,
+    /// Number of values that lie apart.
+    pub apart: u64,
     /// Number of leaves whose locks are held.
     pub locked: u64,
     /// Number of nodes above the deepest leaf.
@@ -39,9 +41,9 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Number of nodes and leaves in slots.
+    /// Number of nodes and leaves in slots, and of values that lie apart.
     pub fn linked(&self) -> u64 {
-        self.nodes.iter().sum::<u64>() + self.leaves + self.dead + self.hidden
+        self.nodes.iter().sum::<u64>() + self.leaves + self.dead + self.hidden + self.apart
     }
 }
 
@@ -57,16 +59,17 @@ impl<F: Fabric + Clock> Client<F> {
         let mut stat = Stat { taken: self.taken_units().await?.len() as u64, ..Stat::default() };
         let root = words(&self.session, layout.root(), 1).await?;
         let mut seen = BTreeSet::new();
-        let mut left: Vec<(Slot, u64)> = root.into_iter().map(|word| (Slot(word), 0)).collect();
+        // Slots that were not visited, with their depths, and whether they are visible.
+        let mut left: Vec<(Slot, u64, bool)> = root.into_iter().map(|word| (Slot(word), 0, true)).collect();
         while !left.is_empty() {
             let wave = left.split_off(left.len().saturating_sub(READS_PER_WAVE));
             let mut wanted = Vec::new();
             let mut views = Vec::new();
-            for (slot, depth) in wave {
+            for (slot, depth, is_visible) in wave {
                 let read = match layout.view(slot)? {
                     View::Null => continue,
                     View::Empty => {
-                        stat.emptied += 1;
+                        stat.emptied += u64::from(is_visible);
                         continue;
                     }
                     View::Leaf { at, class, .. } => Wanted { at, len: class.size() },
@@ -76,24 +79,24 @@ impl<F: Fabric + Clock> Client<F> {
                     View::Node { at, .. } => Wanted { at, len: NodeType::MAX.read_len().into() },
                 };
                 wanted.push(read);
-                views.push((layout.view(slot)?, depth));
+                views.push((layout.view(slot)?, depth, is_visible));
             }
-            for ((view, depth), bytes) in views.into_iter().zip(self.read_many(&wanted).await?) {
+            for ((view, depth, is_visible), bytes) in views.into_iter().zip(self.read_many(&wanted).await?) {
                 match view {
                     View::Leaf { generation, class, .. } => {
-                        self.count_leaf(&mut stat, (generation, class), &bytes)?;
+                        self.count_leaf(&mut stat, (generation, class, is_visible), &bytes)?;
                         stat.depth = stat.depth.max(depth);
                     }
                     _ => {
                         let node = NodeView::of(&bytes)?;
                         let kind = node.header()?.kind;
                         stat.nodes[usize::from(kind.0) - 1] += 1;
-                        stat.hidden +=
-                            node.slots().skip(kind.slots()).filter(|slot| !slot.is_null()).count() as u64;
-                        let slots = node.slots().take(kind.slots()).filter(|slot| !slot.is_null());
+                        let slots = node.slots().enumerate().filter(|(_, slot)| !slot.is_null());
+                        let slots = slots.map(|(index, slot)| (slot, depth + 1, index < kind.slots()));
                         let before = left.len();
-                        left.extend(slots.map(|slot| (slot, depth + 1)));
-                        stat.slots += (left.len() - before) as u64;
+                        left.extend(slots);
+                        stat.slots +=
+                            left[before..].iter().filter(|(.., is_visible)| *is_visible).count() as u64;
                     }
                 }
             }
@@ -104,13 +107,16 @@ impl<F: Fabric + Clock> Client<F> {
     fn count_leaf(
         &self,
         stat: &mut Stat,
-        (generation, class): (u32, Class),
+        (generation, class, is_visible): (u32, Class, bool),
         bytes: &[u8],
     ) -> Result<(), IndexError> {
         let lock = bytes.get(lock_at(class) as usize..).unwrap_or_default();
         let lock = lock.try_into().map(u64::from_le_bytes).map(LockWord::of_bits).unwrap_or_default();
         stat.locked += u64::from(!lock.is_free());
-        match leaf_of(&self.session.layout.spec, generation, bytes)? {
+        let leaf = leaf_of(&self.session.layout.spec, generation, bytes)?;
+        stat.apart += u64::from(matches!(leaf, Leaf::Whole(_)) && pointer_of(bytes).is_some());
+        match leaf {
+            _ if !is_visible => stat.hidden += 1,
             Leaf::Whole(leaf) if leaf.head.is_dead() => stat.dead += 1,
             Leaf::Whole(_) | Leaf::Torn(_) => stat.leaves += 1,
             // It was unlinked since its slot was read.

@@ -8,6 +8,12 @@
 //! 4. waits a grace: no operation has read a pointer to them any more;
 //! 5. frees them by CAS, if they still have their generations.
 //!
+//! A value that lies apart is linked by its leaf, and the walk reads the leaves, too. It may also be linked later: a dead
+//! client's update, which its redo record has, is completed by a recoverer. So values are freed only if, while the sweep
+//! waited, each client that was there at the beginning has gone on and none has left or was recovered. Then no update
+//! that began before can still be completed: its client has ended it, and a recoverer of it began before, too, and has
+//! a guard.
+//!
 //! A unit that is linked throughout the walk is found: slots lead to the same paths for ever (`walk`). The walk reads
 //! all slots of a node, also those that are not visible yet. A live client may free a unit in its limbo at the same
 //! time: the CAS of one of them fails.
@@ -15,7 +21,7 @@
 //! Invariant: a unit that an operation gives back has another generation then. So a unit with its noted generation was
 //! not taken anew.
 
-use super::layout::{Chunk, Claim, Class, Far, NodeType, NodeView, Slot, View};
+use super::layout::{Chunk, Claim, Class, Far, Leaf, NodeType, NodeView, Slot, View, leaf_of, pointer_of};
 use super::scan::Wanted;
 use super::units::{advanced, holders, words};
 use super::{Client, layout::State};
@@ -26,8 +32,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of words that one READ returns.
 const WORDS_PER_READ: u64 = 4096;
-/// Number of nodes that one wave reads.
+/// Number of nodes, and of leaves, that one wave reads.
 const NODES_PER_WAVE: usize = 16;
+const LEAVES_PER_WAVE: usize = 64;
+
+/// Number of times that the sweep waits until no client has left meanwhile.
+const GRACES: usize = 8;
 
 /// Units that are taken, with their generations.
 pub(super) type Taken = BTreeMap<(Far, Class), u32>;
@@ -43,20 +53,32 @@ impl<F: Fabric + Clock> Client<F> {
         if taken.is_empty() {
             return Ok(0);
         }
-        self.grace(lane).await?;
+        let is_apart = |class: &Class| class.is_of_value();
+        let mut have_left = self.grace(lane).await?;
+        for _ in 1..GRACES {
+            if !have_left || !taken.keys().any(|(_, class)| is_apart(class)) {
+                break;
+            }
+            have_left = self.grace(lane).await?;
+        }
+        if have_left {
+            taken.retain(|(_, class), _| !is_apart(class));
+        }
         self.drop_linked(&mut taken).await?;
         self.grace(lane).await?;
         let leaked = taken.into_iter().map(|((at, class), generation)| (at, class, generation));
         self.units.free_leaked(&self.session, leaked, &self.counters).await
     }
 
-    /// Waits until all operations that are in progress have ended.
-    async fn grace(&self, lane: u16) -> Result<(), IndexError> {
+    /// Waits until all operations that are in progress have ended. Returns whether a client has left meanwhile, or was
+    /// recovered.
+    async fn grace(&self, lane: u16) -> Result<bool, IndexError> {
         let mut noted = holders(&self.session).await?;
+        let mut have_left = false;
         loop {
-            advanced(&self.session, &mut noted, lane).await?;
+            have_left |= advanced(&self.session, &mut noted, lane).await?;
             if noted.is_empty() {
-                return Ok(());
+                return Ok(have_left);
             }
             self.session.fabric.sleep(self.session.layout.spec.lease() / 8).await;
         }
@@ -101,11 +123,20 @@ impl<F: Fabric + Clock> Client<F> {
         let layout = &self.session.layout;
         let root = words(&self.session, layout.root(), 1).await?;
         let mut seen = BTreeSet::new();
-        let mut nodes = Vec::new();
-        let mut note = |slot: Slot, nodes: &mut Vec<Far>, taken: &mut Taken| -> Result<(), IndexError> {
+        let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
+        let mut note = |slot: Slot,
+                        nodes: &mut Vec<Far>,
+                        leaves: &mut Vec<(Wanted, u32)>,
+                        taken: &mut Taken|
+         -> Result<(), IndexError> {
             match layout.view(slot)? {
                 View::Null | View::Empty => {}
-                View::Leaf { at, class, .. } => _ = taken.remove(&(at, class)),
+                View::Leaf { at, class, generation } => {
+                    taken.remove(&(at, class));
+                    if layout.spec.has_values_apart() {
+                        leaves.push((Wanted { at, len: class.size() }, generation));
+                    }
+                }
                 View::Node { at, .. } => {
                     taken.remove(&(at, Class::NODE));
                     if seen.insert(at) {
@@ -116,15 +147,25 @@ impl<F: Fabric + Clock> Client<F> {
             Ok(())
         };
         for word in root {
-            note(Slot(word), &mut nodes, taken)?;
+            note(Slot(word), &mut nodes, &mut leaves, taken)?;
         }
-        while !nodes.is_empty() {
+        while !nodes.is_empty() || !leaves.is_empty() {
+            let wave = leaves.split_off(leaves.len().saturating_sub(LEAVES_PER_WAVE));
+            let wanted: Vec<Wanted> = wave.iter().map(|(wanted, _)| *wanted).collect();
+            for ((_, generation), bytes) in wave.into_iter().zip(self.read_many(&wanted).await?) {
+                // A torn leaf is being updated, so neither its old value nor its new one has been there from the start.
+                if let (Leaf::Whole(_), Some(pointer)) =
+                    (leaf_of(&layout.spec, generation, &bytes)?, pointer_of(&bytes))
+                {
+                    taken.remove(&(pointer.at, layout.class_of(&pointer)?));
+                }
+            }
             let wave = nodes.split_off(nodes.len().saturating_sub(NODES_PER_WAVE));
             let len = u64::from(NodeType::MAX.read_len());
             let wanted: Vec<Wanted> = wave.into_iter().map(|at| Wanted { at, len }).collect();
             for bytes in self.read_many(&wanted).await? {
                 for slot in NodeView::of(&bytes)?.slots() {
-                    note(slot, &mut nodes, taken)?;
+                    note(slot, &mut nodes, &mut leaves, taken)?;
                 }
             }
         }

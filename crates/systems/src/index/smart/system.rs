@@ -8,7 +8,7 @@ use super::keyed::Keyed;
 use super::layout::Layout;
 use super::session::Session;
 use super::units::Units;
-use super::{Client, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
+use super::{Client, INLINE_MAX, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
 use crate::index::{Index, IndexError, Indexing, Keys, NUMBER_LEN};
 use crate::members::wait_for;
 use crate::owned::Jobs;
@@ -27,6 +27,10 @@ use std::time::Duration;
 /// Size of the cache of a client whose options give none, in bytes.
 const CACHE: usize = 64 << 20;
 
+/// Length of the longest value in a leaf if values are longer than any leaf has room for, and the store's creator gives
+/// no other. A leaf has room for it, whatever its value.
+const INLINE_CHOSEN: u32 = 256;
+
 /// Node-side half of the tree.
 pub struct SmartKind;
 
@@ -39,9 +43,14 @@ impl System for SmartKind {
     const MEMBERS_MAX: usize = MEMBERS_MAX;
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// The first two only cost requests, and a reader notices the third only if memory is damaged.
-    const RARE_MUTANTS: &'static [Mutant] =
-        &[mutants::REV_PTR_ROLLED_BACK, mutants::MASKED_CAS_FULL_WORD, mutants::CHECKSUM_WITHOUT_KEY];
+    /// The first two only cost requests, a reader notices the third only if memory is damaged, and the last only if some
+    /// values lie apart.
+    const RARE_MUTANTS: &'static [Mutant] = &[
+        mutants::REV_PTR_ROLLED_BACK,
+        mutants::MASKED_CAS_FULL_WORD,
+        mutants::CHECKSUM_WITHOUT_KEY,
+        mutants::LEAF_BEFORE_VALUE,
+    ];
 
     type Client<F: Fabric + Clock> = Smart<F>;
 
@@ -147,12 +156,15 @@ fn of_open(error: IndexError) -> StoreError {
 
 /// Parameters of a store of this size.
 fn spec_for(sizing: &Sizing) -> Spec {
-    let (default, Indexing { keys, chunk, ids, lanes, redo }) = (Spec::default(), sizing.indexing);
+    let default = Spec::default();
+    let Indexing { keys, inline_max, chunk, ids, lanes, redo } = sizing.indexing;
     let are_numbers = sizing.key_len == NUMBER_LEN || sizing.key_len == 0;
+    let value_max = if sizing.value_len == 0 { default.value_max } else { sizing.value_len as u32 };
     let lease_us = |lease: Duration| u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
     Spec {
         keys: keys.unwrap_or(if are_numbers { Keys::Numbers } else { Keys::Strings }),
-        value_max: if sizing.value_len == 0 { default.value_max } else { sizing.value_len as u32 },
+        value_max,
+        inline_max: inline_max.unwrap_or(if value_max > INLINE_MAX { INLINE_CHOSEN } else { value_max }),
         chunk: chunk.unwrap_or(default.chunk),
         ids: ids.unwrap_or(default.ids),
         lanes: lanes.unwrap_or(default.lanes),

@@ -1,4 +1,4 @@
-//! Memory of leaves and nodes: units in chunks, which clients claim and allocate without the node's CPU.
+//! Memory of leaves, nodes and values that lie apart: units in chunks, which clients claim and allocate without the node's CPU.
 //!
 //! A client claims a chunk of a member for units of one class, by a CAS in the chunk table. Only the chunk's owner
 //! allocates from it. An owner is an id, not a client: whoever leases the id next goes on with its chunks.
@@ -375,7 +375,7 @@ impl Units {
         Ok(())
     }
 
-    /// Retires a leaf that this client's CAS has unlinked.
+    /// Retires a leaf that this client's CAS has unlinked, or a value whose pointer it has replaced.
     pub(super) fn retire(&self, at: Far, class: Class, generation: u32) {
         self.limbo.borrow_mut().added.push(Retired { at, class, generation });
     }
@@ -431,7 +431,7 @@ impl Units {
         let advanced = advanced(session, &mut snapshot.holders, lane).await;
         if advanced.is_err() || !snapshot.holders.is_empty() && !mutants::REUSED_BEFORE_EPOCH.is_on() {
             self.limbo.borrow_mut().snapshot = Some(snapshot);
-            return advanced;
+            return advanced.map(drop);
         }
         let mut units = snapshot.units;
         while !units.is_empty() {
@@ -540,16 +540,18 @@ pub(super) async fn holders<F: Fabric + Clock>(
 }
 
 /// Drops noted holders whose operations have ended: those that have raised their epochs by two, have left, or were
-/// recovered. Recovers a holder whose lease has expired. The index's own operations must be of a later epoch.
+/// recovered. Recovers a holder whose lease has expired. The index's own operations must be of a later epoch. Returns
+/// whether a dropped holder has left or was recovered.
 pub(super) async fn advanced<F: Fabric + Clock>(
     session: &Session<F>,
     noted: &mut Vec<(ClientId, Holder)>,
     lane: u16,
-) -> Result<(), IndexError> {
+) -> Result<bool, IndexError> {
     let now: BTreeMap<ClientId, Holder> = holders(session).await?.into_iter().collect();
+    let is_here = |id: &ClientId, noted: &Holder| now.get(id).filter(|now| now.nonce == noted.nonce);
+    let have_left = noted.iter().any(|(id, noted)| is_here(id, noted).is_none());
     noted.retain(|(id, noted)| {
-        now.get(id)
-            .is_some_and(|now| now.nonce == noted.nonce && now.epoch < noted.epoch.saturating_add(ADVANCES))
+        is_here(id, noted).is_some_and(|now| now.epoch < noted.epoch.saturating_add(ADVANCES))
     });
     for (id, _) in noted.iter() {
         if *id != session.id()
@@ -558,5 +560,5 @@ pub(super) async fn advanced<F: Fabric + Clock>(
             session.recover(lane, expired).await?;
         }
     }
-    Ok(())
+    Ok(have_left)
 }

@@ -20,7 +20,8 @@
 //! memory ends.
 
 use super::layout::{
-    Class, Far, HEAD_AT, Header, Leaf, LeafView, NodeType, NodeView, Slot, View, leaf_of, lock_at, slot_at,
+    Class, Far, HEAD_AT, Header, Leaf, LeafView, NodeType, NodeView, Slot, View, leaf_of, lock_at,
+    pointer_of, slot_at, value_of,
 };
 use super::session::refused;
 use super::{Client, Damaged, mutants};
@@ -45,8 +46,15 @@ pub(super) struct Own {
     pub(super) node: Vec<u8>,
     /// The leaf that was read last.
     pub(super) leaf: Vec<u8>,
-    /// The value that the operation writes.
+    /// The value that the operation writes, or one that it has read and that lies apart.
     pub(super) value: Vec<u8>,
+}
+
+impl Own {
+    /// The value of the leaf that was read last, after [`Client::read_value`].
+    pub(super) fn found(&self) -> &[u8] {
+        if pointer_of(&self.leaf).is_some() { &self.value } else { value_of(&self.leaf) }
+    }
 }
 
 /// A slot on the way.
@@ -294,6 +302,18 @@ impl<F: Fabric + Clock> Client<F> {
         leaf.clear();
         leaf.extend_from_slice(reply.output(0));
         Ok(())
+    }
+
+    /// Reads the value of the leaf that was read last, if it lies apart. The leaf was read under the same guard, so the
+    /// value was not reused.
+    pub(super) async fn read_value(&self, own: &mut Own) -> Result<(), IndexError> {
+        let Some(pointer) = pointer_of(&own.leaf) else { return Ok(()) };
+        self.session.layout.class_of(&pointer)?;
+        self.read(own, pointer.at, pointer.len).await?;
+        let Own { reply, value, .. } = own;
+        value.clear();
+        value.extend_from_slice(reply.output(0));
+        if pointer.is_to(value) { Ok(()) } else { Err(Damaged("a value with a wrong checksum").into()) }
     }
 
     /// Reads all visible slots of a node into the buffers. `kind` is the type in the node's slot.
