@@ -175,6 +175,9 @@ pub struct NewStore {
     pub keys: Option<Keys>,
     /// Length of the longest value in bytes. Only for indexes; 8 if absent.
     pub value_size: Option<u32>,
+    /// Length in bytes of the longest value that lies beside its key; longer ones cost a request more, and less memory
+    /// is reserved for each key. Only for indexes; chosen for the longest value if absent.
+    pub inline_size: Option<u32>,
     /// Number of nodes that hold a part of the store each; all nodes of the pool if absent. The store's name determines
     /// which nodes these are.
     pub members: Option<usize>,
@@ -194,6 +197,7 @@ impl NewStore {
             put_threshold: None,
             keys: None,
             value_size: None,
+            inline_size: None,
             members: None,
         }
     }
@@ -207,7 +211,7 @@ impl NewStore {
             block_buckets: self.block_buckets,
             put_threshold: self.put_threshold,
             value_len: self.value_size.unwrap_or(0) as usize,
-            indexing: Indexing { keys: self.keys, ..Indexing::NONE },
+            indexing: Indexing { keys: self.keys, inline_max: self.inline_size, ..Indexing::NONE },
             ..Sizing::default()
         }
     }

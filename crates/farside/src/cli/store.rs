@@ -7,6 +7,7 @@ use super::{Done, Failure, Target, human_bytes, value_size};
 use farside::NewStore;
 use farside::parts::block_store;
 use farside_systems::blocks::stripe::Shape as Blocks;
+use farside_systems::index::smart::INLINE_MAX;
 use farside_systems::index::{Described, Keys, STRING_MAX, described};
 use farside_systems::kv::chequer::layout::BLOCK_BUCKETS_MAX;
 use farside_systems::registry::{default_kv, named, names, shape_of};
@@ -55,6 +56,11 @@ enum Action {
         /// Length of the longest value of an index; only for the kind smart [default: 8]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         value_size: Option<u32>,
+        /// Length of the longest value that an index keeps beside its key: at most 7KiB, for which each key then has
+        /// room; longer ones cost a request more; only for the kind smart [default: --value-size, or 256 if that is
+        /// above 7KiB]
+        #[arg(long, value_name = "BYTES", value_parser = value_size)]
+        inline_size: Option<u32>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         members: Option<u32>,
@@ -117,6 +123,7 @@ impl Store {
                 put_threshold,
                 key_size,
                 value_size,
+                inline_size,
                 members,
             } => {
                 let members = members.map(|members| members as usize);
@@ -127,6 +134,7 @@ impl Store {
                     block_buckets,
                     keys: key_size,
                     value_size,
+                    inline_size,
                     members,
                     ..NewStore::prism_kv(name, quota)
                 };
@@ -188,12 +196,20 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
         ("--put-threshold", has_threshold && lacks(threshold)),
         ("--key-size", new.keys.is_some() && !is_index),
         ("--value-size", new.value_size.is_some() && !is_index),
+        ("--inline-size", new.inline_size.is_some() && !is_index),
         ("--items", new.items.is_some() && is_index),
         ("--collision-free", new.collision_free && is_index),
     ];
     if let Some((option, _)) = refused.into_iter().find(|(_, is_refused)| *is_refused) {
         return Err(Failure::Error(format!(
             "a {} store has no {option}: leave it out, or give another --kind",
+            new.kind
+        )));
+    }
+    if let Some(bytes) = new.inline_size.filter(|bytes| *bytes > INLINE_MAX) {
+        return Err(Failure::Error(format!(
+            "a {} store has at most {INLINE_MAX} bytes of a value beside its key, and not {bytes}: give a smaller \
+             --inline-size",
             new.kind
         )));
     }
