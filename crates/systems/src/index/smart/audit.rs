@@ -1,10 +1,13 @@
 //! Checks of a store that no client uses, on the bytes of its members, for trials and tests.
 //!
 //! After the recovery of all dead clients, and after [`Smart::heal`](super::Smart::heal), nothing may be left of them:
-//! no lock is held, and each unit is either in one slot and taken, or in none and free. Inner nodes and chunks are
-//! never given back: a node stays in its slot, and a chunk stays with its id.
+//! no lock is held, and each unit is either in one slot, or the value of one leaf, and taken, or neither and free.
+//! Inner nodes and chunks are never given back: a node stays in its slot, and a chunk stays with its id.
 
-use super::layout::{Chunk, Claim, Class, Far, Layout, NodeType, NodeView, Slot, State, View, lock_at};
+use super::layout::{
+    Chunk, Claim, Class, Far, Layout, Leaf, NodeType, NodeView, Slot, State, View, leaf_of, lock_at,
+    pointer_of,
+};
 use farside_remote::NodeId;
 use farside_remote::control::Store;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<Vec<(u64, u64)>, String> {
     let image = Image::of(std::slice::from_ref(store), |_, at| load(at))?;
     let mut held = Vec::new();
-    for (chunk, class) in image.claims()?.into_iter().filter(|(_, class)| *class != Class::NODE) {
+    let is_of_leaf = |class: &Class| *class != Class::NODE && !class.is_of_value();
+    for (chunk, class) in image.claims()?.into_iter().filter(|(_, class)| is_of_leaf(class)) {
         for number in 0..image.layout.units(class) {
             let leaf = image.layout.unit(chunk, class, number);
             let word = image.word(leaf.plus(lock_at(class)))?;
@@ -29,8 +33,9 @@ pub fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<Vec<(u64, u64)>,
     Ok(held)
 }
 
-/// Returns descriptions of the units of a store that are taken and in no slot, in a slot and free, or in two slots.
-/// `load` returns the 8-byte word at an address of the member with this index.
+/// Returns descriptions of the units of a store that are taken and have no owner, have one and are free, or have two. A
+/// unit's owner is the slot or the leaf that points to it. `load` returns the 8-byte word at an address of the member
+/// with this index.
 ///
 /// # Errors
 /// A description of bytes that no client writes.
@@ -45,34 +50,43 @@ pub fn strays(stores: &[Store], load: impl Fn(usize, u64) -> u64) -> Result<Vec<
             }
         }
     }
-    let (mut linked, mut slots) = (BTreeSet::new(), vec![image.layout.root()]);
+    let (mut owned, mut slots) = (BTreeSet::new(), vec![image.layout.root()]);
     while let Some(slot_at) = slots.pop() {
         let slot = Slot(image.word(slot_at)?);
-        let (at, class, generation) = match image.layout.view(slot).map_err(|damaged| damaged.0)? {
-            View::Null | View::Empty => continue,
-            View::Leaf { at, class, generation } => (at, class, Some(generation)),
-            View::Node { at, .. } => (at, Class::NODE, None),
-        };
-        let named = format!("unit {:#x} of member {}", image.address(at)?, at.member());
-        if !linked.insert(at) {
-            strays.push(format!("{named} is in two slots"));
-            continue;
-        }
-        match taken.remove(&(at, class)) {
-            None => strays.push(format!("{named} is in a slot, and free")),
-            Some(state) if generation.is_some_and(|generation| !state.is_of_slot(generation)) => {
-                strays.push(format!("{named} is in a slot of generation {generation:?}, and is {state:?}"));
+        let mut units = Vec::new();
+        match image.layout.view(slot).map_err(|damaged| damaged.0)? {
+            View::Null | View::Empty => {}
+            View::Leaf { at, class, generation } => {
+                units.push((at, class, Some(generation)));
+                units.extend(image.value(at, class, generation)?);
             }
-            Some(_) => {}
+            View::Node { at, .. } => {
+                units.push((at, Class::NODE, None));
+                if !owned.contains(&at) {
+                    slots.extend((0..NodeType::MAX.slots()).map(|index| super::layout::slot_at(at, index)));
+                    image.check_node(at)?;
+                }
+            }
         }
-        if class == Class::NODE {
-            slots.extend((0..NodeType::MAX.slots()).map(|index| super::layout::slot_at(at, index)));
-            image.check_node(at)?;
+        for (at, class, generation) in units {
+            let named = format!("unit {:#x} of member {}", image.address(at)?, at.member());
+            if !owned.insert(at) {
+                strays.push(format!("{named} has two owners"));
+                continue;
+            }
+            match taken.remove(&(at, class)) {
+                None => strays.push(format!("{named} has an owner, and is free")),
+                Some(state) if generation.is_some_and(|generation| !state.is_of_slot(generation)) => {
+                    strays
+                        .push(format!("{named} has an owner of generation {generation:?}, and is {state:?}"));
+                }
+                Some(_) => {}
+            }
         }
     }
     for ((at, class), state) in taken {
         strays.push(format!(
-            "unit {:#x} of member {} ({class:?}) is in no slot, and is {state:?}",
+            "unit {:#x} of member {} ({class:?}) has no owner, and is {state:?}",
             image.address(at)?,
             at.member()
         ));
@@ -113,6 +127,29 @@ impl<L: Fn(usize, u64) -> u64> Image<L> {
             }
         }
         Ok(claims)
+    }
+
+    /// The unit of a leaf's value, with its class and its generation, if it lies apart.
+    fn value(
+        &self,
+        at: Far,
+        class: Class,
+        generation: u32,
+    ) -> Result<Option<(Far, Class, Option<u32>)>, String> {
+        let layout = &self.layout;
+        if !layout.spec.has_values_apart() {
+            return Ok(None);
+        }
+        let words = (0..class.size()).step_by(8).map(|offset| self.word(at.plus(offset)));
+        let words: Vec<u64> = words.collect::<Result<_, _>>()?;
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        match leaf_of(&layout.spec, generation, &bytes).map_err(|damaged| damaged.0)? {
+            Leaf::Whole(_) => {}
+            Leaf::Torn(_) | Leaf::Reused => return Ok(None),
+        }
+        let Some(pointer) = pointer_of(&bytes) else { return Ok(None) };
+        let class = layout.class_of(&pointer).map_err(|damaged| damaged.0)?;
+        Ok(Some((pointer.at, class, Some(pointer.generation))))
     }
 
     fn check_node(&self, at: Far) -> Result<(), String> {

@@ -802,8 +802,8 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(unit)
     }
 
-    /// Writes new leaves and nodes, a value that lies apart, and the states of the operation's units. All members' lists
-    /// run at once.
+    /// Writes new leaves and nodes, a value that lies apart, and the states of the operation's units. All members'
+    /// lists run at once.
     async fn write_new(&self, lane: &mut Lane, mut writes: Vec<(Far, Vec<u8>)>) -> Result<(), IndexError> {
         if let Some(New { unit, was_written: false }) = lane.apart {
             writes.push((unit.at, lane.own.value.clone()));

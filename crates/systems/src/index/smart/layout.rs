@@ -17,11 +17,10 @@
 //! tree sees it: a string has a zero byte behind it, so no path is a prefix of another.
 //!
 //! ```text
-//! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11
-//!        | place: offset in the chunks / 64 34, member 3 |                        0 is null: the slot was never used
-//! header | depth 8 | type 5, length of the prefix 3 | prefix 6 x 8 |
-//! head   | generation 32 | length of the path 8 | length of the value 16 | was written 1, is dead 1, is apart 1, 0 x 5 |
-//! state  | generation 32 | state 32 |
+//! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11 | place: offset
+//! in the chunks / 64 34, member 3 |                        0 is null: the slot was never used header | depth 8 | type
+//! 5, length of the prefix 3 | prefix 6 x 8 | head   | generation 32 | length of the path 8 | length of the value 16 |
+//! was written 1, is dead 1, is apart 1, 0 x 5 | state  | generation 32 | state 32 |
 //! ```
 //!
 //! A slot of a leaf without units and without a place is *empty*: it keeps its partial byte, and no key is below it.

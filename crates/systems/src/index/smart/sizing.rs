@@ -52,8 +52,8 @@ impl Spec {
         Spec { chunk: class.chunk(units.max(UNITS_MIN)) as u32, ..self }
     }
 
-    /// Size in bytes of a store at one member that has room for `items` keys with paths of at most `path_len` bytes, and
-    /// with the longest values, if the keys are as usual. `None` if no store is that large.
+    /// Size in bytes of a store at one member that has room for `items` keys with paths of at most `path_len` bytes,
+    /// and with the longest values, if the keys are as usual. `None` if no store is that large.
     pub(super) fn bytes_for(self, items: u64, path_len: usize) -> Option<u64> {
         let leaf = self.leaf_class(path_len);
         let nodes = items.checked_mul(self.nodes_per_16_keys())?.div_ceil(16);

@@ -8,11 +8,11 @@
 //! 4. waits a grace: no operation has read a pointer to them any more;
 //! 5. frees them by CAS, if they still have their generations.
 //!
-//! A value that lies apart is linked by its leaf, and the walk reads the leaves, too. It may also be linked later: a dead
-//! client's update, which its redo record has, is completed by a recoverer. So values are freed only if, while the sweep
-//! waited, each client that was there at the beginning has gone on and none has left or was recovered. Then no update
-//! that began before can still be completed: its client has ended it, and a recoverer of it began before, too, and has
-//! a guard.
+//! A value that lies apart is linked by its leaf, and the walk reads the leaves, too. It may also be linked later: a
+//! dead client's update, which its redo record has, is completed by a recoverer. So values are freed only if, while the
+//! sweep waited, each client that was there at the beginning has gone on and none has left or was recovered. Then no
+//! update that began before can still be completed: its client has ended it, and a recoverer of it began before, too,
+//! and has a guard.
 //!
 //! A unit that is linked throughout the walk is found: slots lead to the same paths for ever (`walk`). The walk reads
 //! all slots of a node, also those that are not visible yet. A live client may free a unit in its limbo at the same

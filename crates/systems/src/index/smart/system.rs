@@ -43,8 +43,8 @@ impl System for SmartKind {
     const MEMBERS_MAX: usize = MEMBERS_MAX;
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// The first two only cost requests, a reader notices the third only if memory is damaged, and the last only if some
-    /// values lie apart.
+    /// The first two only cost requests, a reader notices the third only if memory is damaged, and the last only if
+    /// some values lie apart.
     const RARE_MUTANTS: &'static [Mutant] = &[
         mutants::REV_PTR_ROLLED_BACK,
         mutants::MASKED_CAS_FULL_WORD,

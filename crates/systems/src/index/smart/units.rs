@@ -1,4 +1,5 @@
-//! Memory of leaves, nodes and values that lie apart: units in chunks, which clients claim and allocate without the node's CPU.
+//! Memory of leaves, nodes and values that lie apart: units in chunks, which clients claim and allocate without the
+//! node's CPU.
 //!
 //! A client claims a chunk of a member for units of one class, by a CAS in the chunk table. Only the chunk's owner
 //! allocates from it. An owner is an id, not a client: whoever leases the id next goes on with its chunks.
