@@ -5,6 +5,7 @@
 //! * [`compare`]: rival stores (Redis, memcached, LMDB) under the same workload.
 //! * [`driver`]: runs clients of any family of systems.
 //! * [`kv`]: YCSB on key-value stores.
+//! * [`index`]: YCSB on ordered indexes, with scans.
 //! * [`blocks`]: reads and writes of whole blocks.
 //! * [`latched`]: reads and changes of objects under one-sided latches.
 //! * [`floor`]: the physical floor, the same reads and overwrites written by hand.
@@ -18,6 +19,7 @@ pub mod compare;
 pub mod driver;
 #[allow(unsafe_code, reason = "the fetch by hand, and the memory it is made from")]
 pub mod floor;
+pub mod index;
 pub mod kv;
 pub mod latched;
 pub mod report;

@@ -69,7 +69,8 @@ impl Plan {
         let Plan { workload, value_size, tasks, verify, by_node, sampled, seed } = self;
         if workload.mix.share(Operation::Scan) > 0.0 {
             return Err(format!(
-                "workload {} has scans, which no system here supports: choose a, b, c, d or f",
+                "workload {} has scans, which a key-value store does not support: choose a, b, c, d or f, or an index \
+                 such as --system smart",
                 workload.name
             ));
         }

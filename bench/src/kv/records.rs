@@ -26,20 +26,20 @@ impl Records {
 
     /// Returns the highest number up to which all inserts have ended.
     #[inline]
-    pub(super) fn newest(&self) -> u64 {
+    pub(crate) fn newest(&self) -> u64 {
         // Acquire: pairs with the Release in `end`, so that a client reads a record after its insert.
         self.newest.load(Ordering::Acquire)
     }
 
     /// Starts an insert. Returns the number of the new record.
-    pub(super) fn begin(&self) -> u64 {
+    pub(crate) fn begin(&self) -> u64 {
         // Relaxed: the number does not imply that any record exists.
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Ends the insert of record `number`. As in YCSB, a failed insert ends, too: otherwise no later record would ever
     /// be read.
-    pub(super) fn end(&self, number: u64) {
+    pub(crate) fn end(&self, number: u64) {
         let mut ended = self.ended.lock().expect("no thread panicked with the lock");
         ended.insert(number);
         let mut newest = self.newest.load(Ordering::Relaxed); // It changes only under the lock.

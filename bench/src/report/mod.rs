@@ -42,6 +42,9 @@ pub struct YcsbReport {
     /// Scheme by which clients synchronize; only of stores of latched objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<String>,
+    /// Kind of the keys: `numbers` or `emails`; only of indexes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<String>,
     /// Number of replicas of each record; absent if the store keeps no replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
@@ -88,6 +91,9 @@ pub struct YcsbReport {
     /// and of latched objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_back: Option<u64>,
+    /// Numbers of events in the operations of the clients of an index, by name, warm-ups included.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub index: BTreeMap<String, u64>,
     /// Report of each node of the store, if each task keeps to the keys of one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeReport>,
@@ -379,6 +385,7 @@ mod tests {
             records: 1000,
             value_size: 512,
             scheme: None,
+            keys: None,
             replicas: None,
             threads: 1,
             tasks: 16,
@@ -402,6 +409,7 @@ mod tests {
             violations: 0,
             longest_stall_ms: None,
             read_back: None,
+            index: BTreeMap::new(),
             nodes: Vec::new(),
         }
     }

@@ -14,14 +14,17 @@ use super::operations::{Chooser, Mix, Operation};
 use super::properties::{self, Property, SyntaxError};
 
 /// Names and texts of the built-in property files.
-const BUILT_IN: [(&str, &str); 5] = [
+const BUILT_IN: [(&str, &str); 6] = [
     ("a", include_str!("../../../workloads/workloada")),
     ("b", include_str!("../../../workloads/workloadb")),
     ("c", include_str!("../../../workloads/workloadc")),
     ("d", include_str!("../../../workloads/workloadd")),
+    ("e", include_str!("../../../workloads/workloade")),
     ("f", include_str!("../../../workloads/workloadf")),
 ];
 
+/// YCSB's default number of records of the longest scan.
+const SCAN_MAX_DEFAULT: u64 = 1000;
 /// Default number of records. It is the number in all of YCSB's own files; YCSB's default is 2^31 - 1.
 const RECORDS_DEFAULT: u64 = 1000;
 
@@ -38,6 +41,9 @@ pub struct Workload {
     pub mix: Mix,
     /// Distribution of requests over the records: `requestdistribution`.
     pub distribution: Distribution,
+    /// Number of records of the longest scan: `maxscanlength`. The number of records of a scan is drawn from 1 to this
+    /// one, all equally often. Without effect unless there are scans.
+    pub scan_max: u64,
     /// Distribution of the lengths of values: `fieldlengthdistribution` and `minfieldlength`.
     pub lengths: Lengths,
     /// Numbers of records and operations, duration and value size that the user chose.
@@ -61,7 +67,7 @@ pub struct Chosen {
 }
 
 impl Workload {
-    /// Returns the built-in workload `a`, `b`, `c`, `d` or `f`. For any other name, reads the file at that path.
+    /// Returns the built-in workload `a`, `b`, `c`, `d`, `e` or `f`. For any other name, reads the file at that path.
     ///
     /// # Errors
     /// The file cannot be read, or contains no valid workload.
@@ -79,9 +85,6 @@ impl Workload {
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
             let properties = properties::parse(text).map_err(WorkloadError::Syntax)?;
             return Self::from_properties(name, properties, beside, |property| property.line == COMMAND_LINE);
-        }
-        if name_or_path == "e" {
-            return Err(WorkloadError::Scans);
         }
         let (path, is_alone) = (Path::new(name_or_path), beside.is_empty());
         let text = std::fs::read_to_string(path)
@@ -135,13 +138,14 @@ impl Workload {
         let mix = mix(&mut file)?;
         let distribution = distribution(&mut file)?;
         let lengths = lengths(&mut file, fields)?;
+        let scan_max = if mix.share(Operation::Scan) > 0.0 { scan_max(&mut file)? } else { SCAN_MAX_DEFAULT };
         let unused = file.unused();
         // A property on the command line without effect is a mistake.
         match unused.iter().find(|property| property.line == COMMAND_LINE) {
             Some(property) => Err(WorkloadError::Unknown { property: property.clone() }),
             None => {
                 let name = name.to_owned();
-                Ok(Self { name, records, operations, mix, distribution, lengths, chosen, unused })
+                Ok(Self { name, records, operations, mix, distribution, scan_max, lengths, chosen, unused })
             }
         }
     }
@@ -213,8 +217,6 @@ pub enum WorkloadError {
     },
     /// All proportions of operations are 0.
     NoOperations,
-    /// The workload is YCSB's workload E, which has scans.
-    Scans,
     /// An argument on the command line is no property.
     NotAProperty {
         /// The argument that is no property.
@@ -244,7 +246,7 @@ impl fmt::Display for WorkloadError {
         match self {
             Self::Unreadable { path, cause } => {
                 let path = path.display();
-                write!(f, "no workload '{path}': {cause}; built in are a, b, c, d and f, ")?;
+                write!(f, "no workload '{path}': {cause}; built in are a, b, c, d, e and f, ")?;
                 f.write_str("any other name is the path of a YCSB property file")
             }
             Self::Syntax(error) => error.fmt(f),
@@ -255,9 +257,6 @@ impl fmt::Display for WorkloadError {
                 }
                 write!(f, "{key} is '{value}', legal is {legal}")
             }
-            Self::Scans => {
-                f.write_str("workload e has scans, which no system here supports: choose a, b, c, d or f")
-            }
             Self::NotAProperty { text } => {
                 write!(f, "'{text}' is no property: write it like readproportion=0.95")
             }
@@ -266,8 +265,8 @@ impl fmt::Display for WorkloadError {
                 "the property '{}' has no effect here: omit it, or check its spelling (known are workload, \
                  recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, fieldlengthdistribution, \
                  minfieldlength with a distribution that needs it, readproportion, updateproportion, \
-                 insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, and those of the \
-                 distribution)",
+                 insertproportion, scanproportion, readmodifywriteproportion, maxscanlength and scanlengthdistribution \
+                 with scans, requestdistribution, and those of the distribution)",
                 property.key
             ),
             Self::NoProperty { path } => write!(
@@ -295,7 +294,6 @@ impl std::error::Error for WorkloadError {
             Self::Value { .. }
             | Self::NoProperty { .. }
             | Self::NoOperations
-            | Self::Scans
             | Self::NotAProperty { .. }
             | Self::Unknown { .. } => None,
         }
@@ -404,6 +402,16 @@ fn distribution(file: &mut File) -> Result<Distribution, WorkloadError> {
     })
 }
 
+/// Takes the number of records of the longest scan out of the file.
+fn scan_max(file: &mut File) -> Result<u64, WorkloadError> {
+    file.take("scanlengthdistribution", "uniform", |name| (name == "uniform").then_some(()))?;
+    let legal = "a whole number from 1 to 65536";
+    let longest = file.take("maxscanlength", legal, |value| {
+        u64::from_str(value).ok().filter(|longest| (1..=1 << 16).contains(longest))
+    })?;
+    Ok(longest.unwrap_or(SCAN_MAX_DEFAULT))
+}
+
 /// Takes the distribution of the lengths of values out of the file. A value has the bytes of `fields` fields.
 fn lengths(file: &mut File, fields: u64) -> Result<Lengths, WorkloadError> {
     let named = file.take("fieldlengthdistribution", Lengths::NAMES, Lengths::named)?.unwrap_or_default();
@@ -433,6 +441,7 @@ mod tests {
             ("b", [0.95, 0.05, 0.0, 0.0, 0.0]),
             ("c", [1.0, 0.0, 0.0, 0.0, 0.0]),
             ("d", [0.95, 0.0, 0.05, 0.0, 0.0]),
+            ("e", [0.0, 0.0, 0.05, 0.95, 0.0]),
             ("f", [0.5, 0.0, 0.0, 0.0, 0.5]),
         ] {
             let workload = Workload::resolve(name).unwrap();
@@ -440,6 +449,7 @@ mod tests {
             let distribution = if name == "d" { Distribution::Latest } else { Distribution::Zipfian };
             assert_eq!((workload.distribution, workload.chosen), (distribution, Chosen::default()));
             assert_eq!((workload.records, workload.operations), (1000, 1000));
+            assert_eq!(workload.scan_max, if name == "e" { 100 } else { SCAN_MAX_DEFAULT });
             assert_eq!(workload.unused, []);
         }
     }
@@ -475,6 +485,17 @@ mod tests {
         assert!(printed.ends_with("8-byte keys; zipfian lengths of values, from 50 B"), "{printed}");
         let refused = Workload::parse("x", "fieldlengthdistribution=histogram").unwrap_err().to_string();
         assert!(refused.ends_with("legal is constant, uniform, zipfian"), "{refused}");
+    }
+
+    #[test]
+    fn lengths_of_scans_have_an_effect_only_with_scans() {
+        let of = |text: &str| Workload::parse("x", text).map(|found| (found.scan_max, found.unused.len()));
+        assert_eq!(of("scanproportion=1\nmaxscanlength=7\nscanlengthdistribution=uniform").unwrap(), (7, 0));
+        assert_eq!(of("scanproportion=1").unwrap(), (1000, 0));
+        assert_eq!(of("maxscanlength=7").unwrap(), (1000, 1));
+        let refused = of("scanproportion=1\nmaxscanlength=0").unwrap_err().to_string();
+        assert!(refused.ends_with("legal is a whole number from 1 to 65536"), "{refused}");
+        assert!(of("scanproportion=1\nscanlengthdistribution=zipfian").is_err());
     }
 
     #[test]
@@ -593,7 +614,10 @@ mod tests {
         let error = Workload::parse("x", "readproportion=0\nupdateproportion=0").unwrap_err();
         assert!(matches!(error, WorkloadError::NoOperations));
         let error = Workload::resolve("no/such/file").unwrap_err().to_string();
-        assert!(error.contains("no/such/file") && error.contains("built in are a, b, c, d and f"), "{error}");
+        assert!(
+            error.contains("no/such/file") && error.contains("built in are a, b, c, d, e and f"),
+            "{error}"
+        );
         let error = Workload::resolve(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap_err();
         assert!(matches!(error, WorkloadError::NoProperty { .. }), "{error}");
     }

@@ -10,6 +10,7 @@ use super::{Done, Failure, duration, files, parse_bytes, value_size, warn_of_unu
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub(super) use compare::Compare;
+use farside_bench::index::NameKind;
 use farside_bench::report::{
     LatencyUs, LoadReport, Spread, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
 };
@@ -20,7 +21,7 @@ use farside_systems::registry::{self, Registered, default_kv};
 use farside_systems::system::Family;
 pub(super) use floor::{Floor, check_mismatches};
 pub(super) use session::{Dropping, NodeProcess, Rounds, Session, SessionConfig, TURN, TemporaryStore, far};
-use session::{Log, Measured, Phases, SAMPLED, Subject};
+use session::{Keys, Log, Measured, Ordered, Phases, SAMPLED, Subject};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,9 +55,11 @@ enum What {
 /// A system that `bench` can measure.
 pub(super) type System = &'static Registered;
 
-/// Returns the clap parser for the name of a system of this family.
-fn systems(family: Family) -> impl TypedValueParser<Value = System> {
-    let names = registry::family(family)
+/// Returns the clap parser for the name of a system of these families.
+fn systems(families: &[Family]) -> impl TypedValueParser<Value = System> {
+    let names = families
+        .iter()
+        .flat_map(|family| registry::family(*family))
         .filter(|system| !system.for_tests)
         .map(|system| PossibleValue::new(system.kind).help(system.summary));
     PossibleValuesParser::new(names)
@@ -98,13 +101,14 @@ impl FabricArg {
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 struct Ycsb {
     /// System to measure
-    #[arg(long, value_name = "SYSTEM", value_parser = systems(Family::Kv), default_value = default_kv().kind)]
+    #[arg(long, value_name = "SYSTEM", value_parser = systems(&[Family::Kv, Family::Index]))]
+    #[arg(default_value = default_kv().kind)]
     system: System,
     /// Fabric to the node that the command starts [default: shm; with --pool, the URL decides]
     #[arg(long, value_enum)]
     fabric: Option<FabricArg>,
-    /// a, b, c, d, f, or a YCSB property file
-    #[arg(long, short = 'P', value_name = "a|b|c|d|f|PATH", default_value = "c")]
+    /// a, b, c, d, e, f, or a YCSB property file; e, and other scans, only with an index
+    #[arg(long, short = 'P', value_name = "a|b|c|d|e|f|PATH", default_value = "c")]
     workload: String,
     /// Override a property of the workload; repeatable. Example: -p readproportion=0.9
     #[arg(long = "property", short = 'p', value_name = "NAME=VALUE")]
@@ -119,6 +123,10 @@ struct Ycsb {
     /// 512]
     #[arg(long, value_name = "BYTES", value_parser = value_size)]
     value_size: Option<u32>,
+    /// Keys of an index: numbers of 8 bytes, or strings like e-mail addresses with the host first. Without scans, they
+    /// are scattered; with scans, their order is that of the records [default: numbers]
+    #[arg(long, value_enum)]
+    keys: Option<KeysArg>,
     #[command(flatten)]
     measure: Measure,
     /// load: create the store of --store, load it and keep it; run: run on a store loaded that way [default: both, on a
@@ -164,6 +172,15 @@ struct Ycsb {
     /// Print the result in YCSB's format
     #[arg(long, conflicts_with = "json")]
     ycsb: bool,
+}
+
+/// Kind of the keys of an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KeysArg {
+    /// Numbers of 8 bytes
+    Numbers,
+    /// Strings of 22 bytes with long common prefixes: com.kobomaru.mail@tapi
+    Emails,
 }
 
 /// How long and how fast to measure, by any family of systems.
@@ -247,6 +264,8 @@ enum Phase {
 
 /// If a run has fewer operations than this number, every operation is timed.
 const ALL_TIMED_BELOW: u64 = 100_000;
+/// Maximum number of threads with an index. Some ids are left for clients that have ended and whose leases run.
+const INDEX_THREADS_MAX: u32 = 60;
 /// Maximum number of records of a store.
 const RECORDS_MAX: u64 = 1 << 30;
 /// Maximum of `--items`.
@@ -322,8 +341,15 @@ impl Ycsb {
         self.measure.check_log()?;
         note!("workload {}", config.workload);
         note!("{}", how(&config));
+        match self.system.family {
+            Family::Index => self.run_on::<Ordered>(config, duration),
+            _ => self.run_on::<Keys>(config, duration),
+        }
+    }
+
+    fn run_on<S: Subject>(self, config: SessionConfig, duration: Duration) -> Done {
         let phases = config.phases.clone();
-        let session = Session::start(config)?;
+        let session = Measured::<S>::start(config)?;
         if let Phases::Load(store) = phases {
             return self.tell_load(&store, session.loaded().expect("the load phase has run"));
         }
@@ -332,7 +358,40 @@ impl Ycsb {
         check(&report)
     }
 
+    /// # Errors
+    /// A flag was given that the family of the system does not have.
+    fn check_family(&self) -> Done {
+        if self.system.family != Family::Index {
+            return match self.keys {
+                Some(_) => Err(Failure::Error(format!(
+                    "a {} store has no --keys: leave it out, or give --system {}",
+                    self.system.kind,
+                    registry::names(Family::Index)
+                ))),
+                None => Ok(()),
+            };
+        }
+        let flags = [
+            ("--items", self.items.is_some()),
+            ("--collision-free", self.collision_free),
+            ("--by-node", self.by_node),
+        ];
+        if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(Failure::Error(format!(
+                "a {} store has no {flag}: leave it out, or give another --system",
+                self.system.kind
+            )));
+        }
+        if self.measure.threads > INDEX_THREADS_MAX {
+            return Err(Failure::Error(format!(
+                "an index has ids for 64 clients, and each thread is one: give at most {INDEX_THREADS_MAX} --threads"
+            )));
+        }
+        Ok(())
+    }
+
     fn config(&self) -> Result<SessionConfig, Failure> {
+        self.check_family()?;
         let mut workload = Workload::resolve_with(&self.workload, &self.properties)?;
         let chosen = workload.chosen;
         workload.records = self.records.or(chosen.records).unwrap_or(1_000_000);
@@ -384,6 +443,10 @@ impl Ycsb {
             collision_free: self.collision_free,
             verify: self.verify,
             by_node: self.by_node,
+            names: match self.keys {
+                Some(KeysArg::Emails) => NameKind::Emails,
+                Some(KeysArg::Numbers) | None => NameKind::Numbers,
+            },
             faults: self.fault.clone(),
             phases: match self.phase.zip(self.store.clone()) {
                 None => Phases::Both,
@@ -529,6 +592,9 @@ fn check(report: &YcsbReport) -> Done {
 fn show(report: &YcsbReport) -> Done {
     print_line!("{}", ycsb_table(std::slice::from_ref(report)));
     print_line!("{}", operations_table(report).to_string().trim_end());
+    for (name, count) in &report.index {
+        print_line!("{:<24}{count:>12}", name.replace('_', " "));
+    }
     for node in &report.nodes {
         let rates: Vec<String> = node.repeats_ops_per_s.iter().map(|rate| format!("{rate:.0}")).collect();
         print_line!(

@@ -155,6 +155,7 @@ impl Shared {
             operations: 0,
             mix: Mix::new([0.5, 0.5, 0.0, 0.0, 0.0]).expect("shares"),
             distribution: Distribution::named("zipfian:0.9").expect("a distribution"),
+            scan_max: 1,
             lengths: Lengths::Constant,
             chosen: Chosen::default(),
             unused: Vec::new(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 pub(super) struct Blocks {
     /// System to measure
-    #[arg(long, value_name = "SYSTEM", value_parser = systems(Family::Blocks), default_value = prism_rs::KIND)]
+    #[arg(long, value_name = "SYSTEM", value_parser = systems(&[Family::Blocks]), default_value = prism_rs::KIND)]
     system: System,
     /// Fabric to the nodes that the command starts [default: shm; with --pool, the URLs decide]
     #[arg(long, value_enum)]
@@ -128,6 +128,7 @@ impl Blocks {
             operations: operations.unwrap_or(0),
             mix: mix.expect("one of both shares is not 0"),
             distribution: self.distribution,
+            scan_max: 1,
             lengths: Lengths::Constant,
             chosen: Chosen::default(),
             unused: Vec::new(),

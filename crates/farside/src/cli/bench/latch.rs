@@ -154,6 +154,7 @@ impl Latch {
             operations: operations.unwrap_or(0),
             mix: mix.expect("one of both shares is not 0"),
             distribution: self.zipf,
+            scan_max: 1,
             lengths: Lengths::Constant,
             chosen: Chosen::default(),
             unused: Vec::new(),

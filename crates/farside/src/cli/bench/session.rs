@@ -11,7 +11,7 @@ mod temporary;
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use subject::{Objects, Replicas, Subject};
+pub(in crate::cli) use subject::{Keys, Objects, Ordered, Replicas, Subject};
 pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
@@ -31,19 +31,18 @@ use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::Strikes;
 use farside_fabrics::memory::Mapping;
 use farside_systems::kv::{Kv, KvError};
-use farside_systems::system::Options;
+use farside_systems::system::{Family, Options};
 use farside_systems::with_kv;
 use node::reach;
 use outcome::{NodesDone, Outcome, Sampled, difference};
 use pace::{Pace, Start, Step};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal, Write};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use subject::Keys;
 
 /// A loaded key-value store, and how to measure it.
 pub(in crate::cli) type Session = Measured<Keys>;
@@ -477,13 +476,14 @@ impl<S: Subject> Measured<S> {
         let drawn = self.run.thread(thread);
         let clients = S::clients(self, fabric, self.config.tasks)?;
         let mut keepers = Some(S::keepers(&clients)).filter(|keepers| !keepers.is_empty());
+        let events = RefCell::new(Vec::new());
         let mut core = Core::new(fabric);
         let mark = Cell::new(None);
         let start =
             Start { began: Instant::now(), cold: Cell::new(self.config.tasks), warm: Cell::new(None) };
         let pace = Pace::of(&self.config, self.pool.nodes().len());
         for (task, mut client) in (0u32..).zip(clients) {
-            let (drawn, mark, cut, start) = (&drawn, &mark, &cut, &start);
+            let (drawn, mark, cut, start, events) = (&drawn, &mark, &cut, &start, &events);
             let mut keepers = keepers.take();
             core.spawn(async move {
                 let writer = thread * self.config.tasks + task;
@@ -507,6 +507,8 @@ impl<S: Subject> Measured<S> {
                     None => run.await,
                     Some(keepers) => keepers.beside(run).await,
                 }
+                // The task that ends last has the numbers of all, since all are handles of one client.
+                events.replace(S::events(&client));
                 drop(client);
                 if let Some(keepers) = keepers {
                     keepers.end().await;
@@ -525,6 +527,7 @@ impl<S: Subject> Measured<S> {
             node_cpu: node_cpu(self).zip(node_before).map(|(now, before)| now.saturating_sub(before)),
             operations_per_s: 0.0,
             by_node: Vec::new(),
+            events: events.into_inner().into_iter().collect(),
         })
     }
 
@@ -665,9 +668,33 @@ struct Cut {
     to: mpsc::Sender<Interval>,
 }
 
-/// Checks that the store is loaded as the run expects: its first and its last record exist, with values of the right
-/// length.
+/// Checks that a key-value store is loaded as the run expects.
 fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Failure> {
+    let mut opened = None;
+    check_records(pool, config, store, |record| {
+        let (endpoint, kv) = match &mut opened {
+            Some(opened) => opened,
+            none => {
+                let endpoint = Rc::new(pool.endpoint_over_all()?);
+                let options = Options::default();
+                let kv = AnyKv::open(Rc::clone(&endpoint), endpoint.nodes(), store, &options);
+                let kv = block_on(&endpoint, kv)?;
+                none.insert((endpoint, kv))
+            }
+        };
+        let item = block_on(&*endpoint, kv.get(&farside_bench::workload::key(record)))?;
+        Ok(item.map(|item| item.value.len()))
+    })
+}
+
+/// Checks that the store is loaded as the run expects: its first and its last record exist, with values of the right
+/// length. `len` returns the length of a record's value.
+fn check_records(
+    pool: &Pool,
+    config: &SessionConfig,
+    store: &str,
+    mut len: impl FnMut(u64) -> Result<Option<usize>, Failure>,
+) -> Result<(), Failure> {
     let stores = pool.stores()?;
     let Some(found) = stores.iter().find(|found| found.name == store) else {
         return Err(Failure::Error(format!(
@@ -680,12 +707,14 @@ fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(
             found.kind, config.system.kind, found.kind
         )));
     }
-    let endpoint = Rc::new(pool.endpoint_over_all()?);
-    let mut kv =
-        block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), endpoint.nodes(), store, &Options::default()))?;
+    let of_index = match config.system.family {
+        Family::Index => {
+            "with other --keys, or for a workload with scans and this one has none, or conversely, or "
+        }
+        _ => "",
+    };
     for record in [0, config.workload.records - 1] {
-        let item = block_on(&endpoint, kv.get(&farside_bench::workload::key(record)))?;
-        match item.map(|item| item.value.len()) {
+        match len(record)? {
             Some(len) if len == config.value_size => {}
             Some(len) => {
                 return Err(Failure::Error(format!(
@@ -694,8 +723,9 @@ fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(
             }
             None => {
                 return Err(Failure::Error(format!(
-                    "store '{store}' has no record {record}: it was loaded with fewer --records, or not completely, or \
-                     not by --phase load; give the --records of the load, or drop the store and load it again"
+                    "store '{store}' has no record {record}: it was loaded with fewer --records, or {of_index}not \
+                     completely, or not by --phase load; give the --records of the load, or drop the store and load it \
+                     again"
                 )));
             }
         }

@@ -199,7 +199,7 @@ fn whatif_refuses_questions_outside_its_model() {
         (&["--workload", "reads=2"], "give 0 to 1"),
         (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
-        (&["--workload", "nowhere"], "built in are a, b, c, d and f"),
+        (&["--workload", "nowhere"], "built in are a, b, c, d, e and f"),
         (
             &["--system", "redis"],
             "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock or latch",

@@ -111,7 +111,7 @@ fn bench_ycsb_reads_property_files_and_property_flags() {
     farside(beside("readproportion=95")).refused("legal is a number from 0 to 1");
     farside(beside("fieldlength=99999999")).refused("or give --value-size");
     farside(["bench", "ycsb", "--workload", "e"]).refused("workload e has scans");
-    farside(["bench", "ycsb", "--workload", "g"]).refused("built in are a, b, c, d and f");
+    farside(["bench", "ycsb", "--workload", "g"]).refused("built in are a, b, c, d, e and f");
 }
 
 #[test]
@@ -490,4 +490,89 @@ fn bench_latch_predicts_that_padding_spreads_latches_over_lock_slots() {
     assert_eq!((&report["scheme"], &report["fabric"]), (&"versions".into(), &"model".into()));
     assert_eq!((&report["tasks"], &report["records"]), (&64.into(), &2000.into()));
     farside(["bench", "latch", "--predict", "--fabric", "shm"]).refused("--predict");
+}
+
+#[track_caller]
+fn ycsb_of_index(arguments: &[&str]) -> serde_json::Value {
+    let common = ["bench", "ycsb", "--system", "smart", "--records", "2000", "--seconds", "0.3", "--json"];
+    let report = farside(common.iter().chain(arguments)).done().json();
+    assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!((&report["system"], &report["load_factor"]), (&"smart".into(), &serde_json::Value::Null));
+    let fields: Vec<&str> = report.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(fields.len(), 25, "those of every system, 'keys' and 'index': {fields:?}");
+    let counts = report["index"].as_object().expect("an object");
+    assert!(counts["cache_hits"].as_u64() > Some(0) && counts.contains_key("writes_combined"), "{report}");
+    report
+}
+
+#[test]
+fn bench_ycsb_runs_every_workload_on_an_index() {
+    for (workload, expected) in [
+        ("a", &["read", "update"][..]),
+        ("b", &["read", "update"]),
+        ("c", &["read"]),
+        ("d", &["insert", "read"]),
+        ("e", &["insert", "scan"]),
+        ("f", &["read", "read-modify-write"]),
+    ] {
+        for keys in ["numbers", "emails"] {
+            let sizes = ["--value-size", "64", "--keys", keys];
+            let report = ycsb_of_index(
+                &[&["--fabric", "local", "--workload", workload, "--verify"][..], &sizes].concat(),
+            );
+            let names: Vec<String> = operations(&report).into_iter().map(|(name, _)| name).collect();
+            assert_eq!(
+                (names, &report["keys"]),
+                (expected.iter().map(|&name| name.into()).collect(), &keys.into())
+            );
+        }
+    }
+    ycsb_of_index(&["--fabric", "local", "--workload", "e", "--value-size", "8"]);
+    ycsb_of_index(&["--fabric", "local", "--workload", "a", "--value-size", "1KiB", "--threads", "2"]);
+}
+
+#[test]
+fn bench_ycsb_runs_an_index_over_every_fabric() {
+    for fabric in ["shm", "ring", "tcp", "udp"] {
+        let report = ycsb_of_index(&["--fabric", fabric, "--workload", "e", "--verify"]);
+        assert_eq!(report["fabric"], fabric);
+    }
+}
+
+#[test]
+fn bench_ycsb_loads_an_index_once_and_runs_on_it() {
+    let node = Node::with(&["--memory", "512MiB"]);
+    let url = node.url();
+    let of_size = |bytes: &str, phase: &str, more: &[&str]| {
+        let common =
+            ["bench", "ycsb", "--system", "smart", "--records", "2000", "--seconds", "0.3", "--json"];
+        let store = ["--pool", url.as_str(), "--store", "ix", "--value-size", bytes, "--phase", phase];
+        farside(common.iter().chain(&store).chain(more))
+    };
+    let phase = |phase: &str, more: &[&str]| of_size("8", phase, more);
+    phase("run", &[]).refused("store 'ix' does not exist: load it first");
+    assert_eq!(phase("load", &["--workload", "a"]).done().json()["records"], 2000);
+    assert_eq!(node.run(["index", "stat", "--store", "ix", "--json"]).done().json()["keys"], 2000);
+    for workload in ["a", "b", "c"] {
+        let report = phase("run", &["--workload", workload]).done().json();
+        assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
+    }
+    of_size("9", "run", &[]).refused("was loaded with values of 8 bytes: give --value-size 8");
+    phase("run", &["--workload", "e"])
+        .refused("for a workload with scans and this one has none, or conversely");
+    phase("run", &["--keys", "emails"]).refused("with other --keys");
+    node.run(["store", "drop", "ix"]).done();
+}
+
+#[test]
+fn bench_ycsb_refuses_what_an_index_lacks() {
+    let index = |arguments: &[&str]| farside(["bench", "ycsb", "--system", "smart"].iter().chain(arguments));
+    index(&["--items", "9"]).refused("a smart store has no --items");
+    index(&["--collision-free"]).refused("a smart store has no --collision-free");
+    index(&["--threads", "61"]).refused("give at most 60 --threads");
+    index(&["--value-size", "8KiB"]).refused("at most 7168 bytes");
+    index(&["--value-size", "8", "--verify"]).refused("values of 8 bytes cannot be verified");
+    index(&["--keys", "hashed"]).refused("numbers, emails");
+    farside(["bench", "ycsb", "--keys", "emails"]).refused("a prism-kv store has no --keys: leave it out");
+    farside(["bench", "ycsb", "-p", "scanproportion=1"]).refused("or an index such as --system smart");
 }

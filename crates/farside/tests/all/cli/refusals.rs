@@ -101,7 +101,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         // Measurements.
         (&["bench", "ycsb", "--fabric", "verbs"], "local, shm"),
         (&["bench", "ycsb", "--system", "chess"], "prism-kv"),
-        (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b, c, d and f"),
+        (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b, c, d, e and f"),
         (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),
         (
             &["bench", "ycsb", "--workload", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")],

@@ -4,6 +4,7 @@ use super::super::{ExistingNode, FabricArg, System, fewer};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
+use farside_bench::index::NameKind;
 use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
@@ -20,9 +21,6 @@ const WARM_UP: Duration = Duration::from_millis(500);
 const COUNTED_MAX: u64 = COUNTED + Step::MAX;
 /// Default value of N if one operation in N is timed.
 pub(in crate::cli) const SAMPLED: u64 = 64;
-
-/// Size of a key, in bytes.
-const KEY_SIZE: usize = 8;
 
 /// The plan of a measurement.
 #[derive(Clone)]
@@ -50,6 +48,8 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) verify: bool,
     /// Whether each task keeps to the keys of one node.
     pub(in crate::cli) by_node: bool,
+    /// Kind of the keys of an index. Other stores have numbers.
+    pub(in crate::cli) names: NameKind,
     /// Number of replicas of a block store, each on a node of its own; `None` for stores of another family.
     pub(in crate::cli) replicas: Option<u32>,
     /// How clients synchronize, and where latches lie, in a store of latched objects.
@@ -113,6 +113,7 @@ impl SessionConfig {
             collision_free: false,
             verify: false,
             by_node: false,
+            names: NameKind::Numbers,
             replicas: None,
             latching: Latching::NONE,
             lease: None,
@@ -139,7 +140,7 @@ impl SessionConfig {
     pub(super) fn sizing(&self) -> Sizing {
         Sizing {
             items: Some(self.items()),
-            key_len: KEY_SIZE,
+            key_len: self.names.len_max(),
             value_len: self.value_size,
             collision_free: self.collision_free,
             latching: self.latching,
@@ -222,6 +223,12 @@ impl SessionConfig {
     }
 }
 
+/// Memory for the inner nodes of an index, for each record. In the worst case, scattered keys need 0.3 nodes each, when
+/// there are 1.8 of them for each slot of the last full level. A node takes at most 2.3 KiB.
+const INDEX_NODES_PER_RECORD: u64 = 704;
+/// Memory that each client of an index claims and does not use yet. Loading, sampling and running are one each.
+const INDEX_BYTES_PER_CLIENT: u64 = 12 << 20;
+
 /// Returns the quota of a store in bytes: for its table, its items, and the buffers that overwrites have retired and
 /// the grace period has not yet freed. Returns 0 if the store exists.
 ///
@@ -248,8 +255,16 @@ pub(super) fn quota(config: &SessionConfig) -> Result<u64, Failure> {
         )),
     })?;
     let items = u128::from(records) * u128::from(item_bytes);
+    let items = match config.system.family {
+        Family::Index => u128::from(records) * u128::from(INDEX_NODES_PER_RECORD),
+        _ => items,
+    };
+    let clients = match config.system.family {
+        Family::Index => u64::from(config.threads) * INDEX_BYTES_PER_CLIENT,
+        _ => 0,
+    };
     let on_the_way = (u64::from(config.threads * config.tasks) * item_bytes * 1024).min(1 << 30);
-    let bytes = u128::from(table_bytes) + items + items / 16 + u128::from(on_the_way + SLACK);
+    let bytes = u128::from(table_bytes) + items + items / 16 + u128::from(on_the_way + clients + SLACK);
     if bytes > Geometry::SIZE_MAX.into() {
         return Err(no_room());
     }

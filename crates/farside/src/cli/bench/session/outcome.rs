@@ -8,6 +8,7 @@ use farside_bench::report::{CpuSeconds, LatencyUs, NodeReport, OperationReport, 
 use farside_fabrics::layer::count::Costs;
 use farside_remote::Capabilities;
 use farside_remote::arena::session::Counters;
+use farside_systems::system::Family;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ impl<S: Subject> Measured<S> {
         }
         let info = self.pool.nodes().find_map(|node| node.info().ok()); // The report is made even if the node is gone.
         let slots = match self.config.phases {
+            _ if self.config.system.family == Family::Index => None,
             Phases::Run(_) => None, // The load may have used another table size.
             Phases::Both | Phases::Load(_) | Phases::Within(_) => {
                 self.config.footprint().ok().map(|footprint| footprint.slots)
@@ -47,6 +49,7 @@ impl<S: Subject> Measured<S> {
             records: self.config.workload.records,
             value_size: self.config.value_size as u64,
             scheme: None,
+            keys: (self.config.system.family == Family::Index).then(|| self.config.names.name().to_owned()),
             replicas: self.config.replicas.map(u64::from),
             threads: self.config.threads.into(),
             tasks: self.config.tasks.into(),
@@ -79,6 +82,7 @@ impl<S: Subject> Measured<S> {
             violations: tally.violations,
             longest_stall_ms: S::Work::TIMES_STALLS.then_some(tally.longest_stall.as_secs_f64() * 1e3),
             read_back: None,
+            index: ended.events.iter().map(|(name, count)| (name.replace(' ', "_"), *count)).collect(),
         }
     }
 }
@@ -130,6 +134,8 @@ pub(super) struct Outcome {
     pub(super) node_cpu: Option<Duration>,
     /// Operations of each node's tasks, for each repeat.
     pub(super) by_node: Vec<NodesDone>,
+    /// Numbers of events in the operations of clients, by name, from the start of each repeat's warm-up on.
+    pub(super) events: BTreeMap<&'static str, u64>,
 }
 
 /// Operations of each node's tasks in one repeat, and its length. Empty unless each task keeps to one node.
@@ -145,6 +151,7 @@ impl Outcome {
         self.counters.add(&later.counters);
         self.own_cpu += later.own_cpu;
         self.by_node.extend(later.by_node);
+        self.add_events(later.events);
         self.node_cpu = match (self.node_cpu, later.node_cpu) {
             (Some(before), Some(later)) => Some(before + later),
             (before, later) => before.or(later),
@@ -162,6 +169,11 @@ impl Outcome {
         // sum.
         self.own_cpu = self.own_cpu.max(other.own_cpu);
         self.node_cpu = self.node_cpu.max(other.node_cpu);
+        self.add_events(other.events);
+    }
+
+    fn add_events(&mut self, others: BTreeMap<&'static str, u64>) {
+        others.into_iter().for_each(|(name, count)| *self.events.entry(name).or_default() += count);
     }
 }
 

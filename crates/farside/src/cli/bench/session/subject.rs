@@ -1,13 +1,14 @@
 //! Families of stores, as a measurement sees them: how a store is created and opened, and the work of its clients.
 
 use super::pace::{Pace, Start};
-use super::{Dropping, Measured, SessionConfig, check_is_loaded};
+use super::{Dropping, Measured, SessionConfig, check_is_loaded, check_records};
 use crate::cli::{Done, Failure};
 use farside::parts::{AnyKv, Keepers};
 use farside::volume::NewVolume;
 use farside::{NewStore, Pool};
 use farside_bench::blocks::{self, BlockWork};
 use farside_bench::driver::{Run, Thread, Work};
+use farside_bench::index::{self, IndexWork};
 use farside_bench::kv::{self, Counted, Ycsb};
 use farside_bench::latched::{self, LatchTrouble, LatchWork};
 use farside_bench::report::Latencies;
@@ -15,10 +16,11 @@ use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::count::Count;
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, NodeId};
+use farside_systems::index::Index;
 use farside_systems::kv::Kv;
 use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, Latched};
-use farside_systems::registry::AnyBlocks;
+use farside_systems::registry::{AnyBlocks, AnyIndex};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
 use farside_systems::with_kv;
@@ -94,6 +96,12 @@ pub(in crate::cli) trait Subject: Sized {
         _client: &mut Self::Client<F>,
     ) -> Result<(), <Self::Work as Work>::Trouble> {
         Ok(())
+    }
+
+    /// Numbers of events in the operations of a thread's clients so far, with their names. Empty if the family counts
+    /// none.
+    fn events<F: Fabric + Clock + Turns + 'static>(_client: &Self::Client<F>) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// Returns the operations of the tasks of each of `shards` nodes so far. Empty unless each task keeps to one node.
@@ -302,6 +310,110 @@ impl Subject for Replicas {
         warmed_up: Option<impl FnOnce()>,
     ) {
         pace.task(run, client, drawn, number, start, warmed_up).await;
+    }
+}
+
+/// Ordered indexes.
+pub(in crate::cli) struct Ordered;
+
+impl Subject for Ordered {
+    const COMMAND: &'static str = "ycsb";
+    const DROPPING: Dropping = Dropping::STORE;
+    type Work = IndexWork;
+    type Client<F: Fabric + Clock + Turns> = AnyIndex<Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<index::Run, Failure> {
+        let plan = index::Plan {
+            workload: config.workload.clone(),
+            value_size: config.value_size,
+            kind: config.names,
+            tasks: config.threads * config.tasks,
+            verify: config.verify,
+            sampled: config.sampled,
+            seed: SEED,
+        };
+        plan.run().map_err(Failure::Error)
+    }
+
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        let new = NewStore {
+            keys: Some(config.names.keys()),
+            value_size: Some(config.value_size as u32),
+            kind: config.system.kind.into(),
+            ..NewStore::prism_kv(name, quota)
+        };
+        pool.create_store(&new).map(drop)
+    }
+
+    fn check_is_loaded(pool: &Pool, config: &SessionConfig, name: &str) -> Done {
+        let (mut index, names) = (None, Ordered::planned(config)?.work().names());
+        check_records(pool, config, name, |record| {
+            let index = match &mut index {
+                Some(index) => index,
+                none => none.insert(farside::index::Index::open(pool, name)?),
+            };
+            if index.keys() != config.names.keys() {
+                return Ok(None);
+            }
+            let mut key = Vec::new();
+            names.write(record, &mut key);
+            Ok(index.get(&key)?.map(|value| value.len()))
+        })
+    }
+
+    fn clients<F: Fabric + Clock + Turns + 'static>(
+        session: &Measured<Ordered>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<AnyIndex<Rc<F>>>, Failure> {
+        let entropy = getrandom::u64().expect("the system has random bytes: ids must not be guessed");
+        let (nodes, options) = (session.pool.nodes().len() as u32, Options { entropy, ..Options::NONE });
+        let opened = AnyIndex::open_in(Rc::clone(fabric), nodes, &session.store, &options);
+        // All tasks of a thread are one client to the store.
+        let mut clients = vec![block_on(fabric, opened)?];
+        clients.extend((1..count).map(|_| clients[0].another()).collect::<Vec<_>>());
+        Ok(clients)
+    }
+
+    fn keepers<F: Fabric + Clock + Turns + 'static>(clients: &[AnyIndex<Rc<F>>]) -> Keepers {
+        // All of them are handles of one client.
+        Keepers::of_tasks(clients.first().map(Index::keeper))
+    }
+
+    async fn load<F: Fabric + Clock + Turns + 'static>(
+        run: &index::Run,
+        client: &mut AnyIndex<Rc<F>>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String> {
+        run.load(client, task, tasks, tell).await
+    }
+
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
+        run: &index::Run,
+        client: &mut AnyIndex<Rc<F>>,
+        drawn: &Thread<IndexWork>,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        run.task(client, drawn, number, limit).await
+    }
+
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
+        pace: Pace,
+        run: &index::Run,
+        client: &mut AnyIndex<Rc<F>>,
+        drawn: &Thread<IndexWork>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        pace.task(run, client, drawn, number, start, warmed_up).await;
+    }
+
+    fn events<F: Fabric + Clock + Turns + 'static>(client: &AnyIndex<Rc<F>>) -> Vec<(&'static str, u64)> {
+        client.counters()
     }
 }
 

@@ -30,6 +30,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         records: 1000,
         value_size: 512,
         scheme: None,
+        keys: None,
         replicas: None,
         threads: 1,
         tasks,
@@ -50,6 +51,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         violations: 0,
         longest_stall_ms: None,
         read_back: None,
+        index: Default::default(),
         nodes: Vec::new(),
     }
 }
