@@ -35,8 +35,10 @@ use std::collections::BTreeMap;
 const AGE_MAX: u64 = 2 * GENERATIONS - 3;
 /// No entry.
 const NONE: u32 = u32::MAX;
-/// Least number of entries that an eviction looks at.
+/// Number of entries that the choice of one to evict looks at.
 const LOOKS: usize = 64;
+/// Number of slots of the largest node whose bytes are compared one by one. Larger ones have a table by byte.
+const COMPARED_MAX: usize = 16;
 
 /// Copies of inner nodes.
 pub(super) struct Cache {
@@ -55,34 +57,112 @@ pub(super) struct Cache {
     evicted: u64,
 }
 
+/// Copy of a node.
 struct Entry {
     node: Far,
-    /// Depth of the slot that leads here.
-    from: usize,
-    /// Bytes of the path between that slot and the node's slots.
-    prefix: [u8; PREFIX_MAX],
-    prefix_len: usize,
-    slots: Vec<Slot>,
-    /// Entries of the slots' nodes.
-    children: Vec<u32>,
-    /// Entry and index of the slot that leads here; [`NONE`] for the root slot.
-    parent: (u32, usize),
     /// Epoch in which the slots were read.
     read_in: u64,
+    /// Bytes of the path between the slot that leads here and the node's slots.
+    prefix: [u8; PREFIX_MAX],
+    prefix_len: u8,
+    /// Depth of the slot that leads here.
+    from: u8,
     was_used: bool,
+    /// Number of links to other entries.
+    links: u16,
+    /// Number of keys to expect below the node, as its slots were when they were read.
+    expected: u32,
+    /// Index of the slot that leads here in the entry `parent`.
+    parent_index: u16,
+    /// Entry of the node above; [`NONE`] if the root slot leads here.
+    parent: u32,
+    indexes: Indexes,
+    /// The node's slots, in its order.
+    slots: Box<[Cached]>,
+}
+
+/// Copy of a slot.
+#[derive(Clone, Copy)]
+struct Cached {
+    /// Null if the slot was not in use, or was dropped.
+    slot: Slot,
+    /// Entry of the slot's node.
+    child: u32,
+}
+
+/// Indexes of slots by partial byte. The index of an unused byte may be that of any slot.
+enum Indexes {
+    /// Bytes in the order of the slots.
+    Compared([u8; COMPARED_MAX]),
+    /// Indexes in the order of the bytes.
+    ByByte(Box<[u8; 256]>),
 }
 
 impl Entry {
     fn branch(&self) -> usize {
-        self.from + self.prefix_len
+        usize::from(self.from) + usize::from(self.prefix_len)
+    }
+
+    /// The bytes between the slot that leads here and the byte that selects one of the node's slots.
+    fn prefix(&self) -> &[u8] {
+        &self.prefix[..self.prefix_len.into()]
     }
 
     fn size(&self) -> usize {
-        size_of::<Entry>() + self.slots.capacity() * (size_of::<Slot>() + size_of::<u32>()) + 32
+        let table = if let Indexes::ByByte(_) = self.indexes { 256 } else { 0 };
+        size_of::<Entry>() + self.slots.len() * size_of::<Cached>() + table + 32
     }
 
-    fn has_children(&self) -> bool {
-        self.children.iter().any(|&child| child != NONE)
+    /// Replaces the slots. There are no links.
+    fn set_slots(&mut self, slots: Vec<Slot>) {
+        self.slots = slots.iter().map(|&slot| Cached { slot, child: NONE }).collect();
+        self.links = 0;
+        self.expected = slots.iter().map(|slot| slot.expected() as u32).sum();
+        self.indexes = match slots.len() > COMPARED_MAX {
+            true => Indexes::ByByte(Box::new([0; 256])),
+            false => Indexes::Compared([0; COMPARED_MAX]),
+        };
+        for (index, slot) in slots.into_iter().enumerate() {
+            self.note_byte(index, slot);
+        }
+    }
+
+    fn note_byte(&mut self, index: usize, slot: Slot) {
+        match &mut self.indexes {
+            _ if slot.is_null() => {}
+            Indexes::Compared(bytes) => bytes[index] = slot.partial(),
+            Indexes::ByByte(indexes) => indexes[usize::from(slot.partial())] = index as u8,
+        }
+    }
+
+    /// Index of the slot of a byte.
+    #[inline]
+    fn index_of(&self, byte: u8) -> Option<usize> {
+        let has_byte = |index: &usize| {
+            let cached = self.slots.get(*index);
+            cached.is_some_and(|cached| cached.slot.partial() == byte && !cached.slot.is_null())
+        };
+        match &self.indexes {
+            Indexes::ByByte(indexes) => Some(usize::from(indexes[usize::from(byte)])).filter(has_byte),
+            Indexes::Compared(bytes) => {
+                let equal = bytes.iter().enumerate().map(|(at, other)| u32::from(*other == byte) << at);
+                let mut equal = equal.fold(0, |all, one| all | one);
+                let indexes = std::iter::from_fn(|| {
+                    let index = equal.trailing_zeros();
+                    equal &= equal.wrapping_sub(1);
+                    (index < u32::BITS).then_some(index as usize)
+                });
+                indexes.into_iter().find(has_byte)
+            }
+        }
+    }
+
+    /// Index of the slot that leads on along a path, if the path goes through this node and the slot is cached.
+    #[inline]
+    fn index_on(&self, path: &[u8]) -> Option<usize> {
+        let branch = self.branch();
+        let &byte = path.get(branch)?;
+        (path[self.from.into()..branch] == *self.prefix()).then(|| self.index_of(byte))?
     }
 }
 
@@ -107,54 +187,73 @@ impl Cache {
         self.evicted
     }
 
-    /// Returns the deepest cached slot on a path, with its location and its depth. `epoch` is the client's current one.
-    pub(super) fn find(&mut self, path: &[u8], epoch: u64) -> Option<(Far, Slot, usize)> {
-        let mut best = None;
-        let mut next = self.root_child;
-        let mut from = (self.root_at, self.root, 0);
-        while let Some(entry) = self.entries.get_mut(next as usize).and_then(Option::as_mut) {
-            if epoch.saturating_sub(entry.read_in) >= AGE_MAX {
-                self.remove(next);
-                break;
-            }
-            best = Some(from);
-            entry.was_used = true;
-            let branch = entry.branch();
-            let prefix = &entry.prefix[..entry.prefix_len];
-            if path.get(entry.from..branch) != Some(prefix) {
-                break;
-            }
-            let Some(&byte) = path.get(branch) else { break };
-            let found = entry.slots.iter().position(|slot| slot.partial() == byte && !slot.is_null());
-            let Some(index) = found else { break };
-            from = (slot_at(entry.node, index), entry.slots[index], branch + 1);
-            best = Some(from);
-            next = entry.children[index];
-        }
-        best
+    /// Returns the deepest cached slot on a path. `epoch` is the client's current one.
+    #[inline]
+    pub(super) fn find(&mut self, path: &[u8], epoch: u64) -> Option<Found> {
+        let mut descent = self.descent();
+        while self.step(&mut descent, path, epoch) {}
+        descent.found
     }
 
-    /// Locations of the cached nodes on a path, from the root on, with the numbers of their cached slots.
-    pub(super) fn nodes_on(&self, path: &[u8]) -> Vec<(Far, usize)> {
-        let (mut nodes, mut next) = (Vec::new(), self.root_child);
-        while let Some(entry) = self.entries.get(next as usize).and_then(Option::as_ref) {
-            nodes.push((entry.node, entry.slots.len()));
+    /// Begins to walk down.
+    pub(super) fn descent(&self) -> Descent {
+        Descent { next: self.root_child, found: None }
+    }
+
+    /// Walks one node down along a path. Returns whether there may be a further node.
+    #[inline]
+    pub(super) fn step(&mut self, descent: &mut Descent, path: &[u8], epoch: u64) -> bool {
+        let next = std::mem::replace(&mut descent.next, NONE);
+        let Some(entry) = self.entries.get_mut(next as usize).and_then(Option::as_mut) else { return false };
+        if epoch.saturating_sub(entry.read_in) >= AGE_MAX {
+            self.remove(next);
+            return false;
+        }
+        entry.was_used = true;
+        let root = Found { slot_at: self.root_at, slot: self.root, depth: 0 };
+        descent.found = descent.found.or(Some(root));
+        let Some(index) = entry.index_on(path) else { return false };
+        let Cached { slot, child } = entry.slots[index];
+        descent.found = Some(Found { slot_at: slot_at(entry.node, index), slot, depth: entry.branch() + 1 });
+        descent.next = child;
+        child != NONE
+    }
+
+    /// Returns the cached nodes with which a scan from `path` on begins, from the root's direction down. All of them
+    /// are on the path. Below the first one, `keys` keys are to be expected from the path on, if the cache has such a
+    /// node.
+    pub(super) fn nodes_for(&self, path: &[u8], keys: usize) -> Vec<OnPath> {
+        let (mut entries, mut next) = (Vec::new(), self.root_child);
+        while let Some(entry) = self.at(next) {
             let branch = entry.branch();
-            let byte = path.get(branch);
-            if path.get(entry.from..branch) != Some(&entry.prefix[..entry.prefix_len]) || byte.is_none() {
+            if path.len() <= branch || path[entry.from.into()..branch] != *entry.prefix() {
                 break;
             }
-            let found = entry.slots.iter().position(|slot| Some(&slot.partial()) == byte && !slot.is_null());
-            let Some(index) = found else { break };
-            next = entry.children[index];
+            entries.push(entry);
+            let Some(index) = entry.index_of(path[branch]) else { break };
+            next = entry.slots[index].child;
         }
-        nodes
+        let mut expected = 0;
+        let is_enough = |entry: &&Entry| {
+            let bytes_behind = usize::from(u8::MAX - path[entry.branch()]);
+            expected += entry.expected as usize * bytes_behind / 256;
+            expected >= keys
+        };
+        let first = entries.iter().rposition(is_enough).unwrap_or(0);
+        let on_path =
+            |entry: &Entry| OnPath { node: entry.node, slots: entry.slots.len(), branch: entry.branch() };
+        entries[first..].iter().map(|entry| on_path(entry)).collect()
+    }
+
+    /// Whether the cache has a node.
+    pub(super) fn has(&self, node: Far) -> bool {
+        self.by_node.contains_key(&node)
     }
 
     /// Returns the cached slots of a node.
-    pub(super) fn slots_of(&self, node: Far) -> Option<&[Slot]> {
+    pub(super) fn slots_of(&self, node: Far) -> Option<impl Iterator<Item = Slot>> {
         let entry = self.entries[*self.by_node.get(&node)? as usize].as_ref()?;
-        Some(&entry.slots)
+        Some(entry.slots.iter().map(|cached| cached.slot))
     }
 
     /// Puts a node into the cache, which was read below the slot `slot` at `slot_from`. `path` leads to the node's
@@ -172,30 +271,45 @@ impl Cache {
         if self.budget == 0 || prefix_len > PREFIX_MAX || slot.is_null() {
             return;
         }
-        let parent = match slot_from == self.root_at {
+        let (parent, parent_index) = match slot_from == self.root_at {
             true => (NONE, 0),
             false => match self.slot_of(slot_from) {
                 Some(parent) if self.at(parent.0).is_some_and(|above| above.branch() + 1 == from) => parent,
                 _ => return,
             },
         };
-        let slots: Vec<Slot> = view.slots().take(header.kind.slots()).collect();
-        let mut prefix = [0; PREFIX_MAX];
-        prefix[..prefix_len].copy_from_slice(&path[from..]);
+        let slots = view.slots().take(header.kind.slots());
         self.update(slot_from, slot);
         if let Some(&known) = self.by_node.get(&node) {
-            if self.at(known).is_some_and(|entry| entry.parent == parent && entry.from == from) {
-                return self.replace(known, slots, epoch);
+            if self.at(known).is_some_and(|entry| {
+                (entry.parent, entry.parent_index) == (parent, parent_index)
+                    && usize::from(entry.from) == from
+            }) {
+                return self.replace(known, slots.collect(), epoch);
             }
             self.remove(known);
         }
         // The removal may have removed the node above.
-        if parent.0 != NONE && self.at(parent.0).is_none() {
+        if parent != NONE && self.at(parent).is_none() {
             return;
         }
-        let children = vec![NONE; slots.len()];
-        let entry =
-            Entry { node, from, prefix, prefix_len, slots, children, parent, read_in: epoch, was_used: true };
+        let mut prefix = [0; PREFIX_MAX];
+        prefix[..prefix_len].copy_from_slice(&path[from..]);
+        let mut entry = Entry {
+            node,
+            read_in: epoch,
+            prefix,
+            prefix_len: prefix_len as u8,
+            from: from as u8,
+            was_used: true,
+            links: 0,
+            expected: 0,
+            parent_index,
+            parent,
+            indexes: Indexes::Compared([0; COMPARED_MAX]),
+            slots: Box::default(),
+        };
+        entry.set_slots(slots.collect());
         self.used += entry.size();
         let number = match self.free.pop() {
             Some(number) => {
@@ -208,7 +322,7 @@ impl Cache {
             }
         };
         self.by_node.insert(node, number);
-        self.link(parent, number);
+        self.link((parent, parent_index), number);
         self.evict(number);
     }
 
@@ -219,7 +333,9 @@ impl Cache {
         } else {
             let Some((number, index)) = self.slot_of(at) else { return };
             let Some(entry) = &mut self.entries[number as usize] else { return };
-            (std::mem::replace(&mut entry.slots[index], slot), entry.children[index])
+            entry.note_byte(index.into(), slot);
+            let cached = &mut entry.slots[usize::from(index)];
+            (std::mem::replace(&mut cached.slot, slot), cached.child)
         };
         if !old.is_same_place(slot) && child != NONE {
             self.remove(child);
@@ -238,18 +354,23 @@ impl Cache {
     }
 
     /// Entry and index of the slot at this location.
-    fn slot_of(&self, at: Far) -> Option<(u32, usize)> {
+    fn slot_of(&self, at: Far) -> Option<(u32, u16)> {
         let (_, &number) = self.by_node.range(..=at).next_back()?;
         let entry = self.at(number)?;
         let index = at.0.checked_sub(slot_at(entry.node, 0).0)? / 8;
-        (index < entry.slots.len() as u64).then_some((number, index as usize))
+        (index < entry.slots.len() as u64).then_some((number, index as u16))
     }
 
-    fn link(&mut self, (parent, index): (u32, usize), to: u32) {
-        match self.entries.get_mut(parent as usize).and_then(Option::as_mut) {
-            Some(parent) => parent.children[index] = to,
-            None => self.root_child = to,
-        }
+    /// Links a slot to an entry, or to none.
+    fn link(&mut self, (parent, index): (u32, u16), to: u32) {
+        let Some(parent) = self.entries.get_mut(parent as usize).and_then(Option::as_mut) else {
+            self.root_child = to;
+            return;
+        };
+        let child = &mut parent.slots[usize::from(index)].child;
+        parent.links -= u16::from(*child != NONE);
+        parent.links += u16::from(to != NONE);
+        *child = to;
     }
 
     /// Replaces the slots of an entry by newer ones.
@@ -259,55 +380,102 @@ impl Cache {
             return; // A node never has fewer slots than before.
         }
         self.used -= entry.size();
+        let old = std::mem::take(&mut entry.slots);
+        entry.set_slots(slots);
         let mut moved = Vec::new();
-        for (index, child) in entry.children.iter().enumerate() {
-            let is_same = slots.get(index).is_some_and(|slot| slot.is_same_place(entry.slots[index]));
-            if *child != NONE && !is_same {
-                moved.push(*child);
+        for (old, new) in old.iter().zip(&mut entry.slots).filter(|(old, _)| old.child != NONE) {
+            if new.slot.is_same_place(old.slot) {
+                new.child = old.child;
+                entry.links += 1;
+            } else {
+                moved.push(old.child);
             }
         }
-        entry.children.resize(slots.len(), NONE);
-        entry.slots = slots;
         (entry.read_in, entry.was_used) = (epoch, true);
         self.used += entry.size();
-        moved.into_iter().for_each(|child| self.remove(child));
+        moved.into_iter().for_each(|child| self.remove_below(child));
     }
 
     /// Removes an entry with all entries below it.
     fn remove(&mut self, number: u32) {
-        let Some(parent) = self.at(number).map(|entry| entry.parent) else { return };
+        let Some(parent) = self.at(number).map(|entry| (entry.parent, entry.parent_index)) else { return };
         self.link(parent, NONE);
+        self.remove_below(number);
+    }
+
+    /// Removes an entry that nothing is linked to, with all entries below it.
+    fn remove_below(&mut self, number: u32) {
         let mut left = vec![number];
         while let Some(number) = left.pop() {
             let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::take) else { continue };
             self.used -= entry.size();
             self.by_node.remove(&entry.node);
             self.free.push(number);
-            left.extend(entry.children.iter().filter(|child| **child != NONE));
+            if entry.links > 0 {
+                left.extend(entry.slots.iter().map(|cached| cached.child).filter(|child| *child != NONE));
+            }
         }
     }
 
-    /// Removes entries without entries below them until the cache fits its budget. Keeps the entry `kept`.
+    /// Removes entries without entries below them until the cache fits its budget. Keeps the entry `kept`, unless
+    /// nothing else is found.
     fn evict(&mut self, kept: u32) {
-        let mut looks = LOOKS.max(self.entries.len() * 2);
-        while self.used > self.budget && looks > 0 {
-            looks -= 1;
-            self.hand = (self.hand + 1) % self.entries.len();
-            let number = self.hand as u32;
-            if number == kept {
-                continue;
-            }
-            let Some(entry) = &mut self.entries[self.hand] else { continue };
-            if !entry.has_children() && !std::mem::replace(&mut entry.was_used, false) {
-                self.evicted += 1;
-                self.remove(number);
-            }
-        }
-        if self.used > self.budget {
+        while self.used > self.budget {
+            let victim = self.victim(kept);
             self.evicted += 1;
-            self.remove(kept);
+            self.remove(victim.unwrap_or(kept));
+            if victim.is_none() {
+                return;
+            }
         }
     }
+
+    /// Chooses an entry to evict: one that was not used since the last look at it, if one of the next ones is.
+    fn victim(&mut self, kept: u32) -> Option<u32> {
+        let mut used = None;
+        for _ in 0..LOOKS {
+            self.hand = (self.hand + 1) % self.entries.len();
+            let number = self.hand as u32;
+            let Some(entry) = &mut self.entries[self.hand] else { continue };
+            if number == kept || entry.links > 0 {
+                continue;
+            }
+            if !std::mem::replace(&mut entry.was_used, false) {
+                return Some(number);
+            }
+            used = used.or(Some(number));
+        }
+        used
+    }
+}
+
+/// A cached slot on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) slot_at: Far,
+    pub(super) slot: Slot,
+    /// Number of bytes of the path that lead to the slot.
+    pub(super) depth: usize,
+}
+
+/// A walk down the cached nodes along a path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descent {
+    /// The next entry.
+    next: u32,
+    /// The deepest slot so far.
+    pub(super) found: Option<Found>,
+}
+
+/// A cached node on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OnPath {
+    pub(super) node: Far,
+    /// Number of cached slots.
+    pub(super) slots: usize,
+    /// Number of bytes of the path that lead to the node's slots. All keys that begin with them are below the node, for
+    /// ever.
+    pub(super) branch: usize,
 }
 
 #[cfg(test)]
@@ -347,17 +515,20 @@ mod tests {
     #[test]
     fn a_lookup_ends_at_the_deepest_slot() {
         let mut cache = cache(1 << 20);
-        assert_eq!(cache.find(b"abc", 5), None);
+        let find = |cache: &mut Cache, path: &[u8]| {
+            cache.find(path, 5).map(|Found { slot_at, slot, depth }| (slot_at, slot, depth))
+        };
+        assert_eq!(find(&mut cache, b"abc"), None);
         put(&mut cache, b"a", (ROOT, slot(0, 1), 0), 1, &[slot(b'b', 2), slot(b'x', 7)], 5);
         let below = (slot_at(node(1), 0), slot(b'b', 2), 2);
-        assert_eq!(cache.find(b"abc", 5), Some(below));
+        assert_eq!(find(&mut cache, b"abc"), Some(below));
         put(&mut cache, b"ab", below, 2, &[slot(b'c', 9)], 5);
-        assert_eq!(cache.find(b"abc", 5), Some((slot_at(node(2), 0), slot(b'c', 9), 3)));
-        assert_eq!(cache.find(b"abd", 5), Some(below), "no slot");
-        assert_eq!(cache.find(b"b", 5), Some((ROOT, slot(0, 1), 0)), "another prefix");
+        assert_eq!(find(&mut cache, b"abc"), Some((slot_at(node(2), 0), slot(b'c', 9), 3)));
+        assert_eq!(find(&mut cache, b"abd"), Some(below), "no slot");
+        assert_eq!(find(&mut cache, b"b"), Some((ROOT, slot(0, 1), 0)), "another prefix");
         cache.forget(below.0);
-        assert_eq!(cache.find(b"abc", 5), Some((ROOT, slot(0, 1), 0)));
-        assert_eq!(cache.find(b"axc", 5), Some((slot_at(node(1), 1), slot(b'x', 7), 2)));
+        assert_eq!(find(&mut cache, b"abc"), Some((ROOT, slot(0, 1), 0)));
+        assert_eq!(find(&mut cache, b"axc"), Some((slot_at(node(1), 1), slot(b'x', 7), 2)));
     }
 
     #[test]

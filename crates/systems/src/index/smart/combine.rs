@@ -12,14 +12,18 @@
 //! If the future of the member that carries out a batch is dropped before a request was sent on behalf of the others,
 //! they join or form another batch. A put that was begun belongs to the client and is carried to its end.
 //!
+//! A get whose key no other operation has is a batch of one that is sent at once ([`Alone`]): it only notes its key.
+//!
 //! Differs from the artifact, where operations also take the result of a request that was sent before they began
 //! ([`Window`](crate::index::Combining::Window)): a get may then return a value that another client has replaced
 //! before, and a put may be lost, although it returns.
 //!
-//! Invariant: a value that a batch writes was put by a member of that batch, for its key. The table has keys and no
-//! hashes.
+//! Invariant: a value that a batch writes was put by a member of that batch, for its key. The table compares keys, and
+//! hashes only to find them.
+//! Invariant: a key has a line in the table if and only if it has a batch.
 
 use super::mutants;
+use rapidhash::v3::rapidhash_v3 as rapidhash;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -28,14 +32,78 @@ use std::task::{Poll, Waker};
 
 /// The batches of a client's gets, or of its puts. `T` is their result.
 pub(super) struct Combine<T> {
-    keys: RefCell<BTreeMap<Vec<u8>, State<T>>>,
+    table: RefCell<Table<T>>,
     next_member: Cell<u64>,
 }
 
+/// The batches of all keys. Their number is that of the client's tasks at most, so a search compares all tags.
+struct Table<T> {
+    /// Tags of the keys of the lines.
+    tags: Vec<u64>,
+    lines: Vec<Line<T>>,
+    /// Buffers for the paths of further lines.
+    spare: Vec<Vec<u8>>,
+}
+
 /// The batches of one key.
-struct State<T> {
-    running: Option<Rc<Batch<T>>>,
+struct Line<T> {
+    path: Vec<u8>,
+    running: Running<T>,
     open: Option<Rc<Batch<T>>>,
+}
+
+enum Running<T> {
+    None,
+    /// An [`Alone`].
+    Alone,
+    Batch(Rc<Batch<T>>),
+}
+
+impl<T> Running<T> {
+    fn is(&self, batch: &Rc<Batch<T>>) -> bool {
+        matches!(self, Running::Batch(running) if Rc::ptr_eq(running, batch))
+    }
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Table<T> {
+        Table { tags: Vec::new(), lines: Vec::new(), spare: Vec::new() }
+    }
+}
+
+impl<T> Table<T> {
+    #[inline]
+    fn find(&self, path: &[u8]) -> Option<usize> {
+        let tag = tag_of(path);
+        let mut equal = self.tags.iter().enumerate().filter(|(_, other)| **other == tag);
+        equal.find(|(at, _)| self.lines[*at].path == path).map(|(at, _)| at)
+    }
+
+    fn line(&mut self, path: &[u8]) -> Option<&mut Line<T>> {
+        self.find(path).map(|at| &mut self.lines[at])
+    }
+
+    #[inline]
+    fn add(&mut self, path: &[u8], running: Running<T>) -> &mut Line<T> {
+        let mut own = self.spare.pop().unwrap_or_default();
+        own.clear();
+        own.extend_from_slice(path);
+        self.tags.push(tag_of(path));
+        self.lines.push(Line { path: own, running, open: None });
+        self.lines.last_mut().expect("it was pushed")
+    }
+
+    #[inline]
+    fn remove(&mut self, at: usize) {
+        self.tags.swap_remove(at);
+        self.spare.push(self.lines.swap_remove(at).path);
+    }
+}
+
+/// Tag of a path, which is the path itself if it is a number.
+#[inline]
+fn tag_of(path: &[u8]) -> u64 {
+    path.try_into().map_or_else(|_| rapidhash(path), u64::from_le_bytes)
 }
 
 pub(super) struct Batch<T> {
@@ -65,6 +133,13 @@ pub(super) struct Leading<'a, T> {
     batch: Rc<Batch<T>>,
 }
 
+/// The right to carry out a batch that has no other members, and that none can join.
+pub(super) struct Alone<'a, T> {
+    combine: &'a Combine<T>,
+    path: &'a [u8],
+    is_over: bool,
+}
+
 /// A member of a batch.
 struct Member<'a, T> {
     combine: &'a Combine<T>,
@@ -75,7 +150,7 @@ struct Member<'a, T> {
 
 impl<T> Default for Combine<T> {
     fn default() -> Combine<T> {
-        Combine { keys: RefCell::default(), next_member: Cell::new(0) }
+        Combine { table: RefCell::default(), next_member: Cell::new(0) }
     }
 }
 
@@ -114,6 +189,17 @@ impl<T> Batch<T> {
 }
 
 impl<T: Clone> Combine<T> {
+    /// Forms a batch that no operation can join. Returns `None` if the path has a batch.
+    #[inline]
+    pub(super) fn alone<'a>(&'a self, path: &'a [u8]) -> Option<Alone<'a, T>> {
+        let mut table = self.table.borrow_mut();
+        if table.find(path).is_some() {
+            return None;
+        }
+        table.add(path, Running::Alone);
+        Some(Alone { combine: self, path, is_over: false })
+    }
+
     /// Joins the open batch of a path, or forms one. Returns once the batch has ended, or is this operation's to carry
     /// out. If `is_late`, joins a batch that is being carried out.
     pub(super) async fn turn<'a>(&'a self, path: &'a [u8], value: &[u8], is_late: bool) -> Turn<'a, T> {
@@ -144,11 +230,14 @@ impl<T: Clone> Combine<T> {
     }
 
     fn join<'a>(&'a self, path: &'a [u8], value: &[u8], is_late: bool) -> Member<'a, T> {
-        let mut keys = self.keys.borrow_mut();
-        let state = keys.entry(path.to_vec()).or_insert_with(|| State { running: None, open: None });
-        let batch = match &state.running {
-            Some(running) if is_late => Rc::clone(running),
-            _ => Rc::clone(state.open.get_or_insert_with(Rc::default)),
+        let mut table = self.table.borrow_mut();
+        let line = match table.find(path) {
+            Some(at) => &mut table.lines[at],
+            None => table.add(path, Running::None),
+        };
+        let batch = match &line.running {
+            Running::Batch(running) if is_late => Rc::clone(running),
+            _ => Rc::clone(line.open.get_or_insert_with(Rc::default)),
         };
         let number = self.next_member.replace(self.next_member.get() + 1);
         batch.members.borrow_mut().insert(number, None);
@@ -158,13 +247,13 @@ impl<T: Clone> Combine<T> {
 
     /// Whether a member carries out its batch now. If so, the batch counts as being carried out.
     fn leads(&self, member: &Member<'_, T>) -> bool {
-        let mut keys = self.keys.borrow_mut();
-        let Some(state) = keys.get_mut(member.path) else { return false };
-        let is_open = state.open.as_ref().is_some_and(|open| Rc::ptr_eq(open, &member.batch));
+        let mut table = self.table.borrow_mut();
+        let Some(line) = table.line(member.path) else { return false };
+        let is_open = line.open.as_ref().is_some_and(|open| Rc::ptr_eq(open, &member.batch));
         let is_first = member.batch.members.borrow().keys().next() == Some(&member.number);
-        let leads = is_open && is_first && state.running.is_none();
+        let leads = is_open && is_first && matches!(line.running, Running::None);
         if leads {
-            state.running = Some(Rc::clone(&member.batch));
+            line.running = Running::Batch(Rc::clone(&member.batch));
         }
         leads
     }
@@ -173,10 +262,10 @@ impl<T: Clone> Combine<T> {
 impl<T> Combine<T> {
     /// Lets no further operation join a batch.
     pub(super) fn close(&self, path: &[u8], batch: &Rc<Batch<T>>) {
-        if let Some(state) = self.keys.borrow_mut().get_mut(path)
-            && state.open.as_ref().is_some_and(|open| Rc::ptr_eq(open, batch))
+        if let Some(line) = self.table.borrow_mut().line(path)
+            && line.open.as_ref().is_some_and(|open| Rc::ptr_eq(open, batch))
         {
-            state.open = None;
+            line.open = None;
         }
     }
 
@@ -191,20 +280,41 @@ impl<T> Combine<T> {
     /// Lets the next batch of the path begin.
     fn end(&self, path: &[u8], batch: &Rc<Batch<T>>) {
         self.close(path, batch);
-        let next = {
-            let mut keys = self.keys.borrow_mut();
-            let Some(state) = keys.get_mut(path) else { return };
-            if state.running.as_ref().is_some_and(|running| Rc::ptr_eq(running, batch)) {
-                state.running = None;
-            }
-            let next = state.open.clone();
-            if next.is_none() && state.running.is_none() {
-                keys.remove(path);
-            }
-            next
-        };
+        let next = self.leave(path, |running| running.is(batch));
         batch.wake();
         next.iter().for_each(|next| next.wake());
+    }
+
+    /// Ends the running batch if it is the one meant. Returns the batch that may begin.
+    #[inline]
+    fn leave(&self, path: &[u8], is_meant: impl FnOnce(&Running<T>) -> bool) -> Option<Rc<Batch<T>>> {
+        let mut table = self.table.borrow_mut();
+        let at = table.find(path)?;
+        let line = &mut table.lines[at];
+        if is_meant(&line.running) {
+            line.running = Running::None;
+        }
+        let next = line.open.clone();
+        if next.is_none() && matches!(line.running, Running::None) {
+            table.remove(at);
+        }
+        next
+    }
+}
+
+impl<T> Alone<'_, T> {
+    /// Ends the batch.
+    pub(super) fn finish(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl<T> Drop for Alone<'_, T> {
+    fn drop(&mut self) {
+        if self.is_over || !mutants::JOINERS_STRANDED.is_on() {
+            let next = self.combine.leave(self.path, |running| matches!(running, Running::Alone));
+            next.iter().for_each(|next| next.wake());
+        }
     }
 }
 
@@ -240,9 +350,8 @@ impl<T> Drop for Member<'_, T> {
         self.batch.members.borrow_mut().remove(&self.number);
         let is_empty = self.batch.members.borrow().is_empty();
         let is_running = {
-            let keys = self.combine.keys.borrow();
-            let state = keys.get(self.path);
-            state.and_then(|state| state.running.as_ref()).is_some_and(|run| Rc::ptr_eq(run, &self.batch))
+            let mut table = self.combine.table.borrow_mut();
+            table.line(self.path).is_some_and(|line| line.running.is(&self.batch))
         };
         if is_running {
             return; // The member has become the one that carries it out, or has waited for that one.

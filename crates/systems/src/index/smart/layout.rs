@@ -355,6 +355,8 @@ impl State {
 pub(super) struct Layout {
     pub(super) spec: Spec,
     pub(super) members: Vec<MemberTable>,
+    /// Number of units of a chunk and the offset of the first one, for each class of leaves and then for that of nodes.
+    units: Vec<(u64, u64)>,
 }
 
 /// Table of one member.
@@ -424,7 +426,14 @@ impl Layout {
                 chunks_at: chunks_at(chunks),
             })
         });
-        Ok(Layout { members: tables.collect::<Result<_, _>>()?, spec })
+        let classes = (0..=Slot::UNITS_MAX as u16).map(Class).chain([Class::NODE]);
+        let units = classes.map(|class| class.units(spec.chunk.into())).collect();
+        Ok(Layout { members: tables.collect::<Result<_, _>>()?, spec, units })
+    }
+
+    /// Number of units of a chunk of this class, and the offset of the first one.
+    fn units_of(&self, class: Class) -> (u64, u64) {
+        self.units[usize::from(class.0).min(self.units.len() - 1)]
     }
 
     /// The table of leases.
@@ -455,12 +464,12 @@ impl Layout {
 
     /// Number of units of a chunk of this class.
     pub(super) fn units(&self, class: Class) -> u64 {
-        class.units(self.spec.chunk.into()).0
+        self.units_of(class).0
     }
 
     /// Location of a unit.
     pub(super) fn unit(&self, chunk: Chunk, class: Class, unit: u64) -> Far {
-        let first = class.units(self.spec.chunk.into()).1;
+        let first = self.units_of(class).1;
         self.chunk_at(chunk).plus(first + unit * class.size())
     }
 
@@ -474,7 +483,7 @@ impl Layout {
         let table = self.members.get(at.member())?;
         let offset = at.offset().checked_sub(table.chunks_at)?;
         let number = offset / u64::from(self.spec.chunk);
-        let (units, first) = class.units(self.spec.chunk.into());
+        let (units, first) = self.units_of(class);
         let within = (offset % u64::from(self.spec.chunk)).checked_sub(first)?;
         let unit = within / class.size();
         let is_there = number < table.chunks && unit < units && within.is_multiple_of(class.size());
@@ -607,6 +616,16 @@ impl Slot {
 
     pub(super) fn partial(self) -> u8 {
         self.0 as u8
+    }
+
+    /// Number of keys that can be expected below the slot. A node's type is the smallest one for its slots in use, so
+    /// they are three quarters on average.
+    pub(super) fn expected(self) -> usize {
+        match NodeType::of((self.0 >> 8 & 0x7f) as u8) {
+            _ if self.is_null() || self == Slot::empty(self.partial()) => 0,
+            Some(kind) if self.0 & Slot::IS_LEAF == 0 => kind.slots() * 3 / 4 - 1,
+            _ => 1,
+        }
     }
 
     /// Whether both point to the same unit of the same generation.
@@ -946,17 +965,25 @@ pub(super) fn leaf_bytes(
     out[2 * WORD..3 * WORD].copy_from_slice(&sum.to_le_bytes());
 }
 
+/// Length of the longest path and value whose checksum is computed from a copy on the stack.
+const COPIED_MAX: usize = 120;
+
 /// Checksum of a leaf. Its dead bit is not covered: it is set by a WRITE of the head alone, which is never torn.
 fn checksum(head: Head, path: &[u8], value: &[u8], leaf: &[u8]) -> u64 {
+    let path = if mutants::CHECKSUM_WITHOUT_KEY.is_on() { &[] } else { path };
+    let lock = if mutants::CHECKSUM_OVER_LOCK.is_on() { &leaf[leaf.len() - WORD..] } else { &[] };
+    let head = head.alive().0.to_le_bytes();
+    let len = WORD + path.len() + value.len();
+    if len <= WORD + COPIED_MAX && lock.is_empty() {
+        // One call for a short leaf: each call costs more than its bytes.
+        let mut copy = [0; WORD + COPIED_MAX];
+        copy[..WORD].copy_from_slice(&head);
+        copy[WORD..WORD + path.len()].copy_from_slice(path);
+        copy[WORD + path.len()..len].copy_from_slice(value);
+        return crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &copy[..len]);
+    }
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
-    digest.update(&head.alive().0.to_le_bytes());
-    if !mutants::CHECKSUM_WITHOUT_KEY.is_on() {
-        digest.update(path);
-    }
-    digest.update(value);
-    if mutants::CHECKSUM_OVER_LOCK.is_on() {
-        digest.update(&leaf[leaf.len() - WORD..]);
-    }
+    [&head, path, value, lock].into_iter().for_each(|part| digest.update(part));
     digest.finalize()
 }
 

@@ -7,7 +7,8 @@
 //!
 //! - `layout`: the bytes. `walk`: from a slot down to a leaf. `change`: put and delete. `scan`: keys in order.
 //! - `keyed`: the keys of the store in the client's sessions.
-//! - `cache`: copies of inner nodes at the client. `combine`: one request for concurrent operations on one key.
+//! - `cache`: copies of inner nodes at the client. `together`: lookups of concurrent gets in it. `combine`: one request
+//!   for concurrent operations on one key.
 //! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
 //!   leases, epochs, and the locks of dead clients.
 //! - `stat`, `shape`: the shape of the tree. `sizing`: the memory that it takes. `audit`: what must not be left behind.
@@ -47,6 +48,7 @@ mod shape;
 mod sizing;
 mod stat;
 mod sweep;
+mod together;
 mod units;
 mod walk;
 
@@ -58,13 +60,12 @@ use crate::index::{Combining, Index, IndexError, Keys};
 use crate::owned::Jobs;
 use cache::Cache;
 use change::{Lane, Put};
-use combine::{Batch, Combine, Turn};
+use combine::{Alone, Batch, Combine, Turn};
 use counters::Counters;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use layout::{pointer_of, value_of};
-use scan::Progress;
+use scan::{Progress, Scanning};
 use session::Session;
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -72,6 +73,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
+use together::Together;
 use units::Units;
 use walk::{End, Met, Misses, Own};
 
@@ -99,6 +101,7 @@ impl From<Damaged> for IndexError {
 pub struct Smart<F> {
     client: Rc<Client<F>>,
     own: Own,
+    scanning: Box<Scanning>,
     path: Vec<u8>,
 }
 
@@ -107,6 +110,7 @@ struct Client<F> {
     session: Session<F>,
     units: Units,
     cache: RefCell<Cache>,
+    together: Together,
     counters: Counters,
     combining: Combining,
     gets: Combine<Got>,
@@ -148,7 +152,7 @@ type Got = Result<Option<Rc<[u8]>>, IndexError>;
 impl<F: Fabric + Clock> Smart<F> {
     fn of(client: &Rc<Client<F>>) -> Smart<F> {
         client.handles.set(client.handles.get() + 1);
-        Smart { client: Rc::clone(client), own: Own::default(), path: Vec::new() }
+        Smart { client: Rc::clone(client), own: Own::default(), scanning: Box::default(), path: Vec::new() }
     }
 
     /// Creates another handle of the same client, for another task.
@@ -204,28 +208,6 @@ impl<F: Fabric + Clock> Smart<F> {
         let max = self.value_max();
         if value.len() > max { Err(IndexError::ValueLength { len: value.len(), max }) } else { Ok(()) }
     }
-
-    /// Reads the leaf of the path and its value into the buffers. Returns false if the key has no value.
-    async fn find(&mut self) -> Result<bool, IndexError> {
-        let client = &self.client;
-        let until = client.session.fabric.now() + client.patience;
-        loop {
-            let met = {
-                client.session.fetch_keys().await?;
-                let _guard = client.session.epochs.enter();
-                let mut at = client.start(&mut self.own, &self.path).await?;
-                match client.walk(&mut self.own, &self.path, &mut at, Misses::Verified).await? {
-                    Ok(End::Leaf(_)) => return client.read_value(&mut self.own).await.map(|()| true),
-                    Ok(_) => return Ok(false),
-                    Err(met) => met,
-                }
-            };
-            if client.session.fabric.now() >= until {
-                return Err(IndexError::Busy);
-            }
-            client.carry_out(Job::Free(met)).await?;
-        }
-    }
 }
 
 impl<F: Fabric + Clock> Index for Smart<F> {
@@ -243,33 +225,19 @@ impl<F: Fabric + Clock> Index for Smart<F> {
 
     async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, IndexError> {
         self.set_path(key)?;
-        let client = Rc::clone(&self.client);
-        if client.combining == Combining::None {
-            return Ok(if self.find().await? { Some(self.own.found()) } else { None });
-        }
-        let path = std::mem::take(&mut self.path);
+        let Smart { client, own, path, .. } = self;
         let is_late = client.combining == Combining::Window || mutants::READER_JOINS_LATE.is_on();
-        let got = match client.gets.turn(&path, &[], is_late).await {
-            Turn::Done(got) => {
-                client.counters.reads_delegated.add();
-                got.map(|found| {
-                    found.map(|value| self.own.value.splice(.., value.iter().copied()).count()).is_some()
-                })
-            }
-            Turn::Lead(leading) => {
-                leading.close();
-                path.clone_into(&mut self.path);
-                let found = self.find().await;
-                let value = || Rc::from(self.own.found());
-                leading.finish(found.clone().map(|is_found| is_found.then(value)));
-                if found == Ok(true) && pointer_of(&self.own.leaf).is_none() {
-                    value_of(&self.own.leaf).clone_into(&mut self.own.value);
-                }
-                found
-            }
+        let alone = match client.combining {
+            Combining::None => None,
+            _ if is_late => return client.delegated_get(own, path, true).await,
+            _ => match client.gets.alone(path) {
+                Some(alone) => Some(alone),
+                None => return client.delegated_get(own, path, false).await,
+            },
         };
-        self.path = path;
-        Ok(if got? { Some(&self.own.value) } else { None })
+        let is_found = client.find(own, path).await;
+        alone.into_iter().for_each(Alone::finish);
+        Ok(if is_found? { Some(own.found()) } else { None })
     }
 
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
@@ -296,19 +264,20 @@ impl<F: Fabric + Clock> Index for Smart<F> {
         limit: usize,
         mut visit: impl FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        let client = &self.client;
-        let until = client.session.fabric.now() + client.patience;
-        let mut progress = Progress { visited: 0, last: None };
+        let Smart { client, scanning, .. } = self;
+        let (mut until, mut progress) = (None, Progress::default());
         loop {
             let met = {
                 client.session.fetch_keys().await?;
                 let _guard = client.session.epochs.enter();
-                match client.scan(from, limit, &mut progress, &mut visit).await? {
+                match client.scan(scanning, (from, limit), &mut progress, &mut visit).await? {
                     Ok(()) => return Ok(progress.visited),
                     Err(met) => met,
                 }
             };
-            if client.session.fabric.now() >= until {
+            // The clock is read only if the operation has to wait.
+            let now = client.session.fabric.now();
+            if now >= *until.get_or_insert(now + client.patience) {
                 return Err(IndexError::Busy);
             }
             client.carry_out(Job::Free(met)).await?;
@@ -397,6 +366,54 @@ impl<F: Fabric + Clock> Client<F> {
             let _else_nothing_is_sent = self.session.fetch_keys().await;
             let _a_later_step_goes_on = self.units.step(&self.session, lane, &self.counters).await;
             self.session.fabric.sleep(lease / 16).await;
+        }
+    }
+
+    /// Reads the leaf of a path and its value into the buffers. Returns false if the key has no value.
+    async fn find(&self, own: &mut Own, path: &[u8]) -> Result<bool, IndexError> {
+        let (_running, mut until) = (self.together.enter(), None);
+        loop {
+            let met = {
+                self.session.fetch_keys().await?;
+                let _guard = self.session.epochs.enter();
+                let mut at = self.start_together(own, path).await?;
+                match self.walk(own, path, &mut at, Misses::Verified).await? {
+                    Ok(End::Leaf(_)) => return self.read_value(own).await.map(|()| true),
+                    Ok(_) => return Ok(false),
+                    Err(met) => met,
+                }
+            };
+            // The clock is read only if the operation has to wait.
+            let now = self.session.fabric.now();
+            if now >= *until.get_or_insert(now + self.patience) {
+                return Err(IndexError::Busy);
+            }
+            self.carry_out(Job::Free(met)).await?;
+        }
+    }
+
+    /// Gets a value, together with other gets of the same key.
+    async fn delegated_get<'a>(
+        &self,
+        own: &'a mut Own,
+        path: &[u8],
+        is_late: bool,
+    ) -> Result<Option<&'a [u8]>, IndexError> {
+        match self.gets.turn(path, &[], is_late).await {
+            Turn::Done(got) => {
+                self.counters.reads_delegated.add();
+                let Some(value) = got? else { return Ok(None) };
+                own.value.clear();
+                own.value.extend_from_slice(&value);
+                Ok(Some(&own.value))
+            }
+            Turn::Lead(leading) => {
+                leading.close();
+                let found = self.find(own, path).await;
+                let value = || Rc::from(own.found());
+                leading.finish(found.clone().map(|is_found| is_found.then(value)));
+                Ok(if found? { Some(own.found()) } else { None })
+            }
         }
     }
 

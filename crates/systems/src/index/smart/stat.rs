@@ -1,7 +1,7 @@
 //! The shape of the tree: nodes by type, leaves, depth, and what is locked or left behind. Also for audits.
 
 use super::layout::{Class, Leaf, NodeType, NodeView, Slot, View, leaf_of, lock_at, pointer_of};
-use super::scan::Wanted;
+use super::scan::{Reads, Wanted};
 use super::units::words;
 use super::{Client, Damaged};
 use crate::index::IndexError;
@@ -58,7 +58,7 @@ impl<F: Fabric + Clock> Client<F> {
         let layout = &self.session.layout;
         let mut stat = Stat { taken: self.taken_units().await?.len() as u64, ..Stat::default() };
         let root = words(&self.session, layout.root(), 1).await?;
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut reads) = (BTreeSet::new(), Reads::default());
         // Slots that were not visited, with their depths, and whether they are visible.
         let mut left: Vec<(Slot, u64, bool)> = root.into_iter().map(|word| (Slot(word), 0, true)).collect();
         while !left.is_empty() {
@@ -81,14 +81,16 @@ impl<F: Fabric + Clock> Client<F> {
                 wanted.push(read);
                 views.push((layout.view(slot)?, depth, is_visible));
             }
-            for ((view, depth, is_visible), bytes) in views.into_iter().zip(self.read_many(&wanted).await?) {
+            self.read_many(&wanted, &mut reads).await?;
+            for (index, (view, depth, is_visible)) in views.into_iter().enumerate() {
+                let bytes = reads.output(index);
                 match view {
                     View::Leaf { generation, class, .. } => {
-                        self.count_leaf(&mut stat, (generation, class, is_visible), &bytes)?;
+                        self.count_leaf(&mut stat, (generation, class, is_visible), bytes)?;
                         stat.depth = stat.depth.max(depth);
                     }
                     _ => {
-                        let node = NodeView::of(&bytes)?;
+                        let node = NodeView::of(bytes)?;
                         let kind = node.header()?.kind;
                         stat.nodes[usize::from(kind.0) - 1] += 1;
                         let slots = node.slots().enumerate().filter(|(_, slot)| !slot.is_null());

@@ -22,7 +22,7 @@
 //! not taken anew.
 
 use super::layout::{Chunk, Claim, Class, Far, Leaf, NodeType, NodeView, Slot, View, leaf_of, pointer_of};
-use super::scan::Wanted;
+use super::scan::{Reads, Wanted};
 use super::units::{advanced, holders, words};
 use super::{Client, layout::State};
 use crate::index::IndexError;
@@ -122,7 +122,7 @@ impl<F: Fabric + Clock> Client<F> {
     async fn drop_linked(&self, taken: &mut Taken) -> Result<(), IndexError> {
         let layout = &self.session.layout;
         let root = words(&self.session, layout.root(), 1).await?;
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut reads) = (BTreeSet::new(), Reads::default());
         let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
         let mut note = |slot: Slot,
                         nodes: &mut Vec<Far>,
@@ -152,10 +152,12 @@ impl<F: Fabric + Clock> Client<F> {
         while !nodes.is_empty() || !leaves.is_empty() {
             let wave = leaves.split_off(leaves.len().saturating_sub(LEAVES_PER_WAVE));
             let wanted: Vec<Wanted> = wave.iter().map(|(wanted, _)| *wanted).collect();
-            for ((_, generation), bytes) in wave.into_iter().zip(self.read_many(&wanted).await?) {
+            self.read_many(&wanted, &mut reads).await?;
+            for (index, (_, generation)) in wave.into_iter().enumerate() {
+                let bytes = reads.output(index);
                 // A torn leaf is being updated, so neither its old value nor its new one has been there from the start.
                 if let (Leaf::Whole(_), Some(pointer)) =
-                    (leaf_of(&layout.spec, generation, &bytes)?, pointer_of(&bytes))
+                    (leaf_of(&layout.spec, generation, bytes)?, pointer_of(bytes))
                 {
                     taken.remove(&(pointer.at, layout.class_of(&pointer)?));
                 }
@@ -163,8 +165,9 @@ impl<F: Fabric + Clock> Client<F> {
             let wave = nodes.split_off(nodes.len().saturating_sub(NODES_PER_WAVE));
             let len = u64::from(NodeType::MAX.read_len());
             let wanted: Vec<Wanted> = wave.into_iter().map(|at| Wanted { at, len }).collect();
-            for bytes in self.read_many(&wanted).await? {
-                for slot in NodeView::of(&bytes)?.slots() {
+            self.read_many(&wanted, &mut reads).await?;
+            for index in 0..wanted.len() {
+                for slot in NodeView::of(reads.output(index))?.slots() {
                     note(slot, &mut nodes, &mut leaves, taken)?;
                 }
             }

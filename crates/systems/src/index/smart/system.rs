@@ -7,6 +7,7 @@ use super::counters::Counters;
 use super::keyed::Keyed;
 use super::layout::Layout;
 use super::session::Session;
+use super::together::Together;
 use super::units::Units;
 use super::{Client, INLINE_MAX, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
 use crate::index::{Index, IndexError, Indexing, Keys, NUMBER_LEN};
@@ -101,6 +102,7 @@ impl System for SmartKind {
         Ok(Smart::of(&Rc::new(Client {
             session,
             units: Units::default(),
+            together: Together::default(),
             cache: RefCell::new(Cache::new(root, options.node_cache.unwrap_or(CACHE))),
             counters: Counters::default(),
             combining: options.combining,

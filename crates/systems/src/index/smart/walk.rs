@@ -19,16 +19,20 @@
 //! Invariant: each step down increases the depth, and the number of other steps is limited. So a walk through damaged
 //! memory ends.
 
+use super::cache::Found;
 use super::layout::{
     Class, Far, HEAD_AT, Header, Leaf, LeafView, NodeType, NodeView, Slot, View, leaf_of, lock_at,
     pointer_of, slot_at, value_of,
 };
 use super::session::refused;
+use super::together::Late;
 use super::{Client, Damaged, mutants};
 use crate::index::IndexError;
 use crate::lease::LockWord;
 use farside_remote::clock::Clock;
 use farside_remote::{ChainBuf, Fabric, Reply, read};
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Number of steps of a walk that do not lead down, such as reading a slot or a torn leaf again.
@@ -113,7 +117,26 @@ impl<F: Fabric + Clock> Client<F> {
     /// Returns the slot at which a walk begins: a cached one, or the root slot.
     pub(super) async fn start(&self, own: &mut Own, path: &[u8]) -> Result<At, IndexError> {
         let cached = self.cache.borrow_mut().find(path, self.session.epochs.current());
-        if let Some((slot_at, slot, depth)) = cached {
+        self.start_at(own, cached).await
+    }
+
+    /// Returns the slot at which a walk begins, like [`Client::start`]. If other gets are in progress, it is found
+    /// together with theirs, after the other tasks have run.
+    pub(super) async fn start_together(&self, own: &mut Own, path: &[u8]) -> Result<At, IndexError> {
+        if !self.together.are_several() {
+            return self.start(own, path).await;
+        }
+        let ticket = self.together.note(path);
+        yield_now().await;
+        let (mut cache, epoch) = (self.cache.borrow_mut(), self.session.epochs.current());
+        let cached = self.together.take(ticket, &mut cache, epoch);
+        let cached = cached.unwrap_or_else(|Late| cache.find(path, epoch));
+        drop(cache);
+        self.start_at(own, cached).await
+    }
+
+    async fn start_at(&self, own: &mut Own, cached: Option<Found>) -> Result<At, IndexError> {
+        if let Some(Found { slot_at, slot, depth }) = cached {
             self.counters.cache_hits.add();
             return Ok(At { slot_at, slot, depth, is_fresh: false });
         }
@@ -355,6 +378,19 @@ enum AtLeaf {
 }
 
 const _: () = assert!(HEAD_AT == 8);
+
+/// Lets the other tasks that are ready run first.
+async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 /// Location of a leaf's lock.
 pub(super) fn lock_of(leaf: LeafAt) -> Far {
