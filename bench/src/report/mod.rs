@@ -45,6 +45,9 @@ pub struct YcsbReport {
     /// Kind of the keys: `numbers` or `emails`; only of indexes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<String>,
+    /// Techniques that the index uses, if fewer than all were asked for: the name of the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rung: Option<String>,
     /// Number of replicas of each record; absent if the store keeps no replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
@@ -386,6 +389,7 @@ mod tests {
             value_size: 512,
             scheme: None,
             keys: None,
+            rung: None,
             replicas: None,
             threads: 1,
             tasks: 16,

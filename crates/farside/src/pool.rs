@@ -31,7 +31,7 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::heal::{self, Healed};
-use farside_systems::index::{Indexing, Keys};
+use farside_systems::index::{Indexing, Keys, Rung};
 use farside_systems::kv::prism_kv;
 use farside_systems::members;
 use farside_systems::registry::{self, Registered};
@@ -173,6 +173,8 @@ pub struct NewStore {
     pub put_threshold: Option<u32>,
     /// Kind of the keys. Only for indexes; numbers if absent.
     pub keys: Option<Keys>,
+    /// How many of its techniques the system uses. Only for indexes, and for measurements; all if absent.
+    pub rung: Option<Rung>,
     /// Length of the longest value in bytes. Only for indexes; 8 if absent.
     pub value_size: Option<u32>,
     /// Length in bytes of the longest value that lies beside its key; longer ones cost a request more, and less memory
@@ -196,6 +198,7 @@ impl NewStore {
             block_buckets: None,
             put_threshold: None,
             keys: None,
+            rung: None,
             value_size: None,
             inline_size: None,
             members: None,
@@ -211,7 +214,12 @@ impl NewStore {
             block_buckets: self.block_buckets,
             put_threshold: self.put_threshold,
             value_len: self.value_size.unwrap_or(0) as usize,
-            indexing: Indexing { keys: self.keys, inline_max: self.inline_size, ..Indexing::NONE },
+            indexing: Indexing {
+                keys: self.keys,
+                inline_max: self.inline_size,
+                rung: self.rung,
+                ..Indexing::NONE
+            },
             ..Sizing::default()
         }
     }

@@ -17,6 +17,7 @@ use farside_bench::report::{
 use farside_bench::workload::{Chosen, Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
+use farside_systems::index::Rung;
 use farside_systems::registry::{self, Registered, default_kv};
 use farside_systems::system::Family;
 pub(super) use floor::{Floor, check_mismatches};
@@ -127,6 +128,10 @@ struct Ycsb {
     /// are scattered; with scans, their order is that of the records [default: numbers]
     #[arg(long, value_enum)]
     keys: Option<KeysArg>,
+    /// How many of its techniques the index uses: those of all rungs up to this one. Shows what each brings [default:
+    /// write-combining, the last one]
+    #[arg(long, value_enum)]
+    rung: Option<RungArg>,
     #[command(flatten)]
     measure: Measure,
     /// load: create the store of --store, load it and keep it; run: run on a store loaded that way [default: both, on a
@@ -181,6 +186,36 @@ enum KeysArg {
     Numbers,
     /// Strings of 22 bytes with long common prefixes: com.kobomaru.mail@tapi
     Emails,
+}
+
+/// Rung of the ladder from a plain radix tree to SMART.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RungArg {
+    /// A radix tree whose writers lock nodes; an update writes a new leaf
+    Art,
+    /// Inner nodes are changed without locks
+    LockFree,
+    /// An update writes the old leaf, under a lock that a request of its own frees
+    InPlace,
+    /// The WRITE of an update frees the lock
+    EmbeddedLock,
+    /// Concurrent gets of a key share a READ
+    ReadDelegation,
+    /// Concurrent puts of a key share a WRITE
+    WriteCombining,
+}
+
+impl RungArg {
+    fn rung(self) -> Rung {
+        match self {
+            RungArg::Art => Rung::Art,
+            RungArg::LockFree => Rung::LockFree,
+            RungArg::InPlace => Rung::InPlace,
+            RungArg::EmbeddedLock => Rung::EmbeddedLock,
+            RungArg::ReadDelegation => Rung::ReadDelegation,
+            RungArg::WriteCombining => Rung::WriteCombining,
+        }
+    }
 }
 
 /// How long and how fast to measure, by any family of systems.
@@ -362,14 +397,21 @@ impl Ycsb {
     /// A flag was given that the family of the system does not have.
     fn check_family(&self) -> Done {
         if self.system.family != Family::Index {
-            return match self.keys {
-                Some(_) => Err(Failure::Error(format!(
-                    "a {} store has no --keys: leave it out, or give --system {}",
+            let flags = [("--keys", self.keys.is_some()), ("--rung", self.rung.is_some())];
+            return match flags.into_iter().find(|(_, is_given)| *is_given) {
+                Some((flag, _)) => Err(Failure::Error(format!(
+                    "a {} store has no {flag}: leave it out, or give --system {}",
                     self.system.kind,
                     registry::names(Family::Index)
                 ))),
                 None => Ok(()),
             };
+        }
+        if self.rung.is_some() && self.phase == Some(Phase::Run) {
+            return Err(Failure::Error(
+                "--rung is chosen when a store is created: give it with --phase load, and leave it out of --phase run"
+                    .into(),
+            ));
         }
         let flags = [
             ("--items", self.items.is_some()),
@@ -447,6 +489,7 @@ impl Ycsb {
                 Some(KeysArg::Emails) => NameKind::Emails,
                 Some(KeysArg::Numbers) | None => NameKind::Numbers,
             },
+            rung: self.rung.map(RungArg::rung),
             faults: self.fault.clone(),
             phases: match self.phase.zip(self.store.clone()) {
                 None => Phases::Both,

@@ -85,6 +85,63 @@ pub enum Combining {
     None,
 }
 
+/// How many of its techniques a system uses, in systems in which it is an option: those of all rungs up to this one.
+/// For measurements of what each technique brings. All clients of a store use the same ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rung {
+    /// A radix tree whose writers lock the node that they add a slot to. An update writes a new leaf.
+    Art,
+    /// Inner nodes are changed without locks.
+    LockFree,
+    /// An update writes the old leaf, under a lock that it then frees by a request of its own.
+    InPlace,
+    /// The WRITE of an update frees the lock.
+    EmbeddedLock,
+    /// Concurrent gets of a key share a READ.
+    ReadDelegation,
+    /// Concurrent puts of a key share a WRITE.
+    #[default]
+    WriteCombining,
+}
+
+impl Rung {
+    /// All rungs, from the lowest on.
+    pub const ALL: [Rung; 6] = [
+        Rung::Art,
+        Rung::LockFree,
+        Rung::InPlace,
+        Rung::EmbeddedLock,
+        Rung::ReadDelegation,
+        Rung::WriteCombining,
+    ];
+
+    /// The rung's name, as in a store's parameters.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rung::Art => "art",
+            Rung::LockFree => "lock-free",
+            Rung::InPlace => "in-place",
+            Rung::EmbeddedLock => "embedded-lock",
+            Rung::ReadDelegation => "read-delegation",
+            Rung::WriteCombining => "write-combining",
+        }
+    }
+
+    /// How operations share requests, if clients have this option.
+    pub(crate) fn combining(self, wanted: Combining) -> Combining {
+        match self {
+            Rung::WriteCombining => wanted,
+            Rung::ReadDelegation if wanted != Combining::None => Combining::Reads,
+            _ => Combining::None,
+        }
+    }
+
+    pub(crate) fn is_highest(&self) -> bool {
+        *self == Rung::default()
+    }
+}
+
 /// Options of a new store. What is absent is chosen by the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Indexing {
@@ -102,12 +159,21 @@ pub struct Indexing {
     /// Whether each update in place first writes a redo record. Without it, a WRITE must never be cut in the middle: no
     /// process that executes chains dies without its memory.
     pub redo: Option<bool>,
+    /// How many of its techniques the system uses; if absent, all.
+    pub rung: Option<Rung>,
 }
 
 impl Indexing {
     /// No options: the same as the default, as a constant.
-    pub const NONE: Indexing =
-        Indexing { keys: None, inline_max: None, chunk: None, ids: None, lanes: None, redo: None };
+    pub const NONE: Indexing = Indexing {
+        keys: None,
+        inline_max: None,
+        chunk: None,
+        ids: None,
+        lanes: None,
+        redo: None,
+        rung: None,
+    };
 }
 
 /// Operations of an index. Each operation except [`Index::scan`] is linearizable: it takes effect at one instant

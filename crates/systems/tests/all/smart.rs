@@ -7,7 +7,7 @@ use farside_remote::draws::Draws;
 use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, write};
 use farside_systems::index::smart::system::SmartKind;
 use farside_systems::index::smart::{KIND, Smart, Spec};
-use farside_systems::index::{Index, IndexError, Keys};
+use farside_systems::index::{Index, IndexError, Keys, Rung};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
 use std::collections::BTreeMap;
@@ -146,8 +146,8 @@ fn any_key(keys: Keys, draws: &mut Draws) -> Vec<u8> {
     }
 }
 
-fn agrees_with_a_map(keys: Keys, cache: usize, seed: u64) {
-    let home = home(&spec(keys), 16);
+fn agrees_with_a_map(spec: Spec, cache: usize, seed: u64) {
+    let (home, keys) = (home(&spec, 16), spec.keys);
     let mut client = Client::open(&home, cache);
     let (mut model, mut draws) = (BTreeMap::new(), Draws(seed));
     for step in 0..6000_u64 {
@@ -191,15 +191,15 @@ fn agrees_with_a_map(keys: Keys, cache: usize, seed: u64) {
 
 #[test]
 fn a_tree_of_numbers_agrees_with_a_map() {
-    agrees_with_a_map(Keys::Numbers, 0, 1);
-    agrees_with_a_map(Keys::Numbers, 1 << 20, 2);
+    agrees_with_a_map(spec(Keys::Numbers), 0, 1);
+    agrees_with_a_map(spec(Keys::Numbers), 1 << 20, 2);
 }
 
 #[test]
 fn a_tree_of_strings_agrees_with_a_map() {
-    agrees_with_a_map(Keys::Strings, 0, 3);
-    agrees_with_a_map(Keys::Strings, 1 << 20, 4);
-    agrees_with_a_map(Keys::Strings, 4000, 5);
+    agrees_with_a_map(spec(Keys::Strings), 0, 3);
+    agrees_with_a_map(spec(Keys::Strings), 1 << 20, 4);
+    agrees_with_a_map(spec(Keys::Strings), 4000, 5);
 }
 
 #[test]
@@ -262,6 +262,37 @@ fn operations_cost_what_the_paper_says() {
     assert_eq!(costs(&mut client, switch), (4, 4, 3), "a type switch: one wave more");
     let delete = |client: &mut Client| assert!(client.delete(&number(0x0102)));
     assert_eq!(costs(&mut client, delete), (3, 3, 3), "read, lock and read, write and CAS");
+}
+
+#[test]
+fn every_rung_costs_what_its_requests_say() {
+    // Waves, requests and atomics of an update, and of an insert into a free slot.
+    for (rung, of_update, of_insert) in [
+        (Rung::Art, (3, 3, 2), (5, 5, 3)), // The insert locks the node and frees the lock.
+        (Rung::LockFree, (3, 3, 2), (3, 3, 1)), // The update: read, write and mark, CAS.
+        (Rung::InPlace, (3, 3, 2), (3, 3, 1)), // The update: read, lock and read, write and unlock.
+        (Rung::EmbeddedLock, (3, 3, 1), (3, 3, 1)),
+        (Rung::WriteCombining, (3, 3, 1), (3, 3, 1)),
+    ] {
+        let home = home(&Spec { rung, ..spec(Keys::Numbers) }, 8);
+        let mut client = Client::open(&home, 1 << 20);
+        for key in [0x0101, 0x0102, 0x0201, 0x0202] {
+            client.put(&number(key), b"v");
+        }
+        client.get(&number(0x0101));
+        client.put(&number(0x0101), b"x"); // Reserves tokens of locks.
+        let update = costs(&mut client, |client| client.put(&number(0x0101), b"w"));
+        assert_eq!(update, of_update, "{rung:?}: an update");
+        let insert = costs(&mut client, |client| client.put(&number(0x0103), b"v"));
+        assert_eq!(insert, of_insert, "{rung:?}: an insert");
+    }
+}
+
+#[test]
+fn every_rung_agrees_with_a_map() {
+    for rung in Rung::ALL {
+        agrees_with_a_map(Spec { rung, ..spec(Keys::Strings) }, 4000, 6);
+    }
 }
 
 #[test]

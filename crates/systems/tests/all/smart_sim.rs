@@ -21,7 +21,7 @@ use farside_sim::node::{Kinds, Node, Options as NodeOptions};
 use farside_sim::world::{MICROS, MILLIS, ProcessId, SECONDS, World, within};
 use farside_systems::index::smart::KIND;
 use farside_systems::index::smart::system::SmartKind;
-use farside_systems::index::{Index, IndexError, Indexing, Keys};
+use farside_systems::index::{Index, IndexError, Indexing, Keys, Rung};
 use farside_systems::members::{self, New};
 use farside_systems::registry::{AnyIndex, all_kinds};
 use farside_systems::system::{Options, Sizing, System};
@@ -59,6 +59,8 @@ pub(crate) struct Plan {
     pub(crate) drops: bool,
     /// Bytes of the clients' caches.
     pub(crate) cache: usize,
+    /// How many of the paper's techniques the clients use.
+    pub(crate) rung: Rung,
     /// Percentage of scans, and of deletes.
     pub(crate) scans: u64,
     pub(crate) deletes: u64,
@@ -92,6 +94,7 @@ impl Plan {
             deaths: draws.once_in(2),
             drops: draws.once_in(3),
             cache: draws.pick(&[0, 3_000, 1 << 20]),
+            rung: Rung::default(),
             scans: draws.pick(&[0, 5, 20]),
             deletes: draws.pick(&[0, 10, 30]),
             inline_max: draws.pick(&[VALUE_MAX as u32, 40]),
@@ -266,13 +269,15 @@ impl Bench {
 
     async fn create(&self) {
         let reach = self.connect(self.world.start_process(), self.network.add_host()).await.expect("nodes");
+        let Plan { keys, rung, inline_max, .. } = self.plan;
         let indexing = Indexing {
-            keys: Some(self.plan.keys),
-            inline_max: Some(self.plan.inline_max),
+            keys: Some(keys),
+            inline_max: Some(inline_max),
             chunk: Some(4 << 10),
             ids: Some(6),
             lanes: Some(4),
             redo: None,
+            rung: Some(rung),
         };
         let sizing = Sizing {
             items: Some(100),
@@ -605,6 +610,23 @@ fn every_key_is_a_register_whatever_happens_to_clients() {
 }
 
 #[test]
+fn every_rung_of_the_ladder_is_correct() {
+    for rung in Rung::ALL {
+        let mut events = Events::new();
+        for seed in seeds(24) {
+            let seen =
+                run(seed, Plan { rung, ..Plan::of(seed) }).unwrap_or_else(|failure| panic!("{failure}"));
+            seen.into_iter().for_each(|(name, count)| *events.entry(name).or_default() += count);
+        }
+        let has = |name: &str| events.get(name).copied() > Some(0);
+        assert_eq!(has("node locks"), rung == Rung::Art, "{rung:?}: {events:?}");
+        assert_eq!(has("leaves replaced"), rung < Rung::InPlace, "{rung:?}: {events:?}");
+        assert_eq!(has("reads delegated"), rung >= Rung::ReadDelegation, "{rung:?}: {events:?}");
+        assert_eq!(has("writes combined"), rung == Rung::WriteCombining, "{rung:?}: {events:?}");
+    }
+}
+
+#[test]
 fn the_kind_of_the_store_is_known_by_its_name() {
     assert_eq!(SmartKind::KIND, KIND);
 }
@@ -612,6 +634,18 @@ fn the_kind_of_the_store_is_known_by_its_name() {
 /// Number of seeds in which a mutant must fail.
 #[cfg(farside_mutants)]
 const HUNT: u64 = 2500;
+
+#[cfg(farside_mutants)]
+#[test]
+fn the_trial_finds_a_reader_that_believes_a_replaced_leaf() {
+    use farside_remote::mutant::Mutant;
+    Mutant::switch(Some(farside_systems::index::smart::mutants::REPLACED_LEAF_BELIEVED));
+    let plan = |seed| Plan { rung: Rung::LockFree, cache: 1 << 20, ..Plan::of(seed) };
+    let found = seeds(HUNT).find_map(|seed| run(seed, plan(seed)).err());
+    Mutant::switch(None);
+    println!("{:?}", found.as_ref().map(|failure| failure.chars().take(160).collect::<String>()));
+    assert!(found.is_some(), "the mutant lives");
+}
 
 #[cfg(farside_mutants)]
 #[test]

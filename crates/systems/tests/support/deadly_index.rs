@@ -6,8 +6,8 @@ use super::process::say;
 use farside_fabrics::memory::Mapping;
 use farside_remote::leases::ENTRY_SIZE;
 use farside_remote::{Addr, Key, Memory, NodeId};
-use farside_systems::index::Keys;
 use farside_systems::index::smart::Spec;
+use farside_systems::index::{Keys, Rung};
 use farside_systems::redo::Areas;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ pub(crate) const SPEC: Spec = Spec {
     lanes: 4,
     lease_us: LEASE.as_micros() as u64,
     redo: true,
+    rung: Rung::WriteCombining,
 };
 /// Size of a leaf and of a value that lies apart in bytes.
 const LEAF: u64 = 64;

@@ -39,7 +39,13 @@ impl Opened for AnyIndex<Tracked> {
         let combinings =
             [(Combining::Batches, "all"), (Combining::Reads, "reads"), (Combining::None, "none")];
         let (combining, combined) = combinings[random.below(3) as usize];
-        let indexing = Indexing { keys: Some(keys), chunk: Some(chunk), ids: Some(ids), lanes: Some(lanes) };
+        let indexing = Indexing {
+            keys: Some(keys),
+            chunk: Some(chunk),
+            ids: Some(ids),
+            lanes: Some(lanes),
+            ..Indexing::NONE
+        };
         let lease = Some(Duration::from_micros(us));
         Setting {
             sizing: Sizing { value_len, indexing, lease, ..Sizing::default() },

@@ -540,6 +540,25 @@ fn bench_ycsb_runs_an_index_over_every_fabric() {
 }
 
 #[test]
+fn bench_ycsb_climbs_the_ladder_of_an_index() {
+    for rung in ["art", "lock-free", "in-place", "embedded-lock", "read-delegation", "write-combining"] {
+        let common =
+            ["bench", "ycsb", "--system", "smart", "--records", "2000", "--seconds", "0.3", "--json"];
+        let mix = ["-p", "readproportion=0.4", "-p", "updateproportion=0.4", "-p", "insertproportion=0.2"];
+        let run = ["--fabric", "local", "--value-size", "64", "--verify", "--rung", rung];
+        let report = farside(common.iter().chain(&run).chain(&mix)).done().json();
+        assert_eq!((&report["rung"], &report["violations"]), (&rung.into(), &0.into()), "{report}");
+        let has = |name: &str| report["index"][name].as_u64() > Some(0);
+        assert_eq!(has("leaves_replaced"), ["art", "lock-free"].contains(&rung), "{report}");
+        assert_eq!(has("node_locks"), rung == "art", "{report}");
+        // Tasks meet by chance, so the higher rungs may have none.
+        let shares_reads = ["read-delegation", "write-combining"].contains(&rung);
+        assert!(shares_reads || !has("reads_delegated"), "{report}");
+        assert!(rung == "write-combining" || !has("writes_combined"), "{report}");
+    }
+}
+
+#[test]
 fn bench_ycsb_loads_an_index_once_and_runs_on_it() {
     let node = Node::with(&["--memory", "512MiB"]);
     let url = node.url();
@@ -557,6 +576,7 @@ fn bench_ycsb_loads_an_index_once_and_runs_on_it() {
         let report = phase("run", &["--workload", workload]).done().json();
         assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
     }
+    phase("run", &["--rung", "art"]).refused("give it with --phase load");
     of_size("9", "run", &[]).refused("was loaded with values of 8 bytes: give --value-size 8");
     phase("run", &["--workload", "e"])
         .refused("for a workload with scans and this one has none, or conversely");
@@ -573,6 +593,9 @@ fn bench_ycsb_refuses_what_an_index_lacks() {
     index(&["--value-size", "8KiB"]).refused("at most 7168 bytes");
     index(&["--value-size", "8", "--verify"]).refused("values of 8 bytes cannot be verified");
     index(&["--keys", "hashed"]).refused("numbers, emails");
+    index(&["--rung", "b-tree"])
+        .refused("art, lock-free, in-place, embedded-lock, read-delegation, write-combining");
+    farside(["bench", "ycsb", "--rung", "art"]).refused("a prism-kv store has no --rung: leave it out");
     farside(["bench", "ycsb", "--keys", "emails"]).refused("a prism-kv store has no --keys: leave it out");
     farside(["bench", "ycsb", "-p", "scanproportion=1"]).refused("or an index such as --system smart");
 }

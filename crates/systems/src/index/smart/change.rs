@@ -17,6 +17,11 @@
 //! the header's type rises (type switch). A writer that finds its key's byte behind the slots in use switches the type
 //! first, since the other writer may have died.
 //!
+//! The lower rungs of the ladder ([`Rung`]) are for measurements. Without updates in place, a change of a key with a
+//! leaf marks the leaf as replaced and CASes the slot; no leaf is ever locked or dead then. Without lock-free nodes, a
+//! writer locks the node whose slot it sets or splits. Without the embedded lock, a request of its own frees a leaf's
+//! lock, which is in the leaf all the same; in the paper it is in the memory of the NIC.
+//!
 //! Differs from the paper (4.2): the type in the header alone decides which slots are visible, so that the slot of the
 //! node is a hint, and a path split cannot hide a type switch from readers. A dead leaf is never revived: a new leaf
 //! takes its place, so no update can bring back a deleted value. A slot is emptied and not set to null.
@@ -26,14 +31,14 @@
 //! Invariant: a leaf's `rev_ptr` is changed by CAS only, and no WRITE of a leaf in the tree covers it.
 
 use super::layout::{
-    Class, Content, Far, HEAD_AT, Header, Leaf, NodeType, NodeView, Pointer, Slot, TYPE_MASK, View,
+    Class, Content, Far, HEAD_AT, Head, Header, Leaf, NodeType, NodeView, Pointer, Slot, TYPE_MASK, View,
     header_at, leaf_bytes, leaf_of, node_bytes, pointer_of, slot_at,
 };
 use super::session::refused;
 use super::units::Unit;
 use super::walk::{At, End, LeafAt, Met, Misses, Own, lock_of};
 use super::{Client, Damaged, mutants};
-use crate::index::IndexError;
+use crate::index::{IndexError, Rung};
 use crate::lease::LockWord;
 use crate::members::all;
 use crate::redo::{self, Record};
@@ -125,36 +130,18 @@ impl<F: Fabric + Clock> Client<F> {
                     false
                 }
                 Ok(End::Leaf(_)) if put == Put::IfAbsent => return Ok(false),
+                Ok(End::Leaf(leaf)) if self.rung() < Rung::InPlace => {
+                    self.replace(lane, &mut at, leaf, path, Some(value)).await?
+                }
                 Ok(End::Leaf(leaf)) => self.update(lane, leaf, path, value).await?,
-                Ok(End::Empty) => {
-                    let was_null = at.slot.is_null();
-                    let done = self.link(lane, &mut at, path, value).await?;
-                    if done && !was_null {
-                        self.counters.revivals.add();
-                    }
-                    done
+                Ok(end) if self.rung() == Rung::Art => {
+                    let slot_at = if let End::NoSlot(node, _) = end { slot_at(node, 0) } else { at.slot_at };
+                    let lock = self.lock_node(lane, slot_at).await?;
+                    let done = self.add(lane, &mut at, end, path, value).await;
+                    self.unlock_node(lane, lock).await;
+                    done?
                 }
-                Ok(End::Dead(leaf, _)) => {
-                    let done = self.link(lane, &mut at, path, value).await?;
-                    if done {
-                        self.counters.revivals.add();
-                        self.retire_leaf(leaf, &lane.own.leaf);
-                    }
-                    done
-                }
-                Ok(End::Other(leaf)) => self.split_leaf(lane, &mut at, leaf, path, value).await?,
-                Ok(End::NoSlot(node, header)) => {
-                    match self.insert(lane, &mut at, (node, header), path, value).await? {
-                        Inserted::Done => true,
-                        Inserted::Follow(slot) => {
-                            at = slot;
-                            false
-                        }
-                    }
-                }
-                Ok(End::Prefix(node, header, matched)) => {
-                    self.split_path(lane, &mut at, (node, header, matched), path, value).await?
-                }
+                Ok(end) => self.add(lane, &mut at, end, path, value).await?,
             };
             if done {
                 return Ok(true);
@@ -163,6 +150,52 @@ impl<F: Fabric + Clock> Client<F> {
                 return Err(IndexError::Busy);
             }
         }
+    }
+
+    /// Adds a leaf of a key that has none, where its walk has ended. Returns false if another client has changed that
+    /// place; then `at` is where the walk goes on.
+    async fn add(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        end: End,
+        path: &[u8],
+        value: &dyn Fn(&mut Vec<u8>),
+    ) -> Result<bool, IndexError> {
+        match end {
+            End::Leaf(_) => Ok(false),
+            End::Empty => {
+                let was_null = at.slot.is_null();
+                let done = self.link(lane, at, path, value).await?;
+                if done && !was_null {
+                    self.counters.revivals.add();
+                }
+                Ok(done)
+            }
+            End::Dead(leaf, _) => {
+                let done = self.link(lane, at, path, value).await?;
+                if done {
+                    self.counters.revivals.add();
+                    self.retire_leaf(leaf, &lane.own.leaf);
+                }
+                Ok(done)
+            }
+            End::Other(leaf) => self.split_leaf(lane, at, leaf, path, value).await,
+            End::NoSlot(node, header) => match self.insert(lane, at, (node, header), path, value).await? {
+                Inserted::Done => Ok(true),
+                Inserted::Follow(slot) => {
+                    *at = slot;
+                    Ok(false)
+                }
+            },
+            End::Prefix(node, header, matched) => {
+                self.split_path(lane, at, (node, header, matched), path, value).await
+            }
+        }
+    }
+
+    fn rung(&self) -> Rung {
+        self.session.layout.spec.rung
     }
 
     /// Deletes a key. Returns whether it had a value.
@@ -184,6 +217,12 @@ impl<F: Fabric + Clock> Client<F> {
         loop {
             match self.walk(&mut lane.own, path, &mut at, Misses::Verified).await? {
                 Err(Met::Torn(leaf, word)) => self.await_whole(lane.number, leaf, word).await?,
+                Ok(End::Leaf(leaf)) if self.rung() < Rung::InPlace => {
+                    if self.replace(lane, &mut at, leaf, path, None).await? {
+                        self.counters.emptied.add();
+                        return Ok(true);
+                    }
+                }
                 Ok(End::Leaf(leaf)) => {
                     if let Some(word) = self.lock(lane, leaf, path).await? {
                         self.kill(lane, &mut at, leaf, word).await?;
@@ -283,6 +322,77 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
+    /// Replaces the leaf of a key by a new one, or by none. The leaf is marked first, so that a reader who has found it
+    /// by a cached slot reads the slot again. The change is the CAS of the slot. Returns false if the slot has changed.
+    async fn replace(
+        &self,
+        lane: &mut Lane,
+        at: &mut At,
+        leaf: LeafAt,
+        path: &[u8],
+        value: Option<&dyn Fn(&mut Vec<u8>)>,
+    ) -> Result<bool, IndexError> {
+        let (_, head) = head_of(&lane.own.leaf)?;
+        let old = pointer_of(&lane.own.leaf);
+        let slot = match value {
+            Some(value) => {
+                self.take_leaf(lane, path, value).await?;
+                self.encode_leaf(lane, at.slot_at, path);
+                let new = lane.leaf.expect("it was taken").unit;
+                let image = lane.image.clone();
+                self.write_new(lane, vec![(new.at, image)], Some((leaf.at, head))).await?;
+                self.session.layout.leaf_slot(at.slot.partial(), new.at, new.class, new.generation)
+            }
+            None => {
+                self.write_new(lane, Vec::new(), Some((leaf.at, head))).await?;
+                Slot::empty(at.slot.partial())
+            }
+        };
+        if !self.swap_at(lane, at, slot).await? {
+            return Ok(false);
+        }
+        self.counters.replaced.add();
+        self.units.retire(leaf.at, leaf.class, leaf.generation);
+        self.retire_value(old);
+        Ok(true)
+    }
+
+    /// Locks the node that has a slot, or the root slot. The lock orders writers and protects nothing: slots are
+    /// changed by CAS all the same. So a lock that stays held for the length of a lease is taken from its owner.
+    async fn lock_node(&self, lane: &mut Lane, slot_at: Far) -> Result<(Far, LockWord), IndexError> {
+        let (session, layout) = (&self.session, &self.session.layout);
+        let (lock, word) = (layout.node_lock(slot_at)?, session.next_word(lane.number).await?);
+        let table = &layout.members[lock.member()];
+        let (mut held, until) = (LockWord::FREE, session.fabric.now() + layout.spec.lease());
+        loop {
+            let mut chain = lane.own.chain.begin(table.key());
+            let taken = chain.also(cas(Mode::Eq, layout.addr(lock, 8)?, &held, &word));
+            let ran = session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+            ran.map_err(IndexError::of_read)?;
+            let found = *lane.own.reply.get(taken).map_err(refused)?;
+            if found == held {
+                self.counters.node_locks.add();
+                return Ok((lock, word));
+            }
+            let now = session.fabric.now();
+            if now >= until + self.patience || self.is_abandoned(lane) {
+                return Err(IndexError::Busy);
+            }
+            held = if now >= until { found } else { LockWord::FREE };
+            session.fabric.sleep(PAUSE).await;
+        }
+    }
+
+    /// Frees the lock of a node. If that fails, others wait for the length of a lease.
+    async fn unlock_node(&self, lane: &mut Lane, (lock, word): (Far, LockWord)) {
+        let layout = &self.session.layout;
+        let table = &layout.members[lock.member()];
+        let Ok(addr) = layout.addr(lock, 8) else { return };
+        let mut chain = lane.own.chain.begin(table.key());
+        chain.also(cas(Mode::Eq, addr, &word, &LockWord::FREE));
+        let _others_wait = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+    }
+
     /// Updates a leaf in place. Returns false if the leaf is dead.
     async fn update(
         &self,
@@ -296,7 +406,7 @@ impl<F: Fabric + Clock> Client<F> {
             // So that the lock is not held meanwhile.
             self.take_value(lane, value).await?;
             if !mutants::LEAF_BEFORE_VALUE.is_on() {
-                self.write_new(lane, Vec::new()).await?;
+                self.write_new(lane, Vec::new(), None).await?;
             }
         }
         let Some(word) = self.lock(lane, leaf, path).await? else { return Ok(false) };
@@ -316,25 +426,32 @@ impl<F: Fabric + Clock> Client<F> {
         if layout.spec.redo && !redo::mutants::RECORD_AFTER_OBJECT.is_on() {
             chain.also(write(self.session.record(leaf.at.member(), word), lane.record.as_bytes()));
         }
+        let is_embedded = self.rung() >= Rung::EmbeddedLock;
+        let without_lock = &bytes[..bytes.len() - size_of::<LockWord>()];
         let written = match mutants::REV_PTR_ROLLED_BACK.is_on() {
             true => chain.also(write(layout.addr(leaf.at, leaf.class.size())?, &lane.image)),
-            false => chain.also(write(object.at, bytes)),
+            false => chain.also(write(object.at, if is_embedded { bytes } else { without_lock })),
+        };
+        let freed = match is_embedded {
+            true => None,
+            false => Some(chain.also(cas(Mode::Eq, object.lock, &word, &LockWord::FREE))),
         };
         if redo::mutants::RECORD_AFTER_OBJECT.is_on() {
             chain.also(write(self.session.record(leaf.at.member(), word), lane.record.as_bytes()));
         }
         let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
         ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::Fabric)?;
-        match lane.own.reply.status(written) {
-            Status::Ok => {
+        match (lane.own.reply.status(written), freed.map(|freed| lane.own.reply.status(freed))) {
+            (Status::Ok, None | Some(Status::Ok)) => {
                 if mutants::LEAF_BEFORE_VALUE.is_on() {
-                    self.write_new(lane, Vec::new()).await?;
+                    self.write_new(lane, Vec::new(), None).await?;
                 }
                 lane.apart.take().into_iter().for_each(|new| self.units.linked(&new.unit));
                 self.retire_value(old);
                 Ok(true)
             }
-            status => {
+            (Status::Ok, Some(status)) => Err(self.of_visible(not_freed(status))),
+            (status, _) => {
                 self.session.give_up();
                 Err(refused(status))
             }
@@ -613,7 +730,7 @@ impl<F: Fabric + Clock> Client<F> {
             writes.push((node, bytes));
             from = end + 1;
         }
-        self.write_new(lane, writes).await?;
+        self.write_new(lane, writes, None).await?;
         let first = layout.node_slot(partial, at_of(lane, 0), NodeType::SMALLEST);
         if !self.swap_at(lane, at, first).await? {
             return Ok(false);
@@ -648,7 +765,7 @@ impl<F: Fabric + Clock> Client<F> {
         let above_header = Header::new(at.depth, NodeType::SMALLEST, &path[at.depth..depth]);
         node_bytes(at.slot_at, above_header, &slots, &mut bytes);
         let writes = vec![(new.at, lane.image.clone()), (above, bytes)];
-        self.write_new(lane, writes).await?;
+        self.write_new(lane, writes, None).await?;
         let slot = layout.node_slot(at.slot.partial(), above, NodeType::SMALLEST);
         if !self.swap_at(lane, at, slot).await? {
             return Ok(false);
@@ -798,13 +915,18 @@ impl<F: Fabric + Clock> Client<F> {
         self.encode_leaf(lane, rev_ptr, path);
         let unit = lane.leaf.expect("it was taken").unit;
         let image = lane.image.clone();
-        self.write_new(lane, vec![(unit.at, image)]).await?;
+        self.write_new(lane, vec![(unit.at, image)], None).await?;
         Ok(unit)
     }
 
-    /// Writes new leaves and nodes, a value that lies apart, and the states of the operation's units. All members'
-    /// lists run at once.
-    async fn write_new(&self, lane: &mut Lane, mut writes: Vec<(Far, Vec<u8>)>) -> Result<(), IndexError> {
+    /// Writes new leaves and nodes, a value that lies apart, and the states of the operation's units. Marks the leaf
+    /// `old`, which has this head, as replaced. All members' lists run at once.
+    async fn write_new(
+        &self,
+        lane: &mut Lane,
+        mut writes: Vec<(Far, Vec<u8>)>,
+        old: Option<(Far, Head)>,
+    ) -> Result<(), IndexError> {
         if let Some(New { unit, was_written: false }) = lane.apart {
             writes.push((unit.at, lane.own.value.clone()));
         }
@@ -814,15 +936,22 @@ impl<F: Fabric + Clock> Client<F> {
             }
         }
         let layout = &self.session.layout;
-        let members =
-            (0..layout.members.len()).filter(|member| writes.iter().any(|(at, _)| at.member() == *member));
+        let old_at = |member: &usize| old.filter(|(at, _)| at.member() == *member);
+        let members = (0..layout.members.len())
+            .filter(|member| writes.iter().any(|(at, _)| at.member() == *member) || old_at(member).is_some());
         let lists = members.map(|member| {
             let (table, writes) = (&layout.members[member], &writes);
+            let marked = old_at(&member);
+            let words = marked.map(|(_, head)| [head, head.replaced()].map(|head| U64::new(head.0)));
             async move {
                 let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
                 let mut chain = buffer.begin(table.key());
                 for (at, bytes) in writes.iter().filter(|(at, _)| at.member() == member) {
                     chain.also(write(layout.addr(*at, bytes.len() as u64)?, bytes));
+                }
+                if let (Some((at, _)), Some([alive, replaced])) = (marked, &words) {
+                    // If it fails, another writer has marked the leaf.
+                    chain.also(cas(Mode::Eq, layout.addr(at.plus(HEAD_AT), 8)?, alive, replaced));
                 }
                 let ran = self.session.fabric.run(table.node, &chain, &mut reply).await;
                 // If the list may run later, the units must not be written by another operation.

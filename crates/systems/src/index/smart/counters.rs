@@ -66,4 +66,7 @@ counters! {
     writes_combined: "writes combined";
     /// Leaves that a scan has read again.
     scan_retries: "scan retries";
+    /// Leaves that were replaced by new ones, and nodes that were locked, on the lower rungs of the ladder.
+    replaced: "leaves replaced";
+    node_locks: "node locks";
 }

@@ -1,9 +1,9 @@
 //! The bytes of a store: slots, inner nodes, leaves, and the parts of the table at each member.
 //!
 //! ```text
-//! table  | leases | redo records | root slot u64 | 0 x 56 | hint u64 | 0 x 56 | chunk table | chunks |
+//! table  | leases | redo records | root slot u64 | lock word u64 | 0 x 48 | hint u64 | 0 x 56 | chunk table | chunks |
 //! chunk  | state u64 | x units, to a multiple of 64 | unit | x units
-//! node   | rev_ptr u64 | header u64 | slot u64 | x 4, 8, 16, 32, 64, 128 or 256, with room for 256
+//! node   | rev_ptr u64 | header u64 | slot u64 | x 4, 8, 16, 32, 64, 128 or 256, with room for 256 | lock word u64
 //! leaf   | rev_ptr u64 | head u64 | checksum u64 | path | value or pointer | 0, to the capacity | lock word u64 |
 //! ```
 //!
@@ -13,14 +13,17 @@
 //! pointer | offset 61, member 3 | generation u32 | length u32 | checksum of the value u64 |
 //! ```
 //!
-//! The leases and the root slot of the first member are used. All words are little-endian. A *path* is a key as the
-//! tree sees it: a string has a zero byte behind it, so no path is a prefix of another.
+//! The leases and the root slot of the first member are used. The locks of nodes and of the root slot are used in
+//! stores without lock-free nodes ([`Rung::Art`]) only. All words are little-endian. A *path* is a key as the tree sees
+//! it: a string has a zero byte behind it, so no path is a prefix of another.
 //!
 //! ```text
-//! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11 | place: offset
-//! in the chunks / 64 34, member 3 |                        0 is null: the slot was never used header | depth 8 | type
-//! 5, length of the prefix 3 | prefix 6 x 8 | head   | generation 32 | length of the path 8 | length of the value 16 |
-//! was written 1, is dead 1, is apart 1, 0 x 5 | state  | generation 32 | state 32 |
+//! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11
+//!        | place: offset in the chunks / 64 34, member 3 |                        0 is null: the slot was never used
+//! header | depth 8 | type 5, length of the prefix 3 | prefix 6 x 8 |
+//! head   | generation 32 | length of the path 8 | length of the value 16
+//!        | was written 1, is dead 1, is apart 1, is replaced 1, 0 x 4 |
+//! state  | generation 32 | state 32 |
 //! ```
 //!
 //! A slot of a leaf without units and without a place is *empty*: it keeps its partial byte, and no key is below it.
@@ -36,7 +39,7 @@
 
 use super::Damaged;
 use super::mutants;
-use crate::index::{Keys, NUMBER_LEN, STRING_MAX};
+use crate::index::{Keys, NUMBER_LEN, Rung, STRING_MAX};
 use crate::lease::{ClientId, ENTRY_SIZE, LockWord, Table};
 use crate::redo::{Areas, Object};
 use farside_remote::service::Extent;
@@ -62,6 +65,8 @@ const PATH_AT: usize = 24;
 pub(super) const SLOTS_MAX: usize = 256;
 /// Size of a node with all its slots in bytes.
 const NODE_SIZE: u64 = (2 * WORD + WORD * SLOTS_MAX) as u64;
+const _: () =
+    assert!(NODE_SIZE.next_multiple_of(UNIT) >= NODE_SIZE + WORD as u64, "a node has room for its lock");
 /// Largest prefix of a node in bytes.
 pub(super) const PREFIX_MAX: usize = 6;
 const GENERATION_BITS: u32 = 11;
@@ -90,6 +95,9 @@ pub struct Spec {
     pub lease_us: u64,
     /// Whether a WRITE may be cut, so that each update first writes a redo record.
     pub redo: bool,
+    /// How many of the paper's techniques the clients use.
+    #[serde(default, skip_serializing_if = "Rung::is_highest")]
+    pub rung: Rung,
 }
 
 impl Default for Spec {
@@ -103,6 +111,7 @@ impl Default for Spec {
             lanes: 32,
             lease_us: 2_000_000,
             redo: true,
+            rung: Rung::default(),
         }
     }
 }
@@ -480,14 +489,32 @@ impl Layout {
 
     /// Returns the chunk and the number of the unit of this class at a location; `None` if none is there.
     pub(super) fn unit_at(&self, at: Far, class: Class) -> Option<(Chunk, u64)> {
+        self.unit_around(at, class).and_then(|(place, within)| (within == 0).then_some(place))
+    }
+
+    /// Returns the chunk and the number of the unit of this class around a location, and the offset in the unit.
+    fn unit_around(&self, at: Far, class: Class) -> Option<((Chunk, u64), u64)> {
         let table = self.members.get(at.member())?;
         let offset = at.offset().checked_sub(table.chunks_at)?;
         let number = offset / u64::from(self.spec.chunk);
         let (units, first) = self.units_of(class);
         let within = (offset % u64::from(self.spec.chunk)).checked_sub(first)?;
-        let unit = within / class.size();
-        let is_there = number < table.chunks && unit < units && within.is_multiple_of(class.size());
-        is_there.then_some((Chunk { member: at.member(), number }, unit))
+        let (unit, within) = (within / class.size(), within % class.size());
+        let is_there = number < table.chunks && unit < units;
+        is_there.then_some(((Chunk { member: at.member(), number }, unit), within))
+    }
+
+    /// Location of the lock of the node that has a slot, or of the root slot's lock.
+    ///
+    /// # Errors
+    /// No node is there.
+    pub(super) fn node_lock(&self, slot_at: Far) -> Result<Far, Damaged> {
+        if slot_at == self.root() {
+            return Ok(slot_at.plus(WORD as u64));
+        }
+        let around = self.unit_around(slot_at, Class::NODE);
+        let ((chunk, unit), _) = around.ok_or(Damaged("a slot in no node"))?;
+        Ok(self.unit(chunk, Class::NODE, unit).plus(NODE_SIZE))
     }
 
     /// Returns the address of `len` bytes at a location.
@@ -800,6 +827,7 @@ impl Head {
     const WRITTEN: u64 = 1 << 56;
     const DEAD: u64 = 1 << 57;
     const APART: u64 = 1 << 58;
+    const REPLACED: u64 = 1 << 59;
 
     pub(super) fn new(generation: u32, path_len: usize, content: Content<'_>) -> Head {
         let (len, flags) = match content {
@@ -825,8 +853,18 @@ impl Head {
         Head(self.0 | Head::DEAD)
     }
 
+    /// Whether the slot's content may have changed from this leaf to another one, in stores without updates in place.
+    pub(super) fn is_replaced(self) -> bool {
+        self.0 & Head::REPLACED != 0
+    }
+
+    pub(super) fn replaced(self) -> Head {
+        Head(self.0 | Head::REPLACED)
+    }
+
+    /// The head without the bits that are set by themselves.
     fn alive(self) -> Head {
-        Head(self.0 & !Head::DEAD)
+        Head(self.0 & !(Head::DEAD | Head::REPLACED))
     }
 
     /// Ends of the path and of the value in the leaf.
@@ -968,7 +1006,8 @@ pub(super) fn leaf_bytes(
 /// Length of the longest path and value whose checksum is computed from a copy on the stack.
 const COPIED_MAX: usize = 120;
 
-/// Checksum of a leaf. Its dead bit is not covered: it is set by a WRITE of the head alone, which is never torn.
+/// Checksum of a leaf. The bits that say that it is dead or replaced are not covered: they are set in the head alone,
+/// and no request tears a word.
 fn checksum(head: Head, path: &[u8], value: &[u8], leaf: &[u8]) -> u64 {
     let path = if mutants::CHECKSUM_WITHOUT_KEY.is_on() { &[] } else { path };
     let lock = if mutants::CHECKSUM_OVER_LOCK.is_on() { &leaf[leaf.len() - WORD..] } else { &[] };

@@ -31,6 +31,8 @@ farside_remote::mutants! {
     READER_JOINS_LATE = "SmartReaderJoinsLate";
     /// A writer that joins after the batch's request was posted is done with it (G2).
     WRITER_JOINS_LATE = "SmartWriterJoinsLate";
+    /// A reader believes a leaf that it has found by a cached slot, although it is being replaced.
+    REPLACED_LEAF_BELIEVED = "SmartReplacedLeafBelieved";
     /// If the future of a batch's first reader is dropped, those that have joined wait for ever.
     JOINERS_STRANDED = "SmartJoinersStranded";
 }

@@ -5,9 +5,10 @@
 //! node is replaced by its slots, in the order of their bytes; a leaf is visited when no slot is left before it. A torn
 //! leaf is read again.
 //!
-//! A scan begins with a cached node on its path, below which the wanted keys can be expected, or with the root slot. All
-//! keys whose paths begin as those of the node's slots are below the node, for ever: nodes are never unlinked, and no
-//! node is put between a node and its slots. If that is not enough, the scan goes on behind these paths in the same way.
+//! A scan begins with a cached node on its path, below which the wanted keys can be expected, or with the root slot.
+//! All keys whose paths begin as those of the node's slots are below the node, for ever: nodes are never unlinked, and
+//! no node is put between a node and its slots. If that is not enough, the scan goes on behind these paths in the same
+//! way.
 //!
 //! Every slot is read during the scan, also those of cached nodes: the cache only tells which nodes to read with the
 //! first wave. So a key that is present throughout is not missed: as `walk` says, whatever node or leaf a slot has is
@@ -647,7 +648,8 @@ fn first_byte(path: &[u8], start: &[u8]) -> Option<u8> {
     }
 }
 
-/// Finds the slots of a node that are in use, with their indexes, down to a byte, from the largest byte to the smallest.
+/// Finds the slots of a node that are in use, with their indexes, down to a byte, from the largest byte to the
+/// smallest.
 fn order(view: &NodeView<'_>, header: &Header, first: u8, slots: &mut Vec<(u16, Slot)>) {
     slots.clear();
     slots.reserve(header.kind.slots());

@@ -44,13 +44,14 @@ impl System for SmartKind {
     const MEMBERS_MAX: usize = MEMBERS_MAX;
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// The first two only cost requests, a reader notices the third only if memory is damaged, and the last only if
-    /// some values lie apart.
+    /// The first two only cost requests, and a reader notices the third only if memory is damaged. The fourth acts only
+    /// if some values lie apart, and the last one in stores without updates in place.
     const RARE_MUTANTS: &'static [Mutant] = &[
         mutants::REV_PTR_ROLLED_BACK,
         mutants::MASKED_CAS_FULL_WORD,
         mutants::CHECKSUM_WITHOUT_KEY,
         mutants::LEAF_BEFORE_VALUE,
+        mutants::REPLACED_LEAF_BELIEVED,
     ];
 
     type Client<F: Fabric + Clock> = Smart<F>;
@@ -96,7 +97,7 @@ impl System for SmartKind {
         }
         let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
         let stores = whole.iter().map(|(_, store)| (*store).clone()).collect();
-        let (root, lanes) = (layout.root(), layout.spec.lanes);
+        let (root, lanes, rung) = (layout.root(), layout.spec.lanes, layout.spec.rung);
         let session =
             Session::open(Keyed::new(fabric, members), layout, stores, nonce).await.map_err(of_open)?;
         Ok(Smart::of(&Rc::new(Client {
@@ -105,7 +106,7 @@ impl System for SmartKind {
             together: Together::default(),
             cache: RefCell::new(Cache::new(root, options.node_cache.unwrap_or(CACHE))),
             counters: Counters::default(),
-            combining: options.combining,
+            combining: rung.combining(options.combining),
             gets: Combine::default(),
             puts: Combine::default(),
             jobs: Jobs::new(lanes.into()),
@@ -159,7 +160,7 @@ fn of_open(error: IndexError) -> StoreError {
 /// Parameters of a store of this size.
 fn spec_for(sizing: &Sizing) -> Spec {
     let default = Spec::default();
-    let Indexing { keys, inline_max, chunk, ids, lanes, redo } = sizing.indexing;
+    let Indexing { keys, inline_max, chunk, ids, lanes, redo, rung } = sizing.indexing;
     let are_numbers = sizing.key_len == NUMBER_LEN || sizing.key_len == 0;
     let value_max = if sizing.value_len == 0 { default.value_max } else { sizing.value_len as u32 };
     let lease_us = |lease: Duration| u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
@@ -171,6 +172,7 @@ fn spec_for(sizing: &Sizing) -> Spec {
         ids: ids.unwrap_or(default.ids),
         lanes: lanes.unwrap_or(default.lanes),
         redo: redo.unwrap_or(default.redo),
+        rung: rung.unwrap_or(default.rung),
         lease_us: sizing.lease.map_or(default.lease_us, lease_us),
     }
 }

@@ -8,6 +8,8 @@
 //! walk:
 //! - An alive leaf with the key and the slot's generation is the key's only leaf, also below a slot that is not fresh:
 //!   it was linked there, it was not reused, and a leaf is dead before it is unlinked.
+//!   In stores without updates in place, a leaf is marked as replaced before it is unlinked instead. Then its value was
+//!   current when the slot was read, so a slot that is not fresh is read again.
 //! - A node has no slot for the next byte: the key was absent when the READ of the node began. All slots that were in
 //!   use then are in the READ, since none becomes null again.
 //! - Any other end means that the key was absent when the slot was read, so the slot must be fresh. If it is not, the
@@ -223,6 +225,10 @@ impl<F: Fabric + Clock> Client<F> {
                 }
             };
         let leaf = LeafAt { generation: found.generation(), ..leaf };
+        let is_in_doubt = found.is_replaced() && !at.is_fresh && !mutants::REPLACED_LEAF_BELIEVED.is_on();
+        if is_in_doubt && self.refresh(own, at).await? {
+            return Ok(AtLeaf::Again);
+        }
         if is_key && !found.is_dead() {
             return Ok(AtLeaf::End(End::Leaf(leaf)));
         }

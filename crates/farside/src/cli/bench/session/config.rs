@@ -9,6 +9,7 @@ use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_remote::arena::Geometry;
+use farside_systems::index::Rung;
 use farside_systems::latch::Latching;
 use farside_systems::registry::default_kv;
 use farside_systems::system::{Family, Footprint, Sizing, SizingError};
@@ -50,6 +51,8 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) by_node: bool,
     /// Kind of the keys of an index. Other stores have numbers.
     pub(in crate::cli) names: NameKind,
+    /// How many of its techniques a new index uses; if absent, all.
+    pub(in crate::cli) rung: Option<Rung>,
     /// Number of replicas of a block store, each on a node of its own; `None` for stores of another family.
     pub(in crate::cli) replicas: Option<u32>,
     /// How clients synchronize, and where latches lie, in a store of latched objects.
@@ -114,6 +117,7 @@ impl SessionConfig {
             verify: false,
             by_node: false,
             names: NameKind::Numbers,
+            rung: None,
             replicas: None,
             latching: Latching::NONE,
             lease: None,

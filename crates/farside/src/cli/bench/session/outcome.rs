@@ -49,6 +49,7 @@ impl<S: Subject> Measured<S> {
             records: self.config.workload.records,
             value_size: self.config.value_size as u64,
             scheme: None,
+            rung: self.config.rung.map(|rung| rung.name().to_owned()),
             keys: (self.config.system.family == Family::Index).then(|| self.config.names.name().to_owned()),
             replicas: self.config.replicas.map(u64::from),
             threads: self.config.threads.into(),

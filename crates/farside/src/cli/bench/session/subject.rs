@@ -338,6 +338,7 @@ impl Subject for Ordered {
     fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
         let new = NewStore {
             keys: Some(config.names.keys()),
+            rung: config.rung,
             value_size: Some(config.value_size as u32),
             kind: config.system.kind.into(),
             ..NewStore::prism_kv(name, quota)

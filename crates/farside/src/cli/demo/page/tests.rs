@@ -31,6 +31,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         value_size: 512,
         scheme: None,
         keys: None,
+        rung: None,
         replicas: None,
         threads: 1,
         tasks,
