@@ -442,7 +442,10 @@ impl Layout {
 
     /// Number of units of a chunk of this class, and the offset of the first one.
     fn units_of(&self, class: Class) -> (u64, u64) {
-        self.units[usize::from(class.0).min(self.units.len() - 1)]
+        match class.is_of_value() {
+            true => class.units(self.spec.chunk.into()),
+            false => self.units[usize::from(class.0).min(self.units.len() - 1)],
+        }
     }
 
     /// The table of leases.
@@ -594,10 +597,10 @@ impl Layout {
     /// # Errors
     /// No client writes such a pointer.
     pub(super) fn class_of(&self, pointer: &Pointer) -> Result<Class, Damaged> {
-        let class = self.spec.value_class(pointer.len);
-        let is_there = pointer.len > self.spec.inline_max && pointer.len <= self.spec.value_max;
-        let unit = if is_there { self.unit_at(pointer.at, class) } else { None };
-        unit.map(|_| class).ok_or(Damaged("a pointer to no value"))
+        let is_value = pointer.len > self.spec.inline_max && pointer.len <= self.spec.value_max;
+        let class = is_value.then(|| self.spec.value_class(pointer.len));
+        let unit = class.filter(|class| self.unit_at(pointer.at, *class).is_some());
+        unit.ok_or(Damaged("a pointer to no value"))
     }
 
     /// Returns the leaf whose bytes from [`HEAD_AT`] on have this address and length at a member, and its class; `None`

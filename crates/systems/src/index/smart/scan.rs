@@ -549,7 +549,7 @@ impl<F: Fabric + Clock> Client<F> {
     async fn read_chain(&self, wanted: &[Wanted], own: &mut ReadChain) -> Result<(), IndexError> {
         let layout = &self.session.layout;
         let table = &layout.members[own.member];
-        let mut chain = own.buffer.begin(table.extent.key);
+        let mut chain = own.buffer.begin(table.key());
         for index in &own.indexes {
             let Wanted { at, len } = wanted[*index];
             chain.also(read(layout.addr(at, len)?, len as u32));
