@@ -44,6 +44,9 @@ pub(crate) trait Family: Sized + 'static {
     /// loss is followed by another store.
     const IS_REPLICATED: bool = Self::SPANS;
 
+    /// Largest number of concurrent operations of a client at each node.
+    const TASKS_MAX: u64 = 3;
+
     /// Whether a client may run in a node's process.
     const MAY_LIVE_AT_NODE: bool = false;
 
@@ -187,6 +190,11 @@ pub(crate) trait Family: Sized + 'static {
 
     /// Phases of the protocol of `system`.
     fn phases(system: System) -> &'static Phases;
+
+    /// Returns the phase in which an operation has found no memory. `last` is that of the last request of its task.
+    fn exhausted_in(&self, last: usize) -> usize {
+        last
+    }
 
     /// Returns the checker of the family's histories.
     fn checker(&self) -> Self::Checker;

@@ -37,7 +37,7 @@ use farside_sim::linearizable::Limits;
 use farside_sim::node::Node;
 use farside_sim::ordered::Maps;
 use farside_sim::random::Random;
-use farside_sim::world::{MILLIS, Turnstile};
+use farside_sim::world::{MICROS, MILLIS, Nanos, Turnstile};
 use farside_systems::index::{Index, IndexError, Keys};
 use farside_systems::lease::LeaseError;
 use farside_systems::members;
@@ -87,6 +87,12 @@ pub(crate) trait Opened: Index + Sized + 'static {
     fn held(_store: &Store, _load: impl Fn(u64) -> u64) -> Result<Vec<(u64, u64)>, String> {
         Ok(Vec::new())
     }
+
+    /// Returns descriptions of the memory that is lost, or used twice. No client uses the store, and all dead ones were
+    /// recovered. `load` returns the 8-byte word at an address of a member, by its index. By default returns none.
+    fn strays(_stores: &[Store], _load: impl Fn(usize, u64) -> u64) -> Result<Vec<String>, String> {
+        Ok(Vec::new())
+    }
 }
 
 /// The options of a system that a seed has drawn.
@@ -118,6 +124,14 @@ pub(crate) struct Indexed<C> {
     value_max: u64,
     /// Whether most operations put keys that are rarely deleted, so that nodes become large.
     grows: bool,
+    /// Whether many operations delete, so that memory is used again.
+    churns: bool,
+    /// Whether at times all clients use the same key for a while, so that they combine their requests and compete.
+    bursts: bool,
+    /// If most operations add, the next key to be put, so that all keys are.
+    next: Cell<u64>,
+    /// The key of the current burst, and the number of its operations that are yet to begin.
+    burst: Cell<(u64, u64)>,
     /// One in this many operations is a scan.
     scan_one_in: u64,
     /// One in this many operations is the last one of its client.
@@ -174,6 +188,9 @@ impl<C> Default for Shared<C> {
 const COLD: u64 = 8;
 /// Number of keys with many operations.
 const HOT_MAX: u64 = 8;
+/// In trials with bursts, one in this many operations begins one. Minimum and maximum number of its operations.
+const BURST_ONE_IN: u64 = 8;
+const BURST: [u64; 2] = [10, 100];
 /// Limits of the check of a key. Many operations have no known outcome.
 const LIMITS: Limits = Limits { operations_max: 5_000, steps_max: 8_000_000 };
 /// One in this many operations is followed by the recovery of all dead clients.
@@ -199,9 +216,9 @@ static PHASES: Phases = Phases {
         Phase::new("read"),
         Phase::new("lock"),
         Phase::new("write"),
-        // The last request of a client that finds no chunk is the CAS of an entry in the table of chunks.
-        Phase::allocating("install"),
-        Phase::new("claim").rare(),
+        Phase::new("install"),
+        // A client that claims memory reads which chunk to try first, by a FETCH-ADD.
+        Phase::allocating("claim").rare(),
         Phase::new("fence").rare().led_to_by(LOCK),
         Phase::new("catalog").rare(),
     ],
@@ -234,6 +251,8 @@ impl<C: Opened> Family for Indexed<C> {
 
     const SPANS: bool = true;
     const IS_REPLICATED: bool = false;
+    /// Clients combine the requests of their concurrent operations.
+    const TASKS_MAX: u64 = 6;
 
     fn drawn_nodes(random: &Random) -> u32 {
         random.between(1, C::MEMBERS_MAX) as u32
@@ -254,6 +273,10 @@ impl<C: Opened> Family for Indexed<C> {
             starts,
             value_max: [VALUE_MIN, 24, 200, 2_000][random.below(4) as usize],
             grows: random.one_in(if drawn.is_crowded { 2 } else { 6 }),
+            churns: random.one_in(3),
+            bursts: random.one_in(2),
+            burst: Cell::default(),
+            next: Cell::new(0),
             scan_one_in: [3, 6, 20][random.below(3) as usize],
             leave_one_in: [0, 10, 40][random.below(3) as usize],
             is_tight: drawn.faults.contains(&Fault::Exhaustion),
@@ -265,6 +288,11 @@ impl<C: Opened> Family for Indexed<C> {
 
     fn is_owned(&self) -> bool {
         C::IS_KEPT
+    }
+
+    /// Memory that a delete has freed is used again only if the trial lasts for a while.
+    fn rest(&self) -> Nanos {
+        if self.churns { 50 * MICROS } else { 5 * MICROS }
     }
 
     fn goes_on(&self) -> bool {
@@ -281,7 +309,7 @@ impl<C: Opened> Family for Indexed<C> {
     }
 
     fn options(&self) -> Vec<Choice> {
-        let Indexed { value_max, grows, scan_one_in, leave_one_in, ref keys, .. } = *self;
+        let Indexed { value_max, grows, churns, bursts, scan_one_in, leave_one_in, ref keys, .. } = *self;
         let kind = if self.kind == Keys::Numbers { "numbers" } else { "strings" };
         let mut choices = vec![
             Choice::new("key_kind", kind, format!("keys are {} {kind}", keys.len())),
@@ -292,6 +320,8 @@ impl<C: Opened> Family for Indexed<C> {
                 grows,
                 (if grows { "most operations add" } else { "mixed operations" }).into(),
             ),
+            Choice::new("churns", churns, (if churns { "many deletes" } else { "few deletes" }).into()),
+            Choice::new("bursts", bursts, (if bursts { "keys in bursts" } else { "no bursts" }).into()),
             Choice::new("scan_one_in", scan_one_in, format!("scans 1 in {scan_one_in}")),
             Choice::new("leave_one_in", leave_one_in, format!("last of a client 1 in {leave_one_in}")),
         ];
@@ -328,6 +358,11 @@ impl<C: Opened> Family for Indexed<C> {
 
     fn phases(_system: System) -> &'static Phases {
         &PHASES
+    }
+
+    /// The client's own task claims memory, after which it may read which memory was freed.
+    fn exhausted_in(&self, _last: usize) -> usize {
+        CLAIM
     }
 
     fn checker(&self) -> Maps {
@@ -375,16 +410,14 @@ impl<C: Opened> Family for Indexed<C> {
         }
         shared.0.first.take();
         while shared.0.is_kept.get() {
-            scene.world.sleep(MILLIS / 50).await;
+            scene.world.sleep(MILLIS / 10).await;
         }
     }
 
     fn draw(&self, scene: &Scene, client: &mut Client<C>) -> (u64, Ask) {
         let random = scene.world.random();
-        let any = random.below(self.keys.len() as u64);
-        let hot = self.hot[random.below(self.hot.len() as u64) as usize];
-        let key = if !self.grows && random.one_in(2) { hot } else { any };
-        if random.one_in(self.scan_one_in) {
+        let (key, is_of_burst) = self.draw_key(random);
+        if !is_of_burst && random.one_in(self.scan_one_in) {
             let from = [0, key, random.below(self.starts)][random.below(3) as usize];
             let limit = if random.one_in(2) { random.between(1, 6) } else { self.keys.len() as u64 + 1 };
             return (from, self.scan(from, limit));
@@ -396,7 +429,9 @@ impl<C: Opened> Family for Indexed<C> {
             Value { tag: scene.next_tag(), len: len as u32 }
         };
         let ask = match random.below(16) {
+            0..8 if is_of_burst => Ask::Get,
             0..4 => Ask::Get,
+            4..8 if self.churns => Ask::Delete,
             4..6 if !self.grows => Ask::Delete,
             6..9 if C::ADDS => Ask::PutIfAbsent(value()),
             9 if random.one_in(4) => Ask::Delete,
@@ -458,20 +493,55 @@ impl<C: Opened> Family for Indexed<C> {
         gets.chain([all(), (middle, self.scan(middle, 5))]).chain(deletes).chain([all()]).collect()
     }
 
-    /// Checks that nobody holds a lock. All clients have left, and the dead ones were recovered.
-    async fn audit(&self, _scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
-        let found = node.answer(control::Ask::OpenStore { name: store.to_owned() }).await?;
-        let control::Answer::Store(store) = found else { return Err(format!("{found:?}")) };
+    /// Checks that nobody holds a lock and, at the first node, that no memory is lost. All clients have left, and the
+    /// dead ones were recovered.
+    async fn audit(&self, scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
+        let found = description(node, store).await?;
         let memory = node.memory();
-        let held = C::held(&store, |at| memory.load(at, Width::W8) as u64)?;
-        match held.is_empty() {
+        let held = C::held(&found, |at| memory.load(at, Width::W8) as u64)?;
+        if !held.is_empty() {
+            return Err(format!("after all clients have left, locks are held (place, word): {held:x?}"));
+        }
+        if node.id() != scene.sites[0].node.id() {
+            return Ok(());
+        }
+        let mut members = Vec::new();
+        for site in &scene.sites {
+            let found = description(&site.node, store).await?;
+            let index = found.membership.as_ref().map_or(0, |of| of.index);
+            members.push((index, found, site.node.memory()));
+        }
+        members.sort_by_key(|(index, ..)| *index);
+        let stores: Vec<Store> = members.iter().map(|(_, store, _)| store.clone()).collect();
+        let strays = C::strays(&stores, |member, at| members[member].2.load(at, Width::W8) as u64)?;
+        match strays.is_empty() {
             true => Ok(()),
-            false => Err(format!("after all clients have left, locks are held (place, word): {held:x?}")),
+            false => Err(format!("after all clients have left, memory is lost: {strays:?}")),
         }
     }
 }
 
 impl<C: Opened> Indexed<C> {
+    /// Draws a key, and whether it is that of a burst.
+    fn draw_key(&self, random: &Random) -> (u64, bool) {
+        let (key, left) = self.burst.get();
+        if let Some(left) = left.checked_sub(1) {
+            self.burst.set((key, left));
+            return (key, true);
+        }
+        let any = random.below(self.keys.len() as u64);
+        let hot = self.hot[random.below(self.hot.len() as u64) as usize];
+        let key = match self.grows {
+            true if random.one_in(2) => self.next.replace((self.next.get() + 1) % self.keys.len() as u64),
+            false if random.one_in(2) => hot,
+            _ => any,
+        };
+        if self.bursts && random.one_in(BURST_ONE_IN) {
+            self.burst.set((key, random.between(BURST[0], BURST[1])));
+        }
+        (key, false)
+    }
+
     /// Options of a new client.
     fn options_of_client(&self, scene: &Scene) -> Options {
         Options { entropy: scene.world.random().bits(), ..self.setting.options }
@@ -569,6 +639,14 @@ impl<C: Opened> Indexed<C> {
     }
 }
 
+/// Returns the description of a store in a node's catalog.
+async fn description(node: &Node, store: &str) -> Result<Store, String> {
+    match node.answer(control::Ask::OpenStore { name: store.to_owned() }).await? {
+        control::Answer::Store(store) => Ok(store),
+        other => Err(format!("{other:?}")),
+    }
+}
+
 /// Returns the value with these bytes.
 ///
 /// # Errors
@@ -592,7 +670,11 @@ fn failed<C: Opened>(scene: &Scene, error: IndexError) -> Failure {
             let message = format!("a client was denied an access that it is allowed: {status}");
             return failure(ran, FailureKind::Refused, message);
         }
-        IndexError::Store(StoreError::MemoryLost { .. }) if scene.struck.of(Fault::NodeLoss) == 0 => {
+        // An operator that does not reach the first member drops the others, which is a loss for those that still find
+        // the first one.
+        IndexError::Store(StoreError::MemoryLost { .. })
+            if [Fault::NodeLoss, Fault::Revocation].iter().all(|fault| scene.struck.of(*fault) == 0) =>
+        {
             return failure(ran, FailureKind::Wrong, format!("no node has lost its memory: {message}"));
         }
         IndexError::Store(StoreError::Fabric(error))

@@ -250,7 +250,7 @@ impl Drawn {
             carrier,
             nodes: setup.nodes.unwrap_or_else(|| F::drawn_nodes(random)),
             clients,
-            tasks: random.between(1, 3) as u32,
+            tasks: random.between(1, F::TASKS_MAX) as u32,
             keys,
             is_crowded,
             operations,

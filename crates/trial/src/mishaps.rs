@@ -19,8 +19,11 @@ const LONG_PAUSE: [Nanos; 2] = [100 * MILLIS, 250 * MILLIS];
 const LEASE_PAUSE: [Nanos; 2] = [10 * MILLIS, 55 * MILLIS];
 /// One in this many partitions and restarts of nodes is long, in trials with long pauses of stores on several nodes.
 const LONG_OUTAGE_ONE_IN: u64 = 4;
-/// Minimum and maximum length of such an outage, in nanoseconds.
+/// Minimum and maximum length of such an outage, in nanoseconds, if the store has replicas. Operations may last longer
+/// than their patience.
 const LONG_OUTAGE: [Nanos; 2] = [300 * MILLIS, 3_000 * MILLIS];
+/// The same if the store has none. Sessions end by silence, and leases expire; nothing else happens meanwhile.
+const LONG_OUTAGE_OF_ALL: [Nanos; 2] = [70 * MILLIS, 200 * MILLIS];
 /// Maximum number of pauses of both kinds in one trial, which would last too long otherwise.
 pub(crate) const LONG_PAUSES_MAX: u32 = 10;
 
@@ -469,7 +472,7 @@ fn long_outage(scene: &Scene) -> Option<Nanos> {
     let random = scene.world.random();
     (may_be_long && random.one_in(LONG_OUTAGE_ONE_IN)).then(|| {
         scene.long_pauses_left.set(scene.long_pauses_left.get() - 1);
-        let [least, most] = LONG_OUTAGE;
+        let [least, most] = if scene.is_replicated { LONG_OUTAGE } else { LONG_OUTAGE_OF_ALL };
         random.between(least, most)
     })
 }

@@ -469,7 +469,8 @@ impl<F: Family> Worker<'_, F> {
             let faults = if F::SPANS { &scene.drawn.faults } else { &self.site.faults };
             if faults.contains(&Fault::Exhaustion) {
                 scene.struck.count(Fault::Exhaustion, Target::None);
-                scene.flights.strike_phase(Fault::Exhaustion, self.fabric.last_phase());
+                let phase = self.client.trial.family.exhausted_in(self.fabric.last_phase());
+                scene.flights.strike_phase(Fault::Exhaustion, phase);
             } else if !scene.has_node_stood_still() {
                 scene
                     .blame("an operation found no memory, although the node had more than enough".to_owned());

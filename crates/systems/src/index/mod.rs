@@ -156,8 +156,8 @@ pub struct Indexing {
     pub ids: Option<u16>,
     /// Number of concurrent changes of a client.
     pub lanes: Option<u16>,
-    /// Whether each update in place first writes a redo record. Without it, a WRITE must never be cut in the middle: no
-    /// process that executes chains dies without its memory.
+    /// Whether each update in place first writes a redo record. Without it, a WRITE must never be cut in the middle:
+    /// the memory is lost with each process that executes chains and dies, and no session over a NIC ends in a WRITE.
     pub redo: Option<bool>,
     /// How many of its techniques the system uses; if absent, all.
     pub rung: Option<Rung>,

@@ -8,7 +8,7 @@ use farside_systems::index::{Keys, NUMBER_LEN, STRING_MAX};
 use std::collections::BTreeSet;
 
 /// One in this many sets of keys has many keys that differ in one byte only, so that a node needs as many slots.
-const WIDE_ONE_IN: u64 = 3;
+const WIDE_ONE_IN: u64 = 2;
 /// Bytes of which most parts of strings consist. The first and the last one are the smallest and the largest.
 const LETTERS: [u8; 4] = [0x01, b'a', b'b', 0xff];
 /// One in this many parts of strings is longer than a node's prefix, and one in this many of these is very long.
@@ -33,7 +33,7 @@ pub fn drawn(random: &Random, kind: Keys, count: usize) -> Vec<Vec<u8>> {
     let mut attempts = 0;
     while keys.len() < count {
         attempts += 1;
-        let is_wide = wide && attempts < 4 * 256 && !random.one_in(4);
+        let is_wide = wide && attempts < 4 * 256 && !random.one_in(8);
         let other = || keys.iter().nth(random.below(keys.len() as u64) as usize).cloned().unwrap_or_default();
         let key = match kind {
             _ if is_wide => with_byte(first.clone(), place, random, kind),

@@ -2,10 +2,11 @@
 
 use super::{Opened, Setting};
 use crate::flight::Tracked;
-use crate::{Choice, Drawn};
+use crate::{Carrier, Choice, Drawn};
+use farside_remote::control::Store;
 use farside_sim::fault::Fault;
 use farside_sim::random::Random;
-use farside_systems::index::{Combining, IndexError, Indexing, Keys};
+use farside_systems::index::{Combining, IndexError, Indexing, Keys, smart};
 use farside_systems::registry::AnyIndex;
 use farside_systems::store::{Members, StoreError};
 use farside_systems::system::{Options, Sizing};
@@ -19,32 +20,48 @@ impl Opened for AnyIndex<Tracked> {
     const MEMBERS_MAX: u64 = 3;
     const HAS_STRINGS: bool = true;
     const ADDS: bool = true;
-    const GOES_ON: bool = false;
+    const GOES_ON: bool = true;
     const IS_KEPT: bool = true;
     const MEMBER_MIB: [u64; 2] = [16, 1];
 
     fn drawn(drawn: &Drawn, random: &Random, keys: Keys) -> Setting {
         let clients = u64::from(drawn.clients);
-        let us = random.between(5_000, 20_000);
+        // With short leases, memory is used again soon.
+        let us = if random.one_in(3) { random.between(1_000, 3_000) } else { random.between(5_000, 20_000) };
         // If there are few ids, a client that restarts takes over the id of a dead one. The last client needs one, too.
         let ids = random.between(clients + 1, 2 * clients + 1) as u16;
         // One for each task, and for operations that were dropped and are not done yet.
         let lanes = random.between(2, 2 * u64::from(drawn.tasks) + 2) as u16;
-        // The smallest chunk has one unit. Large chunks of long leaves exhaust a store that has little memory.
+        // The smallest chunk has one unit of a long leaf, which is soon used again.
         let chunk = [2_560, 8 << 10, 64 << 10][random.below(3) as usize];
         let value_len = [8, 200, 2_000][random.below(3) as usize];
+        let (chunk, value_len) = if random.one_in(3) { (2_560, 2_000) } else { (chunk, value_len) };
         let is_tight = drawn.faults.contains(&Fault::Exhaustion);
-        let (chunk, value_len) = if is_tight { (64 << 10, 2_000) } else { (chunk, value_len) };
+        // A store with little memory has room for a few such chunks, and each client needs several.
+        let (chunk, value_len) = if is_tight {
+            ([64 << 10, 128 << 10, 192 << 10][random.below(3) as usize], 2_000)
+        } else {
+            (chunk, value_len)
+        };
         let cache = [0, 300, 2_000, 1 << 20][random.below(4) as usize];
         let combinings =
             [(Combining::Batches, "all"), (Combining::Reads, "reads"), (Combining::None, "none")];
         let (combining, combined) = combinings[random.below(3) as usize];
+        // Processes that execute chains die only by these faults, and keep their memory. A NIC also stops in the midst of
+        // a WRITE when its session ends.
+        let is_direct = drawn.carrier == Carrier::Direct;
+        let cuts = |fault: &Fault| *fault == Fault::NodeRestart || is_direct && *fault == Fault::ClientDeath;
+        let redo = drawn.carrier == Carrier::Verbs || drawn.faults.iter().any(cuts) || random.one_in(2);
+        // Some values lie apart, and others beside their keys.
+        let inline_max = if random.one_in(4) { 16.min(value_len) } else { value_len };
         let indexing = Indexing {
             keys: Some(keys),
+            inline_max: Some(inline_max as u32),
             chunk: Some(chunk),
             ids: Some(ids),
             lanes: Some(lanes),
-            ..Indexing::NONE
+            redo: Some(redo),
+            rung: None,
         };
         let lease = Some(Duration::from_micros(us));
         Setting {
@@ -57,11 +74,13 @@ impl Opened for AnyIndex<Tracked> {
             },
             survives_deaths: true,
             has_leases: true,
-            relaxed: None,
+            // The last word of a WRITE frees the lock.
+            relaxed: Some(false),
             choices: vec![
                 Choice::new("lease_us", us, format!("lease {us} us")),
                 Choice::new("ids", ids, format!("ids {ids}")),
                 Choice::new("lanes", lanes, format!("lanes {lanes}")),
+                Choice::new("redo", redo, if redo { "redo records" } else { "no redo records" }.into()),
                 Choice::new("chunk", chunk, format!("chunks of {chunk} bytes")),
                 Choice::new("value_bytes", value_len as u64, format!("room for values of {value_len} bytes")),
                 Choice::new("node_cache", cache as u64, format!("caches of {cache} bytes")),
@@ -85,5 +104,13 @@ impl Opened for AnyIndex<Tracked> {
 
     async fn heal(&mut self) -> Result<(), IndexError> {
         with_index!(self, index => index.heal().await)
+    }
+
+    fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<Vec<(u64, u64)>, String> {
+        smart::held(store, load)
+    }
+
+    fn strays(stores: &[Store], load: impl Fn(usize, u64) -> u64) -> Result<Vec<String>, String> {
+        smart::strays(stores, load)
     }
 }
