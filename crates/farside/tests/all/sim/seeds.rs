@@ -8,11 +8,15 @@ use farside_systems::system::Family;
 use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Carrier, Setup, System};
+use std::collections::BTreeMap;
 
 /// Seeds to run for each pair of a system and a carrier.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=30;
 /// The seeds of a block store, whose trials have several nodes and take the longest.
 const SEEDS_OF_BLOCKS: std::ops::RangeInclusive<u64> = 1..=18;
+
+/// The seeds of an index, whose trials also have several nodes.
+const SEEDS_OF_INDEXES: std::ops::RangeInclusive<u64> = 1..=20;
 
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
@@ -31,23 +35,27 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
 ];
 
 /// Asserts that all seeds of a system over one carrier are good, and that every possible fault strikes. Over verbs,
-/// whose clients read what a CPU was writing when it died, deaths must cut writes. Returns the system's phases, and how
-/// often each fault struck within each phase.
+/// whose clients read what a CPU was writing when it died, deaths must cut writes. Returns the system's phases, how often
+/// each fault struck within each phase, and how often the structure of its stores has changed in which way.
 #[track_caller]
-fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
+fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix, Structure) {
     let setup = Setup { carrier: Some(carrier), ..Setup::of(system) };
-    let mut within = Matrix::default();
+    let (mut within, mut structure) = (Matrix::default(), Structure::default());
     let mut struck = [0; Fault::ALL.len()];
     let (mut operations, mut seen) = (0, Seen::default());
     let more = MORE_SEEDS.iter().filter(|(name, of, _)| *name == system.name() && *of == carrier);
-    let is_of_blocks = named(system.name()).is_some_and(|system| system.family == Family::Blocks);
-    let seeds = if is_of_blocks { SEEDS_OF_BLOCKS } else { SEEDS };
+    let seeds = match named(system.name()).map(|system| system.family) {
+        Some(Family::Blocks) => SEEDS_OF_BLOCKS,
+        Some(Family::Index) => SEEDS_OF_INDEXES,
+        _ => SEEDS,
+    };
     for seed in seeds.chain(more.map(|(.., seed)| *seed)) {
         let judged = judge(&setup, seed, true);
         assert_eq!(judged.verdict, Verdict::Good, "{judged}");
         let report = judged.report.expect("a good run has a report");
         Fault::ALL.iter().for_each(|fault| struck[*fault as usize] += report.struck.of(*fault));
         within.add(&report.matrix);
+        add(&mut structure, report.counters);
         operations += report.record.operations();
         seen = seen.plus(report.seen);
     }
@@ -58,7 +66,14 @@ fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
     assert!(never.is_empty(), "{} over {}: these never struck: {never:?}", system.name(), carrier.name());
     assert!(seen.cut_writes > 0 || carrier != Carrier::Verbs, "{}: no death cut a write", system.name());
     println!("{} over {}: {operations} operations, {seen:?}", system.name(), carrier.name());
-    (phases, within)
+    (phases, within, structure)
+}
+
+/// Numbers of changes of the structure of stores, by their names.
+type Structure = BTreeMap<&'static str, u64>;
+
+fn add(sums: &mut Structure, counts: impl IntoIterator<Item = (&'static str, u64)>) {
+    counts.into_iter().for_each(|(name, count)| *sums.entry(name).or_default() += count);
 }
 
 #[test]
@@ -75,9 +90,14 @@ fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
     for system in System::all() {
         let carriers = system.carriers();
         let of_carriers: Vec<_> = outcomes.by_ref().take(carriers.len()).collect();
-        let mut within = Matrix::default();
-        of_carriers.iter().for_each(|(_, matrix)| within.add(matrix));
-        let (phases, _) = of_carriers[0];
+        let (mut within, mut structure) = (Matrix::default(), Structure::default());
+        for (_, matrix, changes) in &of_carriers {
+            within.add(matrix);
+            add(&mut structure, changes.iter().map(|(name, count)| (*name, *count)));
+        }
+        let never = structure.iter().filter(|(_, count)| **count == 0);
+        empty.extend(never.map(|(name, _)| format!("{}: no {name}", system.name())));
+        let (phases, ..) = of_carriers[0];
         for fault in Fault::ALL {
             for (at, phase) in phases.all.iter().enumerate() {
                 // The tests of `farside-trial` try recoverers longer.
@@ -90,7 +110,7 @@ fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
             }
         }
     }
-    assert!(empty.is_empty(), "these faults never struck, so these phases are untested: {empty:#?}");
+    assert!(empty.is_empty(), "these faults or changes never happened, so they are untested: {empty:#?}");
 }
 
 /// Few keys and hardly any faults: freed buffers are soon written again, while READs of their old items are in flight.
