@@ -47,8 +47,8 @@ impl Opened for AnyIndex<Tracked> {
         let combinings =
             [(Combining::Batches, "all"), (Combining::Reads, "reads"), (Combining::None, "none")];
         let (combining, combined) = combinings[random.below(3) as usize];
-        // Processes that execute chains die only by these faults, and keep their memory. A NIC also stops in the midst of
-        // a WRITE when its session ends.
+        // Processes that execute chains die only by these faults, and keep their memory. A NIC also stops in the midst
+        // of a WRITE when its session ends.
         let is_direct = drawn.carrier == Carrier::Direct;
         let cuts = |fault: &Fault| *fault == Fault::NodeRestart || is_direct && *fault == Fault::ClientDeath;
         let redo = drawn.carrier == Carrier::Verbs || drawn.faults.iter().any(cuts) || random.one_in(2);
@@ -83,6 +83,11 @@ impl Opened for AnyIndex<Tracked> {
                 Choice::new("redo", redo, if redo { "redo records" } else { "no redo records" }.into()),
                 Choice::new("chunk", chunk, format!("chunks of {chunk} bytes")),
                 Choice::new("value_bytes", value_len as u64, format!("room for values of {value_len} bytes")),
+                Choice::new(
+                    "inline_bytes",
+                    inline_max as u64,
+                    format!("{inline_max} of them beside their keys"),
+                ),
                 Choice::new("node_cache", cache as u64, format!("caches of {cache} bytes")),
                 Choice::new("combining", combined, format!("combined {combined}")),
             ],

@@ -35,8 +35,8 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
 ];
 
 /// Asserts that all seeds of a system over one carrier are good, and that every possible fault strikes. Over verbs,
-/// whose clients read what a CPU was writing when it died, deaths must cut writes. Returns the system's phases, how often
-/// each fault struck within each phase, and how often the structure of its stores has changed in which way.
+/// whose clients read what a CPU was writing when it died, deaths must cut writes. Returns the system's phases, how
+/// often each fault struck within each phase, and how often the structure of its stores has changed in which way.
 #[track_caller]
 fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix, Structure) {
     let setup = Setup { carrier: Some(carrier), ..Setup::of(system) };
