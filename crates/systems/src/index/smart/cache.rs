@@ -543,7 +543,7 @@ mod tests {
     #[test]
     fn the_cache_keeps_its_budget() {
         // Room for about three nodes.
-        const BUDGET: usize = 900;
+        const BUDGET: usize = 600;
         let mut cache = cache(BUDGET);
         let slots: Vec<Slot> = (0..4).map(|index| slot(index, u64::from(index) + 2)).collect();
         put(&mut cache, b"a", (ROOT, slot(0, 1), 0), 1, &slots, 1);
