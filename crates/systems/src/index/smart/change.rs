@@ -82,6 +82,9 @@ pub(super) enum Put {
     IfAbsent,
 }
 
+/// Writes the value of an operation when it is about to be written.
+type Value<'a> = &'a dyn Fn(&mut Vec<u8>);
+
 /// What an insert into a node has done.
 enum Inserted {
     Done,
@@ -330,7 +333,7 @@ impl<F: Fabric + Clock> Client<F> {
         at: &mut At,
         leaf: LeafAt,
         path: &[u8],
-        value: Option<&dyn Fn(&mut Vec<u8>)>,
+        value: Option<Value<'_>>,
     ) -> Result<bool, IndexError> {
         let (_, head) = head_of(&lane.own.leaf)?;
         let old = pointer_of(&lane.own.leaf);

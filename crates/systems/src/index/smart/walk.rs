@@ -27,7 +27,7 @@ use super::layout::{
     pointer_of, slot_at, value_of,
 };
 use super::session::refused;
-use super::together::Late;
+use super::together::{Late, Ticket};
 use super::{Client, Damaged, mutants};
 use crate::index::IndexError;
 use crate::lease::LockWord;
@@ -130,11 +130,14 @@ impl<F: Fabric + Clock> Client<F> {
         }
         let ticket = self.together.note(path);
         yield_now().await;
-        let (mut cache, epoch) = (self.cache.borrow_mut(), self.session.epochs.current());
-        let cached = self.together.take(ticket, &mut cache, epoch);
-        let cached = cached.unwrap_or_else(|Late| cache.find(path, epoch));
-        drop(cache);
+        let cached = self.found_together(ticket, path);
         self.start_at(own, cached).await
+    }
+
+    fn found_together(&self, ticket: Ticket, path: &[u8]) -> Option<Found> {
+        let (mut cache, epoch) = (self.cache.borrow_mut(), self.session.epochs.current());
+        let found = self.together.take(ticket, &mut cache, epoch);
+        found.unwrap_or_else(|Late| cache.find(path, epoch))
     }
 
     async fn start_at(&self, own: &mut Own, cached: Option<Found>) -> Result<At, IndexError> {
