@@ -191,6 +191,8 @@ const HOT_MAX: u64 = 8;
 /// In trials with bursts, one in this many operations begins one. Minimum and maximum number of its operations.
 const BURST_ONE_IN: u64 = 8;
 const BURST: [u64; 2] = [10, 100];
+/// Largest number of concurrent operations of a trial with bursts. The check of a key takes too long if there are more.
+const BURSTING_MAX: u32 = 12;
 /// Limits of the check of a key. Many operations have no known outcome.
 const LIMITS: Limits = Limits { operations_max: 5_000, steps_max: 8_000_000 };
 /// One in this many operations is followed by the recovery of all dead clients.
@@ -274,7 +276,7 @@ impl<C: Opened> Family for Indexed<C> {
             value_max: [VALUE_MIN, 24, 200, 2_000][random.below(4) as usize],
             grows: random.one_in(if drawn.is_crowded { 2 } else { 6 }),
             churns: random.one_in(3),
-            bursts: random.one_in(2),
+            bursts: random.one_in(2) && drawn.clients * drawn.tasks <= BURSTING_MAX,
             burst: Cell::default(),
             next: Cell::new(0),
             scan_one_in: [3, 6, 20][random.below(3) as usize],

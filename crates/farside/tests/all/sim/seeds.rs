@@ -32,7 +32,13 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("guarded", Carrier::Connections, 384),
     ("chequer", Carrier::Datagrams, 132),
     ("chequer-message", Carrier::Connections, 40),
+    ("smart", Carrier::Direct, 136),
+    ("smart", Carrier::Connections, 27),
 ];
+
+/// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try
+/// the lower rungs of the ladder of SMART.
+const ELSEWHERE: &[(&str, &str)] = &[("smart", "leaves replaced"), ("smart", "node locks")];
 
 /// Asserts that all seeds of a system over one carrier are good, and that every possible fault strikes. Over verbs,
 /// whose clients read what a CPU was writing when it died, deaths must cut writes. Returns the system's phases, how
@@ -95,7 +101,8 @@ fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
             within.add(matrix);
             add(&mut structure, changes.iter().map(|(name, count)| (*name, *count)));
         }
-        let never = structure.iter().filter(|(_, count)| **count == 0);
+        let is_tried = |name: &str| !ELSEWHERE.contains(&(system.name(), name));
+        let never = structure.iter().filter(|(name, count)| **count == 0 && is_tried(name));
         empty.extend(never.map(|(name, _)| format!("{}: no {name}", system.name())));
         let (phases, ..) = of_carriers[0];
         for fault in Fault::ALL {

@@ -227,12 +227,6 @@ impl SessionConfig {
     }
 }
 
-/// Memory for the inner nodes of an index, for each record. In the worst case, scattered keys need 0.3 nodes each, when
-/// there are 1.8 of them for each slot of the last full level. A node takes at most 2.3 KiB.
-const INDEX_NODES_PER_RECORD: u64 = 704;
-/// Memory that each client of an index claims and does not use yet. Loading, sampling and running are one each.
-const INDEX_BYTES_PER_CLIENT: u64 = 12 << 20;
-
 /// Returns the quota of a store in bytes: for its table, its items, and the buffers that overwrites have retired and
 /// the grace period has not yet freed. Returns 0 if the store exists.
 ///
@@ -259,16 +253,8 @@ pub(super) fn quota(config: &SessionConfig) -> Result<u64, Failure> {
         )),
     })?;
     let items = u128::from(records) * u128::from(item_bytes);
-    let items = match config.system.family {
-        Family::Index => u128::from(records) * u128::from(INDEX_NODES_PER_RECORD),
-        _ => items,
-    };
-    let clients = match config.system.family {
-        Family::Index => u64::from(config.threads) * INDEX_BYTES_PER_CLIENT,
-        _ => 0,
-    };
     let on_the_way = (u64::from(config.threads * config.tasks) * item_bytes * 1024).min(1 << 30);
-    let bytes = u128::from(table_bytes) + items + items / 16 + u128::from(on_the_way + clients + SLACK);
+    let bytes = u128::from(table_bytes) + items + items / 16 + u128::from(on_the_way + SLACK);
     if bytes > Geometry::SIZE_MAX.into() {
         return Err(no_room());
     }
