@@ -590,7 +590,7 @@ fn bench_ycsb_refuses_what_an_index_lacks() {
     index(&["--items", "9"]).refused("a smart store has no --items");
     index(&["--collision-free"]).refused("a smart store has no --collision-free");
     index(&["--threads", "61"]).refused("give at most 60 --threads");
-    index(&["--value-size", "8KiB"]).refused("at most 7168 bytes");
+    index(&["--value-size", "49KiB"]).refused("at most 49152 bytes");
     index(&["--value-size", "8", "--verify"]).refused("values of 8 bytes cannot be verified");
     index(&["--keys", "hashed"]).refused("numbers, emails");
     index(&["--rung", "b-tree"])
