@@ -281,6 +281,10 @@ fn a_full_store_returns_an_error_and_can_be_emptied_and_refilled() {
     assert!(again * 2 > first / 2, "{again} of {} fit again", first / 2);
     for n in 0..first {
         go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied");
+        // A client that deletes faster than the node frees segments leaves large tombstones in each of them.
+        if n.is_multiple_of(1000) {
+            home.settled("s");
+        }
     }
     home.settled("s");
     let large = fill(&mut client, 4000, 0);
