@@ -57,6 +57,9 @@ fn a_stopped_node_is_usable_until_memory_is_full_and_then_recovers() {
     for n in 0..1000u32 {
         go!(client, put(&n.to_be_bytes(), &value(n))).expect("stored");
     }
+    // A node that is stopped while it follows pointers itself has ended the reuse of buffers. So it is stopped at rest.
+    until("all retired buffers are freed", || pool.node.stat("s").retired_buffers == 0);
+    std::thread::sleep(Duration::from_millis(250));
     pool.node.stop();
     let (mut puts, mut slowest) = (0u32, Duration::ZERO);
     // The client reuses the buffers that it replaces. So it can overwrite more than the memory holds.
@@ -71,6 +74,7 @@ fn a_stopped_node_is_usable_until_memory_is_full_and_then_recovers() {
         puts += 1;
     };
     assert_eq!(error, KvError::OutOfMemory);
+    assert!(puts > OVERWRITES, "the client reused no buffers after {puts} puts");
     let keys = puts - OVERWRITES + 1000;
     for n in 0..keys {
         assert!(go!(client, get(&n.to_be_bytes())).expect("read").is_some_and(|item| item.value == value(n)));
