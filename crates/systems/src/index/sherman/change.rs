@@ -136,7 +136,7 @@ impl<F: Fabric + Clock> Client<F> {
             let done = self.change_leaf(lane, lock, at, key, change).await?;
             if let Some(separator) = missed {
                 // The change is complete in any case.
-                let helped = self.insert_separator(lane, 1, separator, at, until).await;
+                let helped = self.insert_separator(lane, 1, separator, at).await;
                 if helped == Ok(true) {
                     self.counters.separators_helped.add();
                 }
@@ -206,8 +206,9 @@ impl<F: Fabric + Clock> Client<F> {
         self.write_halves(lane, lock, at, sibling).await?;
         self.counters.leaf_splits.add();
         // The split is complete in any case: walks step to the right.
-        let until = self.session.fabric.now() + self.patience;
-        let _else_others_insert_it = self.insert_separator(lane, 1, separator, sibling, until).await;
+        if self.insert_separator(lane, 1, separator, sibling).await.is_err() {
+            self.counters.separators_left_out.add();
+        }
         Ok(())
     }
 
@@ -261,9 +262,10 @@ impl<F: Fabric + Clock> Client<F> {
         mut level: u8,
         mut separator: Vec<u8>,
         mut child: Far,
-        until: Duration,
     ) -> Result<bool, IndexError> {
         let layout = &self.session.layout;
+        // Long enough for the recovery of a dead client that has locked the node above.
+        let until = self.session.fabric.now() + self.patience.max(2 * layout.spec.lease());
         let form = &layout.form;
         if separator.is_empty() {
             return Ok(false); // The first node of a level has none.
@@ -273,7 +275,9 @@ impl<F: Fabric + Clock> Client<F> {
             if level > LEVEL_MAX {
                 return Err(Damaged("a tree that is too high").into());
             }
-            self.check_patience(lane, until)?;
+            if self.session.fabric.now() >= until {
+                return Err(IndexError::Busy);
+            }
             let above = match next.take() {
                 Some(at) => Ok(Some(at)),
                 None => self.descend(&mut lane.own, &separator, level).await,

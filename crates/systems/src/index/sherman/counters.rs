@@ -38,6 +38,8 @@ counters! {
     root_races: "root races lost";
     /// Separators that were inserted for another client.
     separators_helped: "separators helped";
+    /// Separators that were left out because the node above was locked for too long, or no memory was free.
+    separators_left_out: "separators left out";
     /// Steps to the node at the right.
     right_moves: "right moves";
     /// Cached nodes that were found to be outdated.

@@ -78,9 +78,8 @@ impl<F: Fabric + Clock> Client<F> {
         let walked = self.walk_all(lane.number).await?;
         let mut inserted = 0;
         // From the top, so that each separator finds its node.
-        for (level, separator, at) in walked.orphans.into_iter() {
-            let until = self.session.fabric.now() + self.patience;
-            inserted += u64::from(self.insert_separator(lane, level + 1, separator, at, until).await?);
+        for (level, separator, at) in walked.orphans {
+            inserted += u64::from(self.insert_separator(lane, level + 1, separator, at).await?);
         }
         let mut leaked: BTreeMap<u64, Vec<Far>> = BTreeMap::new();
         for (unit, nonce) in claimed {

@@ -15,7 +15,7 @@
 //! | --- | --- | --- |
 //! | get | 1 | levels |
 //! | put, delete | 3: lock, read, write and unlock; 2 if the lock is handed over | levels + 2 |
-//! | put that splits a leaf | 6: and the same for the node above | levels + 5 |
+//! | put that splits a leaf | levels + 4: the put, the walk to the node above, and its change | 2 levels + 3 |
 //!
 //! A split whose new node lies at another member takes one wave more. The root's pointer is known to the client.
 //!
