@@ -3,16 +3,16 @@
 //! ```text
 //! node      | tag | content │ tag | content │ ...                   each line begins with a tag; `│` ends a line
 //! content   | head | entry x span          of a leaf               | head | record x span          of an inner node
-//! head      | leftmost u64 | sibling u64 | level u8 | flags u8 | count u16 | length of low u8, of high u8 | low | high |
+//! head      | leftmost u64 | sibling u64 | level u8 | flags u8 | count u16 | lengths of low and high, u8 | low | high |
 //! entry     | tag | length of the key u8, 0 if empty | length of the value u8 or u16 | key | value |
 //! record    | length of the key u8 | key | pointer u64 |
 //! tag       | version of the node | version of the entry |           4, 8 or 16 bits each
 //! ```
 //!
-//! A *line* is what the fabric reads and writes as a whole: 64 bytes over verbs, 16 bytes where a CPU copies. `leftmost`
-//! is the child of the keys below the first record's, and `count` the number of records; both are those of inner nodes.
-//! Records are sorted, entries are not. A node has the keys from `low` on and below `high`. If a flag says so, there is
-//! no `high`, and no sibling.
+//! A *line* is what the fabric reads and writes as a whole: 64 bytes over verbs, 16 bytes where a CPU copies.
+//! `leftmost` is the child of the keys below the first record's, and `count` the number of records; both are those of
+//! inner nodes. Records are sorted, entries are not. A node has the keys from `low` on and below `high`. If a flag says
+//! so, there is no `high`, and no sibling.
 //!
 //! The tag of a line is that of the entry that spans the line's begin. A change of an entry raises the version of the
 //! entry, in its own tag and in those of its lines, and writes no other entry. A change of the whole node raises the

@@ -34,8 +34,11 @@ fn leaf(form: &Form) -> Image {
     image
 }
 
+/// Key and value of an entry, both empty if it has none; `None` if it is torn.
+type Found = Option<(Vec<u8>, Vec<u8>)>;
+
 /// All entries of a leaf that was read; `None` if the READ has met a change of the whole node.
-fn entries(form: &Form, bytes: &[u8]) -> Option<Vec<Option<(Vec<u8>, Vec<u8>)>>> {
+fn entries(form: &Form, bytes: &[u8]) -> Option<Vec<Found>> {
     let mut image = Image::default();
     if !image.decode(form, 0, bytes).expect("sound bytes") {
         return None;

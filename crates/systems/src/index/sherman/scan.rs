@@ -2,7 +2,7 @@
 //!
 //! A scan knows the least key that it has not covered. The cache, or the node above the leaves, names the next leaves,
 //! which are read in one wave. Each leaf says which keys it covers, so a leaf that was split since is noticed: the scan
-//! steps to its siblings before it goes on. Entries are not sorted, so a leaf's keys are sorted before they are visited.
+//! steps to its siblings before it goes on. Entries are not sorted, so a leaf's keys are sorted before the visits.
 //!
 //! Invariant: a leaf is visited only if all its lines are of one version, and no entry is torn.
 

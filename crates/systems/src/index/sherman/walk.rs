@@ -82,8 +82,8 @@ pub(super) fn check_steps(steps: &mut u32) -> Result<(), Damaged> {
 }
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Reads the leaf that has the key, or would have it, into the buffers. Returns the index of the key's entry; `None`
-    /// if the key is absent.
+    /// Reads the leaf that has the key, or would have it, into the buffers. Returns the index of the key's entry, or
+    /// `None` if the key is absent.
     ///
     /// # Errors
     /// [`Stop`].
