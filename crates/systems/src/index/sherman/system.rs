@@ -155,7 +155,7 @@ fn of_open(error: IndexError) -> StoreError {
 
 /// Parameters of a store of this size. Clients claim memory in nodes, so the size of a chunk is that of a node.
 fn spec_for(sizing: &Sizing) -> Spec {
-    let (default, Indexing { keys, chunk, ids, lanes }) = (Spec::default(), sizing.indexing);
+    let (default, Indexing { keys, chunk, ids, lanes, redo, .. }) = (Spec::default(), sizing.indexing);
     let are_numbers = sizing.key_len == NUMBER_LEN || sizing.key_len == 0;
     let keys = keys.unwrap_or(if are_numbers { Keys::Numbers } else { Keys::Strings });
     let lease_us = |lease: Duration| u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
@@ -166,6 +166,7 @@ fn spec_for(sizing: &Sizing) -> Spec {
         ids: ids.unwrap_or(default.ids),
         lanes: lanes.unwrap_or(default.lanes),
         lease_us: sizing.lease.map_or(default.lease_us, lease_us),
+        redo: redo.unwrap_or(default.redo),
         ..default
     };
     match chunk {
