@@ -16,6 +16,9 @@ use std::time::Duration;
 /// Time for which an operation tries to take a lock. A dead client's lock is free after its lease and its recovery.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Size in bytes of the longest redo record of a leaf with room for 2,000 bytes.
+const RECORD: u32 = 2_240;
+
 impl Opened for AnyIndex<Tracked> {
     const MEMBERS_MAX: u64 = 3;
     const HAS_STRINGS: bool = true;
@@ -37,9 +40,11 @@ impl Opened for AnyIndex<Tracked> {
         let value_len = [8, 200, 2_000][random.below(3) as usize];
         let (chunk, value_len) = if random.one_in(3) { (2_560, 2_000) } else { (chunk, value_len) };
         let is_tight = drawn.faults.contains(&Fault::Exhaustion);
-        // A store with little memory has room for a few such chunks, and each client needs several.
+        // A store with little memory has room for a few such chunks, and each client needs several. Four must fit.
+        let records = u32::from(ids) * (64 + (u32::from(lanes) + 1) * RECORD);
+        let most = (((Self::MEMBER_MIB[1] as u32) << 20) - records - 1024) / 4 / 64 * 64;
         let (chunk, value_len) = if is_tight {
-            ([64 << 10, 128 << 10, 192 << 10][random.below(3) as usize], 2_000)
+            ([64 << 10, 128 << 10, 192 << 10][random.below(3) as usize].min(most), 2_000)
         } else {
             (chunk, value_len)
         };
