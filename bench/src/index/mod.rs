@@ -345,7 +345,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Ends the reads of records of which the scan says nothing.
+    /// Ends the reads of the records that the scan did not reach.
     fn abandon(self) {
         let Some(ledger) = &self.work.ledger else { return };
         self.begun.drain(..).flatten().for_each(|begun| ledger.fail_read(begun));

@@ -103,7 +103,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane: &mut Lane,
         path: &[u8],
         put: Put,
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         let guard = self.session.epochs.enter();
         let done = self.put_guarded(lane, path, put, value).await;
@@ -122,7 +122,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane: &mut Lane,
         path: &[u8],
         put: Put,
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         let mut at = self.start(&mut lane.own, path).await?;
         let until = self.session.fabric.now() + self.patience;
@@ -163,7 +163,7 @@ impl<F: Fabric + Clock> Client<F> {
         at: &mut At,
         end: End,
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         match end {
             End::Leaf(_) => Ok(false),
@@ -402,7 +402,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane: &mut Lane,
         leaf: LeafAt,
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         let is_apart = self.session.layout.spec.has_values_apart();
         if is_apart {
@@ -556,7 +556,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane: &mut Lane,
         at: &mut At,
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         let leaf = self.new_leaf(lane, at.slot_at, path, value).await?;
         let partial = if at.depth == 0 { 0 } else { path[at.depth - 1] };
@@ -598,7 +598,7 @@ impl<F: Fabric + Clock> Client<F> {
         at: &mut At,
         (node, header): (Far, Header),
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<Inserted, IndexError> {
         let (byte, visible) = (path[header.branch()], header.kind.slots());
         let nulls: Vec<usize> = NodeView::of(&lane.own.node)?
@@ -695,7 +695,7 @@ impl<F: Fabric + Clock> Client<F> {
         at: &mut At,
         leaf: LeafAt,
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         let layout = &self.session.layout;
         let (rev_ptr, _) = head_of(&lane.own.leaf)?;
@@ -751,7 +751,7 @@ impl<F: Fabric + Clock> Client<F> {
         at: &mut At,
         (node, header, matched): (Far, Header, usize),
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<bool, IndexError> {
         let layout = &self.session.layout;
         let prefix = header.prefix_from(at.depth).ok_or(Damaged("a node at a wrong depth"))?;
@@ -858,12 +858,7 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Takes the value, and the units of the operation's leaf and of a value that lies apart, unless it has them.
-    async fn take_leaf(
-        &self,
-        lane: &mut Lane,
-        path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
-    ) -> Result<(), IndexError> {
+    async fn take_leaf(&self, lane: &mut Lane, path: &[u8], value: Value<'_>) -> Result<(), IndexError> {
         if lane.leaf.is_none() {
             let class = self.session.layout.spec.leaf_class(path.len());
             let unit = self.units.take(&self.session, class).await?;
@@ -873,7 +868,7 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Takes the value, and its unit if it lies apart. Later attempts of the operation have the same unit and value.
-    async fn take_value(&self, lane: &mut Lane, value: &dyn Fn(&mut Vec<u8>)) -> Result<(), IndexError> {
+    async fn take_value(&self, lane: &mut Lane, value: Value<'_>) -> Result<(), IndexError> {
         if lane.apart.is_some() {
             return Ok(());
         }
@@ -912,7 +907,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane: &mut Lane,
         rev_ptr: Far,
         path: &[u8],
-        value: &dyn Fn(&mut Vec<u8>),
+        value: Value<'_>,
     ) -> Result<Unit, IndexError> {
         self.take_leaf(lane, path, value).await?;
         self.encode_leaf(lane, rev_ptr, path);
@@ -981,7 +976,7 @@ impl<F: Fabric + Clock> Client<F> {
 /// Number of bytes of a path that one node covers at most.
 const PREFIX_AND_BRANCH: usize = super::layout::PREFIX_MAX + 1;
 
-/// What the leaf of an operation's value has of it.
+/// Returns the content of the operation's leaf: the value, or a pointer to it.
 fn content_of(own: &Own, apart: Option<New>) -> Content<'_> {
     match apart {
         Some(New { unit, .. }) => Content::Apart(Pointer::new(unit.at, unit.generation, &own.value)),

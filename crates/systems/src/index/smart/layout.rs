@@ -900,9 +900,11 @@ impl Pointer {
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, value)
     }
 
-    /// Whether these bytes are the value.
-    pub(super) fn is_to(&self, value: &[u8]) -> bool {
-        value.len() == self.len as usize && Pointer::checksum(value) == self.checksum
+    /// # Errors
+    /// These bytes are not the value.
+    pub(super) fn check(&self, value: &[u8]) -> Result<(), Damaged> {
+        let is_value = value.len() == self.len as usize && Pointer::checksum(value) == self.checksum;
+        if is_value { Ok(()) } else { Err(Damaged("a value with a wrong checksum")) }
     }
 
     fn bytes(self) -> [u8; POINTER_LEN] {
@@ -922,7 +924,7 @@ impl Pointer {
     }
 }
 
-/// What a leaf has of its value.
+/// The value of a leaf, or a pointer to it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Content<'a> {
     Value(&'a [u8]),

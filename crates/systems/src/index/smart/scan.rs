@@ -49,11 +49,11 @@ const COMPARED_MAX: usize = 16;
 /// Buffers of a scan.
 #[derive(Default)]
 pub(super) struct Scanning {
-    /// What was not visited yet, from its end to its beginning.
+    /// The items that were not visited yet, from the last to the first.
     frontier: Vec<Item>,
     /// The beginning of the frontier, which is being read.
     wave: Vec<Item>,
-    /// What the wave has turned into.
+    /// The items that replace the wave.
     next: Vec<Item>,
     /// The leaves that are visited next, if values may lie apart and must be read first.
     due: Vec<Found>,
@@ -100,7 +100,7 @@ struct Pending {
     /// Location of the slot; `None` if the scan has begun with the slot's node.
     slot_at: Option<Far>,
     slot: Slot,
-    /// What the slot points to.
+    /// The decoded slot.
     view: View,
     path: SlotPath,
     /// Type up to which the node's slots are read, if it is larger than in the slot.
@@ -146,7 +146,7 @@ impl Rest {
     }
 }
 
-/// What a READ of a slot's leaf, of its node or of the slot itself has shown.
+/// Result of a READ of a slot's leaf, of its node, or of the slot itself.
 enum Below<'a> {
     /// No keys.
     Nothing,
@@ -174,7 +174,7 @@ pub(super) struct Progress {
     last: Vec<u8>,
 }
 
-/// What a scan is to visit.
+/// The keys that a scan visits, and its progress.
 struct Visits<'a, V> {
     from: &'a [u8],
     limit: usize,
@@ -413,8 +413,8 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(Ok(is_torn))
     }
 
-    /// Reads the values that lie apart of the leaves that are due, and visits them. Their leaves were read during the
-    /// scan, so under its guard.
+    /// Visits the leaves that are due, after their values were read if they lie apart. The scan's guard keeps these
+    /// values from being reused.
     async fn visit_due(
         &self,
         own: &mut Scanning,
@@ -438,9 +438,7 @@ impl<F: Fabric + Clock> Client<F> {
             let apart = wave.iter_mut().filter_map(|found| found.apart.map(|pointer| (pointer, found)));
             for (index, (pointer, found)) in apart.enumerate() {
                 reads.output(index).clone_into(&mut found.value);
-                if !pointer.is_to(&found.value) {
-                    return Err(Damaged("a value with a wrong checksum").into());
-                }
+                pointer.check(&found.value)?;
             }
         }
         for found in due.drain(..) {
@@ -449,7 +447,7 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(())
     }
 
-    /// Takes in what the READ that [`Client::wanted`] returned has shown. `cached_below` is the location of the slot
+    /// Decodes the result of the READ that [`Client::wanted`] returned. `cached_below` is the location of the slot
     /// below which a node is put into the cache.
     fn below<'a>(
         &self,

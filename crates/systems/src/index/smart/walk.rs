@@ -345,7 +345,7 @@ impl<F: Fabric + Clock> Client<F> {
         let Own { reply, value, .. } = own;
         value.clear();
         value.extend_from_slice(reply.output(0));
-        if pointer.is_to(value) { Ok(()) } else { Err(Damaged("a value with a wrong checksum").into()) }
+        Ok(pointer.check(value)?)
     }
 
     /// Reads all visible slots of a node into the buffers. `kind` is the type in the node's slot.
