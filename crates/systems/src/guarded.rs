@@ -189,8 +189,11 @@ pub enum GuardedError {
     Lease(LeaseError),
     /// A redo record failed.
     Redo(RedoError),
-    /// The node refused a chain with this status.
+    /// The node refused a chain with this status. Nothing was changed.
     Refused(Status),
+    /// The node refused a part of an update with this status. The rest may have changed the object, and a recovery may
+    /// carry out the update from its record.
+    Unsettled(Status),
     /// The store holds bytes that no client writes.
     Damaged(&'static str),
     /// The object was locked, or changed under each read, for too long. Nothing was changed.
@@ -206,6 +209,7 @@ impl GuardedError {
     pub fn ran(&self) -> Ran {
         match self {
             GuardedError::Fabric(error) => error.ran(),
+            GuardedError::Unsettled(_) => Ran::Unknown,
             _ => Ran::No,
         }
     }
@@ -236,6 +240,12 @@ impl std::fmt::Display for GuardedError {
             GuardedError::Redo(error) => error.fmt(f),
             GuardedError::Refused(status) => {
                 write!(f, "the node refused the operation ({status}): open the store again")
+            }
+            GuardedError::Unsettled(status) => {
+                write!(
+                    f,
+                    "the node refused a part of the update ({status}), which may be carried out: open the store again"
+                )
             }
             GuardedError::Damaged(what) => {
                 write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
@@ -523,7 +533,7 @@ impl<F: Fabric + Clock + Clone> Guarded<F> {
         match own.reply.status(freed) {
             Status::Ok => Ok(before),
             Status::CasFailed => Err(GuardedError::Damaged("a lock that was taken from its living owner")),
-            refused => Err(GuardedError::Refused(refused)),
+            refused => Err(GuardedError::Unsettled(refused)),
         }
     }
 

@@ -285,6 +285,7 @@ impl From<GuardedError> for Failure {
         let kind = match &error {
             GuardedError::Busy => FailureKind::Declined,
             GuardedError::Refused(status)
+            | GuardedError::Unsettled(status)
             | GuardedError::Lease(LeaseError::Refused(status))
             | GuardedError::Redo(RedoError::Refused(status)) => {
                 let message = format!("a client was denied an access that it is allowed: {status}");

@@ -426,9 +426,13 @@ impl<F: Fabric + Clock> Client<F> {
         let bytes = &lane.image[HEAD_AT as usize..];
         lane.record.fill(word, &object, bytes);
         let mut chain = lane.own.chain.begin(table.key());
-        if layout.spec.redo && !redo::mutants::RECORD_AFTER_OBJECT.is_on() {
-            chain.also(write(self.session.record(leaf.at.member(), word), lane.record.as_bytes()));
-        }
+        let recorded = match layout.spec.redo && !redo::mutants::RECORD_AFTER_OBJECT.is_on() {
+            true => {
+                let record = self.session.record(leaf.at.member(), word);
+                Some(chain.also(write(record, lane.record.as_bytes())))
+            }
+            false => None,
+        };
         let is_embedded = self.rung() >= Rung::EmbeddedLock;
         let without_lock = &bytes[..bytes.len() - size_of::<LockWord>()];
         let written = match mutants::REV_PTR_ROLLED_BACK.is_on() {
@@ -456,7 +460,10 @@ impl<F: Fabric + Clock> Client<F> {
             (Status::Ok, Some(status)) => Err(self.of_visible(not_freed(status))),
             (status, _) => {
                 self.session.give_up();
-                Err(refused(status))
+                let is_recorded =
+                    recorded.is_some_and(|recorded| lane.own.reply.status(recorded) == Status::Ok);
+                // Who recovers this client's lock may carry out the update from its record.
+                Err(if is_recorded { self.of_visible(refused(status)) } else { refused(status) })
             }
         }
     }
