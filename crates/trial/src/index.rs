@@ -192,7 +192,9 @@ const HOT_MAX: u64 = 8;
 const BURST_ONE_IN: u64 = 8;
 const BURST: [u64; 2] = [10, 100];
 /// Largest number of concurrent operations of a trial with bursts. The check of a key takes too long if there are more.
-const BURSTING_MAX: u32 = 12;
+const BURSTING_MAX: u32 = 8;
+/// Largest number of concurrent operations for each key with many.
+const CONCURRENT_MAX: u32 = 20;
 /// Limits of the check of a key. Many operations have no known outcome.
 const LIMITS: Limits = Limits { operations_max: 5_000, steps_max: 8_000_000 };
 /// One in this many operations is followed by the recovery of all dead clients.
@@ -267,7 +269,9 @@ impl<C: Opened> Family for Indexed<C> {
         let keys = keys::drawn(random, kind, count as usize);
         let starts =
             keys.len() as u64 + u64::from(keys::after(kind, keys.last().map(Vec::as_slice)).is_some());
-        let hot = (0..drawn.keys.min(HOT_MAX)).map(|_| random.below(keys.len() as u64)).collect();
+        let hot_min = u64::from((drawn.clients * drawn.tasks).div_ceil(CONCURRENT_MAX));
+        let hot =
+            (0..drawn.keys.min(HOT_MAX).max(hot_min)).map(|_| random.below(keys.len() as u64)).collect();
         Indexed {
             setting,
             kind,
