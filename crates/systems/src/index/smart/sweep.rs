@@ -80,6 +80,10 @@ impl<F: Fabric + Clock> Client<F> {
             if noted.is_empty() {
                 return Ok(have_left);
             }
+            if self.session.is_given_up() {
+                // This client's own epoch is raised no more.
+                return Err(IndexError::Lost);
+            }
             self.session.fabric.sleep(self.session.layout.spec.lease() / 8).await;
         }
     }
