@@ -2,6 +2,7 @@
 //! is checked as a register. A scan counts as a get of each key in its range, at any instant of the scan.
 
 use farside_remote::clock::Clock;
+use farside_remote::control::{Answer, Ask as NodeAsk};
 use farside_remote::draws::Draws;
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
@@ -19,8 +20,9 @@ use farside_sim::network::{HostId, Network, Wire};
 use farside_sim::nic::{Device, Sender, Timing};
 use farside_sim::node::{Kinds, Node, Options as NodeOptions};
 use farside_sim::world::{MICROS, MILLIS, ProcessId, SECONDS, World, within};
-use farside_systems::index::smart::KIND;
+use farside_systems::index::sherman::Sherman;
 use farside_systems::index::smart::system::SmartKind;
+use farside_systems::index::smart::{KIND, Smart};
 use farside_systems::index::{Index, IndexError, Indexing, Keys, Rung};
 use farside_systems::members::{self, New};
 use farside_systems::registry::{AnyIndex, all_kinds};
@@ -44,6 +46,12 @@ const VALUE_MAX: usize = 150;
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
+    /// Kind of the index.
+    pub(crate) kind: &'static str,
+    /// Parameters of the store, if it has one member; else they follow from the plan.
+    pub(crate) parameters: Option<&'static str>,
+    /// Size of the pieces of memory that clients claim.
+    pub(crate) chunk: u32,
     pub(crate) nodes: u32,
     pub(crate) fabric: Kind,
     pub(crate) clients: u32,
@@ -84,6 +92,9 @@ impl Plan {
     pub(crate) fn of(seed: u64) -> Plan {
         let mut draws = Draws(seed ^ 0x5a5a);
         Plan {
+            kind: KIND,
+            parameters: None,
+            chunk: 4 << 10,
             nodes: 1 + draws.below(3) as u32,
             fabric: draws.pick(&[Kind::Verbs, Kind::Verbs, Kind::Direct, Kind::Session]),
             clients: 2 + draws.below(2) as u32,
@@ -269,11 +280,21 @@ impl Bench {
 
     async fn create(&self) {
         let reach = self.connect(self.world.start_process(), self.network.add_host()).await.expect("nodes");
-        let Plan { keys, rung, inline_max, .. } = self.plan;
+        let (name, kind) = ("s".to_owned(), self.plan.kind.to_owned());
+        let (members, quota) = (self.plan.nodes as usize, u64::from(self.plan.nodes) << 20);
+        if let Some(parameters) = self.plan.parameters.filter(|_| members == 1) {
+            let ask = NodeAsk::CreateStore { name, kind, parameters: parameters.to_owned(), quota };
+            let (request, mut answer) = (serde_json::to_vec(&ask).expect("plain data"), Vec::new());
+            let called = reach.call(NodeId(0), ServiceId::NODE, &request, &mut answer).await;
+            let answer = called.map(|()| serde_json::from_slice(&answer));
+            assert!(matches!(answer, Ok(Ok(Answer::Store(_)))), "{answer:?}");
+            return;
+        }
+        let Plan { keys, rung, inline_max, chunk, .. } = self.plan;
         let indexing = Indexing {
             keys: Some(keys),
             inline_max: Some(inline_max),
-            chunk: Some(4 << 10),
+            chunk: Some(chunk),
             ids: Some(6),
             lanes: Some(4),
             redo: None,
@@ -286,8 +307,6 @@ impl Bench {
             indexing,
             ..Sizing::default()
         };
-        let (name, kind) = ("s".to_owned(), KIND.to_owned());
-        let (members, quota) = (self.plan.nodes as usize, u64::from(self.plan.nodes) << 20);
         let new = New { name, kind, sizing, quota, members };
         members::create(&reach, self.plan.nodes, &new, [1, 2]).await.expect("the nodes have memory");
     }
@@ -317,7 +336,35 @@ impl Bench {
 
     /// Heals the store, and checks that nothing is left of dead clients.
     async fn audit(&self, index: AnyIndex<Reach>) {
-        let AnyIndex::Smart(mut index) = index;
+        match index {
+            AnyIndex::Smart(index) => self.audit_smart(index).await,
+            AnyIndex::Sherman(index) => self.audit_sherman(index).await,
+        }
+    }
+
+    async fn audit_sherman(&self, mut index: Sherman<Reach>) {
+        if let Err(error) = index.heal().await {
+            return self.fail(format!("healing has failed: {error}"));
+        }
+        let stat = match index.stat().await {
+            Ok(stat) => stat,
+            Err(error) => return self.fail(format!("the last walk has failed: {error}")),
+        };
+        let is_clean = stat.locked == 0 && stat.orphans == 0;
+        if !is_clean || stat.claimed != stat.nodes() + index.spare_units() as u64 {
+            self.fail(format!("after healing, memory, locks or splits are left behind: {stat:?}"));
+        }
+        let present = index.scan(&[], usize::MAX, |_, _| ()).await;
+        if present != Ok(stat.keys as usize) {
+            self.fail(format!("a scan has returned {present:?} keys: {stat:?}"));
+        }
+        let mut events = self.events.borrow_mut();
+        *events.entry("recovered clients").or_default() += index.recovered();
+        *events.entry("swept units").or_default() += index.swept();
+        *events.entry("splits completed").or_default() += index.completed();
+    }
+
+    async fn audit_smart(&self, mut index: Smart<Reach>) {
         if let Err(error) = index.heal().await {
             return self.fail(format!("healing has failed: {error}"));
         }
@@ -589,7 +636,7 @@ pub(crate) fn run(seed: u64, plan: Plan) -> Result<Events, String> {
 }
 
 /// Number of seeds; `SMART_SEEDS` sets another one, and `SMART_SEED` the first.
-fn seeds(default: u64) -> std::ops::Range<u64> {
+pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
     let from = |name| std::env::var(name).ok().and_then(|number: String| number.parse().ok());
     let first = from("SMART_SEED").unwrap_or(0);
     first..first + from("SMART_SEEDS").unwrap_or(default)

@@ -1,0 +1,57 @@
+//! Numbers of events in a client's operations.
+
+use std::cell::Cell;
+
+/// Number of times that something has happened.
+#[derive(Debug, Default)]
+pub(super) struct Counter(Cell<u64>);
+
+impl Counter {
+    pub(super) fn add(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $text:literal;)*) => {
+        /// The counters of a client.
+        #[derive(Debug, Default)]
+        pub(super) struct Counters {
+            $($(#[$doc])* pub(super) $name: Counter,)*
+        }
+
+        impl Counters {
+            /// All counters with their names.
+            pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($text, self.$name.0.get()),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Splits of leaves and of inner nodes.
+    leaf_splits: "leaf splits";
+    inner_splits: "inner splits";
+    /// New roots, and attempts to install one that other clients have forestalled.
+    root_growths: "root growths";
+    root_races: "root races lost";
+    /// Separators that were inserted for another client.
+    separators_helped: "separators helped";
+    /// Separators that were left out because the node above was locked for too long, or no memory was free.
+    separators_left_out: "separators left out";
+    /// Steps to the node at the right.
+    right_moves: "right moves";
+    /// Cached nodes that were found to be outdated.
+    invalidations: "cache invalidations";
+    /// Operations that began with a cached node, and those that began with the root.
+    cache_hits: "cache hits";
+    cache_misses: "cache misses";
+    /// READs that have met a change, and those that took so long that versions may have wrapped.
+    torn: "torn reads";
+    late: "late reads";
+    /// Attempts to take a lock that another client had.
+    lock_failures: "lock failures";
+    /// Locks that were handed over within the client.
+    handovers: "locks handed over";
+}

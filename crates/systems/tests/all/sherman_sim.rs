@@ -1,0 +1,76 @@
+//! Sherman in the simulator, by the harness of [`crate::smart_sim`]: tiny nodes, clients that die, dropped futures.
+
+use crate::smart_sim::{Events, Kind, Plan, run, seeds};
+use farside_remote::draws::Draws;
+use farside_systems::index::Keys;
+use farside_systems::index::sherman::KIND;
+
+/// Stores with the versions of the paper: 4 bits for each line of 64 bytes. Only verbs read such lines as a whole. Few
+/// locks, so that nodes share them.
+const PAPER_NUMBERS: &str = r#"{"keys":"numbers","key_max":8,"value_max":150,"span":4,"line":64,"version_bits":8,
+    "locks":3,"ids":6,"lanes":4,"lease_us":1000,"redo":true}"#;
+const PAPER_STRINGS: &str = r#"{"keys":"strings","key_max":128,"value_max":150,"span":5,"line":64,"version_bits":8,
+    "locks":3,"ids":6,"lanes":4,"lease_us":1000,"redo":true}"#;
+
+/// The plan of a seed.
+fn plan_of(seed: u64) -> Plan {
+    let plan = Plan::of(seed);
+    let mut draws = Draws(seed ^ 0x1234_5678);
+    let has_paper_form = plan.nodes == 1 && plan.fabric == Kind::Verbs;
+    let parameters = match plan.keys {
+        Keys::Numbers => PAPER_NUMBERS,
+        Keys::Strings => PAPER_STRINGS,
+    };
+    Plan {
+        kind: KIND,
+        parameters: has_paper_form.then_some(parameters),
+        chunk: draws.pick(&[1, 1, 2 << 10, 4 << 10]),
+        ..plan
+    }
+}
+
+#[test]
+fn every_key_of_sherman_is_a_register_whatever_happens_to_clients() {
+    let mut events = Events::new();
+    let mut failures = Vec::new();
+    for seed in seeds(60) {
+        match run(seed, plan_of(seed)) {
+            Ok(seen) => seen.into_iter().for_each(|(name, count)| *events.entry(name).or_default() += count),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    println!("{events:?}");
+    assert!(failures.is_empty(), "{} failures: {}", failures.len(), failures[0]);
+}
+
+/// Number of seeds in which a mutant must fail.
+#[cfg(farside_mutants)]
+const HUNT: u64 = 2500;
+
+#[cfg(farside_mutants)]
+#[test]
+fn the_trial_finds_broken_variants_of_sherman() {
+    use farside_remote::mutant::Mutant;
+    use farside_systems::index::sherman::mutants::{
+        HANDED_OVER_EARLY, PUBLISHED_VERSIONS, TORN_ENTRY_ABSENT,
+    };
+    use farside_systems::{lease, redo};
+    let mutants = [
+        PUBLISHED_VERSIONS,
+        TORN_ENTRY_ABSENT,
+        HANDED_OVER_EARLY,
+        lease::mutants::TAKEN_UNFENCED,
+        redo::mutants::RECORD_AFTER_OBJECT,
+    ];
+    let mut alive = Vec::new();
+    for mutant in mutants {
+        Mutant::switch(Some(mutant));
+        let found = seeds(HUNT).find_map(|seed| run(seed, plan_of(seed)).err());
+        Mutant::switch(None);
+        match found {
+            Some(failure) => println!("{mutant:?}: {}", failure.chars().take(160).collect::<String>()),
+            None => alive.push(mutant),
+        }
+    }
+    assert!(alive.is_empty(), "these mutants live: {alive:?}");
+}

@@ -1,0 +1,324 @@
+//! Sherman step by step: what another client does between two requests of an operation.
+
+use crate::support::intercept::{Intercept, Then};
+use crate::support::{Home, run};
+use farside_fabrics::direct::Direct;
+use farside_fabrics::layer::count::Count;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_systems::index::sherman::system::ShermanKind;
+use farside_systems::index::sherman::{KIND, Sherman, Spec, Stat};
+use farside_systems::index::{Index, IndexError};
+use farside_systems::store::{self, Members};
+use farside_systems::system::{Options, System};
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+type Endpoint = Rc<Intercept<'static, Rc<Count<Direct>>>>;
+
+/// A fabric whose chains let other tasks run first.
+#[derive(Clone)]
+struct Yields(Endpoint);
+
+impl Fabric for Yields {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        let mut has_yielded = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut has_yielded, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        self.0.run(node, chain, reply).await
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        self.0.call(node, service, request, answer).await
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        self.0.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.0.capabilities(node)
+    }
+}
+
+impl Clock for Yields {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.0.wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.0.sleep(duration)
+    }
+}
+
+/// A client with its task, which runs while an operation runs.
+struct Client {
+    endpoint: Endpoint,
+    index: Sherman<Yields>,
+    keeper: Pin<Box<dyn Future<Output = ()>>>,
+    /// Whether the task has ended.
+    has_ended: bool,
+}
+
+impl Client {
+    fn open(home: &Home, cache: usize) -> Client {
+        static ENTROPY: AtomicU64 = AtomicU64::new(1 << 41);
+        let endpoint = Rc::new(Intercept::new(home.endpoint()));
+        let entropy = ENTROPY.fetch_add(1, Ordering::Relaxed);
+        let options = Options { entropy, node_cache: Some(cache), ..Options::NONE };
+        let opening = async {
+            let store = store::fetch_of(&endpoint, NodeId(0), "s", KIND).await.expect("the store exists");
+            ShermanKind::open(Yields(Rc::clone(&endpoint)), &Members::one(NodeId(0), store), &options).await
+        };
+        let index = run(endpoint.inner(), opening).expect("it has that kind");
+        let keeper = index.keeper();
+        Client { endpoint, index, keeper, has_ended: false }
+    }
+
+    /// Runs an operation until it has ended, or until a chain of it is stopped.
+    fn run<O>(&mut self, operation: impl AsyncFnOnce(&mut Sherman<Yields>) -> O) -> Option<O> {
+        let Client { endpoint, index, keeper, has_ended } = self;
+        let both = async {
+            let mut operation = pin!(operation(index));
+            poll_fn(|cx| {
+                let mut polled = Poll::Pending;
+                for _ in 0..2 {
+                    *has_ended = *has_ended || keeper.as_mut().poll(cx).is_ready();
+                    if polled.is_pending() {
+                        polled = operation.as_mut().poll(cx).map(Some);
+                    }
+                }
+                if polled.is_pending() && endpoint.is_stuck() { Poll::Ready(None) } else { polled }
+            })
+            .await
+        };
+        run(endpoint.inner(), both)
+    }
+
+    fn put(&mut self, key: u64, value: &[u8]) -> Result<(), IndexError> {
+        self.run(async |index| index.put(&key.to_be_bytes(), value).await).expect("no chain is stopped")
+    }
+
+    fn get(&mut self, key: u64) -> Option<Vec<u8>> {
+        let got = self
+            .run(async |index| index.get(&key.to_be_bytes()).await.map(|found| found.map(<[u8]>::to_vec)));
+        got.expect("no chain is stopped").expect("a get")
+    }
+
+    fn stat(&mut self) -> Stat {
+        self.run(async |index| index.stat().await).expect("no chain is stopped").expect("a walk")
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let counters = self.index.counters();
+        counters.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
+    }
+
+    /// Number of requests of a get.
+    fn get_requests(&mut self, key: u64) -> u64 {
+        self.endpoint.inner().take();
+        assert!(self.get(key).is_some());
+        self.endpoint.inner().take().requests
+    }
+}
+
+fn home(lease_us: u64) -> Home {
+    let home = Home::new(24);
+    let spec = Spec { value_max: 40, span: 4, locks: 64, ids: 8, lanes: 4, lease_us, ..Spec::default() };
+    home.create_of(KIND, "s", 8, &serde_json::to_string(&spec).expect("plain data"));
+    home
+}
+
+/// Calls `play` with the mutant on.
+#[cfg(farside_mutants)]
+fn with_mutant<T>(mutant: farside_remote::mutant::Mutant, play: impl FnOnce() -> T) -> T {
+    farside_remote::mutant::Mutant::switch(Some(mutant));
+    let played = play();
+    farside_remote::mutant::Mutant::switch(None);
+    played
+}
+
+/// Number of nodes without separators, after two clients have put a root above the same leaf.
+fn root_race() -> u64 {
+    let home = home(2_000_000);
+    let mut one = Client::open(&home, 0);
+    let two = Rc::new(RefCell::new(Client::open(&home, 0)));
+    for key in [10, 20, 30, 40] {
+        one.put(key, b"v").expect("a put");
+    }
+    two.borrow_mut().get(10);
+    let theirs = Rc::clone(&two);
+    // Lock, read, write, two READs of the root's word, the new root; before its CAS.
+    one.endpoint.before_chain(6, move || {
+        // The lower half of the split leaf is split again, and gets a root.
+        for key in [11, 12, 13] {
+            theirs.borrow_mut().put(key, b"v").expect("a put");
+        }
+        assert_eq!(theirs.borrow().counter("root growths"), 1);
+    });
+    one.put(50, b"v").expect("a put");
+    assert_eq!((one.counter("root races lost"), one.counter("root growths")), (1, 0));
+    let mut reader = Client::open(&home, 0);
+    assert!([10, 11, 12, 13, 20, 30, 40, 50].iter().all(|key| reader.get(*key).is_some()));
+    reader.stat().orphans
+}
+
+#[test]
+fn a_client_that_loses_the_race_for_the_root_inserts_its_separator_there() {
+    assert_eq!(root_race(), 0);
+    #[cfg(farside_mutants)]
+    {
+        let orphans = with_mutant(farside_systems::index::sherman::mutants::ROOT_GROWTH_LOST, root_race);
+        assert!(orphans > 0, "the mutant lives");
+    }
+}
+
+/// Numbers of requests of two gets of a key whose leaf was split since it was cached.
+fn gets_after_split() -> [u64; 2] {
+    let home = home(2_000_000);
+    let mut writer = Client::open(&home, 0);
+    for key in (0..100).step_by(10) {
+        writer.put(key, b"v").expect("a put");
+    }
+    let mut reader = Client::open(&home, 1 << 20);
+    assert!((0..100).step_by(10).all(|key| reader.get(key).is_some()));
+    assert_eq!(reader.get_requests(90), 1);
+    // The last leaf has four keys, and the node above it three records.
+    writer.put(81, b"v").expect("a put");
+    assert_eq!((writer.counter("leaf splits"), writer.counter("inner splits")), (4, 0));
+    [(); 2].map(|()| reader.get_requests(90))
+}
+
+#[test]
+fn a_cached_node_that_has_led_to_a_wrong_leaf_is_not_used_again() {
+    let [first, second] = gets_after_split();
+    assert!(first > 1, "the leaf was split");
+    assert_eq!(second, 1, "the node above it was read anew");
+    #[cfg(farside_mutants)]
+    {
+        let [_, second] =
+            with_mutant(farside_systems::index::sherman::mutants::INVALID_ENTRY_USED, gets_after_split);
+        assert!(second > 1, "the mutant lives");
+    }
+}
+
+/// Number of READs that were repeated because of their length, if one takes 20 ms.
+fn late_reads() -> u64 {
+    let home = home(2_000_000);
+    let mut client = Client::open(&home, 0);
+    client.put(1, b"v").expect("a put");
+    client.endpoint.before_chain(0, || std::thread::sleep(Duration::from_millis(20)));
+    assert_eq!(client.get(1), Some(b"v".to_vec()));
+    client.counter("late reads")
+}
+
+#[test]
+fn a_read_during_which_versions_may_have_wrapped_is_repeated() {
+    assert!(late_reads() > 0);
+    #[cfg(farside_mutants)]
+    {
+        let late = with_mutant(farside_systems::index::sherman::mutants::WRAPS_BELIEVED, late_reads);
+        assert_eq!(late, 0, "the mutant has no effect");
+    }
+}
+
+#[test]
+fn a_client_that_dies_with_a_lock_is_fenced_and_its_change_redone_or_undone() {
+    // The chain with the WRITE: its client dies before it, or after it has run.
+    for (then, value) in [(Then::Stops, b"old"), (Then::Lost(Ran::Yes), b"new")] {
+        let home = home(20_000);
+        let mut dead = Client::open(&home, 0);
+        dead.put(7, b"old").expect("a put");
+        dead.endpoint.of_chain(2, then);
+        let ended = dead.run(async |index| index.put(&7_u64.to_be_bytes(), b"new").await);
+        assert!(!matches!(ended, Some(Ok(()))));
+        let mut other = Client::open(&home, 0);
+        assert_eq!(other.get(7), Some(value.to_vec()), "readers need no lock");
+        other.put(7, b"next").expect("the lock is recovered");
+        assert_eq!(other.get(7), Some(b"next".to_vec()));
+        assert_eq!(other.index.recovered(), u64::from(value == b"old"));
+    }
+}
+
+#[test]
+fn a_split_of_a_dead_client_is_completed_and_its_memory_is_freed() {
+    let home = home(20_000);
+    let mut dead = Client::open(&home, 0);
+    for key in [10, 20, 30, 40] {
+        dead.put(key, b"v").expect("a put");
+    }
+    // Lock, read, write; the client dies before it reads the root's word.
+    dead.endpoint.of_chain(3, Then::Stops);
+    assert!(dead.run(async |index| index.put(&50_u64.to_be_bytes(), b"v").await).is_none());
+    let mut other = Client::open(&home, 0);
+    assert_eq!(other.stat().orphans, 1);
+    assert!([10, 20, 30, 40, 50].iter().all(|key| other.get(*key).is_some()));
+    other.run(async |index| index.heal().await).expect("no chain is stopped").expect("a heal");
+    assert_eq!((other.index.recovered(), other.index.completed()), (1, 1));
+    assert!(other.index.swept() > 0, "the units that the dead client had claimed");
+    let stat = other.stat();
+    assert_eq!((stat.orphans, stat.locked, stat.leaves, stat.inner), (0, 0, 2, 1));
+    assert_eq!(stat.claimed, stat.nodes() + other.index.spare_units() as u64);
+}
+
+#[test]
+fn a_lock_is_handed_over_within_a_client_and_then_costs_no_wave() {
+    let home = home(2_000_000);
+    let mut client = Client::open(&home, 1 << 20);
+    client.put(1, b"v").expect("a put");
+    for (puts, requests) in [(1_u8, 3), (2, 5), (4, 9), (6, 14)] {
+        client.endpoint.inner().take();
+        let before = client.counter("locks handed over");
+        let mut handles: Vec<_> = (0..puts).map(|_| client.index.another()).collect();
+        let ran = client.run(async |_| {
+            let key = 1_u64.to_be_bytes();
+            let values: Vec<[u8; 1]> = (0..puts).map(|value| [value]).collect();
+            let mut running: Vec<_> = handles
+                .iter_mut()
+                .zip(&values)
+                .map(|(index, value)| Box::pin(index.put(&key, value)))
+                .collect();
+            let mut ended = vec![false; running.len()];
+            poll_fn(|cx| {
+                for (put, ended) in running.iter_mut().zip(&mut ended) {
+                    *ended = *ended || put.as_mut().poll(cx).map(|put| put.expect("a put")).is_ready();
+                }
+                if ended.iter().all(|ended| *ended) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        });
+        assert!(ran.is_some());
+        let handed_over = client.counter("locks handed over") - before;
+        println!("{puts} puts: {handed_over} handovers");
+        if puts <= 4 {
+            assert_eq!(client.endpoint.inner().take().requests, requests);
+            assert_eq!(handed_over, u64::from(puts) - 1);
+        } else {
+            // Four lanes: the later puts come when a lane is free.
+            assert!(handed_over > 0 && client.endpoint.inner().take().requests <= 3 * u64::from(puts));
+        }
+        assert_eq!(client.get(1), Some(vec![puts - 1]), "the last one has come last");
+    }
+}
