@@ -190,6 +190,14 @@ pub struct Object {
     pub len: u32,
 }
 
+impl Object {
+    /// Whether an update writes the lock's word, too.
+    fn has_lock(&self) -> bool {
+        let from = self.lock.raw().checked_sub(self.at.raw());
+        from.is_some_and(|from| from < u64::from(self.len))
+    }
+}
+
 /// Encoded record of one update. The buffer is reused.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
@@ -229,9 +237,13 @@ impl Record {
         &self.bytes[HEAD_SIZE..][..object.len as usize]
     }
 
-    /// Appends the second part of a recovery that [`Recovery::take`] has begun: the object, and the lock's release.
+    /// Appends the second part of a recovery that [`Recovery::take`] has begun: the object, and the lock's release. If
+    /// the lock is one of the object's words, the record has it free.
     pub fn finish<'a>(&'a self, chain: &mut Chain<'a>, object: &Object) {
         chain.also(write(object.at, self.of_object(object)));
+        if object.has_lock() {
+            return;
+        }
         chain.also(cas(Mode::Eq, object.lock, &self.word, &LockWord::FREE));
     }
 

@@ -9,6 +9,11 @@
 pub mod sherman;
 pub mod smart;
 
+mod counters;
+mod keyed;
+mod place;
+mod session;
+
 use crate::lease::LeaseError;
 use crate::members;
 use crate::registry::{AnyIndex, named};

@@ -386,7 +386,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane.sibling.encode(&layout.form, &mut lane.sibling_bytes);
         self.write_new(lane, root.at).await?;
         let [old, new] = [old, root.word()].map(U64::new);
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         let swapped = chain.also(cas(Mode::Eq, layout.addr(layout.root(), 8)?, &old, &new));
         let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
         ran.inspect_err(|error| self.note_late(error)).map_err(IndexError::of_read)?;
@@ -407,7 +407,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// Writes the bytes of the new sibling to a unit that no pointer names.
     async fn write_new(&self, lane: &mut Lane, at: Far) -> Result<(), IndexError> {
         let (layout, table) = (&self.session.layout, &self.session.layout.members[at.member()]);
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         let len = lane.sibling_bytes.len() as u64;
         chain.also(write(layout.addr(at, len)?, &lane.sibling_bytes));
         let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
@@ -439,7 +439,7 @@ impl<F: Fabric + Clock> Client<F> {
         let (table, addr) = (&layout.members[at.member], layout.addr(layout.lock(at), 8)?);
         let word = session.next_word(lane.number).await?;
         loop {
-            let mut chain = lane.own.chain.begin(table.extent.key);
+            let mut chain = lane.own.chain.begin(table.key());
             let taken = chain.also(cas(Mode::Eq, addr, &LockWord::FREE, &word));
             let ran = session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
             ran.inspect_err(|error| self.note_late(error)).map_err(IndexError::of_read)?;
@@ -448,9 +448,10 @@ impl<F: Fabric + Clock> Client<F> {
                 Status::CasFailed => {}
                 status => return Err(refused(status)),
             }
+            let held = *lane.own.reply.get(taken).map_err(refused)?;
             self.counters.lock_failures.add();
             self.check_patience(lane, until)?;
-            session.wait_for(lane.number, at).await?;
+            session.wait_for(lane.number, (at.member, addr), held).await?;
         }
     }
 
@@ -474,7 +475,7 @@ impl<F: Fabric + Clock> Client<F> {
             return Ok(());
         }
         let (layout, table) = (&self.session.layout, &self.session.layout.members[lock.at.member]);
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         chain.also(write(layout.addr(layout.lock(lock.at), 8)?, LockWord::FREE.as_bytes()));
         let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
         ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::of_read)?;
@@ -517,12 +518,12 @@ impl<F: Fabric + Clock> Client<F> {
         lane.record.fill(word, &object, bytes);
         let is_early = redo::mutants::RECORD_AFTER_OBJECT.is_on();
         let is_handed_over = self.is_handed_over(&lock);
-        let mut chain = lane.own.chain.begin(table.extent.key);
+        let mut chain = lane.own.chain.begin(table.key());
         if let Some(sibling) = sibling {
             let len = lane.sibling_bytes.len() as u64;
             chain.also(write(layout.addr(sibling, len)?, &lane.sibling_bytes));
         }
-        let record = write(table.areas.record(word), lane.record.as_bytes());
+        let record = write(table.areas().record(word), lane.record.as_bytes());
         let mut record = layout.spec.redo.then_some(record);
         if !is_early {
             record.take().into_iter().for_each(|record| _ = chain.also(record));

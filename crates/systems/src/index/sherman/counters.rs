@@ -1,33 +1,6 @@
 //! Numbers of events in a client's operations.
 
-use std::cell::Cell;
-
-/// Number of times that something has happened.
-#[derive(Debug, Default)]
-pub(super) struct Counter(Cell<u64>);
-
-impl Counter {
-    pub(super) fn add(&self) {
-        self.0.set(self.0.get() + 1);
-    }
-}
-
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident: $text:literal;)*) => {
-        /// The counters of a client.
-        #[derive(Debug, Default)]
-        pub(super) struct Counters {
-            $($(#[$doc])* pub(super) $name: Counter,)*
-        }
-
-        impl Counters {
-            /// All counters with their names.
-            pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
-                vec![$(($text, self.$name.0.get()),)*]
-            }
-        }
-    };
-}
+use crate::index::counters::counters;
 
 counters! {
     /// Splits of leaves and of inner nodes.

@@ -74,7 +74,8 @@ impl<F: Fabric + Clock> Client<F> {
     pub(super) async fn heal(&self, lane: &mut Lane) -> Result<(u64, u64), IndexError> {
         self.session.heal(lane.number).await?;
         let claimed = self.claimed().await?;
-        let nonces = self.session.nonces().await?;
+        let holders = self.session.holders().await?;
+        let is_here = |nonce: u64| holders.iter().any(|(_, holder)| holder.nonce == nonce);
         let walked = self.walk_all(lane.number).await?;
         let mut inserted = 0;
         // From the top, so that each separator finds its node.
@@ -83,7 +84,7 @@ impl<F: Fabric + Clock> Client<F> {
         }
         let mut leaked: BTreeMap<u64, Vec<Far>> = BTreeMap::new();
         for (unit, nonce) in claimed {
-            if !walked.nodes.contains(&unit) && !nonces.contains(&nonce) {
+            if !walked.nodes.contains(&unit) && !is_here(nonce) {
                 leaked.entry(nonce).or_default().push(unit);
             }
         }
@@ -109,7 +110,7 @@ impl<F: Fabric + Clock> Client<F> {
     async fn claimed(&self) -> Result<Vec<(Far, u64)>, IndexError> {
         let (layout, mut claimed) = (&self.session.layout, Vec::new());
         for (member, table) in layout.members.iter().enumerate() {
-            let states = self.session.words(layout.state(member, 0), table.units).await?;
+            let states = self.session.words(layout.state(member, 0), table.pieces).await?;
             let units = (0..).zip(states).filter(|(_, state)| *state != 0);
             claimed.extend(units.map(|(unit, state)| (layout.unit(member, unit), state)));
         }

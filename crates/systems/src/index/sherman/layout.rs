@@ -16,13 +16,16 @@
 //! Invariant: all bytes from far memory are untrusted. Each function that decodes them ends and does not panic.
 
 use super::node::Form;
-use crate::index::{IndexError, Keys, NUMBER_LEN, STRING_MAX};
-use crate::lease::{ENTRY_SIZE, Table};
+use crate::index::place::{self, Member};
+use crate::index::{Keys, NUMBER_LEN, STRING_MAX};
+use crate::lease::ENTRY_SIZE;
 use crate::redo::Areas;
 use farside_remote::service::Extent;
 use farside_remote::{Addr, Key, NodeId};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+
+pub(super) use crate::index::place::{Damaged, Far};
 
 /// Largest number of members of a store.
 pub const MEMBERS_MAX: usize = 8;
@@ -38,16 +41,6 @@ const SPAN_MAX: u16 = 256;
 /// Alignment of units in bytes.
 const ALIGNMENT: u64 = 64;
 const WORD: u64 = size_of::<u64>() as u64;
-
-/// Bytes that no client writes; the text says which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Damaged(pub(super) &'static str);
-
-impl From<Damaged> for IndexError {
-    fn from(Damaged(what): Damaged) -> IndexError {
-        IndexError::Damaged(what)
-    }
-}
 
 /// Parameters of a store, stored as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,30 +190,6 @@ impl Spec {
     }
 }
 
-/// Location in the store: member, and offset from the start of the member's table in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Far(pub(super) u64);
-
-impl Far {
-    const MEMBER_AT: u32 = 61;
-
-    pub(super) const fn new(member: usize, offset: u64) -> Far {
-        Far((member as u64) << Far::MEMBER_AT | offset)
-    }
-
-    pub(super) const fn member(self) -> usize {
-        (self.0 >> Far::MEMBER_AT) as usize
-    }
-
-    pub(super) const fn offset(self) -> u64 {
-        self.0 & ((1 << Far::MEMBER_AT) - 1)
-    }
-
-    pub(super) const fn plus(self, bytes: u64) -> Far {
-        Far(self.0 + bytes)
-    }
-}
-
 /// The root of the tree: a node and its level. Leaves have the level 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root {
@@ -249,19 +218,8 @@ pub(super) struct LockAt {
 pub(super) struct Layout {
     pub(super) spec: Spec,
     pub(super) form: Form,
-    pub(super) members: Vec<MemberTable>,
-}
-
-/// Table of one member.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemberTable {
-    pub(super) node: NodeId,
-    pub(super) extent: Extent,
-    pub(super) areas: Areas,
-    /// Number of units.
-    pub(super) units: u64,
-    /// Offset of the first unit in the table.
-    units_at: u64,
+    /// The members' tables, whose pieces are units.
+    pub(super) members: Vec<Member>,
 }
 
 impl Layout {
@@ -282,15 +240,9 @@ impl Layout {
                 return Err(format!("a table of {} bytes has no room for a node", extent.len));
             }
             let units_at = spec.table_len(units) - units * spec.unit();
-            Ok(MemberTable { node, extent, areas: spec.areas(node, extent), units, units_at })
+            Ok(Member::new(extent, spec.areas(node, extent), (units, units_at)))
         });
         Ok(Layout { members: tables.collect::<Result<_, _>>()?, spec, form: spec.form() })
-    }
-
-    /// The table of leases.
-    pub(super) fn leases(&self) -> Table {
-        let first = &self.members[0];
-        Table { node: first.node, key: first.extent.key, at: Addr::new(first.extent.at) }
     }
 
     /// Location of the root's word.
@@ -310,7 +262,7 @@ impl Layout {
 
     /// Location of a unit.
     pub(super) fn unit(&self, member: usize, unit: u64) -> Far {
-        Far::new(member, self.members[member].units_at + unit * self.spec.unit())
+        Far::new(member, self.members[member].pieces_at + unit * self.spec.unit())
     }
 
     /// Number of the unit at a location.
@@ -319,9 +271,9 @@ impl Layout {
     /// No unit is there.
     pub(super) fn unit_at(&self, at: Far) -> Result<u64, Damaged> {
         let table = self.members.get(at.member()).ok_or(Damaged("a pointer to no member"))?;
-        let within = at.offset().checked_sub(table.units_at).ok_or(Damaged("a pointer to no node"))?;
+        let within = at.offset().checked_sub(table.pieces_at).ok_or(Damaged("a pointer to no node"))?;
         let unit = within / self.spec.unit();
-        if unit >= table.units || !within.is_multiple_of(self.spec.unit()) {
+        if unit >= table.pieces || !within.is_multiple_of(self.spec.unit()) {
             return Err(Damaged("a pointer to no node"));
         }
         Ok(unit)
@@ -365,10 +317,10 @@ impl Layout {
     /// Whether a change under this lock may write these bytes of its member.
     pub(super) fn guards(&self, lock: LockAt, at: u64, len: u64) -> bool {
         let table = &self.members[lock.member];
-        let Some(offset) = at.checked_sub(table.extent.at).filter(|offset| *offset >= table.units_at) else {
+        let Some(offset) = at.checked_sub(table.extent.at).filter(|offset| *offset >= table.pieces_at) else {
             return false;
         };
-        let within = (offset - table.units_at) % self.spec.unit();
+        let within = (offset - table.pieces_at) % self.spec.unit();
         let node = Far::new(lock.member, offset - within);
         self.unit_at(node).is_ok()
             && self.lock_of(node) == lock
@@ -380,11 +332,6 @@ impl Layout {
     /// # Errors
     /// The bytes are not in the table, or are misaligned.
     pub(super) fn addr(&self, at: Far, len: u64) -> Result<Addr, Damaged> {
-        let table = self.members.get(at.member()).ok_or(Damaged("a pointer to no member"))?;
-        let end = at.offset().checked_add(len).ok_or(Damaged("a pointer out of the store"))?;
-        if end > table.extent.len || !at.offset().is_multiple_of(WORD) {
-            return Err(Damaged("a pointer out of the store"));
-        }
-        Ok(Addr::new(table.extent.at).plus(at.offset()))
+        place::addr(&self.members, at, len)
     }
 }

@@ -72,17 +72,17 @@ impl Units {
     ) -> Result<bool, IndexError> {
         let (layout, table) = (&session.layout, &session.layout.members[member]);
         let (mut buffer, mut reply, step) = (ChainBuf::new(), Reply::new(), U64::new(BATCH));
-        let mut chain = buffer.begin(table.extent.key);
+        let mut chain = buffer.begin(table.key());
         let hint = chain.also(fetch_add(layout.addr(layout.hint(member), 8)?, &step));
         session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
         let first = reply.get(hint).map_err(refused)?.get();
         let fresh: Vec<u64> =
-            (first..first.saturating_add(BATCH)).filter(|unit| *unit < table.units).collect();
+            (first..first.saturating_add(BATCH)).filter(|unit| *unit < table.pieces).collect();
         if self.claim(session, member, &fresh).await? {
             return Ok(true);
         }
         // The counter is at its end, or wrong.
-        let states = session.words(layout.state(member, 0), table.units).await?;
+        let states = session.words(layout.state(member, 0), table.pieces).await?;
         let free: Vec<u64> =
             (0..).zip(states).filter(|(_, state)| *state == 0).map(|(unit, _)| unit).collect();
         for batch in free.chunks(BATCH as usize) {
@@ -127,7 +127,7 @@ pub(super) async fn swap<F: Fabric + Clock>(
     for (member, table) in layout.members.iter().enumerate() {
         let units: Vec<Far> = units.iter().copied().filter(|unit| unit.member() == member).collect();
         for batch in units.chunks(CAS_PER_CHAIN) {
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             for unit in batch {
                 let state = layout.state(member, layout.unit_at(*unit)?);
                 chain.also(cas(Mode::Eq, layout.addr(state, 8)?, &from, &to));

@@ -67,6 +67,10 @@ pub const KIND: &str = "sherman";
 
 /// Time for which an operation tries to lock a node, or to read one whole, unless the options have another.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for which an operation waits for free memory, and the pause before the second attempt. Each further pause is
+/// twice as long.
+const MEMORY_PATIENCE: Duration = Duration::from_millis(100);
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Handle of a client of one store. It runs one operation at a time: give each task its own, by [`Sherman::another`].
 pub struct Sherman<F> {
@@ -220,6 +224,7 @@ impl<F: Fabric + Clock> Index for Sherman<F> {
         let until = self.client.session.fabric.now() + self.client.patience;
         let found = loop {
             let client = Rc::clone(&self.client);
+            client.session.fetch_keys().await?;
             match client.find(&mut self.own, key).await {
                 Ok(found) => break found,
                 Err(Stop::Failed(error)) => return Err(error),
@@ -256,6 +261,7 @@ impl<F: Fabric + Clock> Index for Sherman<F> {
         let until = client.session.fabric.now() + client.patience;
         let mut progress = Progress { visited: 0, next: from.to_vec() };
         loop {
+            client.session.fetch_keys().await?;
             match client.scan(&mut self.own, limit, &mut progress, &mut visit).await {
                 Ok(()) => return Ok(progress.visited),
                 Err(Stop::Failed(error)) => return Err(error),
@@ -295,7 +301,7 @@ impl<F: Fabric + Clock> Client<F> {
     async fn keep(&self) {
         let work = async {
             self.jobs.serve(|lane, job| self.perform(lane, job)).await;
-            if !self.session.is_given_up() {
+            if !self.session.is_given_up() && self.session.fetch_keys().await.is_ok() {
                 self.units.drain(&self.session).await;
             }
         };
@@ -319,18 +325,19 @@ impl<F: Fabric + Clock> Client<F> {
     async fn perform(&self, number: usize, job: Job) -> Done {
         let mut lane = self.lanes[number].take();
         lane.number = number as u16;
-        let done = match &job {
-            Job::Put { key, value, put } => {
-                self.change(&mut lane, key, Change::Put(*put, value)).await.map(Output::Changed)
+        let (until, mut pause) = (self.session.fabric.now() + MEMORY_PATIENCE, MEMORY_PAUSE);
+        let done = loop {
+            let done = match self.session.fetch_keys().await {
+                Ok(()) => self.attempt(&mut lane, &job).await,
+                Err(error) => Err(error),
+            };
+            let is_patient = self.session.fabric.now() < until && !self.jobs.is_abandoned(number);
+            if !matches!(done, Err(IndexError::OutOfMemory)) || !is_patient {
+                break done;
             }
-            Job::Delete { key } => self.change(&mut lane, key, Change::Delete).await.map(Output::Changed),
-            Job::Free(at) => self.await_whole(lane.number, *at).await.map(|()| Output::Changed(false)),
-            Job::Stat => self.stat(lane.number).await.map(|stat| Output::Shape(Box::new(stat))),
-            Job::Heal => self.heal(&mut lane).await.map(|(inserted, freed)| {
-                let (before, swept) = self.healed.get();
-                self.healed.set((before + inserted, swept + freed));
-                Output::Changed(inserted + freed > 0)
-            }),
+            // Another client may leave, and free what it has not used.
+            self.session.fabric.sleep(pause).await;
+            pause *= 2;
         };
         self.lanes[number].replace(lane);
         let is_unknown = done.as_ref().is_err_and(|error| error.ran() != Ran::No);
@@ -340,5 +347,21 @@ impl<F: Fabric + Clock> Client<F> {
             self.jobs.close();
         }
         done
+    }
+
+    async fn attempt(&self, lane: &mut Lane, job: &Job) -> Done {
+        match job {
+            Job::Put { key, value, put } => {
+                self.change(lane, key, Change::Put(*put, value)).await.map(Output::Changed)
+            }
+            Job::Delete { key } => self.change(lane, key, Change::Delete).await.map(Output::Changed),
+            Job::Free(at) => self.await_whole(lane.number, *at).await.map(|()| Output::Changed(false)),
+            Job::Stat => self.stat(lane.number).await.map(|stat| Output::Shape(Box::new(stat))),
+            Job::Heal => self.heal(lane).await.map(|(inserted, freed)| {
+                let (before, swept) = self.healed.get();
+                self.healed.set((before + inserted, swept + freed));
+                Output::Changed(inserted + freed > 0)
+            }),
+        }
     }
 }

@@ -190,7 +190,7 @@ impl<F: Fabric + Clock> Client<F> {
         let run = lists.iter().map(|list| async move {
             let (mut buffer, mut reply, begun) = (ChainBuf::new(), Reply::new(), fabric.now());
             let table = &layout.members[nodes[list[0]].member()];
-            let mut chain = buffer.begin(table.extent.key);
+            let mut chain = buffer.begin(table.key());
             for index in list {
                 chain.also(read(layout.addr(nodes[*index], len as u64)?, len as u32));
             }

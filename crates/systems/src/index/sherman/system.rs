@@ -7,20 +7,17 @@ use super::layout::{Layout, NODE_MAX, SPAN};
 use super::locks::Locals;
 use super::memory::Units;
 use super::session::Session;
-use super::{Client, KIND, PATIENCE, Sherman, Spec, VALUE_MAX, mutants};
-use crate::index::{Index, IndexError, Indexing, Keys, NUMBER_LEN, STRING_MAX};
-use crate::members::wait_for;
+use super::{Client, KIND, MEMBERS_MAX, PATIENCE, Sherman, Spec, VALUE_MAX, mutants};
+use crate::index::session::{beside, not_opened};
+use crate::index::{Index, Indexing, Keys, NUMBER_LEN, STRING_MAX};
 use crate::owned::Jobs;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
-use farside_remote::draws::Draws;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{Capabilities, Fabric, Memory};
 use std::cell::{Cell, RefCell};
-use std::num::NonZeroU64;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -38,6 +35,7 @@ impl System for ShermanKind {
     const SUMMARY: &'static str = "get is one round trip with a warm cache, put is three";
     const FAMILY: Family = Family::Index;
     const NODES: Nodes = Nodes::Shards;
+    const MEMBERS_MAX: usize = MEMBERS_MAX;
     const NEEDS: Capabilities = Capabilities::NONE;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     /// The first three only cost requests, or need many changes within one READ.
@@ -89,17 +87,8 @@ impl System for ShermanKind {
                 first.name
             )));
         }
-        if options.entropy == 0 {
-            return Err(StoreError::Gone(format!(
-                "store '{}' has leases, and a client needs random entropy in its options, so that no two clients have \
-                 one nonce: nothing was changed",
-                first.name
-            )));
-        }
-        let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
-        let stores = whole.iter().map(|(_, store)| (*store).clone()).collect();
         let lanes = layout.spec.lanes;
-        let session = Session::open(Rc::new(fabric), layout, stores, nonce).await.map_err(of_open)?;
+        let session = Session::open(fabric, members, layout, options).await?;
         Ok(Sherman::of(&Rc::new(Client {
             session,
             units: Units::default(),
@@ -126,30 +115,14 @@ impl System for ShermanKind {
             let healed = client.heal().await;
             (healed, client.recovered(), client.completed(), client.swept())
         };
-        let both: [Pin<Box<dyn Future<Output = Option<_>>>>; 2] = [
-            Box::pin(async move {
-                keeper.await;
-                None
-            }),
-            Box::pin(async move { Some(healing.await) }),
-        ];
-        let ended = wait_for(both.into_iter(), |_| false).await.into_iter().flatten().flatten().next();
-        let Some((healed, recovered, completed, swept)) = ended else { return Ok(Vec::new()) };
-        healed.map_err(of_open)?;
+        let (healed, recovered, completed, swept) = beside(keeper, healing).await;
+        healed.map_err(|error| not_opened(KIND, error))?;
         let repairs = [
             (recovered, format!("recovered the locks of {recovered} dead clients")),
             (completed, format!("completed {completed} splits of dead clients")),
             (swept, format!("freed {swept} pieces of memory that dead clients had left behind")),
         ];
         Ok(repairs.into_iter().filter(|(count, _)| *count > 0).map(|(_, text)| text).collect())
-    }
-}
-
-fn of_open(error: IndexError) -> StoreError {
-    match error {
-        IndexError::Fabric(error) => StoreError::Fabric(error),
-        IndexError::Store(error) => error,
-        error => StoreError::Gone(format!("the {KIND} store was not opened: {error}")),
     }
 }
 

@@ -202,7 +202,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// [`IndexError`]; nothing was changed.
     pub(super) async fn read_root(&self, own: &mut Own) -> Result<Option<Root>, IndexError> {
         let (layout, table) = (&self.session.layout, &self.session.layout.members[0]);
-        let mut chain = own.chain.begin(table.extent.key);
+        let mut chain = own.chain.begin(table.key());
         let word = chain.also(read(layout.addr(layout.root(), 8)?, 8));
         self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(IndexError::of_read)?;
         let word = own.reply.get(word).map_err(refused)?;
@@ -254,7 +254,7 @@ impl<F: Fabric + Clock> Client<F> {
         let (layout, fabric) = (&self.session.layout, &self.session.fabric);
         let len = layout.form.len(level == 0);
         let table = &layout.members[at.member()];
-        let mut chain = own.chain.begin(table.extent.key);
+        let mut chain = own.chain.begin(table.key());
         let bytes = chain.also(read(layout.addr(at, len as u64)?, len as u32));
         let begun = fabric.now();
         fabric.run(table.node, &chain, &mut own.reply).await.map_err(IndexError::of_read)?;
@@ -286,6 +286,6 @@ impl<F: Fabric + Clock> Client<F> {
     /// # Errors
     /// [`IndexError`].
     pub(super) async fn await_whole(&self, lane: u16, at: Far) -> Result<(), IndexError> {
-        self.session.wait_for(lane, self.session.layout.lock_of(at)).await
+        self.session.wait_for_node(lane, at).await
     }
 }

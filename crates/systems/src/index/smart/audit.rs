@@ -120,7 +120,7 @@ impl<L: Fn(usize, u64) -> u64> Image<L> {
     fn claims(&self) -> Result<Vec<(Chunk, Class)>, String> {
         let mut claims = Vec::new();
         for (member, table) in self.layout.members.iter().enumerate() {
-            for number in 0..table.chunks {
+            for number in 0..table.pieces {
                 let chunk = Chunk { member, number };
                 let claim = Claim::of(self.word(self.layout.claim(chunk))?).map_err(|damaged| damaged.0)?;
                 claims.extend(claim.map(|claim| (chunk, claim.class)));

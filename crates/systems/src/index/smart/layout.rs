@@ -39,14 +39,16 @@
 
 use super::Damaged;
 use super::mutants;
+use crate::index::place::{self, Member};
 use crate::index::{Keys, NUMBER_LEN, Rung, STRING_MAX};
-use crate::lease::{ClientId, ENTRY_SIZE, LockWord, Table};
+use crate::lease::{ClientId, ENTRY_SIZE, LockWord};
 use crate::redo::{Areas, Object};
 use farside_remote::service::Extent;
-use farside_remote::{Addr, Key, NodeId};
+use farside_remote::{Addr, NodeId};
 use serde::{Deserialize, Serialize};
-use std::cell::Cell;
 use std::time::Duration;
+
+pub(super) use crate::index::place::Far;
 
 /// Largest number of members of a store.
 pub const MEMBERS_MAX: usize = 8;
@@ -277,30 +279,6 @@ impl Class {
     }
 }
 
-/// Location in the store: member, and offset from the start of the member's table in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Far(pub(super) u64);
-
-impl Far {
-    const MEMBER_AT: u32 = 61;
-
-    pub(super) const fn new(member: usize, offset: u64) -> Far {
-        Far((member as u64) << Far::MEMBER_AT | offset)
-    }
-
-    pub(super) const fn member(self) -> usize {
-        (self.0 >> Far::MEMBER_AT) as usize
-    }
-
-    pub(super) const fn offset(self) -> u64 {
-        self.0 & ((1 << Far::MEMBER_AT) - 1)
-    }
-
-    pub(super) const fn plus(self, bytes: u64) -> Far {
-        Far(self.0 + bytes)
-    }
-}
-
 /// Chunk of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Chunk {
@@ -363,41 +341,10 @@ impl State {
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) spec: Spec,
-    pub(super) members: Vec<MemberTable>,
+    /// The members' tables, whose pieces are chunks.
+    pub(super) members: Vec<Member>,
     /// Number of units of a chunk and the offset of the first one, for each class of leaves and then for that of nodes.
     units: Vec<(u64, u64)>,
-}
-
-/// Table of one member.
-#[derive(Clone, Debug)]
-pub(super) struct MemberTable {
-    pub(super) node: NodeId,
-    /// Extent of the table. Its key may be that of an earlier session.
-    pub(super) extent: Extent,
-    key: Cell<Key>,
-    /// The redo records. Their key may be that of an earlier session.
-    areas: Areas,
-    /// Number of chunks.
-    pub(super) chunks: u64,
-    /// Offset of the first chunk in the table.
-    chunks_at: u64,
-}
-
-impl MemberTable {
-    /// The key that the node has granted last.
-    pub(super) fn key(&self) -> Key {
-        self.key.get()
-    }
-
-    /// Replaces the key by the one that the node has granted in another session.
-    pub(super) fn set_key(&self, key: Key) {
-        self.key.set(key);
-    }
-
-    /// The redo records.
-    pub(super) fn areas(&self) -> Areas {
-        Areas { key: self.key(), ..self.areas }
-    }
 }
 
 impl Layout {
@@ -426,14 +373,7 @@ impl Layout {
                     extent.len
                 ));
             }
-            Ok(MemberTable {
-                node,
-                extent,
-                key: Cell::new(extent.key),
-                areas: spec.areas(node, extent),
-                chunks,
-                chunks_at: chunks_at(chunks),
-            })
+            Ok(Member::new(extent, spec.areas(node, extent), (chunks, chunks_at(chunks))))
         });
         let classes = (0..=Slot::UNITS_MAX as u16).map(Class).chain([Class::NODE]);
         let units = classes.map(|class| class.units(spec.chunk.into())).collect();
@@ -446,12 +386,6 @@ impl Layout {
             true => class.units(self.spec.chunk.into()),
             false => self.units[usize::from(class.0).min(self.units.len() - 1)],
         }
-    }
-
-    /// The table of leases.
-    pub(super) fn leases(&self) -> Table {
-        let first = &self.members[0];
-        Table { node: first.node, key: first.key(), at: Addr::new(first.extent.at) }
     }
 
     /// Location of the root slot.
@@ -470,7 +404,7 @@ impl Layout {
     }
 
     fn chunk_at(&self, chunk: Chunk) -> Far {
-        let at = self.members[chunk.member].chunks_at + chunk.number * u64::from(self.spec.chunk);
+        let at = self.members[chunk.member].pieces_at + chunk.number * u64::from(self.spec.chunk);
         Far::new(chunk.member, at)
     }
 
@@ -498,12 +432,12 @@ impl Layout {
     /// Returns the chunk and the number of the unit of this class around a location, and the offset in the unit.
     fn unit_around(&self, at: Far, class: Class) -> Option<((Chunk, u64), u64)> {
         let table = self.members.get(at.member())?;
-        let offset = at.offset().checked_sub(table.chunks_at)?;
+        let offset = at.offset().checked_sub(table.pieces_at)?;
         let number = offset / u64::from(self.spec.chunk);
         let (units, first) = self.units_of(class);
         let within = (offset % u64::from(self.spec.chunk)).checked_sub(first)?;
         let (unit, within) = (within / class.size(), within % class.size());
-        let is_there = number < table.chunks && unit < units;
+        let is_there = number < table.pieces && unit < units;
         is_there.then_some(((Chunk { member: at.member(), number }, unit), within))
     }
 
@@ -525,18 +459,13 @@ impl Layout {
     /// # Errors
     /// The bytes are not in the table, or the word or unit is misaligned.
     pub(super) fn addr(&self, at: Far, len: u64) -> Result<Addr, Damaged> {
-        let table = self.members.get(at.member()).ok_or(Damaged("a pointer to no member"))?;
-        let end = at.offset().checked_add(len).ok_or(Damaged("a pointer out of the store"))?;
-        if end > table.extent.len || !at.offset().is_multiple_of(WORD as u64) {
-            return Err(Damaged("a pointer out of the store"));
-        }
-        Ok(Addr::new(table.extent.at).plus(at.offset()))
+        place::addr(&self.members, at, len)
     }
 
     /// Location of the place of a slot.
     fn far_of(&self, member: usize, offset: u64) -> Result<Far, Damaged> {
         let table = self.members.get(member).ok_or(Damaged("a pointer to no member"))?;
-        Ok(Far::new(member, table.chunks_at + offset * UNIT))
+        Ok(Far::new(member, table.pieces_at + offset * UNIT))
     }
 
     /// Slot of a leaf.
@@ -551,7 +480,7 @@ impl Layout {
     }
 
     fn place(&self, at: Far) -> u64 {
-        let offset = (at.offset() - self.members[at.member()].chunks_at) / UNIT;
+        let offset = (at.offset() - self.members[at.member()].pieces_at) / UNIT;
         offset << Slot::OFFSET_AT | (at.member() as u64) << Slot::MEMBER_AT
     }
 

@@ -19,7 +19,7 @@ fn a_slot_is_decoded_as_it_was_encoded() {
     let layout = layout(Keys::Strings);
     let class = layout.spec.leaf_class(20);
     for member in 0..2 {
-        for number in [0, layout.members[member].chunks - 1] {
+        for number in [0, layout.members[member].pieces - 1] {
             let chunk = Chunk { member, number };
             let leaf = layout.unit(chunk, class, layout.units(class) - 1);
             let slot = layout.leaf_slot(200, leaf, class, 0x1234_5678);
@@ -46,7 +46,7 @@ fn units_of_a_chunk_lie_beside_each_other_and_beside_their_states() {
     }
     let parts = [layout.root(), layout.hint(0), layout.claim(Chunk { member: 0, number: 0 })];
     assert!(parts.windows(2).all(|pair| pair[0].offset() < pair[1].offset()));
-    let last = Chunk { member: 0, number: layout.members[0].chunks - 1 };
+    let last = Chunk { member: 0, number: layout.members[0].pieces - 1 };
     assert!(layout.claim(last).plus(8).offset() <= layout.state(Chunk { member: 0, number: 0 }, 0).offset());
     assert!(layout.addr(layout.state(last, 0), chunk_len).is_ok());
 }

@@ -38,7 +38,6 @@ mod cache;
 mod change;
 mod combine;
 mod counters;
-mod keyed;
 mod layout;
 #[cfg(test)]
 mod layout_tests;
@@ -56,6 +55,7 @@ pub use audit::{held, strays};
 pub use layout::{INLINE_MAX, MEMBERS_MAX, Spec, VALUE_MAX};
 pub use stat::Stat;
 
+use crate::index::place::Damaged;
 use crate::index::{Combining, Index, IndexError, Keys};
 use crate::owned::Jobs;
 use cache::Cache;
@@ -86,16 +86,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// long.
 const MEMORY_PATIENCE: Duration = Duration::from_millis(100);
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
-
-/// Bytes that no client writes; the text says which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Damaged(&'static str);
-
-impl From<Damaged> for IndexError {
-    fn from(Damaged(what): Damaged) -> IndexError {
-        IndexError::Damaged(what)
-    }
-}
 
 /// Handle of a client of one store. It runs one operation at a time: give each task its own, by [`Smart::another`].
 pub struct Smart<F> {

@@ -2,7 +2,6 @@
 
 use super::layout::{Class, Leaf, NodeType, NodeView, Slot, View, leaf_of, lock_at, pointer_of};
 use super::scan::{Reads, Wanted};
-use super::units::words;
 use super::{Client, Damaged};
 use crate::index::IndexError;
 use crate::lease::LockWord;
@@ -57,7 +56,7 @@ impl<F: Fabric + Clock> Client<F> {
         let _guard = self.session.epochs.enter();
         let layout = &self.session.layout;
         let mut stat = Stat { taken: self.taken_units().await?.len() as u64, ..Stat::default() };
-        let root = words(&self.session, layout.root(), 1).await?;
+        let root = self.session.words(layout.root(), 1).await?;
         let (mut seen, mut reads) = (BTreeSet::new(), Reads::default());
         // Slots that were not visited, with their depths, and whether they are visible.
         let mut left: Vec<(Slot, u64, bool)> = root.into_iter().map(|word| (Slot(word), 0, true)).collect();

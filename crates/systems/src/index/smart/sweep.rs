@@ -23,15 +23,13 @@
 
 use super::layout::{Chunk, Claim, Class, Far, Leaf, NodeType, NodeView, Slot, View, leaf_of, pointer_of};
 use super::scan::{Reads, Wanted};
-use super::units::{advanced, holders, words};
 use super::{Client, layout::State};
 use crate::index::IndexError;
+use crate::index::session::WORDS_PER_READ;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of words that one READ returns.
-const WORDS_PER_READ: u64 = 4096;
 /// Number of nodes, and of leaves, that one wave reads.
 const NODES_PER_WAVE: usize = 16;
 const LEAVES_PER_WAVE: usize = 64;
@@ -54,48 +52,29 @@ impl<F: Fabric + Clock> Client<F> {
             return Ok(0);
         }
         let is_apart = |class: &Class| class.is_of_value();
-        let mut have_left = self.grace(lane).await?;
+        let mut have_left = self.session.grace(lane).await?;
         for _ in 1..GRACES {
             if !have_left || !taken.keys().any(|(_, class)| is_apart(class)) {
                 break;
             }
-            have_left = self.grace(lane).await?;
+            have_left = self.session.grace(lane).await?;
         }
         if have_left {
             taken.retain(|(_, class), _| !is_apart(class));
         }
         self.drop_linked(&mut taken).await?;
-        self.grace(lane).await?;
+        self.session.grace(lane).await?;
         let leaked = taken.into_iter().map(|((at, class), generation)| (at, class, generation));
         self.units.free_leaked(&self.session, leaked, &self.counters).await
-    }
-
-    /// Waits until all operations that are in progress have ended. Returns whether a client has left meanwhile, or was
-    /// recovered.
-    async fn grace(&self, lane: u16) -> Result<bool, IndexError> {
-        let mut noted = holders(&self.session).await?;
-        let mut have_left = false;
-        loop {
-            have_left |= advanced(&self.session, &mut noted, lane).await?;
-            if noted.is_empty() {
-                return Ok(have_left);
-            }
-            if self.session.is_given_up() {
-                // This client's own epoch is raised no more.
-                return Err(IndexError::Lost);
-            }
-            self.session.fabric.sleep(self.session.layout.spec.lease() / 8).await;
-        }
     }
 
     /// Units that are taken.
     pub(super) async fn taken_units(&self) -> Result<Taken, IndexError> {
         let (layout, mut taken) = (&self.session.layout, Taken::new());
         for (member, table) in layout.members.iter().enumerate() {
-            for first in (0..table.chunks).step_by(WORDS_PER_READ as usize) {
-                let count = (table.chunks - first).min(WORDS_PER_READ);
-                let claims =
-                    words(&self.session, layout.claim(Chunk { member, number: first }), count).await?;
+            for first in (0..table.pieces).step_by(WORDS_PER_READ as usize) {
+                let count = (table.pieces - first).min(WORDS_PER_READ);
+                let claims = self.session.words(layout.claim(Chunk { member, number: first }), count).await?;
                 for (number, word) in (first..).zip(claims) {
                     if let Some(claim) = Claim::of(word)? {
                         self.taken_in(Chunk { member, number }, claim.class, &mut taken).await?;
@@ -111,7 +90,7 @@ impl<F: Fabric + Clock> Client<F> {
         let units = layout.units(class);
         for first in (0..units).step_by(WORDS_PER_READ as usize) {
             let count = (units - first).min(WORDS_PER_READ);
-            let states = words(&self.session, layout.state(chunk, first), count).await?;
+            let states = self.session.words(layout.state(chunk, first), count).await?;
             for (unit, word) in (first..).zip(states) {
                 let state = State::of(word);
                 if state.is_taken {
@@ -125,7 +104,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// Walks the tree, and removes from `taken` what it has.
     async fn drop_linked(&self, taken: &mut Taken) -> Result<(), IndexError> {
         let layout = &self.session.layout;
-        let root = words(&self.session, layout.root(), 1).await?;
+        let root = self.session.words(layout.root(), 1).await?;
         let (mut seen, mut reads) = (BTreeSet::new(), Reads::default());
         let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
         let mut note = |slot: Slot,

@@ -4,24 +4,21 @@ use super::cache::Cache;
 use super::change::Lane;
 use super::combine::Combine;
 use super::counters::Counters;
-use super::keyed::Keyed;
 use super::layout::Layout;
 use super::session::Session;
 use super::together::Together;
 use super::units::Units;
 use super::{Client, INLINE_MAX, KIND, MEMBERS_MAX, PATIENCE, Smart, Spec, VALUE_MAX, mutants};
-use crate::index::{Index, IndexError, Indexing, Keys, NUMBER_LEN};
-use crate::members::wait_for;
+use crate::index::session::{beside, not_opened};
+use crate::index::{Index, Indexing, Keys, NUMBER_LEN};
 use crate::owned::Jobs;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
-use farside_remote::draws::Draws;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{Capabilities, Fabric, Memory};
 use std::cell::{Cell, RefCell};
-use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -88,18 +85,8 @@ impl System for SmartKind {
         let first = whole[0].1;
         let tables: Vec<_> = whole.iter().map(|(node, store)| (*node, store.extent())).collect();
         let layout = Layout::new(&first.parameters, &tables).map_err(StoreError::Gone)?;
-        if options.entropy == 0 {
-            return Err(StoreError::Gone(format!(
-                "store '{}' has leases, and a client needs random entropy in its options, so that no two clients have \
-                 one nonce: nothing was changed",
-                first.name
-            )));
-        }
-        let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
-        let stores = whole.iter().map(|(_, store)| (*store).clone()).collect();
         let (root, lanes, rung) = (layout.root(), layout.spec.lanes, layout.spec.rung);
-        let session =
-            Session::open(Keyed::new(fabric, members), layout, stores, nonce).await.map_err(of_open)?;
+        let session = Session::open(fabric, members, layout, options).await?;
         Ok(Smart::of(&Rc::new(Client {
             session,
             units: Units::default(),
@@ -128,16 +115,8 @@ impl System for SmartKind {
             let healed = client.heal().await;
             (healed, client.recovered(), client.swept())
         };
-        let both: [std::pin::Pin<Box<dyn Future<Output = Option<_>>>>; 2] = [
-            Box::pin(async move {
-                keeper.await;
-                None
-            }),
-            Box::pin(async move { Some(healing.await) }),
-        ];
-        let ended = wait_for(both.into_iter(), |_| false).await.into_iter().flatten().flatten().next();
-        let Some((healed, recovered, swept)) = ended else { return Ok(Vec::new()) };
-        healed.map_err(of_open)?;
+        let (healed, recovered, swept) = beside(keeper, healing).await;
+        healed.map_err(|error| not_opened(KIND, error))?;
         let mut done = Vec::new();
         if recovered > 0 {
             done.push(format!("recovered the locks of {recovered} dead clients"));
@@ -146,14 +125,6 @@ impl System for SmartKind {
             done.push(format!("freed {swept} pieces of memory that dead clients had left behind"));
         }
         Ok(done)
-    }
-}
-
-fn of_open(error: IndexError) -> StoreError {
-    match error {
-        IndexError::Fabric(error) => StoreError::Fabric(error),
-        IndexError::Store(error) => error,
-        error => StoreError::Gone(format!("the {KIND} store was not opened: {error}")),
     }
 }
 

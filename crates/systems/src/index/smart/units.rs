@@ -22,27 +22,23 @@ use super::layout::{Chunk, Claim, Class, Far, State};
 use super::mutants;
 use super::session::{Session, refused};
 use crate::index::IndexError;
+use crate::index::session::WORDS_PER_READ;
 use crate::lease::ClientId;
 use farside_remote::clock::Clock;
-use farside_remote::leases::{ENTRY_SIZE, Holder};
-use farside_remote::{ChainBuf, Fabric, Mode, Reply, Status, cas, fetch_add, read, write};
+use farside_remote::leases::Holder;
+use farside_remote::{ChainBuf, Fabric, Mode, Reply, Status, cas, fetch_add, write};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Number of entries of the table of leases, or of words, that one READ returns.
-const ENTRIES_PER_READ: u64 = 512;
-const WORDS_PER_READ: u64 = 4096;
 /// Number of CAS in one chain.
 const CAS_PER_CHAIN: usize = 32;
 /// Pause of a lane that waits for another one's refill.
 const PAUSE: Duration = Duration::from_micros(10);
 /// Part of a chunk's units that must be free so that its owner does not claim another chunk.
 const WORTH: u64 = 8;
-/// Number of times that a holder must raise its epoch.
-const ADVANCES: u64 = 2;
 
 /// A unit that an operation has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,7 +264,7 @@ impl Units {
         let mut found = 0;
         for first in (0..units).step_by(WORDS_PER_READ as usize) {
             let count = (units - first).min(WORDS_PER_READ);
-            let words = words(session, session.layout.state(chunk, first), count).await?;
+            let words = session.words(session.layout.state(chunk, first), count).await?;
             self.with_pool(member, class, |pool| {
                 for (number, word) in (first..).zip(words) {
                     let state = State::of(word);
@@ -297,14 +293,14 @@ impl Units {
         let hint = chain.also(fetch_add(layout.addr(layout.hint(member), 8)?, &one));
         session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
         let hint = reply.get(hint).map_err(refused)?.get();
-        let first = Chunk { member, number: hint % table.chunks };
+        let first = Chunk { member, number: hint % table.pieces };
         if self.claim_one(session, first, class).await? {
             return Ok(true);
         }
         // The hint is wrong, or the member is almost full.
-        for start in (0..table.chunks).step_by(WORDS_PER_READ as usize) {
-            let count = (table.chunks - start).min(WORDS_PER_READ);
-            let claims = words(session, layout.claim(Chunk { member, number: start }), count).await?;
+        for start in (0..table.pieces).step_by(WORDS_PER_READ as usize) {
+            let count = (table.pieces - start).min(WORDS_PER_READ);
+            let claims = session.words(layout.claim(Chunk { member, number: start }), count).await?;
             for (number, _) in (start..).zip(claims).filter(|(_, word)| *word == 0) {
                 if self.claim_one(session, Chunk { member, number }, class).await? {
                     return Ok(true);
@@ -350,12 +346,12 @@ impl Units {
         if self.inherited.borrow().contains_key(&member) {
             return Ok(());
         }
-        let (layout, chunks) = (&session.layout, session.layout.members[member].chunks);
+        let (layout, chunks) = (&session.layout, session.layout.members[member].pieces);
         let mut own = Vec::new();
         for first in (0..chunks).step_by(WORDS_PER_READ as usize) {
             let count = (chunks - first).min(WORDS_PER_READ);
             let at = layout.claim(Chunk { member, number: first });
-            for (number, word) in (first..).zip(words(session, at, count).await?) {
+            for (number, word) in (first..).zip(session.words(at, count).await?) {
                 if let Some(claim) = Claim::of(word)?
                     && claim.owner == session.id()
                 {
@@ -420,7 +416,7 @@ impl Units {
                 if units.is_empty() {
                     return Ok(());
                 }
-                match holders(session).await {
+                match session.holders().await {
                     Ok(holders) => Snapshot { units, holders },
                     Err(error) => {
                         self.limbo.borrow_mut().added.extend(units);
@@ -429,7 +425,7 @@ impl Units {
                 }
             }
         };
-        let advanced = advanced(session, &mut snapshot.holders, lane).await;
+        let advanced = session.advanced(&mut snapshot.holders, lane).await;
         if advanced.is_err() || !snapshot.holders.is_empty() && !mutants::REUSED_BEFORE_EPOCH.is_on() {
             self.limbo.borrow_mut().snapshot = Some(snapshot);
             return advanced.map(drop);
@@ -502,64 +498,4 @@ impl Units {
         }
         Ok(freed)
     }
-}
-
-/// Reads words of the store.
-pub(super) async fn words<F: Fabric + Clock>(
-    session: &Session<F>,
-    at: Far,
-    count: u64,
-) -> Result<Vec<u64>, IndexError> {
-    let table = &session.layout.members[at.member()];
-    let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-    let mut chain = buffer.begin(table.key());
-    let words = chain.also(read(session.layout.addr(at, count * 8)?, (count * 8) as u32));
-    session.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
-    let words = reply.get(words).map_err(refused)?.chunks_exact(8);
-    Ok(words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect())
-}
-
-/// Reads the holders of all ids.
-pub(super) async fn holders<F: Fabric + Clock>(
-    session: &Session<F>,
-) -> Result<Vec<(ClientId, Holder)>, IndexError> {
-    let (ids, mut holders) = (u64::from(session.layout.spec.ids), Vec::new());
-    for first in (0..ids).step_by(ENTRIES_PER_READ as usize) {
-        let count = (ids - first).min(ENTRIES_PER_READ);
-        let words = words(session, Far::new(0, first * ENTRY_SIZE), count * ENTRY_SIZE / 8).await?;
-        for (index, entry) in (first..).zip(words.chunks_exact(ENTRY_SIZE as usize / 8)) {
-            let bytes: Vec<u8> = entry.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let holder = Holder::of(&bytes.try_into().expect("an entry"));
-            if let Some(id) = ClientId::new(index as u16 + 1)
-                && holder.nonce != 0
-            {
-                holders.push((id, holder));
-            }
-        }
-    }
-    Ok(holders)
-}
-
-/// Drops noted holders whose operations have ended: those that have raised their epochs by two, have left, or were
-/// recovered. Recovers a holder whose lease has expired. The index's own operations must be of a later epoch. Returns
-/// whether a dropped holder has left or was recovered.
-pub(super) async fn advanced<F: Fabric + Clock>(
-    session: &Session<F>,
-    noted: &mut Vec<(ClientId, Holder)>,
-    lane: u16,
-) -> Result<bool, IndexError> {
-    let now: BTreeMap<ClientId, Holder> = holders(session).await?.into_iter().collect();
-    let is_here = |id: &ClientId, noted: &Holder| now.get(id).filter(|now| now.nonce == noted.nonce);
-    let have_left = noted.iter().any(|(id, noted)| is_here(id, noted).is_none());
-    noted.retain(|(id, noted)| {
-        is_here(id, noted).is_some_and(|now| now.epoch < noted.epoch.saturating_add(ADVANCES))
-    });
-    for (id, _) in noted.iter() {
-        if *id != session.id()
-            && let Some(expired) = session.look(*id).await?
-        {
-            session.recover(lane, expired).await?;
-        }
-    }
-    Ok(have_left)
 }

@@ -1,0 +1,37 @@
+//! Numbers of events in a client's operations.
+
+use std::cell::Cell;
+
+/// Number of times that something has happened.
+#[derive(Debug, Default)]
+pub(super) struct Counter(Cell<u64>);
+
+impl Counter {
+    pub(super) fn add(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Defines the counters of a system's clients: for each, the name of its field and its name in reports.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $text:literal;)*) => {
+        /// The counters of a client.
+        #[derive(Debug, Default)]
+        pub(super) struct Counters {
+            $($(#[$doc])* pub(super) $name: $crate::index::counters::Counter,)*
+        }
+
+        impl Counters {
+            /// All counters with their names.
+            pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($text, self.$name.get()),)*]
+            }
+        }
+    };
+}
+
+pub(super) use counters;
