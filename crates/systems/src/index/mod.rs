@@ -167,6 +167,19 @@ pub struct Indexing {
     pub redo: Option<bool>,
     /// How many of its techniques the system uses; if absent, all.
     pub rung: Option<Rung>,
+    /// Number of locks of each member, in systems whose locks lie apart from what they guard.
+    pub locks: Option<u32>,
+    /// Versions by which a READ shows whether it has met a change, in systems in which they are an option.
+    pub versions: Option<Versions>,
+}
+
+/// Versions of the parts of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// Number of bytes that have a version. The fabric reads and writes them as a whole.
+    pub line: u16,
+    /// Number of bits of a version.
+    pub bits: u8,
 }
 
 impl Indexing {
@@ -179,6 +192,8 @@ impl Indexing {
         lanes: None,
         redo: None,
         rung: None,
+        locks: None,
+        versions: None,
     };
 }
 

@@ -297,8 +297,8 @@ impl Bench {
             chunk: Some(chunk),
             ids: Some(6),
             lanes: Some(4),
-            redo: None,
             rung: Some(rung),
+            ..Indexing::NONE
         };
         let sizing = Sizing {
             items: Some(100),

@@ -131,7 +131,7 @@ impl System for SmartKind {
 /// Parameters of a store of this size.
 fn spec_for(sizing: &Sizing) -> Spec {
     let default = Spec::default();
-    let Indexing { keys, inline_max, chunk, ids, lanes, redo, rung } = sizing.indexing;
+    let Indexing { keys, inline_max, chunk, ids, lanes, redo, rung, .. } = sizing.indexing;
     let are_numbers = sizing.key_len == NUMBER_LEN || sizing.key_len == 0;
     let value_max = if sizing.value_len == 0 { default.value_max } else { sizing.value_len as u32 };
     let lease_us = |lease: Duration| u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
