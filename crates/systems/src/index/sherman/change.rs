@@ -127,8 +127,7 @@ impl<F: Fabric + Clock> Client<F> {
             if key < lane.own.image.low() || lane.own.image.is_before(form, key) {
                 self.free(lane, lock).await?;
                 has_moved = !is_cached;
-                let at = self.beyond(&mut lane.own, key, is_cached).await?;
-                next = at.map(|at| Start { at, is_cached: false });
+                next = self.beyond(&mut lane.own, key, is_cached).await?;
                 self.check_patience(lane, until)?;
                 continue;
             }
@@ -206,8 +205,10 @@ impl<F: Fabric + Clock> Client<F> {
         self.write_halves(lane, lock, at, sibling).await?;
         self.counters.leaf_splits.add();
         // The split is complete in any case: walks step to the right.
-        if self.insert_separator(lane, 1, separator, sibling).await.is_err() {
-            self.counters.separators_left_out.add();
+        match self.insert_separator(lane, 1, separator, sibling).await {
+            Ok(_) => {}
+            Err(damaged @ IndexError::Damaged(_)) => return Err(damaged),
+            Err(_) => self.counters.separators_left_out.add(),
         }
         Ok(())
     }
@@ -246,6 +247,7 @@ impl<F: Fabric + Clock> Client<F> {
         lane.own.image.encode(form, &mut lane.bytes);
         let range = 0..lane.bytes.len();
         if sibling.member() == at.member() {
+            self.counters.splits_together.add();
             return self.write(lane, lock, at, range, Some(sibling)).await;
         }
         self.write_new(lane, sibling).await.inspect_err(|_| self.session.give_up())?;
@@ -377,7 +379,10 @@ impl<F: Fabric + Clock> Client<F> {
             return Ok(true);
         }
         self.counters.root_races.add();
-        Ok(mutants::ROOT_GROWTH_LOST.is_on())
+        if mutants::ROOT_GROWTH_LOST.is_on() {
+            return Err(Damaged("a split node without a node above").into());
+        }
+        Ok(false)
     }
 
     /// Writes a new root, and CASes the root's word. Returns false, and keeps the unit, if the word is not `old`.

@@ -6,6 +6,8 @@ counters! {
     /// Splits of leaves and of inner nodes.
     leaf_splits: "leaf splits";
     inner_splits: "inner splits";
+    /// Splits whose two nodes were written by one chain.
+    splits_together: "splits by one chain";
     /// New roots, and attempts to install one that other clients have forestalled.
     root_growths: "root growths";
     root_races: "root races lost";

@@ -4,11 +4,16 @@
 //! from left to right, and inserts the separators that the nodes above lack. Last, it frees the units that were claimed
 //! by clients that are gone and that no pointer names:
 //! 1. it notes all claimed units, with the nonces in their states;
-//! 2. it reads the leases: a client whose nonce is not there has no request in flight, and its locks were recovered;
-//! 3. it walks the tree: what such a client has linked is in it, and stays in it;
-//! 4. it frees the others by CAS of their states.
+//! 2. it reads the leases: a client whose nonce is not there has no request in flight, and its locks were recovered, or
+//!    a recoverer has them, which holds a guard;
+//! 3. it waits until the recoveries in progress have ended;
+//! 4. it walks the tree: what such a client has linked is in it, and stays in it;
+//! 5. it frees the others by CAS of their states.
 //!
-//! Invariant: a unit is freed only if it is in no node's pointers, and the client that could link it is gone.
+//! Without step 3, a recoverer that is slow could redo the split of a dead client after the walk, and link a unit that
+//! was freed: another recoverer finds the lock in the first one's name, and frees the dead client's id.
+//!
+//! Invariant: a unit is freed only if it is in no node's pointers, and the clients that could link it are gone.
 
 use super::Client;
 use super::change::Lane;
@@ -76,6 +81,7 @@ impl<F: Fabric + Clock> Client<F> {
         let claimed = self.claimed().await?;
         let holders = self.session.holders().await?;
         let is_here = |nonce: u64| holders.iter().any(|(_, holder)| holder.nonce == nonce);
+        self.session.grace(lane.number).await?;
         let walked = self.walk_all(lane.number).await?;
         let mut inserted = 0;
         // From the top, so that each separator finds its node.

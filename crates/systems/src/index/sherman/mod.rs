@@ -8,7 +8,7 @@
 //! - `walk`: from the root to a leaf. `change`: put, delete and splits. `scan`: keys in order.
 //! - `cache`: copies of the nodes above the leaves. `locks`: locks within the client, and their handover.
 //! - `session`: leases, and the locks of dead clients. `memory`: units for nodes. `heal`: what dead clients have left
-//!   behind, and the tree's shape.
+//!   behind, and the tree's shape. `audit`: the same on the bytes of a store that no client uses.
 //! - `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
@@ -25,6 +25,7 @@
 pub mod mutants;
 pub mod system;
 
+mod audit;
 mod cache;
 mod change;
 mod counters;
@@ -40,6 +41,7 @@ mod session;
 mod shape;
 mod walk;
 
+pub use audit::{held, strays};
 pub use heal::Stat;
 pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
 
@@ -280,7 +282,12 @@ impl<F: Fabric + Clock> Index for Sherman<F> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all = self.client.counters.all();
-        all.push(("cache evictions", self.client.cache.borrow().evicted()));
+        all.extend([
+            ("cache evictions", self.client.cache.borrow().evicted()),
+            ("clients recovered", self.recovered()),
+            ("splits completed", self.completed()),
+            ("units swept", self.swept()),
+        ]);
         all
     }
 }

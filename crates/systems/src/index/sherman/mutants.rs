@@ -5,12 +5,12 @@ farside_remote::mutants! {
     PUBLISHED_VERSIONS = "ShermanPublishedVersions";
     /// A torn entry counts as absent.
     TORN_ENTRY_ABSENT = "ShermanTornEntryAbsent";
-    /// A client that has lost the race for the new root leaves its separator out.
+    /// A client that has lost the race for the new root fails, since its walk has met no node above the split one.
     ROOT_GROWTH_LOST = "ShermanRootGrowthLost";
     /// A READ is believed however long it took, although versions may have wrapped.
     WRAPS_BELIEVED = "ShermanWrapsBelieved";
     /// A lock is handed over before the WRITE under it is complete.
     HANDED_OVER_EARLY = "ShermanHandedOverEarly";
-    /// A cached node whose child did not have the key stays in the cache.
+    /// A cached node whose child did not have the key is used again.
     INVALID_ENTRY_USED = "ShermanInvalidEntryUsed";
 }

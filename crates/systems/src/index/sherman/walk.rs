@@ -102,7 +102,7 @@ impl<F: Fabric + Clock> Client<F> {
             if key < own.image.low() || own.image.is_before(form, key) {
                 check_steps(&mut steps)?;
                 let Some(next) = self.beyond(own, key, is_cached).await? else { return Ok(None) };
-                (at, is_cached, reads) = (next, false, 0);
+                (at, is_cached, reads) = (next.at, next.is_cached, 0);
                 continue;
             }
             match self.lookup(&own.image, key)? {
@@ -122,13 +122,19 @@ impl<F: Fabric + Clock> Client<F> {
         own: &mut Own,
         key: &[u8],
         is_cached: bool,
-    ) -> Result<Option<Far>, Stop> {
-        if is_cached {
-            self.counters.invalidations.add();
-            self.cache.borrow_mut().invalidate(key);
-            return self.descend(own, key, 0).await;
-        }
-        Ok(Some(self.step_right(&own.image, key)?))
+    ) -> Result<Option<Start>, Stop> {
+        let at = match is_cached {
+            true => {
+                self.counters.invalidations.add();
+                self.cache.borrow_mut().invalidate(key);
+                if mutants::INVALID_ENTRY_USED.is_on() {
+                    return self.start(own, key).await;
+                }
+                self.descend(own, key, 0).await?
+            }
+            false => Some(self.step_right(&own.image, key)?),
+        };
+        Ok(at.map(|at| Start { at, is_cached: false }))
     }
 
     /// Returns the node at the right of one that the key is beyond.
