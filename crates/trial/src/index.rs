@@ -64,8 +64,13 @@ pub(crate) trait Opened: Index + Sized + 'static {
     /// Memory of each member in MiB: enough, and so little that it is exhausted.
     const MEMBER_MIB: [u64; 2];
 
-    /// Draws the options of a store with such keys and of its clients.
-    fn drawn(drawn: &Drawn, random: &Random, keys: Keys) -> Setting;
+    /// Draws the options of a store of this kind with such keys, and of its clients.
+    fn drawn(kind: &str, drawn: &Drawn, random: &Random, keys: Keys) -> Setting;
+
+    /// Phases of the protocol of stores of this kind. One of them allocates.
+    fn phases(_kind: &str) -> &'static Phases {
+        &PHASES
+    }
 
     /// Creates a client of the store that `members` describe, in a pool of `nodes` nodes.
     async fn open(
@@ -138,6 +143,8 @@ pub(crate) struct Indexed<C> {
     leave_one_in: u64,
     /// Whether the store has little memory.
     is_tight: bool,
+    /// Index of the phase in which clients claim memory.
+    claim: usize,
     /// Sums of all clients' counters.
     counters: RefCell<BTreeMap<&'static str, u64>>,
     clients: PhantomData<fn() -> C>,
@@ -235,6 +242,26 @@ static PHASES: Phases = Phases {
     },
 };
 
+/// Phases of an index whose nodes are changed under locks that lie apart. A request with a CAS alone takes or frees a
+/// lock, or changes the root.
+static LOCKED_PHASES: Phases = Phases {
+    all: &[
+        Phase::new("idle").rare(),
+        Phase::new("read"),
+        Phase::new("lock"),
+        Phase::new("write"),
+        Phase::allocating("claim").rare(),
+        Phase::new("fence").rare().led_to_by(LOCK),
+        Phase::new("catalog").rare(),
+    ],
+    of: |request, passed| match (PHASES.of)(request, passed) {
+        phase @ (READ | LOCK | WRITE) => phase,
+        INSTALL => LOCK,
+        // The phases after this one come one earlier.
+        later => later - 1,
+    },
+};
+
 /// Returns the phase of a chain, by the kinds of its ops.
 fn phase_of(chain: ChainView<'_>) -> usize {
     let has = |code: Code| chain.ops().any(|op| op.code() == code);
@@ -262,9 +289,10 @@ impl<C: Opened> Family for Indexed<C> {
         random.between(1, C::MEMBERS_MAX) as u32
     }
 
-    fn drawn(_system: System, drawn: &Drawn, random: &Random) -> Indexed<C> {
+    fn drawn(system: System, drawn: &Drawn, random: &Random) -> Indexed<C> {
+        let claim = C::phases(system.kind()).all.iter().position(|phase| phase.allocates);
         let kind = if C::HAS_STRINGS && random.one_in(2) { Keys::Strings } else { Keys::Numbers };
-        let setting = C::drawn(drawn, random, kind);
+        let setting = C::drawn(system.kind(), drawn, random, kind);
         let count = if drawn.keys > HOT_MAX { drawn.keys } else { drawn.keys * (1 + COLD) };
         let keys = keys::drawn(random, kind, count as usize);
         let starts =
@@ -286,6 +314,7 @@ impl<C: Opened> Family for Indexed<C> {
             scan_one_in: [3, 6, 20][random.below(3) as usize],
             leave_one_in: [0, 10, 40][random.below(3) as usize],
             is_tight: drawn.faults.contains(&Fault::Exhaustion),
+            claim: claim.expect("clients claim memory"),
             keys,
             counters: RefCell::default(),
             clients: PhantomData,
@@ -362,13 +391,13 @@ impl<C: Opened> Family for Indexed<C> {
         if self.setting.has_leases { random.between(2, 4) } else { 0 }
     }
 
-    fn phases(_system: System) -> &'static Phases {
-        &PHASES
+    fn phases(system: System) -> &'static Phases {
+        C::phases(system.kind())
     }
 
     /// The client's own task claims memory, after which it may read which memory was freed.
     fn exhausted_in(&self, _last: usize) -> usize {
-        CLAIM
+        self.claim
     }
 
     fn checker(&self) -> Maps {

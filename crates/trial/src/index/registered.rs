@@ -1,15 +1,16 @@
 //! The registered systems that are indexes.
 
-use super::{Opened, Setting};
-use crate::flight::Tracked;
+use super::{LOCKED_PHASES, Opened, PHASES, Setting};
+use crate::flight::{Phases, Tracked};
 use crate::{Carrier, Choice, Drawn};
 use farside_remote::control::Store;
 use farside_sim::fault::Fault;
 use farside_sim::random::Random;
-use farside_systems::index::{Combining, IndexError, Indexing, Keys, smart};
+use farside_systems::index::sherman::system::ShermanKind;
+use farside_systems::index::{Combining, IndexError, Indexing, Keys, Versions, sherman, smart};
 use farside_systems::registry::AnyIndex;
 use farside_systems::store::{Members, StoreError};
-use farside_systems::system::{Options, Sizing};
+use farside_systems::system::{Options, Sizing, System as _};
 use farside_systems::with_index;
 use std::time::Duration;
 
@@ -27,7 +28,10 @@ impl Opened for AnyIndex<Tracked> {
     const IS_KEPT: bool = true;
     const MEMBER_MIB: [u64; 2] = [16, 1];
 
-    fn drawn(drawn: &Drawn, random: &Random, keys: Keys) -> Setting {
+    fn drawn(kind: &str, drawn: &Drawn, random: &Random, keys: Keys) -> Setting {
+        if kind == sherman::KIND {
+            return drawn_of_sherman(drawn, random, keys);
+        }
         let clients = u64::from(drawn.clients);
         // With short leases, memory is used again soon.
         let us = if random.one_in(3) { random.between(1_000, 3_000) } else { random.between(5_000, 20_000) };
@@ -66,7 +70,7 @@ impl Opened for AnyIndex<Tracked> {
             ids: Some(ids),
             lanes: Some(lanes),
             redo: Some(redo),
-            rung: None,
+            ..Indexing::NONE
         };
         let lease = Some(Duration::from_micros(us));
         Setting {
@@ -117,10 +121,85 @@ impl Opened for AnyIndex<Tracked> {
     }
 
     fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<Vec<(u64, u64)>, String> {
-        smart::held(store, load)
+        if store.kind == sherman::KIND { sherman::held(store, load) } else { smart::held(store, load) }
     }
 
     fn strays(stores: &[Store], load: impl Fn(usize, u64) -> u64) -> Result<Vec<String>, String> {
-        smart::strays(stores, load)
+        let is_sherman = stores.iter().all(|store| store.kind == sherman::KIND);
+        if is_sherman { sherman::strays(stores, load) } else { smart::strays(stores, load) }
+    }
+
+    fn phases(kind: &str) -> &'static Phases {
+        if kind == sherman::KIND { &LOCKED_PHASES } else { &PHASES }
+    }
+}
+
+/// Draws the options of Sherman: small nodes, which split often, and few locks, which nodes share.
+fn drawn_of_sherman(drawn: &Drawn, random: &Random, keys: Keys) -> Setting {
+    let clients = u64::from(drawn.clients);
+    let us = if random.one_in(3) { random.between(1_000, 3_000) } else { random.between(5_000, 20_000) };
+    // If there are few ids, a client that restarts takes over the id of a dead one. The last client needs one, too.
+    let ids = random.between(clients + 1, 2 * clients + 1) as u16;
+    // One for each task, and for operations that were dropped and are not done yet.
+    let lanes = random.between(2, 2 * u64::from(drawn.tasks) + 2) as u16;
+    // The smallest node has four entries.
+    let node = [1, 1, 2 << 10, 4 << 10][random.below(4) as usize];
+    let value_len = [8, 200, 1_000][random.below(3) as usize];
+    let locks = [1, 4, 256][random.below(3) as usize];
+    let cache = [0, 1_000, 4_000, 1 << 20][random.below(4) as usize];
+    // Only a NIC reads lines as a whole. A READ over sockets takes long enough for short versions to wrap.
+    let versions = match drawn.carrier {
+        Carrier::Verbs if random.one_in(2) => Versions { line: 64, bits: 8 },
+        Carrier::Direct if random.one_in(2) => Versions { line: 16, bits: 8 },
+        _ => Versions { line: 16, bits: 16 },
+    };
+    let is_direct = drawn.carrier == Carrier::Direct;
+    let cuts = |fault: &Fault| *fault == Fault::NodeRestart || is_direct && *fault == Fault::ClientDeath;
+    let redo = drawn.carrier == Carrier::Verbs || drawn.faults.iter().any(cuts) || random.one_in(2);
+    let sizing = |node: u32, value_len: usize, lanes: u16| Sizing {
+        value_len,
+        indexing: Indexing {
+            keys: Some(keys),
+            chunk: Some(node),
+            ids: Some(ids),
+            lanes: Some(lanes),
+            redo: Some(redo),
+            locks: Some(locks),
+            versions: Some(versions),
+            ..Indexing::NONE
+        },
+        lease: Some(Duration::from_micros(us)),
+        ..Sizing::default()
+    };
+    // The redo records leave a store with little memory room for a few nodes.
+    let fits = |lanes: &u16| {
+        let footprint = ShermanKind::footprint(&sizing(1, 1_000, *lanes));
+        footprint.is_ok_and(|of| of.table_bytes <= (AnyIndex::<Tracked>::MEMBER_MIB[1]) << 20)
+    };
+    let (node, value_len, lanes) = match drawn.faults.contains(&Fault::Exhaustion) {
+        true => (1, 1_000, (2..=256).rev().find(fits).unwrap_or(2)),
+        false => (node, value_len, lanes),
+    };
+    Setting {
+        sizing: sizing(node, value_len, lanes),
+        options: Options { node_cache: Some(cache), patience: Some(PATIENCE), ..Options::NONE },
+        survives_deaths: true,
+        has_leases: true,
+        relaxed: None,
+        choices: vec![
+            Choice::new("lease_us", us, format!("lease {us} us")),
+            Choice::new("ids", ids, format!("ids {ids}")),
+            Choice::new("lanes", lanes, format!("lanes {lanes}")),
+            Choice::new("redo", redo, if redo { "redo records" } else { "no redo records" }.into()),
+            Choice::new("node", node, format!("nodes of {node} bytes or four entries")),
+            Choice::new("locks", locks, format!("{locks} locks")),
+            Choice::new(
+                "version_bits",
+                versions.bits,
+                format!("versions of {} bits for {} bytes", versions.bits, versions.line),
+            ),
+            Choice::new("value_bytes", value_len as u64, format!("room for values of {value_len} bytes")),
+            Choice::new("node_cache", cache as u64, format!("caches of {cache} bytes")),
+        ],
     }
 }

@@ -64,7 +64,7 @@ impl Opened for Tree {
     const IS_KEPT: bool = true;
     const MEMBER_MIB: [u64; 2] = [8, 8];
 
-    fn drawn(drawn: &Drawn, random: &Random, _keys: Keys) -> Setting {
+    fn drawn(_kind: &str, drawn: &Drawn, random: &Random, _keys: Keys) -> Setting {
         let can_expire = |scheme: &Scheme| !scheme.has_shared_mode();
         let schemes: Vec<Scheme> = Scheme::ALL.iter().map(|(_, scheme)| *scheme).filter(can_expire).collect();
         let scheme = schemes[random.below(schemes.len() as u64) as usize];
@@ -227,7 +227,7 @@ impl Opened for Table {
     // Each size class of buffers takes a segment.
     const MEMBER_MIB: [u64; 2] = [28, 4];
 
-    fn drawn(drawn: &Drawn, random: &Random, _keys: Keys) -> Setting {
+    fn drawn(_kind: &str, drawn: &Drawn, random: &Random, _keys: Keys) -> Setting {
         let slot_cache = [0, 2, 1_000][random.below(3) as usize];
         let items = 4 * drawn.keys + 200;
         Setting {
