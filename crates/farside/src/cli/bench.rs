@@ -17,9 +17,9 @@ use farside_bench::report::{
 use farside_bench::workload::{Chosen, Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
-use farside_systems::index::Rung;
+use farside_systems::index::{Indexing, Rung};
 use farside_systems::registry::{self, Registered, default_kv};
-use farside_systems::system::Family;
+use farside_systems::system::{Family, Sizing};
 pub(super) use floor::{Floor, check_mismatches};
 pub(super) use session::{Dropping, NodeProcess, Rounds, Session, SessionConfig, TURN, TemporaryStore, far};
 use session::{Keys, Log, Measured, Ordered, Phases, SAMPLED, Subject};
@@ -413,7 +413,11 @@ impl Ycsb {
                     .into(),
             ));
         }
+        let art = Indexing { rung: Some(Rung::Art), ..Indexing::NONE };
+        let parameters = |indexing| (self.system.parameters)(&Sizing { indexing, ..Sizing::default() });
+        let has_rungs = parameters(art) != parameters(Indexing::NONE);
         let flags = [
+            ("--rung", self.rung.is_some() && !has_rungs),
             ("--items", self.items.is_some()),
             ("--collision-free", self.collision_free),
             ("--by-node", self.by_node),

@@ -8,7 +8,7 @@ use farside::NewStore;
 use farside::parts::block_store;
 use farside_systems::blocks::stripe::Shape as Blocks;
 use farside_systems::index::smart::INLINE_MAX;
-use farside_systems::index::{Described, Keys, STRING_MAX, described};
+use farside_systems::index::{Described, Indexing, Keys, STRING_MAX, described};
 use farside_systems::kv::chequer::layout::BLOCK_BUCKETS_MAX;
 use farside_systems::registry::{default_kv, named, names, shape_of};
 use farside_systems::system::{Family, Shape, Sizing, SizingError};
@@ -190,13 +190,14 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     let lacks = |sizing| (system.parameters)(&sizing) == (system.parameters)(&plain);
     let buckets = Sizing { block_buckets: Some(1), ..plain };
     let threshold = Sizing { put_threshold: Some(1), ..plain };
+    let inline = Sizing { indexing: Indexing { inline_max: Some(1), ..Indexing::NONE }, ..plain };
     let is_index = system.family == Family::Index;
     let refused = [
         ("--block-buckets", new.block_buckets.is_some() && lacks(buckets)),
         ("--put-threshold", has_threshold && lacks(threshold)),
         ("--key-size", new.keys.is_some() && !is_index),
         ("--value-size", new.value_size.is_some() && !is_index),
-        ("--inline-size", new.inline_size.is_some() && !is_index),
+        ("--inline-size", new.inline_size.is_some() && lacks(inline)),
         ("--items", new.items.is_some() && is_index),
         ("--collision-free", new.collision_free && is_index),
     ];
