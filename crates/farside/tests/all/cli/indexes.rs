@@ -47,6 +47,9 @@ fn an_index_is_created_listed_and_dropped_and_wrong_options_are_refused() {
     create(&["--kind", "smart", "--inline-size", "8KiB"])
         .refused("at most 7168 bytes of a value beside its key, and not 8192: give a smaller --inline-size");
     create(&["--inline-size", "8"]).refused("a prism-kv store has no --inline-size: leave it out");
+    create(&["--kind", "sherman", "--inline-size", "8"]).refused("a sherman store has no --inline-size");
+    create(&["--kind", "sherman", "--value-size", "2KiB"])
+        .refused("at most 1024 bytes: give a smaller --value-size");
     create(&["--kind", "smart", "--value-size", "0"]).refused("is not a size of values");
     create(&["--kind", "smart", "--items", "7"]).refused("a smart store has no --items: leave it out");
     create(&["--kind", "smart", "--collision-free"]).refused("a smart store has no --collision-free");

@@ -596,6 +596,8 @@ fn bench_ycsb_refuses_what_an_index_lacks() {
     index(&["--rung", "b-tree"])
         .refused("art, lock-free, in-place, embedded-lock, read-delegation, write-combining");
     farside(["bench", "ycsb", "--rung", "art"]).refused("a prism-kv store has no --rung: leave it out");
+    let sherman = ["bench", "ycsb", "--system", "sherman", "--rung", "art"];
+    farside(sherman).refused("a sherman store has no --rung: leave it out");
     farside(["bench", "ycsb", "--keys", "emails"]).refused("a prism-kv store has no --keys: leave it out");
     farside(["bench", "ycsb", "-p", "scanproportion=1"]).refused("or an index such as --system smart");
 }

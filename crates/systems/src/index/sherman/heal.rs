@@ -1,8 +1,8 @@
 //! What dead clients have left behind: locks, splits without separators, and memory. Also the shape of the tree.
 //!
 //! `heal` watches all leases and recovers the locks of dead clients (`session`). Then it walks the tree, level by level
-//! from left to right, and inserts the separators that the nodes above lack. Last, it frees the units that were claimed
-//! by clients that are gone and that no pointer names:
+//! from left to right. It frees the units that were claimed by clients that are gone and that no pointer names, and
+//! inserts the separators that the nodes above lack. It frees in five steps:
 //! 1. it notes all claimed units, with the nonces in their states;
 //! 2. it reads the leases: a client whose nonce is not there has no request in flight, and its locks were recovered, or
 //!    a recoverer has them, which holds a guard;
@@ -71,8 +71,8 @@ struct Walked {
 }
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Recovers dead clients, inserts the separators that they have left out, and frees the memory that they have left
-    /// behind. Returns the number of separators and of units.
+    /// Recovers dead clients, frees the memory that they have left behind, and inserts the separators that they have
+    /// left out, while there is memory. Returns the number of separators and of units.
     ///
     /// # Errors
     /// [`IndexError`]; a part may be done.
@@ -83,11 +83,6 @@ impl<F: Fabric + Clock> Client<F> {
         let is_here = |nonce: u64| holders.iter().any(|(_, holder)| holder.nonce == nonce);
         self.session.grace(lane.number).await?;
         let walked = self.walk_all(lane.number).await?;
-        let mut inserted = 0;
-        // From the top, so that each separator finds its node.
-        for (level, separator, at) in walked.orphans {
-            inserted += u64::from(self.insert_separator(lane, level + 1, separator, at).await?);
-        }
         let mut leaked: BTreeMap<u64, Vec<Far>> = BTreeMap::new();
         for (unit, nonce) in claimed {
             if !walked.nodes.contains(&unit) && !is_here(nonce) {
@@ -97,6 +92,16 @@ impl<F: Fabric + Clock> Client<F> {
         let mut freed = 0;
         for (nonce, units) in leaked {
             freed += swap(&self.session, &units, nonce, 0).await?.len() as u64;
+        }
+        let mut inserted = 0;
+        // From the top, so that each separator finds its node.
+        for (level, separator, at) in walked.orphans {
+            match self.insert_separator(lane, level + 1, separator, at).await {
+                Ok(is_new) => inserted += u64::from(is_new),
+                // Walks find the other nodes by their siblings.
+                Err(IndexError::OutOfMemory) => break,
+                Err(error) => return Err(error),
+            }
         }
         Ok((inserted, freed))
     }

@@ -1,7 +1,7 @@
 //! The parameters of a store, and the parts of its table at each member.
 //!
 //! ```text
-//! table | leases | redo records | lock u64 x locks | root u64 | 0 x 56 | hint u64 | 0 x 56 | state u64 x units | units |
+//! table | leases | redo records | lock u64 x locks | root u64 | 0 x 56 | hint u64 | 0 x 56 | states u64 | units |
 //! root  | place of the node 61 bits: member 3, offset 58 | its level, in the low 6 bits, which are 0 in an offset |
 //! state | nonce of the client that has claimed the unit, 0 if it is free |
 //! ```

@@ -3,7 +3,7 @@
 //! ```text
 //! node      | tag | content │ tag | content │ ...                   each line begins with a tag; `│` ends a line
 //! content   | head | entry x span          of a leaf               | head | record x span          of an inner node
-//! head      | leftmost u64 | sibling u64 | level u8 | flags u8 | count u16 | lengths of low and high, u8 | low | high |
+//! head      | leftmost u64 | sibling u64 | level u8 | flags u8 | count u16 | lengths u8 of low, high | low | high |
 //! entry     | tag | length of the key u8, 0 if empty | length of the value u8 or u16 | key | value |
 //! record    | length of the key u8 | key | pointer u64 |
 //! tag       | version of the node | version of the entry |           4, 8 or 16 bits each
