@@ -530,9 +530,7 @@ impl<F: Fabric + Clock> Client<F> {
         }
         let record = write(table.areas().record(word), lane.record.as_bytes());
         let mut record = layout.spec.redo.then_some(record);
-        if !is_early {
-            record.take().into_iter().for_each(|record| _ = chain.also(record));
-        }
+        let recorded = if is_early { None } else { record.take().map(|record| chain.also(record)) };
         if !lock.is_own {
             chain.also(write(lock_addr, word.as_bytes()));
         }
@@ -551,7 +549,12 @@ impl<F: Fabric + Clock> Client<F> {
         let status = lane.own.reply.status(written);
         if status != Status::Ok {
             session.give_up();
-            return Err(refused(status));
+            let is_recorded = recorded.is_some_and(|recorded| lane.own.reply.status(recorded) == Status::Ok);
+            // Who recovers this client's lock may carry out the change from its record.
+            return Err(match is_recorded {
+                true => IndexError::Unsettled(Box::new(refused(status))),
+                false => refused(status),
+            });
         }
         let freed = freed.map_or(Status::Ok, |freed| lane.own.reply.status(freed));
         if freed != Status::Ok {
