@@ -11,7 +11,7 @@ struct Arrows {
     tests_use: &'static [&'static str],
 }
 
-const ARROWS: [Arrows; 10] = [
+const ARROWS: [Arrows; 11] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
     // The conformance suite of farside-fabrics runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
@@ -56,6 +56,8 @@ const ARROWS: [Arrows; 10] = [
         uses: &["farside-remote", "farside-systems"],
         tests_use: &["farside", "farside-fabrics", "farside-node", "farside-sim", "farside-trial"],
     },
+    // Models are built and explored without the rest.
+    Arrows { package: "farside-model", uses: &[], tests_use: &[] },
     Arrows { package: "xtask", uses: &[], tests_use: &[] },
 ];
 
