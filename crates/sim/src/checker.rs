@@ -1,8 +1,8 @@
 //! Checkers decide whether a history satisfies its family's specification.
 //!
 //! [`crate::linearizable`] is the checker of registers, [`crate::ordered`] that of ordered maps, [`crate::fifo`] that
-//! of queues, [`crate::counter`] that of counters. A new family implements [`Checker`] for its own property, such as
-//! serializable transactions, or a lock with one holder at a time.
+//! of queues, [`crate::counter`] that of counters, [`crate::serializable`] that of transactions. A new family
+//! implements [`Checker`] for its own property, such as a lock with one holder at a time.
 //!
 //! Invariant: an undecided history is never called good.
 

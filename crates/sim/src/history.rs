@@ -1,7 +1,8 @@
 //! History of a run: the clients' operations, their times and their outcomes, generic over a family of systems.
 //!
 //! [`register`] has the operations of a key-value store, [`map`] those of an ordered map, [`queue`] those of a queue,
-//! and [`counter`] those of a counter. To add a family, implement [`Ask`] and [`Outcome`].
+//! [`counter`] those of a counter, and [`transaction`] those of transactions. To add a family, implement [`Ask`] and
+//! [`Outcome`].
 //!
 //! Invariant: events are in the order in which they happened. One thread runs the world, so even events of the same
 //! nanosecond are ordered.
@@ -16,6 +17,7 @@ pub mod lines;
 pub mod map;
 pub mod queue;
 pub mod register;
+pub mod transaction;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use std::fmt;

@@ -27,5 +27,6 @@ pub mod ordered;
 pub mod picture;
 pub mod random;
 mod search;
+pub mod serializable;
 pub mod station;
 pub mod world;

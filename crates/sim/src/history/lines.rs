@@ -13,7 +13,7 @@ use std::io::{self, BufRead, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Ask, History, Operation, OperationId, Outcome};
+use super::{Ask, History, Moment, Operation, OperationId, Outcome};
 
 /// Maximum length in bytes of a line that is read. Written lines have less than 300 bytes.
 const LINE_BYTES_MAX: usize = 1 << 16;
@@ -87,22 +87,37 @@ struct Line<F, R> {
 
 type LineOf<A> = Line<<A as Written>::Function, <A as Written>::Fields>;
 
-/// Writes a history to `out`, one event per line.
+/// An event of a history: the call of an operation, or its return.
+pub struct Event<'a, A: Ask> {
+    /// The operation.
+    pub operation: &'a Operation<A>,
+    /// Number of the process that called it. A process has one operation in flight at a time, and none after an
+    /// operation of unknown outcome.
+    pub process: u64,
+    /// Moment of the event.
+    pub moment: Moment,
+    /// Whether the event is the return.
+    pub is_return: bool,
+}
+
+/// Visits all events of a history, in their order.
 ///
 /// # Errors
-/// Returns the errors of `out`.
-pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+/// Returns the first error of `visit`.
+pub fn each_event<A: Ask>(
+    history: &History<A>,
+    mut visit: impl FnMut(Event<'_, A>) -> io::Result<()>,
+) -> io::Result<()> {
     let operations = history.operations();
     let clients = operations.iter().map(|operation| u64::from(operation.client) + 1).max().unwrap_or(0);
-    // On the lines, a process has one operation in flight at a time, and none after an operation of unknown outcome. So
-    // a client with several operations in flight takes several processes.
+    // A client with several operations in flight takes several processes.
     let mut busy: BTreeMap<u32, Vec<bool>> = BTreeMap::new();
     let mut open: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
     let process = |client: u32, lane: usize| u64::from(client) + lane as u64 * clients;
     let mut called = 0;
     for index in 0..history.events() {
         let is_call = operations.get(called).is_some_and(|operation| operation.called.index == index);
-        let line = if is_call {
+        if is_call {
             let operation = &operations[called];
             let lanes = busy.entry(operation.client).or_default();
             let lane = lanes.iter().position(|is_busy| !is_busy).unwrap_or(lanes.len());
@@ -112,7 +127,8 @@ pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) 
                 open.insert(returned.index, (called, lane));
             }
             called += 1;
-            call_line(operation, process(operation.client, lane))
+            let process = process(operation.client, lane);
+            visit(Event { operation, process, moment: operation.called, is_return: false })?;
         } else {
             let (at, lane) =
                 open.remove(&index).expect("every event is a call, or the return of an earlier one");
@@ -120,12 +136,24 @@ pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) 
             if let Some(lanes) = busy.get_mut(&operation.client) {
                 lanes[lane] = operation.outcome == A::Outcome::UNKNOWN;
             }
-            return_line(operation, process(operation.client, lane))
-        };
-        serde_json::to_writer(&mut *out, &line)?;
-        out.write_all(b"\n")?;
+            let process = process(operation.client, lane);
+            let moment = operation.returned.expect("this event is its return");
+            visit(Event { operation, process, moment, is_return: true })?;
+        }
     }
     Ok(())
+}
+
+/// Writes a history to `out`, one event per line.
+///
+/// # Errors
+/// Returns the errors of `out`.
+pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+    each_event(history, |Event { operation, process, is_return, .. }| {
+        let line = if is_return { return_line(operation, process) } else { call_line(operation, process) };
+        serde_json::to_writer(&mut *out, &line)?;
+        out.write_all(b"\n")
+    })
 }
 
 fn call_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> {

@@ -111,7 +111,7 @@ fn lines_match_the_documented_format() {
     history.returned(cas, Outcome::Conflict(Some(Version(4))), 990);
     let document = include_str!("../../../../docs/sim-histories.md");
     let sample: String =
-        document.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
+        document.lines().filter(|line| line.starts_with("{\"")).map(|line| format!("{line}\n")).collect();
     assert_eq!(written(&history), sample);
 }
 
