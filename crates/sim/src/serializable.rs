@@ -130,9 +130,12 @@ impl Checker for Transactions {
         let operations = history.operations();
         let report = self.report(operations);
         let mut checked = Checked { undecided: report.undecided, ..Checked::default() };
-        checked.violated = report.anomalies.iter().map(Anomaly::to_string).collect();
         if !report.anomalies.is_empty() {
-            checked.window = Some(shrink::window(self, operations));
+            // The first anomaly in time, which the drawing shows, and those of other kinds.
+            let (first, window) = shrink::window(self, operations);
+            let others = report.anomalies.iter().filter(|of| of.kind != first.kind);
+            checked.violated = [&first].into_iter().chain(others).map(Anomaly::to_string).collect();
+            checked.window = Some(window);
         }
         checked
     }

@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 /// Largest number of transactions that are shown besides those of the cycle.
 const WITNESSES_MAX: usize = 24;
 
-/// Returns the transactions that show the gravest anomaly of a wrong history.
+/// Returns the gravest anomaly of the first wrong part of a history, and the transactions that show it.
 ///
 /// First, the function cuts the history after the first outcome that makes it wrong. Then it keeps the transactions of
 /// the anomaly with the steps on the anomaly's keys, and the writers of what they read there. Last, it removes
 /// transactions while the rest stays wrong in the same way.
-pub(super) fn window(checker: &Transactions, operations: &[Operation]) -> Violation<Ask> {
+pub(super) fn window(checker: &Transactions, operations: &[Operation]) -> (Anomaly, Violation<Ask>) {
     let cut = shortest_prefix(checker, operations);
     let anomaly = gravest(checker, &cut).expect("the prefix is wrong");
     let mut shown = projected(&cut, &anomaly);
@@ -26,13 +26,16 @@ pub(super) fn window(checker: &Transactions, operations: &[Operation]) -> Violat
             }
         }
         let offender = last_returned(&shown, &told.operations);
-        return violation(&told, shown, offender, operations.len());
+        let window = violation(&told, shown, offender, operations.len());
+        return (anomaly, window);
     }
     // The projection is too small to show the anomaly: show all steps.
     let whole: BTreeSet<usize> = anomaly.operations.iter().chain(&anomaly.witnesses).copied().collect();
     let last = last_returned(&cut, &anomaly.operations);
     let offender = whole.iter().position(|at| *at == last).unwrap_or(0);
-    violation(&anomaly, whole.iter().map(|at| cut[*at].clone()).collect(), offender, operations.len())
+    let shown = whole.iter().map(|at| cut[*at].clone()).collect();
+    let window = violation(&anomaly, shown, offender, operations.len());
+    (anomaly, window)
 }
 
 fn gravest(checker: &Transactions, operations: &[Operation]) -> Option<Anomaly> {

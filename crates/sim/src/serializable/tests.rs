@@ -79,7 +79,7 @@ fn bad(checker: Transactions, operations: &[Operation], kind: Kind) -> String {
     assert_eq!(report.undecided, [""; 0]);
     let first = report.anomalies.first().expect("an anomaly");
     assert_eq!(first.kind, kind, "{report:?}");
-    let window = shrink::window(&checker, operations);
+    let (_, window) = shrink::window(&checker, operations);
     let of_window = checker.report(&window.operations);
     assert_eq!(of_window.anomalies.first().map(|anomaly| anomaly.kind), Some(kind), "{window:?}");
     assert!(window.offender < window.operations.len() && window.of == operations.len());
@@ -286,7 +286,7 @@ fn a_window_has_the_cycle_alone() {
         [&[absent(1, 0), found(9, 1_049, 149), wrote(2, 20, 201)], &[absent(2, 0), wrote(1, 10, 202)]];
     operations.extend([committed([100, 110], skew[0]), committed([101, 111], skew[1])]);
     operations.extend((0..50).map(|at| committed([200 + 2 * at, 201 + 2 * at], &[found(9, 1_049, 149)])));
-    let window = shrink::window(&BY_TIMESTAMP, &operations);
+    let (_, window) = shrink::window(&BY_TIMESTAMP, &operations);
     let asks: Vec<String> = window.operations.iter().map(|of| of.ask.to_string()).collect();
     assert_eq!(asks, ["read 1, write 2 #20", "read 2, write 1 #10"]);
     assert_eq!((window.offender, window.of), (1, 102));
@@ -558,7 +558,7 @@ fn the_checker_agrees_with_a_search_through_all_orders() {
             assert_eq!(report.anomalies.is_empty(), expected, "round {round}: {report:?}: {operations:#?}");
             counts.entry((lists, checker.real_time)).or_default()[usize::from(expected)] += 1;
             if !expected {
-                let window = shrink::window(&checker, &operations);
+                let (_, window) = shrink::window(&checker, &operations);
                 assert!(
                     !checker.report(&window.operations).anomalies.is_empty(),
                     "{window:#?}: {operations:#?}"
