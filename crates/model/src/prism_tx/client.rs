@@ -5,7 +5,9 @@
 use super::log;
 use super::program::{Op, Program};
 use super::recoverer;
-use super::rules::{Clear, Clock, Prepare, Raise, RaisedKeys, Reuse, Success, Unknown, Version, WriteCheck};
+use super::rules::{
+    Clear, Clock, Failure, Prepare, Raise, RaisedKeys, Reuse, Success, Unknown, Version, WriteCheck,
+};
 use super::slot::{Raised, Timestamp};
 use super::world::{self, KEYS, Outcome, SHARDS, Step, World};
 use zerocopy::{Immutable, IntoBytes};
@@ -51,6 +53,10 @@ pub struct State {
     pub failed: u8,
     /// Shards whose prepare has no response, as bits.
     pub unknown: u8,
+    /// Shards to whose prepare the client has dropped the request, as bits.
+    pub dropped: u8,
+    /// For each shard, the number of ops of the dropped chain that are over.
+    pub dropped_over: [u8; SHARDS],
     /// For each key, the smaller intent that a wait has seen.
     pub seen: [Timestamp; KEYS],
     /// For each shard, the number of a former transaction whose entry is still to be freed, or 0.
@@ -108,7 +114,7 @@ fn abort_of<'a>(world: &World, of: &State, program: &'a Program, key: usize) -> 
         };
     }
     match world.rules.raised_keys {
-        _ if !has(of.advanced) => &[],
+        _ if !has(of.advanced) || of.dropped >> shard & 1 == 1 => &[],
         RaisedKeys::Passed if !has(of.passed) => &[],
         RaisedKeys::Passed | RaisedKeys::Advanced => &program.abort[key],
     }
@@ -128,6 +134,10 @@ pub(super) fn steps(
             free(world, &mut after, lane, shard);
             visit(Step::Clears(lane, shard), &after);
         }
+    }
+    if world.rules.failure == Failure::DropsRequests {
+        drops(world, from, lane, visit);
+        runs_dropped(world, from, lane, visit);
     }
     for number in 0..SHARDS {
         let ops = thread(world, from, lane, number);
@@ -154,6 +164,52 @@ pub(super) fn steps(
         settle(world, &mut after, lane);
         visit(Step::Lane(lane, op), &after);
     }
+}
+
+/// Broken: after a failed check, aborts without the responses of other shards.
+fn drops(world: &World, from: &world::State, lane: usize, visit: &mut impl FnMut(Step, &world::State)) {
+    let of = &from.lanes[lane];
+    let is_left = |shard: &usize| usize::from(of.over[*shard]) < thread(world, from, lane, *shard).len();
+    let left: u8 = (0..SHARDS).filter(is_left).map(|shard| 1 << shard).sum();
+    if of.phase != Phase::Prepare || of.failed == 0 || left == 0 {
+        return;
+    }
+    let mut after = *from;
+    (after.lanes[lane].dropped, after.lanes[lane].dropped_over) = (left, of.over);
+    after.record_mut(current(world, from, lane)).outcome = Outcome::Aborted;
+    go_on(&mut after, lane, Phase::Abort, 0);
+    settle(world, &mut after, lane);
+    visit(Step::Drops(lane), &after);
+}
+
+/// Runs an op of a chain whose request was dropped.
+fn runs_dropped(
+    world: &World,
+    from: &world::State,
+    lane: usize,
+    visit: &mut impl FnMut(Step, &world::State),
+) {
+    for shard in (0..SHARDS).filter(|shard| from.lanes[lane].dropped >> shard & 1 == 1) {
+        let over = from.lanes[lane].dropped_over[shard];
+        let ops = &world.program(current(world, from, lane)).prepare[0][shard];
+        let Some(&op) = ops.get(usize::from(over)) else { continue };
+        let mut after = *from;
+        let steps = match perform(world, &mut after, lane, shard, op) {
+            Next::Skip(count) => 1 + count,
+            _ => 1,
+        };
+        after.lanes[lane].dropped_over[shard] = over + steps;
+        settle(world, &mut after, lane);
+        visit(Step::Lane(lane, op), &after);
+    }
+}
+
+/// Whether all dropped chains of the current transaction have run.
+fn is_dropped_over(world: &World, state: &world::State, lane: usize) -> bool {
+    let of = &state.lanes[lane];
+    let chains = |shard: usize| world.program(current(world, state, lane)).prepare[0][shard].len();
+    (0..SHARDS)
+        .all(|shard| of.dropped >> shard & 1 == 0 || usize::from(of.dropped_over[shard]) >= chains(shard))
 }
 
 /// Does one op.
@@ -422,6 +478,7 @@ fn settle(world: &World, state: &mut world::State, lane: usize) {
                 state.record_mut(number).outcome = Outcome::Reported;
                 finish(world, state, lane);
             }
+            Phase::Abort if state.lanes[lane].dropped != 0 && !is_dropped_over(world, state, lane) => return,
             Phase::Abort => finish(world, state, lane),
             Phase::Over => return,
         }

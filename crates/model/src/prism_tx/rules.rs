@@ -21,6 +21,8 @@ pub struct Rules {
     pub install: Install,
     /// When the client reports success.
     pub success: Success,
+    /// When a client aborts after a failed check.
+    pub failure: Failure,
     /// What an abort waits for before it raises C.
     pub raise: Raise,
     /// For which keys an abort raises C.
@@ -68,6 +70,7 @@ impl Rules {
         decided: Decided::AtEveryShard,
         install: Install::AsOne,
         success: Success::AfterInstalls,
+        failure: Failure::AwaitsAll,
         raise: Raise::Ordered,
         raised_keys: RaisedKeys::Advanced,
         clear: Clear::AfterAllShards,
@@ -174,6 +177,15 @@ pub enum Success {
     AfterInstalls,
     /// Broken: when all checks have succeeded.
     AtDecision,
+}
+
+/// When a client aborts after a failed check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Once each chain of the prepare has a response, or its session is over.
+    AwaitsAll,
+    /// Broken: at once. It drops the requests without a response, whose chains may run later.
+    DropsRequests,
 }
 
 /// What an abort waits for before it raises C.

@@ -1,9 +1,9 @@
 //! The broken rules, each with a world that shows the error, and alternatives that are right.
 
 use super::rules::{
-    BackOut, Clear, Clock, Close, ClosedBy, Decided, FoundEntries, Ids, Install, Intent, Lease, Log, Order,
-    Prepare, Raise, RaisedKeys, Redo, Reuse, Rules, Scan, Snapshot, Success, Unknown, Verdict, Version,
-    WriteCheck,
+    BackOut, Clear, Clock, Close, ClosedBy, Decided, Failure, FoundEntries, Ids, Install, Intent, Lease, Log,
+    Order, Prepare, Raise, RaisedKeys, Redo, Reuse, Rules, Scan, Snapshot, Success, Unknown, Verdict,
+    Version, WriteCheck,
 };
 use super::world::{World, each, lane, reads, successor, updates, writes};
 
@@ -94,6 +94,12 @@ fn aborts() -> Vec<Variant> {
             STUCK,
         ),
         variant("an abort does not raise C", Rules { raise: Raise::Never, ..D }, write_skew(), STUCK),
+        variant(
+            "an abort drops the requests of its prepare",
+            Rules { failure: Failure::DropsRequests, ..D },
+            World::new(D, &[0, 1], each([writes("ab").at(1), writes("b").at(2)])),
+            STUCK,
+        ),
         variant(
             "a prepare without a response is taken as one that never ran",
             Rules { unknown: Unknown::Forgets, ..D },

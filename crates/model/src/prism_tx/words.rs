@@ -74,6 +74,10 @@ pub(super) fn words(world: &World, before: &State, step: Step, after: &State) ->
                 "{who} gets no response from shard {shard}: its session broke after the next op of the chain"
             )
         }
+        Step::Drops(lane) => {
+            let who = lane_name(world, before, lane);
+            format!("{who} aborts, and drops its requests without a response")
+        }
         Step::Clears(lane, shard) => {
             let who = client_name(world.lanes[lane].client);
             let number = number_name(before.lanes[lane].to_free[shard]);

@@ -364,6 +364,8 @@ pub enum Step {
     Lane(usize, Op),
     /// The session of a lane's client with a shard breaks within a chain.
     Breaks(usize, usize),
+    /// A lane's client aborts, and drops its requests without a response.
+    Drops(usize),
     /// A lane's client clears its entry of a former transaction at a shard.
     Clears(usize, usize),
     /// An op of a recoverer.

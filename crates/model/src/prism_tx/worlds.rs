@@ -1,5 +1,5 @@
-//! Sets of worlds, from small to large. Unless stated otherwise, a set has every order of the clients' clocks, and
-//! every client that writes is recovered in turn.
+//! Sets of worlds, from small to large. The sets that `all` makes have every order of the clients' clocks, and every
+//! client that writes is recovered in turn.
 
 use super::rules::Rules;
 use super::world::{Lane, Transaction, World, each, lane, reads, single_reads, successor, updates, writes};
@@ -247,6 +247,17 @@ pub fn three_shards_reuse() -> Vec<World> {
         world(&THREE_SHARDS, lanes(writes("ab"), writes("bc"), updates("b").at(1))).recovering(&[1]),
     ]
     .to_vec()
+}
+
+/// Worlds with two kinds of trouble: entries that are reused while a session breaks, clients with two lanes and two
+/// recoverers, and ids that are taken over from a client with two recoverers by a client that is recovered, too.
+pub fn mixed() -> Vec<World> {
+    let broken = reuse().into_iter().map(|world| world.breaking(1));
+    let lanes = two_lanes().into_iter().filter(|world| world.recovered == [0]);
+    let lanes = lanes.map(|world| world.recovering(&[0, 0]));
+    let ids = successors(2).into_iter().filter(|world| world.recovered == [0, 0]);
+    let ids = ids.map(|world| world.recovering(&[0, 0, 1]));
+    broken.chain(lanes).chain(ids).collect()
 }
 
 /// The ring of three transactions over three shards, with recovery.
