@@ -215,7 +215,7 @@ fn is_dropped_over(world: &World, state: &world::State, lane: usize) -> bool {
 /// Does one op.
 fn perform(world: &World, state: &mut world::State, lane: usize, thread: usize, op: Op) -> Next {
     match op {
-        Op::Begin if world.may_begin(state, lane) => Next::Op,
+        Op::Begin if world.may_begin(state, world.lanes[lane].client) => Next::Op,
         Op::Begin => Next::Wait,
         Op::Read(key) => read(world, state, lane, key),
         Op::ReadSlot(key) => read_slot(world, state, lane, key),

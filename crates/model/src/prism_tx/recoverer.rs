@@ -112,7 +112,7 @@ pub(super) fn steps(
     visit: &mut impl FnMut(Step, &world::State),
 ) {
     let (of, client) = (&from.recoverers[number], world.recovered[number]);
-    if matches!(of.phase, Phase::Over | Phase::Dead) {
+    if matches!(of.phase, Phase::Over | Phase::Dead) || !world.may_begin(from, client) {
         return;
     }
     for at in 0..SHARDS {

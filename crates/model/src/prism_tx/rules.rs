@@ -365,6 +365,7 @@ pub enum Order {
 pub enum FoundEntries {
     /// Those with timestamps below the client's reservation.
     OfClient,
-    /// Broken: all that lie at the client's id, also those of the id's next holder.
+    /// All that lie at the client's id, also those of other holders. Also right, since the lease is confirmed after
+    /// they are read; broken without that.
     OfId,
 }

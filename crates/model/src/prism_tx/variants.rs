@@ -44,6 +44,10 @@ pub fn right() -> Vec<(&'static str, Rules)> {
             "a recoverer reads body and word of other entries in this order",
             Rules { scan: Scan::BodyFirst, ..D },
         ),
+        (
+            "a recoverer takes all entries of the id, if the lease is confirmed",
+            Rules { found: FoundEntries::OfId, ..D },
+        ),
     ]
 }
 
@@ -240,9 +244,6 @@ fn verdicts() -> Vec<Variant> {
         World::new(D, &[0, 1], vec![lane(0, [writes("ab")]), successor(1, 0, [writes("a")])])
             .recovering(&[0, 0])
     };
-    let both_die = || {
-        World::new(D, &[0], vec![lane(0, [writes("a")]), successor(1, 0, [writes("a")])]).recovering(&[0, 1])
-    };
     vec![
         variant(
             "the verdict comes from the slots",
@@ -269,10 +270,11 @@ fn verdicts() -> Vec<Variant> {
             DISAGREE,
         ),
         variant(
-            "a recoverer takes entries of the next holder as its client's",
-            Rules { found: FoundEntries::OfId, ..D },
-            both_die(),
-            STUCK,
+            "a late recoverer takes the next holder's entries as its client's",
+            Rules { found: FoundEntries::OfId, lease: Lease::Unconfirmed, ..D },
+            World::new(D, &[0], vec![lane(0, [writes("a")]), successor(1, 0, [writes("a")])])
+                .recovering(&[0, 0]),
+            "key a ends with the initial value, not with the value of T2",
         ),
         variant(
             "a recoverer erases DECIDED",

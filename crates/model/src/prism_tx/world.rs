@@ -189,7 +189,8 @@ impl World {
             lane_of.extend(lane.transactions.iter().map(|_| number));
             if let Some(before) = lane.succeeds {
                 ids[lane.client] = ids[before];
-                entry_of[number] = lanes.iter().position(|other| other.client == before).unwrap_or(number);
+                let former = lanes.iter().position(|other| other.client == before).unwrap_or(number);
+                entry_of[number] = entry_of[former];
             }
         }
         let mut world = World {
@@ -267,9 +268,11 @@ impl World {
         self.recovered.contains(&client)
     }
 
-    /// Whether a client may begin: a client that takes over an id begins once the former holder is recovered.
-    pub(super) fn may_begin(&self, state: &State, lane: usize) -> bool {
-        let Some(before) = self.lanes[lane].succeeds else { return true };
+    /// Whether a client may hold the lease of its id: a client that takes over an id begins once the former holder is
+    /// recovered.
+    pub(super) fn may_begin(&self, state: &State, client: usize) -> bool {
+        let lane = self.lanes.iter().find(|lane| lane.client == client);
+        let Some(before) = lane.and_then(|lane| lane.succeeds) else { return true };
         let is_recovered = |(number, client): (usize, &usize)| {
             *client == before && state.recoverers[number].phase == recoverer::Phase::Over
         };

@@ -250,14 +250,24 @@ pub fn three_shards_reuse() -> Vec<World> {
 }
 
 /// Worlds with two kinds of trouble: entries that are reused while a session breaks, clients with two lanes and two
-/// recoverers, and ids that are taken over from a client with two recoverers by a client that is recovered, too.
+/// recoverers, and ids that are taken over from a client with two recoverers by a client that is recovered, too, and
+/// then by a third one.
 pub fn mixed() -> Vec<World> {
     let broken = reuse().into_iter().map(|world| world.breaking(1));
     let lanes = two_lanes().into_iter().filter(|world| world.recovered == [0]);
     let lanes = lanes.map(|world| world.recovering(&[0, 0]));
     let ids = successors(2).into_iter().filter(|world| world.recovered == [0, 0]);
     let ids = ids.map(|world| world.recovering(&[0, 0, 1]));
-    broken.chain(lanes).chain(ids).collect()
+    let twice = |shards: &[usize], [first, second, third]: [Transaction; 3]| {
+        let lanes = vec![lane(0, [first]), successor(1, 0, [second]), successor(2, 1, [third])];
+        world(shards, lanes).recovering(&[0, 0, 1])
+    };
+    let twice = [
+        twice(&[0], [writes("a"), writes("a"), updates("a")]),
+        twice(&TWO_SHARDS, [writes("ab"), writes("a"), updates("b")]),
+        twice(&[0, 1, 0], [writes("ab"), writes("c"), updates("a")]),
+    ];
+    broken.chain(lanes).chain(ids).chain(twice).collect()
 }
 
 /// The ring of three transactions over three shards, with recovery.

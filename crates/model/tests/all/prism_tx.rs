@@ -78,7 +78,7 @@ fn the_decided_rules_hold_for_three_keys_at_three_shards() {
 fn the_alternatives_hold_that_are_right() {
     for (name, rules) in variants::right() {
         print!("{name}: ");
-        hold([worlds::pairs(1), worlds::reuse()].concat(), rules, STATES_MAX);
+        hold([worlds::pairs(1), worlds::reuse(), worlds::successors(2)].concat(), rules, STATES_MAX);
     }
 }
 
