@@ -34,6 +34,8 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("chequer-message", Carrier::Connections, 40),
     ("smart", Carrier::Direct, 136),
     ("smart", Carrier::Connections, 27),
+    ("sherman", Carrier::Datagrams, 24),
+    ("sherman", Carrier::Connections, 28),
 ];
 
 /// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try
