@@ -12,6 +12,7 @@ pub mod smart;
 mod counters;
 mod keyed;
 mod place;
+mod radix;
 mod session;
 
 use crate::lease::LeaseError;

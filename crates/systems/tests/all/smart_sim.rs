@@ -698,12 +698,11 @@ fn the_trial_finds_a_reader_that_believes_a_replaced_leaf() {
 #[test]
 fn the_trial_finds_broken_variants() {
     use farside_remote::mutant::Mutant;
-    use farside_systems::index::smart::mutants::ALL;
     use farside_systems::{lease, redo};
     let others = [lease::mutants::TAKEN_UNFENCED, redo::mutants::RECORD_AFTER_OBJECT];
     let mut alive = Vec::new();
     let is_rare = |mutant: &Mutant| SmartKind::RARE_MUTANTS.contains(mutant);
-    for mutant in ALL.iter().copied().filter(|mutant| !is_rare(mutant)).chain(others) {
+    for mutant in SmartKind::MUTANTS.iter().copied().filter(|mutant| !is_rare(mutant)).chain(others) {
         Mutant::switch(Some(mutant));
         let found = seeds(HUNT).find_map(|seed| run(seed, Plan::of(seed)).err());
         Mutant::switch(None);
