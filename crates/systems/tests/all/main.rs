@@ -5,8 +5,6 @@
 
 mod abd_lock;
 mod allocations;
-mod art;
-mod art_sim;
 mod blocks;
 mod btree;
 mod chequer;

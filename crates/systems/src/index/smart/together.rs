@@ -12,14 +12,14 @@ use std::cell::{Cell, RefCell};
 
 /// The lookups of a client.
 #[derive(Default)]
-pub(in crate::index) struct Together {
+pub(super) struct Together {
     batches: RefCell<[Batch; 2]>,
     /// Number of gets in progress.
     gets: Cell<usize>,
 }
 
 /// A get in progress.
-pub(in crate::index) struct Running<'a>(&'a Cell<usize>);
+pub(super) struct Running<'a>(&'a Cell<usize>);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
@@ -44,25 +44,25 @@ struct Batch {
 
 /// Right to the outcome of a lookup.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::index) struct Ticket {
+pub(super) struct Ticket {
     number: u64,
     index: usize,
 }
 
 impl Together {
     /// Begins a get.
-    pub(in crate::index) fn enter(&self) -> Running<'_> {
+    pub(super) fn enter(&self) -> Running<'_> {
         self.gets.set(self.gets.get() + 1);
         Running(&self.gets)
     }
 
     /// Whether several gets are in progress.
-    pub(in crate::index) fn are_several(&self) -> bool {
+    pub(super) fn are_several(&self) -> bool {
         self.gets.get() > 1
     }
 
     /// Notes a path to look up.
-    pub(in crate::index) fn note(&self, path: &[u8]) -> Ticket {
+    pub(super) fn note(&self, path: &[u8]) -> Ticket {
         let mut batches = self.batches.borrow_mut();
         let [even, odd] = &mut *batches;
         let (newest, other) = if even.number > odd.number { (even, odd) } else { (odd, even) };
@@ -84,12 +84,7 @@ impl Together {
 
     /// Returns the outcome of a lookup, and makes all noted ones if they were not made yet. `epoch` is the client's
     /// current one. Returns an error if the outcome was kept for too long.
-    pub(in crate::index) fn take(
-        &self,
-        ticket: Ticket,
-        cache: &mut Cache,
-        epoch: u64,
-    ) -> Result<Option<Found>, Late> {
+    pub(super) fn take(&self, ticket: Ticket, cache: &mut Cache, epoch: u64) -> Result<Option<Found>, Late> {
         let mut batches = self.batches.borrow_mut();
         let batch = batches.iter_mut().find(|batch| batch.number == ticket.number).ok_or(Late)?;
         if !std::mem::replace(&mut batch.is_over, true) {
@@ -101,7 +96,7 @@ impl Together {
 
 /// Two later batches were begun before a get took its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) struct Late;
+pub(super) struct Late;
 
 impl Batch {
     fn look_up(&mut self, cache: &mut Cache, epoch: u64) {
