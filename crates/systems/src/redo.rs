@@ -190,14 +190,6 @@ pub struct Object {
     pub len: u32,
 }
 
-impl Object {
-    /// Whether an update writes the lock's word, too.
-    fn has_lock(&self) -> bool {
-        let from = self.lock.raw().checked_sub(self.at.raw());
-        from.is_some_and(|from| from < u64::from(self.len))
-    }
-}
-
 /// Encoded record of one update. The buffer is reused.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
@@ -237,14 +229,20 @@ impl Record {
         &self.bytes[HEAD_SIZE..][..object.len as usize]
     }
 
-    /// Appends the second part of a recovery that [`Recovery::take`] has begun: the object, and the lock's release. If
-    /// the lock is one of the object's words, the record has it free.
+    /// Appends the second part of a recovery that [`Recovery::take`] has begun: the object, and the lock's release,
+    /// unless the object's bytes have the lock, and have it free.
     pub fn finish<'a>(&'a self, chain: &mut Chain<'a>, object: &Object) {
         chain.also(write(object.at, self.of_object(object)));
-        if object.has_lock() {
-            return;
+        if !self.frees_lock(object) {
+            chain.also(cas(Mode::Eq, object.lock, &self.word, &LockWord::FREE));
         }
-        chain.also(cas(Mode::Eq, object.lock, &self.word, &LockWord::FREE));
+    }
+
+    /// Whether the WRITE of the object frees its lock.
+    fn frees_lock(&self, object: &Object) -> bool {
+        let from = object.lock.raw().checked_sub(object.at.raw()).map(|from| from as usize);
+        let word = from.and_then(|from| self.of_object(object).get(from..from + size_of::<LockWord>()));
+        word == Some(LockWord::FREE.as_bytes())
     }
 
     /// Appends an update to a chain: the record, the object, and the release of the lock, which the writer holds. The
