@@ -97,8 +97,9 @@ impl Setup {
 
     /// Returns the node's NIC.
     pub const fn device(&self) -> Device {
+        let Inputs { has_extensions, .. } = self.inputs;
         let timing = self.inputs.timing(self.testbed);
-        Device { timing, has_masked_cas: false, has_on_chip_words: false }
+        Device { timing, has_masked_cas: has_extensions, has_on_chip_words: has_extensions }
     }
 
     /// Number of trailing READs that a chain needs in addition to its own ops.
@@ -484,7 +485,11 @@ impl Fabric for Client {
     }
 
     fn capabilities(&self, _node: NodeId) -> Capabilities {
-        self.machine.setup.platform.capabilities()
+        let Setup { platform, .. } = self.machine.setup;
+        match platform {
+            Platform::Rdma => platform.capabilities().and(self.machine.setup.device().capabilities()),
+            _ => platform.capabilities(),
+        }
     }
 }
 
@@ -547,6 +552,7 @@ impl Machines {
     pub fn traffic(&self) -> Traffic {
         self.nodes.iter().map(|machine| machine.traffic()).fold(Traffic::default(), |sum, more| Traffic {
             round_trips: sum.round_trips + more.round_trips,
+            ops: sum.ops + more.ops,
             bytes_in: sum.bytes_in + more.bytes_in,
             bytes_out: sum.bytes_out + more.bytes_out,
         })
