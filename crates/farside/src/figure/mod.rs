@@ -10,6 +10,7 @@ mod chequer;
 pub mod draw;
 mod prism;
 pub mod ratio;
+mod smart;
 mod synchronization;
 pub mod whatif;
 
@@ -21,7 +22,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 19] = [
+pub static FIGURES: [&Figure; 31] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -41,6 +42,18 @@ pub static FIGURES: [&Figure; 19] = [
     &chequer::OPEN,
     &chequer::MODES_OF_PUT,
     &chequer::READS_OF_GET,
+    &smart::FIGURE_3,
+    &smart::FIGURE_3_BYTES,
+    &smart::FIGURE_11,
+    &smart::FIGURE_12,
+    &smart::FIGURE_13,
+    &smart::FIGURE_14,
+    &smart::FIGURE_15,
+    &smart::FIGURE_16,
+    &smart::FIGURE_17,
+    &smart::FIGURE_18,
+    &smart::FIGURE_18_KEYS,
+    &smart::FIGURE_18_VALUES,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.
@@ -59,7 +72,8 @@ pub struct Figure {
     /// Unit of the values at the places.
     unit: &'static str,
     curves: fn() -> Vec<Curve>,
-    /// Published comparisons of curves, for figures whose curves are not available.
+    /// Published comparisons of curves, for figures whose curves are not available. A comparison with a curve that the
+    /// figure lacks is left out, as is such a claim: this release does not have the system.
     headlines: &'static [Headline],
     claims: &'static [Claim],
     /// The part of the figure that a real fabric can reproduce.
@@ -93,10 +107,15 @@ enum Predict {
     /// Function from the index of a place and the number of simulated operations to a value that may be missing because
     /// of an error.
     Found(Box<Find>),
+    /// Function from the number of simulated operations to the points.
+    Points(Box<FindAll>),
 }
 
 /// Finds the value of a place.
 type Find = dyn Fn(usize, u64) -> Result<f64, String>;
+
+/// Finds the points of a curve: values over the indexes of places, or over operations per second.
+type FindAll = dyn Fn(u64) -> Result<Vec<Point>, String>;
 
 /// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]
@@ -118,6 +137,8 @@ enum At {
     Throughput(f64),
     /// The highest throughput, in million operations per second.
     Peak,
+    /// The latency at the highest throughput.
+    AtPeak,
 }
 
 /// Condition on a ratio.
@@ -246,6 +267,7 @@ impl Figure {
     /// A simulated operation failed.
     pub fn predict(&'static self, operations: u64) -> Result<Prediction, String> {
         let places = (self.places)();
+        let x_unit = if places.is_empty() { MILLION } else { 1.0 };
         let (mut rows, mut curves, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for curve in (self.curves)() {
             let points = curve.predict.points(places.len(), operations)?;
@@ -259,23 +281,23 @@ impl Figure {
             };
             rows.extend(curve.published.iter().map(|of| row(of.at, Some(of.value), of.judged)));
             if curve.published.is_empty() {
-                let at = match curve.predict {
-                    Predict::UnderLoad(_) => vec![At::Low(None), At::Peak],
-                    _ => (0..places.len()).map(At::Place).collect(),
+                let at = match places.is_empty() {
+                    true => vec![At::Low(None), At::Peak],
+                    false => (0..places.len()).map(At::Place).collect(),
                 };
                 rows.extend(at.into_iter().map(|at| row(at, None, Shape::Reported(curve.unpublished))));
             }
             curves.push(Drawn {
                 name: curve.name,
                 published: curve.published.iter().filter_map(Published::point).collect(),
-                here: points
-                    .iter()
-                    .map(|&Point { x, y }| Point { x: x / curve.predict.x_unit(), y })
-                    .collect(),
+                here: points.iter().map(|&Point { x, y }| Point { x: x / x_unit, y }).collect(),
             });
             all.push((curve.name, points));
         }
-        rows.extend(self.headlines.iter().map(|headline| Row {
+        let has =
+            |value: &Value| value.curve().is_none_or(|name| all.iter().any(|(curve, _)| *curve == name));
+        let headlines = self.headlines.iter().filter(|headline| has(&headline.of) && has(&headline.to));
+        rows.extend(headlines.map(|headline| Row {
             curve: headline.curves,
             point: headline.point.to_owned(),
             unit: "times",
@@ -283,7 +305,8 @@ impl Figure {
             predicted: headline.of.over(&headline.to, &all),
             judged: headline.judged,
         }));
-        let claims = self.claims.iter().map(|claim| claim.judge(&all)).collect();
+        let is_known = |claim: &&Claim| claim.ratios.iter().all(|(of, to, _)| has(of) && has(to));
+        let claims = self.claims.iter().filter(is_known).map(|claim| claim.judge(&all)).collect();
         Ok(Prediction {
             figure: self,
             rows,
@@ -343,13 +366,7 @@ impl Predict {
             Predict::Found(find) => {
                 (0..places).map(|place| Ok(Point { x: place as f64, y: find(place, operations)? })).collect()
             }
-        }
-    }
-
-    fn x_unit(&self) -> f64 {
-        match self {
-            Predict::UnderLoad(_) => MILLION,
-            _ => 1.0,
+            Predict::Points(find) => find(operations),
         }
     }
 }
@@ -370,6 +387,7 @@ impl At {
                 Some(before.y + share * (after.y - before.y))
             }
             At::Peak => Some(points.iter().map(|point| point.x).fold(0.0, f64::max) / MILLION),
+            At::AtPeak => points.iter().max_by(|one, other| one.x.total_cmp(&other.x)).map(|point| point.y),
         }
     }
 
@@ -379,13 +397,14 @@ impl At {
             At::Low(_) => "low load".to_owned(),
             At::Throughput(mops) => format!("at {mops} M/s"),
             At::Peak => "peak".to_owned(),
+            At::AtPeak => "at the peak".to_owned(),
         }
     }
 
     fn unit(self, of_places: &'static str) -> &'static str {
         match self {
             At::Place(_) => of_places,
-            At::Low(_) | At::Throughput(_) => "us",
+            At::Low(_) | At::Throughput(_) | At::AtPeak => "us",
             At::Peak => "M/s",
         }
     }
@@ -398,7 +417,7 @@ impl Published {
             At::Place(place) => Some(place as f64),
             At::Low(mops) => mops,
             At::Throughput(mops) => Some(mops),
-            At::Peak => None,
+            At::Peak | At::AtPeak => None,
         };
         x.map(|x| Point { x, y: self.value })
     }
@@ -408,6 +427,14 @@ impl Value {
     /// Returns this value divided by another one, if the curves reach both.
     fn over(&self, to: &Value, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
         Some(self.on(curves)? / to.on(curves)?)
+    }
+
+    /// Name of the curve that has the value, if one has it.
+    fn curve(&self) -> Option<&'static str> {
+        match self {
+            Value::On(name, _) => Some(name),
+            Value::Of(_) => None,
+        }
     }
 
     fn on(&self, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
@@ -642,6 +669,21 @@ mod tests {
     }
 
     #[test]
+    fn headlines_and_claims_name_curves_of_their_figure() {
+        for figure in FIGURES {
+            let curves = (figure.curves)();
+            let claimed =
+                figure.claims.iter().flat_map(|claim| claim.ratios).flat_map(|(of, to, _)| [of, to]);
+            let compared = figure.headlines.iter().flat_map(|headline| [&headline.of, &headline.to]);
+            for name in claimed.chain(compared).filter_map(Value::curve) {
+                let is_awaited = smart::AWAITED.iter().any(|system| name.starts_with(system));
+                let is_there = curves.iter().any(|curve| curve.name == name);
+                assert!(is_there || is_awaited, "{} has no curve '{name}'", figure.name);
+            }
+        }
+    }
+
+    #[test]
     fn values_are_interpolated_and_never_extrapolated() {
         let points = [(1e6, 10.0), (3e6, 20.0), (2.9e6, 30.0)].map(|(x, y)| Point { x, y });
         let at = |at: At| at.on(&points);
@@ -649,6 +691,7 @@ mod tests {
         assert_eq!(at(At::Throughput(2.0)), Some(15.0));
         assert_eq!(at(At::Throughput(4.0)), None);
         assert_eq!(at(At::Peak), Some(3.0));
+        assert_eq!(at(At::AtPeak), Some(20.0));
         assert_eq!(At::Place(1).on(&[Point { x: 1.0, y: 7.0 }]), Some(7.0));
         assert_eq!(At::Place(2).on(&[Point { x: 1.0, y: 7.0 }]), None);
     }
