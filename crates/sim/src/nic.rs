@@ -30,7 +30,7 @@ mod sender;
 pub use connection::{Completion, Connection, Exchange, Message, Permit, Refusal};
 pub use sender::Sender;
 
-use crate::hardware::{ACKNOWLEDGEMENT, OP, framed_in};
+use crate::hardware::{answer_len, op_len};
 use crate::memory::{Bytes, Seen};
 use crate::station::{Picos, Station};
 use crate::world::{Nanos, World};
@@ -121,10 +121,10 @@ impl Verb {
         }
     }
 
-    /// Bytes on the wire of the verb's request and of its response, in packets of at most `packet_max` bytes.
-    fn wire_bytes(&self, packet_max: u64) -> [u64; 2] {
+    /// Bytes on the wire of the verb's request and of its response.
+    fn wire_bytes(&self) -> [u64; 2] {
         let [request, response] = self.payload();
-        [OP + request as u64, ACKNOWLEDGEMENT + response as u64].map(|bytes| framed_in(bytes, packet_max))
+        [op_len(0, request as u64), answer_len(response as u64)]
     }
 
     fn is_write(&self) -> bool {
@@ -144,8 +144,6 @@ pub struct Timing {
     pub link_gbit: u64,
     /// Time, in picoseconds, that the NIC takes to start an op. It starts one op at a time.
     pub op_ps: Picos,
-    /// Maximum payload of a packet in bytes.
-    pub packet_max: u64,
     /// Time to fetch a line from the node's memory.
     pub fetch_ns: Nanos,
     /// Spread of `fetch_ns`, drawn separately for each line.
@@ -181,8 +179,6 @@ impl Timing {
 pub struct Traffic {
     /// Number of requests, each with its response. A list of verbs is one request.
     pub round_trips: u64,
-    /// Number of ops that the NIC has started.
-    pub ops: u64,
     /// Bytes received, including packet overhead.
     pub bytes_in: u64,
     /// Bytes sent, including packet overhead.
@@ -419,7 +415,7 @@ impl Nic {
     fn receive(&self, bytes: u64, ops: u64) -> Nanos {
         let Inner { world, timing, incoming, ops: starts, traffic, .. } = &*self.0;
         let counted = traffic.get();
-        traffic.set(Traffic { bytes_in: counted.bytes_in + bytes, ops: counted.ops + ops, ..counted });
+        traffic.set(Traffic { bytes_in: counted.bytes_in + bytes, ..counted });
         starts.pass(incoming.pass(world.now(), timing.wire(bytes)), ops * timing.op_ps)
     }
 
@@ -474,7 +470,7 @@ impl Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::{INPUTS, Testbed, answer_len, op_len};
+    use crate::hardware::{INPUTS, Testbed};
     use crate::world::SECONDS;
 
     const AT: u64 = 1 << 20;
@@ -510,8 +506,8 @@ mod tests {
             "{alone} ns, then {behind} ns"
         );
         world.run_until(SECONDS);
-        let Traffic { round_trips, ops, bytes_in, bytes_out } = nic.traffic();
-        assert_eq!((round_trips, ops, bytes_in), (3, 3, 1_000_000 + 2 * op_len(0, 0)));
+        let Traffic { round_trips, bytes_in, bytes_out } = nic.traffic();
+        assert_eq!((round_trips, bytes_in), (3, 1_000_000 + 2 * op_len(0, 0)));
         assert_eq!(bytes_out, 64 + 2 * answer_len(8));
     }
 

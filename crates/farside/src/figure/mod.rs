@@ -10,7 +10,6 @@ mod chequer;
 pub mod draw;
 mod prism;
 pub mod ratio;
-mod smart;
 mod synchronization;
 pub mod whatif;
 
@@ -22,7 +21,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 31] = [
+pub static FIGURES: [&Figure; 19] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -42,18 +41,6 @@ pub static FIGURES: [&Figure; 31] = [
     &chequer::OPEN,
     &chequer::MODES_OF_PUT,
     &chequer::READS_OF_GET,
-    &smart::FIGURE_3,
-    &smart::FIGURE_3_BYTES,
-    &smart::FIGURE_11,
-    &smart::FIGURE_12,
-    &smart::FIGURE_13,
-    &smart::FIGURE_14,
-    &smart::FIGURE_15,
-    &smart::FIGURE_16,
-    &smart::FIGURE_17,
-    &smart::FIGURE_18,
-    &smart::FIGURE_18_KEYS,
-    &smart::FIGURE_18_VALUES,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.
@@ -72,8 +59,7 @@ pub struct Figure {
     /// Unit of the values at the places.
     unit: &'static str,
     curves: fn() -> Vec<Curve>,
-    /// Published comparisons of curves, for figures whose curves are not available. A comparison with a curve that the
-    /// figure lacks is left out, as is such a claim: this release does not have the system.
+    /// Published comparisons of curves, for figures whose curves are not available.
     headlines: &'static [Headline],
     claims: &'static [Claim],
     /// The part of the figure that a real fabric can reproduce.
@@ -107,15 +93,10 @@ enum Predict {
     /// Function from the index of a place and the number of simulated operations to a value that may be missing because
     /// of an error.
     Found(Box<Find>),
-    /// Function from the number of simulated operations to the points.
-    Points(Box<FindAll>),
 }
 
 /// Finds the value of a place.
 type Find = dyn Fn(usize, u64) -> Result<f64, String>;
-
-/// Finds the points of a curve: values over the indexes of places, or over operations per second.
-type FindAll = dyn Fn(u64) -> Result<Vec<Point>, String>;
 
 /// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]
@@ -137,8 +118,6 @@ enum At {
     Throughput(f64),
     /// The highest throughput, in million operations per second.
     Peak,
-    /// The latency at the highest throughput.
-    AtPeak,
 }
 
 /// Condition on a ratio.
@@ -267,7 +246,6 @@ impl Figure {
     /// A simulated operation failed.
     pub fn predict(&'static self, operations: u64) -> Result<Prediction, String> {
         let places = (self.places)();
-        let x_unit = if places.is_empty() { MILLION } else { 1.0 };
         let (mut rows, mut curves, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for curve in (self.curves)() {
             let points = curve.predict.points(places.len(), operations)?;
@@ -281,23 +259,23 @@ impl Figure {
             };
             rows.extend(curve.published.iter().map(|of| row(of.at, Some(of.value), of.judged)));
             if curve.published.is_empty() {
-                let at = match places.is_empty() {
-                    true => vec![At::Low(None), At::Peak],
-                    false => (0..places.len()).map(At::Place).collect(),
+                let at = match curve.predict {
+                    Predict::UnderLoad(_) => vec![At::Low(None), At::Peak],
+                    _ => (0..places.len()).map(At::Place).collect(),
                 };
                 rows.extend(at.into_iter().map(|at| row(at, None, Shape::Reported(curve.unpublished))));
             }
             curves.push(Drawn {
                 name: curve.name,
                 published: curve.published.iter().filter_map(Published::point).collect(),
-                here: points.iter().map(|&Point { x, y }| Point { x: x / x_unit, y }).collect(),
+                here: points
+                    .iter()
+                    .map(|&Point { x, y }| Point { x: x / curve.predict.x_unit(), y })
+                    .collect(),
             });
             all.push((curve.name, points));
         }
-        let has =
-            |value: &Value| value.curve().is_none_or(|name| all.iter().any(|(curve, _)| *curve == name));
-        let headlines = self.headlines.iter().filter(|headline| has(&headline.of) && has(&headline.to));
-        rows.extend(headlines.map(|headline| Row {
+        rows.extend(self.headlines.iter().map(|headline| Row {
             curve: headline.curves,
             point: headline.point.to_owned(),
             unit: "times",
@@ -305,8 +283,7 @@ impl Figure {
             predicted: headline.of.over(&headline.to, &all),
             judged: headline.judged,
         }));
-        let is_known = |claim: &&Claim| claim.ratios.iter().all(|(of, to, _)| has(of) && has(to));
-        let claims = self.claims.iter().filter(is_known).map(|claim| claim.judge(&all)).collect();
+        let claims = self.claims.iter().map(|claim| claim.judge(&all)).collect();
         Ok(Prediction {
             figure: self,
             rows,
@@ -366,7 +343,13 @@ impl Predict {
             Predict::Found(find) => {
                 (0..places).map(|place| Ok(Point { x: place as f64, y: find(place, operations)? })).collect()
             }
-            Predict::Points(find) => find(operations),
+        }
+    }
+
+    fn x_unit(&self) -> f64 {
+        match self {
+            Predict::UnderLoad(_) => MILLION,
+            _ => 1.0,
         }
     }
 }
@@ -387,7 +370,6 @@ impl At {
                 Some(before.y + share * (after.y - before.y))
             }
             At::Peak => Some(points.iter().map(|point| point.x).fold(0.0, f64::max) / MILLION),
-            At::AtPeak => points.iter().max_by(|one, other| one.x.total_cmp(&other.x)).map(|point| point.y),
         }
     }
 
@@ -397,14 +379,13 @@ impl At {
             At::Low(_) => "low load".to_owned(),
             At::Throughput(mops) => format!("at {mops} M/s"),
             At::Peak => "peak".to_owned(),
-            At::AtPeak => "at the peak".to_owned(),
         }
     }
 
     fn unit(self, of_places: &'static str) -> &'static str {
         match self {
             At::Place(_) => of_places,
-            At::Low(_) | At::Throughput(_) | At::AtPeak => "us",
+            At::Low(_) | At::Throughput(_) => "us",
             At::Peak => "M/s",
         }
     }
@@ -417,7 +398,7 @@ impl Published {
             At::Place(place) => Some(place as f64),
             At::Low(mops) => mops,
             At::Throughput(mops) => Some(mops),
-            At::Peak | At::AtPeak => None,
+            At::Peak => None,
         };
         x.map(|x| Point { x, y: self.value })
     }
@@ -427,14 +408,6 @@ impl Value {
     /// Returns this value divided by another one, if the curves reach both.
     fn over(&self, to: &Value, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
         Some(self.on(curves)? / to.on(curves)?)
-    }
-
-    /// Name of the curve that has the value, if one has it.
-    fn curve(&self) -> Option<&'static str> {
-        match self {
-            Value::On(name, _) => Some(name),
-            Value::Of(_) => None,
-        }
     }
 
     fn on(&self, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
@@ -669,21 +642,6 @@ mod tests {
     }
 
     #[test]
-    fn headlines_and_claims_name_curves_of_their_figure() {
-        for figure in FIGURES {
-            let curves = (figure.curves)();
-            let claimed =
-                figure.claims.iter().flat_map(|claim| claim.ratios).flat_map(|(of, to, _)| [of, to]);
-            let compared = figure.headlines.iter().flat_map(|headline| [&headline.of, &headline.to]);
-            for name in claimed.chain(compared).filter_map(Value::curve) {
-                let is_awaited = smart::AWAITED.iter().any(|system| name.starts_with(system));
-                let is_there = curves.iter().any(|curve| curve.name == name);
-                assert!(is_there || is_awaited, "{} has no curve '{name}'", figure.name);
-            }
-        }
-    }
-
-    #[test]
     fn values_are_interpolated_and_never_extrapolated() {
         let points = [(1e6, 10.0), (3e6, 20.0), (2.9e6, 30.0)].map(|(x, y)| Point { x, y });
         let at = |at: At| at.on(&points);
@@ -691,7 +649,6 @@ mod tests {
         assert_eq!(at(At::Throughput(2.0)), Some(15.0));
         assert_eq!(at(At::Throughput(4.0)), None);
         assert_eq!(at(At::Peak), Some(3.0));
-        assert_eq!(at(At::AtPeak), Some(20.0));
         assert_eq!(At::Place(1).on(&[Point { x: 1.0, y: 7.0 }]), Some(7.0));
         assert_eq!(At::Place(2).on(&[Point { x: 1.0, y: 7.0 }]), None);
     }

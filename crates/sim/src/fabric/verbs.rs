@@ -268,10 +268,7 @@ impl Registration {
             Registration::Everything => return None,
             Registration::Node(memory) => {
                 return Some(Rc::new(move |at, len, rights| {
-                    memory.run_at_once(|memory| match at & ON_CHIP {
-                        0 => is_admitted(memory, key, at, len, rights),
-                        _ => Ok(memory.admits(key)?.contains(rights)),
-                    })
+                    memory.run_at_once(|memory| is_admitted(memory, key, at, len, rights))
                 }));
             }
             Registration::Session(pair) => pair,

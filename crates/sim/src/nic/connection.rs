@@ -400,7 +400,7 @@ impl Connection {
         }
         let Posted { verb, is_last, list, completion, .. } = posted;
         completion.0.verb.set(self.0.arrived.replace(self.0.arrived.get() + 1));
-        let [bytes, answered] = verb.wire_bytes(self.0.nic.0.timing.packet_max);
+        let [bytes, answered] = verb.wire_bytes();
         let after_writes = self.0.nic.receive(bytes, 1).max(self.0.landed.get());
         let (at, len, rights) = verb.access();
         if list.is_refused.get() || !list.permits(at, len, rights) {
