@@ -9,10 +9,11 @@
 //! record | lock word u64 | address u64 | length u64 | bytes, to a multiple of 8 | checksum u64 |
 //! ```
 //!
-//! The chain of an update is: WRITE the record, WRITE the object, free the lock by CAS. The chain of a recovery
-//! ([`Recovery::chain`]) is: WRITE the recoverer's own record with the same bytes, take the lock by CAS from the dead
-//! client's word to the recoverer's, WRITE the object, free the lock. A recoverer may die at any point, too: until it
-//! has taken the lock, the dead client's record counts, and afterwards its own.
+//! The chain of an update is: WRITE the record, WRITE the object, free the lock by CAS or WRITE. A recovery is: WRITE
+//! the recoverer's own record with the same bytes, take the lock by CAS from the dead client's word to the recoverer's,
+//! WRITE the object, free the lock. It is one chain ([`Recovery::chain`]), or two ([`Recovery::take`] and
+//! [`Record::finish`]). A recoverer may die at any point, too: until it has taken the lock, the dead client's record
+//! counts, and afterwards its own.
 //!
 //! Invariant: a record counts only while the lock has the word that is in the record. The checksum covers the word, and
 //! no two operations have the same word. So no stale record is redone over a newer value.
