@@ -13,7 +13,7 @@ use crate::index::session::{Locked, Terms};
 use crate::lease::{ClientId, LockWord};
 use crate::redo::{self, Object};
 use farside_remote::clock::Clock;
-use farside_remote::{ChainBuf, Fabric, Reply, read, read_as};
+use farside_remote::{ChainBuf, Fabric, Reply, Status, read, read_as};
 use zerocopy::FromBytes;
 
 pub(super) use crate::index::session::refused;
@@ -89,6 +89,7 @@ impl<F: Fabric + Clock> Session<F> {
                 chain.also(read(table.areas().record(word), redo::INTENT_LEN));
             }
             self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
+            whole(&reply)?;
             let found: Vec<(LockWord, (Far, Class))> = (0..batch.len())
                 .filter_map(|index| {
                     let (word, at, len) = redo::intended(reply.output(index))?;
@@ -104,6 +105,7 @@ impl<F: Fabric + Clock> Session<F> {
                 chain.also(read_as::<LockWord>(self.layout.addr(leaf.plus(lock_at(*class)), 8)?));
             }
             self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
+            whole(&reply)?;
             for (index, found) in found.into_iter().enumerate() {
                 let word = LockWord::read_from_bytes(reply.output(index)).unwrap_or_default();
                 if word == found.0 {
@@ -112,5 +114,13 @@ impl<F: Fabric + Clock> Session<F> {
             }
         }
         Ok(held)
+    }
+}
+
+/// Checks that a chain of READs was carried out. A lock that was not read would count as free.
+fn whole(reply: &Reply) -> Result<(), IndexError> {
+    match reply.verdict() {
+        Status::Ok => Ok(()),
+        status => Err(refused(status)),
     }
 }
