@@ -7,6 +7,7 @@
 use crate::blocks::abd_lock::service::AbdLockKind;
 use crate::blocks::prism_rs::service::PrismRsKind;
 use crate::guarded::GuardedKind;
+use crate::index::art::system::ArtKind;
 use crate::index::sherman::system::ShermanKind;
 use crate::index::smart::system::SmartKind;
 use crate::kv::chequer::{ChequerKind, ChequerMessageKind};
@@ -147,6 +148,7 @@ registry! {
     /// A client of an index of any kind.
     family Index: AnyIndex by with_index $ {
         Smart = SmartKind;
+        Art = ArtKind;
         Sherman = ShermanKind;
     }
     alone {

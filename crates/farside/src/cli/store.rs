@@ -50,15 +50,15 @@ enum Action {
         #[arg(long, value_name = "BYTES|auto", value_parser = threshold::parsed)]
         put_threshold: Option<Threshold>,
         /// Keys of an index: 8, for numbers of 8 bytes, or string, for strings of 1 to 128 bytes; only for the kinds
-        /// smart and sherman [default: 8]
+        /// smart, art and sherman [default: 8]
         #[arg(long, value_name = "8|string", value_parser = key_size)]
         key_size: Option<Keys>,
-        /// Length of the longest value of an index; only for the kinds smart and sherman [default: 8]
+        /// Length of the longest value of an index; only for the kinds smart, art and sherman [default: 8]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         value_size: Option<u32>,
         /// Length of the longest value that an index keeps beside its key: at most 7KiB, for which each key then has
-        /// room; longer ones cost a request more; only for the kind smart [default: --value-size, or 256 if that is
-        /// above 7KiB]
+        /// room; longer ones cost a request more; only for the kinds smart and art [default: --value-size, or 256 if
+        /// that is above 7KiB]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         inline_size: Option<u32>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]

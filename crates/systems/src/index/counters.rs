@@ -21,13 +21,13 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $text:literal;)*) => {
         /// The counters of a client.
         #[derive(Debug, Default)]
-        pub(super) struct Counters {
-            $($(#[$doc])* pub(super) $name: $crate::index::counters::Counter,)*
+        pub(in crate::index) struct Counters {
+            $($(#[$doc])* pub(in crate::index) $name: $crate::index::counters::Counter,)*
         }
 
         impl Counters {
             /// All counters with their names.
-            pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
+            pub(in crate::index) fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($text, self.$name.get()),)*]
             }
         }

@@ -6,12 +6,14 @@
 //! index stores is a prefix of another: numbers have one length, and an index appends a zero byte to a string, which
 //! therefore must not contain one. That byte is smaller than all others, so it keeps the order.
 
+pub mod art;
 pub mod sherman;
 pub mod smart;
 
 mod counters;
 mod keyed;
 mod place;
+mod radix;
 mod session;
 
 use crate::lease::LeaseError;

@@ -5,6 +5,8 @@
 
 mod abd_lock;
 mod allocations;
+mod art;
+mod art_sim;
 mod blocks;
 mod btree;
 mod chequer;

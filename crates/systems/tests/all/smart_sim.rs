@@ -20,6 +20,7 @@ use farside_sim::network::{HostId, Network, Wire};
 use farside_sim::nic::{Device, Sender, Timing};
 use farside_sim::node::{Kinds, Node, Options as NodeOptions};
 use farside_sim::world::{MICROS, MILLIS, ProcessId, SECONDS, World, within};
+use farside_systems::index::art::Art;
 use farside_systems::index::sherman::Sherman;
 use farside_systems::index::smart::system::SmartKind;
 use farside_systems::index::smart::{KIND, Smart};
@@ -338,8 +339,29 @@ impl Bench {
     async fn audit(&self, index: AnyIndex<Reach>) {
         match index {
             AnyIndex::Smart(index) => self.audit_smart(index).await,
+            AnyIndex::Art(index) => self.audit_art(index).await,
             AnyIndex::Sherman(index) => self.audit_sherman(index).await,
         }
+    }
+
+    async fn audit_art(&self, mut index: Art<Reach>) {
+        if let Err(error) = index.heal().await {
+            return self.fail(format!("healing has failed: {error}"));
+        }
+        let stat = match index.stat().await {
+            Ok(stat) => stat,
+            Err(error) => return self.fail(format!("the last walk has failed: {error}")),
+        };
+        if stat.locked > 0 || stat.taken != stat.linked() {
+            self.fail(format!("after healing, memory or locks are left behind: {stat:?}"));
+        }
+        let present = index.scan(&[], usize::MAX, |_, _| ()).await;
+        if present != Ok(stat.leaves as usize) {
+            self.fail(format!("a scan has returned {present:?} keys: {stat:?}"));
+        }
+        let mut events = self.events.borrow_mut();
+        *events.entry("recovered clients").or_default() += index.recovered();
+        *events.entry("swept units").or_default() += index.swept();
     }
 
     async fn audit_sherman(&self, mut index: Sherman<Reach>) {
@@ -698,12 +720,11 @@ fn the_trial_finds_a_reader_that_believes_a_replaced_leaf() {
 #[test]
 fn the_trial_finds_broken_variants() {
     use farside_remote::mutant::Mutant;
-    use farside_systems::index::smart::mutants::ALL;
     use farside_systems::{lease, redo};
     let others = [lease::mutants::TAKEN_UNFENCED, redo::mutants::RECORD_AFTER_OBJECT];
     let mut alive = Vec::new();
     let is_rare = |mutant: &Mutant| SmartKind::RARE_MUTANTS.contains(mutant);
-    for mutant in ALL.iter().copied().filter(|mutant| !is_rare(mutant)).chain(others) {
+    for mutant in SmartKind::MUTANTS.iter().copied().filter(|mutant| !is_rare(mutant)).chain(others) {
         Mutant::switch(Some(mutant));
         let found = seeds(HUNT).find_map(|seed| run(seed, Plan::of(seed)).err());
         Mutant::switch(None);

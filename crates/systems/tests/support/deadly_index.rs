@@ -6,7 +6,7 @@ use super::process::say;
 use farside_fabrics::memory::Mapping;
 use farside_remote::leases::ENTRY_SIZE;
 use farside_remote::{Addr, Key, Memory, NodeId};
-use farside_systems::index::smart::Spec;
+use farside_systems::index::smart::{Growth, Spec};
 use farside_systems::index::{Keys, Rung};
 use farside_systems::redo::Areas;
 use rustix::process::Signal;
@@ -29,6 +29,7 @@ pub(crate) const SPEC: Spec = Spec {
     lease_us: LEASE.as_micros() as u64,
     redo: true,
     rung: Rung::WriteCombining,
+    nodes: Growth::Switched,
 };
 /// Size of a leaf and of a value that lies apart in bytes.
 const LEAF: u64 = 64;
@@ -182,7 +183,7 @@ impl Observer for DeadlyIndex {
     }
 }
 
-/// Classifies an access at an offset of the table. The table's parts are those of `index/smart/layout.rs`.
+/// Classifies an access at an offset of the table. The table's parts are those of `index/radix/layout.rs`.
 fn classify(memory: &Mapping, table: Table, offset: u64, made: &Made<'_>) -> Phase {
     let areas_at = (u64::from(SPEC.ids) * ENTRY_SIZE).next_multiple_of(64);
     let len_max = LEAF as u32 - 8;

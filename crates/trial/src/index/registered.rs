@@ -7,7 +7,7 @@ use farside_remote::control::Store;
 use farside_sim::fault::Fault;
 use farside_sim::random::Random;
 use farside_systems::index::sherman::system::ShermanKind;
-use farside_systems::index::{Combining, IndexError, Indexing, Keys, Versions, sherman, smart};
+use farside_systems::index::{Combining, IndexError, Indexing, Keys, Versions, art, sherman, smart};
 use farside_systems::registry::AnyIndex;
 use farside_systems::store::{Members, StoreError};
 use farside_systems::system::{Options, Sizing, System as _};
@@ -83,8 +83,8 @@ impl Opened for AnyIndex<Tracked> {
             },
             survives_deaths: true,
             has_leases: true,
-            // The last word of a WRITE frees the lock.
-            relaxed: Some(false),
+            // The last word of a WRITE frees the lock of SMART.
+            relaxed: (kind != art::KIND).then_some(false),
             choices: vec![
                 Choice::new("lease_us", us, format!("lease {us} us")),
                 Choice::new("ids", ids, format!("ids {ids}")),

@@ -30,21 +30,22 @@
 //! headers after a split, only makes later walks shorter. So a client may die at any point.
 //! Invariant: a leaf's `rev_ptr` is changed by CAS only, and no WRITE of a leaf in the tree covers it.
 
-use super::layout::{
-    Class, Content, Far, HEAD_AT, Head, Header, Leaf, NodeType, NodeView, Pointer, Slot, TYPE_MASK, View,
-    header_at, leaf_bytes, leaf_of, node_bytes, pointer_of, slot_at,
+use super::walk::{End, Misses};
+use super::{Client, mutants};
+use crate::index::place::Damaged;
+use crate::index::radix::drafts::{Lane, Put, Value, content_of, of_change};
+use crate::index::radix::layout::{
+    self, Class, Far, HEAD_AT, Header, Leaf, NodeType, NodeView, Slot, TYPE_MASK, View, header_at,
+    leaf_bytes, leaf_of, node_bytes, pointer_of, slot_at,
 };
-use super::session::refused;
-use super::units::Unit;
-use super::walk::{At, End, LeafAt, Met, Misses, Own, lock_of};
-use super::{Client, Damaged, mutants};
+use crate::index::radix::read::{At, LeafAt, Met, Own, lock_of};
+use crate::index::radix::session::refused;
 use crate::index::{IndexError, Rung};
 use crate::lease::LockWord;
-use crate::members::all;
-use crate::redo::{self, Record};
+use crate::redo;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use farside_remote::{ChainBuf, Fabric, FabricError, Mode, Reply, Status, cas, read, write};
+use farside_remote::{Fabric, Mode, Status, cas, read, write};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -52,38 +53,6 @@ use zerocopy::little_endian::U64;
 /// Number of walks by which a delete looks for the slot of its dead leaf, if others move the leaf.
 const UNLINKS_MAX: u32 = 8;
 const PAUSE: Duration = Duration::from_micros(10);
-
-/// A lane of a client: its buffers, and the memory that its operation has taken.
-#[derive(Default)]
-pub(super) struct Lane {
-    pub(super) number: u16,
-    pub(super) own: Own,
-    record: Record,
-    image: Vec<u8>,
-    leaf: Option<New>,
-    nodes: Vec<New>,
-    /// Unit of the operation's value, if it lies apart.
-    apart: Option<New>,
-}
-
-/// A unit of an operation, and whether its state may have been written.
-#[derive(Clone, Copy, Debug)]
-struct New {
-    unit: Unit,
-    was_written: bool,
-}
-
-/// A change that an operation makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
-    /// Replaces the value, if the key has one.
-    Always,
-    /// Does nothing if the key has a value.
-    IfAbsent,
-}
-
-/// Writes the value of an operation when it is about to be written.
-type Value<'a> = &'a dyn Fn(&mut Vec<u8>);
 
 /// What an insert into a node has done.
 enum Inserted {
@@ -171,14 +140,14 @@ impl<F: Fabric + Clock> Client<F> {
                 let was_null = at.slot.is_null();
                 let done = self.link(lane, at, path, value).await?;
                 if done && !was_null {
-                    self.counters.revivals.add();
+                    self.counts.revivals.add();
                 }
                 Ok(done)
             }
             End::Dead(leaf, _) => {
                 let done = self.link(lane, at, path, value).await?;
                 if done {
-                    self.counters.revivals.add();
+                    self.counts.revivals.add();
                     self.retire_leaf(leaf, &lane.own.leaf);
                 }
                 Ok(done)
@@ -222,7 +191,7 @@ impl<F: Fabric + Clock> Client<F> {
                 Err(Met::Torn(leaf, word)) => self.await_whole(lane.number, leaf, word).await?,
                 Ok(End::Leaf(leaf)) if self.rung() < Rung::InPlace => {
                     if self.replace(lane, &mut at, leaf, path, None).await? {
-                        self.counters.emptied.add();
+                        self.counts.emptied.add();
                         return Ok(true);
                     }
                 }
@@ -282,24 +251,9 @@ impl<F: Fabric + Clock> Client<F> {
     /// Notes that the slot of a dead leaf, which is in the buffers, was emptied.
     fn note_emptied(&self, own: &Own, at: &mut At, leaf: LeafAt, empty: Slot) {
         at.slot = empty;
-        self.counters.emptied.add();
+        self.counts.emptied.add();
         self.cache.borrow_mut().update(at.slot_at, empty);
         self.retire_leaf(leaf, &own.leaf);
-    }
-
-    /// Retires a dead leaf that this client has unlinked, and its value if that lies apart.
-    fn retire_leaf(&self, leaf: LeafAt, bytes: &[u8]) {
-        self.units.retire(leaf.at, leaf.class, leaf.generation);
-        self.retire_value(pointer_of(bytes));
-    }
-
-    /// Retires a value to which no leaf points any more.
-    fn retire_value(&self, pointer: Option<Pointer>) {
-        if let Some((pointer, class)) =
-            pointer.and_then(|at| Some((at, self.session.layout.class_of(&at).ok()?)))
-        {
-            self.units.retire(pointer.at, class, pointer.generation);
-        }
     }
 
     /// Empties the slot of a dead leaf, if it still has one. The delete is complete in any case: a later writer
@@ -354,7 +308,7 @@ impl<F: Fabric + Clock> Client<F> {
         if !self.swap_at(lane, at, slot).await? {
             return Ok(false);
         }
-        self.counters.replaced.add();
+        self.counts.replaced.add();
         self.units.retire(leaf.at, leaf.class, leaf.generation);
         self.retire_value(old);
         Ok(true)
@@ -374,7 +328,7 @@ impl<F: Fabric + Clock> Client<F> {
             ran.map_err(IndexError::of_read)?;
             let found = *lane.own.reply.get(taken).map_err(refused)?;
             if found == held {
-                self.counters.node_locks.add();
+                self.counts.node_locks.add();
                 return Ok((lock, word));
             }
             let now = session.fabric.now();
@@ -518,7 +472,7 @@ impl<F: Fabric + Clock> Client<F> {
                 (false, Err(damaged)) => return Err(damaged.into()),
                 (false, Ok(true)) => {}
             }
-            self.counters.lock_failures.add();
+            self.counts.lock_failures.add();
             if session.fabric.now() >= until || self.is_abandoned(lane) {
                 return Err(IndexError::Busy);
             }
@@ -580,22 +534,12 @@ impl<F: Fabric + Clock> Client<F> {
                 Ok(true)
             }
             Err(found) => {
-                self.counters.slot_failures.add();
+                self.counts.slot_failures.add();
                 self.cache.borrow_mut().update(at.slot_at, found);
                 (at.slot, at.is_fresh) = (found, true);
                 Ok(false)
             }
         }
-    }
-
-    /// Notes that a slot leads to the operation's new leaf, and to its new nodes if it is the slot of a node. Otherwise
-    /// the operation has its nodes from a split that another client was faster with, and gives them back.
-    fn note_linked(&self, lane: &mut Lane, slot_at: Far, slot: Slot) {
-        self.cache.borrow_mut().update(slot_at, slot);
-        let count = if slot.is_leaf() { 0 } else { lane.nodes.len() };
-        let nodes = lane.nodes.drain(..count);
-        let new = lane.leaf.take().into_iter().chain(lane.apart.take()).chain(nodes);
-        new.for_each(|new| self.units.linked(&new.unit));
     }
 
     /// Puts a new leaf into a null slot of a node.
@@ -629,15 +573,16 @@ impl<F: Fabric + Clock> Client<F> {
                     return Ok(Inserted::Done);
                 }
                 Err(found) if found.partial() == byte => {
-                    self.counters.slot_failures.add();
+                    self.counts.slot_failures.add();
                     if index >= visible && !mutants::TYPE_SWITCH_NOT_HELPED.is_on() {
                         self.counters.switches_helped.add();
                         self.switch_type(&mut lane.own, at, (node, header), index).await?;
                     }
                     let depth = header.branch() + 1;
-                    return Ok(Inserted::Follow(At { slot_at, slot: found, depth, is_fresh: true }));
+                    let above = at.slot;
+                    return Ok(Inserted::Follow(At { slot_at, slot: found, above, depth, is_fresh: true }));
                 }
-                Err(_) => self.counters.slot_failures.add(),
+                Err(_) => self.counts.slot_failures.add(),
             }
         }
         Err(Damaged("a node without a slot for a byte").into())
@@ -653,7 +598,7 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<(), IndexError> {
         let layout = &self.session.layout;
         let (to, table) = (NodeType::for_slot(index), &layout.members[node.member()]);
-        let is_hint = matches!(layout.view(at.slot)?, View::Node { at, kind } if at == node && kind < to);
+        let is_hint = matches!(layout.view(at.slot)?, View::Node { at, kind, .. } if at == node && kind < to);
         let hint = [at.slot, at.slot.with_type(to)].map(|slot| U64::new(slot.0));
         let (is_same_member, mut is_first) = (at.slot_at.member() == node.member(), true);
         let mask = U64::new(TYPE_MASK);
@@ -716,7 +661,7 @@ impl<F: Fabric + Clock> Client<F> {
         let theirs = found.path[common];
         let (partial, depth) = (at.slot.partial(), at.depth);
         let count = (common - depth) / (PREFIX_AND_BRANCH) + 1;
-        self.take_nodes(lane, count).await?;
+        self.take_nodes(lane, Class::NODE, count).await?;
         let at_of = |lane: &Lane, index: usize| lane.nodes[index].unit.at;
         let last = at_of(lane, count - 1);
         self.take_leaf(lane, path, value).await?;
@@ -745,7 +690,7 @@ impl<F: Fabric + Clock> Client<F> {
         if !self.swap_at(lane, at, first).await? {
             return Ok(false);
         }
-        self.counters.leaf_splits.add();
+        self.counts.leaf_splits.add();
         self.move_rev_ptr(&mut lane.own, leaf.at, rev_ptr, slot_at(last, 0)).await;
         Ok(true)
     }
@@ -764,7 +709,7 @@ impl<F: Fabric + Clock> Client<F> {
         let prefix = header.prefix_from(at.depth).ok_or(Damaged("a node at a wrong depth"))?;
         let rev_ptr = NodeView::of(&lane.own.node)?.rev_ptr();
         let (theirs, depth) = (prefix[matched], at.depth + matched);
-        self.take_nodes(lane, 1).await?;
+        self.take_nodes(lane, Class::NODE, 1).await?;
         self.take_leaf(lane, path, value).await?;
         let above = lane.nodes[0].unit.at;
         self.encode_leaf(lane, slot_at(above, 1), path);
@@ -780,7 +725,7 @@ impl<F: Fabric + Clock> Client<F> {
         if !self.swap_at(lane, at, slot).await? {
             return Ok(false);
         }
-        self.counters.path_splits.add();
+        self.counts.path_splits.add();
         let below = slot_at(above, 0);
         self.deepen(&mut lane.own, (node, header), (rev_ptr, below), depth + 1).await;
         Ok(true)
@@ -832,164 +777,15 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Notes that a request after the change has failed. If it may still run, the client gives up, so that the memory
-    /// that the request reaches is not reused before the client is fenced.
-    fn note_late(&self, error: &FabricError) {
-        if error.ran() != Ran::No {
-            self.session.give_up();
-        }
-    }
-
     /// Returns the error of an operation after whose CAS something failed.
     fn of_visible(&self, error: IndexError) -> IndexError {
         self.session.give_up();
         IndexError::Unsettled(Box::new(error))
     }
-
-    /// CASes a slot. Returns the slot that was found if it is not `old`.
-    async fn swap_slot(
-        &self,
-        own: &mut Own,
-        at: Far,
-        old: Slot,
-        new: Slot,
-    ) -> Result<Result<(), Slot>, IndexError> {
-        let layout = &self.session.layout;
-        let (addr, table) = (layout.addr(at, 8)?, &layout.members[at.member()]);
-        let [old, new] = [old, new].map(|slot| U64::new(slot.0));
-        let mut chain = own.chain.begin(table.key());
-        let found = chain.also(cas(Mode::Eq, addr, &old, &new));
-        self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(of_change)?;
-        let found = own.reply.get(found).map_err(refused)?.get();
-        Ok(if found == old.get() { Ok(()) } else { Err(Slot(found)) })
-    }
-
-    /// Takes the value, and the units of the operation's leaf and of a value that lies apart, unless it has them.
-    async fn take_leaf(&self, lane: &mut Lane, path: &[u8], value: Value<'_>) -> Result<(), IndexError> {
-        if lane.leaf.is_none() {
-            let class = self.session.layout.spec.leaf_class(path.len());
-            let unit = self.units.take(&self.session, class).await?;
-            lane.leaf = Some(New { unit, was_written: false });
-        }
-        self.take_value(lane, value).await
-    }
-
-    /// Takes the value, and its unit if it lies apart. Later attempts of the operation have the same unit and value.
-    async fn take_value(&self, lane: &mut Lane, value: Value<'_>) -> Result<(), IndexError> {
-        if lane.apart.is_some() {
-            return Ok(());
-        }
-        value(&mut lane.own.value);
-        let (spec, len) = (&self.session.layout.spec, lane.own.value.len() as u32);
-        if len > spec.inline_max {
-            let unit = self.units.take(&self.session, spec.value_class(len)).await?;
-            lane.apart = Some(New { unit, was_written: false });
-        }
-        Ok(())
-    }
-
-    /// Takes the units of new nodes, so that the operation has `count` of them.
-    async fn take_nodes(&self, lane: &mut Lane, count: usize) -> Result<(), IndexError> {
-        while lane.nodes.len() < count {
-            let unit = self.units.take(&self.session, Class::NODE).await?;
-            lane.nodes.push(New { unit, was_written: false });
-        }
-        while lane.nodes.len() > count {
-            let New { unit, was_written } = lane.nodes.pop().expect("there are more");
-            self.units.give_back(&self.session, unit, was_written).await?;
-        }
-        Ok(())
-    }
-
-    /// Encodes the operation's leaf, whose value was taken.
-    fn encode_leaf(&self, lane: &mut Lane, rev_ptr: Far, path: &[u8]) {
-        let unit = lane.leaf.expect("it was taken").unit;
-        let content = (path, content_of(&lane.own, lane.apart));
-        leaf_bytes(unit.class, (rev_ptr.0, unit.generation), content, LockWord::FREE, &mut lane.image);
-    }
-
-    /// Writes the operation's leaf, for the slot at `rev_ptr`.
-    async fn new_leaf(
-        &self,
-        lane: &mut Lane,
-        rev_ptr: Far,
-        path: &[u8],
-        value: Value<'_>,
-    ) -> Result<Unit, IndexError> {
-        self.take_leaf(lane, path, value).await?;
-        self.encode_leaf(lane, rev_ptr, path);
-        let unit = lane.leaf.expect("it was taken").unit;
-        let image = lane.image.clone();
-        self.write_new(lane, vec![(unit.at, image)], None).await?;
-        Ok(unit)
-    }
-
-    /// Writes new leaves and nodes, a value that lies apart, and the states of the operation's units. Marks the leaf
-    /// `old`, which has this head, as replaced. All members' lists run at once.
-    async fn write_new(
-        &self,
-        lane: &mut Lane,
-        mut writes: Vec<(Far, Vec<u8>)>,
-        old: Option<(Far, Head)>,
-    ) -> Result<(), IndexError> {
-        if let Some(New { unit, was_written: false }) = lane.apart {
-            writes.push((unit.at, lane.own.value.clone()));
-        }
-        for new in lane.leaf.iter_mut().chain(&mut lane.nodes).chain(&mut lane.apart) {
-            if !std::mem::replace(&mut new.was_written, true) {
-                writes.push((new.unit.state, new.unit.taken().as_bytes().to_vec()));
-            }
-        }
-        let layout = &self.session.layout;
-        let old_at = |member: &usize| old.filter(|(at, _)| at.member() == *member);
-        let members = (0..layout.members.len())
-            .filter(|member| writes.iter().any(|(at, _)| at.member() == *member) || old_at(member).is_some());
-        let lists = members.map(|member| {
-            let (table, writes) = (&layout.members[member], &writes);
-            let marked = old_at(&member);
-            let words = marked.map(|(_, head)| [head, head.replaced()].map(|head| U64::new(head.0)));
-            async move {
-                let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-                let mut chain = buffer.begin(table.key());
-                for (at, bytes) in writes.iter().filter(|(at, _)| at.member() == member) {
-                    chain.also(write(layout.addr(*at, bytes.len() as u64)?, bytes));
-                }
-                if let (Some((at, _)), Some([alive, replaced])) = (marked, &words) {
-                    // If it fails, another writer has marked the leaf.
-                    chain.also(cas(Mode::Eq, layout.addr(at.plus(HEAD_AT), 8)?, alive, replaced));
-                }
-                let ran = self.session.fabric.run(table.node, &chain, &mut reply).await;
-                // If the list may run later, the units must not be written by another operation.
-                ran.inspect_err(|error| self.note_late(error)).map_err(IndexError::of_read)?;
-                match reply.verdict() {
-                    Status::Ok => Ok(()),
-                    status => Err(refused(status)),
-                }
-            }
-        });
-        all(lists).await.into_iter().collect()
-    }
-
-    /// Gives back the units that the operation has not used.
-    async fn give_back(&self, lane: &mut Lane) {
-        let unused: Vec<New> =
-            lane.leaf.take().into_iter().chain(lane.nodes.drain(..)).chain(lane.apart.take()).collect();
-        for New { unit, was_written } in unused {
-            let _else_heal_finds_it = self.units.give_back(&self.session, unit, was_written).await;
-        }
-    }
 }
 
 /// Number of bytes of a path that one node covers at most.
-const PREFIX_AND_BRANCH: usize = super::layout::PREFIX_MAX + 1;
-
-/// Returns the content of the operation's leaf: the value, or a pointer to it.
-fn content_of(own: &Own, apart: Option<New>) -> Content<'_> {
-    match apart {
-        Some(New { unit, .. }) => Content::Apart(Pointer::new(unit.at, unit.generation, &own.value)),
-        None => Content::Value(&own.value),
-    }
-}
+const PREFIX_AND_BRANCH: usize = layout::PREFIX_MAX + 1;
 
 /// The slot without its leaf, as words.
 fn empty_of(slot: Slot) -> (U64, U64) {
@@ -998,8 +794,8 @@ fn empty_of(slot: Slot) -> (U64, U64) {
 }
 
 /// Reverse pointer and head of a leaf in the buffers.
-fn head_of(leaf: &[u8]) -> Result<(u64, super::layout::Head), Damaged> {
-    super::layout::head_of(leaf).ok_or(Damaged("a leaf that is too short"))
+fn head_of(leaf: &[u8]) -> Result<(u64, layout::Head), Damaged> {
+    layout::head_of(leaf).ok_or(Damaged("a leaf that is too short"))
 }
 
 /// Returns the error of an operation that could not free its lock. A store's key may be revoked at any time.
@@ -1008,10 +804,4 @@ fn not_freed(status: Status) -> IndexError {
         Status::CasFailed => Damaged("a lock that was taken from its living owner").into(),
         status => refused(status),
     }
-}
-
-/// Returns the error of an operation whose failed request changes the index. Even if the request ran, its CAS may have
-/// failed, so the outcome is unknown.
-fn of_change(error: FabricError) -> IndexError {
-    IndexError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
 }

@@ -5,13 +5,9 @@
 //! leaf ends with a lock, which the WRITE of an update releases. Leaves and nodes are spread over the members of the
 //! store.
 //!
-//! - `layout`: the bytes. `walk`: from a slot down to a leaf. `change`: put and delete. `scan`: keys in order.
-//! - `keyed`: the keys of the store in the client's sessions.
-//! - `cache`: copies of inner nodes at the client. `together`: lookups of concurrent gets in it. `combine`: one request
-//!   for concurrent operations on one key.
-//! - `units`: memory, and when it may be used again. `sweep`: memory that dead clients have left behind. `session`:
-//!   leases, epochs, and the locks of dead clients.
-//! - `stat`, `shape`: the shape of the tree. `sizing`: the memory that it takes. `audit`: what must not be left behind.
+//! - `walk`: from a slot down to a leaf. `change`: put and delete. `combine`: one request for concurrent operations on
+//!   one key.
+//! - `radix`, a folder beside this one: the bytes, scans, the cache, memory, and the sessions of clients.
 //! - `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
 //!
 //! | operation | waves, with a warm cache | without |
@@ -33,49 +29,35 @@
 pub mod mutants;
 pub mod system;
 
-mod audit;
-mod cache;
 mod change;
 mod combine;
 mod counters;
-mod layout;
-#[cfg(test)]
-mod layout_tests;
-mod scan;
-mod session;
-mod shape;
-mod sizing;
-mod stat;
-mod sweep;
-mod together;
-mod units;
 mod walk;
 
-pub use audit::{held, strays};
-pub use layout::{INLINE_MAX, MEMBERS_MAX, Spec, VALUE_MAX};
-pub use stat::Stat;
+pub use crate::index::radix::audit::{held, strays};
+pub use crate::index::radix::layout::{Growth, INLINE_MAX, MEMBERS_MAX, Spec, VALUE_MAX};
+pub use crate::index::radix::stat::Stat;
 
-use crate::index::place::Damaged;
-use crate::index::{Combining, Index, IndexError, Keys};
+use crate::index::radix::Tree;
+use crate::index::radix::drafts::{Lane, Put};
+use crate::index::radix::layout::NodeType;
+use crate::index::radix::read::{Met, Own};
+use crate::index::radix::scan::{Progress, Scanning};
+use crate::index::{Combining, Index, IndexError, Keys, Shape};
 use crate::owned::Jobs;
-use cache::Cache;
-use change::{Lane, Put};
 use combine::{Alone, Batch, Combine, Turn};
 use counters::Counters;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use scan::{Progress, Scanning};
-use session::Session;
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
-use together::Together;
-use units::Units;
-use walk::{End, Met, Misses, Own};
+use walk::{End, Misses};
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "smart";
@@ -97,10 +79,7 @@ pub struct Smart<F> {
 
 /// Client of one store, which its handles and its task share.
 struct Client<F> {
-    session: Session<F>,
-    units: Units,
-    cache: RefCell<Cache>,
-    together: Together,
+    tree: Tree<F>,
     counters: Counters,
     combining: Combining,
     gets: Combine<Got>,
@@ -111,6 +90,14 @@ struct Client<F> {
     swept: Cell<u64>,
     /// Time for which an operation tries to lock a leaf, or to read one whole.
     patience: Duration,
+}
+
+impl<F> Deref for Client<F> {
+    type Target = Tree<F>;
+
+    fn deref(&self) -> &Tree<F> {
+        &self.tree
+    }
 }
 
 /// Work of a lane.
@@ -165,6 +152,14 @@ impl<F: Fabric + Clock> Smart<F> {
     /// [`IndexError`]; nothing was changed.
     pub async fn stat(&mut self) -> Result<Stat, IndexError> {
         self.client.stat().await
+    }
+
+    /// Returns the shape of the tree in the form of every index. Reads the whole tree.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub async fn shape(&mut self) -> Result<Shape, IndexError> {
+        self.client.shape(&NodeType::SWITCHED).await
     }
 
     /// Number of units of memory that dead clients had left behind and that this one has freed.
@@ -284,6 +279,7 @@ impl<F: Fabric + Clock> Index for Smart<F> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all = self.client.counters.all();
+        all.extend(self.client.counts.all());
         all.push(("cache evictions", self.client.cache.borrow().evicted()));
         all
     }
@@ -344,18 +340,6 @@ impl<F: Fabric + Clock> Client<F> {
             if self.units.waiting() > 0 {
                 let _a_later_step_goes_on = self.jobs.carry_out(Job::Reuse).await;
             }
-        }
-    }
-
-    /// Waits until the units that this client has unlinked are free, for at most the length of a lease. Others are
-    /// freed by `heal`.
-    async fn drain(&self) {
-        let (lane, lease) = (self.session.spare_lane(), self.session.layout.spec.lease());
-        let until = self.session.fabric.now() + lease;
-        while self.units.waiting() > 0 && self.session.fabric.now() < until && !self.session.is_given_up() {
-            let _else_nothing_is_sent = self.session.fetch_keys().await;
-            let _a_later_step_goes_on = self.units.step(&self.session, lane, &self.counters).await;
-            self.session.fabric.sleep(lease / 16).await;
         }
     }
 
@@ -463,9 +447,7 @@ impl<F: Fabric + Clock> Client<F> {
                 Job::Free(Met::Torn(leaf, word)) => {
                     self.await_whole(lane.number, *leaf, *word).await.map(|()| true)
                 }
-                Job::Reuse => {
-                    self.units.step(&self.session, lane.number, &self.counters).await.map(|()| true)
-                }
+                Job::Reuse => self.units.step(&self.session, lane.number, &self.counts).await.map(|()| true),
                 Job::Heal => self.heal(lane.number).await.map(|()| true),
             };
             let is_patient = self.session.fabric.now() < until && !self.is_abandoned(&lane);
@@ -476,7 +458,7 @@ impl<F: Fabric + Clock> Client<F> {
             self.session.fabric.sleep(pause).await;
             pause *= 2;
             let _later = self.session.epochs.advance().await;
-            let _later = self.units.step(&self.session, lane.number, &self.counters).await;
+            let _later = self.units.step(&self.session, lane.number, &self.counts).await;
         };
         self.lanes[number].replace(lane);
         let is_unknown = done.as_ref().is_err_and(|error| error.ran() != Ran::No);

@@ -9,18 +9,8 @@ farside_remote::mutants! {
     SLOT_SET_TO_NULL = "SmartSlotSetToNull";
     /// A miss that began with a cached slot is believed.
     MISS_FROM_CACHE_BELIEVED = "SmartMissFromCacheBelieved";
-    /// The checksum of a leaf does not cover its key.
-    CHECKSUM_WITHOUT_KEY = "SmartChecksumWithoutKey";
-    /// The checksum of a leaf covers its lock.
-    CHECKSUM_OVER_LOCK = "SmartChecksumOverLock";
-    /// A scan returns the value of a leaf whose checksum is wrong.
-    TORN_LEAF_EMITTED = "SmartTornLeafEmitted";
-    /// A scan that finds nodes in the cache skips what they did not have when they were cached.
-    UNCACHED_GAP_SKIPPED = "SmartUncachedGapSkipped";
     /// An update writes a value that lies apart after the leaf that points to it.
     LEAF_BEFORE_VALUE = "SmartLeafBeforeValue";
-    /// A unit that was unlinked is reused without a grace.
-    REUSED_BEFORE_EPOCH = "SmartReusedBeforeEpoch";
     /// The success of a masked CAS is judged by the whole word.
     MASKED_CAS_FULL_WORD = "SmartMaskedCasFullWord";
     /// An insert behind the slots in use is complete before the type switch.

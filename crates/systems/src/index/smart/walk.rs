@@ -21,20 +21,14 @@
 //! Invariant: each step down increases the depth, and the number of other steps is limited. So a walk through damaged
 //! memory ends.
 
-use super::cache::Found;
-use super::layout::{
-    Class, Far, HEAD_AT, Header, Leaf, LeafView, NodeType, NodeView, Slot, View, leaf_of, lock_at,
-    pointer_of, slot_at, value_of,
-};
-use super::session::refused;
-use super::together::{Late, Ticket};
-use super::{Client, Damaged, mutants};
+use super::{Client, mutants};
 use crate::index::IndexError;
+use crate::index::place::Damaged;
+use crate::index::radix::layout::{Far, Header, Leaf, LeafView, NodeType, NodeView, View, leaf_of, slot_at};
+use crate::index::radix::read::{At, LeafAt, Met, Own};
 use crate::lease::LockWord;
+use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use farside_remote::{ChainBuf, Fabric, Reply, read};
-use std::future::poll_fn;
-use std::task::Poll;
 use std::time::Duration;
 
 /// Number of steps of a walk that do not lead down, such as reading a slot or a torn leaf again.
@@ -42,45 +36,6 @@ const RETRIES_MAX: u32 = 100_000;
 /// Number of times that a torn leaf is read before its lock is of interest.
 const TORN_MAX: u32 = 8;
 const PAUSE: Duration = Duration::from_micros(2);
-
-/// Buffers of an operation.
-#[derive(Default)]
-pub(super) struct Own {
-    pub(super) chain: ChainBuf,
-    pub(super) reply: Reply,
-    /// The node that was read last.
-    pub(super) node: Vec<u8>,
-    /// The leaf that was read last.
-    pub(super) leaf: Vec<u8>,
-    /// The value that the operation writes, or one that it has read and that lies apart.
-    pub(super) value: Vec<u8>,
-}
-
-impl Own {
-    /// The value of the leaf that was read last, after [`Client::read_value`].
-    pub(super) fn found(&self) -> &[u8] {
-        if pointer_of(&self.leaf).is_some() { &self.value } else { value_of(&self.leaf) }
-    }
-}
-
-/// A slot on the way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct At {
-    pub(super) slot_at: Far,
-    pub(super) slot: Slot,
-    /// Number of bytes of the path that lead to the slot.
-    pub(super) depth: usize,
-    /// Whether the slot was read during the operation.
-    pub(super) is_fresh: bool,
-}
-
-/// Location of a leaf.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LeafAt {
-    pub(super) at: Far,
-    pub(super) class: Class,
-    pub(super) generation: u32,
-}
 
 /// How sure a walk must be that a key is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,49 +63,7 @@ pub(super) enum End {
     Prefix(Far, Header, usize),
 }
 
-/// Why a walk waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Met {
-    /// A leaf stays torn, with this lock word.
-    Torn(LeafAt, LockWord),
-}
-
 impl<F: Fabric + Clock> Client<F> {
-    /// Returns the slot at which a walk begins: a cached one, or the root slot.
-    pub(super) async fn start(&self, own: &mut Own, path: &[u8]) -> Result<At, IndexError> {
-        let cached = self.cache.borrow_mut().find(path, self.session.epochs.current());
-        self.start_at(own, cached).await
-    }
-
-    /// Returns the slot at which a walk begins, like [`Client::start`]. If other gets are in progress, it is found
-    /// together with theirs, after the other tasks have run.
-    pub(super) async fn start_together(&self, own: &mut Own, path: &[u8]) -> Result<At, IndexError> {
-        if !self.together.are_several() {
-            return self.start(own, path).await;
-        }
-        let ticket = self.together.note(path);
-        yield_now().await;
-        let cached = self.found_together(ticket, path);
-        self.start_at(own, cached).await
-    }
-
-    fn found_together(&self, ticket: Ticket, path: &[u8]) -> Option<Found> {
-        let (mut cache, epoch) = (self.cache.borrow_mut(), self.session.epochs.current());
-        let found = self.together.take(ticket, &mut cache, epoch);
-        found.unwrap_or_else(|Late| cache.find(path, epoch))
-    }
-
-    async fn start_at(&self, own: &mut Own, cached: Option<Found>) -> Result<At, IndexError> {
-        if let Some(Found { slot_at, slot, depth }) = cached {
-            self.counters.cache_hits.add();
-            return Ok(At { slot_at, slot, depth, is_fresh: false });
-        }
-        self.counters.cache_misses.add();
-        let slot_at = self.session.layout.root();
-        let slot = self.read_slot(own, slot_at).await?;
-        Ok(At { slot_at, slot, depth: 0, is_fresh: true })
-    }
-
     /// Walks from the slot `at` to the end of a path. Moves `at` to the last slot.
     ///
     /// # Errors
@@ -190,7 +103,7 @@ impl<F: Fabric + Clock> Client<F> {
                         }
                     }
                 }
-                View::Node { at: node, kind } => {
+                View::Node { at: node, kind, .. } => {
                     if let Some(end) = self.step_down(own, path, (at, misses), (node, kind)).await? {
                         return Ok(Ok(end));
                     }
@@ -284,7 +197,8 @@ impl<F: Fabric + Clock> Client<F> {
         let Some((index, slot)) = found.next() else {
             return Ok(Some(End::NoSlot(node, header)));
         };
-        *at = At { slot_at: slot_at(node, index), slot, depth: header.branch() + 1, is_fresh: true };
+        let (slot_at, above) = (slot_at(node, index), at.slot);
+        *at = At { slot_at, slot, above, depth: header.branch() + 1, is_fresh: true };
         Ok(None)
     }
 
@@ -300,7 +214,7 @@ impl<F: Fabric + Clock> Client<F> {
         let slot = self.read_slot(own, at.slot_at).await?;
         let has_changed = slot != at.slot;
         if has_changed {
-            self.counters.invalidations.add();
+            self.counts.invalidations.add();
             self.cache.borrow_mut().update(at.slot_at, slot);
         }
         (at.slot, at.is_fresh) = (slot, true);
@@ -310,7 +224,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// Drops a cached slot whose leaf says that another slot points to it now.
     fn forget_stale(&self, at: &At) {
         if !at.is_fresh {
-            self.counters.invalidations.add();
+            self.counts.invalidations.add();
             self.cache.borrow_mut().forget(at.slot_at);
         }
     }
@@ -319,33 +233,6 @@ impl<F: Fabric + Clock> Client<F> {
         let epoch = self.session.epochs.current();
         let from = (at.slot_at, at.slot, at.depth);
         self.cache.borrow_mut().insert(&path[..header.branch()], from, (node, header), bytes, epoch);
-    }
-
-    /// Reads the 8 bytes of a slot.
-    pub(super) async fn read_slot(&self, own: &mut Own, at: Far) -> Result<Slot, IndexError> {
-        let bytes = self.read(own, at, 8).await?;
-        Ok(Slot(u64::from_le_bytes(bytes.try_into().map_err(|_| Damaged("a short READ"))?)))
-    }
-
-    /// Reads a whole leaf into the buffers.
-    pub(super) async fn read_leaf(&self, own: &mut Own, leaf: LeafAt) -> Result<(), IndexError> {
-        self.read(own, leaf.at, leaf.class.size() as u32).await?;
-        let Own { reply, leaf, .. } = own;
-        leaf.clear();
-        leaf.extend_from_slice(reply.output(0));
-        Ok(())
-    }
-
-    /// Reads the value of the leaf that was read last, if it lies apart. The leaf was read under the same guard, so the
-    /// value was not reused.
-    pub(super) async fn read_value(&self, own: &mut Own) -> Result<(), IndexError> {
-        let Some(pointer) = pointer_of(&own.leaf) else { return Ok(()) };
-        self.session.layout.class_of(&pointer)?;
-        self.read(own, pointer.at, pointer.len).await?;
-        let Own { reply, value, .. } = own;
-        value.clear();
-        value.extend_from_slice(reply.output(0));
-        Ok(pointer.check(value)?)
     }
 
     /// Reads all visible slots of a node into the buffers. `kind` is the type in the node's slot.
@@ -366,17 +253,6 @@ impl<F: Fabric + Clock> Client<F> {
         }
         Ok(header)
     }
-
-    /// Reads bytes of the store with one chain. They are the reply's output 0.
-    pub(super) async fn read<'a>(&self, own: &'a mut Own, at: Far, len: u32) -> Result<&'a [u8], IndexError> {
-        let layout = &self.session.layout;
-        let addr = layout.addr(at, len.into())?;
-        let table = &layout.members[at.member()];
-        let mut chain = own.chain.begin(table.key());
-        let bytes = chain.also(read(addr, len));
-        self.session.fabric.run(table.node, &chain, &mut own.reply).await.map_err(IndexError::of_read)?;
-        own.reply.get(bytes).map_err(refused)
-    }
 }
 
 enum AtLeaf {
@@ -384,24 +260,4 @@ enum AtLeaf {
     /// The slot has changed.
     Again,
     Torn(LockWord),
-}
-
-const _: () = assert!(HEAD_AT == 8);
-
-/// Lets the other tasks that are ready run first.
-async fn yield_now() {
-    let mut has_yielded = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
-
-/// Location of a leaf's lock.
-pub(super) fn lock_of(leaf: LeafAt) -> Far {
-    leaf.at.plus(lock_at(leaf.class))
 }

@@ -12,14 +12,14 @@ use std::cell::{Cell, RefCell};
 
 /// The lookups of a client.
 #[derive(Default)]
-pub(super) struct Together {
+pub(in crate::index) struct Together {
     batches: RefCell<[Batch; 2]>,
     /// Number of gets in progress.
     gets: Cell<usize>,
 }
 
 /// A get in progress.
-pub(super) struct Running<'a>(&'a Cell<usize>);
+pub(in crate::index) struct Running<'a>(&'a Cell<usize>);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
@@ -44,25 +44,25 @@ struct Batch {
 
 /// Right to the outcome of a lookup.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket {
+pub(in crate::index) struct Ticket {
     number: u64,
     index: usize,
 }
 
 impl Together {
     /// Begins a get.
-    pub(super) fn enter(&self) -> Running<'_> {
+    pub(in crate::index) fn enter(&self) -> Running<'_> {
         self.gets.set(self.gets.get() + 1);
         Running(&self.gets)
     }
 
     /// Whether several gets are in progress.
-    pub(super) fn are_several(&self) -> bool {
+    pub(in crate::index) fn are_several(&self) -> bool {
         self.gets.get() > 1
     }
 
     /// Notes a path to look up.
-    pub(super) fn note(&self, path: &[u8]) -> Ticket {
+    pub(in crate::index) fn note(&self, path: &[u8]) -> Ticket {
         let mut batches = self.batches.borrow_mut();
         let [even, odd] = &mut *batches;
         let (newest, other) = if even.number > odd.number { (even, odd) } else { (odd, even) };
@@ -84,7 +84,12 @@ impl Together {
 
     /// Returns the outcome of a lookup, and makes all noted ones if they were not made yet. `epoch` is the client's
     /// current one. Returns an error if the outcome was kept for too long.
-    pub(super) fn take(&self, ticket: Ticket, cache: &mut Cache, epoch: u64) -> Result<Option<Found>, Late> {
+    pub(in crate::index) fn take(
+        &self,
+        ticket: Ticket,
+        cache: &mut Cache,
+        epoch: u64,
+    ) -> Result<Option<Found>, Late> {
         let mut batches = self.batches.borrow_mut();
         let batch = batches.iter_mut().find(|batch| batch.number == ticket.number).ok_or(Late)?;
         if !std::mem::replace(&mut batch.is_over, true) {
@@ -96,7 +101,7 @@ impl Together {
 
 /// Two later batches were begun before a get took its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Late;
+pub(in crate::index) struct Late;
 
 impl Batch {
     fn look_up(&mut self, cache: &mut Cache, epoch: u64) {

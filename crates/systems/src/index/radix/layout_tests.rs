@@ -28,7 +28,7 @@ fn a_slot_is_decoded_as_it_was_encoded() {
             assert_eq!(layout.unit_at(leaf, class), Some((chunk, layout.units(class) - 1)));
             let node = layout.unit(chunk, Class::NODE, 0);
             let slot = layout.node_slot(0, node, NodeType::SMALLEST).with_type(NodeType::MAX).with_partial(7);
-            assert_eq!(layout.view(slot), Ok(View::Node { at: node, kind: NodeType::MAX }));
+            assert_eq!(layout.view(slot), Ok(View::Node { at: node, kind: NodeType::MAX, generation: 0 }));
             assert_eq!(slot.partial(), 7);
         }
     }
@@ -116,7 +116,7 @@ fn any_bytes_are_decoded_or_damaged() {
             if let Ok(View::Leaf { at, class, .. }) = layout.view(Slot(word)) {
                 assert!(layout.addr(at, class.size()).is_ok());
             }
-            if let Ok(View::Node { at, kind }) = layout.view(Slot(word)) {
+            if let Ok(View::Node { at, kind, .. }) = layout.view(Slot(word)) {
                 assert!(layout.addr(at, kind.read_len().into()).is_ok());
             }
             if let Ok(header) = Header::of(word) {
@@ -124,7 +124,7 @@ fn any_bytes_are_decoded_or_damaged() {
                 _ = (header.prefix_from(draws.below(300) as usize), header.below(draws.below(256) as usize));
             }
             _ = Claim::of(word);
-            _ = layout.leaf_of_object(1, word, draws.below(1 << 14));
+            _ = layout.unit_of_object(1, word, draws.below(1 << 14));
             let len = draws.below(300) as usize;
             let mut bytes = draws.bytes(len);
             if let Some(at) = bytes.get_mut(8..16) {
@@ -189,4 +189,58 @@ fn a_checksum_that_does_not_cover_the_key_is_noticed() {
     let is_noticed_by_mutant = is_noticed();
     Mutant::switch(None);
     assert!(!is_noticed_by_mutant, "the mutant lives");
+}
+
+#[test]
+fn a_copied_node_is_decoded_as_it_was_encoded() {
+    let spec = Spec { chunk: 1 << 14, ids: 4, lanes: 2, ..Spec::of(Growth::Copied) };
+    let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: 1 << 18 };
+    let parameters = serde_json::to_string(&spec).expect("plain data");
+    let layout = Layout::new(&parameters, &[(NodeId(0), extent)]).expect("it is possible");
+    for (kind, size) in NodeType::COPIED.into_iter().zip([64, 192, 448, 2112]) {
+        assert_eq!(kind.class().size(), size);
+        let unit = layout.unit(Chunk { member: 0, number: 3 }, kind.class(), 1);
+        let slot = layout.copied_slot(9, (unit, kind), 0x1_0801);
+        assert_eq!(layout.view(slot), Ok(View::Node { at: unit, kind, generation: 1 }));
+        let frozen = Slot(slot.0 | FROZEN_MASK);
+        assert_eq!(layout.view(frozen), layout.view(slot));
+        assert!(frozen.is_same_place(slot) && frozen.is_frozen() && frozen.thawed() == slot);
+        let mut bytes = Vec::new();
+        let header = Header::new(3, kind, b"abc");
+        copied_bytes(0x1_0801, header, &[slot, Slot::empty(7)], &mut bytes);
+        assert_eq!(bytes.len() as u64, size);
+        let view = NodeView::of(&bytes[..kind.read_len() as usize]).expect("it is long enough");
+        assert!(view.is_of(1) && !view.is_of(2) && !view.is_frozen());
+        assert_eq!((view.generation(), view.header()), (0x1_0801, Ok(header)));
+        let slots: Vec<Slot> = view.slots().filter(|slot| !slot.is_null()).collect();
+        assert_eq!((slots, view.slots().count()), (vec![slot, Slot::empty(7)], kind.slots()));
+        bytes[16..24].copy_from_slice(&frozen.0.to_le_bytes());
+        bytes[..8].copy_from_slice(&(0x1_0801 | FROZEN_NODE_MASK).to_le_bytes());
+        let view = NodeView::of(&bytes).expect("it is long enough");
+        assert!(view.is_frozen() && view.is_of(1) && view.generation() == 0x1_0801);
+        assert_eq!(view.slots().next(), Some(slot));
+        // The lock is the last word, and the record of the lock names the node.
+        let object = layout.object(unit, kind.class()).expect("a node");
+        assert_eq!(layout.unit_of_object(0, object.at.raw(), object.len.into()), Some((unit, kind.class())));
+        let claim = Claim { owner: ClientId::new(3).expect("not 0"), class: kind.class() };
+        assert_eq!(Claim::of(claim.word()), Ok(Some(claim)));
+    }
+    let copied = NodeType::copied_for;
+    assert_eq!([1, 4, 5, 16, 17, 48, 49, 256].map(|count| copied(count).map(NodeType::slots)), {
+        [4, 4, 16, 16, 48, 48, 256, 256].map(Some)
+    });
+    assert_eq!(copied(257), None);
+}
+
+#[test]
+fn a_store_has_the_nodes_of_its_kind() {
+    let of_smart = serde_json::to_string(&Spec::default()).expect("plain data");
+    let of_art = serde_json::to_string(&Spec::of(Growth::Copied)).expect("plain data");
+    let plan = |nodes, parameters| super::store::plan("k", nodes, parameters, 64 << 20).map(drop);
+    assert_eq!(plan(Growth::Switched, &of_smart), Ok(()));
+    assert_eq!(plan(Growth::Copied, &of_art), Ok(()));
+    let refused = plan(Growth::Copied, &of_smart);
+    assert!(refused.as_ref().is_err_and(|why| why.contains("another kind")), "{refused:?}");
+    let slot = Slot(FROZEN_MASK | 1);
+    assert!(layout(Keys::Numbers).view(slot).is_err(), "switched nodes are never frozen");
 }

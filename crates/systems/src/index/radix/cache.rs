@@ -18,6 +18,9 @@
 //! is below E + 2 [`GENERATIONS`]. An entry notes the current epoch when its slots have arrived, which is E or E + 1,
 //! and is dropped [`AGE_MAX`] epochs later.
 //!
+//! If nodes are replaced by copies, their slots have generations, too, and an operation that reads a node or one of its
+//! slots checks that the node was not replaced.
+//!
 //! A leaf that is alive and was not reused is the leaf that was linked below the slot: a leaf is dead before its slot
 //! is emptied, for good.
 //!
@@ -41,7 +44,7 @@ const LOOKS: usize = 64;
 const COMPARED_MAX: usize = 16;
 
 /// Copies of inner nodes.
-pub(super) struct Cache {
+pub(in crate::index) struct Cache {
     /// Largest size in bytes; if 0, nothing is cached.
     budget: usize,
     used: usize,
@@ -167,7 +170,7 @@ impl Entry {
 }
 
 impl Cache {
-    pub(super) fn new(root_at: Far, budget: usize) -> Cache {
+    pub(in crate::index) fn new(root_at: Far, budget: usize) -> Cache {
         Cache {
             budget,
             used: 0,
@@ -183,26 +186,26 @@ impl Cache {
     }
 
     /// Number of nodes that were evicted so far.
-    pub(super) fn evicted(&self) -> u64 {
+    pub(in crate::index) fn evicted(&self) -> u64 {
         self.evicted
     }
 
     /// Returns the deepest cached slot on a path. `epoch` is the client's current one.
     #[inline]
-    pub(super) fn find(&mut self, path: &[u8], epoch: u64) -> Option<Found> {
+    pub(in crate::index) fn find(&mut self, path: &[u8], epoch: u64) -> Option<Found> {
         let mut descent = self.descent();
         while self.step(&mut descent, path, epoch) {}
         descent.found
     }
 
     /// Begins to walk down.
-    pub(super) fn descent(&self) -> Descent {
+    pub(in crate::index) fn descent(&self) -> Descent {
         Descent { next: self.root_child, found: None }
     }
 
     /// Walks one node down along a path. Returns whether there may be a further node.
     #[inline]
-    pub(super) fn step(&mut self, descent: &mut Descent, path: &[u8], epoch: u64) -> bool {
+    pub(in crate::index) fn step(&mut self, descent: &mut Descent, path: &[u8], epoch: u64) -> bool {
         let next = std::mem::replace(&mut descent.next, NONE);
         let Some(entry) = self.entries.get_mut(next as usize).and_then(Option::as_mut) else { return false };
         if epoch.saturating_sub(entry.read_in) >= AGE_MAX {
@@ -210,11 +213,12 @@ impl Cache {
             return false;
         }
         entry.was_used = true;
-        let root = Found { slot_at: self.root_at, slot: self.root, depth: 0 };
-        descent.found = descent.found.or(Some(root));
+        let root = Found { slot_at: self.root_at, slot: self.root, above: Slot::NULL, depth: 0 };
+        let above = *descent.found.get_or_insert(root);
         let Some(index) = entry.index_on(path) else { return false };
         let Cached { slot, child } = entry.slots[index];
-        descent.found = Some(Found { slot_at: slot_at(entry.node, index), slot, depth: entry.branch() + 1 });
+        let (slot_at, above) = (slot_at(entry.node, index), above.slot);
+        descent.found = Some(Found { slot_at, slot, above, depth: entry.branch() + 1 });
         descent.next = child;
         child != NONE
     }
@@ -222,7 +226,7 @@ impl Cache {
     /// Returns the cached nodes with which a scan from `path` on begins, from the root's direction down. All of them
     /// are on the path. Below the first one, `keys` keys are to be expected from the path on, if the cache has such a
     /// node.
-    pub(super) fn nodes_for(&self, path: &[u8], keys: usize) -> Vec<OnPath> {
+    pub(in crate::index) fn nodes_for(&self, path: &[u8], keys: usize) -> Vec<OnPath> {
         let (mut entries, mut next) = (Vec::new(), self.root_child);
         while let Some(entry) = self.at(next) {
             let branch = entry.branch();
@@ -240,25 +244,31 @@ impl Cache {
             expected >= keys
         };
         let first = entries.iter().rposition(is_enough).unwrap_or(0);
-        let on_path =
-            |entry: &Entry| OnPath { node: entry.node, slots: entry.slots.len(), branch: entry.branch() };
+        let on_path = |entry: &Entry| OnPath {
+            node: entry.node,
+            slot: self
+                .at(entry.parent)
+                .map_or(self.root, |above| above.slots[usize::from(entry.parent_index)].slot),
+            slots: entry.slots.len(),
+            branch: entry.branch(),
+        };
         entries[first..].iter().map(|entry| on_path(entry)).collect()
     }
 
     /// Whether the cache has a node.
-    pub(super) fn has(&self, node: Far) -> bool {
+    pub(in crate::index) fn has(&self, node: Far) -> bool {
         self.by_node.contains_key(&node)
     }
 
     /// Returns the cached slots of a node.
-    pub(super) fn slots_of(&self, node: Far) -> Option<impl Iterator<Item = Slot>> {
+    pub(in crate::index) fn slots_of(&self, node: Far) -> Option<impl Iterator<Item = Slot>> {
         let entry = self.entries[*self.by_node.get(&node)? as usize].as_ref()?;
         Some(entry.slots.iter().map(|cached| cached.slot))
     }
 
     /// Puts a node into the cache, which was read below the slot `slot` at `slot_from`. `path` leads to the node's
     /// slots, and its first `from` bytes to that slot. If the cache does not have the node above, nothing happens.
-    pub(super) fn insert(
+    pub(in crate::index) fn insert(
         &mut self,
         path: &[u8],
         (slot_from, slot, from): (Far, Slot, usize),
@@ -327,7 +337,7 @@ impl Cache {
     }
 
     /// Changes a cached slot, if the cache has it.
-    pub(super) fn update(&mut self, at: Far, slot: Slot) {
+    pub(in crate::index) fn update(&mut self, at: Far, slot: Slot) {
         let (old, child) = if at == self.root_at {
             (std::mem::replace(&mut self.root, slot), self.root_child)
         } else {
@@ -342,8 +352,15 @@ impl Cache {
         }
     }
 
+    /// Drops the copy of a node, and of all nodes below it.
+    pub(in crate::index) fn forget_node(&mut self, node: Far) {
+        if let Some(&number) = self.by_node.get(&node) {
+            self.remove(number);
+        }
+    }
+
     /// Drops a cached slot, so that a lookup finds the slot of its node.
-    pub(super) fn forget(&mut self, at: Far) {
+    pub(in crate::index) fn forget(&mut self, at: Far) {
         if at != self.root_at {
             self.update(at, Slot::NULL);
         }
@@ -451,31 +468,35 @@ impl Cache {
 
 /// A cached slot on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) slot_at: Far,
-    pub(super) slot: Slot,
+pub(in crate::index) struct Found {
+    pub(in crate::index) slot_at: Far,
+    pub(in crate::index) slot: Slot,
+    /// The slot that has led to the node with this slot; null if it is the root slot.
+    pub(in crate::index) above: Slot,
     /// Number of bytes of the path that lead to the slot.
-    pub(super) depth: usize,
+    pub(in crate::index) depth: usize,
 }
 
 /// A walk down the cached nodes along a path.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Descent {
+pub(in crate::index) struct Descent {
     /// The next entry.
     next: u32,
     /// The deepest slot so far.
-    pub(super) found: Option<Found>,
+    pub(in crate::index) found: Option<Found>,
 }
 
 /// A cached node on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OnPath {
-    pub(super) node: Far,
+pub(in crate::index) struct OnPath {
+    pub(in crate::index) node: Far,
+    /// The cached slot that leads to the node.
+    pub(in crate::index) slot: Slot,
     /// Number of cached slots.
-    pub(super) slots: usize,
+    pub(in crate::index) slots: usize,
     /// Number of bytes of the path that lead to the node's slots. All keys that begin with them are below the node, for
     /// ever.
-    pub(super) branch: usize,
+    pub(in crate::index) branch: usize,
 }
 
 #[cfg(test)]
@@ -516,7 +537,7 @@ mod tests {
     fn a_lookup_ends_at_the_deepest_slot() {
         let mut cache = cache(1 << 20);
         let find = |cache: &mut Cache, path: &[u8]| {
-            cache.find(path, 5).map(|Found { slot_at, slot, depth }| (slot_at, slot, depth))
+            cache.find(path, 5).map(|Found { slot_at, slot, depth, .. }| (slot_at, slot, depth))
         };
         assert_eq!(find(&mut cache, b"abc"), None);
         put(&mut cache, b"a", (ROOT, slot(0, 1), 0), 1, &[slot(b'b', 2), slot(b'x', 7)], 5);

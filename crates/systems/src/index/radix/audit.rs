@@ -1,27 +1,30 @@
 //! Checks of a store that no client uses, on the bytes of its members, for trials and tests.
 //!
-//! After the recovery of all dead clients, and after [`Smart::heal`](super::Smart::heal), nothing may be left of them:
+//! After the recovery of all dead clients, and after `heal`, nothing may be left of them:
 //! no lock is held, and each unit is either in one slot, or the value of one leaf, and taken, or neither and free.
 //! Inner nodes and chunks are never given back: a node stays in its slot, and a chunk stays with its id.
 
 use super::layout::{
-    Chunk, Claim, Class, Far, Layout, Leaf, NodeType, NodeView, Slot, State, View, leaf_of, lock_at,
+    Chunk, Claim, Class, Far, Growth, Layout, Leaf, NodeType, NodeView, Slot, State, View, leaf_of, lock_at,
     pointer_of,
 };
 use farside_remote::NodeId;
 use farside_remote::control::Store;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the locks at one member that are not free, as the addresses of their leaves and their words. `load` returns
-/// the 8-byte word at an address of the member.
+/// Returns the locks at one member that are not free, as the addresses of their leaves or nodes, and their words.
+/// `load` returns the 8-byte word at an address of the member.
 ///
 /// # Errors
 /// A description of bytes that no client writes.
 pub fn held(store: &Store, load: impl Fn(u64) -> u64) -> Result<Vec<(u64, u64)>, String> {
     let image = Image::of(std::slice::from_ref(store), |_, at| load(at))?;
     let mut held = Vec::new();
-    let is_of_leaf = |class: &Class| *class != Class::NODE && !class.is_of_value();
-    for (chunk, class) in image.claims()?.into_iter().filter(|(_, class)| is_of_leaf(class)) {
+    let has_locks = |class: &Class| match image.layout.spec.nodes {
+        Growth::Switched => !class.is_of_node() && !class.is_of_value(),
+        Growth::Copied => class.is_of_node(),
+    };
+    for (chunk, class) in image.claims()?.into_iter().filter(|(_, class)| has_locks(class)) {
         for number in 0..image.layout.units(class) {
             let leaf = image.layout.unit(chunk, class, number);
             let word = image.word(leaf.plus(lock_at(class)))?;
@@ -60,10 +63,11 @@ pub fn strays(stores: &[Store], load: impl Fn(usize, u64) -> u64) -> Result<Vec<
                 units.push((at, class, Some(generation)));
                 units.extend(image.value(at, class, generation)?);
             }
-            View::Node { at, .. } => {
-                units.push((at, Class::NODE, None));
+            View::Node { at, kind, generation } => {
+                units.push((at, kind.class(), kind.is_copied().then_some(generation)));
                 if !owned.contains(&at) {
-                    slots.extend((0..NodeType::MAX.slots()).map(|index| super::layout::slot_at(at, index)));
+                    let slots_max = if kind.is_copied() { kind.slots() } else { NodeType::MAX.slots() };
+                    slots.extend((0..slots_max).map(|index| super::layout::slot_at(at, index)));
                     image.check_node(at)?;
                 }
             }

@@ -42,19 +42,19 @@ const WORTH: u64 = 8;
 
 /// A unit that an operation has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unit {
-    pub(super) at: Far,
-    pub(super) class: Class,
-    pub(super) generation: u32,
+pub(in crate::index) struct Unit {
+    pub(in crate::index) at: Far,
+    pub(in crate::index) class: Class,
+    pub(in crate::index) generation: u32,
     /// Location of the state.
-    pub(super) state: Far,
+    pub(in crate::index) state: Far,
     number: u64,
     chunk: Chunk,
 }
 
 impl Unit {
     /// The state of the unit while it is taken.
-    pub(super) fn taken(&self) -> U64 {
+    pub(in crate::index) fn taken(&self) -> U64 {
         U64::new(State { generation: self.generation, is_taken: true }.word())
     }
 
@@ -67,7 +67,7 @@ impl Unit {
 
 /// The memory that a client allocates from.
 #[derive(Default)]
-pub(super) struct Units {
+pub(in crate::index) struct Units {
     pools: RefCell<BTreeMap<(usize, Class), Pool>>,
     /// Chunks that an earlier holder of the id has claimed, by member. A member is absent until its table was read.
     inherited: RefCell<BTreeMap<usize, Vec<(Chunk, Class)>>>,
@@ -117,7 +117,7 @@ impl Units {
     ///
     /// # Errors
     /// [`IndexError::OutOfMemory`] if no member has a free unit.
-    pub(super) async fn take<F: Fabric + Clock>(
+    pub(in crate::index) async fn take<F: Fabric + Clock>(
         &self,
         session: &Session<F>,
         class: Class,
@@ -186,7 +186,7 @@ impl Units {
     }
 
     /// Notes that the unit's state was written, and that a slot points to the unit.
-    pub(super) fn linked(&self, unit: &Unit) {
+    pub(in crate::index) fn linked(&self, unit: &Unit) {
         self.with_pool(unit.chunk.member, unit.class, |pool| {
             pool.in_use.remove(&(unit.chunk, unit.number));
         });
@@ -196,7 +196,7 @@ impl Units {
     ///
     /// # Errors
     /// The state was not written, so the unit is lost until `heal` finds it.
-    pub(super) async fn give_back<F: Fabric + Clock>(
+    pub(in crate::index) async fn give_back<F: Fabric + Clock>(
         &self,
         session: &Session<F>,
         unit: Unit,
@@ -373,12 +373,12 @@ impl Units {
     }
 
     /// Retires a leaf that this client's CAS has unlinked, or a value whose pointer it has replaced.
-    pub(super) fn retire(&self, at: Far, class: Class, generation: u32) {
+    pub(in crate::index) fn retire(&self, at: Far, class: Class, generation: u32) {
         self.limbo.borrow_mut().added.push(Retired { at, class, generation });
     }
 
     /// Number of units that wait until they may be reused.
-    pub(super) fn waiting(&self) -> usize {
+    pub(in crate::index) fn waiting(&self) -> usize {
         let limbo = self.limbo.borrow();
         limbo.added.len() + limbo.snapshot.as_ref().map_or(0, |snapshot| snapshot.units.len())
     }
@@ -388,7 +388,7 @@ impl Units {
     ///
     /// # Errors
     /// [`IndexError`]; a later step goes on.
-    pub(super) async fn step<F: Fabric + Clock>(
+    pub(in crate::index) async fn step<F: Fabric + Clock>(
         &self,
         session: &Session<F>,
         lane: u16,
@@ -445,7 +445,7 @@ impl Units {
     }
 
     /// Frees units that `sweep` has found. Returns the number of those that were not freed by others.
-    pub(super) async fn free_leaked<F: Fabric + Clock>(
+    pub(in crate::index) async fn free_leaked<F: Fabric + Clock>(
         &self,
         session: &Session<F>,
         units: impl Iterator<Item = (Far, Class, u32)>,

@@ -16,13 +16,13 @@ use farside_remote::clock::Clock;
 use farside_remote::{ChainBuf, Fabric, Reply, Status, read, read_as};
 use zerocopy::FromBytes;
 
-pub(super) use crate::index::session::refused;
+pub(in crate::index) use crate::index::session::refused;
 
 /// Number of intents that one chain of a recovery reads.
 const INTENTS_PER_CHAIN: u16 = 32;
 
 /// A client's session with all members of a store.
-pub(super) type Session<F> = crate::index::session::Session<F, Layout>;
+pub(in crate::index) type Session<F> = crate::index::session::Session<F, Layout>;
 
 impl Locked for Layout {
     /// A leaf.
@@ -62,7 +62,7 @@ impl<F: Fabric + Clock> Session<F> {
     ///
     /// # Errors
     /// [`IndexError`]; nothing of the caller's was changed.
-    pub(super) async fn wait_for_leaf(
+    pub(in crate::index) async fn wait_for_leaf(
         &self,
         lane: u16,
         (leaf, class): (Far, Class),
@@ -93,7 +93,7 @@ impl<F: Fabric + Clock> Session<F> {
             let found: Vec<(LockWord, (Far, Class))> = (0..batch.len())
                 .filter_map(|index| {
                     let (word, at, len) = redo::intended(reply.output(index))?;
-                    let leaf = self.layout.leaf_of_object(member, at, len)?;
+                    let leaf = self.layout.unit_of_object(member, at, len)?;
                     (word.owner() == Some(id)).then_some((word, leaf))
                 })
                 .collect();

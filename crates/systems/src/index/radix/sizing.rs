@@ -1,6 +1,7 @@
 //! The memory that a store of a number of keys takes: the size of its chunks, and the bytes of nodes and leaves.
 //!
-//! Each node reserves the memory for 256 slots, so the number of nodes for each key decides. It depends on the keys:
+//! Each switched node reserves the memory for 256 slots, so the number of nodes for each key decides. It depends on the
+//! keys:
 //!
 //! - Scattered numbers: if a level has x keys for each of its places, a place has a node if it has two keys or more.
 //!   With x = 1.8, this is true for 0.54 of the places, so there are 0.30 nodes for each key, the most for any x. The
@@ -11,9 +12,13 @@
 //! - Strings of two letters need up to one node for each key, and one more for each 7 bytes that keys have in common.
 //!   A store is not sized for such keys.
 //!
+//! Copied nodes have few unused slots. Each slot that is in use takes at most 58 bytes of its node and of the smaller
+//! ones that the node has replaced: those with 4 and 16 slots have 64 and 192 bytes, so it is 51 if a node has 5 slots
+//! in use, 42 if it has 17, and 58 if it has 49.
+//!
 //! Invariant: a store with this memory has room for its keys, whichever of its clients put them.
 
-use super::layout::{Class, Spec, UNIT};
+use super::layout::{Class, Growth, NodeType, Spec, UNIT};
 use crate::index::Keys;
 
 /// Number of chunks of a store for each id, and at least, unless its chunks have the largest or the smallest size.
@@ -35,15 +40,19 @@ impl Spec {
     }
 
     /// The largest one of the classes of nodes, of the leaves of the longest paths, and of the longest values.
-    pub(super) fn largest_class(&self) -> Class {
+    pub(in crate::index) fn largest_class(&self) -> Class {
         let value = self.has_values_apart().then(|| self.value_class(self.value_max));
-        let classes = [Class::NODE, self.leaf_class(self.path_max())].into_iter().chain(value);
+        let node = match self.nodes {
+            Growth::Switched => NodeType::MAX,
+            Growth::Copied => NodeType::COPIED[3],
+        };
+        let classes = [node.class(), self.leaf_class(self.path_max())].into_iter().chain(value);
         classes.max_by_key(|class| class.size()).unwrap_or(Class::NODE)
     }
 
     /// The same parameters with a chunk for a quota in bytes, if they have none. The units of the largest class fill
     /// the chunk.
-    pub(super) fn with_chunk(self, quota: u64) -> Spec {
+    pub(in crate::index) fn with_chunk(self, quota: u64) -> Spec {
         if self.chunk != 0 {
             return self;
         }
@@ -54,18 +63,26 @@ impl Spec {
 
     /// Size in bytes of a store at one member that has room for `items` keys with paths of at most `path_len` bytes,
     /// and with the longest values, if the keys are as usual. `None` if no store is that large.
-    pub(super) fn bytes_for(self, items: u64, path_len: usize) -> Option<u64> {
+    pub(in crate::index) fn bytes_for(self, items: u64, path_len: usize) -> Option<u64> {
         let leaf = self.leaf_class(path_len);
         let nodes = items.checked_mul(self.nodes_per_16_keys())?.div_ceil(16);
         let path_min = if self.keys == Keys::Numbers { path_len } else { 2 };
         let value = self.has_values_apart().then(|| self.value_class(self.value_max));
         let values =
             value.map_or(0, |_| (self.value_max / self.inline_max.max(UNIT as u32)).max(1).ilog2() + 2);
-        let classes = 2 + u64::from(leaf.0 - self.leaf_class(path_min).0) + u64::from(values);
+        let of_nodes = if self.nodes == Growth::Copied { NodeType::COPIED.len() as u64 } else { 1 };
+        let classes = 1 + of_nodes + u64::from(leaf.0 - self.leaf_class(path_min).0) + u64::from(values);
         let bytes = |spec: &Spec| {
             let value = value.map_or(Some(0), |class| spec.bytes_of(class))?;
             let units = items.checked_mul(spec.bytes_of(leaf)?.checked_add(value)?)?;
-            let units = units.checked_add(nodes.checked_mul(spec.bytes_of(Class::NODE)?)?)?;
+            let of_nodes = match spec.nodes {
+                Growth::Switched => nodes.checked_mul(spec.bytes_of(Class::NODE)?)?,
+                // Each key and each node has a slot.
+                Growth::Copied => {
+                    items.checked_add(nodes)?.checked_mul(spec.bytes_of(NodeType::COPIED[0].class())?)?
+                }
+            };
+            let units = units.checked_add(of_nodes)?;
             // Each id may have a chunk of each class of which it uses one unit. A larger quota may have larger chunks.
             let chunk = u64::from(spec.chunk) + spec.largest_class().size() + STATE;
             let unused = u64::from(spec.ids) * classes * (chunk + STATE);

@@ -22,12 +22,12 @@
 
 use super::cache::OnPath;
 use super::layout::{
-    Far, Header, Layout, Leaf, LeafView, NodeType, NodeView, Pointer, Slot, UNIT, View, leaf_of, pointer_of,
-    slot_at, value_of,
+    Far, Growth, Header, Layout, Leaf, LeafView, NodeType, NodeView, Pointer, Slot, UNIT, View, leaf_of,
+    pointer_of, slot_at, value_of,
 };
+use super::read::{LeafAt, Met};
 use super::session::refused;
-use super::walk::{LeafAt, Met};
-use super::{Client, Damaged, mutants};
+use super::{Damaged, Tree, mutants};
 use crate::index::IndexError;
 use crate::members::all;
 use farside_remote::clock::Clock;
@@ -48,7 +48,7 @@ const COMPARED_MAX: usize = 16;
 
 /// Buffers of a scan.
 #[derive(Default)]
-pub(super) struct Scanning {
+pub(in crate::index) struct Scanning {
     /// The items that were not visited yet, from the last to the first.
     frontier: Vec<Item>,
     /// The beginning of the frontier, which is being read.
@@ -161,15 +161,15 @@ enum Below<'a> {
 
 /// One READ of a wave.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    pub(super) at: Far,
-    pub(super) len: u64,
+pub(in crate::index) struct Wanted {
+    pub(in crate::index) at: Far,
+    pub(in crate::index) len: u64,
 }
 
 /// Progress of a scan.
 #[derive(Default)]
-pub(super) struct Progress {
-    pub(super) visited: usize,
+pub(in crate::index) struct Progress {
+    pub(in crate::index) visited: usize,
     /// Path of the last visited key; empty if no key was visited.
     last: Vec<u8>,
 }
@@ -205,13 +205,13 @@ impl<V: FnMut(&[u8], &[u8])> Visits<'_, V> {
     }
 }
 
-impl<F: Fabric + Clock> Client<F> {
+impl<F: Fabric + Clock> Tree<F> {
     /// Visits keys that are not below `from`, and are above the last one of `progress`, until `limit` are visited or
     /// none is left.
     ///
     /// # Errors
     /// [`IndexError`].
-    pub(super) async fn scan(
+    pub(in crate::index) async fn scan(
         &self,
         own: &mut Scanning,
         (from, limit): (&[u8], usize),
@@ -237,7 +237,7 @@ impl<F: Fabric + Clock> Client<F> {
                 };
                 self.visit_due(own, &mut visits).await?;
                 if is_torn {
-                    self.counters.scan_retries.add();
+                    self.counts.scan_retries.add();
                     self.session.fabric.sleep(PAUSE).await;
                 }
             }
@@ -254,7 +254,10 @@ impl<F: Fabric + Clock> Client<F> {
         own.recycle();
         own.wanted.clear();
         let layout = &self.session.layout;
-        let nodes = self.cache.borrow().nodes_for(start, keys);
+        let mut nodes = self.cache.borrow().nodes_for(start, keys);
+        while !self.read_cached(own, &nodes).await? {
+            nodes = self.cache.borrow().nodes_for(start, keys);
+        }
         let Some(first) = nodes.first() else {
             own.wanted.push(Wanted { at: layout.root(), len: 8 });
             self.read_many(&own.wanted, &mut own.reads).await?;
@@ -263,17 +266,17 @@ impl<F: Fabric + Clock> Client<F> {
             own.frontier.push(Item::Slot(Pending::new(layout, Some(layout.root()), slot, path)?));
             return Ok(Vec::new());
         };
-        own.wanted.extend(nodes.iter().map(|on_path| {
-            let OnPath { node, slots, .. } = *on_path;
-            Wanted { at: node, len: 16 + 8 * slots as u64 }
-        }));
-        self.read_many(&own.wanted, &mut own.reads).await?;
         let covered = start[..first.branch].to_vec();
         let path = SlotPath { shared: Rc::from(&*covered), byte: None };
-        let slot = layout.node_slot(0, first.node, NodeType::SMALLEST);
+        let slot = match layout.spec.nodes {
+            Growth::Switched => layout.node_slot(0, first.node, NodeType::SMALLEST),
+            Growth::Copied => first.slot,
+        };
         let mut front = Pending::new(layout, None, slot, path)?;
         for (index, on_path) in nodes.iter().enumerate() {
-            if !matches!(front.view, View::Node { at, .. } if at == on_path.node) {
+            if !matches!(front.view, View::Node { at, .. } if at == on_path.node)
+                || layout.spec.nodes == Growth::Copied && !front.slot.is_same_place(on_path.slot)
+            {
                 break;
             }
             let cached = self.cached_bytes(on_path.node, own.reads.output(index));
@@ -296,6 +299,31 @@ impl<F: Fabric + Clock> Client<F> {
         }
         own.frontier.push(Item::Slot(front));
         Ok(covered)
+    }
+
+    /// Reads the nodes with which a scan begins. Returns false if one of them was replaced by a copy, and drops it from
+    /// the cache.
+    async fn read_cached(&self, own: &mut Scanning, nodes: &[OnPath]) -> Result<bool, IndexError> {
+        own.wanted.clear();
+        own.wanted.extend(nodes.iter().map(|on_path| {
+            let OnPath { node, slots, .. } = *on_path;
+            Wanted { at: node, len: 16 + 8 * slots as u64 }
+        }));
+        if nodes.is_empty() {
+            return Ok(true);
+        }
+        self.read_many(&own.wanted, &mut own.reads).await?;
+        for (index, on_path) in nodes.iter().enumerate() {
+            let View::Node { kind, generation, .. } = self.session.layout.view(on_path.slot)? else {
+                continue;
+            };
+            let view = NodeView::of(own.reads.output(index))?;
+            if kind.is_copied() && (!view.is_of(generation) || view.is_frozen()) {
+                self.cache.borrow_mut().forget_node(on_path.node);
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The mutant's bytes of a node: the header that was read, with the slots that the cache has.
@@ -350,7 +378,7 @@ impl<F: Fabric + Clock> Client<F> {
         }
         Ok(match pending.view {
             View::Leaf { at, class, .. } => Wanted { at, len: class.size() },
-            View::Node { at, kind } => Wanted { at, len: kind.max(pending.kind).read_len().into() },
+            View::Node { at, kind, .. } => Wanted { at, len: kind.max(pending.kind).read_len().into() },
             // Such a slot is in the frontier only if it is the root slot. There is nothing below it.
             View::Null | View::Empty => of_slot?,
         })
@@ -447,7 +475,7 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(())
     }
 
-    /// Decodes the result of the READ that [`Client::wanted`] returned. `cached_below` is the location of the slot
+    /// Decodes the result of the READ that [`Tree::wanted`] returned. `cached_below` is the location of the slot
     /// below which a node is put into the cache.
     fn below<'a>(
         &self,
@@ -485,9 +513,12 @@ impl<F: Fabric + Clock> Client<F> {
                 }
                 Leaf::Whole(leaf) => Ok(Below::Leaf(leaf, pointer_of(bytes))),
             },
-            View::Node { at: node, .. } => {
+            View::Node { at: node, kind, generation } => {
                 let view = NodeView::of(bytes)?;
                 let header = view.header()?;
+                if kind.is_copied() && (!view.is_of(generation) || header.kind != kind) {
+                    return Err(Damaged("a slot that points to a unit of another generation").into());
+                }
                 let Some(prefix) = header.prefix_from(pending.path.depth()) else {
                     // A path split has put another node in between since the slot was read.
                     pending.torn += 1;
@@ -506,7 +537,8 @@ impl<F: Fabric + Clock> Client<F> {
                 if path.len() >= layout.spec.path_max() {
                     return Err(Damaged("a path that is too long").into());
                 }
-                if let Some(slot_at) = cached_below.filter(|_| start.starts_with(&path)) {
+                if let Some(slot_at) = cached_below.filter(|_| start.starts_with(&path) && !view.is_frozen())
+                {
                     let from = (slot_at, pending.slot, pending.path.depth());
                     self.cache_scanned(&path, from, (node, &header), bytes);
                 }
@@ -533,7 +565,11 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Runs READs at once, in as few chains as possible.
-    pub(super) async fn read_many(&self, wanted: &[Wanted], reads: &mut Reads) -> Result<(), IndexError> {
+    pub(in crate::index) async fn read_many(
+        &self,
+        wanted: &[Wanted],
+        reads: &mut Reads,
+    ) -> Result<(), IndexError> {
         reads.assign(wanted);
         let Reads { chains, used, .. } = reads;
         let chains = &mut chains[..*used];
@@ -562,7 +598,7 @@ impl<F: Fabric + Clock> Client<F> {
 
 /// READs that run at once, in chains, and their outputs.
 #[derive(Default)]
-pub(super) struct Reads {
+pub(in crate::index) struct Reads {
     chains: Vec<ReadChain>,
     /// Number of chains in use.
     used: usize,
@@ -582,7 +618,7 @@ struct ReadChain {
 
 impl Reads {
     /// The bytes that a READ has returned.
-    pub(super) fn output(&self, index: usize) -> &[u8] {
+    pub(in crate::index) fn output(&self, index: usize) -> &[u8] {
         let (chain, place) = self.places[index];
         self.chains[chain].reply.output(place)
     }

@@ -14,16 +14,17 @@
 //! update that began before can still be completed: its client has ended it, and a recoverer of it began before, too,
 //! and has a guard.
 //!
-//! A unit that is linked throughout the walk is found: slots lead to the same paths for ever (`walk`). The walk reads
+//! A unit that is linked throughout the walk is found: slots lead to the same paths for ever, and a node that is
+//! replaced by a copy keeps its slots while the sweep's guard is held. The walk reads
 //! all slots of a node, also those that are not visible yet. A live client may free a unit in its limbo at the same
 //! time: the CAS of one of them fails.
 //!
 //! Invariant: a unit that an operation gives back has another generation then. So a unit with its noted generation was
 //! not taken anew.
 
-use super::layout::{Chunk, Claim, Class, Far, Leaf, NodeType, NodeView, Slot, View, leaf_of, pointer_of};
+use super::layout::{Chunk, Claim, Class, Far, Growth, Leaf, NodeView, Slot, View, leaf_of, pointer_of};
 use super::scan::{Reads, Wanted};
-use super::{Client, layout::State};
+use super::{Tree, layout::State};
 use crate::index::IndexError;
 use crate::index::session::WORDS_PER_READ;
 use farside_remote::Fabric;
@@ -38,15 +39,15 @@ const LEAVES_PER_WAVE: usize = 64;
 const GRACES: usize = 8;
 
 /// Units that are taken, with their generations.
-pub(super) type Taken = BTreeMap<(Far, Class), u32>;
+pub(in crate::index) type Taken = BTreeMap<(Far, Class), u32>;
 
-impl<F: Fabric + Clock> Client<F> {
+impl<F: Fabric + Clock> Tree<F> {
     /// Frees the units that dead clients have left behind. Returns their number. Takes about half the length of a
     /// lease.
     ///
     /// # Errors
     /// [`IndexError`]; some units may have been freed.
-    pub(super) async fn sweep(&self, lane: u16) -> Result<u64, IndexError> {
+    pub(in crate::index) async fn sweep(&self, lane: u16) -> Result<u64, IndexError> {
         let mut taken = self.taken_units().await?;
         if taken.is_empty() {
             return Ok(0);
@@ -65,11 +66,11 @@ impl<F: Fabric + Clock> Client<F> {
         self.drop_linked(&mut taken).await?;
         self.session.grace(lane).await?;
         let leaked = taken.into_iter().map(|((at, class), generation)| (at, class, generation));
-        self.units.free_leaked(&self.session, leaked, &self.counters).await
+        self.units.free_leaked(&self.session, leaked, &self.counts).await
     }
 
     /// Units that are taken.
-    pub(super) async fn taken_units(&self) -> Result<Taken, IndexError> {
+    pub(in crate::index) async fn taken_units(&self) -> Result<Taken, IndexError> {
         let (layout, mut taken) = (&self.session.layout, Taken::new());
         for (member, table) in layout.members.iter().enumerate() {
             for first in (0..table.pieces).step_by(WORDS_PER_READ as usize) {
@@ -103,12 +104,14 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// Walks the tree, and removes from `taken` what it has.
     async fn drop_linked(&self, taken: &mut Taken) -> Result<(), IndexError> {
+        // A copied node that is replaced meanwhile is not reused.
         let layout = &self.session.layout;
+        let _guard = (layout.spec.nodes == Growth::Copied).then(|| self.session.epochs.enter());
         let root = self.session.words(layout.root(), 1).await?;
         let (mut seen, mut reads) = (BTreeSet::new(), Reads::default());
         let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
         let mut note = |slot: Slot,
-                        nodes: &mut Vec<Far>,
+                        nodes: &mut Vec<Wanted>,
                         leaves: &mut Vec<(Wanted, u32)>,
                         taken: &mut Taken|
          -> Result<(), IndexError> {
@@ -120,10 +123,10 @@ impl<F: Fabric + Clock> Client<F> {
                         leaves.push((Wanted { at, len: class.size() }, generation));
                     }
                 }
-                View::Node { at, .. } => {
-                    taken.remove(&(at, Class::NODE));
+                View::Node { at, kind, .. } => {
+                    taken.remove(&(at, kind.class()));
                     if seen.insert(at) {
-                        nodes.push(at);
+                        nodes.push(Wanted { at, len: kind.whole_len().into() });
                     }
                 }
             }
@@ -145,9 +148,7 @@ impl<F: Fabric + Clock> Client<F> {
                     taken.remove(&(pointer.at, layout.class_of(&pointer)?));
                 }
             }
-            let wave = nodes.split_off(nodes.len().saturating_sub(NODES_PER_WAVE));
-            let len = u64::from(NodeType::MAX.read_len());
-            let wanted: Vec<Wanted> = wave.into_iter().map(|at| Wanted { at, len }).collect();
+            let wanted = nodes.split_off(nodes.len().saturating_sub(NODES_PER_WAVE));
             self.read_many(&wanted, &mut reads).await?;
             for index in 0..wanted.len() {
                 for slot in NodeView::of(reads.output(index))?.slots() {

@@ -4,6 +4,7 @@
 //! table  | leases | redo records | root slot u64 | lock word u64 | 0 x 48 | hint u64 | 0 x 56 | chunk table | chunks |
 //! chunk  | state u64 | x units, to a multiple of 64 | unit | x units
 //! node   | rev_ptr u64 | header u64 | slot u64 | x 4, 8, 16, 32, 64, 128 or 256, with room for 256 | lock word u64
+//! or     | first u64 | header u64 | slot u64 | x 4, 16, 48 or 256 | 0, to the unit's end | lock word u64 |
 //! leaf   | rev_ptr u64 | head u64 | checksum u64 | path | value or pointer | 0, to the capacity | lock word u64 |
 //! ```
 //!
@@ -13,13 +14,18 @@
 //! pointer | offset 61, member 3 | generation u32 | length u32 | checksum of the value u64 |
 //! ```
 //!
+//! Nodes are of the first form in stores of SMART, where they are *switched* to a larger type, and of the second one in
+//! stores of ART, where they are *copied* ([`Growth`]). The lock of a copied node is the last word of its unit. A
+//! copied node and its slots are *frozen* before a copy replaces it, and do not change afterwards.
+//!
 //! The leases and the root slot of the first member are used. The locks of nodes and of the root slot are used in
 //! stores without lock-free nodes ([`Rung::Art`]) only. All words are little-endian. A *path* is a key as the tree sees
 //! it: a string has a zero byte behind it, so no path is a prefix of another.
 //!
 //! ```text
 //! slot   | partial byte 8 bits | units of 64 bytes, or type of the node 7 | is_leaf 1 | generation 11
-//!        | place: offset in the chunks / 64 34, member 3 |                        0 is null: the slot was never used
+//!        | place: offset in the chunks / 64 33, is_frozen 1, member 3 |           0 is null: the slot was never used
+//! first  | generation 32 | is_frozen 1, 0 x 31 |
 //! header | depth 8 | type 5, length of the prefix 3 | prefix 6 x 8 |
 //! head   | generation 32 | length of the path 8 | length of the value 16
 //!        | was written 1, is dead 1, is apart 1, is replaced 1, 0 x 4 |
@@ -27,6 +33,7 @@
 //! ```
 //!
 //! A slot of a leaf without units and without a place is *empty*: it keeps its partial byte, and no key is below it.
+//! The slots of copied nodes have the generations of these nodes, too.
 //!
 //! The depth of a slot is the number of bytes of the path that lead to it, its partial byte included; that of the root
 //! slot is 0. A node below a slot has this depth in its header, or a lower one for a while after a path split. The byte
@@ -48,7 +55,7 @@ use farside_remote::{Addr, NodeId};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-pub(super) use crate::index::place::Far;
+pub(in crate::index) use crate::index::place::Far;
 
 /// Largest number of members of a store.
 pub const MEMBERS_MAX: usize = 8;
@@ -57,24 +64,41 @@ pub const VALUE_MAX: u32 = 48 << 10;
 /// Length of the longest value that a leaf has room for, in bytes.
 pub const INLINE_MAX: u32 = 7 << 10;
 /// Size of a unit of an address in bytes.
-pub(super) const UNIT: u64 = 64;
+pub(in crate::index) const UNIT: u64 = 64;
 const WORD: usize = size_of::<u64>();
 /// Offset of the word after `rev_ptr`, from which a leaf is written.
-pub(super) const HEAD_AT: u64 = 8;
+pub(in crate::index) const HEAD_AT: u64 = 8;
 /// Offset of the path in a leaf.
 const PATH_AT: usize = 24;
 /// Number of slots of a node with the largest type.
-pub(super) const SLOTS_MAX: usize = 256;
+pub(in crate::index) const SLOTS_MAX: usize = 256;
 /// Size of a node with all its slots in bytes.
 const NODE_SIZE: u64 = (2 * WORD + WORD * SLOTS_MAX) as u64;
 const _: () =
     assert!(NODE_SIZE.next_multiple_of(UNIT) >= NODE_SIZE + WORD as u64, "a node has room for its lock");
 /// Largest prefix of a node in bytes.
-pub(super) const PREFIX_MAX: usize = 6;
+pub(in crate::index) const PREFIX_MAX: usize = 6;
 const GENERATION_BITS: u32 = 11;
 /// Number of generations that a slot can tell apart.
-pub(super) const GENERATIONS: u64 = 1 << GENERATION_BITS;
-const OFFSET_BITS: u32 = 34;
+pub(in crate::index) const GENERATIONS: u64 = 1 << GENERATION_BITS;
+const OFFSET_BITS: u32 = 33;
+
+/// How inner nodes get room for more slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Growth {
+    /// Each node has room for all slots, and its type says how many are in use.
+    #[default]
+    Switched,
+    /// A node has room for the slots of its type. A copy of another type replaces it.
+    Copied,
+}
+
+impl Growth {
+    fn are_switched(&self) -> bool {
+        *self == Growth::Switched
+    }
+}
 
 /// Parameters of a store, stored as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,10 +124,20 @@ pub struct Spec {
     /// How many of the paper's techniques the clients use.
     #[serde(default, skip_serializing_if = "Rung::is_highest")]
     pub rung: Rung,
+    /// How nodes get room for more slots, which depends on the store's kind.
+    #[serde(default, skip_serializing_if = "Growth::are_switched")]
+    pub nodes: Growth,
 }
 
 impl Default for Spec {
     fn default() -> Spec {
+        Spec::of(Growth::Switched)
+    }
+}
+
+impl Spec {
+    /// The parameters of a store with such nodes, if nobody chooses others.
+    pub(in crate::index) fn of(nodes: Growth) -> Spec {
         Spec {
             keys: Keys::Numbers,
             value_max: 8,
@@ -112,15 +146,16 @@ impl Default for Spec {
             ids: 64,
             lanes: 32,
             lease_us: 2_000_000,
-            redo: true,
+            redo: nodes == Growth::Switched,
             rung: Rung::default(),
+            nodes,
         }
     }
 }
 
 impl Spec {
     /// Length of the longest path in bytes.
-    pub(super) fn path_max(&self) -> usize {
+    pub(in crate::index) fn path_max(&self) -> usize {
         match self.keys {
             Keys::Numbers => NUMBER_LEN,
             Keys::Strings => STRING_MAX + 1,
@@ -134,7 +169,7 @@ impl Spec {
 
     /// # Errors
     /// The limit that the parameters exceed.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::index) fn check(&self) -> Result<(), String> {
         let Spec { value_max, inline_max, chunk, ids, lanes, lease_us, .. } = *self;
         const CHUNK_MAX: u32 = 64 << 20;
         const LEASE_MAX: u64 = 3_600_000_000;
@@ -160,23 +195,23 @@ impl Spec {
     }
 
     /// Length of a lease.
-    pub(super) fn lease(&self) -> Duration {
+    pub(in crate::index) fn lease(&self) -> Duration {
         Duration::from_micros(self.lease_us)
     }
 
     /// Whether some values lie apart.
-    pub(super) fn has_values_apart(&self) -> bool {
+    pub(in crate::index) fn has_values_apart(&self) -> bool {
         self.value_max > self.inline_max
     }
 
     /// Class of the unit of a value of this length that lies apart: a power of two, or room for the longest value.
-    pub(super) fn value_class(&self, len: u32) -> Class {
+    pub(in crate::index) fn value_class(&self, len: u32) -> Class {
         let units = |len: u32| u64::from(len).div_ceil(UNIT) as u16;
         Class(units(len).next_power_of_two().min(units(self.value_max)) | Class::IS_VALUE)
     }
 
     /// Class of the leaf of a path of this length. All values of the path, or pointers to them, fit into it.
-    pub(super) fn leaf_class(&self, path_len: usize) -> Class {
+    pub(in crate::index) fn leaf_class(&self, path_len: usize) -> Class {
         let inline =
             if self.has_values_apart() { self.inline_max.max(POINTER_LEN as u32) } else { self.value_max };
         let content = PATH_AT + path_len + inline as usize;
@@ -184,7 +219,7 @@ impl Spec {
     }
 
     /// Writes the path of a key.
-    pub(super) fn path_of(&self, key: &[u8], path: &mut Vec<u8>) {
+    pub(in crate::index) fn path_of(&self, key: &[u8], path: &mut Vec<u8>) {
         path.clear();
         path.extend_from_slice(key);
         if self.keys == Keys::Strings {
@@ -193,7 +228,7 @@ impl Spec {
     }
 
     /// Returns the key of a path.
-    pub(super) fn key_of<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+    pub(in crate::index) fn key_of<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         match self.keys {
             Keys::Numbers => path,
             Keys::Strings => &path[..path.len().saturating_sub(1)],
@@ -214,7 +249,11 @@ impl Spec {
     }
 
     fn areas(&self, node: NodeId, extent: Extent) -> Areas {
-        let len_max = (self.leaf_class(self.path_max()).size() - HEAD_AT) as u32;
+        let len_max = match self.nodes {
+            Growth::Switched => (self.leaf_class(self.path_max()).size() - HEAD_AT) as u32,
+            // No object is updated in place, so the records name the locks, and have no bytes.
+            Growth::Copied => 0,
+        };
         let at = Addr::new(extent.at).plus(self.areas_offset());
         // One record more than lanes, for recoveries.
         Areas { node, key: extent.key, at, lanes: self.lanes + 1, len_max }
@@ -226,50 +265,59 @@ impl Spec {
     }
 
     /// Smallest size of a table with a few chunks, in bytes.
-    pub(super) fn table_min(&self) -> u64 {
+    pub(in crate::index) fn table_min(&self) -> u64 {
         self.root_offset() + 3 * UNIT + 4 * u64::from(self.chunk)
     }
 }
 
 /// Class of a unit: the size of a leaf in units of 64 bytes, [`Class::NODE`], or the class of a value that lies apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Class(pub(super) u16);
+pub(in crate::index) struct Class(pub(in crate::index) u16);
 
 impl Class {
     /// Class of inner nodes. No leaf has it, so the unused slots of a node are 0 in each new node.
-    pub(super) const NODE: Class = Class(1 << 10);
+    pub(in crate::index) const NODE: Class = Class(1 << 10);
 
-    /// Bit of the classes of values that lie apart. The other bits are the size in units of 64 bytes.
+    /// Bits of the classes of values that lie apart, and of copied nodes. The other bits are the size in units of 64
+    /// bytes.
     const IS_VALUE: u16 = 1 << 11;
+    const IS_COPIED: u16 = 1 << 12;
+    const UNITS: u16 = Class::NODE.0 - 1;
 
     /// Size of a unit in bytes.
-    pub(super) fn size(self) -> u64 {
+    pub(in crate::index) fn size(self) -> u64 {
         if self == Class::NODE {
             NODE_SIZE.next_multiple_of(UNIT)
         } else {
-            u64::from(self.0 & !Class::IS_VALUE) * UNIT
+            u64::from(self.0 & Class::UNITS) * UNIT
         }
     }
 
     /// Whether units of this class have values that lie apart.
-    pub(super) fn is_of_value(self) -> bool {
+    pub(in crate::index) fn is_of_value(self) -> bool {
         self.0 & Class::IS_VALUE != 0
+    }
+
+    /// Whether units of this class have nodes.
+    pub(in crate::index) fn is_of_node(self) -> bool {
+        self == Class::NODE || self.0 & Class::IS_COPIED != 0
     }
 
     /// Whether units of this class may exist.
     fn is_valid(self) -> bool {
         let units = u64::from(self.0 & !Class::IS_VALUE);
         let most = if self.is_of_value() { u64::from(VALUE_MAX) / UNIT } else { Slot::UNITS_MAX };
-        self == Class::NODE || (1..=most).contains(&units)
+        let is_of_copy = NodeType::COPIED.iter().any(|kind| kind.class() == self);
+        self == Class::NODE || is_of_copy || (1..=most).contains(&units)
     }
 
     /// Size of a chunk that this number of units fills, in bytes.
-    pub(super) fn chunk(self, units: u64) -> u64 {
+    pub(in crate::index) fn chunk(self, units: u64) -> u64 {
         (units * WORD as u64).next_multiple_of(UNIT) + units * self.size()
     }
 
     /// Number of units of a chunk of `len` bytes, and the offset of the first one.
-    pub(super) fn units(self, len: u64) -> (u64, u64) {
+    pub(in crate::index) fn units(self, len: u64) -> (u64, u64) {
         let mut units = len / (WORD as u64 + self.size());
         let first = |units: u64| (units * WORD as u64).next_multiple_of(UNIT);
         while units > 0 && first(units) + units * self.size() > len {
@@ -281,20 +329,20 @@ impl Class {
 
 /// Chunk of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Chunk {
-    pub(super) member: usize,
-    pub(super) number: u64,
+pub(in crate::index) struct Chunk {
+    pub(in crate::index) member: usize,
+    pub(in crate::index) number: u64,
 }
 
 /// Owner and class of a chunk, from its word in the chunk table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claim {
-    pub(super) owner: ClientId,
-    pub(super) class: Class,
+pub(in crate::index) struct Claim {
+    pub(in crate::index) owner: ClientId,
+    pub(in crate::index) class: Class,
 }
 
 impl Claim {
-    pub(super) fn word(self) -> u64 {
+    pub(in crate::index) fn word(self) -> u64 {
         u64::from(self.owner.number()) | u64::from(self.class.0) << 16
     }
 
@@ -302,7 +350,7 @@ impl Claim {
     ///
     /// # Errors
     /// No client writes this word.
-    pub(super) fn of(word: u64) -> Result<Option<Claim>, Damaged> {
+    pub(in crate::index) fn of(word: u64) -> Result<Option<Claim>, Damaged> {
         if word == 0 {
             return Ok(None);
         }
@@ -317,40 +365,41 @@ impl Claim {
 
 /// State of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State {
-    pub(super) generation: u32,
-    pub(super) is_taken: bool,
+pub(in crate::index) struct State {
+    pub(in crate::index) generation: u32,
+    pub(in crate::index) is_taken: bool,
 }
 
 impl State {
-    pub(super) fn word(self) -> u64 {
+    pub(in crate::index) fn word(self) -> u64 {
         u64::from(self.generation) | u64::from(self.is_taken) << 32
     }
 
-    pub(super) fn of(word: u64) -> State {
+    pub(in crate::index) fn of(word: u64) -> State {
         State { generation: word as u32, is_taken: word >> 32 != 0 }
     }
 
     /// Whether a slot with these bits of a generation may point to the unit.
-    pub(super) fn is_of_slot(self, generation: u32) -> bool {
+    pub(in crate::index) fn is_of_slot(self, generation: u32) -> bool {
         u64::from(self.generation ^ generation) & (GENERATIONS - 1) == 0
     }
 }
 
 /// The parts of a store's table, which all members have at the same offsets.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
-    pub(super) spec: Spec,
+pub(in crate::index) struct Layout {
+    pub(in crate::index) spec: Spec,
     /// The members' tables, whose pieces are chunks.
-    pub(super) members: Vec<Member>,
-    /// Number of units of a chunk and the offset of the first one, for each class of leaves and then for that of nodes.
+    pub(in crate::index) members: Vec<Member>,
+    /// Number of units of a chunk and the offset of the first one, for each class of leaves and then for those of
+    /// nodes.
     units: Vec<(u64, u64)>,
 }
 
 impl Layout {
     /// # Errors
     /// The parameters are not from a plan of this system, or the tables are too small.
-    pub(super) fn new(parameters: &str, members: &[(NodeId, Extent)]) -> Result<Layout, String> {
+    pub(in crate::index) fn new(parameters: &str, members: &[(NodeId, Extent)]) -> Result<Layout, String> {
         let spec: Spec = serde_json::from_str(parameters).map_err(|error| error.to_string())?;
         spec.check()?;
         if !(1..=MEMBERS_MAX).contains(&members.len()) {
@@ -375,31 +424,34 @@ impl Layout {
             }
             Ok(Member::new(extent, spec.areas(node, extent), (chunks, chunks_at(chunks))))
         });
-        let classes = (0..=Slot::UNITS_MAX as u16).map(Class).chain([Class::NODE]);
+        let of_nodes = [Class::NODE].into_iter().chain(NodeType::COPIED.map(NodeType::class));
+        let classes = (0..=Slot::UNITS_MAX as u16).map(Class).chain(of_nodes);
         let units = classes.map(|class| class.units(spec.chunk.into())).collect();
         Ok(Layout { members: tables.collect::<Result<_, _>>()?, spec, units })
     }
 
     /// Number of units of a chunk of this class, and the offset of the first one.
     fn units_of(&self, class: Class) -> (u64, u64) {
-        match class.is_of_value() {
-            true => class.units(self.spec.chunk.into()),
-            false => self.units[usize::from(class.0).min(self.units.len() - 1)],
+        if class.is_of_value() {
+            return class.units(self.spec.chunk.into());
         }
+        let of_nodes = Slot::UNITS_MAX as usize + 1;
+        let copied = NodeType::COPIED.iter().position(|kind| kind.class() == class);
+        self.units[copied.map_or(usize::from(class.0).min(of_nodes), |copied| of_nodes + 1 + copied)]
     }
 
     /// Location of the root slot.
-    pub(super) fn root(&self) -> Far {
+    pub(in crate::index) fn root(&self) -> Far {
         Far::new(0, self.spec.root_offset())
     }
 
     /// Location of the number of the chunk that is claimed next, more or less.
-    pub(super) fn hint(&self, member: usize) -> Far {
+    pub(in crate::index) fn hint(&self, member: usize) -> Far {
         Far::new(member, self.spec.root_offset() + UNIT)
     }
 
     /// Location of a chunk's word in the chunk table.
-    pub(super) fn claim(&self, chunk: Chunk) -> Far {
+    pub(in crate::index) fn claim(&self, chunk: Chunk) -> Far {
         Far::new(chunk.member, self.spec.root_offset() + 2 * UNIT + chunk.number * WORD as u64)
     }
 
@@ -409,23 +461,23 @@ impl Layout {
     }
 
     /// Number of units of a chunk of this class.
-    pub(super) fn units(&self, class: Class) -> u64 {
+    pub(in crate::index) fn units(&self, class: Class) -> u64 {
         self.units_of(class).0
     }
 
     /// Location of a unit.
-    pub(super) fn unit(&self, chunk: Chunk, class: Class, unit: u64) -> Far {
+    pub(in crate::index) fn unit(&self, chunk: Chunk, class: Class, unit: u64) -> Far {
         let first = self.units_of(class).1;
         self.chunk_at(chunk).plus(first + unit * class.size())
     }
 
     /// Location of a unit's state.
-    pub(super) fn state(&self, chunk: Chunk, unit: u64) -> Far {
+    pub(in crate::index) fn state(&self, chunk: Chunk, unit: u64) -> Far {
         self.chunk_at(chunk).plus(unit * WORD as u64)
     }
 
     /// Returns the chunk and the number of the unit of this class at a location; `None` if none is there.
-    pub(super) fn unit_at(&self, at: Far, class: Class) -> Option<(Chunk, u64)> {
+    pub(in crate::index) fn unit_at(&self, at: Far, class: Class) -> Option<(Chunk, u64)> {
         self.unit_around(at, class).and_then(|(place, within)| (within == 0).then_some(place))
     }
 
@@ -445,7 +497,7 @@ impl Layout {
     ///
     /// # Errors
     /// No node is there.
-    pub(super) fn node_lock(&self, slot_at: Far) -> Result<Far, Damaged> {
+    pub(in crate::index) fn node_lock(&self, slot_at: Far) -> Result<Far, Damaged> {
         if slot_at == self.root() {
             return Ok(slot_at.plus(WORD as u64));
         }
@@ -458,7 +510,7 @@ impl Layout {
     ///
     /// # Errors
     /// The bytes are not in the table, or the word or unit is misaligned.
-    pub(super) fn addr(&self, at: Far, len: u64) -> Result<Addr, Damaged> {
+    pub(in crate::index) fn addr(&self, at: Far, len: u64) -> Result<Addr, Damaged> {
         place::addr(&self.members, at, len)
     }
 
@@ -469,14 +521,25 @@ impl Layout {
     }
 
     /// Slot of a leaf.
-    pub(super) fn leaf_slot(&self, partial: u8, at: Far, class: Class, generation: u32) -> Slot {
+    pub(in crate::index) fn leaf_slot(&self, partial: u8, at: Far, class: Class, generation: u32) -> Slot {
         let generation = (u64::from(generation) & (GENERATIONS - 1)) << Slot::GENERATION_AT;
         Slot(u64::from(partial) | u64::from(class.0) << 8 | Slot::IS_LEAF | generation | self.place(at))
     }
 
     /// Slot of a node.
-    pub(super) fn node_slot(&self, partial: u8, at: Far, kind: NodeType) -> Slot {
+    pub(in crate::index) fn node_slot(&self, partial: u8, at: Far, kind: NodeType) -> Slot {
         Slot(u64::from(partial) | u64::from(kind.0) << 8 | self.place(at))
+    }
+
+    /// Slot of a copied node, whose unit has this generation.
+    pub(in crate::index) fn copied_slot(
+        &self,
+        partial: u8,
+        (at, kind): (Far, NodeType),
+        generation: u32,
+    ) -> Slot {
+        let generation = (u64::from(generation) & (GENERATIONS - 1)) << Slot::GENERATION_AT;
+        Slot(self.node_slot(partial, at, kind).0 | generation)
     }
 
     fn place(&self, at: Far) -> u64 {
@@ -488,34 +551,38 @@ impl Layout {
     ///
     /// # Errors
     /// No client writes such a slot.
-    pub(super) fn view(&self, slot: Slot) -> Result<View, Damaged> {
-        let Slot(word) = slot;
+    pub(in crate::index) fn view(&self, slot: Slot) -> Result<View, Damaged> {
+        let Slot(word) = match self.spec.nodes {
+            Growth::Switched if slot.is_frozen() => return Err(Damaged("a frozen slot")),
+            _ => slot.thawed(),
+        };
         if word == 0 {
             return Ok(View::Null);
         }
         let len = word >> 8 & 0x7f;
-        let place = word >> Slot::OFFSET_AT;
+        let generation = ((word >> Slot::GENERATION_AT) & (GENERATIONS - 1)) as u32;
         if word & Slot::IS_LEAF != 0 && len == 0 {
             let is_empty = word >> Slot::GENERATION_AT == 0;
             return if is_empty { Ok(View::Empty) } else { Err(Damaged("a leaf without a length")) };
         }
-        let at = self.far_of((place >> OFFSET_BITS) as usize, place & ((1 << OFFSET_BITS) - 1))?;
+        let offset = word >> Slot::OFFSET_AT & ((1 << OFFSET_BITS) - 1);
+        let at = self.far_of((word >> Slot::MEMBER_AT) as usize, offset)?;
         if word & Slot::IS_LEAF != 0 {
             let class = Class(len as u16);
             self.unit_at(at, class).ok_or(Damaged("a slot that points to no leaf"))?;
-            let generation = (word >> Slot::GENERATION_AT) & (GENERATIONS - 1);
-            return Ok(View::Leaf { at, class, generation: generation as u32 });
+            return Ok(View::Leaf { at, class, generation });
         }
-        let kind = NodeType::of(len as u8).ok_or(Damaged("a node of an unknown type"))?;
-        self.unit_at(at, Class::NODE).ok_or(Damaged("a slot that points to no node"))?;
-        Ok(View::Node { at, kind })
+        let kind = NodeType::of(len as u8).filter(|kind| kind.nodes() == self.spec.nodes);
+        let kind = kind.ok_or(Damaged("a node of an unknown type"))?;
+        self.unit_at(at, kind.class()).ok_or(Damaged("a slot that points to no node"))?;
+        Ok(View::Node { at, kind, generation })
     }
 
-    /// Object of a leaf, for its redo record.
+    /// Object of a leaf or of a node, for the record of its lock.
     ///
     /// # Errors
-    /// No leaf is there.
-    pub(super) fn object(&self, at: Far, class: Class) -> Result<Object, Damaged> {
+    /// No leaf or node is there.
+    pub(in crate::index) fn object(&self, at: Far, class: Class) -> Result<Object, Damaged> {
         let len = class.size();
         let addr = self.addr(at, len)?;
         Ok(Object { lock: addr.plus(lock_at(class)), at: addr.plus(HEAD_AT), len: (len - HEAD_AT) as u32 })
@@ -525,61 +592,76 @@ impl Layout {
     ///
     /// # Errors
     /// No client writes such a pointer.
-    pub(super) fn class_of(&self, pointer: &Pointer) -> Result<Class, Damaged> {
+    pub(in crate::index) fn class_of(&self, pointer: &Pointer) -> Result<Class, Damaged> {
         let is_value = pointer.len > self.spec.inline_max && pointer.len <= self.spec.value_max;
         let class = is_value.then(|| self.spec.value_class(pointer.len));
         let unit = class.filter(|class| self.unit_at(pointer.at, *class).is_some());
         unit.ok_or(Damaged("a pointer to no value"))
     }
 
-    /// Returns the leaf whose bytes from [`HEAD_AT`] on have this address and length at a member, and its class; `None`
-    /// if there is no such unit.
-    pub(super) fn leaf_of_object(&self, member: usize, at: u64, len: u64) -> Option<(Far, Class)> {
+    /// Returns the leaf, or the copied node, whose bytes from [`HEAD_AT`] on have this address and length at a member,
+    /// and its class; `None` if there is no such unit.
+    pub(in crate::index) fn unit_of_object(&self, member: usize, at: u64, len: u64) -> Option<(Far, Class)> {
         let size = len.checked_add(HEAD_AT).filter(|size| size.is_multiple_of(UNIT))?;
-        let class = Class(u16::try_from(size / UNIT).ok().filter(|units| (1..=0x7f).contains(units))?);
+        let units = u16::try_from(size / UNIT).ok().filter(|units| (1..=0x7f).contains(units))?;
+        let class = match self.spec.nodes {
+            Growth::Switched => Class(units),
+            Growth::Copied => Some(Class(units | Class::IS_COPIED)).filter(|class| class.is_valid())?,
+        };
         let offset = at.checked_sub(self.members[member].extent.at)?.checked_sub(HEAD_AT)?;
         let far = (offset < self.members[member].extent.len).then(|| Far::new(member, offset))?;
         self.unit_at(far, class).map(|_| (far, class))
     }
 }
 
-/// Offset of the lock word in a leaf.
-pub(super) fn lock_at(class: Class) -> u64 {
+/// Offset of the lock word in a leaf or in a copied node.
+pub(in crate::index) fn lock_at(class: Class) -> u64 {
     class.size() - WORD as u64
 }
 
 /// Word of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Slot(pub(super) u64);
+pub(in crate::index) struct Slot(pub(in crate::index) u64);
 
 impl Slot {
     const IS_LEAF: u64 = 1 << 15;
     const GENERATION_AT: u32 = 16;
     const OFFSET_AT: u32 = Slot::GENERATION_AT + GENERATION_BITS;
-    const MEMBER_AT: u32 = Slot::OFFSET_AT + OFFSET_BITS;
+    const IS_FROZEN: u64 = 1 << (Slot::OFFSET_AT + OFFSET_BITS);
+    const MEMBER_AT: u32 = Slot::OFFSET_AT + OFFSET_BITS + 1;
     /// Largest leaf in units.
     const UNITS_MAX: u64 = 0x7f;
-    pub(super) const NULL: Slot = Slot(0);
+    pub(in crate::index) const NULL: Slot = Slot(0);
 
-    pub(super) fn empty(partial: u8) -> Slot {
+    pub(in crate::index) fn empty(partial: u8) -> Slot {
         Slot(u64::from(partial) | Slot::IS_LEAF)
     }
 
-    pub(super) fn is_null(self) -> bool {
+    pub(in crate::index) fn is_null(self) -> bool {
         self == Slot::NULL
     }
 
-    pub(super) fn is_leaf(self) -> bool {
+    /// Whether the slot does not change any more.
+    pub(in crate::index) fn is_frozen(self) -> bool {
+        self.0 & Slot::IS_FROZEN != 0
+    }
+
+    /// The slot before it was frozen.
+    pub(in crate::index) fn thawed(self) -> Slot {
+        Slot(self.0 & !Slot::IS_FROZEN)
+    }
+
+    pub(in crate::index) fn is_leaf(self) -> bool {
         self.0 & Slot::IS_LEAF != 0
     }
 
-    pub(super) fn partial(self) -> u8 {
+    pub(in crate::index) fn partial(self) -> u8 {
         self.0 as u8
     }
 
     /// Number of keys that can be expected below the slot. A node's type is the smallest one for its slots in use, so
     /// they are three quarters on average.
-    pub(super) fn expected(self) -> usize {
+    pub(in crate::index) fn expected(self) -> usize {
         match NodeType::of((self.0 >> 8 & 0x7f) as u8) {
             _ if self.is_null() || self == Slot::empty(self.partial()) => 0,
             Some(kind) if self.0 & Slot::IS_LEAF == 0 => kind.slots() * 3 / 4 - 1,
@@ -588,17 +670,17 @@ impl Slot {
     }
 
     /// Whether both point to the same unit of the same generation.
-    pub(super) fn is_same_place(self, other: Slot) -> bool {
-        (self.0 ^ other.0) >> Slot::GENERATION_AT == 0
+    pub(in crate::index) fn is_same_place(self, other: Slot) -> bool {
+        (self.thawed().0 ^ other.thawed().0) >> Slot::GENERATION_AT == 0
     }
 
     /// The same slot with another partial byte.
-    pub(super) fn with_partial(self, partial: u8) -> Slot {
+    pub(in crate::index) fn with_partial(self, partial: u8) -> Slot {
         Slot(self.0 & !0xff | u64::from(partial))
     }
 
     /// The same slot of a node with another type.
-    pub(super) fn with_type(self, kind: NodeType) -> Slot {
+    pub(in crate::index) fn with_type(self, kind: NodeType) -> Slot {
         Slot(self.0 & !0x7f00 | u64::from(kind.0) << 8)
     }
 }
@@ -607,37 +689,75 @@ const _: () = assert!(Slot::MEMBER_AT + 3 == u64::BITS);
 
 /// What a slot points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum View {
+pub(in crate::index) enum View {
     Null,
     Empty,
     Leaf { at: Far, class: Class, generation: u32 },
-    Node { at: Far, kind: NodeType },
+    Node { at: Far, kind: NodeType, generation: u32 },
 }
 
-/// Number of slots in use of a node: 1 to 7 for 4, 8, 16, 32, 64, 128 and 256.
+/// Bit of a frozen slot, and bit in the first word of a frozen node.
+pub(in crate::index) const FROZEN_MASK: u64 = Slot::IS_FROZEN;
+pub(in crate::index) const FROZEN_NODE_MASK: u64 = 1 << 32;
+
+/// Number of slots in use of a node: 1 to 7 for 4, 8, 16, 32, 64, 128 and 256. Number of slots of a copied node: 8 to
+/// 11 for 4, 16, 48 and 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct NodeType(pub(super) u8);
+pub(in crate::index) struct NodeType(pub(in crate::index) u8);
 
 impl NodeType {
-    pub(super) const SMALLEST: NodeType = NodeType(1);
-    pub(super) const MAX: NodeType = NodeType(7);
+    pub(in crate::index) const SMALLEST: NodeType = NodeType(1);
+    pub(in crate::index) const MAX: NodeType = NodeType(7);
+
+    /// The types of switched nodes, and those of copied ones.
+    pub(in crate::index) const SWITCHED: [NodeType; 7] =
+        [NodeType(1), NodeType(2), NodeType(3), NodeType(4), NodeType(5), NodeType(6), NodeType(7)];
+    pub(in crate::index) const COPIED: [NodeType; 4] = [NodeType(8), NodeType(9), NodeType(10), NodeType(11)];
 
     fn of(number: u8) -> Option<NodeType> {
-        (1..=7).contains(&number).then_some(NodeType(number))
+        (1..=11).contains(&number).then_some(NodeType(number))
+    }
+
+    fn nodes(self) -> Growth {
+        if self.is_copied() { Growth::Copied } else { Growth::Switched }
+    }
+
+    pub(in crate::index) const fn is_copied(self) -> bool {
+        self.0 > NodeType::MAX.0
     }
 
     /// Number of slots.
-    pub(super) fn slots(self) -> usize {
-        2 << self.0
+    pub(in crate::index) const fn slots(self) -> usize {
+        const SLOTS: [usize; 12] = [0, 4, 8, 16, 32, 64, 128, 256, 4, 16, 48, 256];
+        SLOTS[self.0 as usize]
+    }
+
+    /// Class of the units of such nodes.
+    pub(in crate::index) const fn class(self) -> Class {
+        if !self.is_copied() {
+            return Class::NODE;
+        }
+        let len = (3 * WORD + WORD * self.slots()) as u64;
+        Class(len.div_ceil(UNIT) as u16 | Class::IS_COPIED)
+    }
+
+    /// Size of the part of a node that has slots, whether they are in use or not.
+    pub(in crate::index) fn whole_len(self) -> u32 {
+        if self.is_copied() { self.read_len() } else { NodeType::MAX.read_len() }
+    }
+
+    /// The smallest type of copied nodes with room for this number of slots.
+    pub(in crate::index) fn copied_for(count: usize) -> Option<NodeType> {
+        NodeType::COPIED.into_iter().find(|kind| kind.slots() >= count)
     }
 
     /// Size of the part of the node that a READ of all slots in use returns.
-    pub(super) fn read_len(self) -> u32 {
+    pub(in crate::index) fn read_len(self) -> u32 {
         (2 * WORD + WORD * self.slots()) as u32
     }
 
     /// The smallest type with a slot of this index.
-    pub(super) fn for_slot(index: usize) -> NodeType {
+    pub(in crate::index) fn for_slot(index: usize) -> NodeType {
         let mut kind = NodeType::SMALLEST;
         while kind.slots() <= index {
             kind.0 += 1;
@@ -647,35 +767,35 @@ impl NodeType {
 }
 
 /// Location of a slot of a node.
-pub(super) fn slot_at(node: Far, index: usize) -> Far {
+pub(in crate::index) fn slot_at(node: Far, index: usize) -> Far {
     node.plus((2 * WORD + WORD * index) as u64)
 }
 
 /// Location of a node's header.
-pub(super) fn header_at(node: Far) -> Far {
+pub(in crate::index) fn header_at(node: Far) -> Far {
     node.plus(WORD as u64)
 }
 
 /// Header of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) depth: u8,
-    pub(super) kind: NodeType,
-    pub(super) len: u8,
-    pub(super) prefix: [u8; PREFIX_MAX],
+pub(in crate::index) struct Header {
+    pub(in crate::index) depth: u8,
+    pub(in crate::index) kind: NodeType,
+    pub(in crate::index) len: u8,
+    pub(in crate::index) prefix: [u8; PREFIX_MAX],
 }
 
 /// Bits of a header that a type switch changes.
-pub(super) const TYPE_MASK: u64 = 0x1f00;
+pub(in crate::index) const TYPE_MASK: u64 = 0x1f00;
 
 impl Header {
-    pub(super) fn new(depth: usize, kind: NodeType, prefix: &[u8]) -> Header {
+    pub(in crate::index) fn new(depth: usize, kind: NodeType, prefix: &[u8]) -> Header {
         let mut padded = [0; PREFIX_MAX];
         padded[..prefix.len()].copy_from_slice(prefix);
         Header { depth: depth as u8, kind, len: prefix.len() as u8, prefix: padded }
     }
 
-    pub(super) fn word(self) -> u64 {
+    pub(in crate::index) fn word(self) -> u64 {
         let mut bytes = [self.depth, self.kind.0 | self.len << 5, 0, 0, 0, 0, 0, 0];
         bytes[2..].copy_from_slice(&self.prefix);
         u64::from_le_bytes(bytes)
@@ -683,7 +803,7 @@ impl Header {
 
     /// # Errors
     /// No client writes such a header.
-    pub(super) fn of(word: u64) -> Result<Header, Damaged> {
+    pub(in crate::index) fn of(word: u64) -> Result<Header, Damaged> {
         let bytes = word.to_le_bytes();
         let (kind, len) = (NodeType::of(bytes[1] & 0x1f), bytes[1] >> 5);
         let prefix = bytes[2..].try_into().expect("six bytes");
@@ -694,57 +814,89 @@ impl Header {
     }
 
     /// The prefix.
-    pub(super) fn prefix(&self) -> &[u8] {
+    pub(in crate::index) fn prefix(&self) -> &[u8] {
         &self.prefix[..usize::from(self.len)]
     }
 
     /// Depth of the byte that selects a slot.
-    pub(super) fn branch(&self) -> usize {
+    pub(in crate::index) fn branch(&self) -> usize {
         usize::from(self.depth) + usize::from(self.len)
     }
 
     /// The part of the prefix from this depth on; `None` if the node is not below a slot of this depth any more, or
     /// never was.
-    pub(super) fn prefix_from(&self, depth: usize) -> Option<&[u8]> {
+    pub(in crate::index) fn prefix_from(&self, depth: usize) -> Option<&[u8]> {
         depth.checked_sub(self.depth.into()).and_then(|skipped| self.prefix().get(skipped..))
     }
 
     /// The header of the same node below a slot of this depth, which is not lower.
-    pub(super) fn below(&self, depth: usize) -> Option<Header> {
+    pub(in crate::index) fn below(&self, depth: usize) -> Option<Header> {
         self.prefix_from(depth).map(|prefix| Header::new(depth, self.kind, prefix))
     }
 }
 
 /// Bytes of a node: the words before the slots, and some slots.
-pub(super) struct NodeView<'a> {
+pub(in crate::index) struct NodeView<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> NodeView<'a> {
     /// # Errors
     /// The bytes are too short.
-    pub(super) fn of(bytes: &'a [u8]) -> Result<NodeView<'a>, Damaged> {
+    pub(in crate::index) fn of(bytes: &'a [u8]) -> Result<NodeView<'a>, Damaged> {
         if bytes.len() < 2 * WORD { Err(Damaged("a node that is too short")) } else { Ok(NodeView { bytes }) }
     }
 
-    pub(super) fn rev_ptr(&self) -> u64 {
+    pub(in crate::index) fn rev_ptr(&self) -> u64 {
         word(self.bytes, 0)
     }
 
-    pub(super) fn header(&self) -> Result<Header, Damaged> {
+    pub(in crate::index) fn header(&self) -> Result<Header, Damaged> {
         Header::of(word(self.bytes, WORD))
     }
 
-    /// The slots that were read.
-    pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + 'a {
-        self.bytes[2 * WORD..].chunks_exact(WORD).map(|bytes| Slot(word(bytes, 0)))
+    /// The slots that were read, as they were before they were frozen.
+    pub(in crate::index) fn slots(&self) -> impl Iterator<Item = Slot> + 'a {
+        self.bytes[2 * WORD..].chunks_exact(WORD).map(|bytes| Slot(word(bytes, 0)).thawed())
+    }
+
+    /// Generation of a copied node's unit.
+    pub(in crate::index) fn generation(&self) -> u32 {
+        word(self.bytes, 0) as u32
+    }
+
+    /// Whether a copied node is that of a slot with this generation.
+    pub(in crate::index) fn is_of(&self, generation: u32) -> bool {
+        (word(self.bytes, 0) ^ u64::from(generation)) & (GENERATIONS - 1) == 0
+    }
+
+    /// Whether a copied node is being replaced or was replaced. The bit is in one word with the generation, so a node
+    /// that has a slot's generation and is not frozen is linked.
+    pub(in crate::index) fn is_frozen(&self) -> bool {
+        word(self.bytes, 0) & FROZEN_NODE_MASK != 0
+    }
+
+    /// Whether a copied node is frozen, or one of the slots that were read: its writer may have died in between.
+    pub(in crate::index) fn is_closing(&self) -> bool {
+        let mut slots = self.bytes[2 * WORD..].chunks_exact(WORD).map(|bytes| Slot(word(bytes, 0)));
+        self.is_frozen() || slots.any(Slot::is_frozen)
     }
 }
 
-/// Encodes a new node.
-pub(super) fn node_bytes(rev_ptr: Far, header: Header, slots: &[Slot], out: &mut Vec<u8>) {
+/// Encodes a new node with a reverse pointer.
+pub(in crate::index) fn node_bytes(rev_ptr: Far, header: Header, slots: &[Slot], out: &mut Vec<u8>) {
+    encode_node(rev_ptr.0, header, slots, out);
+}
+
+/// Encodes a new copied node, with a free lock.
+pub(in crate::index) fn copied_bytes(generation: u32, header: Header, slots: &[Slot], out: &mut Vec<u8>) {
+    encode_node(generation.into(), header, slots, out);
+    out.resize(header.kind.class().size() as usize, 0);
+}
+
+fn encode_node(first: u64, header: Header, slots: &[Slot], out: &mut Vec<u8>) {
     out.clear();
-    out.extend_from_slice(&rev_ptr.0.to_le_bytes());
+    out.extend_from_slice(&first.to_le_bytes());
     out.extend_from_slice(&header.word().to_le_bytes());
     for index in 0..header.kind.slots() {
         out.extend_from_slice(&slots.get(index).copied().unwrap_or_default().0.to_le_bytes());
@@ -753,7 +905,7 @@ pub(super) fn node_bytes(rev_ptr: Far, header: Header, slots: &[Slot], out: &mut
 
 /// Head of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head(pub(super) u64);
+pub(in crate::index) struct Head(pub(in crate::index) u64);
 
 impl Head {
     const WRITTEN: u64 = 1 << 56;
@@ -761,7 +913,7 @@ impl Head {
     const APART: u64 = 1 << 58;
     const REPLACED: u64 = 1 << 59;
 
-    pub(super) fn new(generation: u32, path_len: usize, content: Content<'_>) -> Head {
+    pub(in crate::index) fn new(generation: u32, path_len: usize, content: Content<'_>) -> Head {
         let (len, flags) = match content {
             Content::Value(value) => (value.len(), Head::WRITTEN),
             Content::Apart(_) => (POINTER_LEN, Head::WRITTEN | Head::APART),
@@ -773,24 +925,24 @@ impl Head {
         self.0 & Head::APART != 0
     }
 
-    pub(super) fn generation(self) -> u32 {
+    pub(in crate::index) fn generation(self) -> u32 {
         self.0 as u32
     }
 
-    pub(super) fn is_dead(self) -> bool {
+    pub(in crate::index) fn is_dead(self) -> bool {
         self.0 & Head::DEAD != 0
     }
 
-    pub(super) fn dead(self) -> Head {
+    pub(in crate::index) fn dead(self) -> Head {
         Head(self.0 | Head::DEAD)
     }
 
     /// Whether the slot's content may have changed from this leaf to another one, in stores without updates in place.
-    pub(super) fn is_replaced(self) -> bool {
+    pub(in crate::index) fn is_replaced(self) -> bool {
         self.0 & Head::REPLACED != 0
     }
 
-    pub(super) fn replaced(self) -> Head {
+    pub(in crate::index) fn replaced(self) -> Head {
         Head(self.0 | Head::REPLACED)
     }
 
@@ -811,17 +963,17 @@ const POINTER_LEN: usize = 3 * WORD;
 
 /// Pointer to a value that lies apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pointer {
-    pub(super) at: Far,
-    pub(super) generation: u32,
+pub(in crate::index) struct Pointer {
+    pub(in crate::index) at: Far,
+    pub(in crate::index) generation: u32,
     /// Length of the value in bytes.
-    pub(super) len: u32,
+    pub(in crate::index) len: u32,
     checksum: u64,
 }
 
 impl Pointer {
     /// Pointer to this value in a unit with this location and generation.
-    pub(super) fn new(at: Far, generation: u32, value: &[u8]) -> Pointer {
+    pub(in crate::index) fn new(at: Far, generation: u32, value: &[u8]) -> Pointer {
         Pointer { at, generation, len: value.len() as u32, checksum: Pointer::checksum(value) }
     }
 
@@ -831,7 +983,7 @@ impl Pointer {
 
     /// # Errors
     /// These bytes are not the value.
-    pub(super) fn check(&self, value: &[u8]) -> Result<(), Damaged> {
+    pub(in crate::index) fn check(&self, value: &[u8]) -> Result<(), Damaged> {
         let is_value = value.len() == self.len as usize && Pointer::checksum(value) == self.checksum;
         if is_value { Ok(()) } else { Err(Damaged("a value with a wrong checksum")) }
     }
@@ -855,23 +1007,23 @@ impl Pointer {
 
 /// The value of a leaf, or a pointer to it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Content<'a> {
+pub(in crate::index) enum Content<'a> {
     Value(&'a [u8]),
     Apart(Pointer),
 }
 
 /// A leaf that was read whole.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LeafView<'a> {
-    pub(super) head: Head,
-    pub(super) rev_ptr: u64,
-    pub(super) path: &'a [u8],
-    pub(super) value: &'a [u8],
+pub(in crate::index) struct LeafView<'a> {
+    pub(in crate::index) head: Head,
+    pub(in crate::index) rev_ptr: u64,
+    pub(in crate::index) path: &'a [u8],
+    pub(in crate::index) value: &'a [u8],
 }
 
 /// Bytes of a leaf.
 #[derive(Debug)]
-pub(super) enum Leaf<'a> {
+pub(in crate::index) enum Leaf<'a> {
     Whole(LeafView<'a>),
     /// The READ met a WRITE, or a dead client has left the WRITE unfinished. The lock word was read, too.
     Torn(LockWord),
@@ -883,7 +1035,11 @@ pub(super) enum Leaf<'a> {
 ///
 /// # Errors
 /// No client writes such bytes.
-pub(super) fn leaf_of<'a>(spec: &Spec, generation: u32, bytes: &'a [u8]) -> Result<Leaf<'a>, Damaged> {
+pub(in crate::index) fn leaf_of<'a>(
+    spec: &Spec,
+    generation: u32,
+    bytes: &'a [u8],
+) -> Result<Leaf<'a>, Damaged> {
     let lock_at = bytes.len().checked_sub(WORD).filter(|&at| at >= PATH_AT);
     let lock_at = lock_at.ok_or(Damaged("a leaf that is too short"))?;
     let (head, lock) = (Head(word(bytes, WORD)), LockWord::of_bits(word(bytes, lock_at)));
@@ -909,7 +1065,7 @@ pub(super) fn leaf_of<'a>(spec: &Spec, generation: u32, bytes: &'a [u8]) -> Resu
 }
 
 /// Encodes a leaf with this lock word.
-pub(super) fn leaf_bytes(
+pub(in crate::index) fn leaf_bytes(
     class: Class,
     (rev_ptr, generation): (u64, u32),
     (path, content): (&[u8], Content<'_>),
@@ -961,24 +1117,24 @@ fn checksum(head: Head, path: &[u8], value: &[u8], leaf: &[u8]) -> u64 {
 }
 
 /// Reverse pointer and head of a leaf; `None` if it is too short.
-pub(super) fn head_of(leaf: &[u8]) -> Option<(u64, Head)> {
+pub(in crate::index) fn head_of(leaf: &[u8]) -> Option<(u64, Head)> {
     (leaf.len() >= PATH_AT).then(|| (word(leaf, 0), Head(word(leaf, WORD))))
 }
 
 /// Path and value of a leaf that may be torn, one after the other.
-pub(super) fn path_and_value(leaf: &[u8]) -> Option<&[u8]> {
+pub(in crate::index) fn path_and_value(leaf: &[u8]) -> Option<&[u8]> {
     let (_, head) = head_of(leaf)?;
     leaf.get(PATH_AT..head.ends().1)
 }
 
 /// The pointer of a leaf that was found to be whole, if its value lies apart.
-pub(super) fn pointer_of(leaf: &[u8]) -> Option<Pointer> {
+pub(in crate::index) fn pointer_of(leaf: &[u8]) -> Option<Pointer> {
     let is_apart = head_of(leaf).is_some_and(|(_, head)| head.is_apart());
     if is_apart { Pointer::of(value_of(leaf)) } else { None }
 }
 
 /// The value of a leaf that was found to be whole, or its pointer.
-pub(super) fn value_of(leaf: &[u8]) -> &[u8] {
+pub(in crate::index) fn value_of(leaf: &[u8]) -> &[u8] {
     let (path_end, value_end) = Head(word(leaf, WORD)).ends();
     leaf.get(path_end..value_end).unwrap_or_default()
 }

@@ -2,12 +2,15 @@
 
 use super::layout::{Class, Leaf, NodeType, NodeView, Slot, View, leaf_of, lock_at, pointer_of};
 use super::scan::{Reads, Wanted};
-use super::{Client, Damaged};
-use crate::index::IndexError;
+use super::{Damaged, Tree};
+use crate::index::{IndexError, Shape};
 use crate::lease::LockWord;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use std::collections::BTreeSet;
+
+/// Size of the state of a unit of memory in bytes.
+const STATE_SIZE: u64 = 8;
 
 /// Number of nodes and leaves that one wave reads.
 const READS_PER_WAVE: usize = 32;
@@ -15,8 +18,9 @@ const READS_PER_WAVE: usize = 32;
 /// Shape of a tree. If other clients change the tree meanwhile, the numbers are approximate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Number of nodes with 4, 8, 16, 32, 64, 128 and 256 slots.
-    pub nodes: [u64; 7],
+    /// Number of nodes with 4, 8, 16, 32, 64, 128 and 256 slots in use, and then of copied nodes with 4, 16, 48 and
+    /// 256.
+    pub nodes: [u64; 11],
     /// Number of slots in use, those that were emptied included.
     pub slots: u64,
     /// Number of slots that were emptied.
@@ -30,7 +34,7 @@ pub struct Stat {
     pub hidden: u64,
     /// Number of values that lie apart.
     pub apart: u64,
-    /// Number of leaves whose locks are held.
+    /// Number of leaves, and of copied nodes, whose locks are held.
     pub locked: u64,
     /// Number of nodes above the deepest leaf.
     pub depth: u64,
@@ -46,12 +50,12 @@ impl Stat {
     }
 }
 
-impl<F: Fabric + Clock> Client<F> {
+impl<F: Fabric + Clock> Tree<F> {
     /// Walks the whole tree.
     ///
     /// # Errors
     /// [`IndexError`]; nothing was changed.
-    pub(super) async fn stat(&self) -> Result<Stat, IndexError> {
+    pub(in crate::index) async fn stat(&self) -> Result<Stat, IndexError> {
         self.session.fetch_keys().await?;
         let _guard = self.session.epochs.enter();
         let layout = &self.session.layout;
@@ -75,7 +79,10 @@ impl<F: Fabric + Clock> Client<F> {
                     View::Node { at, .. } if !seen.insert(at) => {
                         return Err(Damaged("a node with two slots").into());
                     }
-                    View::Node { at, .. } => Wanted { at, len: NodeType::MAX.read_len().into() },
+                    View::Node { at, kind, .. } if kind.is_copied() => {
+                        Wanted { at, len: kind.class().size() }
+                    }
+                    View::Node { at, kind, .. } => Wanted { at, len: kind.whole_len().into() },
                 };
                 wanted.push(read);
                 views.push((layout.view(slot)?, depth, is_visible));
@@ -88,8 +95,11 @@ impl<F: Fabric + Clock> Client<F> {
                         self.count_leaf(&mut stat, (generation, class, is_visible), bytes)?;
                         stat.depth = stat.depth.max(depth);
                     }
-                    _ => {
-                        let node = NodeView::of(bytes)?;
+                    View::Node { kind, .. } => {
+                        if kind.is_copied() {
+                            stat.locked += u64::from(is_locked(kind.class(), bytes));
+                        }
+                        let node = NodeView::of(bytes.get(..kind.whole_len() as usize).unwrap_or(bytes))?;
                         let kind = node.header()?.kind;
                         stat.nodes[usize::from(kind.0) - 1] += 1;
                         let slots = node.slots().enumerate().filter(|(_, slot)| !slot.is_null());
@@ -99,10 +109,30 @@ impl<F: Fabric + Clock> Client<F> {
                         stat.slots +=
                             left[before..].iter().filter(|(.., is_visible)| *is_visible).count() as u64;
                     }
+                    View::Null | View::Empty => {}
                 }
             }
         }
         Ok(stat)
+    }
+
+    /// Returns the shape of the tree in the form of every index. Its nodes are of these types.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub(in crate::index) async fn shape(&self, types: &[NodeType]) -> Result<Shape, IndexError> {
+        let stat = self.stat().await?;
+        let taken = self.taken_units().await?;
+        let count = |kind: &NodeType| (kind.slots() as u64, stat.nodes[usize::from(kind.0) - 1]);
+        Ok(Shape {
+            nodes: types.iter().map(count).collect(),
+            slots: stat.slots,
+            keys: stat.leaves,
+            dead: stat.dead,
+            locked: stat.locked,
+            depth: stat.depth,
+            bytes: taken.keys().map(|(_, class)| class.size() + STATE_SIZE).sum(),
+        })
     }
 
     fn count_leaf(
@@ -111,9 +141,7 @@ impl<F: Fabric + Clock> Client<F> {
         (generation, class, is_visible): (u32, Class, bool),
         bytes: &[u8],
     ) -> Result<(), IndexError> {
-        let lock = bytes.get(lock_at(class) as usize..).unwrap_or_default();
-        let lock = lock.try_into().map(u64::from_le_bytes).map(LockWord::of_bits).unwrap_or_default();
-        stat.locked += u64::from(!lock.is_free());
+        stat.locked += u64::from(is_locked(class, bytes));
         let leaf = leaf_of(&self.session.layout.spec, generation, bytes)?;
         stat.apart += u64::from(matches!(leaf, Leaf::Whole(_)) && pointer_of(bytes).is_some());
         match leaf {
@@ -125,4 +153,11 @@ impl<F: Fabric + Clock> Client<F> {
         }
         Ok(())
     }
+}
+
+/// Whether the lock at the end of a unit is held.
+fn is_locked(class: Class, unit: &[u8]) -> bool {
+    let lock = unit.get(lock_at(class) as usize..).unwrap_or_default();
+    let lock = lock.try_into().map(u64::from_le_bytes).map(LockWord::of_bits).unwrap_or_default();
+    !lock.is_free()
 }

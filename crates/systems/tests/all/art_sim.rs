@@ -1,0 +1,80 @@
+//! ART in the simulator, by the harness of [`crate::smart_sim`]: nodes that grow and shrink, clients that die, dropped
+//! futures.
+
+use crate::smart_sim::{Events, Plan, run, seeds};
+use farside_remote::draws::Draws;
+use farside_systems::index::Keys;
+use farside_systems::index::art::KIND;
+
+/// The plan of a seed. In each third seed, there are so many keys below one node that it grows to the largest type.
+fn plan_of(seed: u64) -> Plan {
+    let mut draws = Draws(seed ^ 0x0a27);
+    let plan = Plan { kind: KIND, ..Plan::of(seed) };
+    match draws.below(3) {
+        0 => Plan {
+            keys: Keys::Numbers,
+            count: 300,
+            operations: draws.pick(&[100, 300]),
+            deletes: draws.pick(&[10, 30, 60]),
+            ..plan
+        },
+        1 => Plan { count: draws.pick(&[8, 24]), deletes: draws.pick(&[30, 50]), ..plan },
+        _ => plan,
+    }
+}
+
+#[test]
+fn every_key_of_art_is_a_register_whatever_happens_to_clients() {
+    let mut events = Events::new();
+    let mut failures = Vec::new();
+    for seed in seeds(60) {
+        match run(seed, plan_of(seed)) {
+            Ok(seen) => seen.into_iter().for_each(|(name, count)| *events.entry(name).or_default() += count),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    println!("{events:?}");
+    assert!(failures.is_empty(), "{} failures: {}", failures.len(), failures[0]);
+    for name in [
+        "nodes grown from 4",
+        "nodes grown from 16",
+        "nodes grown from 48",
+        "nodes shrunk",
+        "nodes collapsed",
+        "nodes cleaned",
+        "frozen nodes met",
+        "cached nodes replaced",
+        "leaf splits",
+        "path splits",
+        "lock failures",
+        "recovered clients",
+        "swept units",
+    ] {
+        assert!(events.get(name).copied().unwrap_or(0) > 0, "no {name}: {events:?}");
+    }
+}
+
+/// Number of seeds in which a mutant must fail.
+#[cfg(farside_mutants)]
+const HUNT: u64 = 2500;
+
+#[cfg(farside_mutants)]
+#[test]
+fn the_trial_finds_broken_variants_of_art() {
+    use farside_remote::mutant::Mutant;
+    use farside_systems::index::art::mutants::ALL;
+    use farside_systems::index::art::system::ArtKind;
+    use farside_systems::system::System;
+    let mut alive = Vec::new();
+    let is_rare = |mutant: &Mutant| ArtKind::RARE_MUTANTS.contains(mutant);
+    for mutant in ALL.iter().copied().filter(|mutant| !is_rare(mutant)) {
+        Mutant::switch(Some(mutant));
+        let found = seeds(HUNT).find_map(|seed| run(seed, plan_of(seed)).err());
+        Mutant::switch(None);
+        match found {
+            Some(failure) => println!("{mutant:?}: {}", failure.chars().take(160).collect::<String>()),
+            None => alive.push(mutant),
+        }
+    }
+    assert!(alive.is_empty(), "these mutants live: {alive:?}");
+}
