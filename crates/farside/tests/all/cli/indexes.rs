@@ -227,6 +227,40 @@ fn stat_shows_the_shape() {
 }
 
 #[test]
+fn an_index_of_art_is_used_as_one_of_smart() {
+    let node = Node::with(&["--memory", "96MiB"]);
+    let create = |name: &str, options: &[&str]| {
+        node.run(["store", "create", name, "--kind", "art", "--quota", "24MiB"].iter().chain(options))
+    };
+    create("default", &["--value-size", "32"]).done();
+    node.run_with(["index", "load", "-", "--quiet"], lines(1000).as_bytes()).done();
+    node.run(["index", "put", "1", "one"]).done();
+    node.run(["index", "put", "0", "zero"]).done();
+    node.run(["index", "del", "3"]).done();
+    node.run(["index", "del", "3"]).absent();
+    assert_eq!(node.run(["index", "get", "0"]).done().out, b"zero");
+    let first: Vec<String> = scanned(node.run(["index", "scan", "--limit", "3"]))
+        .into_iter()
+        .map(|(key, value)| format!("{key} {value}"))
+        .collect();
+    assert_eq!(first, ["0 zero", "1 one", "6 value 2"]);
+    let dumped = node.run(["index", "dump"]).done();
+    assert_eq!(dumped.text().lines().count(), 1000);
+    node.run(["heal", "--store", "default"]).done();
+    let stat = node.run(["index", "stat", "--json"]).done().json();
+    assert_eq!((&stat["keys"], &stat["locked_leaves"]), (&1000.into(), &0.into()), "{stat}");
+    // About 86 keys in each of 12 nodes, below one for the byte above.
+    assert_eq!((&stat["nodes"]["256"], &stat["nodes"]["16"]), (&12.into(), &1.into()), "{stat}");
+    assert!(stat["counters"]["nodes_grown_from_48"].is_u64(), "{stat}");
+
+    create("strings", &["--key-size", "string", "--value-size", "1KiB", "--inline-size", "8"]).done();
+    node.run(["index", "put", "a", &"v".repeat(1000), "--store", "strings"]).done();
+    assert_eq!(node.run(["index", "get", "a", "--store", "strings"]).done().out, "v".repeat(1000).as_bytes());
+    create("x", &["--value-size", "49KiB"]).refused("at most 49152 bytes: give a smaller --value-size");
+    create("x", &["--items", "7"]).refused("a art store has no --items: leave it out");
+}
+
+#[test]
 fn an_index_is_used_over_every_fabric_and_over_several_nodes() {
     let folder = tempfile::tempdir().expect("a folder");
     let (socket, ring) = (folder.path().join("node.sock"), folder.path().join("ring.sock"));

@@ -540,6 +540,19 @@ fn bench_ycsb_runs_an_index_over_every_fabric() {
 }
 
 #[test]
+fn bench_ycsb_runs_art() {
+    for (workload, fabric) in [("a", "local"), ("d", "udp"), ("e", "shm")] {
+        let common = ["bench", "ycsb", "--system", "art", "--records", "2000", "--seconds", "0.3", "--json"];
+        let run = ["--workload", workload, "--fabric", fabric, "--value-size", "64", "--verify"];
+        let report = farside(common.iter().chain(&run)).done().json();
+        assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
+        assert!(report["index"]["leaves_replaced"].as_u64() > Some(0) || workload != "a", "{report}");
+        assert!(report["index"]["cache_hits"].as_u64() > Some(0), "{report}");
+    }
+    farside(["bench", "ycsb", "--system", "art", "--rung", "art"]).refused("art store has no --rung");
+}
+
+#[test]
 fn bench_ycsb_climbs_the_ladder_of_an_index() {
     for rung in ["art", "lock-free", "in-place", "embedded-lock", "read-delegation", "write-combining"] {
         let common =
