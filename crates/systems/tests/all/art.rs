@@ -342,9 +342,12 @@ fn two_clients_see_each_others_changes_through_their_caches() {
 }
 
 /// Puts four keys into one node, and the fifth one by a client for which `then` decides the fate of each chain with
-/// this number or a later one.
-fn growth_is_cut(at: u64, then: impl Fn() -> Then + 'static) -> (Home, Client) {
-    let home = home(&Spec { lease_us: 20_000, ..spec(Keys::Numbers) }, 8);
+/// this number or a later one. Returns the result of that put, if it has ended.
+fn growth_is_cut(
+    at: u64,
+    then: impl Fn() -> Then + 'static,
+) -> (Home, Client, Option<Result<(), IndexError>>) {
+    let home = home(&Spec { lease_us: 20_000, ..spec(Keys::Numbers) }, 1);
     let mut dead = Client::open(&home, 0);
     for key in 1..=4 {
         dead.put(&number(key), b"old");
@@ -356,16 +359,16 @@ fn growth_is_cut(at: u64, then: impl Fn() -> Then + 'static) -> (Home, Client) {
         chains += 1;
         if chains == at { then() } else { Then::Runs }
     });
-    let _unknown = dead.try_run(async |index| index.put(&number(5), b"new").await);
-    (home, dead)
+    let put = dead.try_run(async |index| index.put(&number(5), b"new").await);
+    (home, dead, put)
 }
 
 #[test]
 fn a_client_may_die_in_each_step_of_a_growth() {
-    let mut helped = 0;
+    let mut thawed = 0;
     for at in 1..=12 {
         for ran in [Ran::No, Ran::Yes] {
-            let (home, dead) = growth_is_cut(at, move || match ran {
+            let (home, dead, _) = growth_is_cut(at, move || match ran {
                 Ran::Yes => Then::Lost(Ran::Yes),
                 _ => Then::Stops,
             });
@@ -378,7 +381,7 @@ fn a_client_may_die_in_each_step_of_a_growth() {
             other.put(&number(6), b"next");
             assert_eq!(other.get(&number(2)), Some(b"next".to_vec()));
             assert!(matches!(other.get(&number(5)).as_deref(), None | Some(b"new")));
-            helped += other.counter("copies helped");
+            thawed += other.counter("nodes thawed");
             drop(dead);
             other.run(async |index| index.heal().await);
             other.await_free(&mut []);
@@ -387,7 +390,58 @@ fn a_client_may_die_in_each_step_of_a_growth() {
             assert_eq!(other.scan(&[], 100).len() as u64, stat.leaves);
         }
     }
-    assert!(helped >= 2, "a frozen node is left behind after the freeze and after the WRITE of the copy");
+    assert!(thawed >= 2, "a frozen node is left behind after the freeze and after the WRITE of the copy");
+}
+
+/// Loses the answer of each chain of a growth in turn, so that it may still run. Returns the numbers of held locks
+/// after puts with an unknown outcome: the slot above may be swung later.
+fn locks_while_a_request_may_still_run() -> Vec<u64> {
+    let mut locks = Vec::new();
+    for at in 1..=16 {
+        let (home, _dead, put) = growth_is_cut(at, || Then::Lost(Ran::Unknown));
+        if put.is_some_and(|put| put.is_err_and(|error| error.ran() == Ran::Unknown)) {
+            locks.push(Client::open(&home, 0).stat().locked);
+        }
+    }
+    locks
+}
+
+#[test]
+fn a_lock_is_kept_while_a_request_under_it_may_still_run() {
+    assert_eq!(locks_while_a_request_may_still_run(), [1]);
+}
+
+#[cfg(farside_mutants)]
+#[test]
+fn a_lock_is_freed_too_early_by_a_mutant() {
+    use farside_remote::mutant::Mutant;
+    Mutant::switch(Some(farside_systems::index::art::mutants::FREED_TOO_EARLY));
+    let locks = std::panic::catch_unwind(locks_while_a_request_may_still_run);
+    Mutant::switch(None);
+    assert!(!matches!(locks, Ok(locks) if locks == [1]), "the mutant lives");
+}
+
+#[test]
+fn keys_below_a_frozen_node_are_deleted_in_a_full_store() {
+    let mut thawed = 0;
+    for at in 4..=16 {
+        let (home, dead, _) = growth_is_cut(at, || Then::Stops);
+        let mut other = Client::open(&home, 1 << 20);
+        let mut keys = 1_u64 << 32..;
+        let full = loop {
+            let key = number(keys.next().expect("there is no end"));
+            if let Err(error) =
+                other.try_run(async |index| index.put(&key, b"v").await).expect("the task runs")
+            {
+                break error;
+            }
+        };
+        assert_eq!(full, IndexError::OutOfMemory);
+        assert!((1..=4).all(|key| other.delete(&number(key))), "the growth ends before chain {at}");
+        thawed += other.counter("nodes thawed");
+        drop(dead);
+    }
+    assert!(thawed >= 2, "a frozen node is left behind after the freeze and after the WRITE of the copy");
 }
 
 /// Updates a key of a full node while another client replaces the node by a larger one: before each chain of the
@@ -472,6 +526,45 @@ fn a_client_that_dies_with_a_lock_is_fenced() {
     assert_eq!(other.index.recovered(), 1);
     assert_eq!((other.get(&number(1)), other.get(&number(4))), (Some(b"w".to_vec()), Some(b"w".to_vec())));
     drop(dead);
+}
+
+/// Lets a client die with a lock. A second one heals, and the node refuses the chain of its recovery behind this number
+/// of others. Then a third one heals. Returns the result of the second one, and the number of locks that are held.
+fn healed_with_a_refused_chain(chains: u32) -> (Result<(), IndexError>, u64) {
+    let home = home(&Spec { lease_us: 20_000, ..spec(Keys::Numbers) }, 8);
+    let mut dead = Client::open(&home, 0);
+    (1..=2).for_each(|key| dead.put(&number(key), b"v"));
+    // The root slot, two nodes, the lock, the leaf; it dies before the CAS.
+    dead.endpoint.of_chain(6, Then::Stops);
+    assert_eq!(dead.try_run(async |index| index.put(&number(3), b"v").await), None);
+    let mut second = Client::open(&home, 0);
+    let (endpoint, is_fenced) = (Rc::clone(&second.endpoint), Rc::new(Cell::new(false)));
+    let noted = Rc::clone(&is_fenced);
+    endpoint.before_each_call(move || noted.set(true));
+    let mut left = chains;
+    endpoint.refuse_if(move || {
+        if !is_fenced.get() {
+            return false;
+        }
+        let is_refused = left == 0;
+        left = left.wrapping_sub(1);
+        is_refused
+    });
+    let healed = second.try_run(async |index| index.heal().await).unwrap_or(Err(IndexError::Lost));
+    drop(second);
+    let mut third = Client::open(&home, 0);
+    third.run(async |index| index.heal().await);
+    (healed, third.stat().locked)
+}
+
+#[test]
+fn a_lock_is_recovered_although_the_first_recovery_was_refused() {
+    let refused = (0..8).filter(|&chains| {
+        let (healed, held) = healed_with_a_refused_chain(chains);
+        assert_eq!(held, 0, "chain {chains}: {healed:?}");
+        healed.is_err()
+    });
+    assert!(refused.count() >= 3, "the records, the locks and the lease are read");
 }
 
 #[test]

@@ -47,7 +47,9 @@ fn every_key_of_art_is_a_register_whatever_happens_to_clients() {
         "leaf splits",
         "path splits",
         "lock failures",
-        "recovered clients",
+        // Clients that free memory recover the dead ones, so the last client finds what these have left, and seldom
+        // them.
+        "nodes thawed",
         "swept units",
     ] {
         assert!(events.get(name).copied().unwrap_or(0) > 0, "no {name}: {events:?}");

@@ -11,7 +11,7 @@ use farside_systems::index::smart::{KIND, Smart, Spec};
 use farside_systems::index::{Index, IndexError, Keys};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -179,6 +179,46 @@ fn a_client_that_dies_with_a_lock_is_fenced_and_its_update_redone_or_undone() {
         assert_eq!(other.get(7), Some(b"next".to_vec()));
         assert_eq!(other.index.recovered(), u64::from(value == b"old"));
     }
+}
+
+/// Lets a client die with a lock. A second one heals, and the node refuses the chain of its recovery behind this number
+/// of others. Then a third one heals. Returns the result of the second one, and the number of locks that are held.
+fn healed_with_a_refused_chain(chains: u32) -> (Result<(), IndexError>, u64) {
+    let home = home(20_000);
+    let mut dead = Client::open(&home, 0);
+    dead.put(7, b"old").expect("a put");
+    dead.put(7, b"old").expect("an update");
+    dead.endpoint.of_chain(3, Then::Stops);
+    assert!(dead.run(async |index| index.put(&7_u64.to_be_bytes(), b"new").await).is_none());
+    let mut second = Client::open(&home, 0);
+    let (endpoint, is_fenced) = (Rc::clone(&second.endpoint), Rc::new(Cell::new(false)));
+    let noted = Rc::clone(&is_fenced);
+    endpoint.before_each_call(move || noted.set(true));
+    let mut left = chains;
+    endpoint.refuse_if(move || {
+        if !is_fenced.get() {
+            return false;
+        }
+        let is_refused = left == 0;
+        left = left.wrapping_sub(1);
+        is_refused
+    });
+    let healed = second.run(async |index| index.heal().await).expect("no chain is stopped");
+    drop(second);
+    let mut third = Client::open(&home, 0);
+    third.run(async |index| index.heal().await).expect("no chain is stopped").expect("all leases expire");
+    let stat = third.run(async |index| index.stat().await).expect("no chain is stopped").expect("a stat");
+    (healed, stat.locked)
+}
+
+#[test]
+fn a_lock_is_recovered_although_the_first_recovery_was_refused() {
+    let refused = (0..8).filter(|&chains| {
+        let (healed, held) = healed_with_a_refused_chain(chains);
+        assert_eq!(held, 0, "chain {chains}: {healed:?}");
+        healed.is_err()
+    });
+    assert!(refused.count() >= 3, "the records, the locks and the lease are read");
 }
 
 #[test]

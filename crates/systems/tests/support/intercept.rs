@@ -1,9 +1,9 @@
-//! A fabric that runs a function before each chain, and can stop the chain or lose its reply.
+//! A fabric that runs a function before each chain, and can stop or refuse the chain, or lose its reply.
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::wire::Code;
-use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, read};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ pub(crate) struct Intercept<'a, F> {
     is_stuck: Cell<bool>,
     instead: RefCell<Option<Instead<'a>>>,
     of_write: RefCell<Option<Then>>,
+    refuses: RefCell<Box<dyn FnMut() -> bool + 'a>>,
     before_call: RefCell<Box<dyn FnMut() + 'a>>,
     stops_call: RefCell<Box<dyn FnMut() -> bool + 'a>>,
     /// Whether the answer of the next call is lost, and its future never ready.
@@ -41,6 +42,7 @@ impl<'a, F> Intercept<'a, F> {
             is_stuck: Cell::new(false),
             instead: RefCell::new(None),
             of_write: RefCell::new(None),
+            refuses: RefCell::new(Box::new(|| false)),
             before_call: RefCell::new(Box::new(|| ())),
             stops_call: RefCell::new(Box::new(|| false)),
             loses_answer: Cell::new(false),
@@ -107,6 +109,11 @@ impl<'a, F> Intercept<'a, F> {
         *self.of_write.borrow_mut() = Some(then);
     }
 
+    /// Lets the node refuse each chain from now on for which `refuses` returns true. None of its ops runs.
+    pub(crate) fn refuse_if(&self, refuses: impl FnMut() -> bool + 'a) {
+        *self.refuses.borrow_mut() = Box::new(refuses);
+    }
+
     /// Whether a chain was stopped.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.get()
@@ -119,6 +126,13 @@ impl<'a, F> Intercept<'a, F> {
 
 impl<F: Fabric> Fabric for Intercept<'_, F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        let is_refused = (self.refuses.borrow_mut())();
+        if is_refused {
+            let mut buffer = ChainBuf::new();
+            let mut refused = buffer.begin(Key::new(0, 0));
+            chain.view().ops().for_each(|_| _ = refused.also(read(Addr::new(0), 8)));
+            return self.inner.run(node, &refused, reply).await;
+        }
         let mut then = (self.before.borrow_mut())();
         if chain.view().ops().any(|op| op.code() == Code::Write) {
             let instead = self.instead.take();

@@ -12,8 +12,8 @@ counters! {
     /// Nodes that were replaced by smaller ones, and by their only leaf or by none.
     shrunk: "nodes shrunk";
     collapsed: "nodes collapsed";
-    /// Frozen nodes that were replaced for another client.
-    helped: "copies helped";
+    /// Frozen nodes that were thawed.
+    thawed: "nodes thawed";
     /// Frozen nodes that writers have met.
     frozen: "frozen nodes met";
     /// Cached nodes that were found to be replaced.

@@ -11,9 +11,14 @@
 //! 4. swing the slot that leads to the node, by CAS;
 //! 5. free the lock, and retire the node.
 //!
-//! If the CAS fails, the slot has moved, or its own node is being replaced. Then the node stays frozen, and the next
-//! writer that meets it replaces it, with its lock, from wherever its slot is. So does the writer that recovers the
-//! lock of a client that has died between 2 and 4.
+//! If the CAS fails, the slot has moved, or its own node is being replaced. Then the node stays frozen, and also if no
+//! memory is left, or the writer dies between 2 and 4. The next writer that meets the node *thaws* it, with its lock,
+//! if a slot still leads to it. That takes no memory, so keys can be deleted in a full store.
+//!
+//! Nobody but the holder of a node's lock unlinks the node. So a node that is linked when a writer with its lock has
+//! read the slot stays linked until the writer frees the lock. A CAS of 4 that may still run would unlink it later, and
+//! the copy would lack what was changed since: so a client with such a request gives up and keeps the lock, which is
+//! free once the client is fenced.
 //!
 //! A copy with one leaf and nothing else is not written: the leaf takes the place of the node. A node with one node
 //! below it stays, and the prefixes are not merged.
@@ -24,6 +29,7 @@
 //!
 //! Invariant: a null slot is filled, and a slot is frozen, only by the holder of the node's lock.
 //! Invariant: a node and all its slots are frozen before it is unlinked, and stay frozen until its unit is reused.
+//! Invariant: a lock is freed by its holder only if none of the holder's requests under it may still run.
 //! Invariant: a lane has at most one lock, and its record at the lock's member names the node.
 
 use super::walk::{End, NodeAt, Purpose};
@@ -39,6 +45,7 @@ use crate::index::radix::session::refused;
 use crate::lease::LockWord;
 use crate::redo;
 use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, Mode, Status, cas, read, write};
 use zerocopy::little_endian::U64;
 
@@ -95,12 +102,16 @@ impl<F: Fabric + Clock> Client<F> {
             if session.fabric.now() >= until || self.is_abandoned(lane) {
                 return Err(IndexError::Busy);
             }
-            session.wait_for_leaf(lane.number, (node.at, class), found).await?;
+            session.wait_for_owner(lane.number, (node.at, class), found).await?;
         }
     }
 
-    /// Frees the lock of a node. If that fails, the client gives up, so that others recover the lock.
+    /// Frees the lock of a node. If that fails, the client gives up, so that others recover the lock. A client that has
+    /// given up keeps the lock: a request under it may still run.
     pub(super) async fn unlock(&self, lane: &mut Lane, node: NodeAt, word: LockWord) {
+        if self.session.is_given_up() && !mutants::FREED_TOO_EARLY.is_on() {
+            return;
+        }
         let layout = &self.session.layout;
         let table = &layout.members[node.at.member()];
         let Ok(addr) = layout.addr(node.at.plus(lock_at(node.kind.class())), 8) else { return };
@@ -112,7 +123,7 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Replaces a frozen node that a writer has met below the slot `at`, unless another client is faster.
+    /// Thaws a frozen node that a writer has met below the slot `at`, unless the slot leads elsewhere by now.
     pub(super) async fn help(
         &self,
         lane: &mut Lane,
@@ -122,16 +133,18 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<(), IndexError> {
         self.counters.frozen.add();
         let word = self.lock(lane, node).await?;
-        let helped = match self.refresh(&mut lane.own, path, at).await {
-            Ok(true) => Ok(false),
-            Ok(false) => self.replace_node(lane, at, node, None).await,
-            Err(error) => Err(error),
+        let is_closing = NodeView::of(&lane.own.node).map(|view| view.is_closing());
+        let helped = match is_closing {
+            Ok(true) => match self.refresh(&mut lane.own, path, at).await {
+                Ok(has_changed) if has_changed && !mutants::THAWED_UNLINKED.is_on() => Ok(()),
+                Ok(_) => self.thaw(lane, node).await,
+                Err(error) => Err(error),
+            },
+            Ok(false) => Ok(()),
+            Err(damaged) => Err(damaged.into()),
         };
         self.unlock(lane, node, word).await;
-        if helped? {
-            self.counters.helped.add();
-        }
-        Ok(())
+        helped
     }
 
     /// Replaces a node by a smaller one, if that has room for the slots in use.
@@ -196,7 +209,11 @@ impl<F: Fabric + Clock> Client<F> {
             }
         };
         self.write_new(lane, writes, None).await?;
-        if let Err(found) = self.swap_slot(&mut lane.own, at.slot_at, at.slot, slot).await? {
+        let swapped = self.swap_slot(&mut lane.own, at.slot_at, at.slot, slot).await;
+        if swapped.as_ref().is_err_and(|error| error.ran() != Ran::No) {
+            self.session.give_up();
+        }
+        if let Err(found) = swapped? {
             self.counts.slot_failures.add();
             if !found.is_frozen() {
                 self.cache.borrow_mut().update(at.slot_at, found);
@@ -245,22 +262,41 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Freezes the slots of a node that the client has locked. Returns what they have from now on.
+    /// Freezes a node that the client has locked, and its slots. Returns what these have from now on.
     async fn freeze(&self, lane: &mut Lane, node: NodeAt) -> Result<Vec<Slot>, IndexError> {
+        self.set_frozen(lane, node, true).await
+    }
+
+    /// Thaws a node that the client has locked, and that is linked.
+    async fn thaw(&self, lane: &mut Lane, node: NodeAt) -> Result<(), IndexError> {
+        self.set_frozen(lane, node, false).await?;
+        self.counters.thawed.add();
+        Ok(())
+    }
+
+    async fn set_frozen(
+        &self,
+        lane: &mut Lane,
+        node: NodeAt,
+        is_frozen: bool,
+    ) -> Result<Vec<Slot>, IndexError> {
         let layout = &self.session.layout;
         let table = &layout.members[node.at.member()];
-        let (thawed, frozen, frozen_node) = (U64::ZERO, U64::new(FROZEN_MASK), U64::new(FROZEN_NODE_MASK));
+        let masks @ [slot_mask, node_mask] = [FROZEN_MASK, FROZEN_NODE_MASK].map(U64::new);
+        let zeros = [U64::ZERO; 2];
+        let ([slot_from, node_from], [slot_to, node_to]) =
+            if is_frozen { (zeros, masks) } else { (masks, zeros) };
         let mut slots = Vec::new();
         for first in (0..node.kind.slots()).step_by(CAS_PER_CHAIN) {
             let mut chain = lane.own.chain.begin(table.key());
             let count = CAS_PER_CHAIN.min(node.kind.slots() - first);
             for index in first..first + count {
                 let addr = layout.addr(slot_at(node.at, index), 8)?;
-                chain.also(cas(Mode::Eq, addr, &thawed, &frozen).masked(&frozen, &frozen));
+                chain.also(cas(Mode::Eq, addr, &slot_from, &slot_to).masked(&slot_mask, &slot_mask));
             }
             if first == 0 {
                 let addr = layout.addr(node.at, 8)?;
-                chain.also(cas(Mode::Eq, addr, &thawed, &frozen_node).masked(&frozen_node, &frozen_node));
+                chain.also(cas(Mode::Eq, addr, &node_from, &node_to).masked(&node_mask, &node_mask));
             }
             let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
             ran.inspect_err(|error| self.note_late(error)).map_err(IndexError::of_read)?;

@@ -31,6 +31,8 @@ impl System for ArtKind {
     const MEMBERS_MAX: usize = MEMBERS_MAX;
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
+    /// It takes a request that is carried out long after its client has lost it.
+    const RARE_MUTANTS: &'static [Mutant] = &[mutants::FREED_TOO_EARLY];
 
     type Client<F: Fabric + Clock> = Art<F>;
 

@@ -2,7 +2,7 @@
 //!
 //! After the recovery of all dead clients, and after `heal`, nothing may be left of them:
 //! no lock is held, and each unit is either in one slot, or the value of one leaf, and taken, or neither and free.
-//! Inner nodes and chunks are never given back: a node stays in its slot, and a chunk stays with its id.
+//! Chunks are never given back: a chunk stays with its id.
 
 use super::layout::{
     Chunk, Claim, Class, Far, Growth, Layout, Leaf, NodeType, NodeView, Slot, State, View, leaf_of, lock_at,

@@ -6,9 +6,10 @@
 //! leaf is read again.
 //!
 //! A scan begins with a cached node on its path, below which the wanted keys can be expected, or with the root slot.
-//! All keys whose paths begin as those of the node's slots are below the node, for ever: nodes are never unlinked, and
-//! no node is put between a node and its slots. If that is not enough, the scan goes on behind these paths in the same
-//! way.
+//! All keys whose paths begin as those of the node's slots are below the node, as long as it is linked: no node is put
+//! between a node and its slots. A switched node is linked for ever. A cached copied node counts only if its first word
+//! says that it was linked when the scan read it. If the keys are not enough, the scan goes on behind these paths in
+//! the same way.
 //!
 //! Every slot is read during the scan, also those of cached nodes: the cache only tells which nodes to read with the
 //! first wave. So a key that is present throughout is not missed: as `walk` says, whatever node or leaf a slot has is

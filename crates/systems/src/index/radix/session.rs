@@ -2,8 +2,9 @@
 //!
 //! Each lane of a client writes into its record at a leaf's member which leaf it is about to lock (an *intent*), and
 //! before it updates the leaf, the new bytes. So a recoverer reads the dead client's records, and never walks the tree.
+//! In stores of ART, the locks are those of nodes, which are not updated in place: their records have intents alone.
 //!
-//! Invariant: the record of a lane that has a lock, at that lock's member, names the locked leaf.
+//! Invariant: the record of a lane that has a lock, at that lock's member, names the locked leaf or node.
 
 use super::Damaged;
 use super::layout::{Class, Far, Layout, lock_at};
@@ -25,7 +26,7 @@ const INTENTS_PER_CHAIN: u16 = 32;
 pub(in crate::index) type Session<F> = crate::index::session::Session<F, Layout>;
 
 impl Locked for Layout {
-    /// A leaf.
+    /// A leaf, or a copied node.
     type Lock = (Far, Class);
 
     fn members(&self) -> &[Member] {
@@ -57,12 +58,12 @@ impl Locked for Layout {
 }
 
 impl<F: Fabric + Clock> Session<F> {
-    /// Waits a while for the owner of a leaf's lock, which has this word. If the owner's lease has expired, recovers
-    /// all its locks. `lane` has no lock.
+    /// Waits a while for the owner of the lock of a leaf or of a copied node, which has this word. If the owner's lease
+    /// has expired, recovers all its locks. `lane` has no lock.
     ///
     /// # Errors
     /// [`IndexError`]; nothing of the caller's was changed.
-    pub(in crate::index) async fn wait_for_leaf(
+    pub(in crate::index) async fn wait_for_owner(
         &self,
         lane: u16,
         (leaf, class): (Far, Class),
@@ -72,7 +73,8 @@ impl<F: Fabric + Clock> Session<F> {
         self.wait_for(lane, (leaf.member(), lock), word).await
     }
 
-    /// Reads the intents of an id at a member. Returns the words whose locks are held, with the leaves.
+    /// Reads the intents of an id at a member. Returns the words whose locks are held, with the
+    /// leaves or nodes.
     async fn intents(
         &self,
         member: usize,

@@ -5,13 +5,14 @@
 //! allocates from it. An owner is an id, not a client: whoever leases the id next goes on with its chunks.
 //!
 //! Each unit has a state: a generation, and whether the unit is taken. The owner writes `taken` in the list of the new
-//! leaf or node. The client whose CAS has unlinked a leaf keeps it in its *limbo*. A snapshot then notes the holders of
+//! leaf or node. The client whose CAS has unlinked a unit keeps it in its *limbo*. A snapshot then notes the holders of
 //! all ids with their epochs, and the units of the snapshot are free once each noted holder has raised its epoch by two
 //! or has left. A client that died is fenced and recovered first. The unit's state becomes free, with the next
 //! generation, by a CAS, so that it happens once. An owner finds units that others have freed by reading the states of
 //! its chunks.
 //!
-//! Inner nodes are never unlinked: a node keeps its place in the tree for ever, and only gains slots.
+//! Switched nodes are never unlinked: such a node keeps its place in the tree for ever, and only gains slots. A copied
+//! node is unlinked, and retired like a leaf, by the client that has replaced it.
 //!
 //! Invariant: a unit that some slot may point to, or that an operation may still reach by a pointer that it has read,
 //! is taken.

@@ -476,7 +476,7 @@ impl<F: Fabric + Clock> Client<F> {
             if session.fabric.now() >= until || self.is_abandoned(lane) {
                 return Err(IndexError::Busy);
             }
-            session.wait_for_leaf(lane.number, (leaf.at, leaf.class), found).await?;
+            session.wait_for_owner(lane.number, (leaf.at, leaf.class), found).await?;
         }
     }
 
@@ -508,7 +508,7 @@ impl<F: Fabric + Clock> Client<F> {
             self.session.fabric.sleep(PAUSE).await;
             return Ok(());
         }
-        self.session.wait_for_leaf(lane, (leaf.at, leaf.class), word).await
+        self.session.wait_for_owner(lane, (leaf.at, leaf.class), word).await
     }
 
     /// Puts a new leaf in the place of a slot that leads to no alive leaf. Returns false if the slot has changed.
