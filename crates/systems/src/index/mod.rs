@@ -15,6 +15,7 @@ mod keyed;
 mod place;
 mod radix;
 mod session;
+mod turns;
 
 use crate::lease::LeaseError;
 use crate::members;

@@ -4,6 +4,7 @@
 use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::Core;
 use farside_fabrics::layer::count::{Costs, Count};
 use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
@@ -100,8 +101,7 @@ impl Client {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        let counters = self.index.counters();
-        counters.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
+        counter_of(&self.index, name)
     }
 
     /// Waits until the memory that the client has unlinked is free. The other clients publish their epochs, too.
@@ -111,6 +111,11 @@ impl Client {
             others.iter_mut().for_each(|other| _ = other.get(&number(1)));
         }
     }
+}
+
+fn counter_of(index: &Art<Endpoint>, name: &str) -> u64 {
+    let counters = index.counters();
+    counters.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
 fn spec(keys: Keys) -> Spec {
@@ -565,6 +570,31 @@ fn a_lock_is_recovered_although_the_first_recovery_was_refused() {
         healed.is_err()
     });
     assert!(refused.count() >= 3, "the records, the locks and the lease are read");
+}
+
+#[test]
+fn the_tasks_of_a_client_lock_a_node_in_turn() {
+    const TASKS: u64 = 16;
+    const KEYS: u64 = 500;
+    let home = home(&Spec { lanes: TASKS as u16, ..spec(Keys::Numbers) }, 8);
+    let Client { endpoint, index, keeper, .. } = Client::open(&home, 1 << 20);
+    let failures = Rc::new(Cell::new(0));
+    let mut core = Core::new(endpoint.inner().inner());
+    core.spawn(keeper);
+    for task in 0..TASKS {
+        let (mut handle, failures) = (index.another(), Rc::clone(&failures));
+        core.spawn(async move {
+            for key in (task..KEYS).step_by(TASKS as usize) {
+                handle.put(&number(key), b"v").await.expect("a put");
+            }
+            failures.set(counter_of(&handle, "lock failures"));
+        });
+    }
+    drop(index);
+    core.run();
+    assert_eq!(failures.get(), 0, "no lane asks for a lock that another lane has");
+    let mut other = Client::open(&home, 0);
+    assert_eq!(other.scan(&[], usize::MAX).len() as u64, KEYS);
 }
 
 #[test]

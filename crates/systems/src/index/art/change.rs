@@ -191,9 +191,9 @@ impl<F: Fabric + Clock> Client<F> {
         node: NodeAt,
         added: Added<'_>,
     ) -> Result<bool, IndexError> {
-        let word = self.lock(lane, node).await?;
+        let locked = self.lock(lane, node).await?;
         let done = self.insert_locked(lane, at, node, added).await;
-        self.unlock(lane, node, word).await;
+        self.unlock(lane, locked).await;
         done
     }
 

@@ -46,9 +46,10 @@ pub use crate::index::radix::stat::Stat;
 use crate::index::place::Damaged;
 use crate::index::radix::Tree;
 use crate::index::radix::drafts::{Lane, Put};
-use crate::index::radix::layout::NodeType;
+use crate::index::radix::layout::{Far, NodeType};
 use crate::index::radix::read::{Met, Own};
 use crate::index::radix::scan::{Progress, Scanning};
+use crate::index::turns::Locals;
 use crate::index::{Index, IndexError, Keys, Shape};
 use crate::owned::Jobs;
 use counters::Counters;
@@ -88,6 +89,8 @@ struct Client<F> {
     counters: Counters,
     jobs: Jobs<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
+    /// Lets the lanes lock a node one after the other.
+    locals: Locals<Far>,
     handles: Cell<usize>,
     swept: Cell<u64>,
     /// Time for which an operation tries to lock a node.

@@ -38,19 +38,29 @@ use crate::index::IndexError;
 use crate::index::place::Damaged;
 use crate::index::radix::drafts::{Lane, New, Value};
 use crate::index::radix::layout::{
-    FROZEN_MASK, FROZEN_NODE_MASK, Header, NodeType, NodeView, Slot, View, copied_bytes, lock_at, slot_at,
+    FROZEN_MASK, FROZEN_NODE_MASK, Far, Header, NodeType, NodeView, Slot, View, copied_bytes, lock_at,
+    slot_at,
 };
 use crate::index::radix::read::At;
 use crate::index::radix::session::refused;
+use crate::index::turns::Turn;
 use crate::lease::LockWord;
 use crate::redo;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, Mode, Status, cas, read, write};
+use std::time::Duration;
 use zerocopy::little_endian::U64;
 
 /// Number of CAS in one chain.
 const CAS_PER_CHAIN: usize = 32;
+
+/// A lock that a lane has. The other lanes that want it wait until this is dropped.
+pub(super) struct Locked<'a> {
+    node: NodeAt,
+    word: LockWord,
+    _turn: Turn<'a, Far>,
+}
 
 /// A leaf that is put into the copy of a node.
 pub(super) struct Added<'a> {
@@ -60,17 +70,28 @@ pub(super) struct Added<'a> {
 }
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Locks a node, and reads it under the lock, into the buffers.
+    /// Locks a node, and reads it under the lock, into the buffers. The lanes of the client do so one after the other.
     ///
     /// # Errors
     /// [`IndexError`]; the client does not have the lock, or has given up.
-    pub(super) async fn lock(&self, lane: &mut Lane, node: NodeAt) -> Result<LockWord, IndexError> {
+    pub(super) async fn lock(&self, lane: &mut Lane, node: NodeAt) -> Result<Locked<'_>, IndexError> {
+        let until = self.session.fabric.now() + self.patience;
+        let turn = self.locals.enter(node.at).await;
+        let word = self.lock_at_node(lane, node, until).await?;
+        Ok(Locked { node, word, _turn: turn })
+    }
+
+    async fn lock_at_node(
+        &self,
+        lane: &mut Lane,
+        node: NodeAt,
+        until: Duration,
+    ) -> Result<LockWord, IndexError> {
         let (session, layout) = (&self.session, &self.session.layout);
         let (class, table) = (node.kind.class(), &layout.members[node.at.member()]);
         let object = layout.object(node.at, class)?;
         let word = session.next_word(lane.number).await?;
         let intent = redo::intent(word, &object);
-        let until = session.fabric.now() + self.patience;
         loop {
             let mut chain = lane.own.chain.begin(table.key());
             let noted = chain.also(write(session.record(node.at.member(), word), &intent));
@@ -93,7 +114,7 @@ impl<F: Fabric + Clock> Client<F> {
                 lane.own.node.extend_from_slice(bytes);
                 // The node was linked under this operation's guard, so it was not reused.
                 if !NodeView::of(&lane.own.node)?.is_of(node.generation) {
-                    self.unlock(lane, node, word).await;
+                    self.unlock_at_node(lane, node, word).await;
                     return Err(Damaged("a locked node of another generation").into());
                 }
                 return Ok(word);
@@ -108,7 +129,11 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// Frees the lock of a node. If that fails, the client gives up, so that others recover the lock. A client that has
     /// given up keeps the lock: a request under it may still run.
-    pub(super) async fn unlock(&self, lane: &mut Lane, node: NodeAt, word: LockWord) {
+    pub(super) async fn unlock(&self, lane: &mut Lane, locked: Locked<'_>) {
+        self.unlock_at_node(lane, locked.node, locked.word).await;
+    }
+
+    async fn unlock_at_node(&self, lane: &mut Lane, node: NodeAt, word: LockWord) {
         if self.session.is_given_up() && !mutants::FREED_TOO_EARLY.is_on() {
             return;
         }
@@ -132,7 +157,7 @@ impl<F: Fabric + Clock> Client<F> {
         node: NodeAt,
     ) -> Result<(), IndexError> {
         self.counters.frozen.add();
-        let word = self.lock(lane, node).await?;
+        let locked = self.lock(lane, node).await?;
         let is_closing = NodeView::of(&lane.own.node).map(|view| view.is_closing());
         let helped = match is_closing {
             Ok(true) => match self.refresh(&mut lane.own, path, at).await {
@@ -143,7 +168,7 @@ impl<F: Fabric + Clock> Client<F> {
             Ok(false) => Ok(()),
             Err(damaged) => Err(damaged.into()),
         };
-        self.unlock(lane, node, word).await;
+        self.unlock(lane, locked).await;
         helped
     }
 
@@ -159,7 +184,7 @@ impl<F: Fabric + Clock> Client<F> {
         };
         let View::Node { generation, kind, .. } = self.session.layout.view(at.slot)? else { return Ok(()) };
         let node = NodeAt { at: node.at, kind, generation };
-        let word = self.lock(lane, node).await?;
+        let locked = self.lock(lane, node).await?;
         let done = match NodeView::of(&lane.own.node) {
             Ok(view) if is_sparse(kind, &view) && !view.is_closing() => {
                 self.replace_node(lane, &mut at, node, None).await.map(drop)
@@ -167,7 +192,7 @@ impl<F: Fabric + Clock> Client<F> {
             Ok(_) => Ok(()),
             Err(damaged) => Err(damaged.into()),
         };
-        self.unlock(lane, node, word).await;
+        self.unlock(lane, locked).await;
         done
     }
 

@@ -9,6 +9,7 @@ use crate::index::radix::layout::Growth;
 use crate::index::radix::session::Session;
 use crate::index::radix::store::{self, CACHE};
 use crate::index::session::{beside, not_opened};
+use crate::index::turns::Locals;
 use crate::owned::Jobs;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
@@ -61,6 +62,7 @@ impl System for ArtKind {
             counters: Counters::default(),
             jobs: Jobs::new(lanes.into()),
             lanes: (0..lanes).map(|_| RefCell::new(Lane::default())).collect(),
+            locals: Locals::default(),
             handles: Cell::new(0),
             swept: Cell::new(0),
             patience: options.patience.unwrap_or(PATIENCE),

@@ -18,12 +18,12 @@
 //! Invariant: a lane has at most one lock.
 
 use super::layout::{Damaged, Far, LEVEL_MAX, LockAt, Root};
-use super::locks::{HANDOVERS_MAX, Held, Turn};
 use super::node::{Entry, Image};
 use super::session::refused;
 use super::walk::{Lookup, Own, Start, Stop};
 use super::{Client, mutants};
 use crate::index::IndexError;
+use crate::index::turns::{HANDOVERS_MAX, Held, Turn};
 use crate::lease::LockWord;
 use crate::redo::{self, Object, Record};
 use farside_remote::clock::Clock;
@@ -65,7 +65,7 @@ pub(super) enum Change<'a> {
 
 /// A lock that a lane has.
 struct Lock<'a> {
-    turn: Turn<'a>,
+    turn: Turn<'a, LockAt>,
     at: LockAt,
     word: LockWord,
     /// Number of times that the lock was handed over.

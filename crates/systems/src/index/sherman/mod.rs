@@ -6,7 +6,8 @@
 //!
 //! - `layout`: the parts of a member's table. `node`: the bytes of a node, and its versions.
 //! - `walk`: from the root to a leaf. `change`: put, delete and splits. `scan`: keys in order.
-//! - `cache`: copies of the nodes above the leaves. `locks`: locks within the client, and their handover.
+//! - `cache`: copies of the nodes above the leaves. `turns`, beside this folder: locks within the client, and their
+//!   handover.
 //! - `session`: leases, and the locks of dead clients. `memory`: units for nodes. `heal`: what dead clients have left
 //!   behind, and the tree's shape. `audit`: the same on the bytes of a store that no client uses.
 //! - `system`: the entry in the registry. [`mutants`]: broken variants. `counters`: numbers of events.
@@ -31,7 +32,6 @@ mod change;
 mod counters;
 mod heal;
 mod layout;
-mod locks;
 mod memory;
 mod node;
 #[cfg(test)]
@@ -45,6 +45,7 @@ pub use audit::{held, strays};
 pub use heal::Stat;
 pub use layout::{MEMBERS_MAX, Spec, VALUE_MAX};
 
+use crate::index::turns::Locals;
 use crate::index::{Index, IndexError, Keys};
 use crate::owned::Jobs;
 use cache::Cache;
@@ -53,8 +54,7 @@ use counters::Counters;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use layout::{Far, Root};
-use locks::Locals;
+use layout::{Far, LockAt, Root};
 use memory::Units;
 use node::Entry;
 use scan::Progress;
@@ -87,7 +87,7 @@ struct Client<F> {
     cache: RefCell<Cache>,
     /// The root, if the client knows it. It may be outdated.
     root: Cell<Option<Root>>,
-    locals: Locals,
+    locals: Locals<LockAt>,
     counters: Counters,
     jobs: Jobs<Job, Done>,
     lanes: Vec<RefCell<Lane>>,

@@ -1,14 +1,13 @@
 //! Local locks: the lanes of a client that want one lock of the nodes wait for each other here, in the order of their
-//! arrival, and hand the lock over (paper, 4.3).
+//! arrival, and may hand the lock over (Sherman's paper, 4.3).
 //!
-//! A lane first gets the local lock, then takes the lock at the node by CAS. If another lane waits when it is done, it
-//! leaves the lock at the node taken, and hands it over with the local lock. So the next lane sends no CAS. After
-//! [`HANDOVERS_MAX`] handovers the lock is freed, so that other clients get their turn.
+//! A lane first gets the local lock, then takes the lock at the node by CAS. In Sherman, if another lane waits when it
+//! is done, it leaves the lock at the node taken, and hands it over with the local lock. So the next lane sends no CAS.
+//! After [`HANDOVERS_MAX`] handovers the lock is freed, so that other clients get their turn.
 //!
 //! Invariant: of one lock, one lane has the local lock.
 //! Invariant: a lock is handed over only after all requests under it were answered.
 
-use super::layout::LockAt;
 use crate::lease::LockWord;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -17,22 +16,28 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 /// Number of times in a row that a lock is handed over.
-pub(super) const HANDOVERS_MAX: u32 = 4;
+pub(in crate::index) const HANDOVERS_MAX: u32 = 4;
 
 /// A lock at a node that is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(in crate::index) struct Held {
     /// Word of the lock.
-    pub(super) word: LockWord,
+    pub(in crate::index) word: LockWord,
     /// Number of times that it was handed over.
-    pub(super) times: u32,
+    pub(in crate::index) times: u32,
 }
 
-/// The local locks of a client.
-#[derive(Debug, Default)]
-pub(super) struct Locals {
+/// The local locks of a client, for locks at the nodes whose places are of the type `A`.
+#[derive(Debug)]
+pub(in crate::index) struct Locals<A> {
     /// The lanes that wait for each local lock that some lane has.
-    waiting: RefCell<BTreeMap<LockAt, VecDeque<Rc<Waiting>>>>,
+    waiting: RefCell<BTreeMap<A, VecDeque<Rc<Waiting>>>>,
+}
+
+impl<A> Default for Locals<A> {
+    fn default() -> Locals<A> {
+        Locals { waiting: RefCell::default() }
+    }
 }
 
 /// A lane that waits.
@@ -45,15 +50,15 @@ struct Waiting {
 
 /// A local lock that a lane has. Dropping it lets the next lane in.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
-    locals: &'a Locals,
-    at: LockAt,
+pub(in crate::index) struct Turn<'a, A: Ord + Copy> {
+    locals: &'a Locals<A>,
+    at: A,
     held: Option<Held>,
 }
 
-impl Locals {
+impl<A: Ord + Copy> Locals<A> {
     /// Waits for the local lock.
-    pub(super) async fn enter(&self, at: LockAt) -> Turn<'_> {
+    pub(in crate::index) async fn enter(&self, at: A) -> Turn<'_, A> {
         let own = {
             let mut waiting = self.waiting.borrow_mut();
             match waiting.get_mut(&at) {
@@ -82,7 +87,7 @@ impl Locals {
     }
 
     /// Gives the local lock to the next lane.
-    fn pass(&self, at: LockAt, held: Option<Held>) {
+    fn pass(&self, at: A, held: Option<Held>) {
         let mut waiting = self.waiting.borrow_mut();
         let next = waiting.get_mut(&at).and_then(VecDeque::pop_front);
         match next {
@@ -95,38 +100,38 @@ impl Locals {
     }
 }
 
-impl Turn<'_> {
+impl<A: Ord + Copy> Turn<'_, A> {
     /// Takes the lock at the node that the lane before has handed over, if it has.
-    pub(super) fn take_held(&mut self) -> Option<Held> {
+    pub(in crate::index) fn take_held(&mut self) -> Option<Held> {
         self.held.take()
     }
 
     /// Whether another lane waits.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(in crate::index) fn is_wanted(&self) -> bool {
         self.locals.waiting.borrow().get(&self.at).is_some_and(|queue| !queue.is_empty())
     }
 
     /// Gives the next lane also the lock at the node, which stays taken.
-    pub(super) fn hand_over(&mut self, held: Held) {
+    pub(in crate::index) fn hand_over(&mut self, held: Held) {
         self.held = Some(held);
     }
 }
 
-impl Drop for Turn<'_> {
+impl<A: Ord + Copy> Drop for Turn<'_, A> {
     fn drop(&mut self) {
         self.locals.pass(self.at, self.held.take());
     }
 }
 
 /// Place of a lane that waits. If the lane goes, so does its place.
-struct Place<'a> {
-    locals: &'a Locals,
-    at: LockAt,
+struct Place<'a, A: Ord + Copy> {
+    locals: &'a Locals<A>,
+    at: A,
     own: Rc<Waiting>,
     is_over: bool,
 }
 
-impl Drop for Place<'_> {
+impl<A: Ord + Copy> Drop for Place<'_, A> {
     fn drop(&mut self) {
         if self.is_over {
             return;
@@ -147,7 +152,7 @@ mod tests {
     use std::pin::pin;
     use std::task::Context;
 
-    const AT: LockAt = LockAt { member: 0, index: 7 };
+    const AT: u32 = 7;
 
     #[test]
     fn lanes_get_a_lock_in_order_and_with_it_what_is_handed_over() {
