@@ -2,6 +2,7 @@
 
 use crate::smart_sim::{Events, Kind, Plan, run, seeds};
 use farside_remote::draws::Draws;
+use farside_sim::world::{MICROS, MILLIS};
 use farside_systems::index::Keys;
 use farside_systems::index::sherman::KIND;
 
@@ -41,6 +42,42 @@ fn every_key_of_sherman_is_a_register_whatever_happens_to_clients() {
     }
     println!("{events:?}");
     assert!(failures.is_empty(), "{} failures: {}", failures.len(), failures[0]);
+}
+
+/// Stores whose leases are longer than many round trips over a slow link.
+const FAR_WIDE: &str = r#"{"keys":"numbers","key_max":8,"value_max":150,"span":4,"line":16,"version_bits":16,
+    "locks":64,"ids":6,"lanes":4,"lease_us":4000000,"redo":true}"#;
+const FAR_LINES: &str = r#"{"keys":"numbers","key_max":8,"value_max":150,"span":4,"line":64,"version_bits":8,
+    "locks":64,"ids":6,"lanes":4,"lease_us":100000,"redo":true}"#;
+
+/// Each READ takes so long that versions may have wrapped.
+#[test]
+fn a_store_over_a_slow_link_is_read_under_its_locks() {
+    for (fabric, parameters, delay_ns) in
+        [(Kind::Session, FAR_WIDE, 5 * MILLIS), (Kind::Verbs, FAR_LINES, 100 * MICROS)]
+    {
+        for seed in 0..4 {
+            let plan = Plan {
+                kind: KIND,
+                parameters: Some(parameters),
+                nodes: 1,
+                fabric,
+                keys: Keys::Numbers,
+                count: 60,
+                operations: 30,
+                deaths: false,
+                drops: false,
+                scans: 10,
+                delay_ns,
+                ..Plan::of(seed)
+            };
+            let events = run(seed, plan).unwrap_or_else(|failure| panic!("{failure}"));
+            let count = |name: &str| events.get(name).copied().unwrap_or(0);
+            assert_eq!(count("busy"), 0, "{fabric:?}");
+            // A client repeats late READs only until it knows that all are late.
+            assert!(count("locked reads") > count("late reads"), "{fabric:?}");
+        }
+    }
 }
 
 /// Number of seeds in which a mutant must fail.

@@ -19,7 +19,7 @@ use farside_sim::memory::Pace;
 use farside_sim::network::{HostId, Network, Wire};
 use farside_sim::nic::{Device, Sender, Timing};
 use farside_sim::node::{Kinds, Node, Options as NodeOptions};
-use farside_sim::world::{MICROS, MILLIS, ProcessId, SECONDS, World, within};
+use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World, within};
 use farside_systems::index::art::Art;
 use farside_systems::index::sherman::Sherman;
 use farside_systems::index::smart::system::SmartKind;
@@ -75,6 +75,8 @@ pub(crate) struct Plan {
     pub(crate) deletes: u64,
     /// Length of the longest value that lies in its leaf.
     pub(crate) inline_max: u32,
+    /// Time that a message takes in one direction.
+    pub(crate) delay_ns: Nanos,
 }
 
 /// How clients reach the nodes.
@@ -110,6 +112,7 @@ impl Plan {
             scans: draws.pick(&[0, 5, 20]),
             deletes: draws.pick(&[0, 10, 30]),
             inline_max: draws.pick(&[VALUE_MAX as u32, 40]),
+            delay_ns: 2 * MICROS,
         }
     }
 }
@@ -226,7 +229,7 @@ impl Bench {
     fn new(seed: u64, plan: Plan) -> Rc<Bench> {
         let world = World::new(seed);
         let struck = Rc::new(Struck::default());
-        let network = Network::new(&world, Wire { delay_ns: 2 * MICROS, jitter_ns: 500 }, &struck);
+        let network = Network::new(&world, Wire { delay_ns: plan.delay_ns, jitter_ns: 500 }, &struck);
         let mut draws = Draws(seed);
         let kinds: Kinds = Rc::new(all_kinds);
         let nodes = (0..plan.nodes).map(|node| {
@@ -318,7 +321,7 @@ impl Bench {
         let options = Options {
             entropy,
             node_cache: Some(self.plan.cache),
-            patience: Some(Duration::from_millis(100)),
+            patience: Some(Duration::from_millis(100) + 100 * Duration::from_nanos(self.plan.delay_ns)),
             ..Options::NONE
         };
         AnyIndex::open_in(reach, self.plan.nodes, "s", &options).await.map_err(|error| error.to_string())
@@ -547,7 +550,8 @@ async fn run_client(bench: Rc<Bench>, process: ProcessId, host: HostId, client: 
                     };
                     done.set(done.get() + 1);
                     match outcome {
-                        Ok(()) | Err(IndexError::Busy | IndexError::OutOfMemory) => {}
+                        Ok(()) | Err(IndexError::OutOfMemory) => {}
+                        Err(IndexError::Busy) => *bench.events.borrow_mut().entry("busy").or_default() += 1,
                         Err(IndexError::Damaged(what)) => {
                             bench.fail(format!("the store is damaged: {what}"));
                             break;

@@ -20,7 +20,7 @@
 use super::layout::{Damaged, Far, LEVEL_MAX, LockAt, Root};
 use super::node::{Entry, Image};
 use super::session::refused;
-use super::walk::{Lookup, Own, Start, Stop};
+use super::walk::{Lookup, Own, Start};
 use super::{Client, mutants};
 use crate::index::IndexError;
 use crate::index::turns::{HANDOVERS_MAX, Held, Turn};
@@ -64,7 +64,7 @@ pub(super) enum Change<'a> {
 }
 
 /// A lock that a lane has.
-struct Lock<'a> {
+pub(super) struct Lock<'a> {
     turn: Turn<'a, LockAt>,
     at: LockAt,
     word: LockWord,
@@ -87,30 +87,6 @@ impl<F: Fabric + Clock> Client<F> {
         change: Change<'_>,
     ) -> Result<bool, IndexError> {
         let until = self.session.fabric.now() + self.patience;
-        loop {
-            match self.try_change(lane, key, change, until).await {
-                Ok(done) => return Ok(done),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Torn(at)) => self.await_whole(lane.number, at).await?,
-            }
-            self.check_patience(lane, until)?;
-        }
-    }
-
-    fn check_patience(&self, lane: &Lane, until: Duration) -> Result<(), IndexError> {
-        if self.session.fabric.now() >= until || self.jobs.is_abandoned(lane.number.into()) {
-            return Err(IndexError::Busy);
-        }
-        Ok(())
-    }
-
-    async fn try_change(
-        &self,
-        lane: &mut Lane,
-        key: &[u8],
-        change: Change<'_>,
-        until: Duration,
-    ) -> Result<bool, Stop> {
         let form = &self.session.layout.form;
         let (mut next, mut has_moved) = (self.start(&mut lane.own, key).await?, false);
         loop {
@@ -122,13 +98,13 @@ impl<F: Fabric + Clock> Client<F> {
                 next = self.start(&mut lane.own, key).await?;
                 continue;
             };
-            let lock = self.lock(lane, at, until).await?;
-            self.read_locked(lane, at, 0).await?;
+            let lock = self.lock(&mut lane.own, lane.number, at, until).await?;
+            self.read_locked(&mut lane.own, at, 0).await?;
             if key < lane.own.image.low() || lane.own.image.is_before(form, key) {
-                self.free(lane, lock).await?;
+                self.free(&mut lane.own, lock).await?;
                 has_moved = !is_cached;
                 next = self.beyond(&mut lane.own, key, is_cached).await?;
-                self.check_patience(lane, until)?;
+                self.check_patience(lane.number, until)?;
                 continue;
             }
             let missed = has_moved.then(|| lane.own.image.low().to_vec());
@@ -142,6 +118,13 @@ impl<F: Fabric + Clock> Client<F> {
             }
             return Ok(done);
         }
+    }
+
+    fn check_patience(&self, lane: u16, until: Duration) -> Result<(), IndexError> {
+        if self.session.fabric.now() >= until || self.jobs.is_abandoned(lane.into()) {
+            return Err(IndexError::Busy);
+        }
+        Ok(())
     }
 
     /// Changes a key in the leaf that is in the buffers, and frees the leaf's lock.
@@ -161,7 +144,7 @@ impl<F: Fabric + Clock> Client<F> {
         };
         let (index, key, value) = match (change, found) {
             (Change::Delete, None) | (Change::Put(Put::IfAbsent, _), Some(_)) => {
-                return self.free(lane, lock).await.map(|()| false);
+                return self.free(&mut lane.own, lock).await.map(|()| false);
             }
             (Change::Delete, Some(index)) => (index, &[][..], &[][..]),
             (Change::Put(_, value), Some(index)) => (index, key, value),
@@ -218,7 +201,7 @@ impl<F: Fabric + Clock> Client<F> {
         match self.units.take(&self.session).await {
             Ok(unit) => Ok((unit, lock)),
             Err(error) => {
-                self.free(lane, lock).await?;
+                self.free(&mut lane.own, lock).await?;
                 Err(error)
             }
         }
@@ -281,27 +264,21 @@ impl<F: Fabric + Clock> Client<F> {
                 return Err(IndexError::Busy);
             }
             let above = match next.take() {
-                Some(at) => Ok(Some(at)),
-                None => self.descend(&mut lane.own, &separator, level).await,
+                Some(at) => Some(at),
+                None => self.descend(&mut lane.own, &separator, level).await?,
             };
-            let at = match above {
-                Ok(Some(at)) => at,
-                Ok(None) => match self.grow(lane, level, &separator, child).await? {
+            let Some(at) = above else {
+                match self.grow(lane, level, &separator, child).await? {
                     true => return Ok(true),
                     false => continue,
-                },
-                Err(Stop::Torn(at)) => {
-                    self.await_whole(lane.number, at).await?;
-                    continue;
                 }
-                Err(Stop::Failed(error)) => return Err(error),
             };
-            let lock = self.lock(lane, at, until).await?;
-            self.read_locked(lane, at, level).await?;
+            let lock = self.lock(&mut lane.own, lane.number, at, until).await?;
+            self.read_locked(&mut lane.own, at, level).await?;
             if lane.own.image.is_before(form, &separator) {
                 let right = self.step_right(&lane.own.image, &separator);
                 next = Some(right.inspect_err(|_| self.session.give_up())?);
-                self.free(lane, lock).await?;
+                self.free(&mut lane.own, lock).await?;
                 continue;
             }
             let children = lane.own.image.children(layout).inspect_err(|_| self.session.give_up());
@@ -312,7 +289,7 @@ impl<F: Fabric + Clock> Client<F> {
             let is_there = lane.own.image.low() == separator
                 || records.get(place).is_some_and(|(key, _)| *key == separator);
             if is_there {
-                return self.free(lane, lock).await.map(|()| false);
+                return self.free(&mut lane.own, lock).await.map(|()| false);
             }
             records.insert(place, (separator, child));
             if records.len() <= form.span() {
@@ -430,8 +407,17 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Locks a node.
-    async fn lock(&self, lane: &mut Lane, node: Far, until: Duration) -> Result<Lock<'_>, IndexError> {
+    /// Locks a node, for a lane without a lock.
+    ///
+    /// # Errors
+    /// [`IndexError`]; the lane has no lock, or the client has given up.
+    pub(super) async fn lock(
+        &self,
+        own: &mut Own,
+        lane: u16,
+        node: Far,
+        until: Duration,
+    ) -> Result<Lock<'_>, IndexError> {
         let (session, layout) = (&self.session, &self.session.layout);
         let at = layout.lock_of(node);
         let mut turn = self.locals.enter(at).await;
@@ -442,55 +428,48 @@ impl<F: Fabric + Clock> Client<F> {
             return Ok(Lock { turn, at, word, times, is_own: false });
         }
         let (table, addr) = (&layout.members[at.member], layout.addr(layout.lock(at), 8)?);
-        let word = session.next_word(lane.number).await?;
+        let word = session.next_word(lane).await?;
         loop {
-            let mut chain = lane.own.chain.begin(table.key());
+            let mut chain = own.chain.begin(table.key());
             let taken = chain.also(cas(Mode::Eq, addr, &LockWord::FREE, &word));
-            let ran = session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+            let ran = session.fabric.run(table.node, &chain, &mut own.reply).await;
             ran.inspect_err(|error| self.note_late(error)).map_err(IndexError::of_read)?;
-            match lane.own.reply.status(taken) {
+            match own.reply.status(taken) {
                 Status::Ok => return Ok(Lock { turn, at, word, times: 0, is_own: true }),
                 Status::CasFailed => {}
                 status => return Err(refused(status)),
             }
-            let held = *lane.own.reply.get(taken).map_err(refused)?;
+            let held = *own.reply.get(taken).map_err(refused)?;
             self.counters.lock_failures.add();
             self.check_patience(lane, until)?;
-            session.wait_for(lane.number, (at.member, addr), held).await?;
-        }
-    }
-
-    /// Reads a node whose lock the lane has into the buffers.
-    async fn read_locked(&self, lane: &mut Lane, at: Far, level: u8) -> Result<(), IndexError> {
-        let read = self.read_once(&mut lane.own, at, level, |_| false).await;
-        match read.inspect_err(|_| self.session.give_up())? {
-            true => Ok(()),
-            false => {
-                self.session.give_up();
-                Err(Damaged("a locked node that is torn").into())
-            }
+            session.wait_for(lane, (at.member, addr), held).await?;
         }
     }
 
     /// Frees a lock, or hands it over, without a change.
-    async fn free(&self, lane: &mut Lane, mut lock: Lock<'_>) -> Result<(), IndexError> {
+    pub(super) async fn free(&self, own: &mut Own, mut lock: Lock<'_>) -> Result<(), IndexError> {
         if self.is_handed_over(&lock) {
             lock.turn.hand_over(Held { word: lock.word, times: lock.times + 1 });
             self.counters.handovers.add();
             return Ok(());
         }
         let (layout, table) = (&self.session.layout, &self.session.layout.members[lock.at.member]);
-        let mut chain = lane.own.chain.begin(table.key());
+        let mut chain = own.chain.begin(table.key());
         chain.also(write(layout.addr(layout.lock(lock.at), 8)?, LockWord::FREE.as_bytes()));
-        let ran = self.session.fabric.run(table.node, &chain, &mut lane.own.reply).await;
+        let ran = self.session.fabric.run(table.node, &chain, &mut own.reply).await;
         ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::of_read)?;
-        match lane.own.reply.verdict() {
+        match own.reply.verdict() {
             Status::Ok => Ok(()),
             status => {
                 self.session.give_up();
                 Err(refused(status))
             }
         }
+    }
+
+    /// Gives up if the result is an error: the lane has a lock, which nobody frees then.
+    pub(super) fn or_give_up<T, E>(&self, result: Result<T, E>) -> Result<T, E> {
+        result.inspect_err(|_| self.session.give_up())
     }
 
     fn is_handed_over(&self, lock: &Lock<'_>) -> bool {

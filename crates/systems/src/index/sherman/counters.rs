@@ -22,9 +22,11 @@ counters! {
     /// Operations that began with a cached node, and those that began with the root.
     cache_hits: "cache hits";
     cache_misses: "cache misses";
-    /// READs that have met a change, and those that took so long that versions may have wrapped.
+    /// READs of nodes that have met a change, those that took so long that versions may have wrapped, whether or not
+    /// they have met a change, and those under the node's lock by operations that change nothing in it.
     torn: "torn reads";
     late: "late reads";
+    locked_reads: "locked reads";
     /// Attempts to take a lock that another client had.
     lock_failures: "lock failures";
     /// Locks that were handed over within the client.

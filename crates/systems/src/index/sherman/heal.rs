@@ -20,7 +20,7 @@ use super::change::Lane;
 use super::layout::{Damaged, Far, Root};
 use super::memory::swap;
 use super::node::{Entry, Image};
-use super::walk::{Own, Stop};
+use super::walk::Own;
 use crate::index::IndexError;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
@@ -130,12 +130,13 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// Walks the whole tree, level by level.
     async fn walk_all(&self, lane: u16) -> Result<Walked, IndexError> {
-        let (mut own, mut walked) = (Own::default(), Walked::default());
+        let mut walked = Walked::default();
+        let mut own = Own { lane: Some(lane), ..Own::default() };
         let Some(Root { at, level }) = self.read_root(&mut own).await? else { return Ok(walked) };
         walked.stat.levels = u64::from(level) + 1;
         let (mut level, mut named) = (level, vec![(Vec::new(), at)]);
         loop {
-            let below = self.walk_level(&mut own, lane, level, &named, &mut walked).await?;
+            let below = self.walk_level(&mut own, level, &named, &mut walked).await?;
             if level == 0 {
                 return Ok(walked);
             }
@@ -148,7 +149,6 @@ impl<F: Fabric + Clock> Client<F> {
     async fn walk_level(
         &self,
         own: &mut Own,
-        lane: u16,
         level: u8,
         named: &[(Vec<u8>, Far)],
         walked: &mut Walked,
@@ -172,14 +172,14 @@ impl<F: Fabric + Clock> Client<F> {
             }
             match ahead.remove(&at) {
                 Some(image) => own.image = image,
-                None => self.read_certainly(own, lane, at, level).await?,
+                None => self.read_whole(own, at, level).await?,
             }
             if place.is_none() {
                 walked.orphans.push((level, own.image.low().to_vec(), at));
                 walked.stat.orphans += 1;
             }
             match level {
-                0 => self.count_leaf(own, lane, at, &mut walked.stat).await?,
+                0 => self.count_leaf(own, at, &mut walked.stat).await?,
                 _ => {
                     walked.stat.inner += 1;
                     walked.stat.records += own.image.count() as u64;
@@ -193,37 +193,15 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    async fn count_leaf(&self, own: &mut Own, lane: u16, at: Far, stat: &mut Stat) -> Result<(), IndexError> {
+    async fn count_leaf(&self, own: &mut Own, at: Far, stat: &mut Stat) -> Result<(), IndexError> {
         let form = &self.session.layout.form;
+        if !self.is_complete(&own.image)? {
+            self.read_complete(own, at).await?;
+        }
         stat.leaves += 1;
-        loop {
-            let entries: Result<Vec<Entry<'_>>, Damaged> =
-                (0..form.span()).map(|index| own.image.entry(form, index)).collect();
-            let entries = entries?;
-            if !entries.contains(&Entry::Torn) {
-                stat.keys += entries.iter().filter(|entry| **entry != Entry::Empty).count() as u64;
-                return Ok(());
-            }
-            self.read_certainly(own, lane, at, 0).await?;
+        for index in 0..form.span() {
+            stat.keys += u64::from(own.image.entry(form, index)? != Entry::Empty);
         }
-    }
-
-    /// Reads a node until a READ meets no change. Waits for the owner of its lock, or recovers it, if need be.
-    async fn read_certainly(&self, own: &mut Own, lane: u16, at: Far, level: u8) -> Result<(), IndexError> {
-        let until = self.session.fabric.now() + self.patience;
-        loop {
-            let read = match level {
-                0 => self.read_complete(own, at).await,
-                _ => self.read_whole(own, at, level).await,
-            };
-            match read {
-                Ok(()) => return Ok(()),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Torn(at)) => self.await_whole(lane, at).await?,
-            }
-            if self.session.fabric.now() >= until {
-                return Err(IndexError::Busy);
-            }
-        }
+        Ok(())
     }
 }

@@ -18,10 +18,11 @@
 //! | put, delete | 3: lock, read, write and unlock; 2 if the lock is handed over | levels + 2 |
 //! | put that splits a leaf | levels + 4: the put, the walk to the node above, and its change | 2 levels + 3 |
 //!
-//! A split whose new node lies at another member takes one wave more. The root's pointer is known to the client.
+//! A split whose new node lies at another member takes one wave more. The root's pointer is known to the client. If
+//! READs take so long that versions may wrap, each costs three waves: lock, read, unlock.
 //!
 //! Changes are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task ends the
-//! change. Reads leave nothing behind.
+//! change. Reads leave nothing behind, and those under a lock are jobs, too.
 
 pub mod mutants;
 pub mod system;
@@ -56,18 +57,17 @@ use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use layout::{Far, LockAt, Root};
 use memory::Units;
-use node::Entry;
-use scan::Progress;
+use node::{Entry, Image};
 use session::Session;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
-use walk::{Own, Stop};
+use walk::Own;
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "sherman";
 
-/// Time for which an operation tries to lock a node, or to read one whole, unless the options have another.
+/// Time for which an operation tries to lock a node, unless the options have another.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for which an operation waits for free memory, and the pause before the second attempt. Each further pause is
 /// twice as long.
@@ -94,7 +94,9 @@ struct Client<F> {
     handles: Cell<usize>,
     /// Numbers of separators and of units that `heal` has inserted and freed.
     healed: Cell<(u64, u64)>,
-    /// Time for which an operation tries to lock a node, or to read one whole.
+    /// For each member, the number of READs since the last one that was not late.
+    late: Box<[Cell<u32>]>,
+    /// Time for which an operation tries to lock a node.
     patience: Duration,
 }
 
@@ -108,20 +110,21 @@ enum Job {
     Delete {
         key: Vec<u8>,
     },
-    /// Waits for the holder of a torn node's lock, or recovers it.
-    Free(Far),
+    /// Reads a node of a level under its lock.
+    Read(Far, u8),
     /// Counts the tree's nodes.
     Stat,
     /// Recovers all dead clients, and completes or frees what they have left behind.
     Heal,
 }
 
-/// Output of a lane: whether the job has changed something, or the shape of the tree.
+/// Output of a lane: whether the job has changed something, the node that was read, or the shape of the tree.
 type Done = Result<Output, IndexError>;
 
 #[derive(Debug)]
 enum Output {
     Changed(bool),
+    Node(Box<Image>),
     Shape(Box<Stat>),
 }
 
@@ -152,7 +155,7 @@ impl<F: Fabric + Clock> Sherman<F> {
     pub async fn stat(&mut self) -> Result<Stat, IndexError> {
         match self.client.carry_out(Job::Stat).await? {
             Output::Shape(stat) => Ok(*stat),
-            Output::Changed(_) => unreachable!("a walk returns a shape"),
+            output => unreachable!("a walk returns a shape and not {output:?}"),
         }
     }
 
@@ -198,14 +201,6 @@ impl<F: Fabric + Clock> Sherman<F> {
         }
         self.client.change_by(Job::Put { key: key.to_vec(), value: value.to_vec(), put }).await
     }
-
-    /// Lets the client's task wait for the node that an operation found torn.
-    async fn await_whole(&self, at: Far, until: Duration) -> Result<(), IndexError> {
-        if self.client.session.fabric.now() >= until {
-            return Err(IndexError::Busy);
-        }
-        self.client.carry_out(Job::Free(at)).await.map(drop)
-    }
 }
 
 impl<F: Fabric + Clock> Index for Sherman<F> {
@@ -223,17 +218,8 @@ impl<F: Fabric + Clock> Index for Sherman<F> {
 
     async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, IndexError> {
         self.check(key)?;
-        let until = self.client.session.fabric.now() + self.client.patience;
-        let found = loop {
-            let client = Rc::clone(&self.client);
-            client.session.fetch_keys().await?;
-            match client.find(&mut self.own, key).await {
-                Ok(found) => break found,
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Torn(at)) => self.await_whole(at, until).await?,
-            }
-        };
-        let Some(index) = found else { return Ok(None) };
+        self.client.session.fetch_keys().await?;
+        let Some(index) = self.client.find(&mut self.own, key).await? else { return Ok(None) };
         match self.own.image.entry(&self.client.session.layout.form, index)? {
             Entry::Used { value, .. } => Ok(Some(value)),
             _ => unreachable!("the entry was found to have the key"),
@@ -257,19 +243,10 @@ impl<F: Fabric + Clock> Index for Sherman<F> {
         &mut self,
         from: &[u8],
         limit: usize,
-        mut visit: impl FnMut(&[u8], &[u8]),
+        visit: impl FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        let client = Rc::clone(&self.client);
-        let until = client.session.fabric.now() + client.patience;
-        let mut progress = Progress { visited: 0, next: from.to_vec() };
-        loop {
-            client.session.fetch_keys().await?;
-            match client.scan(&mut self.own, limit, &mut progress, &mut visit).await {
-                Ok(()) => return Ok(progress.visited),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Torn(at)) => self.await_whole(at, until).await?,
-            }
-        }
+        self.client.session.fetch_keys().await?;
+        self.client.scan(&mut self.own, from, limit, visit).await
     }
 
     fn keeper<'f>(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'f>>
@@ -331,7 +308,7 @@ impl<F: Fabric + Clock> Client<F> {
 
     async fn perform(&self, number: usize, job: Job) -> Done {
         let mut lane = self.lanes[number].take();
-        lane.number = number as u16;
+        (lane.number, lane.own.lane) = (number as u16, Some(number as u16));
         let (until, mut pause) = (self.session.fabric.now() + MEMORY_PATIENCE, MEMORY_PAUSE);
         let done = loop {
             let done = match self.session.fetch_keys().await {
@@ -362,7 +339,10 @@ impl<F: Fabric + Clock> Client<F> {
                 self.change(lane, key, Change::Put(*put, value)).await.map(Output::Changed)
             }
             Job::Delete { key } => self.change(lane, key, Change::Delete).await.map(Output::Changed),
-            Job::Free(at) => self.await_whole(lane.number, *at).await.map(|()| Output::Changed(false)),
+            Job::Read(at, level) => {
+                self.read_under_lock(&mut lane.own, *at, *level).await?;
+                Ok(Output::Node(Box::new(std::mem::take(&mut lane.own.image))))
+            }
             Job::Stat => self.stat(lane.number).await.map(|stat| Output::Shape(Box::new(stat))),
             Job::Heal => self.heal(lane).await.map(|(inserted, freed)| {
                 let (before, swept) = self.healed.get();

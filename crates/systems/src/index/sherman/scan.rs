@@ -10,7 +10,7 @@ use super::Client;
 use super::layout::{Damaged, Far};
 use super::node::{Entry, Image};
 use super::session::refused;
-use super::walk::{Own, Stop, check_steps};
+use super::walk::{Own, check_steps};
 use crate::index::IndexError;
 use crate::members::all;
 use farside_remote::clock::Clock;
@@ -18,19 +18,17 @@ use farside_remote::{ChainBuf, Fabric, Reply, Status, read};
 
 /// Number of leaves that one wave reads.
 const LEAVES_PER_WAVE: usize = 32;
-/// Number of READs of a leaf, one after the other, that may meet changes before the scan stops.
-const READS_MAX: u32 = 16;
 /// Bytes that one chain reads, and number of its READs.
 const BYTES_PER_CHAIN: usize = 48 << 10;
 const READS_PER_CHAIN: usize = 32;
 
 /// How far a scan has come.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+struct Progress {
     /// Number of keys that were visited.
-    pub(super) visited: usize,
+    visited: usize,
     /// All keys below this one were visited, or are below the scan's start.
-    pub(super) next: Vec<u8>,
+    next: Vec<u8>,
 }
 
 /// What a leaf was for a scan.
@@ -47,18 +45,19 @@ enum Visited {
 }
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Goes on with a scan until `limit` keys were visited, or there are no more.
+    /// Visits keys from `from` on until there were `limit`, or there are no more. Returns their number.
     ///
     /// # Errors
-    /// [`Stop`]. The scan may go on from its progress.
+    /// [`IndexError`]; nothing was changed.
     pub(super) async fn scan(
         &self,
         own: &mut Own,
+        from: &[u8],
         limit: usize,
-        progress: &mut Progress,
-        visit: &mut impl FnMut(&[u8], &[u8]),
-    ) -> Result<(), Stop> {
+        mut visit: impl FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
         let (layout, mut follow, mut steps) = (&self.session.layout, None, 0);
+        let mut progress = Progress { visited: 0, next: from.to_vec() };
         while progress.visited < limit {
             // Leaves are at least half full, unless keys were deleted.
             let wanted = (limit - progress.visited).div_ceil(layout.form.span() / 2).saturating_add(1);
@@ -67,17 +66,20 @@ impl<F: Fabric + Clock> Client<F> {
                 None => self.leaves(own, &progress.next, wanted.min(LEAVES_PER_WAVE)).await?,
             };
             if leaves.is_empty() {
-                return Ok(());
+                break;
             }
             let images = self.read_many(&leaves, 0).await?;
             let mut sibling = None;
             for (at, image) in leaves.into_iter().zip(images) {
                 match image {
                     Some(image) if self.is_complete(&image)? => own.image = image,
-                    _ => self.read_complete(own, at).await?,
+                    torn_or_late => {
+                        torn_or_late.into_iter().for_each(|_| self.counters.torn.add());
+                        self.read_complete(own, at).await?;
+                    }
                 }
-                match self.visit_leaf(&own.image, limit, progress, visit)? {
-                    Visited::All => return Ok(()),
+                match self.visit_leaf(&own.image, limit, &mut progress, &mut visit)? {
+                    Visited::All => return Ok(progress.visited),
                     Visited::More => (sibling, steps) = (Some(own.image.sibling(layout)?), 0),
                     Visited::Before => {
                         check_steps(&mut steps)?;
@@ -93,12 +95,12 @@ impl<F: Fabric + Clock> Client<F> {
                 }
             }
         }
-        Ok(())
+        Ok(progress.visited)
     }
 
     /// Returns the leaves from the one on that has this key, or is left of it; at most `count`. None if the tree is
     /// empty.
-    async fn leaves(&self, own: &mut Own, key: &[u8], count: usize) -> Result<Vec<Far>, Stop> {
+    async fn leaves(&self, own: &mut Own, key: &[u8], count: usize) -> Result<Vec<Far>, IndexError> {
         let cached = self.cache.borrow_mut().find(key, count).map(Iterator::collect::<Vec<Far>>);
         if let Some(leaves) = cached {
             self.counters.cache_hits.add();
@@ -112,27 +114,6 @@ impl<F: Fabric + Clock> Client<F> {
         }
         let children = own.image.children(&self.session.layout)?.into_iter().map(|(_, at)| at);
         Ok(children.skip_while(|at| *at != first).take(count).collect())
-    }
-
-    /// Whether no entry of a leaf is torn.
-    fn is_complete(&self, image: &Image) -> Result<bool, Damaged> {
-        let form = &self.session.layout.form;
-        for index in 0..form.span() {
-            if image.entry(form, index)? == Entry::Torn {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Reads a leaf into the buffers until no entry is torn.
-    pub(super) async fn read_complete(&self, own: &mut Own, at: Far) -> Result<(), Stop> {
-        for _ in 0..READS_MAX {
-            if self.read(own, at, 0).await? && self.is_complete(&own.image)? {
-                return Ok(());
-            }
-        }
-        Err(Stop::Torn(at))
     }
 
     fn visit_leaf(
@@ -173,7 +154,7 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Reads nodes of one level at once, in as few chains as possible. A node is absent if its READ has met a change of
-    /// the whole node.
+    /// the whole node, or was late. Reads nothing of members whose READs are late.
     ///
     /// # Errors
     /// [`IndexError`]; nothing was changed.
@@ -181,7 +162,7 @@ impl<F: Fabric + Clock> Client<F> {
         let (layout, fabric) = (&self.session.layout, &self.session.fabric);
         let len = layout.form.len(level == 0);
         let mut lists: Vec<Vec<usize>> = Vec::new();
-        for member in 0..layout.members.len() {
+        for member in (0..layout.members.len()).filter(|member| !self.are_late(*member)) {
             let of_member: Vec<usize> =
                 (0..nodes.len()).filter(|index| nodes[*index].member() == member).collect();
             let most = (BYTES_PER_CHAIN / len).clamp(1, READS_PER_CHAIN);
@@ -189,13 +170,14 @@ impl<F: Fabric + Clock> Client<F> {
         }
         let run = lists.iter().map(|list| async move {
             let (mut buffer, mut reply, begun) = (ChainBuf::new(), Reply::new(), fabric.now());
-            let table = &layout.members[nodes[list[0]].member()];
+            let member = nodes[list[0]].member();
+            let table = &layout.members[member];
             let mut chain = buffer.begin(table.key());
             for index in list {
                 chain.also(read(layout.addr(nodes[*index], len as u64)?, len as u32));
             }
             fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
-            let is_late = self.is_late(fabric.now().saturating_sub(begun));
+            let is_late = self.is_late(member, fabric.now().saturating_sub(begun));
             match reply.verdict() {
                 Status::Ok => Ok((reply, is_late)),
                 status => Err(refused(status)),
@@ -205,9 +187,15 @@ impl<F: Fabric + Clock> Client<F> {
         for (list, ran) in lists.iter().zip(all(run).await) {
             let (reply, is_late) = ran?;
             for (output, index) in list.iter().enumerate() {
+                if is_late {
+                    self.counters.late.add();
+                    continue;
+                }
                 let mut image = Image::default();
-                let is_whole = !is_late && image.decode(&layout.form, level, reply.output(output))?;
-                images[*index] = is_whole.then_some(image);
+                match image.decode(&layout.form, level, reply.output(output))? {
+                    true => images[*index] = Some(image),
+                    false => self.counters.torn.add(),
+                }
             }
         }
         Ok(images)

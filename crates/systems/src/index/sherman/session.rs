@@ -7,14 +7,14 @@
 //! its own word first. So the word is that of the last change under the lock. If its record is still there, the record
 //! has the bytes that the node has, or should have.
 
-use super::layout::{Damaged, Far, Layout, LockAt};
+use super::layout::{Damaged, Layout, LockAt};
 use crate::index::IndexError;
 use crate::index::place::Member;
 use crate::index::session::{Locked, Terms};
 use crate::lease::{ClientId, LockWord};
 use crate::redo::{self, Object};
 use farside_remote::clock::Clock;
-use farside_remote::{Addr, ChainBuf, Fabric, Reply, read_as};
+use farside_remote::{Addr, Fabric};
 
 pub(super) use crate::index::session::refused;
 
@@ -57,22 +57,6 @@ impl Locked for Layout {
 }
 
 impl<F: Fabric + Clock> Session<F> {
-    /// Waits a while for the owner of a node's lock, if it is held. If the owner's lease has expired, recovers all its
-    /// locks. `lane` has no lock.
-    ///
-    /// # Errors
-    /// [`IndexError`]; nothing of the caller's was changed.
-    pub(super) async fn wait_for_node(&self, lane: u16, node: Far) -> Result<(), IndexError> {
-        let at = self.layout.lock_of(node);
-        let (table, lock) = (&self.layout.members[at.member], self.layout.addr(self.layout.lock(at), 8)?);
-        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-        let mut chain = buffer.begin(table.key());
-        let held = chain.also(read_as::<LockWord>(lock));
-        self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
-        let held = *reply.get(held).map_err(refused)?;
-        if held.is_free() { Ok(()) } else { self.wait_for(lane, (at.member, lock), held).await }
-    }
-
     /// Reads all locks that are held.
     pub(super) async fn locks(&self) -> Result<Vec<(LockWord, LockAt)>, IndexError> {
         let (count, mut held) = (u64::from(self.layout.spec.locks), Vec::new());

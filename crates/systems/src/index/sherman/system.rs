@@ -78,6 +78,7 @@ impl System for ShermanKind {
         let first = whole[0].1;
         let tables: Vec<_> = whole.iter().map(|(node, store)| (*node, store.extent())).collect();
         let layout = Layout::new(&first.parameters, &tables).map_err(StoreError::Gone)?;
+        let late = tables.iter().map(|_| Cell::new(0)).collect();
         let are_whole = |(node, _): &(_, _)| fabric.capabilities(*node).contains(Capabilities::WHOLE_LINES);
         if layout.spec.line == 64 && !whole.iter().all(are_whole) {
             return Err(StoreError::Gone(format!(
@@ -99,6 +100,7 @@ impl System for ShermanKind {
             lanes: (0..lanes).map(|_| RefCell::new(Lane::default())).collect(),
             handles: Cell::new(0),
             healed: Cell::new((0, 0)),
+            late,
             patience: options.patience.unwrap_or(PATIENCE),
         })))
     }

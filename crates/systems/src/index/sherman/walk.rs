@@ -4,53 +4,50 @@
 //! right once leads to the node of a key, or to one that is left of it, for ever. A walk that finds its key beyond the
 //! node follows the pointer to the sibling (B-link tree).
 //!
-//! A READ that has met a change is repeated. If that goes on, the writer may have died, and the walk stops: its
-//! operation lets the client's task wait for the owner of the node's lock, or recover it.
+//! A READ that has met a change is repeated, and so is a *late* one, which took so long that versions may have wrapped.
+//! If that goes on, the writer may have died, or the link is slow: the node is then read under its lock. That recovers
+//! a dead owner, and makes the READ safe however long it takes, so a walk over a slow link ends, too. The paper repeats
+//! late READs for ever.
 //!
 //! Differs from the artifact: an entry that a READ has met while it was changed is read again, and not taken for
 //! absent. A client that finds its key outside of a leaf that its cache named begins at the root, as in the paper.
 //!
 //! Invariant: a walk believes nothing of a node before all its lines were found to be of one version.
+//! Invariant: an operation has no lock while it walks, so that it can take that of the node that it reads.
 
 use super::layout::{Damaged, Far, Root};
-use super::node::{Entry, Image};
+use super::node::{Entry, Form, Image};
 use super::session::refused;
-use super::{Client, mutants};
+use super::{Client, Job, Output, mutants};
 use crate::index::IndexError;
 use farside_remote::clock::Clock;
-use farside_remote::{ChainBuf, Fabric, Reply, read};
+use farside_remote::{ChainBuf, Fabric, Reply, Status, read};
 use std::time::Duration;
 
-/// Number of READs of a node, one after the other, that may meet changes before the walk stops.
+/// Number of READs of a node, one after the other, that may be torn or late before it is read under its lock, and the
+/// pause after each that was torn.
 const READS_MAX: u32 = 16;
+const PAUSE: Duration = Duration::from_micros(2);
+/// Number of READs of a member, one after the other, that must be late for its nodes to be read under their locks at
+/// once.
+const LATE_MAX: u32 = 3;
 /// Number of steps to the right in one walk. More of them mean that damaged nodes lead in a circle.
 const STEPS_MAX: u32 = 1 << 14;
 
 /// Buffers of an operation.
 #[derive(Default)]
 pub(super) struct Own {
+    /// The lane that carries out the operation; `None` if the operation is not carried out by the client's task.
+    pub(super) lane: Option<u16>,
     pub(super) chain: ChainBuf,
     pub(super) reply: Reply,
     pub(super) image: Image,
 }
 
-/// Reason why an operation stops.
-#[derive(Debug)]
-pub(super) enum Stop {
-    /// READs of this node meet a change that does not end.
-    Torn(Far),
-    Failed(IndexError),
-}
-
-impl From<IndexError> for Stop {
-    fn from(error: IndexError) -> Stop {
-        Stop::Failed(error)
-    }
-}
-
-impl From<Damaged> for Stop {
-    fn from(damaged: Damaged) -> Stop {
-        Stop::Failed(damaged.into())
+impl Own {
+    /// Takes the bytes that were read apart. Returns false if the READ has met a change of the whole node.
+    fn decode(&mut self, form: &Form, level: u8) -> Result<bool, Damaged> {
+        self.image.decode(form, level, self.reply.output(0))
     }
 }
 
@@ -86,17 +83,13 @@ impl<F: Fabric + Clock> Client<F> {
     /// `None` if the key is absent.
     ///
     /// # Errors
-    /// [`Stop`].
-    pub(super) async fn find(&self, own: &mut Own, key: &[u8]) -> Result<Option<usize>, Stop> {
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn find(&self, own: &mut Own, key: &[u8]) -> Result<Option<usize>, IndexError> {
         let form = &self.session.layout.form;
         let Some(Start { mut at, mut is_cached }) = self.start(own, key).await? else { return Ok(None) };
         let (mut reads, mut steps) = (0, 0);
         loop {
-            if reads == READS_MAX {
-                return Err(Stop::Torn(at));
-            }
-            reads += 1;
-            if !self.read(own, at, 0).await? {
+            if !self.read(own, at, 0, &mut reads).await? {
                 continue;
             }
             if key < own.image.low() || own.image.is_before(form, key) {
@@ -108,7 +101,7 @@ impl<F: Fabric + Clock> Client<F> {
             match self.lookup(&own.image, key)? {
                 Lookup::Found(index) => return Ok(Some(index)),
                 Lookup::Absent => return Ok(None),
-                Lookup::Torn => self.counters.torn.add(),
+                Lookup::Torn => self.pause_torn().await,
             }
         }
     }
@@ -116,13 +109,13 @@ impl<F: Fabric + Clock> Client<F> {
     /// Returns the leaf at which to look next for a key that is not in the range of the leaf in the buffers.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// [`IndexError`]; nothing was changed.
     pub(super) async fn beyond(
         &self,
         own: &mut Own,
         key: &[u8],
         is_cached: bool,
-    ) -> Result<Option<Start>, Stop> {
+    ) -> Result<Option<Start>, IndexError> {
         let at = match is_cached {
             true => {
                 self.counters.invalidations.add();
@@ -153,8 +146,8 @@ impl<F: Fabric + Clock> Client<F> {
     /// Returns the leaf at which an operation on a key begins; `None` if the tree is empty.
     ///
     /// # Errors
-    /// [`Stop`].
-    pub(super) async fn start(&self, own: &mut Own, key: &[u8]) -> Result<Option<Start>, Stop> {
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn start(&self, own: &mut Own, key: &[u8]) -> Result<Option<Start>, IndexError> {
         let cached = self.cache.borrow_mut().find(key, 1).and_then(|mut leaves| leaves.next());
         if let Some(at) = cached {
             self.counters.cache_hits.add();
@@ -169,8 +162,13 @@ impl<F: Fabric + Clock> Client<F> {
     /// Caches the nodes above the leaves that it reads. Returns `None` if the tree is not as high.
     ///
     /// # Errors
-    /// [`Stop`].
-    pub(super) async fn descend(&self, own: &mut Own, key: &[u8], level: u8) -> Result<Option<Far>, Stop> {
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn descend(
+        &self,
+        own: &mut Own,
+        key: &[u8],
+        level: u8,
+    ) -> Result<Option<Far>, IndexError> {
         let mut root = self.root(own).await?;
         if root.is_some_and(|root| root.level < level) {
             root = self.read_root(own).await?;
@@ -217,58 +215,144 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(self.root.get())
     }
 
-    /// Reads a node into the buffers, until a READ meets no change of the whole node.
+    /// Reads a node into the buffers, whole.
     ///
     /// # Errors
-    /// [`Stop`].
-    pub(super) async fn read_whole(&self, own: &mut Own, at: Far, level: u8) -> Result<(), Stop> {
-        for _ in 0..READS_MAX {
-            if self.read(own, at, level).await? {
-                return Ok(());
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn read_whole(&self, own: &mut Own, at: Far, level: u8) -> Result<(), IndexError> {
+        let mut reads = 0;
+        while !self.read(own, at, level, &mut reads).await? {}
+        Ok(())
+    }
+
+    /// Reads a leaf into the buffers, whole and without a torn entry.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn read_complete(&self, own: &mut Own, at: Far) -> Result<(), IndexError> {
+        let mut reads = 0;
+        loop {
+            if self.read(own, at, 0, &mut reads).await? {
+                if self.is_complete(&own.image)? {
+                    return Ok(());
+                }
+                self.pause_torn().await;
             }
         }
-        Err(Stop::Torn(at))
     }
 
-    /// Reads a node into the buffers. Returns false if the READ has met a change of the whole node.
-    pub(super) async fn read(&self, own: &mut Own, at: Far, level: u8) -> Result<bool, IndexError> {
-        let is_whole = self.read_once(own, at, level, |took| self.is_late(took)).await?;
-        if !is_whole {
-            self.counters.torn.add();
-        }
-        Ok(is_whole)
-    }
-
-    /// Whether versions may have wrapped during a READ that took this long.
-    pub(super) fn is_late(&self, took: Duration) -> bool {
-        let is_late = took >= self.session.layout.form.read_max() && !mutants::WRAPS_BELIEVED.is_on();
-        if is_late {
-            self.counters.late.add();
-        }
-        is_late
-    }
-
-    /// Reads a node into the buffers with one READ. Returns false if the READ has met a change of the whole node, or
-    /// `is_late` says that the READ took too long.
-    pub(super) async fn read_once(
+    /// Reads a node into the buffers. Returns false if the READ has met a change of the whole node, or was late.
+    /// `reads` counts the READs of this node. If there were too many, or if the member's READs are late, reads the node
+    /// under its lock: then the node is whole, and no entry is torn.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn read(
         &self,
         own: &mut Own,
         at: Far,
         level: u8,
-        is_late: impl Fn(Duration) -> bool,
+        reads: &mut u32,
     ) -> Result<bool, IndexError> {
+        if *reads == READS_MAX || self.are_late(at.member()) {
+            // Boxed: the future of each operation would be as large otherwise.
+            Box::pin(self.read_under_lock(own, at, level)).await?;
+            return Ok(true);
+        }
+        *reads += 1;
+        if self.fetch(own, at, level).await? {
+            self.counters.late.add();
+            return Ok(false);
+        }
+        let is_whole = own.decode(&self.session.layout.form, level)?;
+        if !is_whole {
+            self.pause_torn().await;
+        }
+        Ok(is_whole)
+    }
+
+    /// Counts a torn READ, and gives the writer time.
+    async fn pause_torn(&self) {
+        self.counters.torn.add();
+        self.session.fabric.sleep(PAUSE).await;
+    }
+
+    /// Whether the client's READs of a member are late, so that it reads the nodes there under their locks.
+    pub(super) fn are_late(&self, member: usize) -> bool {
+        self.late[member].get() >= LATE_MAX
+    }
+
+    /// Notes how long a READ of a member took. Returns whether it was late: versions may have wrapped meanwhile.
+    pub(super) fn is_late(&self, member: usize, took: Duration) -> bool {
+        let is_late = took >= self.session.layout.form.read_max() && !mutants::WRAPS_BELIEVED.is_on();
+        let late = &self.late[member];
+        late.set(if is_late { late.get().saturating_add(1) } else { 0 });
+        is_late
+    }
+
+    /// Reads the bytes of a node with one READ. Returns whether it was late.
+    async fn fetch(&self, own: &mut Own, at: Far, level: u8) -> Result<bool, IndexError> {
         let (layout, fabric) = (&self.session.layout, &self.session.fabric);
         let len = layout.form.len(level == 0);
         let table = &layout.members[at.member()];
         let mut chain = own.chain.begin(table.key());
-        let bytes = chain.also(read(layout.addr(at, len as u64)?, len as u32));
+        chain.also(read(layout.addr(at, len as u64)?, len as u32));
         let begun = fabric.now();
         fabric.run(table.node, &chain, &mut own.reply).await.map_err(IndexError::of_read)?;
-        let bytes = own.reply.get(bytes).map_err(refused)?;
-        if is_late(fabric.now().saturating_sub(begun)) {
-            return Ok(false);
+        let is_late = self.is_late(at.member(), fabric.now().saturating_sub(begun));
+        match own.reply.verdict() {
+            Status::Ok => Ok(is_late),
+            status => Err(refused(status)),
         }
-        Ok(own.image.decode(&layout.form, level, bytes)?)
+    }
+
+    /// Reads a node whose lock the lane has into the buffers.
+    ///
+    /// # Errors
+    /// [`IndexError`]: the client has given up, and the lock is recovered by others.
+    pub(super) async fn read_locked(&self, own: &mut Own, at: Far, level: u8) -> Result<(), IndexError> {
+        // Nobody changes the node meanwhile, so a late READ is no worse.
+        self.or_give_up(self.fetch(own, at, level).await)?;
+        match self.or_give_up(own.decode(&self.session.layout.form, level))? {
+            true => Ok(()),
+            false => self.or_give_up(Err(Damaged("a locked node that is torn").into())),
+        }
+    }
+
+    /// Takes the lock of a node, reads the node into the buffers, and frees the lock. If no lane carries out the
+    /// operation, the client's task does this in a lane.
+    ///
+    /// # Errors
+    /// [`IndexError`]; nothing was changed.
+    pub(super) async fn read_under_lock(&self, own: &mut Own, at: Far, level: u8) -> Result<(), IndexError> {
+        let Some(lane) = own.lane else {
+            match self.carry_out(Job::Read(at, level)).await? {
+                Output::Node(image) => own.image = *image,
+                output => unreachable!("a read returns a node and not {output:?}"),
+            }
+            return Ok(());
+        };
+        self.counters.locked_reads.add();
+        let until = self.session.fabric.now() + self.patience;
+        let lock = self.lock(own, lane, at, until).await?;
+        self.read_locked(own, at, level).await?;
+        let is_complete = level > 0 || self.or_give_up(self.is_complete(&own.image))?;
+        self.free(own, lock).await?;
+        if is_complete { Ok(()) } else { Err(Damaged("a locked leaf with a torn entry").into()) }
+    }
+
+    /// Whether no entry of a leaf is torn.
+    ///
+    /// # Errors
+    /// The leaf is damaged.
+    pub(super) fn is_complete(&self, image: &Image) -> Result<bool, Damaged> {
+        let form = &self.session.layout.form;
+        for index in 0..form.span() {
+            if image.entry(form, index)? == Entry::Torn {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Looks for a key in a leaf that is whole.
@@ -285,13 +369,5 @@ impl<F: Fabric + Clock> Client<F> {
             }
         }
         Ok(if is_torn && !mutants::TORN_ENTRY_ABSENT.is_on() { Lookup::Torn } else { Lookup::Absent })
-    }
-
-    /// Waits for the owner of the lock of a node that READs find torn, or recovers it. `lane` has no lock.
-    ///
-    /// # Errors
-    /// [`IndexError`].
-    pub(super) async fn await_whole(&self, lane: u16, at: Far) -> Result<(), IndexError> {
-        self.session.wait_for_node(lane, at).await
     }
 }
