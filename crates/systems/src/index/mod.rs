@@ -7,6 +7,7 @@
 //! therefore must not contain one. That byte is smaller than all others, so it keeps the order.
 
 pub mod art;
+pub mod mutants;
 pub mod sherman;
 pub mod smart;
 

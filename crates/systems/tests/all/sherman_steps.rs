@@ -4,32 +4,66 @@ use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::layer::count::Count;
+use farside_fabrics::local::LocalNode;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{Ran, ServiceId};
-use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::wire::Code;
+use farside_remote::{
+    Addr, By, Capabilities, Chain, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, Status, write,
+};
 use farside_systems::index::sherman::system::ShermanKind;
 use farside_systems::index::sherman::{KIND, Sherman, Spec, Stat};
 use farside_systems::index::{Index, IndexError};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 type Endpoint = Rc<Intercept<'static, Rc<Count<Direct>>>>;
 
+/// Length of a leaf of [`home`] in bytes.
+const LEAF_LEN: usize = 352;
+
 /// What others do between two lines of a READ: the number of bytes that are read before, and a function.
 type Between = Rc<RefCell<Option<(usize, Box<dyn FnOnce()>)>>>;
 
-/// A fabric whose chains let other tasks run first, and that can tear the READ of a chain.
+/// What becomes of the chain by which a recoverer redoes a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Redo {
+    Runs,
+    /// It waits until this changes.
+    Waits,
+    /// It has come, and waits.
+    IsHere,
+}
+
+/// A fabric whose chains let other tasks run first, that can tear the READ of a chain, and delay a recovery.
 #[derive(Clone)]
-struct Yields(Endpoint, Between);
+struct Yields(Endpoint, Between, Rc<Cell<Redo>>);
 
 impl Yields {
+    /// Delays the chain that redoes a change, while it is to wait. The chain before it, which takes the lock, has a
+    /// longer WRITE: that of a record.
+    async fn delay(&self, chain: &Chain<'_>) {
+        let lens: Vec<usize> = chain.view().ops().map(|op| op.payload().map(<[u8]>::len).sum()).collect();
+        let codes: Vec<Code> = chain.view().ops().map(|op| op.code()).collect();
+        if codes != [Code::Write, Code::Cas] || lens[0] != LEAF_LEN || self.2.get() == Redo::Runs {
+            return;
+        }
+        self.2.set(Redo::IsHere);
+        poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if self.2.get() == Redo::Runs { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
     /// Reads the first bytes of a chain with one READ, lets others act, and reads the rest.
     async fn tear(
         &self,
@@ -60,6 +94,7 @@ impl Fabric for Yields {
             Poll::Pending
         })
         .await;
+        self.delay(chain).await;
         let between = self.1.take();
         match between {
             Some(between) => self.tear(node, chain, reply, between).await,
@@ -104,6 +139,7 @@ impl Clock for Yields {
 struct Client {
     endpoint: Endpoint,
     between: Between,
+    redo: Rc<Cell<Redo>>,
     index: Sherman<Yields>,
     keeper: Pin<Box<dyn Future<Output = ()>>>,
     /// Whether the task has ended.
@@ -114,7 +150,8 @@ impl Client {
     fn open(home: &Home, cache: usize) -> Client {
         static ENTROPY: AtomicU64 = AtomicU64::new(1 << 41);
         let (endpoint, between) = (Rc::new(Intercept::new(home.endpoint())), Between::default());
-        let fabric = Yields(Rc::clone(&endpoint), Rc::clone(&between));
+        let redo = Rc::new(Cell::new(Redo::Runs));
+        let fabric = Yields(Rc::clone(&endpoint), Rc::clone(&between), Rc::clone(&redo));
         let entropy = ENTROPY.fetch_add(1, Ordering::Relaxed);
         let options = Options { entropy, node_cache: Some(cache), ..Options::NONE };
         let opening = async {
@@ -123,7 +160,7 @@ impl Client {
         };
         let index = run(endpoint.inner(), opening).expect("it has that kind");
         let keeper = index.keeper();
-        Client { endpoint, between, index, keeper, has_ended: false }
+        Client { endpoint, between, redo, index, keeper, has_ended: false }
     }
 
     /// Runs an operation until it has ended, or until a chain of it is stopped.
@@ -323,6 +360,89 @@ fn a_split_of_a_dead_client_is_completed_and_its_memory_is_freed() {
     let stat = other.stat();
     assert_eq!((stat.orphans, stat.locked, stat.leaves, stat.inner), (0, 0, 2, 1));
     assert_eq!(stat.claimed, stat.nodes() + other.index.spare_units() as u64);
+}
+
+/// Runs the first WRITEs of a chain, as if its process died then.
+fn run_first(home: &Home, chain: &Chain<'_>, count: usize) {
+    let writes: Vec<(Addr, Vec<u8>)> = chain
+        .view()
+        .ops()
+        .take(count)
+        .inspect(|op| assert_eq!(op.code(), Code::Write))
+        .map(|op| (op.target(), op.payload().flatten().copied().collect()))
+        .collect();
+    let mut buffer = ChainBuf::new();
+    let mut first = buffer.begin(chain.view().key());
+    writes.iter().for_each(|(at, bytes)| _ = first.also(write(*at, bytes)));
+    let (session, mut reply) = (home.host.open_session().expect("a session"), Reply::new());
+    let ran = farside_remote::run(home.host.memory(), By::itself(session), first.view(), &mut reply);
+    assert_eq!((ran.is_ok(), reply.verdict()), (true, Status::Ok));
+    home.host.close_session(session);
+}
+
+/// A client dies when the record of a split is complete. One recoverer has taken the lock, and is slow to redo the
+/// split, while another client heals the store. Returns the number of units that are claimed, and the number that are
+/// nodes or are kept by clients.
+fn healed_before_redone() -> (u64, u64) {
+    const LEASE: Duration = Duration::from_millis(200);
+    let home = home(LEASE.as_micros() as u64);
+    let mut dead = Client::open(&home, 0);
+    for key in [10, 20, 30, 40] {
+        dead.put(key, b"v").expect("a put");
+    }
+    let host = Home { host: Arc::clone(&home.host) };
+    // The sibling and the record; the client dies before it writes the leaf, and frees the lock.
+    dead.endpoint.instead_of_write(move |chain| run_first(&host, chain, 2));
+    assert!(dead.run(async |index| index.put(&50_u64.to_be_bytes(), b"v").await).is_none());
+    let (mut slow, mut healer) = (Client::open(&home, 0), Client::open(&home, 0));
+    slow.redo.set(Redo::Waits);
+    let Client { index, keeper, redo, .. } = &mut slow;
+    let Client { endpoint, index: healing, keeper: healer_keeper, .. } = &mut healer;
+    let endpoint = Rc::clone(endpoint);
+    let both = async {
+        let key = 10_u64.to_be_bytes();
+        let mut put = pin!(index.put(&key, b"w"));
+        let mut heal = pin!(healing.heal());
+        let (mut is_put, mut is_healed, mut is_here) = (false, false, None);
+        poll_fn(|cx| {
+            assert!(keeper.as_mut().poll(cx).is_pending() && healer_keeper.as_mut().poll(cx).is_pending());
+            is_put = is_put || put.as_mut().poll(cx).map(|put| put.expect("a put")).is_ready();
+            assert!(!is_put || is_here.is_some(), "the change was not redone");
+            if redo.get() == Redo::IsHere {
+                is_here.get_or_insert(endpoint.now());
+            }
+            if is_here.is_some() && !is_healed {
+                is_healed = heal.as_mut().poll(cx).map(|healed| healed.expect("a heal")).is_ready();
+            }
+            // Long enough for another client to heal the store, if it does not wait for the recovery.
+            let is_over = is_here.is_some_and(|since| endpoint.now() > since + 8 * LEASE);
+            if is_healed || is_over {
+                redo.set(Redo::Runs);
+            }
+            if is_put && is_healed { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    };
+    run(endpoint.inner(), both);
+    assert_eq!((slow.index.recovered(), healer.index.recovered()), (0, 1), "the other one has freed the id");
+    let mut reader = Client::open(&home, 0);
+    assert_eq!(reader.get(10), Some(b"w".to_vec()));
+    assert!([20, 30, 40, 50].iter().all(|key| reader.get(*key).is_some()));
+    let stat = reader.stat();
+    let kept: usize = [&slow, &healer, &reader].iter().map(|client| client.index.spare_units()).sum();
+    (stat.claimed, stat.nodes() + kept as u64)
+}
+
+#[test]
+fn memory_that_a_slow_recoverer_may_link_is_not_freed() {
+    let (claimed, used) = healed_before_redone();
+    assert_eq!(claimed, used);
+    #[cfg(farside_mutants)]
+    {
+        let (claimed, used) =
+            with_mutant(farside_systems::index::mutants::RECOVERY_UNGUARDED, healed_before_redone);
+        assert_eq!(claimed + 1, used, "the mutant lives");
+    }
 }
 
 #[test]
