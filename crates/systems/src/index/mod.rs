@@ -486,8 +486,8 @@ impl std::fmt::Display for IndexError {
                 write!(f, "the value has {len} bytes, and at most {max} are possible in this store: split it")
             }
             IndexError::OutOfMemory => f.write_str(
-                "the store is out of memory and nothing was stored: delete keys, or create a store with a larger \
-                 --quota",
+                "the store is out of memory and nothing was stored: dump it and load it into a store with a larger \
+                 --quota; deleted keys make room only in radix trees",
             ),
             IndexError::Busy => f.write_str(
                 "other clients have locked or changed the item at each attempt, and nothing was changed: retry",
