@@ -624,12 +624,21 @@ pub(super) async fn beside<T: Unpin>(keeper: impl Future<Output = ()>, work: imp
     ended.into_iter().flatten().flatten().next().expect("the work has ended")
 }
 
-/// Returns the error of a store of this kind that was not opened or healed.
+/// Returns the error of a store of this kind that was not opened.
 pub(super) fn not_opened(kind: &str, error: IndexError) -> StoreError {
+    of_store(error, |error| format!("the {kind} store was not opened: {error}"))
+}
+
+/// Returns the error of a store of this kind that was opened, and not healed.
+pub(super) fn not_healed(kind: &str, error: IndexError) -> StoreError {
+    of_store(error, |error| format!("the {kind} store was not healed, or only in part: {error}"))
+}
+
+fn of_store(error: IndexError, text: impl FnOnce(IndexError) -> String) -> StoreError {
     match error {
         IndexError::Fabric(error) => StoreError::Fabric(error),
         IndexError::Store(error) => error,
-        error => StoreError::Gone(format!("the {kind} store was not opened: {error}")),
+        error => StoreError::Gone(text(error)),
     }
 }
 

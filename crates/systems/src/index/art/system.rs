@@ -8,7 +8,7 @@ use crate::index::radix::drafts::Lane;
 use crate::index::radix::layout::Growth;
 use crate::index::radix::session::Session;
 use crate::index::radix::store::{self, CACHE};
-use crate::index::session::{beside, not_opened};
+use crate::index::session::{beside, not_healed};
 use crate::index::turns::Locals;
 use crate::owned::Jobs;
 use crate::store::{Members, StoreError};
@@ -81,7 +81,7 @@ impl System for ArtKind {
             (healed, client.recovered(), client.swept())
         };
         let (healed, recovered, swept) = beside(keeper, healing).await;
-        healed.map_err(|error| not_opened(KIND, error))?;
+        healed.map_err(|error| not_healed(KIND, error))?;
         Ok(store::repairs(recovered, swept))
     }
 }

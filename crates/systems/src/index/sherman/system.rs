@@ -7,7 +7,7 @@ use super::layout::{Layout, NODE_MAX, SPAN};
 use super::memory::Units;
 use super::session::Session;
 use super::{Client, KIND, MEMBERS_MAX, PATIENCE, Sherman, Spec, VALUE_MAX, mutants};
-use crate::index::session::{beside, not_opened};
+use crate::index::session::{beside, not_healed};
 use crate::index::turns::Locals;
 use crate::index::{Index, Indexing, Keys, NUMBER_LEN, STRING_MAX};
 use crate::owned::Jobs;
@@ -117,7 +117,7 @@ impl System for ShermanKind {
             (healed, client.recovered(), client.completed(), client.swept())
         };
         let (healed, recovered, completed, swept) = beside(keeper, healing).await;
-        healed.map_err(|error| not_opened(KIND, error))?;
+        healed.map_err(|error| not_healed(KIND, error))?;
         let repairs = [
             (recovered, format!("recovered the locks of {recovered} dead clients")),
             (completed, format!("completed {completed} splits of dead clients")),

@@ -10,7 +10,7 @@ use crate::index::radix::layout::Growth;
 use crate::index::radix::mutants as shared;
 use crate::index::radix::session::Session;
 use crate::index::radix::store::{self, CACHE};
-use crate::index::session::{beside, not_opened};
+use crate::index::session::{beside, not_healed};
 use crate::owned::Jobs;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
@@ -102,7 +102,7 @@ impl System for SmartKind {
             (healed, client.recovered(), client.swept())
         };
         let (healed, recovered, swept) = beside(keeper, healing).await;
-        healed.map_err(|error| not_opened(KIND, error))?;
+        healed.map_err(|error| not_healed(KIND, error))?;
         Ok(store::repairs(recovered, swept))
     }
 }
