@@ -16,6 +16,8 @@
 //! Invariant: a node is changed under its lock only, by one WRITE. Before it, in the same chain, the bytes are in the
 //! redo record, and the lock has the word of that record.
 //! Invariant: a lane has at most one lock.
+//! Invariant: an operation that fails with a lock has freed it, or the client has given up, so that others recover it.
+//! Invariant: a unit that was not linked is given back, unless the client has given up. Then `heal` frees it.
 
 use super::layout::{Damaged, Far, LEVEL_MAX, LockAt, Root};
 use super::node::{Entry, Image};
@@ -137,10 +139,10 @@ impl<F: Fabric + Clock> Client<F> {
         change: Change<'_>,
     ) -> Result<bool, IndexError> {
         let form = &self.session.layout.form;
-        let found = match self.lookup(&lane.own.image, key)? {
+        let found = match self.or_give_up(self.lookup(&lane.own.image, key))? {
             Lookup::Found(index) => Some(index),
             Lookup::Absent => None,
-            Lookup::Torn => return Err(Damaged("a locked leaf with a torn entry").into()),
+            Lookup::Torn => return self.or_give_up(Err(Damaged("a locked leaf with a torn entry").into())),
         };
         let (index, key, value) = match (change, found) {
             (Change::Delete, None) | (Change::Put(Put::IfAbsent, _), Some(_)) => {
@@ -173,7 +175,7 @@ impl<F: Fabric + Clock> Client<F> {
         let form = &self.session.layout.form;
         let mut entries = vec![(key.to_vec(), value.to_vec())];
         for index in 0..form.span() {
-            if let Entry::Used { key, value } = lane.own.image.entry(form, index)? {
+            if let Entry::Used { key, value } = self.or_give_up(lane.own.image.entry(form, index))? {
                 entries.push((key.to_vec(), value.to_vec()));
             }
         }
@@ -181,7 +183,7 @@ impl<F: Fabric + Clock> Client<F> {
         let right = entries.split_off(entries.len() / 2);
         let separator = right[0].0.clone();
         let (sibling, lock) = self.take_unit(lane, lock).await?;
-        self.begin_sibling(lane, &separator)?;
+        self.or_give_up(self.begin_sibling(lane, &separator))?;
         lane.sibling.fill_all(form, &right);
         lane.own.image.shrink(form, &separator, sibling);
         lane.own.image.fill_all(form, &entries);
@@ -233,7 +235,7 @@ impl<F: Fabric + Clock> Client<F> {
             self.counters.splits_together.add();
             return self.write(lane, lock, at, range, Some(sibling)).await;
         }
-        self.write_new(lane, sibling).await.inspect_err(|_| self.session.give_up())?;
+        self.or_give_up(self.write_new(lane, sibling).await)?;
         self.write(lane, lock, at, range, None).await
     }
 
@@ -276,13 +278,11 @@ impl<F: Fabric + Clock> Client<F> {
             let lock = self.lock(&mut lane.own, lane.number, at, until).await?;
             self.read_locked(&mut lane.own, at, level).await?;
             if lane.own.image.is_before(form, &separator) {
-                let right = self.step_right(&lane.own.image, &separator);
-                next = Some(right.inspect_err(|_| self.session.give_up())?);
+                next = Some(self.or_give_up(self.step_right(&lane.own.image, &separator))?);
                 self.free(&mut lane.own, lock).await?;
                 continue;
             }
-            let children = lane.own.image.children(layout).inspect_err(|_| self.session.give_up());
-            let mut records = children?;
+            let mut records = self.or_give_up(lane.own.image.children(layout))?;
             let (_, leftmost) = records.remove(0);
             let place = records.partition_point(|(key, _)| *key < separator);
             // A separator that was promoted is the least key of a node at this level.
@@ -303,7 +303,7 @@ impl<F: Fabric + Clock> Client<F> {
             let mut right = records.split_off(records.len() / 2);
             let (promoted, first) = right.remove(0);
             let (sibling, lock) = self.take_unit(lane, lock).await?;
-            self.begin_sibling(lane, &promoted).inspect_err(|_| self.session.give_up())?;
+            self.or_give_up(self.begin_sibling(lane, &promoted))?;
             lane.sibling.set_leftmost(first);
             lane.sibling.fill_records(form, &right);
             lane.own.image.shrink(form, &promoted, sibling);
@@ -362,8 +362,18 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(false)
     }
 
-    /// Writes a new root, and CASes the root's word. Returns false, and keeps the unit, if the word is not `old`.
+    /// Writes a new root, and CASes the root's word. Returns false if the word is not `old`. The unit is given back
+    /// unless it becomes the root.
     async fn install_root(&self, lane: &mut Lane, old: u64, root: Root) -> Result<bool, IndexError> {
+        let installed = self.try_install_root(lane, old, root).await;
+        // A client that has given up may have a request for the unit in flight, or has linked it.
+        if installed != Ok(true) && !self.session.is_given_up() {
+            self.units.give_back(root.at);
+        }
+        installed
+    }
+
+    async fn try_install_root(&self, lane: &mut Lane, old: u64, root: Root) -> Result<bool, IndexError> {
         let (layout, table) = (&self.session.layout, &self.session.layout.members[0]);
         lane.sibling.encode(&layout.form, &mut lane.sibling_bytes);
         self.write_new(lane, root.at).await?;
@@ -379,7 +389,6 @@ impl<F: Fabric + Clock> Client<F> {
             }
             Status::CasFailed => {
                 self.root.set(None);
-                self.units.give_back(root.at);
                 Ok(false)
             }
             status => Err(refused(status)),
@@ -457,13 +466,10 @@ impl<F: Fabric + Clock> Client<F> {
         let mut chain = own.chain.begin(table.key());
         chain.also(write(layout.addr(layout.lock(lock.at), 8)?, LockWord::FREE.as_bytes()));
         let ran = self.session.fabric.run(table.node, &chain, &mut own.reply).await;
-        ran.inspect_err(|_| self.session.give_up()).map_err(IndexError::of_read)?;
+        self.or_give_up(ran).map_err(IndexError::of_read)?;
         match own.reply.verdict() {
             Status::Ok => Ok(()),
-            status => {
-                self.session.give_up();
-                Err(refused(status))
-            }
+            status => self.or_give_up(Err(refused(status))),
         }
     }
 
