@@ -9,7 +9,7 @@ use super::kv::progress::{Identity, Progress};
 use super::kv::records::{Format, Pair};
 use super::kv::{not_opened, present, value_of};
 use super::{Done, Failure, StoreTarget, human_bytes, jsonl, tsv, written};
-use farside::index::{Index as Client, Shape};
+use farside::index::{Index as Client, Leaves, Shape};
 use farside::{Error, Keys, Pool};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -126,8 +126,8 @@ impl Scan {
 /// Prints the shape of an index.
 fn stat(mut client: Client, json: bool) -> Done {
     let shape = client.shape()?;
-    let (fill, bytes_per_key) = (shape.fill(), shape.bytes_per_key());
-    let Shape { nodes, slots, keys, dead, locked, depth, bytes } = shape;
+    let (fill, leaf_fill, bytes_per_key) = (shape.fill(), shape.leaf_fill(), shape.bytes_per_key());
+    let Shape { nodes, slots, leaves, keys, dead, locked, depth, bytes } = shape;
     if json {
         let nodes: BTreeMap<u64, u64> = nodes.into_iter().collect();
         let counters: BTreeMap<String, u64> =
@@ -138,6 +138,9 @@ fn stat(mut client: Client, json: bool) -> Done {
             "nodes": nodes,
             "slots": slots,
             "fill": fill,
+            "leaves": leaves.map(|leaves| leaves.count),
+            "leaf_entries": leaves.map(|leaves| leaves.entries),
+            "leaf_fill": leaf_fill,
             "bytes": bytes,
             "bytes_per_key": bytes_per_key,
             "deleted_leaves": dead,
@@ -148,7 +151,9 @@ fn stat(mut client: Client, json: bool) -> Done {
         return Ok(());
     }
     let per_key = bytes_per_key.map_or(String::new(), |bytes| format!("{bytes:.1} bytes per key"));
-    let fill = fill.map_or(String::new(), |fill| format!("{:.1} % of all slots", 100.0 * fill));
+    let share = |share: Option<f64>, of: &str| {
+        share.map_or(String::new(), |share| format!("{:.1} % of all {of}", 100.0 * share))
+    };
     let mut rows = vec![
         ("keys".to_owned(), keys.to_string(), String::new()),
         ("memory".to_owned(), human_bytes(bytes), per_key),
@@ -158,8 +163,14 @@ fn stat(mut client: Client, json: bool) -> Done {
     rows.extend(
         nodes.iter().map(|(slots, count)| (format!("  of {slots} slots"), count.to_string(), String::new())),
     );
+    rows.extend([("slots in use".to_owned(), slots.to_string(), share(fill, "slots"))]);
+    if let Some(Leaves { count, entries }) = leaves {
+        rows.extend([
+            ("leaves".to_owned(), count.to_string(), format!("of {entries} entries each")),
+            ("entries in use".to_owned(), keys.to_string(), share(leaf_fill, "entries")),
+        ]);
+    }
     rows.extend([
-        ("slots in use".to_owned(), slots.to_string(), fill),
         ("deleted leaves".to_owned(), dead.to_string(), "still in a slot".to_owned()),
         ("locked leaves".to_owned(), locked.to_string(), String::new()),
     ]);

@@ -277,8 +277,10 @@ pub trait Index {
 pub struct Shape {
     /// Number of inner nodes of each size: the number of slots of such a node, and of nodes. In ascending order.
     pub nodes: Vec<(u64, u64)>,
-    /// Number of slots in use.
+    /// Number of their slots in use.
     pub slots: u64,
+    /// The leaves, in trees whose leaves have several keys.
+    pub leaves: Option<Leaves>,
     /// Number of keys with a value.
     pub keys: u64,
     /// Number of deleted keys whose leaves still have a slot.
@@ -291,11 +293,26 @@ pub struct Shape {
     pub bytes: u64,
 }
 
+/// The leaves of a tree whose leaves have several keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leaves {
+    /// Number of leaves.
+    pub count: u64,
+    /// Number of keys that a leaf has room for.
+    pub entries: u64,
+}
+
 impl Shape {
-    /// Share of the slots of all nodes that are in use, from 0 to 1; `None` if there are no nodes.
+    /// Share of the slots of all inner nodes that are in use, from 0 to 1; `None` if there are no inner nodes.
     pub fn fill(&self) -> Option<f64> {
         let slots: u64 = self.nodes.iter().map(|(slots, nodes)| slots * nodes).sum();
         (slots > 0).then(|| self.slots as f64 / slots as f64)
+    }
+
+    /// Share of the entries of all leaves that have a key, from 0 to 1; `None` if no leaf has several keys.
+    pub fn leaf_fill(&self) -> Option<f64> {
+        let entries = self.leaves.map_or(0, |leaves| leaves.count * leaves.entries);
+        (entries > 0).then(|| self.keys as f64 / entries as f64)
     }
 
     /// Bytes of memory for each key; `None` if there are no keys.

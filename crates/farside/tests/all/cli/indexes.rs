@@ -261,6 +261,29 @@ fn an_index_of_art_is_used_as_one_of_smart() {
 }
 
 #[test]
+fn stat_shows_the_leaves_of_a_b_plus_tree() {
+    let node = Node::with(&["--memory", "96MiB"]);
+    let create = ["store", "create", "default", "--kind", "sherman", "--quota", "24MiB", "--value-size", "8"];
+    node.run(create).done();
+    let empty = node.run(["index", "stat", "--json"]).done().json();
+    assert_eq!((&empty["leaves"], &empty["leaf_fill"]), (&0.into(), &serde_json::Value::Null), "{empty}");
+    let lines: String = (0..1000).map(|number| format!("{number}\tv\n")).collect();
+    node.run_with(["index", "load", "-", "--quiet"], lines.as_bytes()).done();
+    let stat = node.run(["index", "stat", "--json"]).done().json();
+    assert_eq!((&stat["keys"], &stat["leaf_entries"]), (&1000.into(), &32.into()), "{stat}");
+    let leaves = stat["leaves"].as_u64().expect("a number");
+    // Leaves are half full after a split, and the last one has at most 32 keys.
+    assert!((1000 / 32..=1000 / 16).contains(&leaves), "{stat}");
+    assert_eq!(stat["leaf_fill"].as_f64(), Some(1000.0 / (32 * leaves) as f64), "{stat}");
+    // A record for each leaf but the first, whether or not it has been promoted.
+    assert_eq!(stat["slots"].as_u64(), Some(leaves - 1), "{stat}");
+    let text = node.run(["index", "stat"]).done();
+    for row in ["leaves ", "of 32 entries each", "entries in use", "% of all entries"] {
+        assert!(text.text().contains(row), "{row}: {}", text.text());
+    }
+}
+
+#[test]
 fn an_index_is_used_over_every_fabric_and_over_several_nodes() {
     let folder = tempfile::tempdir().expect("a folder");
     let (socket, ring) = (folder.path().join("node.sock"), folder.path().join("ring.sock"));

@@ -127,6 +127,7 @@ impl<F: Fabric + Clock> Tree<F> {
         Ok(Shape {
             nodes: types.iter().map(count).collect(),
             slots: stat.slots,
+            leaves: None,
             keys: stat.leaves,
             dead: stat.dead,
             locked: stat.locked,

@@ -1,7 +1,7 @@
 //! The tree's shape in the form of every index.
 
 use super::Sherman;
-use crate::index::{IndexError, Shape};
+use crate::index::{IndexError, Leaves, Shape};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 
@@ -20,6 +20,7 @@ impl<F: Fabric + Clock> Sherman<F> {
         Ok(Shape {
             nodes: vec![(span, stat.inner)],
             slots: stat.records,
+            leaves: Some(Leaves { count: stat.leaves, entries: span }),
             keys: stat.keys,
             dead: 0,
             locked: stat.locked,
