@@ -148,6 +148,33 @@ pub(crate) struct Holder<F, L> {
     recovered: Cell<u64>,
 }
 
+/// Runs a future to its end, and renews a lease meanwhile. Waits for the end of the last renewal, which has the lease:
+/// `is_renewing` says whether one is in flight.
+pub(crate) async fn beside_renewals<T>(
+    future: impl Future<Output = T>,
+    renewals: impl Future<Output = ()>,
+    is_renewing: &Cell<bool>,
+) -> T {
+    let (mut future, mut renewals) = (pin!(future), pin!(renewals));
+    let (mut output, mut is_over) = (None, false);
+    poll_fn(|cx| {
+        is_over = is_over || renewals.as_mut().poll(cx).is_ready();
+        if output.is_none()
+            && let Poll::Ready(ended) = future.as_mut().poll(cx)
+        {
+            output = Some(ended);
+        }
+        match output.take() {
+            Some(ended) if !is_renewing.get() => Poll::Ready(ended),
+            unfinished => {
+                output = unfinished;
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
 impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
     /// Leases an id with this nonce, which is random and new for each call. If all ids are leased, waits for up to two
     /// lengths of a lease until one has expired, and takes over its id. Then it also returns the proof with which
@@ -201,24 +228,7 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
     /// Runs a future to its end, and renews the lease meanwhile. Waits for the end of the last renewal, which has the
     /// lease. Calls `lost` if the lease is lost.
     pub(crate) async fn renewing<T>(&self, future: impl Future<Output = T>, lost: impl Fn()) -> T {
-        let (mut future, mut renewing) = (pin!(future), pin!(self.renew(lost)));
-        let (mut output, mut is_over) = (None, false);
-        poll_fn(|cx| {
-            is_over = is_over || renewing.as_mut().poll(cx).is_ready();
-            if output.is_none()
-                && let Poll::Ready(ended) = future.as_mut().poll(cx)
-            {
-                output = Some(ended);
-            }
-            match output.take() {
-                Some(ended) if !self.is_renewing.get() => Poll::Ready(ended),
-                unfinished => {
-                    output = unfinished;
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        beside_renewals(future, self.renew(lost), &self.is_renewing).await
     }
 
     /// Renews the lease until the holder gives up. While a client that was closed ends its operations, it still needs

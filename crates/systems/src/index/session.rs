@@ -16,6 +16,7 @@ use super::keyed::Keyed;
 use super::mutants;
 use super::place::{self, Damaged, Far, Member};
 use crate::epoch::Epochs;
+use crate::holder::beside_renewals;
 use crate::identity::{self, Identity};
 use crate::index::IndexError;
 use crate::lease::{self, ClientId, Expired, Fenced, Lease, LeaseError, Leases, LockWord, Observer};
@@ -31,11 +32,9 @@ use farside_remote::leases::{ENTRY_SIZE, Holder};
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, Reply, Status, read, read_as};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::num::NonZeroU64;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 /// Pauses between two looks at a lock that another client has.
@@ -218,6 +217,24 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
         self.lease.take();
     }
 
+    /// Gives up after something has failed that follows a change, and returns the error of the change.
+    pub(super) fn unsettled(&self, error: IndexError) -> IndexError {
+        self.give_up();
+        IndexError::Unsettled(Box::new(error))
+    }
+
+    /// Gives up after the WRITE of a change was refused with a status, and returns the error of the change. `recorded`
+    /// is the status of the WRITE of its redo record: who recovers this client's lock carries out a recorded change.
+    pub(super) fn refused_write(&self, status: Status, recorded: Option<Status>) -> IndexError {
+        match recorded {
+            Some(Status::Ok) => self.unsettled(refused(status)),
+            _ => {
+                self.give_up();
+                refused(status)
+            }
+        }
+    }
+
     /// Gives the lease back, unless the client has given it up. It holds no locks, and all its requests were answered.
     pub(super) async fn release(&self) {
         let lease = self.lease.take();
@@ -230,24 +247,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
 
     /// Runs a future to its end. Renews the lease and publishes epochs meanwhile. Calls `lost` if the lease is lost.
     pub(super) async fn renewing<T>(&self, future: impl Future<Output = T>, lost: impl Fn()) -> T {
-        let (mut future, mut renewing) = (pin!(future), pin!(self.renew(lost)));
-        let (mut output, mut is_over) = (None, false);
-        poll_fn(|cx| {
-            is_over = is_over || renewing.as_mut().poll(cx).is_ready();
-            if output.is_none()
-                && let Poll::Ready(ended) = future.as_mut().poll(cx)
-            {
-                output = Some(ended);
-            }
-            match output.take() {
-                Some(ended) if !self.is_renewing.get() => Poll::Ready(ended),
-                unfinished => {
-                    output = unfinished;
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        beside_renewals(future, self.renew(lost), &self.is_renewing).await
     }
 
     async fn renew(&self, lost: impl Fn()) {

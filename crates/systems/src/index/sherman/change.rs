@@ -533,18 +533,12 @@ impl<F: Fabric + Clock> Client<F> {
         ran.inspect_err(|_| session.give_up()).map_err(IndexError::Fabric)?;
         let status = lane.own.reply.status(written);
         if status != Status::Ok {
-            session.give_up();
-            let is_recorded = recorded.is_some_and(|recorded| lane.own.reply.status(recorded) == Status::Ok);
-            // Who recovers this client's lock may carry out the change from its record.
-            return Err(match is_recorded {
-                true => IndexError::Unsettled(Box::new(refused(status))),
-                false => refused(status),
-            });
+            let recorded = recorded.map(|recorded| lane.own.reply.status(recorded));
+            return Err(session.refused_write(status, recorded));
         }
         let freed = freed.map_or(Status::Ok, |freed| lane.own.reply.status(freed));
         if freed != Status::Ok {
-            session.give_up();
-            return Err(IndexError::Unsettled(Box::new(refused(freed))));
+            return Err(session.unsettled(refused(freed)));
         }
         if is_handed_over {
             self.counters.handovers.add();

@@ -240,7 +240,7 @@ impl<F: Fabric + Clock> Client<F> {
         match lane.own.reply.status(freed) {
             Status::Ok => {}
             // The leaf is dead, so the key is deleted if the store lives on.
-            status => return Err(self.of_visible(not_freed(status))),
+            status => return Err(self.session.unsettled(not_freed(status))),
         }
         if emptied.is_some_and(|emptied| lane.own.reply.status(emptied) == Status::Ok) {
             self.note_emptied(&lane.own, at, leaf, Slot(empty.get()));
@@ -411,13 +411,10 @@ impl<F: Fabric + Clock> Client<F> {
                 self.retire_value(old);
                 Ok(true)
             }
-            (Status::Ok, Some(status)) => Err(self.of_visible(not_freed(status))),
+            (Status::Ok, Some(status)) => Err(self.session.unsettled(not_freed(status))),
             (status, _) => {
-                self.session.give_up();
-                let is_recorded =
-                    recorded.is_some_and(|recorded| lane.own.reply.status(recorded) == Status::Ok);
-                // Who recovers this client's lock may carry out the update from its record.
-                Err(if is_recorded { self.of_visible(refused(status)) } else { refused(status) })
+                let recorded = recorded.map(|recorded| lane.own.reply.status(recorded));
+                Err(self.session.refused_write(status, recorded))
             }
         }
     }
@@ -568,7 +565,7 @@ impl<F: Fabric + Clock> Client<F> {
                     if index >= visible && !mutants::TYPE_SWITCH_LEFT_OUT.is_on() {
                         let switched = self.switch_type(&mut lane.own, at, (node, header), index).await;
                         // The leaf is in its slot, and another writer may make it visible at any time.
-                        switched.map_err(|error| self.of_visible(error))?;
+                        switched.map_err(|error| self.session.unsettled(error))?;
                     }
                     return Ok(Inserted::Done);
                 }
@@ -775,12 +772,6 @@ impl<F: Fabric + Clock> Client<F> {
         if let Err(error) = self.session.fabric.run(table.node, &chain, &mut own.reply).await {
             self.note_late(&error);
         }
-    }
-
-    /// Returns the error of an operation after whose CAS something failed.
-    fn of_visible(&self, error: IndexError) -> IndexError {
-        self.session.give_up();
-        IndexError::Unsettled(Box::new(error))
     }
 }
 
