@@ -18,6 +18,7 @@ use crate::queue::ring_queue::RingQueueKind;
 use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Shape, Sizing, SizingError, System, Work};
+use crate::txn::prism_tx::service::PrismTxKind;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::mutant::Mutant;
@@ -150,6 +151,10 @@ registry! {
         Smart = SmartKind;
         Art = ArtKind;
         Sherman = ShermanKind;
+    }
+    /// A client of a transactional store of any kind.
+    family Txn: AnyTxn by with_txn $ {
+        PrismTx = PrismTxKind;
     }
     alone {
         GuardedKind;

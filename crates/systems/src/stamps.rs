@@ -29,6 +29,7 @@ use farside_remote::fabric::Ran;
 use farside_remote::{ChainBuf, Fabric, FabricError, NodeId, Reply, read_as};
 use std::cell::Cell;
 use std::pin::pin;
+use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::big_endian::U64;
 
@@ -113,9 +114,9 @@ struct Shown {
     at: Duration,
 }
 
-/// A member of the store.
+/// A member of the store, whose clock is asked.
 struct Member {
-    table: Table,
+    node: NodeId,
     store: Store,
     shown: Cell<Shown>,
 }
@@ -124,6 +125,8 @@ struct Member {
 pub struct Stamps<F> {
     fabric: F,
     members: Vec<Member>,
+    /// Tables of leases with the id's reservations, one for each member or for the first ones.
+    tables: Rc<[Cell<Table>]>,
     id: ClientId,
     /// The highest stamp so far.
     last: Cell<u64>,
@@ -146,15 +149,35 @@ impl<F: Fabric + Clock + Clone> Stamps<F> {
     /// If there are not as many stores as tables.
     pub async fn open(leases: &Leases<F>, lease: &Lease, stores: &[&Store]) -> Result<Stamps<F>, StampError> {
         assert_eq!(leases.tables().len(), stores.len(), "each member has a table and a description");
+        let nodes = leases.tables().iter().map(|table| table.get().node);
+        let members: Vec<(NodeId, &Store)> = nodes.zip(stores.iter().copied()).collect();
+        Stamps::open_at(leases, lease, &members).await
+    }
+
+    /// Does the same as [`Stamps::open`] for a store of which only the first members have tables of leases. `members`
+    /// has the node and the description of each member.
+    ///
+    /// # Errors
+    /// Those of [`Stamps::open`].
+    ///
+    /// # Panics
+    /// If there are fewer members than tables.
+    pub async fn open_at(
+        leases: &Leases<F>,
+        lease: &Lease,
+        members: &[(NodeId, &Store)],
+    ) -> Result<Stamps<F>, StampError> {
+        assert!(leases.tables().len() <= members.len(), "each table is that of a member");
         let fabric = leases.fabric().clone();
-        let member = |(table, store): (&Cell<Table>, &&Store)| Member {
-            table: table.get(),
+        let member = |(node, store): &(NodeId, &Store)| Member {
+            node: *node,
             store: (*store).clone(),
             shown: Cell::default(),
         };
         let clocks = Cell::new((fabric.now(), fabric.wall()));
         let stamps = Stamps {
-            members: leases.tables().iter().zip(stores).map(member).collect(),
+            members: members.iter().map(member).collect(),
+            tables: Rc::clone(leases.tables()),
             fabric,
             id: lease.id(),
             last: Cell::new(0),
@@ -180,11 +203,20 @@ impl<F: Fabric + Clock> Stamps<F> {
     /// # Errors
     /// [`StampError`]; the operation must not begin.
     pub async fn next(&self) -> Result<u64, StampError> {
+        self.next_above(0).await
+    }
+
+    /// Returns the next stamp, which is also higher than `floor`.
+    ///
+    /// # Errors
+    /// Those of [`Stamps::next`]. `floor` may be too far ahead of a member's clock.
+    pub async fn next_above(&self, floor: u64) -> Result<u64, StampError> {
         loop {
-            let own = self.own();
+            let own = self.time();
+            let least = own.max(floor.saturating_add(1));
             let stamp = match mutants::STAMPS_FOLLOW_THE_CLOCK.is_on() {
-                true => own,
-                false => own.max(self.last.get().saturating_add(1)),
+                true => least,
+                false => least.max(self.last.get().saturating_add(1)),
             };
             let limit = self.limit(stamp, own)?;
             if stamp < self.reserved.get() {
@@ -214,7 +246,7 @@ impl<F: Fabric + Clock> Stamps<F> {
     }
 
     /// Time by this client's wall clock, in microseconds since the store's creation. Notices if the clock has jumped.
-    fn own(&self) -> u64 {
+    pub(crate) fn time(&self) -> u64 {
         let (now, wall) = (self.fabric.now(), self.fabric.wall());
         let (then, wall_then) = self.clocks.get();
         let expected = wall_then.saturating_add(now.saturating_sub(then));
@@ -242,7 +274,7 @@ impl<F: Fabric + Clock> Stamps<F> {
             let theirs = shown.time.saturating_add(micros(passed));
             let highest = theirs.saturating_add(micros(AHEAD_MAX));
             if stamp > highest && !mutants::AHEAD_ACCEPTED.is_on() {
-                return Err(StampError::Ahead { node: member.table.node, stamp, own, theirs });
+                return Err(StampError::Ahead { node: member.node, stamp, own, theirs });
             }
             limit = limit.min(highest);
         }
@@ -255,7 +287,7 @@ impl<F: Fabric + Clock> Stamps<F> {
     /// # Errors
     /// The member does not answer.
     async fn look(&self, member: &Member, is_first: bool) -> Result<(), FabricError> {
-        let node = member.table.node;
+        let node = member.node;
         let question = Ask::Wall { name: member.store.name.clone(), id: member.store.id };
         let mut fastest: Option<Duration> = None;
         for _ in 0..ATTEMPTS {
@@ -286,7 +318,7 @@ impl<F: Fabric + Clock> Stamps<F> {
     /// # Errors
     /// [`LeaseError`]: a majority may not have it.
     async fn reserve(&self, until: u64) -> Result<(), LeaseError> {
-        let ask = |member: usize| self.members.get(member).map(|member| self.raise_at(&member.table, until));
+        let ask = |member: usize| self.tables.get(member).map(|table| self.raise_at(table.get(), until));
         let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
         let asked = asked.each_mut().map(|asked| asked.as_mut());
         quorum(self.majority(), asked).await.map_err(first_error)?;
@@ -296,7 +328,7 @@ impl<F: Fabric + Clock> Stamps<F> {
 
     /// Reads the highest reservation that a majority of the members has.
     async fn reservation(&self) -> Result<u64, LeaseError> {
-        let ask = |member: usize| self.members.get(member).map(|member| self.read_at(&member.table));
+        let ask = |member: usize| self.tables.get(member).map(|table| self.read_at(table.get()));
         let mut asked = [pin!(ask(0)), pin!(ask(1)), pin!(ask(2)), pin!(ask(3)), pin!(ask(4))];
         let asked = asked.each_mut().map(|asked| asked.as_mut());
         let read = quorum(self.majority(), asked).await.map_err(first_error)?;
@@ -304,10 +336,10 @@ impl<F: Fabric + Clock> Stamps<F> {
     }
 
     fn majority(&self) -> usize {
-        self.members.len() / 2 + 1
+        self.tables.len() / 2 + 1
     }
 
-    async fn read_at(&self, table: &Table) -> Result<u64, LeaseError> {
+    async fn read_at(&self, table: Table) -> Result<u64, LeaseError> {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(table.key);
         let reservation = chain.also(read_as::<U64>(table.reservation(self.id)));
@@ -315,7 +347,7 @@ impl<F: Fabric + Clock> Stamps<F> {
         reply.get(reservation).map(|word| word.get()).map_err(LeaseError::Refused)
     }
 
-    async fn raise_at(&self, table: &Table, until: u64) -> Result<(), LeaseError> {
+    async fn raise_at(&self, table: Table, until: u64) -> Result<(), LeaseError> {
         let at = table.reservation(self.id);
         table.raise(&self.fabric, at, self.reserved.get(), until).await
     }

@@ -7,6 +7,7 @@ use crate::blocks::Stripe;
 use crate::index::{Combining, Indexing};
 use crate::latch::Latching;
 use crate::store::{Members, StoreError};
+use crate::txn::Transacting;
 use farside_remote::clock::Clock;
 use farside_remote::control::MEMBERS_MAX;
 use farside_remote::mutant::Mutant;
@@ -29,6 +30,8 @@ pub enum Family {
     Latched,
     /// Ordered maps, which implement [`crate::index::Index`].
     Index,
+    /// Stores of keys and values that are changed by transactions, which implement [`crate::txn::Txn`].
+    Txn,
     /// Plain memory for measurements, which is [`crate::raw::Raw`].
     Memory,
 }
@@ -43,6 +46,7 @@ impl Family {
             Family::Objects => "a store of guarded objects",
             Family::Latched => "a store of latched objects",
             Family::Index => "an index",
+            Family::Txn => "a transactional store",
             Family::Memory => "plain memory",
         }
     }
@@ -56,6 +60,7 @@ impl Family {
             Family::Objects => "objects",
             Family::Latched => "latched objects",
             Family::Index => "keys in order",
+            Family::Txn => "keys under transactions",
             Family::Memory => "slots",
         }
     }
@@ -103,6 +108,8 @@ pub struct Sizing {
     pub latching: Latching,
     /// Kind of the keys, and how clients share memory; only for indexes.
     pub indexing: Indexing,
+    /// Ids, logs and validation of clients; only for transactional stores.
+    pub transacting: Transacting,
     /// Length of the leases of clients. If absent, that of the system, or none in systems in which leases are an
     /// option.
     pub lease: Option<Duration>,

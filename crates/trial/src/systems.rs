@@ -141,7 +141,7 @@ impl System {
             Family::Blocks => (Blocks::phases, crate::run_family::<Blocks>),
             Family::Latched => (Latch::phases, crate::run_family::<Latch>),
             Family::Index => (Indexes::phases, crate::run_family::<Indexes>),
-            Family::Memory => return None,
+            Family::Txn | Family::Memory => return None,
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
         Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })

@@ -11,8 +11,6 @@ pub mod mutants;
 pub mod sherman;
 pub mod smart;
 
-mod counters;
-mod keyed;
 mod place;
 mod radix;
 mod session;

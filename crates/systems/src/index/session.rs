@@ -12,13 +12,13 @@
 //! expires, and others recover the lock.
 //! Invariant: a lane has at most one lock, and its record at that lock's member is not needed by any other operation.
 
-use super::keyed::Keyed;
 use super::mutants;
 use super::place::{self, Damaged, Far, Member};
 use crate::epoch::Epochs;
 use crate::holder::beside_renewals;
 use crate::identity::{self, Identity};
 use crate::index::IndexError;
+use crate::keyed::Keyed;
 use crate::lease::{self, ClientId, Expired, Fenced, Lease, LeaseError, Leases, LockWord, Observer};
 use crate::members::wait_for;
 use crate::redo::{Object, Record, Recovery, RedoError, Tokens};

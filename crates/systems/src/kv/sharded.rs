@@ -1,8 +1,7 @@
 //! A key-value store in a pool of several nodes: each member of the store holds a part of the keys, in a store of its
 //! own.
 //!
-//! Rendezvous hashing assigns keys to members: a key belongs to the member for which the hash of key and member is
-//! largest. So every client finds the same member, in whatever order it lists the nodes.
+//! Rendezvous hashing assigns keys to members ([`crate::rendezvous`]).
 //!
 //! Invariant: the member of a key depends only on the key and on the incarnations of the store's members, which never
 //! change. A member whose node has lost its memory is an error, never a store without keys.
@@ -13,13 +12,13 @@ pub mod mutants;
 use super::{Conflict, Cursor, Fetched, Item, Kv, KvError, Version};
 use crate::members::{all, fetch_member};
 use crate::registry::OneKv;
+use crate::rendezvous::Rendezvous;
 use crate::store::{Members, StoreError};
 use crate::system::Options;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, NodeId};
-use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -34,8 +33,7 @@ const SESSION_PAUSE: Duration = Duration::from_millis(1);
 pub struct Sharded<F: Fabric + Clock> {
     /// Never empty.
     shards: Box<[Shard<F>]>,
-    /// Seeds of the hash, one for each shard, derived from the incarnation of the member.
-    seeds: Box<[RapidSecrets]>,
+    places: Rendezvous,
     /// The store's description in the catalog of a member that responded.
     store: Box<Store>,
     /// Index of the shard that was read last.
@@ -82,14 +80,11 @@ impl<F: Fabric + Clock + Clone> Sharded<F> {
             let (fabric, members, options) = (fabric.clone(), Rc::clone(&shared), *options);
             shards.push(Shard { fabric, members, index, options, node, session, kv });
         }
-        let by_order =
-            || members.list().iter().map(|member| RapidSecrets::seed(member.node.0.into())).collect();
-        let seeds: Box<[_]> = match &members.store().membership {
-            Some(_) if mutants::BY_ORDER.is_on() => by_order(),
-            Some(of) => of.members.iter().map(|id| RapidSecrets::seed(id.incarnation)).collect(),
-            None => [RapidSecrets::seed(members.store().incarnation)].into(),
+        let places = match mutants::BY_ORDER.is_on() && members.store().membership.is_some() {
+            true => Rendezvous::seeded(members.list().iter().map(|member| member.node.0.into())),
+            false => Rendezvous::of(members),
         };
-        Ok(Sharded { shards: shards.into(), seeds, store: Box::new(members.store().clone()), last: 0 })
+        Ok(Sharded { shards: shards.into(), places, store: Box::new(members.store().clone()), last: 0 })
     }
 }
 
@@ -112,9 +107,7 @@ impl<F: Fabric + Clock> Sharded<F> {
 
     /// Index of the member to which a key belongs.
     fn place_of(&self, key: &[u8]) -> usize {
-        let hashes = self.seeds.iter().map(|seed| rapidhash_v3_seeded(key, seed));
-        let highest = hashes.enumerate().max_by_key(|&(_, hash)| hash);
-        highest.expect("a store has a member").0
+        self.places.place_of(key)
     }
 
     /// Indices of `keys`, grouped by shard.

@@ -33,6 +33,7 @@ mod prism_kv_races;
 mod prism_kv_reach;
 mod prism_kv_rebuild;
 mod prism_kv_steps;
+mod prism_tx;
 mod raw;
 mod reopened;
 mod replacing;

@@ -13,6 +13,7 @@ pub(crate) mod index_script;
 pub(crate) mod intercept;
 pub(crate) mod kept;
 pub(crate) mod kept_index;
+pub(crate) mod kept_txn;
 pub(crate) mod locks;
 pub(crate) mod observed;
 pub(crate) mod paced;

@@ -1,6 +1,6 @@
 //! Numbers of events in a client's operations, beside those that all radix trees count.
 
-use crate::index::counters::counters;
+use crate::counters::counters;
 
 counters! {
     /// Nodes with 4, 16 and 48 slots that were replaced by larger ones.

@@ -1,6 +1,6 @@
 //! Numbers of events that the clients of all radix trees count.
 
-use crate::index::counters::counters;
+use crate::counters::counters;
 
 counters! {
     /// Leaf splits.

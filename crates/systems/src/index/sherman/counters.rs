@@ -1,6 +1,6 @@
 //! Numbers of events in a client's operations.
 
-use crate::index::counters::counters;
+use crate::counters::counters;
 
 counters! {
     /// Splits of leaves and of inner nodes.

@@ -1,6 +1,6 @@
 //! Numbers of events in a client's operations, beside those that all radix trees count.
 
-use crate::index::counters::counters;
+use crate::counters::counters;
 
 counters! {
     /// Switches from the types with 4, 8, 16, 32, 64 and 128 slots.

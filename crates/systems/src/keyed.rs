@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 /// Fabric of a client whose chains have the keys of one store.
-pub(super) struct Keyed<F> {
+pub(crate) struct Keyed<F> {
     inner: F,
     members: Members,
     granted: Box<[Granted]>,
@@ -30,7 +30,7 @@ struct Granted {
 
 impl<F: Fabric> Keyed<F> {
     /// Creates the fabric of a client that has the keys of these members.
-    pub(super) fn new(inner: F, members: &Members) -> Keyed<F> {
+    pub(crate) fn new(inner: F, members: &Members) -> Keyed<F> {
         let granted = members.list().iter().map(|member| {
             let session = Cell::new(member.session);
             Granted { node: member.node, session }
@@ -45,7 +45,7 @@ impl<F: Fabric> Keyed<F> {
     /// [`StoreError`]: a node does not answer, its member has lost its memory, or the store was dropped. The member's
     /// key is outdated.
     #[inline]
-    pub(super) async fn fetch_keys(
+    pub(crate) async fn fetch_keys(
         &self,
         members: usize,
         granted: impl Fn(usize, Key),

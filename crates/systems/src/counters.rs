@@ -4,14 +4,14 @@ use std::cell::Cell;
 
 /// Number of times that something has happened.
 #[derive(Debug, Default)]
-pub(super) struct Counter(Cell<u64>);
+pub(crate) struct Counter(Cell<u64>);
 
 impl Counter {
-    pub(super) fn add(&self) {
+    pub(crate) fn add(&self) {
         self.0.set(self.0.get() + 1);
     }
 
-    pub(super) fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.get()
     }
 }
@@ -21,17 +21,17 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $text:literal;)*) => {
         /// The counters of a client.
         #[derive(Debug, Default)]
-        pub(in crate::index) struct Counters {
-            $($(#[$doc])* pub(in crate::index) $name: $crate::index::counters::Counter,)*
+        pub(crate) struct Counters {
+            $($(#[$doc])* pub(crate) $name: $crate::counters::Counter,)*
         }
 
         impl Counters {
             /// All counters with their names.
-            pub(in crate::index) fn all(&self) -> Vec<(&'static str, u64)> {
+            pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($text, self.$name.get()),)*]
             }
         }
     };
 }
 
-pub(super) use counters;
+pub(crate) use counters;

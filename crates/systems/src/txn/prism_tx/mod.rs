@@ -1,0 +1,292 @@
+//! PRISM-TX: transactions by chains alone, in the order of their timestamps (PRISM, section 8). The rules are those of
+//! `docs/papers/prism-tx.md`; the model that has explored them is `crates/model/src/prism_tx`.
+//!
+//! - `layout`: the bytes. `session`: the lease, the timestamps and the keys of a client.
+//! - `execute`: reads. `prepare`: intents and checks. `commit`: installs. `abort`: settles keys without a value.
+//! - `transaction`: the phases, one after the other.
+//! - `service`, `system`: the node's side, and the entry in the registry.
+//!
+//! | transaction | round trips |
+//! | --- | --- |
+//! | reads of one key | 1 |
+//! | reads and writes of keys with values, at any number of members | 3: reads, prepare, commit |
+//! | the same with the prepare of the paper | 4: reads, read checks, write checks, commit |
+//! | a write of a key that was not read | one more, for its slot |
+//! | a read or write of a key that never had a value | two more, to claim a slot |
+//!
+//! Commits are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task commits or
+//! aborts the transaction.
+//!
+//! Invariant: a client decides once all chains of its prepare have been answered, or can run no more.
+//! Invariant: a transaction that has prepared is committed or aborted by its client, or the client gives up its lease.
+
+mod abort;
+mod commit;
+mod execute;
+pub mod layout;
+mod prepare;
+pub mod service;
+mod session;
+mod system;
+mod transaction;
+
+use crate::counters::counters;
+use crate::owned::Jobs;
+use crate::txn::{Committed, KEY_MAX, Read, Txn, TxnError, Version};
+use execute::{Seen, Wanted};
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use layout::{HEADER_SIZE, Timestamp};
+use session::Session;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use transaction::{Lane, Transaction};
+
+/// Kind of the store in the catalog.
+pub const KIND: &str = "prism-tx";
+
+counters! {
+    /// Transactions that were committed, and that were aborted.
+    commits: "commits";
+    aborts: "aborts";
+    /// Pauses of reads and aborts that have waited for another transaction.
+    waits: "waits";
+    /// Attempts to claim a slot for a new key.
+    claims: "claims";
+}
+
+/// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`PrismTx::another`].
+pub struct PrismTx<F: Fabric + Clock> {
+    client: Rc<Client<F>>,
+    reads: BTreeMap<Vec<u8>, Seen>,
+    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// Whether a read has failed.
+    is_doomed: bool,
+    /// Time in microseconds above which the next timestamp lies, so that the attempt after a conflict is not refused
+    /// for the same reason.
+    above: u64,
+}
+
+/// Client of one store, which its handles and its task share.
+pub(crate) struct Client<F> {
+    session: Session<F>,
+    jobs: Jobs<Transaction, Done>,
+    lanes: Vec<RefCell<Lane>>,
+    handles: Cell<usize>,
+    counters: Counters,
+}
+
+/// Outcome of a job: a committed transaction, or an error, with the time above which the next attempt should lie.
+type Done = (Result<Committed, TxnError>, u64);
+
+impl<F: Fabric + Clock> PrismTx<F> {
+    fn of(client: &Rc<Client<F>>) -> PrismTx<F> {
+        client.handles.set(client.handles.get() + 1);
+        PrismTx {
+            client: Rc::clone(client),
+            reads: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            is_doomed: false,
+            above: 0,
+        }
+    }
+
+    /// Creates another handle of the same client, for another task.
+    pub fn another(&self) -> PrismTx<F> {
+        PrismTx::of(&self.client)
+    }
+
+    /// Id of the client.
+    pub fn id(&self) -> u16 {
+        self.client.session.id().number()
+    }
+
+    /// Reads the keys that the transaction has neither read nor written.
+    async fn read_missing(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
+        let is_missing = |key: &&&[u8]| !self.reads.contains_key(**key) && !self.writes.contains_key(**key);
+        let mut missing: Vec<&[u8]> = keys.iter().filter(is_missing).copied().collect();
+        missing.sort_unstable();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        missing.iter().try_for_each(|key| check_key(key))?;
+        match self.client.look_up(&missing, Wanted::Settled).await {
+            Ok(seen) => {
+                self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen));
+                Ok(())
+            }
+            Err(error) => {
+                self.is_doomed = true;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<F: Fabric + Clock> Txn for PrismTx<F> {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn value_max(&self) -> usize {
+        self.client.value_max()
+    }
+
+    fn member_of(&self, key: &[u8]) -> usize {
+        self.client.session.places.place_of(key)
+    }
+
+    fn begin(&mut self) {
+        self.reads.clear();
+        self.writes.clear();
+        self.is_doomed = false;
+    }
+
+    async fn fetch(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
+        self.read_missing(keys).await
+    }
+
+    async fn read(&mut self, key: &[u8]) -> Result<Read<'_>, TxnError> {
+        self.read_missing(&[key]).await?;
+        if let Some(value) = self.writes.get(key) {
+            return Ok(Read { value: value.as_deref(), version: None });
+        }
+        let seen = &self.reads[key];
+        Ok(Read { value: seen.value.as_deref(), version: Some(Version(seen.written.bits())) })
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), TxnError> {
+        check_key(key)?;
+        let (len, max) = (value.len(), self.value_max());
+        if len > max {
+            return Err(TxnError::ValueLength { len, max });
+        }
+        self.writes.insert(key.to_vec(), Some(value.to_vec()));
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Result<(), TxnError> {
+        check_key(key)?;
+        self.writes.insert(key.to_vec(), None);
+        Ok(())
+    }
+
+    async fn commit(&mut self) -> Result<Committed, TxnError> {
+        let (reads, writes) = (std::mem::take(&mut self.reads), std::mem::take(&mut self.writes));
+        if std::mem::take(&mut self.is_doomed) {
+            return Err(TxnError::Doomed);
+        }
+        if writes.is_empty() && reads.len() <= 1 {
+            // The read has waited until no transaction was between its prepare and its end on the key.
+            self.client.counters.commits.add();
+            return Ok(Committed { version: None });
+        }
+        self.client.check_writes(&writes)?;
+        let (committed, above) =
+            self.client.carry_out(Transaction { reads, writes, above: self.above }).await;
+        self.above = above;
+        committed
+    }
+
+    fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
+    where
+        Self: 'f,
+    {
+        let client = Rc::clone(&self.client);
+        Box::pin(async move { client.keep().await })
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.client.counters.all()
+    }
+}
+
+impl<F: Fabric + Clock> Drop for PrismTx<F> {
+    fn drop(&mut self) {
+        let handles = &self.client.handles;
+        handles.set(handles.get() - 1);
+        if handles.get() == 0 {
+            self.client.jobs.close();
+        }
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    fn new(session: Session<F>) -> Client<F> {
+        let lanes = session.shards[0].spec().lanes;
+        let lane =
+            |lane: u16| RefCell::new(Lane::new(lane, session.words.iter().map(|of| of[usize::from(lane)])));
+        Client {
+            lanes: (0..lanes).map(lane).collect(),
+            jobs: Jobs::new(lanes.into()),
+            handles: Cell::new(0),
+            counters: Counters::default(),
+            session,
+        }
+    }
+
+    fn value_max(&self) -> usize {
+        self.session.shards[0].spec().value_max as usize
+    }
+
+    /// # Errors
+    /// The writes at a member do not fit into a log entry.
+    fn check_writes(&self, writes: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> Result<(), TxnError> {
+        let max = self.session.shards[0].spec().writes_max as usize;
+        let mut lens = vec![0; self.session.shards.len()];
+        for (key, value) in writes {
+            lens[self.session.places.place_of(key)] +=
+                HEADER_SIZE + key.len() + value.as_ref().map_or(0, Vec::len);
+        }
+        match lens.into_iter().find(|len| *len > max) {
+            Some(len) => Err(TxnError::WritesLength { len, max }),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the client's task carry out a transaction.
+    async fn carry_out(&self, transaction: Transaction) -> Done {
+        let above = transaction.above;
+        if !self.jobs.is_served() {
+            let error = if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT };
+            return (Err(error), above);
+        }
+        match self.jobs.carry_out(transaction).await {
+            Ok(done) => done,
+            Err(_) => (Err(TxnError::NotKept { ran: Ran::Unknown }), above),
+        }
+    }
+
+    /// Runs the client's task: carries out its transactions and renews its lease, until the last handle was dropped.
+    /// Then gives the lease back.
+    async fn keep(&self) {
+        let work = async {
+            let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
+            let mut clocks = pin!(self.session.stamps.keep());
+            poll_fn(|cx| {
+                let _never_ends = clocks.as_mut().poll(cx);
+                jobs.as_mut().poll(cx)
+            })
+            .await;
+            self.clear_all().await;
+        };
+        self.session.renewing(work, || self.jobs.close()).await;
+        self.session.release().await;
+    }
+
+    /// Notes that a transaction with this timestamp is in the way of others.
+    fn suspect(&self, _ts: Timestamp) {}
+}
+
+const NOT_KEPT: TxnError = TxnError::NotKept { ran: Ran::No };
+
+/// # Errors
+/// The key is empty or too long.
+fn check_key(key: &[u8]) -> Result<(), TxnError> {
+    if (1..=KEY_MAX).contains(&key.len()) { Ok(()) } else { Err(TxnError::KeyLength(key.len())) }
+}

@@ -1,0 +1,182 @@
+//! Prepare: at each shard, the intent and then the checks of reads and writes, in one chain.
+//!
+//! ```text
+//! CAS word: former -> free; then WRITE body; then CAS word: free -> ACTIVE     if the transaction writes at the shard
+//! per key:  CAS(LT, PW|PR, RC|TS), swaps PR                                     if it is read
+//!           then CAS(LT, PW, TS), swaps PW                                      if it is written
+//! ```
+//!
+//! The write check passes if PW was raised and TS >= the PR that the same CAS has returned: a later reader of the old
+//! version finds the new PW. A transaction that reads and writes the key has set PR to TS itself, so equality passes.
+//!
+//! Invariant: the intent is in the log before the first PW of the shard is raised.
+//! Invariant: a body is written only after the word of the entry is known to be free, or DONE by a former holder.
+
+use super::Client;
+use super::layout::{Prepared, State, Timestamp, Word};
+use super::transaction::{KeyOf, LaneShard, Part};
+use crate::txn::TxnError;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use farside_remote::{Fabric, Mode, Out, Status, cas, write};
+
+/// Number of keys that one chain checks, with two ops each, beside the ops of the intent.
+const KEYS_PER_CHAIN: usize = 28;
+
+/// Checks of a prepare that one round makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Checks {
+    All,
+    Reads,
+    Writes,
+}
+
+impl Checks {
+    fn has_reads(self) -> bool {
+        self != Checks::Writes
+    }
+
+    fn has_writes(self) -> bool {
+        self != Checks::Reads
+    }
+}
+
+/// What the prepare of a shard has found.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// The highest timestamp that has failed a check.
+    pub(super) blocker: Option<Timestamp>,
+    /// Why the chains were not answered, or not carried out.
+    pub(super) error: Option<TxnError>,
+    /// Whether a chain may have run whose response is missing.
+    pub(super) is_unknown: bool,
+}
+
+impl Answer {
+    fn of(error: TxnError, is_unknown: bool) -> Answer {
+        Answer { error: Some(error), is_unknown, ..Answer::default() }
+    }
+
+    /// Whether all checks have passed.
+    pub(super) fn has_passed(&self) -> bool {
+        self.blocker.is_none() && self.error.is_none()
+    }
+
+    fn fail(&mut self, blocker: Timestamp) {
+        self.blocker = Some(self.blocker.map_or(blocker, |other| other.max(blocker)));
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    /// Prepares at a shard. Notes in `part` which PWs were raised, and from what.
+    pub(super) async fn prepare(
+        &self,
+        lane: u16,
+        own: &mut LaneShard,
+        part: &mut Part<'_>,
+        ts: Timestamp,
+        checks: Checks,
+    ) -> Answer {
+        let (shard, entry) = (&self.session.shards[part.shard], self.session.entry(lane));
+        let is_checked = |key: &&mut KeyOf<'_>| {
+            checks.has_reads() && key.read.is_some() || checks.has_writes() && key.write.is_some()
+        };
+        let has_intent = checks.has_writes() && part.has_writes();
+        let former = match own.word {
+            Some(word) => word,
+            None if has_intent => match self.read_word(part.shard, own, entry).await {
+                Ok(word) => word,
+                Err(error) => return Answer::of(error, false),
+            },
+            None => Word::FREE,
+        };
+        let active = Word::new(ts, State::Active);
+        let is_former = former.is_unsettled();
+        let unused = if is_former { Word::FREE } else { former };
+        let mut keys: Vec<_> = part.keys.iter_mut().filter(is_checked).collect();
+        let mut answer = Answer::default();
+        for (number, keys) in keys.chunks_mut(KEYS_PER_CHAIN).enumerate() {
+            let operands: Vec<(Prepared, Prepared)> = keys
+                .iter()
+                .map(|key| {
+                    let read = Prepared { pw: key.read.unwrap_or_default(), pr: ts };
+                    (read, Prepared { pw: ts, pr: Timestamp::ZERO })
+                })
+                .collect();
+            let mut chain = own.buffer.begin(shard.key());
+            let mut activated = None;
+            if has_intent && number == 0 {
+                let at = shard.word(entry);
+                if is_former {
+                    chain.also(cas(Mode::Eq, at, &former, &Word::FREE));
+                    chain.then(write(shard.body(entry), &part.body));
+                } else {
+                    chain.also(write(shard.body(entry), &part.body));
+                }
+                activated = Some(chain.then(cas(Mode::Eq, at, &unused, &active)));
+            }
+            let mut outs: Vec<(Option<Out<Prepared>>, Option<Out<Prepared>>)> =
+                Vec::with_capacity(keys.len());
+            for (key, (read, written)) in keys.iter().zip(&operands) {
+                let at = shard.slot(key.slot);
+                let is_read = key.read.is_some() && checks.has_reads();
+                let is_written = key.write.is_some() && checks.has_writes();
+                let checked = is_read.then(|| {
+                    chain.also(cas(Mode::Lt, at, read, read).masked(&Prepared::WHOLE, &Prepared::PR))
+                });
+                let raise = cas(Mode::Lt, at, written, written).masked(&Prepared::PW, &Prepared::PW);
+                let raised = is_written.then(|| if is_read { chain.then(raise) } else { chain.also(raise) });
+                outs.push((checked, raised));
+            }
+            if let Err(error) = self.session.fabric.run(shard.node, &chain, &mut own.reply).await {
+                let is_unknown = error.ran() != Ran::No;
+                if is_unknown && has_intent {
+                    own.word = None;
+                }
+                return Answer::of(TxnError::of_read(error), is_unknown);
+            }
+            match activated.map(|activated| own.reply.status(activated)) {
+                None => {}
+                Some(Status::Ok) => own.word = Some(active),
+                Some(Status::CasFailed | Status::Skipped) => {
+                    answer.error = Some(TxnError::Damaged("a log entry was changed by another client"));
+                }
+                Some(status) => return Answer::of(TxnError::Refused(status), true),
+            }
+            for (key, (checked, raised)) in keys.iter_mut().zip(outs) {
+                let mut also_written = true;
+                match checked.map(|checked| own.reply.get(checked)) {
+                    None => {}
+                    Some(Ok(old)) => {
+                        let has_passed = own.reply.status(checked.expect("it was read")) == Status::Ok;
+                        also_written = has_passed;
+                        // The key is only read, and PR is TS or later.
+                        let is_covered = Some(old.pw) == key.read && key.write.is_none();
+                        if !has_passed && !is_covered {
+                            answer.fail(old.pw.max(old.pr));
+                        }
+                    }
+                    Some(Err(status)) => return Answer::of(TxnError::Refused(status), true),
+                }
+                match raised.filter(|_| also_written).map(|raised| (raised, own.reply.get(raised))) {
+                    None => {}
+                    Some((raised, Ok(old))) => {
+                        if own.reply.status(raised) == Status::Ok {
+                            key.replaced = Some(old.pw);
+                            if ts < old.pr {
+                                answer.fail(old.pr);
+                            }
+                        } else {
+                            answer.fail(old.pw);
+                        }
+                    }
+                    Some((_, Err(status))) => return Answer::of(TxnError::Refused(status), true),
+                }
+            }
+            if !answer.has_passed() {
+                break;
+            }
+        }
+        answer
+    }
+}

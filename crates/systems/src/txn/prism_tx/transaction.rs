@@ -1,0 +1,239 @@
+//! The phases of a transaction after its execution: slots for all keys, timestamp, prepare, decision, commit or abort.
+//!
+//! Invariant: the next transaction of a lane begins once the one before is finished at all shards. Its first chain at a
+//! shard frees the entry of the one before.
+
+use super::execute::{Place, Seen, Wanted};
+use super::layout::{Timestamp, Word, Write, encode_body};
+use super::prepare::{Answer, Checks};
+use super::{Client, Done};
+use crate::members::all;
+use crate::txn::{Committed, Prepare, TxnError};
+use farside_remote::clock::Clock;
+use farside_remote::{ChainBuf, Fabric, Reply};
+use std::collections::BTreeMap;
+
+/// A transaction that has been executed.
+pub(super) struct Transaction {
+    pub(super) reads: BTreeMap<Vec<u8>, Seen>,
+    /// The written keys, with their new values; `None` for a key that is deleted.
+    pub(super) writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// Time in microseconds above which the timestamp lies.
+    pub(super) above: u64,
+}
+
+/// A key of a transaction at a shard.
+pub(super) struct KeyOf<'t> {
+    /// Index of the key's slot.
+    pub(super) slot: u64,
+    pub(super) key: &'t [u8],
+    /// RC of the key, if the transaction has read it.
+    pub(super) read: Option<Timestamp>,
+    /// The new value, if the transaction writes the key; the inner option is empty if it deletes the key.
+    pub(super) write: Option<Option<&'t [u8]>>,
+    /// The PW that the prepare has replaced, if it has raised PW.
+    pub(super) replaced: Option<Timestamp>,
+}
+
+/// The part of a transaction at one shard.
+pub(super) struct Part<'t> {
+    /// Index of the member.
+    pub(super) shard: usize,
+    /// The keys, in the order of their slots.
+    pub(super) keys: Vec<KeyOf<'t>>,
+    /// Body of the intent.
+    pub(super) body: Vec<u8>,
+}
+
+impl Part<'_> {
+    pub(super) fn has_writes(&self) -> bool {
+        self.keys.iter().any(|key| key.write.is_some())
+    }
+
+    fn encode(&mut self, ts: Timestamp) {
+        let writes = self.keys.iter().filter_map(|key| {
+            let value = key.write?;
+            Some(Write { slot: key.slot, key: key.key, value })
+        });
+        self.body.clear();
+        encode_body(ts, writes, &mut self.body);
+    }
+}
+
+/// What a lane keeps for a member.
+pub(super) struct LaneShard {
+    /// Word of the lane's entry; `None` if the client does not know it. If it is unsettled, its transaction is finished
+    /// at all shards, and the entry is yet to be freed.
+    pub(super) word: Option<Word>,
+    pub(super) buffer: ChainBuf,
+    pub(super) reply: Reply,
+}
+
+/// State of a lane, which carries out one transaction at a time.
+#[derive(Default)]
+pub(super) struct Lane {
+    pub(super) number: u16,
+    /// By member. Empty while a transaction has them.
+    pub(super) shards: Vec<LaneShard>,
+}
+
+impl Lane {
+    pub(super) fn new(number: u16, words: impl Iterator<Item = Word>) -> Lane {
+        let shard = |word| LaneShard { word: Some(word), buffer: ChainBuf::new(), reply: Reply::new() };
+        Lane { number, shards: words.map(shard).collect() }
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    /// Carries out a transaction on a lane.
+    pub(super) async fn perform(&self, lane: usize, transaction: Transaction) -> Done {
+        let mut own = self.lanes[lane].take();
+        let mut above = transaction.above;
+        let done = self.run(&mut own, transaction, &mut above).await;
+        match &done {
+            Ok(_) => self.counters.commits.add(),
+            Err(_) => self.counters.aborts.add(),
+        }
+        self.lanes[lane].replace(own);
+        (done, above)
+    }
+
+    async fn run(
+        &self,
+        lane: &mut Lane,
+        transaction: Transaction,
+        above: &mut u64,
+    ) -> Result<Committed, TxnError> {
+        if self.session.is_given_up() {
+            return Err(TxnError::Lost);
+        }
+        self.session.fetch_keys().await?;
+        let places = self.places(&transaction, above).await?;
+        let ts = self.session.timestamp(*above).await?;
+        let mut parts = self.parts(&transaction, &places);
+        parts.iter_mut().filter(|part| part.has_writes()).for_each(|part| part.encode(ts));
+        let rounds: &[Checks] = match self.session.shards[0].spec().prepare {
+            Prepare::Together => &[Checks::All],
+            Prepare::Paper => &[Checks::Reads, Checks::Writes],
+        };
+        for round in rounds {
+            let answers = self.prepare_all(lane, &mut parts, ts, *round).await;
+            if answers.iter().all(Answer::has_passed) {
+                continue;
+            }
+            let blocker = answers.iter().filter_map(|answer| answer.blocker).max();
+            if let Some(blocker) = blocker {
+                self.suspect(blocker);
+                *above = (*above).max(blocker.clock());
+            }
+            let is_unknown = answers.iter().any(|answer| answer.is_unknown);
+            self.abort(lane, &parts, ts).await;
+            if is_unknown {
+                self.session.give_up();
+            }
+            let error = answers.into_iter().find_map(|answer| answer.error);
+            return Err(error.unwrap_or(TxnError::Conflict));
+        }
+        self.session.await_clock(ts).await;
+        match parts.iter().any(Part::has_writes) {
+            true => self.commit(lane, &parts, ts).await,
+            false => Ok(Committed { version: None }),
+        }
+    }
+
+    /// Returns a slot for each key of a transaction. Claims slots for keys that have none. Raises `above` to the
+    /// timestamps that bind the transaction.
+    async fn places(
+        &self,
+        transaction: &Transaction,
+        above: &mut u64,
+    ) -> Result<BTreeMap<Vec<u8>, Place>, TxnError> {
+        let unread = transaction.writes.keys().filter(|key| !transaction.reads.contains_key(*key));
+        let unread: Vec<&[u8]> = unread.map(Vec::as_slice).collect();
+        let found = match unread.is_empty() {
+            true => Vec::new(),
+            false => self.look_up(&unread, Wanted::Any).await?,
+        };
+        let read = transaction.reads.iter().map(|(key, seen)| (key.as_slice(), seen.clone()));
+        let (mut places, mut unclaimed) = (BTreeMap::new(), Vec::new());
+        for (key, seen) in read.chain(unread.into_iter().zip(found)) {
+            *above = (*above).max(seen.version.clock()).max(seen.prepared.clock());
+            match seen.has_slot {
+                true => _ = places.insert(key.to_vec(), seen.place),
+                false => unclaimed.push(key),
+            }
+        }
+        for (key, claimed) in unclaimed.iter().zip(all(unclaimed.iter().map(|key| self.claim(key))).await) {
+            let seen = claimed?;
+            *above = (*above).max(seen.prepared.clock());
+            places.insert(key.to_vec(), seen.place);
+        }
+        Ok(places)
+    }
+
+    /// Divides a transaction among the shards.
+    fn parts<'t>(&self, transaction: &'t Transaction, places: &BTreeMap<Vec<u8>, Place>) -> Vec<Part<'t>> {
+        let mut parts: Vec<Part<'t>> = (0..self.session.shards.len())
+            .map(|shard| Part { shard, keys: Vec::new(), body: Vec::new() })
+            .collect();
+        let unread = transaction.writes.keys().filter(|key| !transaction.reads.contains_key(*key));
+        for key in transaction.reads.keys().chain(unread) {
+            let Place { shard, slot } = places[key];
+            parts[shard].keys.push(KeyOf {
+                slot,
+                key,
+                read: transaction.reads.get(key).map(|seen| seen.version),
+                write: transaction.writes.get(key).map(|value| value.as_deref()),
+                replaced: None,
+            });
+        }
+        parts.retain(|part| !part.keys.is_empty());
+        parts.iter_mut().for_each(|part| part.keys.sort_unstable_by_key(|key| key.slot));
+        parts
+    }
+
+    /// Makes the checks of a round at all shards. Waits for all answers: a chain that is dropped may run later.
+    async fn prepare_all(
+        &self,
+        lane: &mut Lane,
+        parts: &mut [Part<'_>],
+        ts: Timestamp,
+        checks: Checks,
+    ) -> Vec<Answer> {
+        let Lane { number, shards } = lane;
+        let of = of_parts(shards, parts.iter().map(|part| part.shard));
+        let chains = of.into_iter().zip(parts);
+        all(chains.map(|(own, part)| self.prepare(*number, own, part, ts, checks))).await
+    }
+
+    /// Frees the entries of all lanes whose transactions are finished. The client has no job.
+    pub(super) async fn clear_all(&self) {
+        for lane in &self.lanes {
+            let mut own = lane.take();
+            let Lane { number, shards } = &mut own;
+            let entry = self.session.entry(*number);
+            for (shard, own) in shards.iter_mut().enumerate() {
+                let is_free = match own.word {
+                    Some(word) if word.is_unsettled() => self.clear(shard, own, entry, word).await.is_ok(),
+                    Some(_) => true,
+                    None => false,
+                };
+                if !is_free {
+                    // A recoverer frees the entry once the lease has expired.
+                    self.session.give_up();
+                }
+            }
+            lane.replace(own);
+        }
+    }
+}
+
+/// Returns what a lane keeps for these members, which are in ascending order.
+pub(super) fn of_parts(
+    shards: &mut [LaneShard],
+    members: impl Iterator<Item = usize>,
+) -> Vec<&mut LaneShard> {
+    let mut members = members.peekable();
+    let of = shards.iter_mut().enumerate();
+    of.filter_map(|(shard, own)| members.next_if_eq(&shard).map(|_| own)).collect()
+}
