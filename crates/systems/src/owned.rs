@@ -153,6 +153,24 @@ impl<J, O> Jobs<J, O> {
     /// The jobs were closed before the job began, or the client's task was dropped.
     pub async fn carry_out(&self, job: J) -> Result<O, Closed> {
         let number = self.lane().await?;
+        self.begin(number, job).await
+    }
+
+    /// Carries out a job on this lane, as [`Jobs::carry_out`] does on any. Returns `None` if the lane is busy, or
+    /// callers wait for a lane.
+    ///
+    /// # Errors
+    /// Those of [`Jobs::carry_out`].
+    pub async fn carry_out_on(&self, number: usize, job: J) -> Option<Result<O, Closed>> {
+        let is_free = matches!(*self.lanes[number].state.borrow(), State::Free);
+        if self.is_closed.get() || !is_free || !self.queue.borrow().is_empty() {
+            return None;
+        }
+        Some(self.begin(number, job).await)
+    }
+
+    /// Gives a job to a free lane, and waits for its output.
+    async fn begin(&self, number: usize, job: J) -> Result<O, Closed> {
         let lane = &self.lanes[number];
         lane.is_abandoned.set(false);
         lane.state.replace(State::Asked(job));

@@ -5,18 +5,21 @@
 //! per key: CAS(GE, C, replaced PW), swaps nothing; then CAS(LT, C, TS), swaps C
 //! ```
 //!
-//! Waits point to smaller timestamps, so they make no cycle.
+//! Waits point to smaller timestamps, so they make no cycle. If a prepare has no response, the client waits until its
+//! chain can run no more, looks for its intent, and settles the keys as a recoverer does.
 //!
 //! Invariant: C of a key is raised only once all transactions up to the replaced PW are settled there. Else it would
 //! hide their values.
 
-use super::Client;
 use super::layout::{EntryId, Settled, State, Timestamp, Word};
+use super::recover::Stop;
+use super::site::Buffers;
 use super::transaction::{Lane, LaneShard, Part, of_parts};
+use super::{Client, PATIENCE};
 use crate::members::all;
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
-use farside_remote::{Fabric, Mode, Status, cas, read_as};
+use farside_remote::{Fabric, Mode, Status, cas};
 use std::time::Duration;
 
 /// Pauses between two looks at a key whose replaced PW is not settled.
@@ -29,20 +32,64 @@ impl<F: Fabric + Clock> Client<F> {
     /// Settles all keys of a transaction that does not commit, and frees its entries. If this fails, the client gives
     /// up: the intents stay, and others settle the keys.
     pub(super) async fn abort(&self, lane: &mut Lane, parts: &[Part<'_>], ts: Timestamp) {
-        let Lane { number, shards } = lane;
-        let entry = self.session.entry(*number);
-        let of = of_parts(shards, parts.iter().map(|part| part.shard));
-        let raised = all(of.into_iter().zip(parts).map(|(own, part)| self.raise_all(own, part, ts))).await;
-        if raised.iter().any(Result::is_err) {
-            return self.session.give_up();
+        let entry = self.session.entry(lane.number);
+        let of = of_parts(&mut lane.shards, parts.iter().map(|part| part.shard));
+        let settled = of.into_iter().zip(parts).map(|(own, part)| self.settle(own, part, entry, ts));
+        if all(settled).await.iter().any(Result::is_err) {
+            return self.leave(lane);
         }
         let active = Word::new(ts, State::Active);
-        let entries = shards.iter_mut().enumerate().filter(|(_, own)| own.word == Some(active));
+        let entries = lane.shards.iter_mut().enumerate().filter(|(_, own)| own.word == Some(active));
         all(entries.map(|(shard, own)| self.clear(shard, own, entry, active))).await;
     }
 
+    /// Leaves a transaction to the recoverers of this client.
+    pub(super) fn leave(&self, lane: &mut Lane) {
+        self.session.give_up();
+        lane.shards.iter_mut().for_each(|own| own.word = None);
+    }
+
+    /// Settles the keys of a part.
+    async fn settle(
+        &self,
+        own: &mut LaneShard,
+        part: &Part<'_>,
+        entry: EntryId,
+        ts: Timestamp,
+    ) -> Result<(), TxnError> {
+        let goes_on = || !self.session.is_given_up();
+        let Some(unknown) = part.unknown else {
+            let raise = async || self.raise_all(own, part, ts).await;
+            return self.site.persist(PATIENCE, goes_on, raise).await;
+        };
+        if !part.has_writes() {
+            return Ok(()); // It may have raised PRs, which need nothing.
+        }
+        let patience = PATIENCE.max(2 * self.session.silence);
+        self.site.end_session(part.shard, unknown, self.session.silence, (patience, goes_on)).await?;
+        let find = async || self.site.read_word(part.shard, entry, &mut own.buffers).await;
+        let word = self.site.persist(PATIENCE, goes_on, find).await?;
+        own.word = Some(word);
+        if word != Word::new(ts, State::Active) {
+            return Ok(()); // The chain has not run, or has raised no PW.
+        }
+        let slots: Vec<u64> = part.writes().iter().map(|write| write.slot).collect();
+        let waiting = async |other: EntryId| {
+            self.session.suspect_client(other.client);
+            if goes_on() { Ok(()) } else { Err(Stop::Error(TxnError::Lost)) }
+        };
+        let back_out = async || {
+            self.site.back_out(part.shard, entry, ts, &slots, waiting).await.map_err(|stop| match stop {
+                Stop::Error(error) => error,
+                Stop::Blocked(_) => TxnError::Lost,
+            })
+        };
+        self.site.persist(PATIENCE, goes_on, back_out).await
+    }
+
     async fn raise_all(&self, own: &mut LaneShard, part: &Part<'_>, ts: Timestamp) -> Result<(), TxnError> {
-        let shard = &self.session.shards[part.shard];
+        let shard = &self.site.shards[part.shard];
+        let Buffers { chain: buffer, reply } = &mut own.buffers;
         let raised = part.keys.iter().filter_map(|key| Some((key.slot, key.replaced?)));
         let mut left: Vec<(u64, Timestamp)> = raised.collect();
         let (mut pause, to) = (PAUSE_FIRST, Settled::at_time(ts));
@@ -50,7 +97,7 @@ impl<F: Fabric + Clock> Client<F> {
             let mut waiting = Vec::new();
             for keys in left.chunks(KEYS_PER_CHAIN) {
                 let replaced: Vec<Settled> = keys.iter().map(|(_, pw)| Settled::at_time(*pw)).collect();
-                let mut chain = own.buffer.begin(shard.key());
+                let mut chain = buffer.begin(shard.key());
                 let mut outs = Vec::with_capacity(keys.len());
                 for ((slot, _), replaced) in keys.iter().zip(&replaced) {
                     let at = shard.settled(*slot);
@@ -59,10 +106,9 @@ impl<F: Fabric + Clock> Client<F> {
                     outs.push(chain.also(is_settled));
                     chain.then(cas(Mode::Lt, at, &to, &to).masked(&Settled::C, &Settled::C));
                 }
-                let ran = self.session.fabric.run(shard.node, &chain, &mut own.reply).await;
-                ran.map_err(TxnError::of_read)?;
+                self.site.fabric.run(shard.node, &chain, reply).await.map_err(TxnError::of_read)?;
                 for (key, out) in keys.iter().zip(outs) {
-                    match own.reply.status(out) {
+                    match reply.status(out) {
                         Status::Ok => {}
                         Status::CasFailed => waiting.push(*key),
                         status => return Err(TxnError::Refused(status)),
@@ -72,8 +118,8 @@ impl<F: Fabric + Clock> Client<F> {
             left = waiting;
             if !left.is_empty() {
                 self.counters.waits.add();
-                left.iter().for_each(|(_, replaced)| self.suspect(*replaced));
-                self.session.fabric.sleep(pause).await;
+                left.iter().for_each(|(_, replaced)| self.session.suspect(*replaced));
+                self.site.fabric.sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
                 if self.session.is_given_up() {
                     return Err(TxnError::Lost);
@@ -91,32 +137,12 @@ impl<F: Fabric + Clock> Client<F> {
         entry: EntryId,
         word: Word,
     ) -> Result<(), TxnError> {
-        let shard = &self.session.shards[shard];
         own.word = None;
-        let mut chain = own.buffer.begin(shard.key());
-        let freed = chain.also(cas(Mode::Eq, shard.word(entry), &word, &Word::FREE));
-        self.session.fabric.run(shard.node, &chain, &mut own.reply).await.map_err(TxnError::of_read)?;
-        match own.reply.status(freed) {
-            Status::Ok => {
-                own.word = Some(Word::FREE);
-                Ok(())
-            }
-            Status::CasFailed => Err(TxnError::Damaged("a log entry was changed by another client")),
-            status => Err(TxnError::Refused(status)),
+        let freed = self.site.change_word(shard, entry, (word, Word::FREE), &mut own.buffers).await?;
+        if freed != word {
+            return Err(TxnError::Damaged("a log entry was changed by another client"));
         }
-    }
-
-    /// Reads the word of an entry.
-    pub(super) async fn read_word(
-        &self,
-        shard: usize,
-        own: &mut LaneShard,
-        entry: EntryId,
-    ) -> Result<Word, TxnError> {
-        let shard = &self.session.shards[shard];
-        let mut chain = own.buffer.begin(shard.key());
-        let word = chain.also(read_as::<Word>(shard.word(entry)));
-        self.session.fabric.run(shard.node, &chain, &mut own.reply).await.map_err(TxnError::of_read)?;
-        own.reply.get(word).copied().map_err(TxnError::Refused)
+        own.word = Some(Word::FREE);
+        Ok(())
     }
 }

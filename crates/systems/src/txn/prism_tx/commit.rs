@@ -6,15 +6,19 @@
 //! ```
 //!
 //! An install that does not swap is still a commit: a later transaction has overwritten the value. The chain then
-//! retires the new item. A chain whose outcome is unknown is repeated over the next session.
+//! retires the new item. A chain whose outcome is unknown is repeated: a second run of it, at whatever time, changes
+//! nothing.
 //!
 //! Invariant: the client reports success once all shards have answered.
 //! Invariant: the installs of a shard follow DECIDED at this shard.
 
-use super::Client;
 use super::execute::{TMP, TMP_ADDRESS};
-use super::layout::{ADDRESS_OFFSET, HEADER_SIZE, ItemHeader, Settled, State, Timestamp, Word};
-use super::transaction::{KeyOf, Lane, LaneShard, Part, of_parts};
+use super::layout::{
+    ADDRESS_OFFSET, EntryId, HEADER_SIZE, ItemHeader, Settled, State, Timestamp, Word, Write,
+};
+use super::site::{Buffers, Site};
+use super::transaction::{Lane, LaneShard, Part, of_parts};
+use super::{Client, PATIENCE};
 use crate::members::all;
 use crate::ready::run_until_ready;
 use crate::txn::{Committed, TxnError, Version};
@@ -29,21 +33,15 @@ use zerocopy::IntoBytes;
 const ITEMS_PER_CHAIN: usize = 16;
 const BYTES_PER_CHAIN: usize = 56 * 1024;
 
-/// Outcome of the commit of a shard.
-#[derive(Debug)]
-enum Installed {
-    Yes,
-    /// A chain has run, or may have run, and another has failed.
-    Partly(TxnError),
-    /// No chain has run.
-    No(TxnError),
-}
+/// Outcome of the installs of a shard. The error is that of a chain, and the flag says whether a chain has run or may
+/// have run.
+type Installed = Result<(), (bool, TxnError)>;
 
 impl<F: Fabric + Clock> Client<F> {
     /// Commits a prepared transaction.
     ///
     /// # Errors
-    /// [`TxnError`]; if no shard has got DECIDED, the transaction is aborted.
+    /// [`TxnError`]; if no chain of the commit has run, the transaction is aborted.
     pub(super) async fn commit(
         &self,
         lane: &mut Lane,
@@ -51,83 +49,110 @@ impl<F: Fabric + Clock> Client<F> {
         ts: Timestamp,
     ) -> Result<Committed, TxnError> {
         let outcomes = self.install_all(lane, parts, ts).await;
-        if let Some(Installed::No(error)) =
-            outcomes.iter().find(|outcome| matches!(outcome, Installed::No(_)))
-            && outcomes.iter().all(|outcome| matches!(outcome, Installed::No(_)))
-        {
-            let error = error.clone();
+        if outcomes.iter().all(|outcome| matches!(outcome, Err((false, _)))) {
             self.abort(lane, parts, ts).await;
-            return Err(error);
+            let error = outcomes.into_iter().find_map(Result::err).map(|(_, error)| error);
+            return Err(error.unwrap_or(TxnError::Conflict));
         }
-        match outcomes.into_iter().find(|outcome| !matches!(outcome, Installed::Yes)) {
-            None => Ok(Committed { version: Some(Version(ts.bits())) }),
-            Some(Installed::No(error) | Installed::Partly(error)) => {
-                self.session.give_up();
-                Err(TxnError::Unknown(Box::new(error)))
+        match outcomes.into_iter().find_map(Result::err) {
+            None => {}
+            Some(_) if self.install_again(lane, parts, ts).await.is_ok() => {}
+            Some((_, error)) => {
+                self.leave(lane);
+                return Err(TxnError::Unknown(Box::new(error)));
             }
-            Some(Installed::Yes) => unreachable!("it was filtered"),
         }
+        let Lane { shards, .. } = lane;
+        for own in of_parts(shards, parts.iter().filter(|part| part.has_writes()).map(|part| part.shard)) {
+            own.word = Some(Word::new(ts, State::Decided));
+        }
+        Ok(Committed { version: Some(Version(ts.bits())) })
     }
 
     async fn install_all(&self, lane: &mut Lane, parts: &[Part<'_>], ts: Timestamp) -> Vec<Installed> {
-        let Lane { number, shards } = lane;
+        let entry = self.session.entry(lane.number);
         let written = || parts.iter().filter(|part| part.has_writes());
-        let of = of_parts(shards, written().map(|part| part.shard));
-        all(of.into_iter().zip(written()).map(|(own, part)| self.install(*number, own, part, ts))).await
+        let of = of_parts(&mut lane.shards, written().map(|part| part.shard));
+        let installs = of.into_iter().zip(written()).map(|(own, part)| async move {
+            let LaneShard { buffers, .. } = own;
+            self.site.install(part.shard, buffers, Some(entry), ts, &part.writes()).await
+        });
+        all(installs).await
     }
 
-    async fn install(&self, lane: u16, own: &mut LaneShard, part: &Part<'_>, ts: Timestamp) -> Installed {
-        let (shard, at) = (&self.session.shards[part.shard], self.session.entry(lane));
+    /// Repeats the commit at all shards until they answer.
+    async fn install_again(
+        &self,
+        lane: &mut Lane,
+        parts: &[Part<'_>],
+        ts: Timestamp,
+    ) -> Result<(), TxnError> {
+        let goes_on = || !self.session.is_given_up();
+        let again = async || {
+            let outcomes = self.install_all(lane, parts, ts).await;
+            outcomes.into_iter().find_map(Result::err).map_or(Ok(()), |(_, error)| Err(error))
+        };
+        self.site.persist(PATIENCE, goes_on, again).await
+    }
+}
+
+impl<F: Fabric + Clock> Site<F> {
+    /// Installs items at a member. If they are those of an own entry, makes its word DECIDED before.
+    pub(super) async fn install(
+        &self,
+        shard: usize,
+        own: &mut Buffers,
+        entry: Option<EntryId>,
+        ts: Timestamp,
+        writes: &[Write<'_>],
+    ) -> Installed {
+        let shard = &self.shards[shard];
         let (active, decided) = (Word::new(ts, State::Active), Word::new(ts, State::Decided));
-        let written: Vec<&KeyOf<'_>> = part.keys.iter().filter(|key| key.write.is_some()).collect();
-        let (mut left, mut is_first) = (&written[..], true);
+        let (mut left, mut has_run) = (writes, false);
         while !left.is_empty() {
-            let failed = |error| if is_first { Installed::No(error) } else { Installed::Partly(error) };
             let (now, later) = left.split_at(fitting(left));
-            let header = |key: &&KeyOf<'_>| ItemHeader::new(ts, key.key, key.write.flatten());
+            let header = |write: &Write<'_>| ItemHeader::new(ts, write.key, write.value);
             let headers: Vec<ItemHeader<Timestamp>> = now.iter().map(header).collect();
-            let mut chain = own.buffer.begin(shard.key());
-            let word = is_first.then(|| chain.also(cas(Mode::Eq, shard.word(at), &active, &decided)));
+            let mut chain = own.chain.begin(shard.key());
+            let decides = entry.filter(|_| !has_run);
+            let word = decides.map(|entry| chain.also(cas(Mode::Eq, shard.word(entry), &active, &decided)));
             chain.also(write(TMP, ts.as_bytes()));
-            for (key, header) in now.iter().zip(&headers) {
-                let value = key.write.flatten().unwrap_or_default();
-                let class = Class::for_len(HEADER_SIZE + key.key.len() + value.len()).expect("a short item");
-                let item = allocate(class.list(), [header.as_bytes(), key.key, value]);
-                let is_delete = key.write == Some(None);
-                let item = if is_delete { item.from_reserve() } else { item };
+            for (of, header) in now.iter().zip(&headers) {
+                let value = of.value.unwrap_or_default();
+                let class = Class::for_len(HEADER_SIZE + of.key.len() + value.len());
+                let list = class.ok_or((has_run, TxnError::Damaged("an item that is too long")))?.list();
+                let item = allocate(list, [header.as_bytes(), of.key, value]);
+                let item = if of.value.is_none() { item.from_reserve() } else { item };
                 chain.also(item.redirect(TMP_ADDRESS));
-                let install = cas_with::<Settled>(Mode::Lt, shard.settled(key.slot), TMP);
+                let install = cas_with::<Settled>(Mode::Lt, shard.settled(of.slot), TMP);
                 chain.then(install.masked(&Settled::C, &Settled::WHOLE).reclaiming(ADDRESS_OFFSET));
             }
-            match run_until_ready(&*self.session.fabric, shard.node, &chain, &mut own.reply).await {
+            match run_until_ready(&*self.fabric, shard.node, &chain, &mut own.reply).await {
                 Ok(true) => {}
-                Ok(false) => return failed(TxnError::OutOfMemory),
-                Err(error) if error.ran() == Ran::No => return failed(TxnError::of_read(error)),
-                Err(error) => return Installed::Partly(TxnError::Fabric(error)),
+                Ok(false) => return Err((has_run, TxnError::OutOfMemory)),
+                Err(error) => return Err((has_run || error.ran() != Ran::No, TxnError::of_read(error))),
             }
-            let verdict = own.reply.verdict();
-            if verdict != Status::Ok {
-                return Installed::Partly(TxnError::Refused(verdict));
+            match own.reply.verdict() {
+                Status::Ok => {}
+                status => return Err((true, TxnError::Refused(status))),
             }
             if let Some(word) = word
                 && own.reply.status(word) != Status::Ok
                 && own.reply.get(word) != Ok(&decided)
             {
-                return Installed::Partly(TxnError::Damaged("a log entry was changed by another client"));
+                return Err((true, TxnError::Damaged("a log entry was changed by another client")));
             }
-            own.word = Some(decided);
-            (left, is_first) = (later, false);
+            (left, has_run) = (later, true);
         }
-        Installed::Yes
+        Ok(())
     }
 }
 
 /// Number of the first items that one chain installs.
-fn fitting(keys: &[&KeyOf<'_>]) -> usize {
+fn fitting(writes: &[Write<'_>]) -> usize {
     let mut bytes = 0;
-    let len = |key: &&KeyOf<'_>| HEADER_SIZE + key.key.len() + key.write.flatten().map_or(0, <[u8]>::len);
-    let fits = keys.iter().take(ITEMS_PER_CHAIN).take_while(|key| {
-        bytes += len(key);
+    let fits = writes.iter().take(ITEMS_PER_CHAIN).take_while(|write| {
+        bytes += Write::len(write.key, write.value);
         bytes <= BYTES_PER_CHAIN
     });
     fits.count().max(1)

@@ -81,10 +81,10 @@ impl<F: Fabric + Clock> Client<F> {
     /// # Errors
     /// [`TxnError`]; nothing was changed.
     pub(super) async fn look_up(&self, keys: &[&[u8]], wanted: Wanted) -> Result<Vec<Seen>, TxnError> {
-        self.session.fetch_keys().await?;
-        let mut groups: Vec<Vec<Pending<'_>>> = self.session.shards.iter().map(|_| Vec::new()).collect();
+        self.site.fetch_keys().await?;
+        let mut groups: Vec<Vec<Pending<'_>>> = self.site.shards.iter().map(|_| Vec::new()).collect();
         for (index, key) in keys.iter().enumerate() {
-            groups[self.session.places.place_of(key)].push(Pending { index, key, probed: 0 });
+            groups[self.site.places.place_of(key)].push(Pending { index, key, probed: 0 });
         }
         let groups = groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty());
         let found = all(groups.map(|(shard, group)| self.look_at(shard, group, wanted))).await;
@@ -104,7 +104,7 @@ impl<F: Fabric + Clock> Client<F> {
         mut pending: Vec<Pending<'_>>,
         wanted: Wanted,
     ) -> Result<Vec<(usize, Seen)>, TxnError> {
-        let table = &self.session.shards[shard];
+        let table = &self.site.shards[shard];
         let item_max = table.spec().item_max();
         let most = (OPS_MAX / OPS_PER_KEY).min(REPLY_BYTES_MAX / (item_max + REPLY_PER_KEY)).max(1);
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
@@ -121,7 +121,7 @@ impl<F: Fabric + Clock> Client<F> {
                     let slot = chain.also(read_as::<Slot>(TMP));
                     outs.push((slot, chain.then(read(TMP_SLOT_ADDRESS, item_max as u32).indirect())));
                 }
-                self.session.fabric.run(table.node, &chain, &mut reply).await.map_err(TxnError::of_read)?;
+                self.site.fabric.run(table.node, &chain, &mut reply).await.map_err(TxnError::of_read)?;
                 for (of, (slot, item)) in group.iter().zip(outs) {
                     let slot = *reply.get(slot).map_err(TxnError::Refused)?;
                     let Pending { index, key, probed } = *of;
@@ -142,7 +142,7 @@ impl<F: Fabric + Clock> Client<F> {
                             left.push(Pending { index, key, probed: probed + 1 });
                         }
                         Some(_) if wanted == Wanted::Settled && !slot.is_settled() => {
-                            self.suspect(slot.prepared.pw);
+                            self.session.suspect(slot.prepared.pw);
                             is_waiting = true;
                             left.push(Pending { index, key, probed });
                         }
@@ -166,7 +166,7 @@ impl<F: Fabric + Clock> Client<F> {
                     return Err(TxnError::Conflict);
                 }
                 self.counters.waits.add();
-                self.session.fabric.sleep(PAUSE_FIRST * (1 << pauses)).await;
+                self.site.fabric.sleep(PAUSE_FIRST * (1 << pauses)).await;
                 pauses += 1;
             }
             pending = left;
@@ -182,8 +182,8 @@ impl<F: Fabric + Clock> Client<F> {
         let header = ItemHeader::new(Timestamp::ZERO, key, None);
         let list = Class::for_len(header.as_bytes().len() + key.len()).expect("a key is short").list();
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-        let shard = self.session.places.place_of(key);
-        let table = &self.session.shards[shard];
+        let shard = self.site.places.place_of(key);
+        let table = &self.site.shards[shard];
         loop {
             let wanted = vec![Pending { index: 0, key, probed: 0 }];
             let found = self.look_at(shard, wanted, Wanted::Any).await?;
@@ -195,7 +195,7 @@ impl<F: Fabric + Clock> Client<F> {
             chain.also(allocate(list, [header.as_bytes(), key, &[]]).redirect(TMP_ADDRESS));
             let slot = table.settled(seen.place.slot);
             let claimed = chain.then(cas_from(slot, &Settled::NONE, TMP).reclaiming(ADDRESS_OFFSET));
-            let ran = run_until_ready(&*self.session.fabric, table.node, &chain, &mut reply).await;
+            let ran = run_until_ready(&*self.site.fabric, table.node, &chain, &mut reply).await;
             if !ran.map_err(TxnError::of_read)? {
                 return Err(TxnError::OutOfMemory);
             }

@@ -427,7 +427,8 @@ impl Spec {
         (HEADER_SIZE as u64 + u64::from(self.writes_max)).next_multiple_of(16)
     }
 
-    fn entries(&self) -> u64 {
+    /// Number of log entries at a member.
+    pub(super) fn entries(&self) -> u64 {
         u64::from(self.ids) * u64::from(self.lanes)
     }
 
@@ -464,6 +465,11 @@ pub(super) fn slots_for(items: u64) -> Option<u64> {
 pub(super) struct EntryId {
     pub(super) client: ClientId,
     pub(super) lane: u16,
+}
+
+impl EntryId {
+    /// The first entry of a log.
+    pub(super) const FIRST: EntryId = EntryId { client: ClientId::new(1).expect("not 0"), lane: 0 };
 }
 
 /// The part of a store at one member.
@@ -509,17 +515,31 @@ impl Shard {
         self.at(0)
     }
 
-    /// Address of the word of an entry. The words of a client's lanes lie one after the other, and those of the next
-    /// client after them.
-    pub(super) fn word(&self, EntryId { client, lane }: EntryId) -> Addr {
-        let number = client.index() * u64::from(self.spec().lanes) + u64::from(lane);
+    /// Number of an entry. The entries of a client's lanes follow each other, and those of the next client follow them.
+    fn number(&self, EntryId { client, lane }: EntryId) -> u64 {
+        client.index() * u64::from(self.spec().lanes) + u64::from(lane)
+    }
+
+    /// The entry with this number.
+    pub(super) fn entry_numbered(&self, number: u64) -> EntryId {
+        let lanes = u64::from(self.spec().lanes);
+        let client = u16::try_from(number / lanes + 1).ok().and_then(ClientId::new);
+        EntryId { client: client.expect("a log has few entries"), lane: (number % lanes) as u16 }
+    }
+
+    /// Address of the word of an entry.
+    pub(super) fn word(&self, entry: EntryId) -> Addr {
+        self.word_numbered(self.number(entry))
+    }
+
+    /// Address of the word of the entry with this number.
+    pub(super) fn word_numbered(&self, number: u64) -> Addr {
         self.at(self.spec().words_offset() + number * WORD_SIZE)
     }
 
     /// Address of the body of an entry.
-    pub(super) fn body(&self, EntryId { client, lane }: EntryId) -> Addr {
-        let number = client.index() * u64::from(self.spec().lanes) + u64::from(lane);
-        self.at(self.spec().bodies_offset() + number * self.spec().body_len())
+    pub(super) fn body(&self, entry: EntryId) -> Addr {
+        self.at(self.spec().bodies_offset() + self.number(entry) * self.spec().body_len())
     }
 
     /// Address of a slot, and of its half `PW|PR`. The index is that of a slot of the table.

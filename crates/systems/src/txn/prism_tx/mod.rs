@@ -1,9 +1,10 @@
 //! PRISM-TX: transactions by chains alone, in the order of their timestamps (PRISM, section 8). The rules are those of
 //! `docs/papers/prism-tx.md`; the model that has explored them is `crates/model/src/prism_tx`.
 //!
-//! - `layout`: the bytes. `session`: the lease, the timestamps and the keys of a client.
+//! - `layout`: the bytes. `session`: the lease and the timestamps of a client.
 //! - `execute`: reads. `prepare`: intents and checks. `commit`: installs. `abort`: settles keys without a value.
-//! - `transaction`: the phases, one after the other.
+//! - `transaction`: the phases, one after the other. `recover`: what dead clients have left.
+//! - `site`: the members of a store, as clients and recoverers reach them.
 //! - `service`, `system`: the node's side, and the entry in the registry.
 //!
 //! | transaction | round trips |
@@ -25,8 +26,10 @@ mod commit;
 mod execute;
 pub mod layout;
 mod prepare;
+mod recover;
 pub mod service;
 mod session;
+mod site;
 mod system;
 mod transaction;
 
@@ -37,13 +40,16 @@ use execute::{Seen, Wanted};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use layout::{HEADER_SIZE, Timestamp};
+use layout::HEADER_SIZE;
+use recover::Recovery;
 use session::Session;
+use site::Site;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::time::Duration;
 use transaction::{Lane, Transaction};
 
 /// Kind of the store in the catalog.
@@ -57,7 +63,14 @@ counters! {
     waits: "waits";
     /// Attempts to claim a slot for a new key.
     claims: "claims";
+    /// Dead clients that were recovered, and their transactions that were committed and aborted.
+    recovered: "recovered clients";
+    redone: "redone transactions";
+    backed_out: "backed out transactions";
 }
+
+/// Time for which a commit or an abort repeats a chain at a member that does not answer.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`PrismTx::another`].
 pub struct PrismTx<F: Fabric + Clock> {
@@ -73,11 +86,20 @@ pub struct PrismTx<F: Fabric + Clock> {
 
 /// Client of one store, which its handles and its task share.
 pub(crate) struct Client<F> {
+    site: Rc<Site<F>>,
     session: Session<F>,
-    jobs: Jobs<Transaction, Done>,
+    jobs: Jobs<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
     handles: Cell<usize>,
     counters: Counters,
+}
+
+/// Work of a lane.
+enum Job {
+    /// Commits or aborts a transaction.
+    Commit(Transaction),
+    /// Frees the lane's entries.
+    Clear,
 }
 
 /// Outcome of a job: a committed transaction, or an error, with the time above which the next attempt should lie.
@@ -138,7 +160,7 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
     }
 
     fn member_of(&self, key: &[u8]) -> usize {
-        self.client.session.places.place_of(key)
+        self.client.site.places.place_of(key)
     }
 
     fn begin(&mut self) {
@@ -218,7 +240,7 @@ impl<F: Fabric + Clock> Drop for PrismTx<F> {
 
 impl<F: Fabric + Clock> Client<F> {
     fn new(session: Session<F>) -> Client<F> {
-        let lanes = session.shards[0].spec().lanes;
+        let lanes = session.site.shards[0].spec().lanes;
         let lane =
             |lane: u16| RefCell::new(Lane::new(lane, session.words.iter().map(|of| of[usize::from(lane)])));
         Client {
@@ -226,21 +248,22 @@ impl<F: Fabric + Clock> Client<F> {
             jobs: Jobs::new(lanes.into()),
             handles: Cell::new(0),
             counters: Counters::default(),
+            site: Rc::clone(&session.site),
             session,
         }
     }
 
     fn value_max(&self) -> usize {
-        self.session.shards[0].spec().value_max as usize
+        self.site.shards[0].spec().value_max as usize
     }
 
     /// # Errors
     /// The writes at a member do not fit into a log entry.
     fn check_writes(&self, writes: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> Result<(), TxnError> {
-        let max = self.session.shards[0].spec().writes_max as usize;
-        let mut lens = vec![0; self.session.shards.len()];
+        let max = self.site.shards[0].spec().writes_max as usize;
+        let mut lens = vec![0; self.site.shards.len()];
         for (key, value) in writes {
-            lens[self.session.places.place_of(key)] +=
+            lens[self.site.places.place_of(key)] +=
                 HEADER_SIZE + key.len() + value.as_ref().map_or(0, Vec::len);
         }
         match lens.into_iter().find(|len| *len > max) {
@@ -256,7 +279,7 @@ impl<F: Fabric + Clock> Client<F> {
             let error = if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT };
             return (Err(error), above);
         }
-        match self.jobs.carry_out(transaction).await {
+        match self.jobs.carry_out(Job::Commit(transaction)).await {
             Ok(done) => done,
             Err(_) => (Err(TxnError::NotKept { ran: Ran::Unknown }), above),
         }
@@ -268,8 +291,11 @@ impl<F: Fabric + Clock> Client<F> {
         let work = async {
             let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
             let mut clocks = pin!(self.session.stamps.keep());
+            let mut sweeping = pin!(self.keep_sweeping());
+            let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
             poll_fn(|cx| {
-                let _never_ends = clocks.as_mut().poll(cx);
+                let _never_end =
+                    (clocks.as_mut().poll(cx), recovering.as_mut().poll(cx), sweeping.as_mut().poll(cx));
                 jobs.as_mut().poll(cx)
             })
             .await;
@@ -278,9 +304,14 @@ impl<F: Fabric + Clock> Client<F> {
         self.session.renewing(work, || self.jobs.close()).await;
         self.session.release().await;
     }
+}
 
-    /// Notes that a transaction with this timestamp is in the way of others.
-    fn suspect(&self, _ts: Timestamp) {}
+impl<F> Client<F> {
+    fn note(&self, Recovery { clients, committed, aborted }: Recovery) {
+        (0..clients).for_each(|_| self.counters.recovered.add());
+        (0..committed).for_each(|_| self.counters.redone.add());
+        (0..aborted).for_each(|_| self.counters.backed_out.add());
+    }
 }
 
 const NOT_KEPT: TxnError = TxnError::NotKept { ran: Ran::No };

@@ -14,6 +14,7 @@
 
 use super::Client;
 use super::layout::{Prepared, State, Timestamp, Word};
+use super::site::Buffers;
 use super::transaction::{KeyOf, LaneShard, Part};
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
@@ -48,13 +49,11 @@ pub(super) struct Answer {
     pub(super) blocker: Option<Timestamp>,
     /// Why the chains were not answered, or not carried out.
     pub(super) error: Option<TxnError>,
-    /// Whether a chain may have run whose response is missing.
-    pub(super) is_unknown: bool,
 }
 
 impl Answer {
-    fn of(error: TxnError, is_unknown: bool) -> Answer {
-        Answer { error: Some(error), is_unknown, ..Answer::default() }
+    fn of(error: TxnError) -> Answer {
+        Answer { error: Some(error), ..Answer::default() }
     }
 
     /// Whether all checks have passed.
@@ -77,22 +76,23 @@ impl<F: Fabric + Clock> Client<F> {
         ts: Timestamp,
         checks: Checks,
     ) -> Answer {
-        let (shard, entry) = (&self.session.shards[part.shard], self.session.entry(lane));
+        let (shard, entry) = (&self.site.shards[part.shard], self.session.entry(lane));
         let is_checked = |key: &&mut KeyOf<'_>| {
             checks.has_reads() && key.read.is_some() || checks.has_writes() && key.write.is_some()
         };
         let has_intent = checks.has_writes() && part.has_writes();
         let former = match own.word {
             Some(word) => word,
-            None if has_intent => match self.read_word(part.shard, own, entry).await {
+            None if has_intent => match self.site.read_word(part.shard, entry, &mut own.buffers).await {
                 Ok(word) => word,
-                Err(error) => return Answer::of(error, false),
+                Err(error) => return Answer::of(error),
             },
             None => Word::FREE,
         };
         let active = Word::new(ts, State::Active);
         let is_former = former.is_unsettled();
         let unused = if is_former { Word::FREE } else { former };
+        let Buffers { chain: buffer, reply } = &mut own.buffers;
         let mut keys: Vec<_> = part.keys.iter_mut().filter(is_checked).collect();
         let mut answer = Answer::default();
         for (number, keys) in keys.chunks_mut(KEYS_PER_CHAIN).enumerate() {
@@ -103,7 +103,7 @@ impl<F: Fabric + Clock> Client<F> {
                     (read, Prepared { pw: ts, pr: Timestamp::ZERO })
                 })
                 .collect();
-            let mut chain = own.buffer.begin(shard.key());
+            let mut chain = buffer.begin(shard.key());
             let mut activated = None;
             if has_intent && number == 0 {
                 let at = shard.word(entry);
@@ -128,27 +128,28 @@ impl<F: Fabric + Clock> Client<F> {
                 let raised = is_written.then(|| if is_read { chain.then(raise) } else { chain.also(raise) });
                 outs.push((checked, raised));
             }
-            if let Err(error) = self.session.fabric.run(shard.node, &chain, &mut own.reply).await {
-                let is_unknown = error.ran() != Ran::No;
-                if is_unknown && has_intent {
-                    own.word = None;
+            let session = self.site.fabric.session_number(shard.node);
+            if let Err(error) = self.site.fabric.run(shard.node, &chain, reply).await {
+                if error.ran() != Ran::No {
+                    part.unknown = Some((session, self.site.fabric.now()));
+                    own.word = own.word.filter(|_| !has_intent);
                 }
-                return Answer::of(TxnError::of_read(error), is_unknown);
+                return Answer::of(TxnError::of_read(error));
             }
-            match activated.map(|activated| own.reply.status(activated)) {
+            match activated.map(|activated| reply.status(activated)) {
                 None => {}
                 Some(Status::Ok) => own.word = Some(active),
                 Some(Status::CasFailed | Status::Skipped) => {
                     answer.error = Some(TxnError::Damaged("a log entry was changed by another client"));
                 }
-                Some(status) => return Answer::of(TxnError::Refused(status), true),
+                Some(status) => return self.refused(part, &mut own.word, status),
             }
             for (key, (checked, raised)) in keys.iter_mut().zip(outs) {
                 let mut also_written = true;
-                match checked.map(|checked| own.reply.get(checked)) {
+                match checked.map(|checked| reply.get(checked)) {
                     None => {}
                     Some(Ok(old)) => {
-                        let has_passed = own.reply.status(checked.expect("it was read")) == Status::Ok;
+                        let has_passed = reply.status(checked.expect("it was read")) == Status::Ok;
                         also_written = has_passed;
                         // The key is only read, and PR is TS or later.
                         let is_covered = Some(old.pw) == key.read && key.write.is_none();
@@ -156,12 +157,12 @@ impl<F: Fabric + Clock> Client<F> {
                             answer.fail(old.pw.max(old.pr));
                         }
                     }
-                    Some(Err(status)) => return Answer::of(TxnError::Refused(status), true),
+                    Some(Err(status)) => return self.refused(part, &mut own.word, status),
                 }
-                match raised.filter(|_| also_written).map(|raised| (raised, own.reply.get(raised))) {
+                match raised.filter(|_| also_written).map(|raised| (raised, reply.get(raised))) {
                     None => {}
                     Some((raised, Ok(old))) => {
-                        if own.reply.status(raised) == Status::Ok {
+                        if reply.status(raised) == Status::Ok {
                             key.replaced = Some(old.pw);
                             if ts < old.pr {
                                 answer.fail(old.pr);
@@ -170,7 +171,7 @@ impl<F: Fabric + Clock> Client<F> {
                             answer.fail(old.pw);
                         }
                     }
-                    Some((_, Err(status))) => return Answer::of(TxnError::Refused(status), true),
+                    Some((_, Err(status))) => return self.refused(part, &mut own.word, status),
                 }
             }
             if !answer.has_passed() {
@@ -178,5 +179,13 @@ impl<F: Fabric + Clock> Client<F> {
             }
         }
         answer
+    }
+
+    /// Returns the answer of a shard that has refused an op with this status. The ops before it have run.
+    fn refused(&self, part: &mut Part<'_>, word: &mut Option<Word>, status: Status) -> Answer {
+        let session = self.site.fabric.session_number(self.site.shards[part.shard].node);
+        part.unknown = Some((session, self.site.fabric.now()));
+        *word = None;
+        Answer::of(TxnError::Refused(status))
     }
 }

@@ -7,95 +7,84 @@
 //! the lease expires, and other clients settle the intent.
 
 use super::KIND;
-use super::layout::{EntryId, Shard, Timestamp, Word};
+use super::layout::{EntryId, Timestamp, Word};
+use super::recover::Recovery;
+use super::site::Site;
 use crate::identity::{self, Identity};
 use crate::keyed::Keyed;
-use crate::lease::{ClientId, Lease, LeaseError, Leases, Table};
+use crate::lease::{ClientId, Entry, Lease, LeaseError, Observer};
 use crate::members::all;
-use crate::rendezvous::Rendezvous;
 use crate::stamps::Stamps;
 use crate::store::{Members, StoreError};
 use crate::system::Options;
 use crate::txn::TxnError;
+use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use farside_remote::control::Store;
 use farside_remote::draws::Draws;
-use farside_remote::{ChainBuf, Fabric, Reply, read};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::num::NonZeroU64;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
-use zerocopy::FromBytes;
+
+/// Time of silence after which a node ends a session, unless the client's options give another.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// A client's session with all members of a store.
 pub(super) struct Session<F> {
-    pub(super) fabric: Rc<Keyed<F>>,
-    pub(super) shards: Box<[Shard]>,
-    pub(super) places: Rendezvous,
-    /// The store's description at each member.
-    pub(super) stores: Vec<Store>,
-    pub(super) leases: Leases<Rc<Keyed<F>>>,
+    pub(super) site: Rc<Site<F>>,
     pub(super) stamps: Stamps<Rc<Keyed<F>>>,
     /// The words of the client's entries, as they were when the session was opened, by member and lane.
     pub(super) words: Vec<Vec<Word>>,
+    /// Time of silence after which a node ends a session.
+    pub(super) silence: Duration,
     lease: RefCell<Option<Lease>>,
     /// Whether a renewal is in flight. It has the lease.
     is_renewing: Cell<bool>,
     is_given_up: Cell<bool>,
     id: ClientId,
+    pub(super) observer: RefCell<Observer>,
+    /// Clients whose transactions are in the way of others, with their entries in the table of leases as they were
+    /// first.
+    suspects: RefCell<BTreeMap<ClientId, Option<Entry>>>,
 }
 
 impl<F: Fabric + Clock> Session<F> {
-    /// Leases an id and binds the sessions with all members.
+    /// Leases an id and binds the sessions with all members. If all ids are leased, waits for up to two lengths of a
+    /// lease until one has expired, and settles the transactions of its holder.
     ///
     /// # Errors
-    /// [`StoreError`]; the store was not changed.
+    /// [`StoreError`]; no key was changed.
     pub(super) async fn open(
         fabric: F,
         members: &Members,
         options: &Options,
     ) -> Result<Session<F>, StoreError> {
-        let whole = members.whole()?;
-        let stores: Vec<Store> = whole.iter().map(|(_, store)| (*store).clone()).collect();
+        let site = Site::new(fabric, members)?;
         if options.entropy == 0 {
             return Err(StoreError::Gone(format!(
                 "store '{}' has leases, and a client needs random entropy in its options, so that no two clients have \
                  one nonce: nothing was changed",
-                stores[0].name
+                members.store().name
             )));
         }
-        let shard = |(node, store): &(_, &Store)| Shard::new(*node, &store.parameters, store.extent());
-        let shards: Box<[Shard]> =
-            whole.iter().map(shard).collect::<Result<_, _>>().map_err(StoreError::Gone)?;
         let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
-        let (places, fabric) = (Rendezvous::of(members), Rc::new(Keyed::new(fabric, members)));
-        Session::lease(fabric, shards, places, stores, nonce).await.map_err(not_opened)
+        Session::lease(site, nonce, options.silence.unwrap_or(SILENCE)).await.map_err(not_opened)
     }
 
-    async fn lease(
-        fabric: Rc<Keyed<F>>,
-        shards: Box<[Shard]>,
-        places: Rendezvous,
-        stores: Vec<Store>,
-        nonce: NonZeroU64,
-    ) -> Result<Session<F>, TxnError> {
-        let table = Table { node: shards[0].node, key: shards[0].key(), at: shards[0].leases() };
-        let ids = shards[0].spec().ids;
-        let leases = Leases::new(Rc::clone(&fabric), vec![table], ids);
-        fetch_keys(&fabric, &shards, &leases, shards.len()).await?;
-        let first = (nonce.get() % u64::from(ids)) as u16;
-        let lease = leases.claim(nonce, first).await?;
+    async fn lease(site: Site<F>, nonce: NonZeroU64, silence: Duration) -> Result<Session<F>, TxnError> {
+        site.fetch_keys().await?;
+        let lease = claim(&site, nonce).await?;
         let identity = Identity { client: lease.id().number().into(), nonce: nonce.get() };
-        for (shard, store) in shards.iter().zip(&stores) {
-            identity::bind(&*fabric, shard.node, store, identity).await.map_err(TxnError::of_read)?;
+        for (shard, store) in site.shards.iter().zip(&site.stores) {
+            identity::bind(&*site.fabric, shard.node, store, identity).await.map_err(TxnError::of_read)?;
         }
-        let nodes = shards.iter().map(|shard| shard.node);
-        let described: Vec<_> = nodes.zip(&stores).collect();
-        let stamps = Stamps::open_at(&leases, &lease, &described).await?;
-        let read = all(shards.iter().map(|shard| read_words(&*fabric, shard, lease.id()))).await;
+        let described: Vec<_> = site.shards.iter().map(|shard| shard.node).zip(&site.stores).collect();
+        let stamps = Stamps::open_at(&site.leases, &lease, &described).await?;
+        let read = all((0..site.shards.len()).map(|shard| site.words_of(shard, lease.id()))).await;
         let words = read.into_iter().collect::<Result<Vec<_>, _>>()?;
         if words.iter().flatten().any(|word| word.is_unsettled() || word.state().is_none()) {
             return Err(TxnError::Damaged("an unsettled transaction of an id without a holder"));
@@ -105,23 +94,13 @@ impl<F: Fabric + Clock> Session<F> {
             lease: RefCell::new(Some(lease)),
             is_renewing: Cell::new(false),
             is_given_up: Cell::new(false),
-            fabric,
-            shards,
-            places,
-            stores,
-            leases,
+            observer: RefCell::new(Observer::new(site.lease())),
+            suspects: RefCell::default(),
+            site: Rc::new(site),
             stamps,
             words,
+            silence,
         })
-    }
-
-    /// Fetches the keys of the members with whose nodes the client has another session by now. Precedes each operation.
-    ///
-    /// # Errors
-    /// [`TxnError`]; nothing was changed, and a key is outdated.
-    #[inline]
-    pub(super) async fn fetch_keys(&self) -> Result<(), TxnError> {
-        fetch_keys(&self.fabric, &self.shards, &self.leases, self.shards.len()).await
     }
 
     /// Id of the client.
@@ -144,16 +123,43 @@ impl<F: Fabric + Clock> Session<F> {
         Timestamp::new(clock, self.id).ok_or(TxnError::TooOld)
     }
 
-    /// If the store has commit-wait, waits until this timestamp has passed on every client's clock.
-    pub(super) async fn await_clock(&self, ts: Timestamp) {
-        let Some(error) = self.shards[0].spec().clock_error_us else { return };
-        let passed = ts.clock().saturating_add(error.saturating_mul(2));
+    /// Notes that a transaction with this timestamp is in the way of others.
+    pub(super) fn suspect(&self, ts: Timestamp) {
+        ts.id().into_iter().for_each(|id| self.suspect_client(id));
+    }
+
+    /// Notes that a transaction of a client is in the way of others.
+    pub(super) fn suspect_client(&self, id: ClientId) {
+        if id != self.id && id.number() <= self.site.shards[0].spec().ids {
+            self.suspects.borrow_mut().entry(id).or_default();
+        }
+    }
+
+    /// Watches the leases of the clients whose transactions were in the way, and recovers the clients whose leases
+    /// expire. Runs as a task of the client, and never returns.
+    pub(super) async fn keep_recovering(&self, recovered: impl Fn(Recovery)) {
         loop {
-            let now = self.stamps.time();
-            if now > passed {
-                return;
+            self.site.fabric.sleep(self.site.lease() / 8).await;
+            let suspects = self.suspects.borrow().clone();
+            for (id, first) in suspects {
+                if self.site.fetch_first_keys(1).await.is_err() {
+                    break;
+                }
+                let Ok(entry) = self.site.leases.entry(id).await else { break };
+                let expired = self.observer.borrow_mut().look(id, entry, self.site.fabric.now());
+                let is_live = entry.nonce().is_none() || first.is_some_and(|first| first != entry);
+                if let Some(expired) = expired {
+                    // If it fails, the client is suspected again.
+                    if let Ok(recovery) = self.site.recover(&self.observer, expired).await {
+                        recovered(recovery);
+                    }
+                    self.suspects.borrow_mut().remove(&id);
+                } else if is_live {
+                    self.suspects.borrow_mut().remove(&id);
+                } else {
+                    self.suspects.borrow_mut().insert(id, Some(entry));
+                }
             }
-            self.fabric.sleep(Duration::from_micros(passed - now + 1)).await;
         }
     }
 
@@ -173,9 +179,9 @@ impl<F: Fabric + Clock> Session<F> {
     pub(super) async fn release(&self) {
         let lease = self.lease.take();
         if let Some(lease) = lease
-            && self.fetch_keys().await.is_ok()
+            && self.site.fetch_keys().await.is_ok()
         {
-            let _else_it_expires = self.leases.release(lease).await;
+            let _else_it_expires = self.site.leases.release(lease).await;
         }
     }
 
@@ -202,18 +208,18 @@ impl<F: Fabric + Clock> Session<F> {
     }
 
     async fn renew(&self, lost: impl Fn()) {
-        let period = self.shards[0].spec().lease() / 4;
+        let period = self.site.lease() / 4;
         let give_up = || {
             self.give_up();
             lost();
         };
         loop {
-            self.fabric.sleep(period).await;
+            self.site.fabric.sleep(period).await;
             let Some(mut lease) = self.lease.take() else { return };
             self.is_renewing.set(true);
             // The first member has the lease. If its key is not fetched, the next renewal fetches it.
-            let _else_nothing_is_sent = fetch_keys(&self.fabric, &self.shards, &self.leases, 1).await;
-            match self.leases.renew(&mut lease).await {
+            let _else_nothing_is_sent = self.site.fetch_first_keys(1).await;
+            match self.site.leases.renew(&mut lease).await {
                 Err(LeaseError::Lost | LeaseError::Refused(_)) => give_up(),
                 Err(LeaseError::Fabric(error)) if error.is_fenced() => give_up(),
                 // The client may have given up while the renewal was in flight.
@@ -228,52 +234,30 @@ impl<F: Fabric + Clock> Session<F> {
     }
 }
 
-/// Reads the words of all entries of a client at a member.
+/// Claims a free id. If there is none, recovers a client whose lease expires.
 ///
 /// # Errors
-/// [`TxnError`]; nothing was changed.
-pub(super) async fn read_words<F: Fabric>(
-    fabric: &F,
-    shard: &Shard,
-    client: ClientId,
-) -> Result<Vec<Word>, TxnError> {
-    const PER_READ: u16 = 1024;
-    let (mut buffer, mut reply, mut words) = (ChainBuf::new(), Reply::new(), Vec::new());
-    let lanes = shard.spec().lanes;
-    for first in (0..lanes).step_by(PER_READ.into()) {
-        let count = u32::from(PER_READ.min(lanes - first));
-        let mut chain = buffer.begin(shard.key());
-        let found =
-            chain.also(read(shard.word(EntryId { client, lane: first }), count * size_of::<Word>() as u32));
-        fabric.run(shard.node, &chain, &mut reply).await.map_err(TxnError::of_read)?;
-        let found = <[Word]>::ref_from_bytes(reply.get(found).map_err(TxnError::Refused)?);
-        words.extend_from_slice(found.map_err(|_| TxnError::Damaged("a short READ of the log"))?);
-    }
-    if words.len() == usize::from(lanes) {
-        Ok(words)
-    } else {
-        Err(TxnError::Damaged("a short READ of the log"))
-    }
-}
-
-/// Fetches the keys of those of the first `members` members with whose nodes the client has another session by now.
-///
-/// # Errors
-/// [`TxnError`]; nothing was changed, and a key is outdated.
-#[inline]
-async fn fetch_keys<F: Fabric + Clock>(
-    fabric: &Keyed<F>,
-    shards: &[Shard],
-    leases: &Leases<Rc<Keyed<F>>>,
-    members: usize,
-) -> Result<(), TxnError> {
-    let granted = |member: usize, key| {
-        shards[member].set_key(key);
-        if member == 0 {
-            leases.set_key(0, key);
+/// [`LeaseError::NoneFree`] if all leases are renewed.
+async fn claim<F: Fabric + Clock>(site: &Site<F>, nonce: NonZeroU64) -> Result<Lease, TxnError> {
+    let (ids, length) = (site.shards[0].spec().ids, site.lease());
+    let (begun, observer) = (site.fabric.now(), RefCell::new(Observer::new(length)));
+    loop {
+        match site.leases.claim(nonce, (nonce.get() % u64::from(ids)) as u16).await {
+            Err(LeaseError::NoneFree) => {}
+            claimed => return Ok(claimed?),
         }
-    };
-    Ok(fabric.fetch_keys(members, granted).await?)
+        for id in (1..=ids).filter_map(ClientId::new) {
+            let entry = site.leases.entry(id).await?;
+            let expired = observer.borrow_mut().look(id, entry, site.fabric.now());
+            if let Some(expired) = expired {
+                site.recover(&observer, expired).await?;
+            }
+        }
+        if site.fabric.now().saturating_sub(begun) > 2 * length {
+            return Err(LeaseError::NoneFree.into());
+        }
+        site.fabric.sleep(length / 4).await;
+    }
 }
 
 /// Returns the error of a store that was not opened or healed.

@@ -1,8 +1,10 @@
 //! PRISM-TX's entry in the registry.
 
 use super::layout::{HEADER_SIZE, VALUE_MAX};
+use super::recover::Recovery;
 use super::service::{PrismTxKind, Request};
-use super::session::Session;
+use super::session::{Session, not_opened};
+use super::site::Site;
 use super::{Client, KIND, PrismTx};
 use crate::hash_slots::Placement;
 use crate::store::{Members, StoreError, buffer_bytes};
@@ -49,6 +51,23 @@ impl System for PrismTxKind {
         members.check::<Self>(&fabric)?;
         let session = Session::open(fabric, members, options).await?;
         Ok(PrismTx::of(&Rc::new(Client::new(session))))
+    }
+
+    async fn heal<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        _options: &Options,
+    ) -> Result<Vec<String>, StoreError> {
+        members.check::<Self>(&fabric)?;
+        let Recovery { clients, committed, aborted } =
+            Site::new(fabric, members)?.heal().await.map_err(not_opened)?;
+        let mut done = Vec::new();
+        if clients > 0 {
+            done.push(format!(
+                "recovered {clients} dead clients: completed {committed} of their transactions and aborted {aborted}"
+            ));
+        }
+        Ok(done)
     }
 }
 

@@ -6,12 +6,14 @@
 use super::execute::{Place, Seen, Wanted};
 use super::layout::{Timestamp, Word, Write, encode_body};
 use super::prepare::{Answer, Checks};
-use super::{Client, Done};
+use super::site::Buffers;
+use super::{Client, Done, Job};
 use crate::members::all;
 use crate::txn::{Committed, Prepare, TxnError};
+use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use farside_remote::{ChainBuf, Fabric, Reply};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// A transaction that has been executed.
 pub(super) struct Transaction {
@@ -43,6 +45,9 @@ pub(super) struct Part<'t> {
     pub(super) keys: Vec<KeyOf<'t>>,
     /// Body of the intent.
     pub(super) body: Vec<u8>,
+    /// If a chain of the prepare may have run or may yet run, the number of its session, and when the client learned
+    /// that.
+    pub(super) unknown: Option<(u64, Duration)>,
 }
 
 impl Part<'_> {
@@ -50,13 +55,16 @@ impl Part<'_> {
         self.keys.iter().any(|key| key.write.is_some())
     }
 
+    /// The writes, in the order of their slots.
+    pub(super) fn writes(&self) -> Vec<Write<'_>> {
+        let written = self.keys.iter().filter_map(|key| Some((key, key.write?)));
+        written.map(|(key, value)| Write { slot: key.slot, key: key.key, value }).collect()
+    }
+
     fn encode(&mut self, ts: Timestamp) {
-        let writes = self.keys.iter().filter_map(|key| {
-            let value = key.write?;
-            Some(Write { slot: key.slot, key: key.key, value })
-        });
-        self.body.clear();
-        encode_body(ts, writes, &mut self.body);
+        let mut body = Vec::new();
+        encode_body(ts, self.writes().iter().copied(), &mut body);
+        self.body = body;
     }
 }
 
@@ -65,8 +73,7 @@ pub(super) struct LaneShard {
     /// Word of the lane's entry; `None` if the client does not know it. If it is unsettled, its transaction is finished
     /// at all shards, and the entry is yet to be freed.
     pub(super) word: Option<Word>,
-    pub(super) buffer: ChainBuf,
-    pub(super) reply: Reply,
+    pub(super) buffers: Buffers,
 }
 
 /// State of a lane, which carries out one transaction at a time.
@@ -79,15 +86,20 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(number: u16, words: impl Iterator<Item = Word>) -> Lane {
-        let shard = |word| LaneShard { word: Some(word), buffer: ChainBuf::new(), reply: Reply::new() };
+        let shard = |word| LaneShard { word: Some(word), buffers: Buffers::default() };
         Lane { number, shards: words.map(shard).collect() }
     }
 }
 
 impl<F: Fabric + Clock> Client<F> {
-    /// Carries out a transaction on a lane.
-    pub(super) async fn perform(&self, lane: usize, transaction: Transaction) -> Done {
+    /// Carries out a job on a lane.
+    pub(super) async fn perform(&self, lane: usize, job: Job) -> Done {
         let mut own = self.lanes[lane].take();
+        let Job::Commit(transaction) = job else {
+            self.clear_lane(&mut own).await;
+            self.lanes[lane].replace(own);
+            return (Ok(Committed { version: None }), 0);
+        };
         let mut above = transaction.above;
         let done = self.run(&mut own, transaction, &mut above).await;
         match &done {
@@ -107,12 +119,12 @@ impl<F: Fabric + Clock> Client<F> {
         if self.session.is_given_up() {
             return Err(TxnError::Lost);
         }
-        self.session.fetch_keys().await?;
+        self.site.fetch_keys().await?;
         let places = self.places(&transaction, above).await?;
         let ts = self.session.timestamp(*above).await?;
         let mut parts = self.parts(&transaction, &places);
         parts.iter_mut().filter(|part| part.has_writes()).for_each(|part| part.encode(ts));
-        let rounds: &[Checks] = match self.session.shards[0].spec().prepare {
+        let rounds: &[Checks] = match self.site.shards[0].spec().prepare {
             Prepare::Together => &[Checks::All],
             Prepare::Paper => &[Checks::Reads, Checks::Writes],
         };
@@ -123,18 +135,14 @@ impl<F: Fabric + Clock> Client<F> {
             }
             let blocker = answers.iter().filter_map(|answer| answer.blocker).max();
             if let Some(blocker) = blocker {
-                self.suspect(blocker);
+                self.session.suspect(blocker);
                 *above = (*above).max(blocker.clock());
             }
-            let is_unknown = answers.iter().any(|answer| answer.is_unknown);
             self.abort(lane, &parts, ts).await;
-            if is_unknown {
-                self.session.give_up();
-            }
             let error = answers.into_iter().find_map(|answer| answer.error);
             return Err(error.unwrap_or(TxnError::Conflict));
         }
-        self.session.await_clock(ts).await;
+        self.site.await_clock(ts).await;
         match parts.iter().any(Part::has_writes) {
             true => self.commit(lane, &parts, ts).await,
             false => Ok(Committed { version: None }),
@@ -173,8 +181,8 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// Divides a transaction among the shards.
     fn parts<'t>(&self, transaction: &'t Transaction, places: &BTreeMap<Vec<u8>, Place>) -> Vec<Part<'t>> {
-        let mut parts: Vec<Part<'t>> = (0..self.session.shards.len())
-            .map(|shard| Part { shard, keys: Vec::new(), body: Vec::new() })
+        let mut parts: Vec<Part<'t>> = (0..self.site.shards.len())
+            .map(|shard| Part { shard, keys: Vec::new(), body: Vec::new(), unknown: None })
             .collect();
         let unread = transaction.writes.keys().filter(|key| !transaction.reads.contains_key(*key));
         for key in transaction.reads.keys().chain(unread) {
@@ -206,22 +214,42 @@ impl<F: Fabric + Clock> Client<F> {
         all(chains.map(|(own, part)| self.prepare(*number, own, part, ts, checks))).await
     }
 
-    /// Frees the entries of all lanes whose transactions are finished. The client has no job.
+    /// Frees the entries of a lane, whose transactions are finished. Returns whether all are free.
+    async fn clear_lane(&self, lane: &mut Lane) -> bool {
+        let entry = self.session.entry(lane.number);
+        if self.session.is_given_up() || self.site.fetch_keys().await.is_err() {
+            return false;
+        }
+        let clears = lane.shards.iter_mut().enumerate().map(|(shard, own)| async move {
+            match own.word {
+                Some(word) if word.is_unsettled() => self.clear(shard, own, entry, word).await.is_ok(),
+                Some(_) => true,
+                None => false,
+            }
+        });
+        all(clears).await.into_iter().all(|is_free| is_free)
+    }
+
+    /// Frees the entries of lanes without a job from time to time: recoverers of other clients may wait for it.
+    pub(super) async fn keep_sweeping(&self) {
+        loop {
+            self.site.fabric.sleep(self.site.lease() / 4).await;
+            for (number, lane) in self.lanes.iter().enumerate() {
+                let is_due = |own: &LaneShard| own.word.is_some_and(Word::is_unsettled);
+                if lane.borrow().shards.iter().any(is_due) {
+                    let _else_the_lane_is_used = self.jobs.carry_out_on(number, Job::Clear).await;
+                }
+            }
+        }
+    }
+
+    /// Frees the entries of all lanes. The client has no job. If an entry is not freed, the client gives up: a
+    /// recoverer frees it once the lease has expired.
     pub(super) async fn clear_all(&self) {
         for lane in &self.lanes {
             let mut own = lane.take();
-            let Lane { number, shards } = &mut own;
-            let entry = self.session.entry(*number);
-            for (shard, own) in shards.iter_mut().enumerate() {
-                let is_free = match own.word {
-                    Some(word) if word.is_unsettled() => self.clear(shard, own, entry, word).await.is_ok(),
-                    Some(_) => true,
-                    None => false,
-                };
-                if !is_free {
-                    // A recoverer frees the entry once the lease has expired.
-                    self.session.give_up();
-                }
+            if !self.clear_lane(&mut own).await {
+                self.session.give_up();
             }
             lane.replace(own);
         }
