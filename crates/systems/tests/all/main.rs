@@ -34,6 +34,7 @@ mod prism_kv_reach;
 mod prism_kv_rebuild;
 mod prism_kv_steps;
 mod prism_tx;
+mod prism_tx_sim;
 mod raw;
 mod reopened;
 mod replacing;

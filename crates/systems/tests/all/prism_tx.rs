@@ -13,6 +13,7 @@ use farside_systems::txn::{Txn, TxnError};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 const ACCOUNTS: u64 = 4;
 const OPENING: u64 = 1000;
@@ -130,8 +131,9 @@ fn concurrent_clients_keep_the_banks_sum() {
 
 #[test]
 fn a_read_modify_write_takes_three_waves_together_and_four_as_in_the_paper() {
-    for (parameters, waves) in [(r#"{"items":100}"#, 3), (r#"{"items":100,"prepare":"paper"}"#, 4)] {
-        let home = home(parameters);
+    for (prepare, waves) in [("together", 3), ("paper", 4)] {
+        // A long lease: no renewal while a transaction runs.
+        let home = home(&format!(r#"{{"items":100,"lease_us":60000000,"prepare":"{prepare}"}}"#));
         let mut client = KeptTxn::open(&home);
         open_accounts(&mut client);
         // The first transaction of a while reserves timestamps.
@@ -160,7 +162,9 @@ fn a_read_modify_write_takes_three_waves_together_and_four_as_in_the_paper() {
 #[test]
 fn a_transaction_over_two_members_takes_the_waves_of_one() {
     let pool = Pool::start();
-    let sizing = Sizing { items: Some(1000), value_len: 64, ..Sizing::default() };
+    // A long lease: no renewal while a transaction runs.
+    let lease = Some(Duration::from_secs(60));
+    let sizing = Sizing { items: Some(1000), value_len: 64, lease, ..Sizing::default() };
     let new = New { name: STORE.into(), kind: KIND.into(), sizing, quota: 24 << 20, members: NODES };
     let fabric = pool.create(&new);
     let options = Options { entropy: 77, ..Options::NONE };

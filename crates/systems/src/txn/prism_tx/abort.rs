@@ -15,12 +15,16 @@ use super::layout::{EntryId, Settled, State, Timestamp, Word};
 use super::recover::Stop;
 use super::site::Buffers;
 use super::transaction::{Lane, LaneShard, Part, of_parts};
-use super::{Client, PATIENCE};
+use super::{Client, PATIENCE, mutants};
 use crate::members::all;
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
-use farside_remote::{Fabric, Mode, Status, cas};
+use farside_remote::{Fabric, Mode, Status, cas, write};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 /// Pauses between two looks at a key whose replaced PW is not settled.
 const PAUSE_FIRST: Duration = Duration::from_micros(5);
@@ -62,7 +66,7 @@ impl<F: Fabric + Clock> Client<F> {
             let raise = async || self.raise_all(own, part, ts).await;
             return self.site.persist(PATIENCE, goes_on, raise).await;
         };
-        if !part.has_writes() {
+        if !part.has_writes() || mutants::UNKNOWN_FORGOTTEN.is_on() {
             return Ok(()); // It may have raised PRs, which need nothing.
         }
         let patience = PATIENCE.max(2 * self.session.silence);
@@ -90,8 +94,15 @@ impl<F: Fabric + Clock> Client<F> {
     async fn raise_all(&self, own: &mut LaneShard, part: &Part<'_>, ts: Timestamp) -> Result<(), TxnError> {
         let shard = &self.site.shards[part.shard];
         let Buffers { chain: buffer, reply } = &mut own.buffers;
-        let raised = part.keys.iter().filter_map(|key| Some((key.slot, key.replaced?)));
-        let mut left: Vec<(u64, Timestamp)> = raised.collect();
+        let is_published = mutants::ABORT_AS_PUBLISHED.is_on();
+        let (at_once, if_passed) = (
+            is_published || mutants::RAISED_AT_ONCE.is_on(),
+            is_published || mutants::RAISED_IF_PASSED.is_on(),
+        );
+        let raised = part.keys.iter().filter(|key| key.has_passed || !if_passed);
+        let raised = raised.filter_map(|key| Some((key.slot, key.replaced?)));
+        let waits = |(slot, replaced)| (slot, if at_once { Timestamp::ZERO } else { replaced });
+        let mut left: Vec<(u64, Timestamp)> = raised.map(waits).collect();
         let (mut pause, to) = (PAUSE_FIRST, Settled::at_time(ts));
         while !left.is_empty() {
             let mut waiting = Vec::new();
@@ -138,6 +149,16 @@ impl<F: Fabric + Clock> Client<F> {
         word: Word,
     ) -> Result<(), TxnError> {
         own.word = None;
+        if mutants::UNAWAITED_CLEAR.is_on() {
+            let table = &self.site.shards[shard];
+            let Buffers { chain: buffer, reply } = &mut own.buffers;
+            let mut chain = buffer.begin(table.key());
+            chain.also(write(table.word(entry), Word::FREE.as_bytes()));
+            let mut posted = pin!(self.site.fabric.run(table.node, &chain, reply));
+            let _unawaited = poll_fn(|cx| Poll::Ready(posted.as_mut().poll(cx))).await;
+            own.word = Some(Word::FREE);
+            return Ok(());
+        }
         let freed = self.site.change_word(shard, entry, (word, Word::FREE), &mut own.buffers).await?;
         if freed != word {
             return Err(TxnError::Damaged("a log entry was changed by another client"));

@@ -18,7 +18,7 @@ use super::layout::{
 };
 use super::site::{Buffers, Site};
 use super::transaction::{Lane, LaneShard, Part, of_parts};
-use super::{Client, PATIENCE};
+use super::{Client, PATIENCE, mutants};
 use crate::members::all;
 use crate::ready::run_until_ready;
 use crate::txn::{Committed, TxnError, Version};
@@ -56,6 +56,10 @@ impl<F: Fabric + Clock> Client<F> {
         }
         match outcomes.into_iter().find_map(Result::err) {
             None => {}
+            Some(_) if mutants::SUCCESS_BEFORE_INSTALLS.is_on() => {
+                self.leave(lane);
+                return Ok(Committed { version: Some(Version(ts.bits())) });
+            }
             Some(_) if self.install_again(lane, parts, ts).await.is_ok() => {}
             Some((_, error)) => {
                 self.leave(lane);
@@ -115,7 +119,9 @@ impl<F: Fabric + Clock> Site<F> {
             let headers: Vec<ItemHeader<Timestamp>> = now.iter().map(header).collect();
             let mut chain = own.chain.begin(shard.key());
             let decides = entry.filter(|_| !has_run);
-            let word = decides.map(|entry| chain.also(cas(Mode::Eq, shard.word(entry), &active, &decided)));
+            let is_late = mutants::DECIDED_LATE.is_on();
+            let decide = |entry| cas(Mode::Eq, shard.word(entry), &active, &decided);
+            let mut word = decides.filter(|_| !is_late).map(|entry| chain.also(decide(entry)));
             chain.also(write(TMP, ts.as_bytes()));
             for (of, header) in now.iter().zip(&headers) {
                 let value = of.value.unwrap_or_default();
@@ -124,8 +130,18 @@ impl<F: Fabric + Clock> Site<F> {
                 let item = allocate(list, [header.as_bytes(), of.key, value]);
                 let item = if of.value.is_none() { item.from_reserve() } else { item };
                 chain.also(item.redirect(TMP_ADDRESS));
-                let install = cas_with::<Settled>(Mode::Lt, shard.settled(of.slot), TMP);
+                let at = shard.settled(of.slot);
+                if mutants::VERSION_APART.is_on() {
+                    chain.then(cas_with::<Settled>(Mode::Lt, at, TMP).masked(&Settled::C, &Settled::C));
+                    let address = cas_with::<Settled>(Mode::Le, at, TMP);
+                    chain.then(address.masked(&Settled::NONE, &Settled::ADDRESS).reclaiming(ADDRESS_OFFSET));
+                    continue;
+                }
+                let install = cas_with::<Settled>(Mode::Lt, at, TMP);
                 chain.then(install.masked(&Settled::C, &Settled::WHOLE).reclaiming(ADDRESS_OFFSET));
+            }
+            if let Some(entry) = decides.filter(|_| is_late) {
+                word = Some(chain.also(decide(entry)));
             }
             match run_until_ready(&*self.fabric, shard.node, &chain, &mut own.reply).await {
                 Ok(true) => {}

@@ -6,8 +6,8 @@
 //! A read waits while a transaction is between its prepare and its end on the key: the reading transaction could not
 //! commit.
 
-use super::Client;
 use super::layout::{ADDRESS_OFFSET, Item, ItemHeader, PROBES_MAX, Settled, Slot, Timestamp};
+use super::{Client, mutants};
 use crate::members::all;
 use crate::ready::run_until_ready;
 use crate::txn::TxnError;
@@ -118,8 +118,14 @@ impl<F: Fabric + Clock> Client<F> {
                 for of in group {
                     let slot = table.slot(table.probe(of.key, of.probed));
                     chain.also(read_as::<Slot>(slot).redirect(TMP));
-                    let slot = chain.also(read_as::<Slot>(TMP));
-                    outs.push((slot, chain.then(read(TMP_SLOT_ADDRESS, item_max as u32).indirect())));
+                    let item = read(TMP_SLOT_ADDRESS, item_max as u32).indirect();
+                    outs.push(match mutants::VALUE_BEFORE_SLOT.is_on() {
+                        false => (chain.also(read_as::<Slot>(TMP)), chain.then(item)),
+                        true => {
+                            let item = chain.then(item);
+                            (chain.also(read_as::<Slot>(slot)), item)
+                        }
+                    });
                 }
                 self.site.fabric.run(table.node, &chain, &mut reply).await.map_err(TxnError::of_read)?;
                 for (of, (slot, item)) in group.iter().zip(outs) {
@@ -151,7 +157,10 @@ impl<F: Fabric + Clock> Client<F> {
                             let of_key = Seen {
                                 place: Place { shard, slot: number },
                                 has_slot: item.is_some(),
-                                version: slot.settled.c,
+                                version: match item {
+                                    Some(item) if mutants::VERSION_OF_ITEM.is_on() => item.ts,
+                                    _ => slot.settled.c,
+                                },
                                 written: item.map_or(Timestamp::ZERO, |item| item.ts),
                                 value: item.and_then(|item| item.value).map(<[u8]>::to_vec),
                                 prepared: slot.prepared.pw.max(slot.prepared.pr),

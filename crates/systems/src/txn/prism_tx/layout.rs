@@ -121,6 +121,7 @@ impl Prepared {
     pub(super) const WHOLE: Prepared = Prepared { pw: Timestamp::ALL_BITS, pr: Timestamp::ALL_BITS };
     pub(super) const PW: Prepared = Prepared { pw: Timestamp::ALL_BITS, pr: Timestamp::ZERO };
     pub(super) const PR: Prepared = Prepared { pw: Timestamp::ZERO, pr: Timestamp::ALL_BITS };
+    pub(super) const NONE: Prepared = Prepared { pw: Timestamp::ZERO, pr: Timestamp::ZERO };
 }
 
 /// The half `C|address` of a slot.
@@ -138,6 +139,7 @@ pub struct Settled {
 impl Settled {
     pub(super) const WHOLE: Settled = Settled { c: Timestamp::ALL_BITS, at: Addr::new(u64::MAX) };
     pub(super) const C: Settled = Settled { c: Timestamp::ALL_BITS, at: Addr::NULL };
+    pub(super) const ADDRESS: Settled = Settled { c: Timestamp::ZERO, at: Addr::new(u64::MAX) };
     pub(super) const NONE: Settled = Settled { c: Timestamp::ZERO, at: Addr::NULL };
 
     /// A half with this timestamp, for the comparison with C.
@@ -285,6 +287,12 @@ pub(super) struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
+    /// Whether the key of the item that begins with these bytes has a value; `None` if the bytes are no item.
+    pub(super) fn has_value(bytes: &[u8]) -> Option<bool> {
+        let (header, _) = ItemHeader::<Timestamp>::ref_from_prefix(bytes).ok()?;
+        ItemKind::of(header.kind).map(|kind| kind == ItemKind::Value)
+    }
+
     /// Decodes the item at the start of `bytes`; `None` if the bytes are no item.
     pub(super) fn decode(bytes: &'a [u8]) -> Option<Item<'a>> {
         let (header, rest) = ItemHeader::<Timestamp>::ref_from_prefix(bytes).ok()?;

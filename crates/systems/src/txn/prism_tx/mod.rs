@@ -5,7 +5,8 @@
 //! - `execute`: reads. `prepare`: intents and checks. `commit`: installs. `abort`: settles keys without a value.
 //! - `transaction`: the phases, one after the other. `recover`: what dead clients have left.
 //! - `site`: the members of a store, as clients and recoverers reach them.
-//! - `service`, `system`: the node's side, and the entry in the registry.
+//! - `service`, `system`: the node's side, and the entry in the registry. `stat`: what must not be left
+//!   behind. [`mutants`]: broken variants.
 //!
 //! | transaction | round trips |
 //! | --- | --- |
@@ -25,13 +26,17 @@ mod abort;
 mod commit;
 mod execute;
 pub mod layout;
+pub mod mutants;
 mod prepare;
 mod recover;
 pub mod service;
 mod session;
 mod site;
+mod stat;
 mod system;
 mod transaction;
+
+pub use stat::Stat;
 
 use crate::counters::counters;
 use crate::owned::Jobs;

@@ -12,14 +12,15 @@
 //! Invariant: the intent is in the log before the first PW of the shard is raised.
 //! Invariant: a body is written only after the word of the entry is known to be free, or DONE by a former holder.
 
-use super::Client;
 use super::layout::{Prepared, State, Timestamp, Word};
 use super::site::Buffers;
 use super::transaction::{KeyOf, LaneShard, Part};
+use super::{Client, mutants};
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, Mode, Out, Status, cas, write};
+use zerocopy::IntoBytes;
 
 /// Number of keys that one chain checks, with two ops each, beside the ops of the intent.
 const KEYS_PER_CHAIN: usize = 28;
@@ -91,7 +92,10 @@ impl<F: Fabric + Clock> Client<F> {
         };
         let active = Word::new(ts, State::Active);
         let is_former = former.is_unsettled();
-        let unused = if is_former { Word::FREE } else { former };
+        let unused = match is_former && !mutants::BODY_BEFORE_CLEAR.is_on() {
+            true => Word::FREE,
+            false => former,
+        };
         let Buffers { chain: buffer, reply } = &mut own.buffers;
         let mut keys: Vec<_> = part.keys.iter_mut().filter(is_checked).collect();
         let mut answer = Answer::default();
@@ -107,13 +111,21 @@ impl<F: Fabric + Clock> Client<F> {
             let mut activated = None;
             if has_intent && number == 0 {
                 let at = shard.word(entry);
-                if is_former {
+                if is_former && mutants::BODY_BEFORE_CLEAR.is_on() {
+                    chain.also(write(shard.body(entry), &part.body));
+                } else if is_former {
                     chain.also(cas(Mode::Eq, at, &former, &Word::FREE));
                     chain.then(write(shard.body(entry), &part.body));
                 } else {
                     chain.also(write(shard.body(entry), &part.body));
                 }
-                activated = Some(chain.then(cas(Mode::Eq, at, &unused, &active)));
+                activated = match mutants::UNAWAITED_CLEAR.is_on() {
+                    false => Some(chain.then(cas(Mode::Eq, at, &unused, &active))),
+                    true => {
+                        chain.then(write(at, active.as_bytes()));
+                        None
+                    }
+                };
             }
             let mut outs: Vec<(Option<Out<Prepared>>, Option<Out<Prepared>>)> =
                 Vec::with_capacity(keys.len());
@@ -125,7 +137,13 @@ impl<F: Fabric + Clock> Client<F> {
                     chain.also(cas(Mode::Lt, at, read, read).masked(&Prepared::WHOLE, &Prepared::PR))
                 });
                 let raise = cas(Mode::Lt, at, written, written).masked(&Prepared::PW, &Prepared::PW);
-                let raised = is_written.then(|| if is_read { chain.then(raise) } else { chain.also(raise) });
+                let watched = (is_written && mutants::READERS_BEFORE_RAISE.is_on()).then(|| {
+                    let watch = cas(Mode::Le, at, read, read).masked(&Prepared::PR, &Prepared::NONE);
+                    if is_read { chain.then(watch) } else { chain.also(watch) }
+                });
+                let is_conditional = is_read || watched.is_some();
+                let raised =
+                    is_written.then(|| if is_conditional { chain.then(raise) } else { chain.also(raise) });
                 outs.push((checked, raised));
             }
             let session = self.site.fabric.session_number(shard.node);
@@ -137,6 +155,8 @@ impl<F: Fabric + Clock> Client<F> {
                 return Answer::of(TxnError::of_read(error));
             }
             match activated.map(|activated| reply.status(activated)) {
+                // With the mutant, the word was written.
+                None if has_intent && number == 0 => own.word = Some(active),
                 None => {}
                 Some(Status::Ok) => own.word = Some(active),
                 Some(Status::CasFailed | Status::Skipped) => {
@@ -161,10 +181,17 @@ impl<F: Fabric + Clock> Client<F> {
                 }
                 match raised.filter(|_| also_written).map(|raised| (raised, reply.get(raised))) {
                     None => {}
+                    Some((_, Err(Status::Skipped))) if mutants::READERS_BEFORE_RAISE.is_on() => {
+                        answer.fail(ts)
+                    }
                     Some((raised, Ok(old))) => {
                         if reply.status(raised) == Status::Ok {
                             key.replaced = Some(old.pw);
-                            if ts < old.pr {
+                            key.has_passed = match mutants::STRICT_READERS.is_on() {
+                                false => ts >= old.pr || mutants::READERS_BEFORE_RAISE.is_on(),
+                                true => ts > old.pr,
+                            };
+                            if !key.has_passed {
                                 answer.fail(old.pr);
                             }
                         } else {

@@ -13,7 +13,8 @@
 //! Invariant: an entry is read once. What it was then counts.
 //! Invariant: an entry is closed by CAS on its word, after its transaction is settled at all members.
 
-use super::layout::{EntryId, Settled, Slot, State, Timestamp, Word, Write, decode_body};
+use super::layout::{ADDRESS_OFFSET, EntryId, Settled, Slot, State, Timestamp, Word, Write, decode_body};
+use super::mutants;
 use super::site::{Buffers, Site};
 use crate::lease::{ClientId, Entry, Expired, Fenced, LeaseError, Observer};
 use crate::members::all;
@@ -82,8 +83,20 @@ impl<F: Fabric + Clock> Site<F> {
                 dead.push(fenced);
                 left.extend(found);
             }
-            while let Some((&ts, found)) = left.first_key_value() {
-                let settled = match is_commit(found) {
+            if mutants::ID_FREED_EARLY.is_on() {
+                left.clear();
+            }
+            let next_of = |left: &Unsettled| match mutants::LARGER_FIRST.is_on() {
+                false => left.first_key_value().map(|(ts, _)| *ts),
+                true => left.last_key_value().map(|(ts, _)| *ts),
+            };
+            while let Some(ts) = next_of(&left) {
+                let found = &left[&ts];
+                let commits = match mutants::VERDICT_FROM_SLOTS.is_on() {
+                    false => is_commit(found),
+                    true => self.has_item(ts, found).await?,
+                };
+                let settled = match commits {
                     true => self.redo(ts, found).await.map_err(Stop::Error),
                     false => self.back_out_all(observer, &dead, ts, found).await,
                 };
@@ -95,11 +108,11 @@ impl<F: Fabric + Clock> Site<F> {
                     }
                     Err(Stop::Error(error)) => return Err(error),
                 }
-                match is_commit(found) {
+                match commits {
                     true => recovery.committed += 1,
                     false => recovery.aborted += 1,
                 }
-                left.pop_first();
+                left.remove(&ts);
             }
         }
         for fenced in dead {
@@ -149,10 +162,16 @@ impl<F: Fabric + Clock> Site<F> {
     async fn find(&self, expired: Expired) -> Result<Option<(Fenced, Unsettled)>, TxnError> {
         self.fetch_keys().await?;
         let (id, nonce) = (expired.id(), expired.nonce());
+        let read_all = || all((0..self.shards.len()).map(|shard| self.read_log(shard, id)));
+        let early = if mutants::LOG_BEFORE_FENCE.is_on() { Some(read_all().await) } else { None };
         let fenced = self.fence(expired).await?;
-        let read = all((0..self.shards.len()).map(|shard| self.read_log(shard, &fenced))).await;
+        let read = match early {
+            Some(read) => read,
+            None => read_all().await,
+        };
         let read = read.into_iter().collect::<Result<Vec<Vec<Found>>, _>>()?;
-        if self.leases.entry(id).await?.nonce() != Some(nonce) {
+        let is_recovered = self.leases.entry(id).await?.nonce() != Some(nonce);
+        if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
             return Ok(None);
         }
         let mut transactions = Unsettled::new();
@@ -165,11 +184,11 @@ impl<F: Fabric + Clock> Site<F> {
     }
 
     /// Reads the entries of a fenced client at a member that are not free.
-    async fn read_log(&self, shard: usize, fenced: &Fenced) -> Result<Vec<Found>, TxnError> {
-        let words = self.words_of(shard, fenced.id()).await?;
+    async fn read_log(&self, shard: usize, client: ClientId) -> Result<Vec<Found>, TxnError> {
+        let words = self.words_of(shard, client).await?;
         let (mut own, mut log) = (Buffers::default(), Vec::new());
         for (lane, word) in (0..).zip(words) {
-            let entry = EntryId { client: fenced.id(), lane };
+            let entry = EntryId { client, lane };
             let body = match word.state() {
                 Some(State::Free) => continue,
                 Some(State::Done) => Vec::new(),
@@ -199,7 +218,9 @@ impl<F: Fabric + Clock> Site<F> {
 
     /// Completes a committed transaction: installs what its entries say, at all members, and then closes them.
     async fn redo(&self, ts: Timestamp, found: &[Found]) -> Result<(), TxnError> {
-        self.await_clock(ts).await;
+        if !mutants::REDO_WITHOUT_WAIT.is_on() {
+            self.await_clock(ts).await;
+        }
         let unsettled = || found.iter().filter(|found| found.word.is_unsettled());
         let installs = unsettled().map(|found| async move {
             let writes = writes_of(ts, found)?;
@@ -258,7 +279,8 @@ impl<F: Fabric + Clock> Site<F> {
             self.fabric.run(table.node, &chain, &mut own.reply).await.map_err(TxnError::of_read)?;
             for (slot, out) in slots.iter().zip(outs) {
                 let Slot { prepared, settled } = own.reply.get(out).map_err(TxnError::Refused)?;
-                if prepared.pw >= ts && settled.c < ts {
+                let is_prepared = prepared.pw >= ts || mutants::RAISED_UNPREPARED.is_on();
+                if is_prepared && settled.c < ts {
                     left.push(*slot);
                 }
             }
@@ -266,7 +288,11 @@ impl<F: Fabric + Clock> Site<F> {
         if left.is_empty() {
             return Ok(());
         }
-        for (other, word, slots) in self.smaller_intents(shard, entry, ts, &left, &mut own).await? {
+        let smaller = match mutants::RAISED_WITHOUT_WAIT.is_on() {
+            false => self.smaller_intents(shard, entry, ts, &left, &mut own).await?,
+            true => Vec::new(),
+        };
+        for (other, word, slots) in smaller {
             let mut pause = PAUSE_FIRST;
             while self.is_open(shard, other, word, &slots, &mut own).await? {
                 self.fabric.sleep(pause).await;
@@ -347,12 +373,32 @@ impl<F: Fabric + Clock> Site<F> {
         Ok(is_unsettled)
     }
 
+    /// With a mutant: whether a slot has an item of a transaction.
+    async fn has_item(&self, ts: Timestamp, found: &[Found]) -> Result<bool, TxnError> {
+        let mut own = Buffers::default();
+        for of in found.iter().filter(|found| found.word.is_unsettled()) {
+            let table = &self.shards[of.shard];
+            for write in writes_of(ts, of)? {
+                let mut chain = own.chain.begin(table.key());
+                let address = table.settled(write.slot).plus(ADDRESS_OFFSET.into());
+                let written = chain.also(read_as::<Timestamp>(address).indirect());
+                self.fabric.run(table.node, &chain, &mut own.reply).await.map_err(TxnError::of_read)?;
+                if own.reply.get(written) == Ok(&ts) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// Closes the entries of a transaction that is settled at all members: DECIDED becomes DONE, and ACTIVE free.
     async fn close(&self, found: &[Found]) -> Result<(), TxnError> {
         let unsettled = found.iter().filter(|found| found.word.is_unsettled());
         let closes = unsettled.map(|found| async move {
             let to = match found.word.state() {
-                Some(State::Decided) => Word::new(found.word.ts, State::Done),
+                Some(State::Decided) if !mutants::DECIDED_ERASED.is_on() => {
+                    Word::new(found.word.ts, State::Done)
+                }
                 _ => Word::FREE,
             };
             let mut own = Buffers::default();

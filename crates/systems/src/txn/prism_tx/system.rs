@@ -5,11 +5,12 @@ use super::recover::Recovery;
 use super::service::{PrismTxKind, Request};
 use super::session::{Session, not_opened};
 use super::site::Site;
-use super::{Client, KIND, PrismTx};
+use super::{Client, KIND, PrismTx, mutants};
 use crate::hash_slots::Placement;
 use crate::store::{Members, StoreError, buffer_bytes};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
+use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory};
 use std::rc::Rc;
@@ -22,6 +23,8 @@ impl System for PrismTxKind {
     const FAMILY: Family = Family::Txn;
     const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
+
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
 
     type Client<F: Fabric + Clock> = PrismTx<F>;
 

@@ -7,8 +7,8 @@ use super::execute::{Place, Seen, Wanted};
 use super::layout::{Timestamp, Word, Write, encode_body};
 use super::prepare::{Answer, Checks};
 use super::site::Buffers;
-use super::{Client, Done, Job};
-use crate::members::all;
+use super::{Client, Done, Job, mutants};
+use crate::members::{all, wait_for};
 use crate::txn::{Committed, Prepare, TxnError};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
@@ -35,6 +35,8 @@ pub(super) struct KeyOf<'t> {
     pub(super) write: Option<Option<&'t [u8]>>,
     /// The PW that the prepare has replaced, if it has raised PW.
     pub(super) replaced: Option<Timestamp>,
+    /// Whether the check of the write has passed.
+    pub(super) has_passed: bool,
 }
 
 /// The part of a transaction at one shard.
@@ -193,6 +195,7 @@ impl<F: Fabric + Clock> Client<F> {
                 read: transaction.reads.get(key).map(|seen| seen.version),
                 write: transaction.writes.get(key).map(|value| value.as_deref()),
                 replaced: None,
+                has_passed: false,
             });
         }
         parts.retain(|part| !part.keys.is_empty());
@@ -211,7 +214,11 @@ impl<F: Fabric + Clock> Client<F> {
         let Lane { number, shards } = lane;
         let of = of_parts(shards, parts.iter().map(|part| part.shard));
         let chains = of.into_iter().zip(parts);
-        all(chains.map(|(own, part)| self.prepare(*number, own, part, ts, checks))).await
+        let chains = chains.map(|(own, part)| self.prepare(*number, own, part, ts, checks));
+        let is_dropped = |answers: &[Option<Answer>]| {
+            mutants::PREPARE_DROPPED.is_on() && answers.iter().flatten().any(|answer| !answer.has_passed())
+        };
+        wait_for(chains, is_dropped).await.into_iter().map(Option::unwrap_or_default).collect()
     }
 
     /// Frees the entries of a lane, whose transactions are finished. Returns whether all are free.
