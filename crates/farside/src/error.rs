@@ -12,6 +12,7 @@ use farside_systems::blocks::BlocksError;
 use farside_systems::index::IndexError;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
+use farside_systems::txn::TxnError;
 
 /// The failure of a call to this crate.
 ///
@@ -61,6 +62,8 @@ pub enum Error {
     Kv(KvError),
     /// An operation on an index failed. [`Error::ran`] tells whether it was carried out.
     Index(IndexError),
+    /// A transaction failed. [`Error::ran`] tells whether it may have been committed.
+    Txn(TxnError),
     /// An operation on a volume failed. [`Error::ran`] tells whether it was carried out.
     Blocks {
         /// Error of the first block that failed, or of the first one that leaves open whether its block was written.
@@ -89,6 +92,7 @@ impl Error {
         match self {
             Error::Kv(error) => error.ran(),
             Error::Index(error) => error.ran(),
+            Error::Txn(error) => error.ran(),
             Error::Fabric(error) => error.ran(),
             Error::Blocks { error, done: 0 } => error.ran(),
             Error::Blocks { .. } => Ran::Unknown,
@@ -113,6 +117,7 @@ impl std::fmt::Display for Error {
             Error::Fabric(error) => error.fmt(f),
             Error::Kv(error) => error.fmt(f),
             Error::Index(error) => error.fmt(f),
+            Error::Txn(error) => error.fmt(f),
             Error::Blocks { error, done: 0 } => error.fmt(f),
             Error::Blocks { error, done } => write!(f, "{error}; {done} other blocks were done before"),
             Error::Closed => f.write_str(
@@ -148,5 +153,6 @@ from!(
     MappingError => Memory,
     FabricError => Fabric,
     KvError => Kv,
-    IndexError => Index
+    IndexError => Index,
+    TxnError => Txn
 );

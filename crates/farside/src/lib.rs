@@ -37,7 +37,7 @@
 //! # What a program may assume
 //!
 //! * Each operation on a key is linearizable: it takes effect at one instant between the call and its return, in one
-//!   order for all clients. There are no transactions over several keys.
+//!   order for all clients. Transactions over several keys need a store of the kind `prism-tx`: see [`Txn`].
 //! * [`Error::ran`] tells whether an operation that failed was carried out: [`Ran::No`], [`Ran::Yes`] or
 //!   [`Ran::Unknown`]. After `Unknown`, the program must be correct in both cases.
 //! * A key has 1 to [`KEY_MAX`] bytes, a value 0 to [`VALUE_MAX`] bytes.
@@ -50,6 +50,7 @@ pub mod config;
 pub mod figure;
 pub mod index;
 pub mod local;
+pub mod txn;
 pub mod volume;
 
 mod client;
@@ -68,7 +69,9 @@ pub use farside_systems::heal;
 pub use farside_systems::index::{IndexError, Keys};
 pub use farside_systems::kv::{Conflict, KEY_MAX, KvError, VALUE_MAX, Version};
 pub use farside_systems::store::StoreError;
+pub use farside_systems::txn::TxnError;
 pub use pool::{NewStore, Options, Pool, connect, connect_with};
+pub use txn::{Transaction, Txn};
 
 /// Internals that the `farside` command uses to build nodes and run benchmarks. Not stable; programs must not use them.
 #[doc(hidden)]

@@ -42,7 +42,7 @@ farside_remote::mutants! {
     RAISED_WITHOUT_WAIT = "TxRaisedWithoutWait";
     /// A recoverer raises C though PW < TS.
     RAISED_UNPREPARED = "TxRaisedUnprepared";
-    /// A recoverer frees an entry that is DECIDED.
+    /// A recoverer frees an entry that is DECIDED, as soon as its shard is complete.
     DECIDED_ERASED = "TxDecidedErased";
     /// A recoverer settles the larger timestamps first.
     LARGER_FIRST = "TxLargerFirst";

@@ -25,13 +25,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::num::NonZeroU64;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
 /// Time of silence after which a node ends a session, unless the client's options give another.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// A recovery in progress.
+type Running<'s> = Pin<Box<dyn Future<Output = Option<Recovery>> + 's>>;
 
 /// A client's session with all members of a store.
 pub(super) struct Session<F> {
@@ -137,28 +140,43 @@ impl<F: Fabric + Clock> Session<F> {
     }
 
     /// Watches the leases of the clients whose transactions were in the way, and recovers the clients whose leases
-    /// expire. Runs as a task of the client, and never returns.
+    /// expire, all at the same time: one recovery may wait for a transaction of this client that waits for another one.
+    /// Runs as a task of the client, and never returns.
     pub(super) async fn keep_recovering(&self, recovered: impl Fn(Recovery)) {
+        let mut running: Vec<(ClientId, Running<'_>)> = Vec::new();
         loop {
-            self.site.fabric.sleep(self.site.lease() / 8).await;
+            let mut sleep = pin!(self.site.fabric.sleep(self.site.lease() / 8));
+            poll_fn(|cx| {
+                running.retain_mut(|(_, recovery)| match recovery.as_mut().poll(cx) {
+                    Poll::Ready(done) => {
+                        done.into_iter().for_each(&recovered);
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                sleep.as_mut().poll(cx)
+            })
+            .await;
             let suspects = self.suspects.borrow().clone();
             for (id, first) in suspects {
+                if running.iter().any(|(of, _)| *of == id) {
+                    continue;
+                }
                 if self.site.fetch_first_keys(1).await.is_err() {
                     break;
                 }
                 let Ok(entry) = self.site.leases.entry(id).await else { break };
                 let expired = self.observer.borrow_mut().look(id, entry, self.site.fabric.now());
                 let is_live = entry.nonce().is_none() || first.is_some_and(|first| first != entry);
-                if let Some(expired) = expired {
-                    // If it fails, the client is suspected again.
-                    if let Ok(recovery) = self.site.recover(&self.observer, expired).await {
-                        recovered(recovery);
-                    }
-                    self.suspects.borrow_mut().remove(&id);
-                } else if is_live {
+                if expired.is_some() || is_live {
                     self.suspects.borrow_mut().remove(&id);
                 } else {
                     self.suspects.borrow_mut().insert(id, Some(entry));
+                }
+                if let Some(expired) = expired {
+                    // If it fails, the client is suspected again.
+                    let recovery = async move { self.site.recover(&self.observer, expired).await.ok() };
+                    running.push((id, Box::pin(recovery)));
                 }
             }
         }

@@ -1,0 +1,354 @@
+//! PRISM-TX step by step, on two members: a client, or a recoverer, dies before each of its chains in turn, loses each
+//! response in turn, or goes on after others have recovered and the id has another holder.
+
+use crate::support::intercept::{Intercept, Then};
+use crate::support::{Home, run as run_on};
+use farside_fabrics::direct::Direct;
+use farside_fabrics::layer::count::Count;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_systems::members::{self, New};
+use farside_systems::registry::{self, AnyTxn};
+use farside_systems::system::{Options, Sizing};
+use farside_systems::txn::prism_tx::{KIND, Stat};
+use farside_systems::txn::{Transacting, Txn, TxnError};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+const NODES: u32 = 2;
+const STORE: &str = "s";
+const LEASE: Duration = Duration::from_millis(5);
+
+/// A client's endpoints at all nodes, as one fabric.
+struct Endpoints(Vec<Rc<Count<Direct>>>);
+
+impl Fabric for Endpoints {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.0[node.0 as usize].run(NodeId(0), chain, reply).await
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        self.0[node.0 as usize].call(NodeId(0), service, request, answer).await
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        self.0[node.0 as usize].retire(NodeId(0), key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.0[node.0 as usize].capabilities(NodeId(0))
+    }
+
+    fn may_run_abandoned(&self, _node: NodeId) -> bool {
+        false
+    }
+}
+
+impl Clock for Endpoints {
+    fn now(&self) -> Duration {
+        self.0[0].now()
+    }
+
+    fn wall(&self) -> Duration {
+        self.0[0].wall()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.0[0].sleep(duration)
+    }
+}
+
+type Endpoint = Rc<Intercept<'static, Endpoints>>;
+
+fn run<O>(endpoint: &Endpoint, future: impl Future<Output = O>) -> O {
+    run_on(&endpoint.inner().0[0], future)
+}
+
+/// Two nodes with a store of one id, so that every client has the same entries.
+struct Scene {
+    homes: Vec<Home>,
+    /// A key of each member.
+    keys: Vec<[u8; 8]>,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        Scene::with_ids(1)
+    }
+
+    fn with_ids(ids: u16) -> Scene {
+        let homes = (0..NODES).map(|_| Home::new(16)).collect();
+        let mut scene = Scene { homes, keys: Vec::new() };
+        let endpoint = scene.endpoint();
+        let transacting = Transacting { ids: Some(ids), lanes: Some(2), ..Transacting::NONE };
+        let sizing =
+            Sizing { items: Some(20), value_len: 40, lease: Some(LEASE), transacting, ..Sizing::default() };
+        let (name, kind, quota) = (STORE.into(), KIND.into(), 6 << 20);
+        let new = New { name, kind, sizing, quota, members: NODES as usize };
+        run(&endpoint, members::create(&endpoint, NODES, &new, [1, 2])).expect("the nodes have memory");
+        let mut client = Client::open(&scene);
+        let key = |member: usize| {
+            let of_member = |key: &[u8; 8]| client.txn.member_of(key) == member;
+            (0_u64..).map(u64::to_be_bytes).find(of_member).expect("members share the keys")
+        };
+        scene.keys = (0..NODES as usize).map(key).collect();
+        client.write(&scene.keys, b"old").expect("nobody else is there");
+        client.close();
+        scene
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        Rc::new(Intercept::new(Endpoints(self.homes.iter().map(Home::endpoint).collect())))
+    }
+
+    /// Recovers all dead clients. Returns `None` if a chain was stopped.
+    fn heal(&self, endpoint: &Endpoint) -> Option<Result<(), String>> {
+        let healing = async {
+            let members = members::open(endpoint, NODES, STORE).await.map_err(|error| error.to_string())?;
+            let healed = registry::heal(Rc::clone(endpoint), &members, &Options::NONE).await;
+            healed.map(drop).map_err(|error| error.to_string())
+        };
+        run(endpoint, async {
+            let mut healing = pin!(healing);
+            poll_fn(|cx| match healing.as_mut().poll(cx) {
+                Poll::Pending if endpoint.is_stuck() => Poll::Ready(None),
+                polled => polled.map(Some),
+            })
+            .await
+        })
+    }
+
+    /// Heals the store, and returns the values of the keys. Nothing may be left of any transaction.
+    fn settled(&self) -> Vec<Vec<u8>> {
+        self.heal(&self.endpoint()).expect("no chain is stopped").expect("the nodes answer");
+        let mut client = Client::open(self);
+        let stat = client.stat();
+        assert_eq!((stat.unsettled, stat.open), (0, 0), "{stat:?}");
+        let values = client.read(&self.keys);
+        client.write(&self.keys, b"last").expect("nothing is in the way");
+        assert_eq!(client.read(&self.keys), vec![b"last".to_vec(); self.keys.len()]);
+        client.close();
+        values
+    }
+}
+
+/// A client with its task.
+struct Client {
+    endpoint: Endpoint,
+    txn: AnyTxn<Endpoint>,
+    keeper: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+impl Client {
+    fn open(scene: &Scene) -> Client {
+        static ENTROPY: AtomicU64 = AtomicU64::new(1 << 50);
+        let endpoint = scene.endpoint();
+        let options = Options { entropy: ENTROPY.fetch_add(1, Ordering::Relaxed), ..Options::NONE };
+        let opened = run(&endpoint, AnyTxn::open_in(Rc::clone(&endpoint), NODES, STORE, &options));
+        let txn = opened.expect("an id is free, or its holder is dead");
+        let keeper = txn.keeper();
+        Client { endpoint, txn, keeper }
+    }
+
+    /// Runs an operation until it has ended, or until a chain was stopped.
+    fn run<O>(&mut self, operation: impl AsyncFnOnce(&mut AnyTxn<Endpoint>) -> O) -> Option<O> {
+        let Client { endpoint, txn, keeper } = self;
+        let both = async {
+            let mut operation = pin!(operation(txn));
+            poll_fn(|cx| {
+                let mut polled = Poll::Pending;
+                for _ in 0..2 {
+                    let _goes_on = keeper.as_mut().poll(cx);
+                    if polled.is_pending() {
+                        polled = operation.as_mut().poll(cx).map(Some);
+                    }
+                }
+                if polled.is_pending() && endpoint.is_stuck() { Poll::Ready(None) } else { polled }
+            })
+            .await
+        };
+        run(endpoint, both)
+    }
+
+    /// Reads the keys and writes a value to all of them. Returns `None` if a chain was stopped.
+    fn try_write(&mut self, keys: &[[u8; 8]], value: &[u8]) -> Option<Result<(), TxnError>> {
+        self.run(async |txn| {
+            txn.begin();
+            txn.fetch(&keys.iter().map(|key| &key[..]).collect::<Vec<_>>()).await?;
+            keys.iter().try_for_each(|key| txn.put(key, value))?;
+            txn.commit().await.map(drop)
+        })
+    }
+
+    /// Writes a value to all keys. Tries again while another transaction is in the way.
+    fn write(&mut self, keys: &[[u8; 8]], value: &[u8]) -> Result<(), TxnError> {
+        let began = Instant::now();
+        loop {
+            match self.try_write(keys, value).expect("no chain is stopped") {
+                Err(TxnError::Conflict) if began.elapsed() < Duration::from_secs(10) => {}
+                written => return written,
+            }
+        }
+    }
+
+    fn read(&mut self, keys: &[[u8; 8]]) -> Vec<Vec<u8>> {
+        let read = self.run(async |txn| {
+            txn.begin();
+            let mut values = Vec::new();
+            for key in keys {
+                values.push(txn.get(key).await?.unwrap_or_default().to_vec());
+            }
+            txn.commit().await.map(|_| values)
+        });
+        read.expect("no chain is stopped").expect("nothing is in the way")
+    }
+
+    fn stat(&mut self) -> Stat {
+        let stat = self.run(async |txn| {
+            let AnyTxn::PrismTx(txn) = txn;
+            txn.stat().await
+        });
+        stat.expect("no chain is stopped").expect("the nodes answer")
+    }
+
+    fn close(self) {
+        let Client { endpoint, txn, keeper } = self;
+        drop(txn);
+        run(&endpoint, keeper);
+    }
+}
+
+/// Number of chains of a transaction, with room for those that a failure adds.
+const CHAINS: u32 = 12;
+
+/// What happens to a chain of the victim.
+const FATES: [fn() -> Then; 4] =
+    [|| Then::Stops, || Then::Lost(Ran::Yes), || Then::Lost(Ran::Unknown), || Then::Lost(Ran::No)];
+
+/// Lets each chain of a transaction have each fate. If `is_disturbed`, another client has committed between the reads
+/// and the prepare, so that the transaction aborts.
+fn every_chain_of_a_client(is_disturbed: bool) {
+    for chain in 0..CHAINS {
+        for fate in FATES {
+            let scene = Scene::with_ids(2);
+            let mut victim = Client::open(&scene);
+            let other = Rc::new(RefCell::new(is_disturbed.then(|| Client::open(&scene))));
+            let (theirs, keys) = (Rc::clone(&other), scene.keys.clone());
+            let count = Cell::new(0);
+            victim.endpoint.before_each(move || {
+                let number = count.replace(count.get() + 1);
+                if number == NODES
+                    && let Some(mut other) = theirs.take()
+                {
+                    other.write(&keys[..1], b"other").expect("nothing is in the way");
+                    other.close();
+                }
+                if number == chain { fate() } else { Then::Runs }
+            });
+            let written = victim.try_write(&scene.keys, b"new");
+            // The victim dies, or is closed without the end of its task.
+            drop(victim);
+            other.take();
+            let values = scene.settled();
+            let first = if is_disturbed { b"other".to_vec() } else { b"old".to_vec() };
+            let old = [first, b"old".to_vec()];
+            let (is_old, is_new) = (values == old, values == vec![b"new".to_vec(); 2]);
+            let may_be = match &written {
+                Some(Ok(())) => is_new,
+                Some(Err(error)) if error.ran() == Ran::No => is_old,
+                _ => is_old || is_new,
+            };
+            assert!(may_be, "chain {chain}: {written:?} leaves {values:?}");
+        }
+    }
+}
+
+#[test]
+fn a_client_may_die_or_lose_its_session_at_each_chain_of_a_commit() {
+    every_chain_of_a_client(false);
+}
+
+#[test]
+fn a_client_may_die_or_lose_its_session_at_each_chain_of_an_abort() {
+    every_chain_of_a_client(true);
+}
+
+/// Lets a client die before each chain of a commit, and its first recoverer die before each of its own chains.
+#[test]
+fn a_recoverer_may_die_at_each_chain() {
+    for chain in NODES..NODES + 5 {
+        for of_recoverer in 0..16 {
+            let scene = Scene::new();
+            let mut victim = Client::open(&scene);
+            victim.endpoint.of_chain(chain, Then::Stops);
+            let written = victim.try_write(&scene.keys, b"new");
+            drop(victim);
+            let first = scene.endpoint();
+            first.of_chain(of_recoverer, Then::Stops);
+            let healed = scene.heal(&first);
+            let values = scene.settled();
+            assert!(
+                values == vec![b"old".to_vec(); 2] || values == vec![b"new".to_vec(); 2],
+                "chain {chain} of the client ({written:?}) and {of_recoverer} of the recoverer ({healed:?}) leave \
+                 {values:?}"
+            );
+        }
+    }
+}
+
+/// Stops a recoverer before each of its chains, until another one has recovered the client, and the next holder of the
+/// id has committed, or has prepared.
+#[test]
+fn a_recoverer_may_be_late_at_each_chain() {
+    for chain in NODES..NODES + 5 {
+        for of_recoverer in 0..16 {
+            for next_stops in [None, Some(NODES + 2)] {
+                let scene = Rc::new(Scene::new());
+                let mut victim = Client::open(&scene);
+                victim.endpoint.of_chain(chain, Then::Stops);
+                let _stopped = victim.try_write(&scene.keys, b"new");
+                drop(victim);
+                let next = Rc::new(RefCell::new(None));
+                let (theirs, to) = (Rc::clone(&scene), Rc::clone(&next));
+                let late = scene.endpoint();
+                late.before_chain(of_recoverer, move || {
+                    theirs.heal(&theirs.endpoint()).expect("no chain is stopped").expect("the nodes answer");
+                    let mut client = Client::open(&theirs);
+                    if let Some(chain) = next_stops {
+                        client.endpoint.of_chain(chain, Then::Stops);
+                    }
+                    let written = client.try_write(&theirs.keys, b"next");
+                    *to.borrow_mut() = Some((client, written));
+                });
+                let healed = scene.heal(&late);
+                let next = next.take();
+                let written = next.as_ref().map(|(_, written)| written.clone());
+                drop(next);
+                let values = scene.settled();
+                let is_one = |value: &[u8]| values.iter().all(|found| found == value);
+                let may_be = match written {
+                    Some(Some(Ok(()))) => is_one(b"next"),
+                    Some(_) => is_one(b"next") || is_one(b"new") || is_one(b"old"),
+                    // The recoverer has fewer chains.
+                    None => is_one(b"new") || is_one(b"old"),
+                };
+                assert!(
+                    may_be,
+                    "chain {chain} of the client, {of_recoverer} of the recoverer ({healed:?}): {values:?}"
+                );
+            }
+        }
+    }
+}
