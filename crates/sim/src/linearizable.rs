@@ -179,6 +179,8 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
         Entry {
             called: operation.called.index,
             end: end_of(operation),
+            ended: 0,
+            place: 0,
             ask: operation.ask,
             outcome: operation.outcome,
             expected,
@@ -186,7 +188,15 @@ fn entries(operations: &[Operation]) -> Vec<Entry> {
             reads: written_by(&operation.ask).and_then(reads).unwrap_or(0),
         }
     };
-    operations.iter().filter(matters).map(entry).collect()
+    let mut entries: Vec<Entry> = operations.iter().filter(matters).map(entry).collect();
+    let is_unknown = |entry: &&Entry| entry.outcome == Outcome::Unknown;
+    let mut ends: Vec<u64> = entries.iter().filter(is_unknown).map(|entry| entry.end).collect();
+    ends.sort_unstable();
+    for entry in &mut entries {
+        entry.ended = ends.partition_point(|end| *end < entry.called);
+        entry.place = ends.partition_point(|end| *end <= entry.end);
+    }
+    entries
 }
 
 /// An operation of the search, with its outcome and three counters:
@@ -200,6 +210,10 @@ struct Entry {
     /// more effect.
     called: u64,
     end: u64,
+    /// Number of operations of unknown outcome whose ends precede the call.
+    ended: usize,
+    /// Number of operations of unknown outcome whose ends are not after this one's.
+    place: usize,
     ask: Ask,
     outcome: Outcome,
     expected: u32,
@@ -210,9 +224,9 @@ struct Entry {
 impl Entry {
     fn span(&self) -> Span {
         let returned = match self.outcome {
-            // An operation that has no effect is ordered last. One that has an effect must have it before its end;
+            // An operation that has no effect is left out. One that has an effect must have it before its end;
             // `State::with_unknown_outcome` checks this.
-            Outcome::Unknown => u64::MAX,
+            Outcome::Unknown => Span::NEVER,
             _ => self.end,
         };
         Span { called: self.called, returned }
@@ -347,9 +361,9 @@ impl Spans {
 struct State {
     install: Option<Install>,
     over: BTreeSet<Version>,
-    /// Index of the latest call among the ordered operations. An operation that ended before this call can have no more
-    /// effect.
-    latest_call: u64,
+    /// Number of operations of unknown outcome that ended before the latest call among the ordered operations. They can
+    /// have no more effect. The index of the call itself would make states differ that are alike in all that follows.
+    ended: usize,
 }
 
 /// A value that an operation installed in a key. Its version is known once an outcome names the version.
@@ -422,7 +436,7 @@ impl State {
     /// in this state.
     fn with_outcome(mut self, entry: &Entry) -> Option<State> {
         let Entry { ask, outcome, expected: expected_times, reported: told_times, reads, .. } = *entry;
-        self.latest_call = self.latest_call.max(entry.called);
+        self.ended = self.ended.max(entry.ended);
         self.install = match (ask, outcome) {
             (Ask::Get, Outcome::Found(value, version)) => {
                 let install = self.install.filter(|install| install.value == value)?;
@@ -462,13 +476,13 @@ impl State {
 
     /// Returns the state after an operation of unknown outcome. The operation takes effect if the state allows it.
     ///
-    /// An operation that never took effect is ordered last, where its effect does not matter. So this returns `None`
-    /// only if the operation cannot take effect here, but a read returned a value that this operation alone wrote.
+    /// An operation that never took effect is left out of the order. So this returns `None` only if the operation cannot
+    /// take effect here, but a read returned a value that this operation alone wrote.
     fn with_unknown_outcome(mut self, entry: &Entry) -> Option<State> {
-        if self.latest_call > entry.end {
+        if self.ended >= entry.place {
             return (entry.reads == 0).then_some(self);
         }
-        self.latest_call = self.latest_call.max(entry.called);
+        self.ended = self.ended.max(entry.ended);
         let install = |value| Some(Install::new(value, None, 0, entry.reads));
         match entry.ask {
             Ask::Put(value) if self.may_end() => self.install = install(value),
