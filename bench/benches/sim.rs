@@ -12,6 +12,7 @@
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use farside_sim::fault::{Fault, Struck};
+use farside_sim::hardware::PACKET_MAX;
 use farside_sim::memory::Bytes;
 use farside_sim::network::{Arrival, Inbox, Network, Wire};
 use farside_sim::nic::{Completion, Connection, Nic, Timing, Verb};
@@ -138,6 +139,8 @@ fn verbs(world: &World) {
         flight_spread_ns: 50,
         link_gbit: 0,
         op_ps: 10_000,
+        lists_are_ops: false,
+        packet_max: PACKET_MAX,
         fetch_ns: 200,
         fetch_spread_ns: 50,
         land_spread_ns: 20,

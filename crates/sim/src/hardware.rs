@@ -3,7 +3,7 @@
 //! Invariant: all calibration uses two sets of micro-benchmarks. One is figure 1 of PRISM (Burke et al., SOSP 2021).
 //! The other is section 4 of *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided
 //! RDMA* (Ziegler et al., SIGMOD 2023; here *Synchronization*). Measurements of applications are never inputs: the
-//! model predicts them.
+//! model predicts them. [`CONNECTX_6`] differs from the calibrated inputs only in numbers that describe the NIC alone.
 
 use crate::nic::{Sender, Timing};
 use crate::station::Picos;
@@ -20,6 +20,14 @@ pub struct Inputs {
     pub verb_ns: Nanos,
     /// Time that a NIC is busy with one op. Synchronization, section 4: a ConnectX-5 executes 51.2 million per second.
     pub nic_op_ps: Picos,
+    /// Whether the node's NIC takes the time of one op for a list of verbs, whatever its length. No NIC does; as an
+    /// experiment, it shows what the verbs of a system cost beyond its waves.
+    pub lists_are_ops: bool,
+    /// Maximum payload of a packet in bytes: [`PACKET_MAX`], unless the network has larger frames.
+    pub packet_max: u64,
+    /// Whether a CAS of the NIC can compare and swap under masks, and stores have words in the NIC's own memory.
+    /// ConnectX-4 and later have both, by an interface of their vendor's. *PRISM* and *Synchronization* do not use it.
+    pub has_extensions: bool,
     /// Time of a NIC's read of the host's memory over PCIe. PRISM, figure 1: the difference between READ and WRITE, and
     /// between an indirect READ and READ. Writes have no such time: they are posted, and nothing waits for them.
     pub pcie_ns: Nanos,
@@ -76,6 +84,9 @@ pub struct Inputs {
 pub const INPUTS: Inputs = Inputs {
     verb_ns: 1_638,
     nic_op_ps: 19_531,
+    lists_are_ops: false,
+    packet_max: PACKET_MAX,
+    has_extensions: false,
     pcie_ns: 600,
     atomic_ns: 378,
     slot_ns: 370,
@@ -95,6 +106,24 @@ pub const INPUTS: Inputs = Inputs {
     arm_read_ns: 3_200,
     arm_write_ns: 4_200,
 };
+
+/// Parameters of the machines of SMART (Luo et al., OSDI 2023), on which the paper also measures Sherman and ART:
+/// CloudLab's r650, with one ConnectX-6 of 100 Gb/s.
+///
+/// What differs from the calibrated [`INPUTS`]:
+///
+/// - `nic_op_ps`: 45 million READs per second, the bound of the NIC that the paper's section 3 states. There, a B+ tree
+///   is 10.8 times below this bound. ART reaches the bound, so the peak of ART's reads is no test of the model.
+/// - `packet_max`: the artifact's queue pairs have an MTU of 4096 bytes (`src/rdma/StateTrans.cpp`).
+/// - `has_extensions`: the artifact uses masked CAS and the NIC's own memory.
+///
+/// What is the same, since no micro-benchmark of this NIC is available: a ConnectX-5 of *PRISM* and *Synchronization*
+/// has the same times of a verb and of PCIe (a ConnectX-6 on PCIe 4.0 is not slower), and the same lock slots of
+/// atomics. The NIC's own memory is that of a ConnectX-5 in Sherman. The number of connections that a client's NIC
+/// caches is an estimate for a ConnectX-5, too; a fetch of 150 ns for each message allows the paper's 16 machines 107
+/// million messages per second, more than two memory nodes execute.
+pub const CONNECTX_6: Inputs =
+    Inputs { nic_op_ps: 22_222, packet_max: 4_096, has_extensions: true, ..INPUTS };
 
 /// Time of a byte of a CRC-64 that is computed byte by byte with a table: 7 cycles, for a load from the L1 cache, a
 /// shift and two exclusive ors, each of which depends on the one before, at 2 GHz, the nominal clock of a Xeon Gold
@@ -123,6 +152,8 @@ impl Inputs {
             flight_spread_ns: 0,
             link_gbit: testbed.link_gbit,
             op_ps: self.nic_op_ps,
+            lists_are_ops: self.lists_are_ops,
+            packet_max: self.packet_max,
             fetch_ns: self.pcie_ns,
             fetch_spread_ns: 0,
             land_spread_ns: 0,
@@ -246,6 +277,12 @@ impl Testbed {
     /// one switch, whose latency [`Inputs::verb_ns`] covers.
     pub const SYNCHRONIZATION: Testbed =
         Testbed { link_gbit: 100, distance: Distance::Direct, cores: 28, machines: 4 };
+    /// Testbed of SMART's evaluation (section 5): 16 machines of two Xeons with 36 cores each, with clients on all of
+    /// them, and one switch. Two of the machines are memory nodes, too. In the model, a memory node's own clients have
+    /// another NIC, and reach it over the network like all others. The latency of the switch is that of PRISM's.
+    pub const SMART: Testbed = Testbed { link_gbit: 100, distance: Distance::Rack, cores: 72, machines: 16 };
+    /// Testbed of SMART's motivation (section 3): clients on 8 machines, and one memory node.
+    pub const SMART_MOTIVATION: Testbed = Testbed { machines: 8, ..Testbed::SMART };
 }
 
 /// Overhead of every packet in bytes: preamble 8, Ethernet header 14, IP header 20, UDP header 8, InfiniBand's base
@@ -257,15 +294,20 @@ pub const PACKET: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
 pub const PACKET_MAX: u64 = 1_024;
 /// Size in bytes of an op's header: address 8, key 4, length 4 (InfiniBand's RETH). PRISM (section 4.2) adds flags to
 /// the base header, which take no byte.
-const OP: u64 = 16;
+pub(crate) const OP: u64 = 16;
 /// Size in bytes of the second address of a redirected or data-indirect op.
 const ADDRESS: u64 = 8;
 /// Size in bytes of an acknowledgement's header (InfiniBand's AETH).
-const ACKNOWLEDGEMENT: u64 = 4;
+pub(crate) const ACKNOWLEDGEMENT: u64 = 4;
 
-/// Returns the number of bytes on the wire of a message of `bytes` bytes.
+/// Returns the number of bytes on the wire of a message of `bytes` bytes, in packets of [`PACKET_MAX`].
 pub const fn framed(bytes: u64) -> u64 {
-    let packets = bytes.div_ceil(PACKET_MAX);
+    framed_in(bytes, PACKET_MAX)
+}
+
+/// Returns the number of bytes on the wire of a message of `bytes` bytes, in packets of at most `packet_max`.
+pub const fn framed_in(bytes: u64, packet_max: u64) -> u64 {
+    let packets = bytes.div_ceil(packet_max);
     bytes + PACKET * if packets == 0 { 1 } else { packets }
 }
 

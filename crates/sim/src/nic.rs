@@ -30,14 +30,14 @@ mod sender;
 pub use connection::{Completion, Connection, Exchange, Message, Permit, Refusal};
 pub use sender::Sender;
 
-use crate::hardware::{answer_len, op_len};
+use crate::hardware::{ACKNOWLEDGEMENT, OP, framed_in};
 use crate::memory::{Bytes, Seen};
 use crate::station::{Picos, Station};
 use crate::world::{Nanos, World};
 use farside_remote::{Capabilities, Rights};
 use foldhash::fast::FixedState;
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Bit of the addresses of the NIC's own memory.
@@ -121,10 +121,10 @@ impl Verb {
         }
     }
 
-    /// Bytes on the wire of the verb's request and of its response.
-    fn wire_bytes(&self) -> [u64; 2] {
+    /// Bytes on the wire of the verb's request and of its response, in packets of at most `packet_max` bytes.
+    fn wire_bytes(&self, packet_max: u64) -> [u64; 2] {
         let [request, response] = self.payload();
-        [op_len(0, request as u64), answer_len(response as u64)]
+        [OP + request as u64, ACKNOWLEDGEMENT + response as u64].map(|bytes| framed_in(bytes, packet_max))
     }
 
     fn is_write(&self) -> bool {
@@ -144,6 +144,10 @@ pub struct Timing {
     pub link_gbit: u64,
     /// Time, in picoseconds, that the NIC takes to start an op. It starts one op at a time.
     pub op_ps: Picos,
+    /// Whether a list of verbs takes the time of one op, whatever its length.
+    pub lists_are_ops: bool,
+    /// Maximum payload of a packet in bytes.
+    pub packet_max: u64,
     /// Time to fetch a line from the node's memory.
     pub fetch_ns: Nanos,
     /// Spread of `fetch_ns`, drawn separately for each line.
@@ -179,6 +183,8 @@ impl Timing {
 pub struct Traffic {
     /// Number of requests, each with its response. A list of verbs is one request.
     pub round_trips: u64,
+    /// Number of ops that the NIC has started.
+    pub ops: u64,
     /// Bytes received, including packet overhead.
     pub bytes_in: u64,
     /// Bytes sent, including packet overhead.
@@ -223,8 +229,8 @@ struct Inner {
     outgoing: Station,
     /// The unit that starts ops.
     ops: Station,
-    /// For each lock slot, the intervals in which atomics hold it.
-    slots: RefCell<HashMap<u64, Vec<Held>, FixedState>>,
+    /// For each lock slot, the intervals in which atomics hold it, in order. No two of them overlap.
+    slots: RefCell<HashMap<u64, VecDeque<Held>, FixedState>>,
     /// The NIC's own memory; empty until it is used.
     on_chip: RefCell<Vec<u8>>,
     seen: RefCell<Option<Rc<Cell<Seen>>>>,
@@ -415,7 +421,7 @@ impl Nic {
     fn receive(&self, bytes: u64, ops: u64) -> Nanos {
         let Inner { world, timing, incoming, ops: starts, traffic, .. } = &*self.0;
         let counted = traffic.get();
-        traffic.set(Traffic { bytes_in: counted.bytes_in + bytes, ..counted });
+        traffic.set(Traffic { bytes_in: counted.bytes_in + bytes, ops: counted.ops + ops, ..counted });
         starts.pass(incoming.pass(world.now(), timing.wire(bytes)), ops * timing.op_ps)
     }
 
@@ -447,17 +453,21 @@ impl Nic {
         let is_on_chip = at & ON_CHIP != 0;
         let slot = if is_on_chip { at } else { (at & timing.slot_mask) / 8 };
         let held = slots.entry(slot).or_default();
-        held.retain(|&(_, to)| to >= world.now());
+        while held.front().is_some_and(|&(_, to)| to < world.now()) {
+            held.pop_front();
+        }
         let until_slot = if is_on_chip { 0 } else { timing.atomic_ns };
         let mut fetch = from + until_slot + self.late(connection, Step::Lock(at), timing.fetch_spread_ns);
         let holds = if is_on_chip { timing.on_chip_ns } else { timing.slot_ns };
         let length = holds + self.late(connection, Step::WriteBack(at), timing.slot_spread_ns);
         // An atomic that arrives later may hold the slot earlier, if its interval fits in a gap.
-        while let Some(&(_, to)) = held.iter().find(|&&(from, to)| fetch < to && from <= fetch + length) {
+        let mut place = held.partition_point(|&(_, to)| to <= fetch);
+        while let Some(&(_, to)) = held.get(place).filter(|(from, _)| *from <= fetch + length) {
             fetch = to;
+            place += 1;
         }
         let back = fetch + length;
-        held.push((fetch, back));
+        held.insert(place, (fetch, back));
         [fetch, back]
     }
 
@@ -470,7 +480,7 @@ impl Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::{INPUTS, Testbed};
+    use crate::hardware::{INPUTS, Testbed, answer_len, op_len};
     use crate::world::SECONDS;
 
     const AT: u64 = 1 << 20;
@@ -506,8 +516,8 @@ mod tests {
             "{alone} ns, then {behind} ns"
         );
         world.run_until(SECONDS);
-        let Traffic { round_trips, bytes_in, bytes_out } = nic.traffic();
-        assert_eq!((round_trips, bytes_in), (3, 1_000_000 + 2 * op_len(0, 0)));
+        let Traffic { round_trips, ops, bytes_in, bytes_out } = nic.traffic();
+        assert_eq!((round_trips, ops, bytes_in), (3, 3, 1_000_000 + 2 * op_len(0, 0)));
         assert_eq!(bytes_out, 64 + 2 * answer_len(8));
     }
 

@@ -12,6 +12,7 @@ use farside_remote::{NodeId, Width};
 use farside_sim::checker::Checker;
 use farside_sim::counter::Counters;
 use farside_sim::fabric::verbs::Verbs;
+use farside_sim::hardware::PACKET_MAX;
 use farside_sim::history::counter::{Ask, History, Operation, Outcome as Found};
 use farside_sim::memory::{Bytes, Seen};
 use farside_sim::nic::{Device, Nic, Step, Timing};
@@ -37,6 +38,8 @@ pub const AT_ONCE: Timing = Timing {
     flight_spread_ns: 0,
     link_gbit: 0,
     op_ps: 0,
+    lists_are_ops: false,
+    packet_max: PACKET_MAX,
     fetch_ns: 0,
     fetch_spread_ns: 0,
     land_spread_ns: 0,

@@ -400,8 +400,10 @@ impl Connection {
         }
         let Posted { verb, is_last, list, completion, .. } = posted;
         completion.0.verb.set(self.0.arrived.replace(self.0.arrived.get() + 1));
-        let [bytes, answered] = verb.wire_bytes();
-        let after_writes = self.0.nic.receive(bytes, 1).max(self.0.landed.get());
+        let timing = self.0.nic.timing();
+        let [bytes, answered] = verb.wire_bytes(timing.packet_max);
+        let ops = if timing.lists_are_ops && !is_last { 0 } else { 1 };
+        let after_writes = self.0.nic.receive(bytes, ops).max(self.0.landed.get());
         let (at, len, rights) = verb.access();
         if list.is_refused.get() || !list.permits(at, len, rights) {
             let is_later = list.is_refused.replace(true);

@@ -4,10 +4,11 @@ use super::verbs::Plain;
 use farside_remote::control::{Answer, Ask};
 use farside_remote::op::ListId;
 use farside_remote::{
-    Addr, BoundedPtr, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, allocate, cas_from, read, write,
+    Addr, BoundedPtr, Capabilities, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, allocate, cas_from,
+    read, write,
 };
 use farside_sim::fabric::hardware::{Machines, Setup, start_node};
-use farside_sim::hardware::{Distance, Platform, Testbed, framed, request_bytes};
+use farside_sim::hardware::{CONNECTX_6, Distance, Platform, Testbed, framed, framed_in, request_bytes};
 use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp, SECTION_4, Workers, latency, mverbs};
 use farside_sim::world::{MICROS, SECONDS, World, within};
 use std::rc::Rc;
@@ -87,6 +88,20 @@ fn a_message_has_the_wire_size_that_the_standards_define() {
         3 * 82 + ops.iter().sum::<u64>(),
         "a packet for each op"
     );
+}
+
+#[test]
+fn a_connectx_6_has_its_own_rate_packets_and_capabilities() {
+    let setup = Setup { inputs: CONNECTX_6, ..Setup::new(Platform::Rdma, Testbed::SMART) };
+    let timing = setup.device().timing;
+    let mops = 1e6 / timing.op_ps as f64;
+    assert!((mops - 45.0).abs() < 0.01, "{mops} million a second");
+    assert_eq!(framed_in(3_231, timing.packet_max), 3_231 + 82, "a leaf of Sherman takes one packet");
+    assert_eq!(framed_in(4_097, timing.packet_max), 4_097 + 2 * 82);
+    let capable = setup.device().capabilities();
+    assert!(capable.contains(Capabilities::MASKED_CAS.and(Capabilities::ON_CHIP_WORDS)), "{capable}");
+    let plain = Setup::new(Platform::Rdma, Testbed::SMART).device().capabilities();
+    assert!(!plain.contains(Capabilities::MASKED_CAS), "{plain}");
 }
 
 /// A quorum drops the requests that it no longer needs. They must cost as much as the others.

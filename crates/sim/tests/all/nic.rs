@@ -5,6 +5,7 @@ use farside_remote::{
     Addr, ChainBuf, Fabric, Key, Mode, NodeId, Op, Reply, Status, cas, fetch_add, read, write,
 };
 use farside_sim::fabric::verbs::Verbs;
+use farside_sim::hardware::PACKET_MAX;
 use farside_sim::litmus::{self, Outcome, Program, Seeds, Start, Step, Summary, WORD_SIZE};
 use farside_sim::memory::Bytes;
 use farside_sim::nic::{Device, Nic, Timing};
@@ -33,6 +34,8 @@ fn timing(world: &World, relaxed: bool) -> (Timing, [u64; 3]) {
         flight_spread_ns: flight,
         link_gbit: 0,
         op_ps: 0,
+        lists_are_ops: false,
+        packet_max: PACKET_MAX,
         fetch_ns: 0,
         fetch_spread_ns: fetch,
         land_spread_ns: land,
