@@ -14,6 +14,10 @@
 //! Invariant: a chain that is no list of verbs takes effect at one instant, when it reaches the hardware that runs it.
 //! Invariant: a chain that was sent takes effect, and its response uses the link, whether or not a task still waits.
 
+mod threads;
+
+pub use threads::Threads;
+
 use super::verbs::Verbs;
 use crate::fault::Struck;
 use crate::hardware::{
@@ -29,6 +33,7 @@ use farside_node::served::{Buffers, Called, Calling};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::SessionId;
 use farside_remote::clock::Clock;
+use farside_remote::control::{Answer, Ask};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Work, addressed};
 use farside_remote::{
@@ -97,8 +102,9 @@ impl Setup {
 
     /// Returns the node's NIC.
     pub const fn device(&self) -> Device {
+        let Inputs { has_extensions, .. } = self.inputs;
         let timing = self.inputs.timing(self.testbed);
-        Device { timing, has_masked_cas: false, has_on_chip_words: false }
+        Device { timing, has_masked_cas: has_extensions, has_on_chip_words: has_extensions }
     }
 
     /// Number of trailing READs that a chain needs in addition to its own ops.
@@ -404,6 +410,16 @@ impl Client {
         if node == self.machine.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
     }
 
+    /// Runs a chain now, as if all machines took no time.
+    fn run_at_once(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.check(node)?;
+        chain.note_posted();
+        let Machine { memory, session, .. } = &*self.machine;
+        let by = By::itself(*session);
+        memory.run_at_once(|memory| farside_remote::run(memory, by, chain.view(), reply));
+        Ok(())
+    }
+
     fn note_returned(&self, reply: &Reply) {
         let bytes: usize = (0..reply.len()).map(|op| reply.output(op).len()).sum();
         self.returned.set(self.returned.get() + bytes as u64);
@@ -412,6 +428,11 @@ impl Client {
     /// Sends a request to the node itself, for its catalog. In the model, this request takes no time.
     async fn ask(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = farside_node::turn::parse(request).map_err(FabricError::Refused)?;
+        // One session runs the chains of all clients. It is bound to none of them: no client of the model is fenced.
+        if matches!(ask, Ask::Bind { .. }) {
+            *answer = serde_json::to_vec(&Answer::Done).expect("plain data");
+            return Ok(());
+        }
         let waiting = Rc::new(OneShot::default());
         let sender = farside_node::identity::Sender::Host;
         self.machine.serving.post(Letter::LocalRequest(sender, ask, Rc::clone(&waiting)));
@@ -484,7 +505,11 @@ impl Fabric for Client {
     }
 
     fn capabilities(&self, _node: NodeId) -> Capabilities {
-        self.machine.setup.platform.capabilities()
+        let Setup { platform, .. } = self.machine.setup;
+        match platform {
+            Platform::Rdma => platform.capabilities().and(self.machine.setup.device().capabilities()),
+            _ => platform.capabilities(),
+        }
     }
 }
 
@@ -538,6 +563,21 @@ impl Machines {
         Rc::new(PoolClient { nodes: self.nodes.iter().zip(0..).map(connected).collect() })
     }
 
+    /// Connects another client, whose machine has this many threads, to all nodes. The nodes' NICs run its chains.
+    /// Successive clients are on successive machines, round robin.
+    pub fn connect_threads(&self, threads: u32) -> Rc<Threads> {
+        /// Number of clients whose connections have different numbers.
+        const CLIENTS_MAX: u32 = 1 << 20;
+        let client = self.clients.get();
+        self.clients.set(client + 1);
+        let count = self.nodes.len() as u32;
+        let connected = |(machine, index): (&Rc<Machine>, u32)| {
+            let of = |thread: u32| machine.connected(client, thread * CLIENTS_MAX + client * count + index);
+            (0..threads).map(of).collect()
+        };
+        Rc::new(Threads::new(self.nodes.iter().zip(0..).map(connected)))
+    }
+
     /// Number of the nodes.
     pub fn count(&self) -> u32 {
         self.nodes.len() as u32
@@ -547,6 +587,7 @@ impl Machines {
     pub fn traffic(&self) -> Traffic {
         self.nodes.iter().map(|machine| machine.traffic()).fold(Traffic::default(), |sum, more| Traffic {
             round_trips: sum.round_trips + more.round_trips,
+            ops: sum.ops + more.ops,
             bytes_in: sum.bytes_in + more.bytes_in,
             bytes_out: sum.bytes_out + more.bytes_out,
         })

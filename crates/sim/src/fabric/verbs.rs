@@ -268,7 +268,10 @@ impl Registration {
             Registration::Everything => return None,
             Registration::Node(memory) => {
                 return Some(Rc::new(move |at, len, rights| {
-                    memory.run_at_once(|memory| is_admitted(memory, key, at, len, rights))
+                    memory.run_at_once(|memory| match at & ON_CHIP {
+                        0 => is_admitted(memory, key, at, len, rights),
+                        _ => Ok(memory.admits(key)?.contains(rights)),
+                    })
                 }));
             }
             Registration::Session(pair) => pair,
