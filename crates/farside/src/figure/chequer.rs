@@ -146,6 +146,7 @@ const BASE: Figure = Figure {
     curves: Vec::new,
     headlines: &[],
     claims: &[],
+    rivals: None,
     fabrics: OnFabrics::Nothing(""),
 };
 
@@ -160,6 +161,7 @@ pub(super) static FIGURE_7: Figure = Figure {
         ratio(&UNIFORM, "64 B", AT_64_B, TWO, ONLY_ZIPF),
         ratio(&UNIFORM, "64 KiB", AT_64_KIB, ONE_POINT_THREE, ONLY_ZIPF),
     ],
+    rivals: None,
     fabrics: on_fabrics(&["readproportion=0.9", "updateproportion=0.1"]),
     ..BASE
 };
@@ -175,6 +177,7 @@ pub(super) static FIGURE_8: Figure = Figure {
         ratio(&UNIFORM, "64 B", AT_64_B, TWO, ONLY_ZIPF),
         ratio(&UNIFORM, "64 KiB", AT_64_KIB, ONE_POINT_THREE, ONLY_ZIPF),
     ],
+    rivals: None,
     fabrics: on_fabrics(&["readproportion=0.5", "updateproportion=0.5"]),
     ..BASE
 };
@@ -253,6 +256,7 @@ pub(super) static OPEN: Figure = Figure {
             ],
         },
     ],
+    rivals: None,
     fabrics: OnFabrics::Nothing("other machines"),
     ..BASE
 };
@@ -310,6 +314,7 @@ pub(super) static MODES_OF_PUT: Figure = Figure {
             Shape::Reported("missed: mode 2 has three waves here, and a check of the CRC"),
         ),
     ],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the time of a put alone: 'store create --put-threshold auto' measures it"),
     ..BASE
 };
@@ -346,6 +351,7 @@ pub(super) static READS_OF_GET: Figure = Figure {
             (Value::On("8 buckets", At::Place(1)), Value::Of(|| 2.2), Shape::Below(1.0)),
         ],
     }],
+    rivals: None,
     fabrics: OnFabrics::Nothing("a count, which is the same over every fabric"),
     ..BASE
 };

@@ -10,6 +10,7 @@ mod chequer;
 pub mod draw;
 mod prism;
 pub mod ratio;
+mod smart;
 mod synchronization;
 pub mod whatif;
 
@@ -21,7 +22,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 19] = [
+pub static FIGURES: [&Figure; 33] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -41,6 +42,20 @@ pub static FIGURES: [&Figure; 19] = [
     &chequer::OPEN,
     &chequer::MODES_OF_PUT,
     &chequer::READS_OF_GET,
+    &smart::FIGURE_3,
+    &smart::FIGURE_3_BYTES,
+    &smart::FIGURE_11,
+    &smart::FIGURE_11_LIMITS,
+    &smart::FIGURE_12,
+    &smart::FIGURE_13,
+    &smart::FIGURE_14,
+    &smart::FIGURE_15,
+    &smart::FIGURE_16,
+    &smart::FIGURE_17,
+    &smart::FIGURE_18,
+    &smart::FIGURE_18_KEYS,
+    &smart::FIGURE_18_VALUES,
+    &smart::MISSES,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.
@@ -62,6 +77,7 @@ pub struct Figure {
     /// Published comparisons of curves, for figures whose curves are not available.
     headlines: &'static [Headline],
     claims: &'static [Claim],
+    rivals: Option<Rivals>,
     /// The part of the figure that a real fabric can reproduce.
     pub fabrics: OnFabrics,
 }
@@ -93,10 +109,15 @@ enum Predict {
     /// Function from the index of a place and the number of simulated operations to a value that may be missing because
     /// of an error.
     Found(Box<Find>),
+    /// Function from the number of simulated operations to the points.
+    Points(Box<FindAll>),
 }
 
 /// Finds the value of a place.
 type Find = dyn Fn(usize, u64) -> Result<f64, String>;
+
+/// Finds the points of a curve: values over the indexes of places, or over operations per second.
+type FindAll = dyn Fn(u64) -> Result<Vec<Point>, String>;
 
 /// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]
@@ -118,6 +139,8 @@ enum At {
     Throughput(f64),
     /// The highest throughput, in million operations per second.
     Peak,
+    /// The latency at the highest throughput.
+    AtPeak,
 }
 
 /// Condition on a ratio.
@@ -169,6 +192,15 @@ struct Headline {
     /// The paper's number; `None` if it has none.
     published: Option<f64>,
     judged: Shape,
+}
+
+/// Systems to which the figure compares another one. A comparison is worth what its rival is worth: a headline is
+/// compared only if all judged numbers of its rivals are met.
+struct Rivals {
+    /// Names with which the rivals' curves begin.
+    names: &'static [&'static str],
+    /// Predicts numbers of the rivals that are on no curve, from the number of simulated operations.
+    numbers: fn(u64) -> Result<Vec<Row>, String>,
 }
 
 /// A predicted value that a claim or a headline compares.
@@ -246,7 +278,12 @@ impl Figure {
     /// A simulated operation failed.
     pub fn predict(&'static self, operations: u64) -> Result<Prediction, String> {
         let places = (self.places)();
-        let (mut rows, mut curves, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        let x_unit = if places.is_empty() { MILLION } else { 1.0 };
+        let (mut curves, mut all) = (Vec::new(), Vec::new());
+        let mut rows = match &self.rivals {
+            Some(rivals) => (rivals.numbers)(operations)?,
+            None => Vec::new(),
+        };
         for curve in (self.curves)() {
             let points = curve.predict.points(places.len(), operations)?;
             let row = |at: At, published, judged| Row {
@@ -259,30 +296,35 @@ impl Figure {
             };
             rows.extend(curve.published.iter().map(|of| row(of.at, Some(of.value), of.judged)));
             if curve.published.is_empty() {
-                let at = match curve.predict {
-                    Predict::UnderLoad(_) => vec![At::Low(None), At::Peak],
-                    _ => (0..places.len()).map(At::Place).collect(),
+                let at = match places.is_empty() {
+                    true => vec![At::Low(None), At::Peak],
+                    false => (0..places.len()).map(At::Place).collect(),
                 };
                 rows.extend(at.into_iter().map(|at| row(at, None, Shape::Reported(curve.unpublished))));
             }
             curves.push(Drawn {
                 name: curve.name,
                 published: curve.published.iter().filter_map(Published::point).collect(),
-                here: points
-                    .iter()
-                    .map(|&Point { x, y }| Point { x: x / curve.predict.x_unit(), y })
-                    .collect(),
+                here: points.iter().map(|&Point { x, y }| Point { x: x / x_unit, y }).collect(),
             });
             all.push((curve.name, points));
         }
-        rows.extend(self.headlines.iter().map(|headline| Row {
-            curve: headline.curves,
-            point: headline.point.to_owned(),
-            unit: "times",
-            published: headline.published,
-            predicted: headline.of.over(&headline.to, &all),
-            judged: headline.judged,
-        }));
+        let poor = self.rivals.as_ref().map_or(Vec::new(), |rivals| rivals.poor(&rows));
+        let headlines = self.headlines.iter().map(|headline| {
+            let is_poor = |value: &Value| {
+                value.curve().is_some_and(|curve| poor.iter().any(|name| curve.starts_with(name)))
+            };
+            let is_compared = !is_poor(&headline.of) && !is_poor(&headline.to);
+            Row {
+                curve: headline.curves,
+                point: headline.point.to_owned(),
+                unit: "times",
+                published: headline.published,
+                predicted: if is_compared { headline.of.over(&headline.to, &all) } else { None },
+                judged: if is_compared { headline.judged } else { Shape::Reported(POOR) },
+            }
+        });
+        rows.extend(headlines);
         let claims = self.claims.iter().map(|claim| claim.judge(&all)).collect();
         Ok(Prediction {
             figure: self,
@@ -300,6 +342,19 @@ impl Figure {
         places: Vec<&'static str>,
     ) -> Picture {
         Picture { title: self.title, curves, source, axes, places }
+    }
+}
+
+/// Reason why a headline is not compared.
+const POOR: &str = "not compared: the rival misses its own numbers";
+
+impl Rivals {
+    /// Names of the rivals that miss one of their own judged numbers.
+    fn poor(&self, rows: &[Row]) -> Vec<&'static str> {
+        let misses = |name: &&&str| {
+            rows.iter().any(|row| row.curve.starts_with(**name) && row.is_met() == Some(false))
+        };
+        self.names.iter().filter(misses).copied().collect()
     }
 }
 
@@ -343,13 +398,7 @@ impl Predict {
             Predict::Found(find) => {
                 (0..places).map(|place| Ok(Point { x: place as f64, y: find(place, operations)? })).collect()
             }
-        }
-    }
-
-    fn x_unit(&self) -> f64 {
-        match self {
-            Predict::UnderLoad(_) => MILLION,
-            _ => 1.0,
+            Predict::Points(find) => find(operations),
         }
     }
 }
@@ -370,6 +419,7 @@ impl At {
                 Some(before.y + share * (after.y - before.y))
             }
             At::Peak => Some(points.iter().map(|point| point.x).fold(0.0, f64::max) / MILLION),
+            At::AtPeak => points.iter().max_by(|one, other| one.x.total_cmp(&other.x)).map(|point| point.y),
         }
     }
 
@@ -379,13 +429,14 @@ impl At {
             At::Low(_) => "low load".to_owned(),
             At::Throughput(mops) => format!("at {mops} M/s"),
             At::Peak => "peak".to_owned(),
+            At::AtPeak => "at the peak".to_owned(),
         }
     }
 
     fn unit(self, of_places: &'static str) -> &'static str {
         match self {
             At::Place(_) => of_places,
-            At::Low(_) | At::Throughput(_) => "us",
+            At::Low(_) | At::Throughput(_) | At::AtPeak => "us",
             At::Peak => "M/s",
         }
     }
@@ -398,7 +449,7 @@ impl Published {
             At::Place(place) => Some(place as f64),
             At::Low(mops) => mops,
             At::Throughput(mops) => Some(mops),
-            At::Peak => None,
+            At::Peak | At::AtPeak => None,
         };
         x.map(|x| Point { x, y: self.value })
     }
@@ -408,6 +459,14 @@ impl Value {
     /// Returns this value divided by another one, if the curves reach both.
     fn over(&self, to: &Value, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
         Some(self.on(curves)? / to.on(curves)?)
+    }
+
+    /// Name of the curve that has the value, if one has it.
+    fn curve(&self) -> Option<&'static str> {
+        match self {
+            Value::On(name, _) => Some(name),
+            Value::Of(_) => None,
+        }
     }
 
     fn on(&self, curves: &[(&'static str, Vec<Point>)]) -> Option<f64> {
@@ -642,6 +701,20 @@ mod tests {
     }
 
     #[test]
+    fn headlines_and_claims_name_curves_of_their_figure() {
+        for figure in FIGURES {
+            let curves = (figure.curves)();
+            let claimed =
+                figure.claims.iter().flat_map(|claim| claim.ratios).flat_map(|(of, to, _)| [of, to]);
+            let compared = figure.headlines.iter().flat_map(|headline| [&headline.of, &headline.to]);
+            for name in claimed.chain(compared).filter_map(Value::curve) {
+                let is_there = curves.iter().any(|curve| curve.name == name);
+                assert!(is_there, "{} has no curve '{name}'", figure.name);
+            }
+        }
+    }
+
+    #[test]
     fn values_are_interpolated_and_never_extrapolated() {
         let points = [(1e6, 10.0), (3e6, 20.0), (2.9e6, 30.0)].map(|(x, y)| Point { x, y });
         let at = |at: At| at.on(&points);
@@ -649,48 +722,54 @@ mod tests {
         assert_eq!(at(At::Throughput(2.0)), Some(15.0));
         assert_eq!(at(At::Throughput(4.0)), None);
         assert_eq!(at(At::Peak), Some(3.0));
+        assert_eq!(at(At::AtPeak), Some(20.0));
         assert_eq!(At::Place(1).on(&[Point { x: 1.0, y: 7.0 }]), Some(7.0));
         assert_eq!(At::Place(2).on(&[Point { x: 1.0, y: 7.0 }]), None);
     }
 
     /// Two curves without published points, and two headlines, one of them with a number.
-    static IN_WORDS: Figure = Figure {
-        name: "in words",
-        title: "",
-        source: "",
-        axes: ["x", "y"],
-        places: || vec!["left", "right"],
-        unit: "us",
-        curves: || {
-            let curve = |name, scale: f64| Curve {
-                name,
-                predict: Predict::Each(Box::new(move |place| Some(scale * (place + 1) as f64))),
-                published: Vec::new(),
-                unpublished: "not available",
-            };
-            vec![curve("one", 2.0), curve("other", 3.0)]
-        },
-        headlines: &[
-            Headline {
-                curves: "other / one",
-                point: "right",
-                of: Value::On("other", At::Place(1)),
-                to: Value::On("one", At::Place(1)),
-                published: Some(1.0),
-                judged: Shape::Within(0.25),
+    const fn in_words(name: &'static str, rivals: Option<Rivals>) -> Figure {
+        Figure {
+            name,
+            title: "",
+            source: "",
+            axes: ["x", "y"],
+            places: || vec!["left", "right"],
+            unit: "us",
+            curves: || {
+                let curve = |name, scale: f64| Curve {
+                    name,
+                    predict: Predict::Each(Box::new(move |place| Some(scale * (place + 1) as f64))),
+                    published: Vec::new(),
+                    unpublished: "not available",
+                };
+                vec![curve("one", 2.0), curve("other", 3.0)]
             },
-            Headline {
-                curves: "one",
-                point: "right / left",
-                of: Value::On("one", At::Place(1)),
-                to: Value::On("one", At::Place(0)),
-                published: None,
-                judged: Shape::Reported("no number"),
-            },
-        ],
-        claims: &[],
-        fabrics: OnFabrics::Nothing("words"),
-    };
+            headlines: &[
+                Headline {
+                    curves: "other / one",
+                    point: "right",
+                    of: Value::On("other", At::Place(1)),
+                    to: Value::On("one", At::Place(1)),
+                    published: Some(1.0),
+                    judged: Shape::Within(0.25),
+                },
+                Headline {
+                    curves: "one",
+                    point: "right / left",
+                    of: Value::On("one", At::Place(1)),
+                    to: Value::On("one", At::Place(0)),
+                    published: None,
+                    judged: Shape::Reported("no number"),
+                },
+            ],
+            claims: &[],
+            rivals,
+            fabrics: OnFabrics::Nothing("words"),
+        }
+    }
+
+    static IN_WORDS: Figure = in_words("in words", None);
 
     #[test]
     fn headlines_are_compared_like_points_and_curves_without_points_are_reported() {
@@ -703,6 +782,35 @@ mod tests {
         assert_eq!(rows, expected);
         assert!(!prediction.is_met());
         assert!(prediction.table().contains("reported: not available"), "{}", prediction.table());
+    }
+
+    /// The same figure, in which `other` is a rival whose own number is 8 and should be 10.
+    static RIVALS: Figure = in_words(
+        "rivals",
+        Some(Rivals {
+            names: &["other"],
+            numbers: |_operations| {
+                Ok(vec![Row {
+                    curve: "other",
+                    point: "alone".to_owned(),
+                    unit: "us",
+                    published: Some(10.0),
+                    predicted: Some(8.0),
+                    judged: Shape::Within(0.1),
+                }])
+            },
+        }),
+    );
+
+    #[test]
+    fn a_rival_that_misses_its_own_numbers_is_not_compared() {
+        let prediction = RIVALS.predict(1_000).expect("nothing is simulated");
+        let rows = |curve| prediction.rows.iter().filter(move |row| row.curve == curve);
+        assert_eq!(rows("other").map(Row::is_met).next(), Some(Some(false)));
+        let compared: Vec<_> = rows("other / one").map(|row| (row.predicted, row.judged)).collect();
+        assert_eq!(compared, [(None, Shape::Reported(POOR))]);
+        assert_eq!(rows("one").filter(|row| row.predicted == Some(2.0)).count(), 2, "it has no rival");
+        assert!(!prediction.is_met());
     }
 
     #[test]

@@ -49,6 +49,7 @@ pub(super) static FIGURE_1: Figure = Figure {
     },
     headlines: &[],
     claims: &[],
+    rivals: None,
     fabrics: OnFabrics::Ops(Ops {
         ops: &MicroOp::FIGURE_1,
         base: MicroOp::Read,
@@ -100,6 +101,7 @@ pub(super) static FIGURE_2: Figure = Figure {
     },
     headlines: &[],
     claims: &[],
+    rivals: None,
     fabrics: OnFabrics::Ops(Ops {
         ops: &[MicroOp::IndirectRead, MicroOp::TwoReads],
         base: MicroOp::TwoReads,
@@ -255,6 +257,7 @@ pub(super) static FIGURE_3: Figure = Figure {
             ],
         },
     ],
+    rivals: None,
     fabrics: stores("c"),
 };
 
@@ -300,6 +303,7 @@ pub(super) static FIGURE_4: Figure = Figure {
             ratios: &[(peak(PRISM_KV), peak(PILAF_HW), WITHIN)],
         },
     ],
+    rivals: None,
     fabrics: stores("a"),
 };
 
@@ -364,6 +368,7 @@ pub(super) static FIGURE_6: Figure = Figure {
             (peak(PRISM_RS), peak(ABDLOCK_SW), Shape::Above(1.1)),
         ],
     }],
+    rivals: None,
     fabrics: REPLICATED,
 };
 
@@ -422,5 +427,6 @@ pub(super) static FIGURE_7: Figure = Figure {
             (at(ABDLOCK_SW, MOST_SKEWED), at(ABDLOCK_SW, UNIFORM), Shape::Above(3.0)),
         ],
     }],
+    rivals: None,
     fabrics: REPLICATED,
 };

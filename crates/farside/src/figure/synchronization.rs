@@ -48,6 +48,7 @@ pub(super) static SECTION_4: Figure = Figure {
             ratios: &[(Value::Of(|| apart(512, 64)), Value::Of(|| apart(128, 64)), Shape::Below(1.0))],
         },
     ],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -116,6 +117,7 @@ pub(super) static ATOMICS: Figure = Figure {
             Shape::Below(1.0),
         )],
     }],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -165,6 +167,7 @@ pub(super) static PADDING: Figure = Figure {
             ),
         ],
     }],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -284,6 +287,7 @@ pub(super) static LATCHES: Figure = Figure {
         by_round_trips("async / basic, shared", ["async, shared", "basic, shared"], 3.0, UNEQUAL),
     ],
     claims: &[],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -329,6 +333,7 @@ pub(super) static OPTIMISTIC: Figure = Figure {
             ],
         },
     ],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -364,6 +369,7 @@ pub(super) static ZIPF: Figure = Figure {
             (Value::On("versions", At::Place(4)), Value::On("versions", At::Place(0)), Shape::Below(1.25)),
         ],
     }],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -415,6 +421,7 @@ pub(super) static SIZE: Figure = Figure {
             ],
         },
     ],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
 
@@ -524,5 +531,6 @@ pub(super) static BTREE: Figure = Figure {
             ],
         },
     ],
+    rivals: None,
     fabrics: OnFabrics::Nothing("the atomics of a NIC"),
 };
