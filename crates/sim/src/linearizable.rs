@@ -226,8 +226,9 @@ impl Entry {
         let returned = match self.outcome {
             // An operation that has no effect is left out. One that has an effect must have it before its end;
             // `State::with_unknown_outcome` checks this.
-            Outcome::Unknown => Span::NEVER,
-            _ => self.end,
+            Outcome::Unknown if self.reads == 0 => None,
+            Outcome::Unknown => Some(u64::MAX),
+            _ => Some(self.end),
         };
         Span { called: self.called, returned }
     }
@@ -476,11 +477,11 @@ impl State {
 
     /// Returns the state after an operation of unknown outcome. The operation takes effect if the state allows it.
     ///
-    /// An operation that never took effect is left out of the order. So this returns `None` only if the operation cannot
-    /// take effect here, but a read returned a value that this operation alone wrote.
+    /// An operation that never took effect is left out of the order. So this returns `None` if the operation cannot take
+    /// effect here any more, or if a read returned a value that this operation alone wrote.
     fn with_unknown_outcome(mut self, entry: &Entry) -> Option<State> {
         if self.ended >= entry.place {
-            return (entry.reads == 0).then_some(self);
+            return None;
         }
         self.ended = self.ended.max(entry.ended);
         let install = |value| Some(Install::new(value, None, 0, entry.reads));

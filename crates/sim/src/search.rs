@@ -3,10 +3,10 @@
 //!
 //! Invariant: an operation precedes another in the order if it returned before the other was called.
 //!
-//! Invariant: an operation that never returned may be left out of the order. So the search first tries to do without
-//! these operations, then with one, and so on. Of two equal states after the same returned operations, it continues only
-//! from the one with fewer of the others: whatever can follow the state with more of them can follow that one, too.
-//! Without this rule, the number of states doubles with each operation that never returned.
+//! Invariant: an optional operation, which never returned, may be left out of the order. So the search first tries to do
+//! without these operations, then with one, and so on. Of two equal states after the same other operations, it continues only
+//! from the one with fewer of these: whatever can follow the state with more of them can follow that one, too. Without
+//! this rule, the number of states doubles with each of them.
 //!
 //! Invariant: the search explores each pair of a set of ordered operations and a resulting state once.
 
@@ -20,16 +20,13 @@ use foldhash::fast::FixedState;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) called: u64,
-    /// [`Span::NEVER`] if the operation did not return. It may then have had no effect.
-    pub(crate) returned: u64,
+    /// `None` if the operation may be left out of the order. Then it never returned.
+    pub(crate) returned: Option<u64>,
 }
 
 impl Span {
-    /// Event after all others.
-    pub(crate) const NEVER: u64 = u64::MAX;
-
     fn is_optional(&self) -> bool {
-        self.returned == Span::NEVER
+        self.returned.is_none()
     }
 }
 
@@ -44,8 +41,8 @@ pub(crate) fn is_explained<S: Clone + Eq + Hash>(
     let mut events: Vec<Event> = Vec::with_capacity(2 * spans.len());
     for (operation, span) in spans.iter().enumerate() {
         events.push(Event { at: span.called, is_return: false, operation });
-        if !span.is_optional() {
-            events.push(Event { at: span.returned, is_return: true, operation });
+        if let Some(at) = span.returned {
+            events.push(Event { at, is_return: true, operation });
         }
     }
     events.sort_by_key(|event| (event.at, event.is_return));
@@ -57,14 +54,14 @@ pub(crate) fn is_explained<S: Clone + Eq + Hash>(
     let mut visited = Visited::default();
     let mut configurations = vec![(Ordered::none_of(spans), start)];
     while !configurations.is_empty() {
-        // What follows from the configurations by one more operation that never returned.
+        // What follows from the configurations by one more optional operation.
         let mut next = Vec::new();
         for (mut ordered, mut state) in configurations {
             let mut left = Left::of(&events, &ordered);
             let mut stack: Vec<(usize, S)> = Vec::new();
             let mut place = left.first();
             loop {
-                // The calls that are left at the end are of operations that never returned.
+                // The calls that are left at the end are of optional operations.
                 let Some(&Event { is_return, operation, .. }) = events.get(place) else { return true };
                 if !is_return {
                     let after = match spans[operation].is_optional() {
@@ -81,7 +78,7 @@ pub(crate) fn is_explained<S: Clone + Eq + Hash>(
                     place = left.first();
                     continue;
                 }
-                // Every operation that returned, and was called before this return, has been tried as the next one.
+                // Every needed operation that was called before this return has been tried as the next one.
                 let mut place_before = left.first();
                 while place_before != place {
                     let operation = events[place_before].operation;
@@ -114,12 +111,12 @@ struct Event {
     operation: usize,
 }
 
-/// The operations that are ordered: those that returned, and those that never did.
+/// The operations that are ordered.
 #[derive(Clone)]
 struct Ordered {
-    returned: Box<[u64]>,
-    others: Box<[u64]>,
-    /// Whether each operation is one of the others, and its number in its set.
+    needed: Box<[u64]>,
+    optional: Box<[u64]>,
+    /// Whether each operation is optional, and its number in its set.
     numbers: Rc<[(bool, usize)]>,
 }
 
@@ -132,19 +129,19 @@ impl Ordered {
             (span.is_optional(), *count - 1)
         };
         let numbers = spans.iter().map(number).collect();
-        let [returned, others] = counts.map(|count: usize| vec![0; count.div_ceil(64)].into());
-        Ordered { returned, others, numbers }
+        let [needed, optional] = counts.map(|count: usize| vec![0; count.div_ceil(64)].into());
+        Ordered { needed, optional, numbers }
     }
 
     fn contains(&self, operation: usize) -> bool {
-        let (is_other, number) = self.numbers[operation];
-        let set = if is_other { &self.others } else { &self.returned };
+        let (is_optional, number) = self.numbers[operation];
+        let set = if is_optional { &self.optional } else { &self.needed };
         set[number / 64] >> (number % 64) & 1 == 1
     }
 
     fn flip(&mut self, operation: usize) {
-        let (is_other, number) = self.numbers[operation];
-        let set = if is_other { &mut self.others } else { &mut self.returned };
+        let (is_optional, number) = self.numbers[operation];
+        let set = if is_optional { &mut self.optional } else { &mut self.needed };
         set[number / 64] ^= 1 << (number % 64);
     }
 }
@@ -189,14 +186,14 @@ impl Left {
 }
 
 /// The visited sets of ordered operations with their resulting states. The map's key is the hash of the state and of
-/// the operations that returned.
+/// the operations that are not optional.
 struct Visited<S>(HashMap<u64, Vec<Alike<S>>, FixedState>);
 
-/// A state after these operations that returned, and each smallest set of the others with which it was reached.
+/// A state after these needed operations, and each smallest set of optional ones with which it was reached.
 struct Alike<S> {
-    returned: Box<[u64]>,
+    needed: Box<[u64]>,
     state: S,
-    others: Vec<Box<[u64]>>,
+    optional: Vec<Box<[u64]>>,
 }
 
 impl<S> Default for Visited<S> {
@@ -215,21 +212,21 @@ impl<S: Clone + Eq + Hash> Visited<S> {
         is_new.then_some(after)
     }
 
-    /// Inserts a state. Returns whether it was absent, and was not reached with fewer operations that never returned.
+    /// Inserts a state. Returns whether it was absent, and was not reached with fewer optional operations.
     fn insert(&mut self, ordered: &Ordered, state: &S) -> bool {
-        let Ordered { returned, others, .. } = ordered;
-        let hash = self.0.hasher().hash_one((returned, state));
+        let Ordered { needed, optional, .. } = ordered;
+        let hash = self.0.hasher().hash_one((needed, state));
         let alike = self.0.entry(hash).or_default();
-        match alike.iter_mut().find(|alike| alike.returned == *returned && alike.state == *state) {
+        match alike.iter_mut().find(|alike| alike.needed == *needed && alike.state == *state) {
             None => {
-                let (returned, state) = (returned.clone(), state.clone());
-                alike.push(Alike { returned, state, others: vec![others.clone()] });
+                let (needed, state) = (needed.clone(), state.clone());
+                alike.push(Alike { needed, state, optional: vec![optional.clone()] });
                 true
             }
-            Some(alike) if alike.others.iter().any(|of| is_subset(of, others)) => false,
+            Some(alike) if alike.optional.iter().any(|of| is_subset(of, optional)) => false,
             Some(alike) => {
-                alike.others.retain(|of| !is_subset(others, of));
-                alike.others.push(others.clone());
+                alike.optional.retain(|of| !is_subset(optional, of));
+                alike.optional.push(optional.clone());
                 true
             }
         }
@@ -252,9 +249,16 @@ mod tests {
     }
     use Op::{Read, Write};
 
+    /// Operation without a return, in these tests.
+    const NEVER: u64 = u64::MAX;
+
+    fn spans(operations: &[(u64, u64, Op)]) -> Vec<Span> {
+        let returned = |at: u64| (at != NEVER).then_some(at);
+        operations.iter().map(|&(called, at, _)| Span { called, returned: returned(at) }).collect()
+    }
+
     fn is_register(operations: &[(u64, u64, Op)]) -> bool {
-        let spans: Vec<Span> =
-            operations.iter().map(|&(called, returned, _)| Span { called, returned }).collect();
+        let spans = spans(&operations);
         is_explained(&spans, 0, |&now, operation| match operations[operation].2 {
             Write(value) => Some(value),
             Read(value) => (value == now).then_some(now),
@@ -282,8 +286,7 @@ mod tests {
         // Ten overlapping writes have 10! orders, but only 10 * 2^9 pairs of a set and its last write.
         let mut operations: Vec<(u64, u64, Op)> = (0..10).map(|n| (n, 100, Write(n as u8))).collect();
         operations.push((101, 102, Read(99)));
-        let spans: Vec<Span> =
-            operations.iter().map(|&(called, returned, _)| Span { called, returned }).collect();
+        let spans = spans(&operations);
         let mut steps = 0;
         let found = is_explained(&spans, 0_u8, |&now, operation| {
             steps += 1;
@@ -299,7 +302,6 @@ mod tests {
 
     #[test]
     fn an_operation_that_never_returned_may_be_left_out() {
-        const NEVER: u64 = Span::NEVER;
         assert!(is_register(&[(0, NEVER, Write(1)), (1, 2, Read(0)), (3, 4, Read(1)), (5, 6, Read(1))]));
         assert!(is_register(&[(0, NEVER, Write(1)), (1, 2, Read(0))]));
         assert!(is_register(&[(0, NEVER, Read(9)), (1, 2, Read(0))]));
@@ -310,12 +312,10 @@ mod tests {
     #[test]
     fn operations_that_never_returned_do_not_multiply_the_states() {
         // Thirty writes that may be left out, with values that nobody reads, make 2^30 sets.
-        let mut operations: Vec<(u64, u64, Op)> =
-            (0..30).map(|n| (n, Span::NEVER, Write(n as u8 + 100))).collect();
+        let mut operations: Vec<(u64, u64, Op)> = (0..30).map(|n| (n, NEVER, Write(n as u8 + 100))).collect();
         operations.extend((0..10).map(|n| (100 + n, 200, Write(n as u8))));
         operations.push((201, 202, Read(99)));
-        let spans: Vec<Span> =
-            operations.iter().map(|&(called, returned, _)| Span { called, returned }).collect();
+        let spans = spans(&operations);
         let mut steps = 0_u64;
         let found = is_explained(&spans, 0_u8, |&now, operation| {
             steps += 1;

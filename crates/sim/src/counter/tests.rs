@@ -98,7 +98,7 @@ fn is_explained_by_search(operations: &[Operation]) -> bool {
         let ran: Vec<&Operation> =
             (0..operations.len()).filter(|&at| has_run(at)).map(|at| &operations[at]).collect();
         let spans: Vec<Span> =
-            ran.iter().map(|of| Span { called: of.called.index, returned: end_of(of) }).collect();
+            ran.iter().map(|of| Span { called: of.called.index, returned: Some(end_of(of)) }).collect();
         is_explained(&spans, Value::default(), |&now, at| {
             let is_right = ran[at].outcome == Outcome::Unknown || ran[at].outcome == Outcome::Found(now);
             let next = match ran[at].ask {

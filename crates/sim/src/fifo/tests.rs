@@ -76,7 +76,7 @@ fn is_queue(capacity: u64, rows: &[Row]) -> bool {
         let is_left_out =
             |at| of_unknown.iter().position(|of| *of == at).is_some_and(|nth| without >> nth & 1 == 1);
         let rows: Vec<Row> = (0..rows.len()).filter(|at| !is_left_out(*at)).map(|at| rows[at]).collect();
-        let spans: Vec<Span> = rows.iter().map(|row| Span { called: row.0, returned: row.1 }).collect();
+        let spans: Vec<Span> = rows.iter().map(|row| Span { called: row.0, returned: Some(row.1) }).collect();
         is_explained(&spans, VecDeque::new(), |queue, at| {
             let (mut queue, is_full) = (queue.clone(), queue.len() as u64 >= capacity);
             let is_so = match (rows[at].2, rows[at].3) {
