@@ -477,8 +477,8 @@ impl State {
 
     /// Returns the state after an operation of unknown outcome. The operation takes effect if the state allows it.
     ///
-    /// An operation that never took effect is left out of the order. So this returns `None` if the operation cannot take
-    /// effect here any more, or if a read returned a value that this operation alone wrote.
+    /// An operation that never took effect is left out of the order. So this returns `None` if the operation cannot
+    /// take effect here any more, or if a read returned a value that this operation alone wrote.
     fn with_unknown_outcome(mut self, entry: &Entry) -> Option<State> {
         if self.ended >= entry.place {
             return None;
