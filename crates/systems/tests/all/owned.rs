@@ -124,3 +124,23 @@ fn jobs_run_under_a_foreign_executor_and_end_with_the_task() {
         assert_eq!(jobs.carry_out(1).await, Err(Closed));
     });
 }
+
+#[test]
+fn a_job_for_one_lane_is_begun_only_if_that_lane_is_free() {
+    let jobs = Jobs::new(2);
+    let mut task = pin!(jobs.serve(async |lane, job: usize| {
+        yield_now().await;
+        lane * 10 + job
+    }));
+    let mut of_the_second = pin!(jobs.carry_out_on(1, 3));
+    assert!(poll(of_the_second.as_mut()).is_pending());
+    assert_eq!(poll(pin!(jobs.carry_out_on(1, 4))), Poll::Ready(None), "the lane is busy");
+    let mut of_any = pin!(jobs.carry_out(5));
+    assert!(poll(of_any.as_mut()).is_pending());
+    (0..3).for_each(|_| assert!(poll(task.as_mut()).is_pending()));
+    assert_eq!(poll(of_the_second.as_mut()), Poll::Ready(Some(Ok(13))));
+    assert_eq!(poll(of_any.as_mut()), Poll::Ready(Ok(5)));
+    jobs.close();
+    assert!(poll(task.as_mut()).is_ready());
+    assert_eq!(poll(pin!(jobs.carry_out_on(0, 6))), Poll::Ready(None), "the jobs are closed");
+}

@@ -169,7 +169,8 @@ fn key(number: u64) -> [u8; 8] {
 
 fn bytes_of(tag: u64, amount: i64) -> Vec<u8> {
     let mut bytes = [tag.to_le_bytes(), amount.to_le_bytes()].concat();
-    bytes.resize(16 + (tag % 90) as usize, tag as u8);
+    // Items of two size classes.
+    bytes.resize(if tag.is_multiple_of(4) { 100 } else { 16 + (tag % 24) as usize }, tag as u8);
     bytes
 }
 
@@ -243,7 +244,7 @@ impl Bench {
         };
         let sizing =
             Sizing { items: Some(20), value_len: 120, lease: Some(LEASE), transacting, ..Sizing::default() };
-        let (quota, members) = (u64::from(nodes) * 3 << 20, nodes as usize);
+        let (quota, members) = (u64::from(nodes) * (6 << 20), nodes as usize);
         let new = New { name: STORE.into(), kind: KIND.into(), sizing, quota, members };
         members::create(&reach, nodes, &new, [1, 2]).await.expect("the nodes have memory");
     }

@@ -29,6 +29,9 @@ use zerocopy::IntoBytes;
 /// Pauses between two looks at a key whose replaced PW is not settled.
 const PAUSE_FIRST: Duration = Duration::from_micros(5);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// Number of leases for which an abort waits, beyond [`PATIENCE`]. A transaction that is in the way for so long is that
+/// of a dead client that nobody can recover now.
+const WAIT_LEASES: u32 = 10;
 /// Number of keys that one chain settles, with two ops each.
 const KEYS_PER_CHAIN: usize = 32;
 
@@ -104,6 +107,7 @@ impl<F: Fabric + Clock> Client<F> {
         let waits = |(slot, replaced)| (slot, if at_once { Timestamp::ZERO } else { replaced });
         let mut left: Vec<(u64, Timestamp)> = raised.map(waits).collect();
         let (mut pause, to) = (PAUSE_FIRST, Settled::at_time(ts));
+        let until = self.site.fabric.now() + WAIT_LEASES * self.site.lease() + PATIENCE;
         while !left.is_empty() {
             let mut waiting = Vec::new();
             for keys in left.chunks(KEYS_PER_CHAIN) {
@@ -132,7 +136,7 @@ impl<F: Fabric + Clock> Client<F> {
                 left.iter().for_each(|(_, replaced)| self.session.suspect(*replaced));
                 self.site.fabric.sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
-                if self.session.is_given_up() {
+                if self.session.is_given_up() || self.site.fabric.now() > until {
                     return Err(TxnError::Lost);
                 }
             }

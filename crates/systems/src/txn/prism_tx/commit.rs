@@ -33,6 +33,24 @@ use zerocopy::IntoBytes;
 const ITEMS_PER_CHAIN: usize = 16;
 const BYTES_PER_CHAIN: usize = 56 * 1024;
 
+/// Attempt to commit a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// Nothing is decided.
+    First,
+    /// A shard may have DECIDED.
+    Later,
+}
+
+/// Where the items of an install are from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// From a transaction of this client with this entry, whose word becomes DECIDED before.
+    Own(EntryId, Attempt),
+    /// From the log of a dead client.
+    Log,
+}
+
 /// Outcome of the installs of a shard. The error is that of a chain, and the flag says whether a chain has run or may
 /// have run.
 type Installed = Result<(), (bool, TxnError)>;
@@ -48,7 +66,7 @@ impl<F: Fabric + Clock> Client<F> {
         parts: &[Part<'_>],
         ts: Timestamp,
     ) -> Result<Committed, TxnError> {
-        let outcomes = self.install_all(lane, parts, ts).await;
+        let outcomes = self.install_all(lane, parts, ts, Attempt::First).await;
         if outcomes.iter().all(|outcome| matches!(outcome, Err((false, _)))) {
             self.abort(lane, parts, ts).await;
             let error = outcomes.into_iter().find_map(Result::err).map(|(_, error)| error);
@@ -73,13 +91,19 @@ impl<F: Fabric + Clock> Client<F> {
         Ok(Committed { version: Some(Version(ts.bits())) })
     }
 
-    async fn install_all(&self, lane: &mut Lane, parts: &[Part<'_>], ts: Timestamp) -> Vec<Installed> {
+    async fn install_all(
+        &self,
+        lane: &mut Lane,
+        parts: &[Part<'_>],
+        ts: Timestamp,
+        attempt: Attempt,
+    ) -> Vec<Installed> {
         let entry = self.session.entry(lane.number);
         let written = || parts.iter().filter(|part| part.has_writes());
         let of = of_parts(&mut lane.shards, written().map(|part| part.shard));
         let installs = of.into_iter().zip(written()).map(|(own, part)| async move {
             let LaneShard { buffers, .. } = own;
-            self.site.install(part.shard, buffers, Some(entry), ts, &part.writes()).await
+            self.site.install(part.shard, buffers, Source::Own(entry, attempt), ts, &part.writes()).await
         });
         all(installs).await
     }
@@ -93,7 +117,7 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<(), TxnError> {
         let goes_on = || !self.session.is_given_up();
         let again = async || {
-            let outcomes = self.install_all(lane, parts, ts).await;
+            let outcomes = self.install_all(lane, parts, ts, Attempt::Later).await;
             outcomes.into_iter().find_map(Result::err).map_or(Ok(()), |(_, error)| Err(error))
         };
         self.site.persist(PATIENCE, goes_on, again).await
@@ -101,17 +125,21 @@ impl<F: Fabric + Clock> Client<F> {
 }
 
 impl<F: Fabric + Clock> Site<F> {
-    /// Installs items at a member. If they are those of an own entry, makes its word DECIDED before.
+    /// Installs items at a member.
     pub(super) async fn install(
         &self,
         shard: usize,
         own: &mut Buffers,
-        entry: Option<EntryId>,
+        source: Source,
         ts: Timestamp,
         writes: &[Write<'_>],
     ) -> Installed {
         let shard = &self.shards[shard];
         let (active, decided) = (Word::new(ts, State::Active), Word::new(ts, State::Decided));
+        let (entry, is_decided) = match source {
+            Source::Own(entry, attempt) => (Some(entry), attempt == Attempt::Later),
+            Source::Log => (None, true),
+        };
         let (mut left, mut has_run) = (writes, false);
         while !left.is_empty() {
             let (now, later) = left.split_at(fitting(left));
@@ -128,7 +156,8 @@ impl<F: Fabric + Clock> Site<F> {
                 let class = Class::for_len(HEADER_SIZE + of.key.len() + value.len());
                 let list = class.ok_or((has_run, TxnError::Damaged("an item that is too long")))?.list();
                 let item = allocate(list, [header.as_bytes(), of.key, value]);
-                let item = if of.value.is_none() { item.from_reserve() } else { item };
+                // What is decided must become visible, also in a full store.
+                let item = if of.value.is_none() || is_decided { item.from_reserve() } else { item };
                 chain.also(item.redirect(TMP_ADDRESS));
                 let at = shard.settled(of.slot);
                 if mutants::VERSION_APART.is_on() {

@@ -13,6 +13,7 @@
 //! Invariant: an entry is read once. What it was then counts.
 //! Invariant: an entry is closed by CAS on its word, after its transaction is settled at all members.
 
+use super::commit::Source;
 use super::layout::{ADDRESS_OFFSET, EntryId, Settled, Slot, State, Timestamp, Word, Write, decode_body};
 use super::mutants;
 use super::site::{Buffers, Site};
@@ -225,7 +226,7 @@ impl<F: Fabric + Clock> Site<F> {
         let installs = unsettled().map(|found| async move {
             let writes = writes_of(ts, found)?;
             let mut own = Buffers::default();
-            self.install(found.shard, &mut own, None, ts, &writes).await.map_err(|(_, error)| error)
+            self.install(found.shard, &mut own, Source::Log, ts, &writes).await.map_err(|(_, error)| error)
         });
         if mutants::DECIDED_ERASED.is_on() {
             for (of, install) in unsettled().zip(installs) {
