@@ -76,6 +76,17 @@ pub(crate) trait Family: Sized + 'static {
         None
     }
 
+    /// Largest skew of a clock in ppm.
+    fn skew_ppm(&self) -> u64 {
+        200_000
+    }
+
+    /// Largest error of a wall clock in nanoseconds, as long as it does not jump. `None` if the family's stores need no
+    /// time of creation: then wall clocks are right, but for their skew.
+    fn wall_error(&self) -> Option<Nanos> {
+        None
+    }
+
     /// Draws the number of nodes.
     fn drawn_nodes(_random: &Random) -> u32 {
         1
@@ -280,6 +291,8 @@ pub(crate) struct Seat<'a, F: Family> {
     pub(crate) fabrics: Vec<Tracked>,
     /// State that all tasks of the client share, for as long as the sessions last.
     pub(crate) shared: &'a F::Shared,
+    /// The first key, in the history, of the store's contents.
+    pub(crate) first_key: u64,
 }
 
 impl<F: Family> Seat<'_, F> {

@@ -38,6 +38,7 @@ mod registers;
 mod sessions;
 mod spanning;
 mod systems;
+mod txn;
 mod work;
 
 pub use systems::System;
@@ -441,6 +442,9 @@ struct Scene {
     /// What the nodes hold of the store that lies on all of them.
     configurations: Configurations,
     outages: Outages,
+    /// Largest skew of a clock in ppm, and largest error of a wall clock; see [`Family`].
+    skew_ppm: u64,
+    wall_error: Option<Nanos>,
     /// Number of recoverers, and whether the next one follows a dead one.
     recoverers: u32,
     is_recovering: Cell<bool>,
@@ -656,6 +660,8 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         operator: Cell::new(None),
         configurations: Configurations::new(drawn.nodes, (drawn.nodes + family.spares()) as usize),
         outages: Outages::new(parties, drawn.nodes + family.spares()),
+        skew_ppm: family.skew_ppm(),
+        wall_error: family.wall_error(),
         recoverers,
         is_recovering: Cell::new(true),
         recovery_strikes_left: Cell::new(mishaps::RECOVERY_STRIKES_MAX),
@@ -761,7 +767,8 @@ fn start<F: Family>(
         nic: (drawn.carrier == Carrier::Verbs).then(|| device(random, family.relaxed())),
         at_once_one_in: [0, 2, 8][random.below(3) as usize],
         datagram: [1200, 4096, 16 << 10][random.below(3) as usize],
-        clock_ppm: skew(&faults, random),
+        clock_ppm: skew(&faults, random, family.skew_ppm()),
+        wall: family.wall_error().map(|most| wall_offset(random, most)),
         log: family.log(),
         ..Options::default()
     };
@@ -797,8 +804,25 @@ fn device(random: &Random, relaxed: Option<bool>) -> Device {
 }
 
 /// Draws the skew of a clock in parts per million. A positive skew means that the clock runs faster than the world's.
-fn skew(faults: &[Fault], random: &Random) -> i64 {
-    if faults.contains(&Fault::ClockSkew) { random.below(400_000) as i64 - 200_000 } else { 0 }
+/// `most` is the largest one.
+fn skew(faults: &[Fault], random: &Random, most: u64) -> i64 {
+    if faults.contains(&Fault::ClockSkew) { random.below(2 * most) as i64 - most as i64 } else { 0 }
+}
+
+/// Draws the error of a wall clock in nanoseconds. `most` is the largest one.
+fn wall_offset(random: &Random, most: Nanos) -> i64 {
+    random.below(2 * most + 1) as i64 - most as i64
+}
+
+/// Returns the clock of the next process of a client or of a recoverer.
+fn clock_of_next(scene: &Scene, number: u32) -> ProcessClock {
+    let random = scene.world.random();
+    let skew = skew(&scene.drawn.faults, random, scene.skew_ppm);
+    let clock = ProcessClock::new(&scene.world, skew, &scene.struck, Target::Client(number));
+    if let Some(most) = scene.wall_error {
+        clock.jump_wall(wall_offset(random, most));
+    }
+    clock
 }
 
 /// Makes the node create the site's next store, after the present store is lost. If the store lies on all nodes, makes

@@ -1,7 +1,7 @@
 //! Faults that strike processes, hosts and stores while the clients work.
 
 use crate::flight::IDLE;
-use crate::{Carrier, Scene, Site, create_next_store, rates};
+use crate::{Carrier, Scene, Site, create_next_store, rates, wall_offset};
 use farside_remote::control::Ask;
 use farside_sim::clock::ProcessClock;
 use farside_sim::fault::{Fault, FaultRates, OUTAGE, Target};
@@ -357,13 +357,16 @@ fn judge_once_served(scene: &Rc<Scene>, site: &Rc<Site>) {
     site.node.once_served(move || judge(&judged));
 }
 
-/// Lets the clock of a client's process jump ahead.
+/// Lets the clock of a client's process jump ahead, and its wall clock forwards or back if wall clocks are wrong.
 pub(crate) fn jump(scene: &Scene, client: u32, clock: &ProcessClock) {
     let ns = scene.world.random().heavy(MILLIS);
     if ns > JUMP_MAX {
         scene.outages.note(Some(client), None, scene.world.now());
     }
     clock.jump(ns);
+    if let Some(most) = scene.wall_error {
+        clock.jump_wall(wall_offset(scene.world.random(), most / 4));
+    }
 }
 
 fn kill(scene: &Scene, client: usize, process: ProcessId) {

@@ -8,7 +8,7 @@
 use crate::family::Family;
 use crate::flight::Tracked;
 use crate::pool::{Pool, Reach, STARTS_WITHIN};
-use crate::{Scene, Trial, mishaps, skew};
+use crate::{Scene, Trial, clock_of_next, mishaps};
 use farside_sim::clock::ProcessClock;
 use farside_sim::fault::{Fault, Target};
 use farside_sim::world::{MICROS, MILLIS, ProcessId, SECONDS, within};
@@ -34,8 +34,7 @@ pub(crate) fn start<F: Family>(trial: &Rc<Trial<F>>, number: u32) {
         let theirs = Rc::clone(&theirs);
         scene.world.at(at, move || start(&theirs, number));
     });
-    let skew = skew(&scene.drawn.faults, world.random());
-    let clock = ProcessClock::new(world, skew, &scene.struck, Target::Client(number));
+    let clock = clock_of_next(scene, number);
     scene.clocks.borrow_mut()[number as usize] = Some(clock.clone());
     if scene.drawn.faults.contains(&Fault::ClockJump) {
         let (theirs, clock) = (Rc::clone(scene), clock.clone());

@@ -11,6 +11,7 @@ use crate::kv::Kv;
 use crate::latch::Latch;
 use crate::queue::Queue;
 use crate::registers::{self, RegistersKind};
+use crate::txn::Txns;
 use crate::{Carrier, Report, Setup, events};
 use farside_fabrics::mutants as sessions;
 use farside_node::log::mutants as logs;
@@ -141,7 +142,8 @@ impl System {
             Family::Blocks => (Blocks::phases, crate::run_family::<Blocks>),
             Family::Latched => (Latch::phases, crate::run_family::<Latch>),
             Family::Index => (Indexes::phases, crate::run_family::<Indexes>),
-            Family::Txn | Family::Memory => return None,
+            Family::Txn => (Txns::phases, crate::run_family::<Txns>),
+            Family::Memory => return None,
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
         Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })

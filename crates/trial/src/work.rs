@@ -4,7 +4,7 @@
 use crate::family::{Failure, FailureKind, Family, Loss, OutcomeOf, Seat};
 use crate::flight::{IDLE, Plan, Polled, Tracked};
 use crate::pool::{Pool, Reach, SILENCE, STARTS_WITHIN, open_session};
-use crate::{AGAIN, Carrier, Counted, Counts, Scene, Site, Trial, mishaps, recoverers, skew};
+use crate::{AGAIN, Carrier, Counted, Counts, Scene, Site, Trial, clock_of_next, mishaps, recoverers};
 use farside_remote::FabricError;
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::Ran;
@@ -64,7 +64,7 @@ impl SiteState {
 }
 
 /// The first key, in the history, of a store's contents.
-fn first_key(site: &Site, contents: u32) -> u64 {
+pub(crate) fn first_key(site: &Site, contents: u32) -> u64 {
     site.index as u64 * KEYS_PER_SITE + u64::from(contents) * KEYS_PER_STORE
 }
 
@@ -139,8 +139,7 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, site_states: &Rc<[SiteSta
         let (theirs, next) = (Rc::clone(&theirs), Rc::clone(&next));
         scene.world.at(after, move || start(&theirs, client, &next));
     });
-    let skew = skew(&scene.drawn.faults, world.random());
-    let clock = ProcessClock::new(world, skew, &scene.struck, Target::Client(client));
+    let clock = clock_of_next(scene, client);
     scene.clocks.borrow_mut()[client as usize] = Some(clock.clone());
     let site_states = Rc::clone(site_states);
     let sites = if F::SPANS { &scene.sites[..1] } else { &scene.sites };
@@ -321,6 +320,7 @@ impl<F: Family> Client<F> {
             process: self.process,
             fabrics,
             shared: &session.shared,
+            first_key: first_key(site, contents),
         };
         let opened = match family.open(seat, site.node.id(), &name).await {
             Ok(opened) => opened,
