@@ -172,7 +172,7 @@ impl Family for Trial {
         Ok(())
     }
 
-    async fn heal(&self, client: &mut Client) -> Result<(), Failure> {
+    async fn heal(&self, _scene: &Scene, client: &mut Client) -> Result<(), Failure> {
         Ok(client.tree.heal().await?)
     }
 

@@ -228,7 +228,7 @@ pub(crate) trait Family: Sized + 'static {
 
     /// Runs in the client that reads every key, after the last read and after the faults have ended. No other client is
     /// alive.
-    async fn heal(&self, _client: &mut Self::Client) -> Result<(), Failure> {
+    async fn heal(&self, _scene: &Scene, _client: &mut Self::Client) -> Result<(), Failure> {
         Ok(())
     }
 

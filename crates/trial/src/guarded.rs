@@ -261,7 +261,7 @@ impl Family for Guarded {
             .collect()
     }
 
-    async fn heal(&self, client: &mut Client) -> Result<(), Failure> {
+    async fn heal(&self, _scene: &Scene, client: &mut Client) -> Result<(), Failure> {
         Ok(client.heal().await?)
     }
 

@@ -514,7 +514,7 @@ impl<C: Opened> Family for Indexed<C> {
         }
     }
 
-    async fn heal(&self, client: &mut Client<C>) -> Result<(), Failure> {
+    async fn heal(&self, _scene: &Scene, client: &mut Client<C>) -> Result<(), Failure> {
         self.recover(client).await
     }
 

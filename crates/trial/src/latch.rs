@@ -619,7 +619,7 @@ impl Family for Latch {
         Ok(())
     }
 
-    async fn heal(&self, client: &mut Client) -> Result<(), Failure> {
+    async fn heal(&self, _scene: &Scene, client: &mut Client) -> Result<(), Failure> {
         Ok(client.latched.heal().await?)
     }
 

@@ -21,24 +21,24 @@ use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phases, Tracked};
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, values};
-use farside_remote::control::{self, Store};
 use farside_remote::fabric::Ran;
-use farside_remote::{FabricError, NodeId, Width};
+use farside_remote::{FabricError, NodeId};
 use farside_sim::checker::{Checked, Checker};
 use farside_sim::fault::Fault;
 use farside_sim::history::transaction::{Ask, History, Outcome, Seen, Step};
-use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_sim::serializable::workload::Workload;
 use farside_sim::serializable::{self, Versions};
 use farside_sim::world::{MICROS, MILLIS, Nanos, Turnstile};
 use farside_systems::lease::LeaseError;
-use farside_systems::registry::AnyTxn;
+use farside_systems::members;
+use farside_systems::registry::{self, AnyTxn};
 use farside_systems::stamps::StampError;
 use farside_systems::store::StoreError;
 use farside_systems::system::{Options, Sizing};
-use farside_systems::txn::prism_tx::audit;
+use farside_systems::txn::prism_tx::Stat;
 use farside_systems::txn::{Committed, Prepare, Transacting, Txn, TxnError, Version};
+use farside_systems::with_txn;
 use items::{ELEMENT_LEN, Item, LEN_MIN};
 use phases::{CLAIM, COMMIT, PHASES};
 use std::cell::{Cell, RefCell};
@@ -49,7 +49,7 @@ use std::time::Duration;
 /// Largest number of members of a store.
 const MEMBERS_MAX: u64 = 3;
 /// Memory of each member in MiB: enough, and so little that it is exhausted.
-const MEMBER_MIB: [u64; 2] = [16, 1];
+const MEMBER_MIB: [u64; 2] = [48, 4];
 /// Largest number of accounts, all of which some transactions read.
 const ACCOUNTS_MAX: u64 = 6;
 /// In crowded trials, half of the transactions use only this number of keys.
@@ -67,6 +67,10 @@ const PAUSE: Nanos = 20 * MICROS;
 const ATTEMPTS: u32 = 20;
 /// One in this many transactions whose request was lost makes the client open its sessions anew.
 const REOPENS_ONE_IN: u64 = 3;
+/// One in this many operations is followed by the recovery of all dead clients.
+const HEAL_ONE_IN: u64 = 40;
+/// Time in nanoseconds within which a client frees the entries of its last transactions.
+const FREED_WITHIN: Nanos = 2_000 * MILLIS;
 /// Largest skew of a clock in ppm. Clocks that drift apart by 500 ms are of no use for timestamps.
 const SKEW_PPM: u64 = 2_000;
 
@@ -98,6 +102,9 @@ pub(crate) struct Txns {
 pub(crate) struct Client {
     txn: AnyTxn<Tracked>,
     shared: Shared,
+    fabric: Tracked,
+    /// Name of the store.
+    name: String,
     /// The first key of the store's contents in the history.
     first_key: u64,
 }
@@ -158,7 +165,8 @@ impl Family for Txns {
         let is_tight = drawn.faults.contains(&Fault::Exhaustion);
         let workload = match random.below(8) {
             0..3 => Workload::Registers { keys },
-            3 | 4 => Workload::Lists { keys },
+            // Long lists would take most of a small memory.
+            3 | 4 if !is_tight => Workload::Lists { keys },
             5 | 6 => Workload::Bank { accounts: keys.clamp(2, ACCOUNTS_MAX) },
             _ => Workload::Pairs { pairs: keys.div_ceil(2) },
         };
@@ -300,11 +308,14 @@ impl Family for Txns {
         let first_key = seat.first_key;
         let _passage = shared.0.gate.enter().await;
         let another = shared.0.first.borrow().as_ref().map(AnyTxn::another);
+        let (theirs, client_name) = (fabric.clone(), name);
+        let name = name.to_owned();
+        let client = |txn| Client { txn, shared: shared.clone(), fabric: theirs, name, first_key };
         if let Some(txn) = another {
-            return Ok(Client { txn, shared: shared.clone(), first_key });
+            return Ok(client(txn));
         }
         let options = Options { entropy: scene.world.random().bits(), ..Options::NONE };
-        let opened = AnyTxn::open_in(fabric, scene.sites.len() as u32, name, &options).await;
+        let opened = AnyTxn::open_in(fabric, scene.sites.len() as u32, &client_name, &options).await;
         let txn = opened.map_err(|error| failed(scene, error.into()))?;
         let (theirs, keeper) = (shared.clone(), txn.keeper());
         theirs.0.is_kept.set(true);
@@ -313,7 +324,7 @@ impl Family for Txns {
             theirs.0.is_kept.set(false);
         });
         *shared.0.first.borrow_mut() = Some(txn.another());
-        Ok(Client { txn, shared: shared.clone(), first_key })
+        Ok(client(txn))
     }
 
     /// Closes the client. Its own task ends once it has freed the client's log entries, so this waits for the end of
@@ -325,6 +336,24 @@ impl Family for Txns {
         shared.0.first.take();
         while shared.0.is_kept.get() {
             scene.world.sleep(MILLIS / 10).await;
+        }
+    }
+
+    /// Recovers all dead clients. Then no key may be between a prepare and its end, and no log entry may be in use.
+    async fn heal(&self, scene: &Scene, client: &mut Client) -> Result<(), Failure> {
+        recover(scene, client).await?;
+        let until = scene.world.now() + FREED_WITHIN;
+        loop {
+            let Stat { unsettled, open, .. } =
+                with_txn!(&client.txn, txn => txn.stat().await).map_err(|error| failed(scene, error))?;
+            if unsettled == 0 && open == 0 {
+                return Ok(());
+            }
+            if scene.world.now() > until {
+                let left = format!("{unsettled} keys have PW != C, and {open} log entries are in use");
+                return Err(failure(Ran::No, FailureKind::Wrong, left));
+            }
+            scene.world.sleep(MILLIS).await;
         }
     }
 
@@ -367,6 +396,9 @@ impl Family for Txns {
                 scene.count(|counts| counts.conflicts += 1);
             }
             let failure = failed(scene, error);
+            if is_last_client && self.is_tight && failure.kind == FailureKind::OutOfMemory {
+                return Ok(Outcome::Failed);
+            }
             if failure.kind == FailureKind::Declined {
                 // A node that is down refuses requests at once.
                 scene.world.sleep(scene.world.random().heavy(PAUSE)).await;
@@ -378,8 +410,14 @@ impl Family for Txns {
         unreachable!("the last attempt returns")
     }
 
-    /// At times makes the client close its sessions.
+    /// At times recovers the dead clients that are in nobody's way, or makes the client close its sessions.
     async fn trespass(&self, scene: &Scene, client: &mut Client) -> Result<(), Failure> {
+        if scene.world.random().one_in(HEAL_ONE_IN) {
+            let healed = recover(scene, client).await;
+            // A recovery fails if a node does not answer.
+            healed
+                .or_else(|failure| if failure.kind == FailureKind::Wrong { Err(failure) } else { Ok(()) })?;
+        }
         let leaves = &client.shared.0.leaves;
         leaves.set(leaves.get() || scene.world.random().one_in(self.leave_one_in));
         match leaves.get() {
@@ -409,18 +447,6 @@ impl Family for Txns {
         asks.into_iter().map(|ask| (0, of_contents(first_key, ask))).collect()
     }
 
-    /// Checks that no key is between a prepare and its end, and that no log entry is in use.
-    async fn audit(&self, _scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
-        let asked = node.answer(control::Ask::OpenStore { name: store.to_owned() }).await?;
-        let control::Answer::Store(found) = asked else { return Err(format!("{asked:?}")) };
-        let found: Store = found;
-        let memory = node.memory();
-        let unsettled = audit::unsettled(&found, |at| memory.load(at, Width::W8) as u64)?;
-        match unsettled.is_empty() {
-            true => Ok(()),
-            false => Err(format!("after all clients have left, transactions are not settled: {unsettled:?}")),
-        }
-    }
 }
 
 impl Txns {
@@ -528,6 +554,8 @@ impl Txns {
     fn found(&self, found: Option<Item>, version: Option<Version>) -> Seen {
         let version = version.map_or(OWN, |Version(version)| version);
         match (found, self.workload) {
+            // A list without elements has no value.
+            (None, Workload::Lists { .. }) => Seen::List(Vec::new()),
             (None, _) => Seen::Absent { version },
             (Some(Item { elements, .. }), Workload::Lists { .. }) => Seen::List(elements),
             (Some(Item { tag, amount, .. }), _) => Seen::Value { tag, version, amount },
@@ -560,6 +588,17 @@ async fn read(txn: &mut AnyTxn<Tracked>, key: &[u8]) -> Result<Result<Found, Str
         Some(item) => Ok((Some(item), read.version)),
         None => Err(format!("a read returned {} bytes that nobody has put", value.len())),
     })
+}
+
+/// Recovers all dead clients of a store.
+async fn recover(scene: &Scene, client: &Client) -> Result<(), Failure> {
+    let (fabric, nodes) = (&client.fabric, scene.sites.len() as u32);
+    let options = Options { entropy: scene.world.random().bits(), ..Options::NONE };
+    let healed = async {
+        let members = members::open(fabric, nodes, &client.name).await?;
+        registry::heal(fabric.clone(), &members, &options).await
+    };
+    healed.await.map(drop).map_err(|error: StoreError| failed(scene, error.into()))
 }
 
 /// Returns the same step on another key.

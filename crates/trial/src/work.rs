@@ -601,7 +601,7 @@ impl<F: Family> Client<F> {
             });
             worker.returned(id, outcome);
         }
-        if let Err(failure) = family.heal(&mut worker.opened).await {
+        if let Err(failure) = family.heal(scene, &mut worker.opened).await {
             scene.blame(format!("healing fails after the faults have ended: {}", failure.message));
         }
         drop(worker);
