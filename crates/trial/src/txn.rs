@@ -446,7 +446,6 @@ impl Family for Txns {
         }));
         asks.into_iter().map(|ask| (0, of_contents(first_key, ask))).collect()
     }
-
 }
 
 impl Txns {
@@ -458,7 +457,9 @@ impl Txns {
     /// Number of keys.
     fn keys(&self) -> u64 {
         match self.workload {
-            Workload::Registers { keys } | Workload::Lists { keys } | Workload::Bank { accounts: keys } => keys,
+            Workload::Registers { keys } | Workload::Lists { keys } | Workload::Bank { accounts: keys } => {
+                keys
+            }
             Workload::Pairs { pairs } => 2 * pairs,
         }
     }
