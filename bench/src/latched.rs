@@ -251,14 +251,20 @@ fn words(object: u64, count: u64) -> impl Iterator<Item = u64> {
     std::iter::once(count).chain((1..).map(move |place: u64| first.wrapping_mul(place)))
 }
 
-fn fill(object: u64, count: u64, bytes: &mut [u8]) {
+/// Writes the words of an object with this count. The length is a multiple of 8.
+pub(crate) fn fill(object: u64, count: u64, bytes: &mut [u8]) {
     for (place, word) in bytes.chunks_exact_mut(WORD).zip(words(object, count)) {
         place.copy_from_slice(&word.to_le_bytes());
     }
 }
 
-/// Returns the count of an object, after a check of all its bytes. An object that was never written is zeros.
 fn count_of(object: u64, bytes: &[u8]) -> Result<u64, LatchTrouble> {
+    counted(object, bytes).ok_or(LatchTrouble::Torn(object))
+}
+
+/// Returns the count of an object, after a check of all its bytes; `None` if they are not those of one update of this
+/// object. An object that was never written is zeros.
+pub(crate) fn counted(object: u64, bytes: &[u8]) -> Option<u64> {
     let word = |place: &[u8]| u64::from_le_bytes(place.try_into().expect("a word has 8 bytes"));
     let count = bytes.first_chunk::<WORD>().map_or(0, |first| u64::from_le_bytes(*first));
     let is_whole = match count {
@@ -268,7 +274,7 @@ fn count_of(object: u64, bytes: &[u8]) -> Result<u64, LatchTrouble> {
             .zip(words(object, count))
             .all(|(place, expected)| word(place) == expected),
     };
-    if is_whole { Ok(count) } else { Err(LatchTrouble::Torn(object)) }
+    is_whole.then_some(count)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! * [`index`]: YCSB on ordered indexes, with scans.
 //! * [`blocks`]: reads and writes of whole blocks.
 //! * [`latched`]: reads and changes of objects under one-sided latches.
+//! * [`txn`]: transactions that read and write several records.
 //! * [`floor`]: the physical floor, the same reads and overwrites written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
@@ -23,5 +24,6 @@ pub mod index;
 pub mod kv;
 pub mod latched;
 pub mod report;
+pub mod txn;
 pub mod verify;
 pub mod workload;

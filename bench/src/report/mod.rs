@@ -97,6 +97,16 @@ pub struct YcsbReport {
     /// Numbers of events in the operations of the clients of an index, by name, warm-ups included.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub index: BTreeMap<String, u64>,
+    /// Number of records of a transaction; only of transactional stores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys_per_transaction: Option<u64>,
+    /// Fraction of the attempts that did not commit, because another transaction was in the way; warm-ups included. An
+    /// operation is tried until it commits. Only of transactional stores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub abort_rate: Option<f64>,
+    /// Numbers of events in the transactions of all clients, by name, warm-ups included.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub transactions: BTreeMap<String, u64>,
     /// Report of each node of the store, if each task keeps to the keys of one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeReport>,
@@ -414,6 +424,9 @@ mod tests {
             longest_stall_ms: None,
             read_back: None,
             index: BTreeMap::new(),
+            keys_per_transaction: None,
+            abort_rate: None,
+            transactions: BTreeMap::new(),
             nodes: Vec::new(),
         }
     }

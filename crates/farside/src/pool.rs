@@ -37,6 +37,7 @@ use farside_systems::members;
 use farside_systems::registry::{self, Registered};
 use farside_systems::store::{Member, StoreError};
 use farside_systems::system::Sizing;
+use farside_systems::txn::Transacting;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -157,7 +158,7 @@ pub struct NewStore {
     /// Name of the store: 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
     /// Kind of the store, as listed by 'farside store create --help': `prism-kv`, one of its rivals, an index such as
-    /// `smart`, or `raw`. A `raw` store is plain memory for measurements and has no items.
+    /// `smart`, `prism-tx` for transactions, or `raw`. A `raw` store is plain memory for measurements and has no items.
     pub kind: String,
     /// Bytes that the table and the items may take together.
     pub quota: u64,
@@ -175,11 +176,13 @@ pub struct NewStore {
     pub keys: Option<Keys>,
     /// How many of its techniques the system uses. Only for indexes, and for measurements; all if absent.
     pub rung: Option<Rung>,
-    /// Length of the longest value in bytes. Only for indexes; 8 if absent.
+    /// Length of the longest value in bytes. Only for indexes and transactional stores; 8 or 1024 if absent.
     pub value_size: Option<u32>,
     /// Length in bytes of the longest value that lies beside its key; longer ones cost a request more, and less memory
     /// is reserved for each key. Only for indexes; chosen for the longest value if absent.
     pub inline_size: Option<u32>,
+    /// Options of transactions. Only for transactional stores.
+    pub transacting: Transacting,
     /// Number of nodes that hold a part of the store each; all nodes of the pool if absent. The store's name determines
     /// which nodes these are.
     pub members: Option<usize>,
@@ -201,6 +204,7 @@ impl NewStore {
             rung: None,
             value_size: None,
             inline_size: None,
+            transacting: Transacting::NONE,
             members: None,
         }
     }
@@ -220,6 +224,7 @@ impl NewStore {
                 rung: self.rung,
                 ..Indexing::NONE
             },
+            transacting: self.transacting,
             ..Sizing::default()
         }
     }

@@ -5,6 +5,7 @@ mod compare;
 mod floor;
 mod latch;
 mod session;
+mod txn;
 
 use super::{Done, Failure, duration, files, parse_bytes, value_size, warn_of_unused};
 use clap::ValueEnum;
@@ -41,6 +42,8 @@ enum What {
     Blocks(Box<blocks::Blocks>),
     /// Read and change objects under one-sided latches
     Latch(Box<latch::Latch>),
+    /// Update several records by transactions (YCSB-T)
+    Txn(Box<txn::Txn>),
     /// Measure the same reads and overwrites without a system: the machine's limit
     Floor(floor::Floor),
     /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
@@ -361,6 +364,7 @@ impl Bench {
             What::Ycsb(ycsb) => ycsb.run(),
             What::Blocks(blocks) => blocks.run(),
             What::Latch(latch) => latch.run(),
+            What::Txn(txn) => txn.run(),
             What::Floor(floor) => floor.run(),
             What::FloorServer(server) => server.run(),
             What::Compare(compare) => compare.run(),
@@ -640,6 +644,9 @@ fn show(report: &YcsbReport) -> Done {
     print_line!("{}", ycsb_table(std::slice::from_ref(report)));
     print_line!("{}", operations_table(report).to_string().trim_end());
     for (name, count) in &report.index {
+        print_line!("{:<24}{count:>12}", name.replace('_', " "));
+    }
+    for (name, count) in &report.transactions {
         print_line!("{:<24}{count:>12}", name.replace('_', " "));
     }
     for node in &report.nodes {

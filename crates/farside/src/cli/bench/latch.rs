@@ -88,7 +88,7 @@ fn padding(text: &str) -> Result<Placement, String> {
 }
 
 /// Parses, for clap, a Zipf coefficient.
-fn zipf(text: &str) -> Result<Distribution, String> {
+pub(super) fn zipf(text: &str) -> Result<Distribution, String> {
     let most = Distribution::THETA_MAX;
     let theta = text.parse().ok().filter(|theta| *theta == 0.0 || (0.001..=most).contains(theta));
     match theta {

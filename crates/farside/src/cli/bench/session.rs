@@ -11,7 +11,7 @@ mod temporary;
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use subject::{Keys, Objects, Ordered, Replicas, Subject};
+pub(in crate::cli) use subject::{Keys, Objects, Ordered, Replicas, Subject, Transactions};
 pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
@@ -656,6 +656,48 @@ impl Measured<Objects> {
         drop(core);
         let checked = failed.into_inner().map_or(Ok(()), Err).and_then(|()| self.run.check_sum(sum.get()));
         checked.map_err(|trouble| Failure::Error(format!("after the run, {trouble}")))
+    }
+}
+
+impl Measured<Transactions> {
+    /// Reads all records once, by a new client, and compares their counts with the number of updates.
+    ///
+    /// # Errors
+    /// A record cannot be read, or the counts are wrong.
+    pub(in crate::cli) fn check_sum(&self) -> Result<(), Failure> {
+        let endpoint = Rc::new(self.pool.endpoint_over_all()?);
+        let (sum, failed) = (Cell::new(0), std::cell::RefCell::new(None));
+        let clients = Transactions::clients(self, &endpoint, LOADERS)?;
+        let mut keepers = Some(Transactions::keepers(&clients));
+        let mut core = Core::new(&endpoint);
+        for (task, mut client) in (0u64..).zip(clients) {
+            let (sum, failed) = (&sum, &failed);
+            let mut keepers = keepers.take();
+            core.spawn(async move {
+                let reading = self.run.sum(&mut client, task, LOADERS as usize);
+                let read = match &mut keepers {
+                    None => reading.await,
+                    Some(keepers) => keepers.beside(reading).await,
+                };
+                match read {
+                    Ok(counts) => sum.set(sum.get() + counts),
+                    Err(trouble) => _ = failed.borrow_mut().get_or_insert(trouble),
+                }
+                drop(client);
+                if let Some(keepers) = keepers {
+                    keepers.end().await;
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        let checked = failed.into_inner().map_or(Ok(()), Err).and_then(|()| self.run.check_sum(sum.get()));
+        checked.map_err(|trouble| Failure::Error(format!("after the run, {trouble}")))
+    }
+
+    /// Fraction of the attempts of transactions so far that did not commit.
+    pub(in crate::cli) fn abort_rate(&self) -> f64 {
+        self.run.abort_rate()
     }
 }
 

@@ -13,6 +13,7 @@ use farside_systems::index::Rung;
 use farside_systems::latch::Latching;
 use farside_systems::registry::default_kv;
 use farside_systems::system::{Family, Footprint, Sizing, SizingError};
+use farside_systems::txn::Transacting;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) latching: Latching,
     /// Length of the leases of clients; only for latched objects, and only as an option.
     pub(in crate::cli) lease: Option<Duration>,
+    /// Number of records of a transaction, and options of a transactional store.
+    pub(in crate::cli) keys_per_transaction: usize,
+    pub(in crate::cli) transacting: Transacting,
     /// Network delay to add to the real one.
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
@@ -121,6 +125,8 @@ impl SessionConfig {
             replicas: None,
             latching: Latching::NONE,
             lease: None,
+            keys_per_transaction: 1,
+            transacting: Transacting::NONE,
             distance: None,
             faults: None,
             quiet: false,
@@ -149,6 +155,7 @@ impl SessionConfig {
             collision_free: self.collision_free,
             latching: self.latching,
             lease: self.lease,
+            transacting: self.transacting,
             ..Sizing::default()
         }
     }

@@ -40,6 +40,8 @@ impl<S: Subject> Measured<S> {
                 repeats_ops_per_s: counted().map(|(counted, s)| counted.done as f64 / s).collect(),
             }
         };
+        let is_txn = self.config.system.family == Family::Txn;
+        let events = || ended.events.iter().map(|(name, count)| (name.replace(' ', "_"), *count)).collect();
         YcsbReport {
             nodes: self.members.iter().enumerate().map(node).collect(),
             system: self.config.system.kind.into(),
@@ -83,7 +85,10 @@ impl<S: Subject> Measured<S> {
             violations: tally.violations,
             longest_stall_ms: S::Work::TIMES_STALLS.then_some(tally.longest_stall.as_secs_f64() * 1e3),
             read_back: None,
-            index: ended.events.iter().map(|(name, count)| (name.replace(' ', "_"), *count)).collect(),
+            index: if is_txn { BTreeMap::new() } else { events() },
+            keys_per_transaction: is_txn.then_some(self.config.keys_per_transaction as u64),
+            abort_rate: None,
+            transactions: if is_txn { events() } else { BTreeMap::new() },
         }
     }
 }

@@ -12,6 +12,7 @@ use farside_bench::index::{self, IndexWork};
 use farside_bench::kv::{self, Counted, Ycsb};
 use farside_bench::latched::{self, LatchTrouble, LatchWork};
 use farside_bench::report::Latencies;
+use farside_bench::txn::{self, TxnWork};
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::count::Count;
 use farside_remote::clock::Clock;
@@ -20,9 +21,10 @@ use farside_systems::index::Index;
 use farside_systems::kv::Kv;
 use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, Latched};
-use farside_systems::registry::{AnyBlocks, AnyIndex};
+use farside_systems::registry::{AnyBlocks, AnyIndex, AnyTxn};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
+use farside_systems::txn::Txn;
 use farside_systems::with_kv;
 use std::rc::Rc;
 use std::time::Instant;
@@ -415,6 +417,100 @@ impl Subject for Ordered {
 
     fn events<F: Fabric + Clock + Turns + 'static>(client: &AnyIndex<Rc<F>>) -> Vec<(&'static str, u64)> {
         client.counters()
+    }
+}
+
+/// Transactional stores.
+pub(in crate::cli) struct Transactions;
+
+impl Subject for Transactions {
+    const COMMAND: &'static str = "txn";
+    const DROPPING: Dropping = Dropping::STORE;
+    type Work = TxnWork;
+    type Client<F: Fabric + Clock + Turns> = txn::Client<AnyTxn<Rc<F>>, Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<txn::Run, Failure> {
+        let plan = txn::Plan {
+            workload: config.workload.clone(),
+            len: config.value_size,
+            keys: config.keys_per_transaction,
+            tasks: config.threads * config.tasks,
+            sampled: config.sampled,
+            seed: SEED,
+        };
+        plan.run().map_err(Failure::Error)
+    }
+
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        let new = NewStore {
+            items: Some(config.items()),
+            collision_free: config.collision_free,
+            value_size: Some(config.value_size as u32),
+            transacting: config.transacting,
+            kind: config.system.kind.into(),
+            ..NewStore::prism_kv(name, quota)
+        };
+        pool.create_store(&new).map(drop)
+    }
+
+    fn check_is_loaded(_pool: &Pool, _config: &SessionConfig, _name: &str) -> Done {
+        unreachable!("a run of transactions loads its own store")
+    }
+
+    fn clients<F: Fabric + Clock + Turns + 'static>(
+        session: &Measured<Transactions>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<Self::Client<F>>, Failure> {
+        let entropy = getrandom::u64().expect("the system has random bytes: ids must not be guessed");
+        let (nodes, options) = (session.pool.nodes().len() as u32, Options { entropy, ..Options::NONE });
+        let opened = AnyTxn::open_in(Rc::clone(fabric), nodes, &session.store, &options);
+        let client = |txn| txn::Client { txn, clock: Rc::clone(fabric) };
+        // All tasks of a thread are one client to the store.
+        let mut clients = vec![client(block_on(fabric, opened)?)];
+        clients.extend((1..count).map(|_| client(clients[0].txn.another())).collect::<Vec<_>>());
+        Ok(clients)
+    }
+
+    fn keepers<F: Fabric + Clock + Turns + 'static>(clients: &[Self::Client<F>]) -> Keepers {
+        // All of them are handles of one client.
+        Keepers::of_tasks(clients.first().map(|client| client.txn.keeper()))
+    }
+
+    async fn load<F: Fabric + Clock + Turns + 'static>(
+        run: &txn::Run,
+        client: &mut Self::Client<F>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String> {
+        run.load(client, task, tasks, tell).await
+    }
+
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
+        run: &txn::Run,
+        client: &mut Self::Client<F>,
+        drawn: &Thread<TxnWork>,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        run.task(client, drawn, number, limit).await
+    }
+
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
+        pace: Pace,
+        run: &txn::Run,
+        client: &mut Self::Client<F>,
+        drawn: &Thread<TxnWork>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        pace.task(run, client, drawn, number, start, warmed_up).await;
+    }
+
+    fn events<F: Fabric + Clock + Turns + 'static>(client: &Self::Client<F>) -> Vec<(&'static str, u64)> {
+        client.txn.counters()
     }
 }
 

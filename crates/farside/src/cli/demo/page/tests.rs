@@ -53,6 +53,9 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         longest_stall_ms: None,
         read_back: None,
         index: Default::default(),
+        keys_per_transaction: None,
+        abort_rate: None,
+        transactions: Default::default(),
         nodes: Vec::new(),
     }
 }

@@ -1,0 +1,381 @@
+//! Transactions that read and write several records: YCSB-T, as PRISM evaluates it (section 8.4).
+//!
+//! Each transaction reads its records, adds one to the count of each, and writes them. If another transaction is in the
+//! way, it is tried again after a pause. All words of a record follow from its number and its count.
+//!
+//! Invariant: all bytes of every record that is read are checked. After the run, the counts of all records together
+//! must be the number of updates that were done, so no update was lost, and none was done twice.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farside_remote::clock::Clock;
+use farside_remote::draws::Draws;
+use farside_remote::fabric::Ran;
+use farside_systems::txn::retry::{self, Attempts};
+use farside_systems::txn::{Txn, TxnError};
+
+use crate::driver::{self, Fault, Perform, Trouble, Work};
+use crate::kv::{self, Records};
+use crate::latched::{counted, fill};
+use crate::workload::{Operation, Random, Workload, key};
+
+/// Largest number of records of a transaction.
+pub const KEYS_MAX: usize = 4;
+/// Attempts of a transaction. A failure of the last one is an error.
+const ATTEMPTS: u32 = 10_000;
+
+/// A run on a transactional store.
+pub type Run = driver::Run<TxnWork>;
+
+/// Transactions on the records of a store.
+pub struct TxnWork {
+    workload: Workload,
+    len: usize,
+    keys: usize,
+    seed: u64,
+    records: Arc<Records>,
+    counts: Arc<Counts>,
+}
+
+/// Numbers of updates and attempts, of all tasks that have ended.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Number of updates of records that were done.
+    done: AtomicU64,
+    /// Number of updates of which it is unknown whether they were done.
+    unknown: AtomicU64,
+    /// Number of transactions that have committed, and of attempts, without those that load records.
+    commits: AtomicU64,
+    attempts: AtomicU64,
+}
+
+/// Parameters of a run on a transactional store.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Workload from which the records are drawn. Each of its operations is a transaction.
+    pub workload: Workload,
+    /// Length of a value in bytes, a multiple of 8.
+    pub len: usize,
+    /// Number of records of a transaction, 1 to [`KEYS_MAX`].
+    pub keys: usize,
+    /// Number of tasks of all threads together.
+    pub tasks: u32,
+    /// Number of operations for each sampled latency, at least 1.
+    pub sampled: u64,
+    /// Seed of all random draws.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// Creates the run of this plan.
+    ///
+    /// # Errors
+    /// The number of tasks is 0, or there are fewer records than a transaction has.
+    ///
+    /// # Panics
+    /// If the number of records of a transaction is not possible.
+    pub fn run(self) -> Result<Run, String> {
+        let Plan { workload, len, keys, tasks, sampled, seed } = self;
+        assert!((1..=KEYS_MAX).contains(&keys), "a transaction has 1 to {KEYS_MAX} records");
+        if workload.records < keys as u64 {
+            return Err(format!(
+                "a transaction of {keys} keys needs as many records, and there are {}: give more --records",
+                workload.records
+            ));
+        }
+        let records = Arc::new(Records::new(workload.records));
+        Run::new(TxnWork { workload, len, keys, seed, records, counts: Arc::default() }, tasks, sampled, seed)
+    }
+}
+
+/// A handle of a transactional store, with what its retries need.
+pub struct Client<T, C> {
+    /// The handle.
+    pub txn: T,
+    /// Clock of the pauses between attempts.
+    pub clock: C,
+}
+
+/// The records of a transaction. They differ.
+#[derive(Clone, Copy)]
+pub struct Drawn {
+    records: [u32; KEYS_MAX],
+    count: u8,
+}
+
+impl Drawn {
+    fn records(&self) -> impl Iterator<Item = u64> {
+        self.records.iter().take(self.count.into()).map(|record| u64::from(*record))
+    }
+}
+
+/// Source of one thread's transactions.
+pub struct Source {
+    inner: kv::Source,
+    keys: usize,
+}
+
+/// State of a task: a buffer for a value, and the numbers of its updates.
+pub struct Task {
+    value: Vec<u8>,
+    draws: Draws,
+    done: u64,
+    unknown: u64,
+    commits: u64,
+    attempts: u64,
+    all: Arc<Counts>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let Counts { done, unknown, commits, attempts } = &*self.all;
+        let own = [self.done, self.unknown, self.commits, self.attempts];
+        for (all, own) in [done, unknown, commits, attempts].into_iter().zip(own) {
+            all.fetch_add(own, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Work for TxnWork {
+    const KINDS: &'static [&'static str] = &["transaction"];
+    const TIMES_STALLS: bool = true;
+    type Drawn = Drawn;
+    type Source = Source;
+    type Task = Task;
+    type Trouble = TxnTrouble;
+
+    fn source(&self, random: Random) -> Source {
+        let inner = kv::Source::new(&self.workload, random, Arc::clone(&self.records));
+        Source { inner, keys: self.keys }
+    }
+
+    fn draw(source: &mut Source) -> Drawn {
+        let mut drawn = Drawn { records: [0; KEYS_MAX], count: 0 };
+        while usize::from(drawn.count) < source.keys {
+            let record = source.inner.draw().key;
+            if drawn.records().all(|other| other != record) {
+                // A store has at most 2^30 records.
+                drawn.records[usize::from(drawn.count)] = record as u32;
+                drawn.count += 1;
+            }
+        }
+        drawn
+    }
+
+    fn kind(_drawn: Drawn) -> usize {
+        0
+    }
+
+    fn task(&self, number: u32) -> Task {
+        let draws = Draws(self.seed ^ (u64::from(number) + 1) << 32);
+        let value = vec![0; self.len];
+        let all = Arc::clone(&self.counts);
+        Task { value, draws, done: 0, unknown: 0, commits: 0, attempts: 0, all }
+    }
+
+    fn records(&self) -> u64 {
+        self.workload.records
+    }
+}
+
+impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
+    async fn load(&self, client: &mut Client<T, C>, record: u64, task: &mut Task) -> Result<(), TxnTrouble> {
+        let Client { txn, clock } = client;
+        let Task { value, draws, done, unknown, .. } = task;
+        fill(record, 1, value);
+        let put = async |txn: &mut T| txn.put(&key(record), value);
+        let loaded =
+            retry::run(txn, clock, draws, Attempts { most: ATTEMPTS, ..Attempts::default() }, put).await;
+        match loaded {
+            Ok(_) => {
+                *done += 1;
+                Ok(())
+            }
+            Err(error) => {
+                *unknown += u64::from(error.ran() != Ran::No);
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn perform(
+        &self,
+        client: &mut Client<T, C>,
+        drawn: Drawn,
+        task: &mut Task,
+    ) -> Result<(), TxnTrouble> {
+        let Client { txn, clock } = client;
+        let Task { value, draws, done, unknown, commits, attempts, .. } = task;
+        let mut keys = [[0; 8]; KEYS_MAX];
+        keys.iter_mut().zip(drawn.records()).for_each(|(name, record)| *name = key(record));
+        let keys: [&[u8]; KEYS_MAX] = std::array::from_fn(|place| &keys[place][..]);
+        let keys = &keys[..drawn.count.into()];
+        let body = async |txn: &mut T| {
+            *attempts += 1;
+            txn.fetch(keys).await?;
+            for (key, record) in keys.iter().zip(drawn.records()) {
+                let found = txn.get(key).await?.unwrap_or_default();
+                let count = counted(record, found).filter(|_| found.len() == value.len());
+                let Some(count) = count else { return Ok(Err(TxnTrouble::Torn(record))) };
+                fill(record, count + 1, value);
+                txn.put(key, value)?;
+            }
+            Ok::<_, TxnError>(Ok(()))
+        };
+        let limit = Attempts { most: ATTEMPTS, ..Attempts::default() };
+        let updates = u64::from(drawn.count);
+        match retry::run(txn, clock, draws, limit, body).await {
+            Ok((Ok(()), _)) => {
+                *done += updates;
+                *commits += 1;
+                Ok(())
+            }
+            // What was put before the wrong record was committed.
+            Ok((Err(trouble), _)) => {
+                *unknown += updates;
+                Err(trouble)
+            }
+            Err(error) => {
+                *unknown += if error.ran() == Ran::No { 0 } else { updates };
+                Err(error.into())
+            }
+        }
+    }
+}
+
+impl Run {
+    /// Reads the records `first`, `first + step`, `first + 2 * step`, … once. Returns the sum of their counts.
+    ///
+    /// # Errors
+    /// A record cannot be read, or its bytes are wrong.
+    pub async fn sum<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        first: u64,
+        step: usize,
+    ) -> Result<u64, TxnTrouble> {
+        let Client { txn, clock } = client;
+        let (mut sum, mut draws) = (0, Draws(first));
+        for record in (first..self.work().records()).step_by(step) {
+            let read = async |txn: &mut T| {
+                let found = txn.get(&key(record)).await?;
+                Ok::<_, TxnError>(found.and_then(|found| counted(record, found)))
+            };
+            let limit = Attempts { most: ATTEMPTS, ..Attempts::default() };
+            let (count, _) = retry::run(txn, clock, &mut draws, limit, read).await?;
+            sum += count.ok_or(TxnTrouble::Torn(record))?;
+        }
+        Ok(sum)
+    }
+
+    /// Compares the sum of the counts of all records with the number of updates that were done. All tasks have ended.
+    ///
+    /// # Errors
+    /// Updates were lost, or done twice.
+    pub fn check_sum(&self, sum: u64) -> Result<(), TxnTrouble> {
+        let Counts { done, unknown, .. } = &*self.work().counts;
+        let (done, unknown) = (done.load(Ordering::Relaxed), unknown.load(Ordering::Relaxed));
+        match (done..=done + unknown).contains(&sum) {
+            true => Ok(()),
+            false => Err(TxnTrouble::Sum { sum, done, unknown }),
+        }
+    }
+
+    /// Fraction of the attempts of the transactions so far that did not commit, of tasks that have ended; 0 if there
+    /// were none.
+    pub fn abort_rate(&self) -> f64 {
+        let Counts { commits, attempts, .. } = &*self.work().counts;
+        let (commits, attempts) = (commits.load(Ordering::Relaxed), attempts.load(Ordering::Relaxed));
+        if attempts == 0 { 0.0 } else { 1.0 - commits as f64 / attempts as f64 }
+    }
+}
+
+/// Error or violation of a transaction.
+#[derive(Debug)]
+pub enum TxnTrouble {
+    /// The transaction failed with this error.
+    Failed(TxnError),
+    /// The record with this number has no value, or a wrong one.
+    Torn(u64),
+    /// The counts of all records differ from the number of updates.
+    Sum {
+        /// Sum of the counts of all records.
+        sum: u64,
+        /// Number of updates that were done.
+        done: u64,
+        /// Number of updates of which it is unknown whether they were done.
+        unknown: u64,
+    },
+}
+
+impl Trouble for TxnTrouble {
+    fn fault(&self) -> Fault {
+        match self {
+            TxnTrouble::Failed(TxnError::Fabric(error)) => Fault::of(error),
+            TxnTrouble::Failed(TxnError::Lost | TxnError::Unknown(_) | TxnError::NotKept { .. }) => {
+                Fault::Disconnected
+            }
+            TxnTrouble::Failed(_) => Fault::Failed,
+            TxnTrouble::Torn(_) | TxnTrouble::Sum { .. } => Fault::Violated,
+        }
+    }
+}
+
+impl fmt::Display for TxnTrouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TxnTrouble::Failed(error) => error.fmt(f),
+            TxnTrouble::Torn(record) => write!(f, "record {record} has no value, or a wrong one"),
+            TxnTrouble::Sum { sum, done, unknown } => write!(
+                f,
+                "the records have counted {sum} updates, and {done} were done, with {unknown} more of unknown outcome"
+            ),
+        }
+    }
+}
+
+impl From<TxnError> for TxnTrouble {
+    fn from(error: TxnError) -> TxnTrouble {
+        TxnTrouble::Failed(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(keys: usize, records: u64) -> Result<Run, String> {
+        let workload = Workload { records, ..Workload::resolve_with("a", &[])? };
+        Plan { workload, len: 64, keys, tasks: 1, sampled: 1, seed: 1 }.run()
+    }
+
+    #[test]
+    fn a_transaction_has_different_records() {
+        for keys in 1..=KEYS_MAX {
+            let run = run(keys, 4).expect("a run");
+            let mut source = run.work().source(crate::workload::random(7));
+            for _ in 0..100 {
+                let mut records: Vec<u64> = TxnWork::draw(&mut source).records().collect();
+                records.sort_unstable();
+                records.dedup();
+                assert_eq!(records.len(), keys);
+                assert!(records.iter().all(|record| *record < 4));
+            }
+        }
+        assert!(run(4, 3).err().is_some_and(|refused| refused.contains("give more --records")));
+    }
+
+    #[test]
+    fn a_lost_update_is_found_by_the_sum() {
+        let run = run(2, 10).expect("a run");
+        for (done, unknown, commits, attempts) in [(5, 0, 2, 3), (2, 1, 1, 1)] {
+            let mut task = run.work().task(0);
+            (task.done, task.unknown, task.commits, task.attempts) = (done, unknown, commits, attempts);
+        }
+        let judged = [6, 7, 8, 9].map(|sum| run.check_sum(sum).is_ok());
+        assert_eq!(judged, [false, true, true, false]);
+        assert_eq!(run.abort_rate(), 0.25);
+    }
+}
