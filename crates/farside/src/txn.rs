@@ -107,17 +107,27 @@ impl Txn {
     /// # Errors
     /// [`Error::Txn`] with [`TxnError::Conflict`] after the last attempt, or the first other error. [`Error::ran`]
     /// tells whether the transaction may have been committed.
-    pub fn run<O>(
+    pub fn run<O>(&mut self, body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>) -> Result<O, Error> {
+        self.run_within(ATTEMPTS, body).map(|(output, _)| output)
+    }
+
+    /// Does the same as [`Txn::run`], with at most this number of attempts, which is at least 1. Returns also the
+    /// number of attempts.
+    ///
+    /// # Errors
+    /// Those of [`Txn::run`].
+    pub fn run_within<O>(
         &mut self,
+        attempts: u32,
         mut body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>,
-    ) -> Result<O, Error> {
+    ) -> Result<(O, u32), Error> {
         let mut limit = BACKOFF.first;
-        for _ in 1..ATTEMPTS {
+        for attempt in 1..attempts {
             let mut transaction = self.begin()?;
             let done = body(&mut transaction).and_then(|output| transaction.commit().map(|()| output));
             match done {
                 Err(Error::Txn(TxnError::Conflict)) => {}
-                done => return done,
+                done => return done.map(|output| (output, attempt)),
             }
             let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
             let pause = Duration::from_nanos(self.draws.below(nanos) + 1);
@@ -128,7 +138,7 @@ impl Txn {
         let mut transaction = self.begin()?;
         let output = body(&mut transaction)?;
         transaction.commit()?;
-        Ok(output)
+        Ok((output, attempts))
     }
 
     /// Numbers of the events in this client's transactions so far, with their names.

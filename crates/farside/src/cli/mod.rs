@@ -4,6 +4,7 @@
 //! - 0: done.
 //! - 1: the key is absent, a condition is not met, a simulated run is not good, or a protocol is broken.
 //! - 2: any other failure. The reason and the remedy are on standard error.
+//! - 3: a transaction may or may not have been committed.
 //! - 141: the reader of standard output, such as `head`, has closed the pipe. Nothing is printed. A shell reports the
 //!   same code for a process that SIGPIPE killed.
 
@@ -49,6 +50,7 @@ mod terminal;
 mod tls;
 mod token;
 mod tsv;
+mod txn;
 mod volume;
 mod whatif;
 
@@ -77,9 +79,9 @@ node at tls://, --tls-ca, FARSIDE_TLS_CA or 'tls_ca' names the file of certifica
 shows all settings and their origins.
 
 Exit codes: 0: done. 1: the store has no such key, the key has another version than the one given, or a simulated run \
-is not known to be good. 2: any other failure; the reason and the remedy are on standard error. 'doctor' exits with 2 \
-if something of this release does not work. An interrupted command exits with 128 + the signal number. A node that \
-is stopped by a signal exits with 0.";
+is not known to be good. 2: any other failure; the reason and the remedy are on standard error. 3: a transaction may \
+or may not have been committed. 'doctor' exits with 2 if something of this release does not work. An interrupted \
+command exits with 128 + the signal number. A node that is stopped by a signal exits with 0.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -102,6 +104,8 @@ enum Command {
     Kv(kv::Kv),
     /// Put, get, delete and scan keys in order; load and dump files
     Index(index::Index),
+    /// Run transactions: get, put and delete keys, several of them together
+    Txn(txn::Txn),
     /// Run commands on a store (put, get, cas, scan, stat ...): at a prompt, from the arguments, or from a pipe
     Shell(shell::Shell),
     /// Measure a system, or the physical floor under it
@@ -208,6 +212,8 @@ enum Failure {
     /// The condition of a conditional put is not met, or a simulated run is not known to be good. Holds the reason, for
     /// the error message.
     NotGood(String),
+    /// A transaction may or may not have been committed. Holds the reason and the remedy.
+    Unknown(String),
     /// The reader of standard output has closed the pipe.
     ClosedPipe,
     /// Any other failure. Holds the reason and the remedy.
@@ -255,6 +261,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Tls(tls) => tls.run(),
         Command::Kv(kv) => kv.run(),
         Command::Index(index) => index.run(),
+        Command::Txn(txn) => txn.run(),
         Command::Shell(shell) => shell.run(),
         Command::Bench(bench) => bench.run(),
         Command::Perf(perf) => perf.run(),
@@ -277,6 +284,10 @@ pub(crate) fn main() -> ExitCode {
         Err(Failure::NotGood(reason)) => {
             note!("farside: {reason}");
             ExitCode::from(1)
+        }
+        Err(Failure::Unknown(reason)) => {
+            note!("farside: {reason}");
+            ExitCode::from(3)
         }
         Err(Failure::ClosedPipe) => ExitCode::from(141),
         Err(Failure::Error(reason)) => {

@@ -13,7 +13,7 @@ mod answer;
 mod command;
 mod editor;
 mod session;
-mod words;
+pub(super) mod words;
 
 use super::{Done, Failure, StoreTarget, connect, info, kv, signals, store, terminal};
 use answer::{Format, Printer};

@@ -12,6 +12,7 @@ use farside_systems::index::{Described, Indexing, Keys, STRING_MAX, described};
 use farside_systems::kv::chequer::layout::BLOCK_BUCKETS_MAX;
 use farside_systems::registry::{default_kv, named, names, shape_of};
 use farside_systems::system::{Family, Shape, Sizing, SizingError};
+use farside_systems::txn::{Prepare, Transacting};
 use std::time::Duration;
 use threshold::Threshold;
 
@@ -53,7 +54,8 @@ enum Action {
         /// smart, art and sherman [default: 8]
         #[arg(long, value_name = "8|string", value_parser = key_size)]
         key_size: Option<Keys>,
-        /// Length of the longest value of an index; only for the kinds smart, art and sherman [default: 8]
+        /// Length of the longest value of an index or of a transactional store; only for the kinds smart, art, sherman
+        /// and prism-tx [default: 8, or 1KiB for prism-tx]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         value_size: Option<u32>,
         /// Length of the longest value that an index keeps beside its key: at most 7KiB, for which each key then has
@@ -61,6 +63,15 @@ enum Action {
         /// that is above 7KiB]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         inline_size: Option<u32>,
+        /// Rounds in which a transaction is validated: together (one), or paper (all reads, then all writes); only for
+        /// the kind prism-tx [default: together]
+        #[arg(long, value_enum)]
+        prepare: Option<PrepareArg>,
+        /// Largest error of the clients' clocks, such as 5ms: commits wait until their timestamps have passed on every
+        /// clock, so that transactions are strictly serializable; only for the kind prism-tx [default: commits do not
+        /// wait]
+        #[arg(long, value_name = "TIME", value_parser = clock_error)]
+        clock_error: Option<Duration>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         members: Option<u32>,
@@ -89,12 +100,32 @@ enum Action {
     },
 }
 
+/// Rounds in which a transaction is validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum PrepareArg {
+    /// One: the checks of all reads and writes of a node together
+    Together,
+    /// Two, as in the paper: all reads, then all writes
+    Paper,
+}
+
 fn help_of_kind() -> String {
     format!(
-        "System of the store: {}; {}: keys in order, for 'farside index'; or raw: plain memory for 'farside perf'",
+        "System of the store: {}; {}: keys in order, for 'farside index'; {}: transactions, for 'farside txn'; or raw: \
+         plain memory for 'farside perf'",
         names(Family::Kv),
-        names(Family::Index)
+        names(Family::Index),
+        names(Family::Txn)
     )
+}
+
+/// Parses, for clap, the largest error of a clock.
+fn clock_error(text: &str) -> Result<Duration, String> {
+    let error = super::duration(text)?;
+    match error <= Duration::from_secs(1) && error >= Duration::from_micros(1) {
+        true => Ok(error),
+        false => Err(format!("'{text}' is not an error of clocks: give 1us to 1s, such as 5ms")),
+    }
 }
 
 /// Parses, for clap, the length of an index's keys.
@@ -124,8 +155,14 @@ impl Store {
                 key_size,
                 value_size,
                 inline_size,
+                prepare,
+                clock_error,
                 members,
             } => {
+                let prepare = prepare.map(|prepare| match prepare {
+                    PrepareArg::Together => Prepare::Together,
+                    PrepareArg::Paper => Prepare::Paper,
+                });
                 let members = members.map(|members| members as usize);
                 let mut new = NewStore {
                     kind,
@@ -135,6 +172,7 @@ impl Store {
                     keys: key_size,
                     value_size,
                     inline_size,
+                    transacting: Transacting { prepare, clock_error, ..Transacting::NONE },
                     members,
                     ..NewStore::prism_kv(name, quota)
                 };
@@ -192,12 +230,15 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     let threshold = Sizing { put_threshold: Some(1), ..plain };
     let inline = Sizing { indexing: Indexing { inline_max: Some(1), ..Indexing::NONE }, ..plain };
     let is_index = system.family == Family::Index;
+    let is_txn = system.family == Family::Txn;
     let refused = [
         ("--block-buckets", new.block_buckets.is_some() && lacks(buckets)),
         ("--put-threshold", has_threshold && lacks(threshold)),
         ("--key-size", new.keys.is_some() && !is_index),
-        ("--value-size", new.value_size.is_some() && !is_index),
+        ("--value-size", new.value_size.is_some() && !is_index && !is_txn),
         ("--inline-size", new.inline_size.is_some() && lacks(inline)),
+        ("--prepare", new.transacting.prepare.is_some() && !is_txn),
+        ("--clock-error", new.transacting.clock_error.is_some() && !is_txn),
         ("--items", new.items.is_some() && is_index),
         ("--collision-free", new.collision_free && is_index),
     ];
