@@ -19,7 +19,7 @@ use farside_systems::txn::{Txn, TxnError};
 use crate::driver::{self, Fault, Perform, Trouble, Work};
 use crate::kv::{self, Records};
 use crate::latched::{counted, fill};
-use crate::workload::{Operation, Random, Workload, key};
+use crate::workload::{Random, Workload, key};
 
 /// Largest number of records of a transaction.
 pub const KEYS_MAX: usize = 4;

@@ -63,8 +63,10 @@ const LARGE_MAX: u64 = 24;
 const THINKS: Nanos = 3 * MICROS;
 /// Usual pause, in nanoseconds, after a conflict.
 const PAUSE: Nanos = 20 * MICROS;
-/// Number of attempts of a transaction after the faults have ended. No other client is alive.
-const ATTEMPTS: u32 = 20;
+/// Number of attempts of a transaction after the faults have ended, and the pause in nanoseconds between two of them. No
+/// other client is alive, but the leases of dead ones have yet to expire.
+const ATTEMPTS: u32 = 100;
+const LAST_PAUSE: Nanos = 2 * MILLIS;
 /// One in this many transactions whose request was lost makes the client open its sessions anew.
 const REOPENS_ONE_IN: u64 = 3;
 /// One in this many operations is followed by the recovery of all dead clients.
@@ -78,6 +80,10 @@ const SKEW_PPM: u64 = 2_000;
 pub(crate) struct Txns {
     workload: Workload,
     sizing: Sizing,
+    /// If transactions delete registers, the number of registers: each has a *witness*, the key that is as many keys
+    /// after it. Else 0. A transaction that deletes a register writes its witness, and one that reads a register reads
+    /// its witness, too. So the history shows which delete of unknown outcome was carried out.
+    witnessed: u64,
     /// Longest filler of a value in bytes.
     filler_max: u64,
     /// Largest error of a wall clock in nanoseconds.
@@ -170,6 +176,8 @@ impl Family for Txns {
             5 | 6 => Workload::Bank { accounts: keys.clamp(2, ACCOUNTS_MAX) },
             _ => Workload::Pairs { pairs: keys.div_ceil(2) },
         };
+        let is_of_registers = matches!(workload, Workload::Registers { .. });
+        let witnessed = if is_of_registers && random.one_in(2) { keys } else { 0 };
         let filler_max = [0, 40, 400, 2_000][random.below(4) as usize];
         let filler_max = if is_tight { 2_000 } else { filler_max };
         let value_len = match workload {
@@ -185,8 +193,10 @@ impl Family for Txns {
         // One for each task, and for transactions that were dropped and are not done yet.
         let lanes = random.between(1, 2 * u64::from(drawn.tasks) + 1) as u16;
         let prepare = if random.one_in(2) { Prepare::Together } else { Prepare::Paper };
-        let wall_error = [0, 100 * MICROS, 5 * MILLIS, 40 * MILLIS][random.below(4) as usize];
         let waits = random.one_in(3);
+        // With commit-wait, each transaction takes twice this time.
+        let errors = [0, 100 * MICROS, if waits { MILLIS / 2 } else { 5 * MILLIS }, 40 * MILLIS];
+        let wall_error = errors[random.below(if waits { 3 } else { 4 }) as usize];
         let clock_error = waits.then(|| Duration::from_nanos(wall_error + MICROS));
         let transacting = Transacting {
             ids: Some(ids),
@@ -198,12 +208,13 @@ impl Family for Txns {
         Txns {
             workload,
             sizing: Sizing {
-                items: Some(keys),
+                items: Some(keys + witnessed),
                 value_len,
                 lease: Some(Duration::from_micros(us)),
                 transacting,
                 ..Sizing::default()
             },
+            witnessed,
             filler_max,
             wall_error,
             has_hot_keys: drawn.is_crowded,
@@ -250,6 +261,11 @@ impl Family for Txns {
         let large = if *has_large { "some large transactions" } else { "small transactions" };
         vec![
             Choice::new("workload", name, format!("workload {name}")),
+            Choice::new(
+                "deletes",
+                self.witnessed > 0,
+                if self.witnessed > 0 { "with deletes" } else { "without deletes" }.into(),
+            ),
             Choice::new("prepare", prepare, format!("prepare {prepare}")),
             Choice::new("commit_wait", clock_error.is_some(), waits.into()),
             Choice::new("wall_error_us", error, format!("wall clocks wrong by up to {error} us")),
@@ -371,6 +387,7 @@ impl Family for Txns {
         if self.has_hot_keys && !matches!(self.workload, Workload::Bank { .. }) && random.one_in(2) {
             steps = steps.into_iter().map(|step| at(step, step.key() % HOT)).collect();
         }
+        let steps = steps.into_iter().flat_map(|step| self.with_witness(step, || scene.next_tag())).collect();
         (0, of_contents(client.first_key, Ask(steps)))
     }
 
@@ -401,7 +418,8 @@ impl Family for Txns {
             }
             if failure.kind == FailureKind::Declined {
                 // A node that is down refuses requests at once.
-                scene.world.sleep(scene.world.random().heavy(PAUSE)).await;
+                let pause = if is_last_client { LAST_PAUSE } else { scene.world.random().heavy(PAUSE) };
+                scene.world.sleep(pause).await;
             }
             if failure.kind != FailureKind::Declined || !is_last_client || attempt == ATTEMPTS {
                 return Err(failure);
@@ -430,9 +448,10 @@ impl Family for Txns {
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
         let first_key = crate::work::first_key(&scene.sites[0], scene.sites[0].contents.get());
         let keys = self.keys();
-        let mut asks: Vec<Ask> = (0..keys).map(|key| Ask(vec![Step::Read(key)])).collect();
+        let read = |key| self.with_witness(Step::Read(key), || unreachable!("reads have no tags"));
+        let mut asks: Vec<Ask> = (0..keys).map(|key| Ask(read(key))).collect();
         if keys <= HOT * 2 {
-            asks.push(Ask((0..keys).map(Step::Read).collect()));
+            asks.push(Ask((0..keys).flat_map(read).collect()));
         }
         asks.extend((0..keys).map(|key| {
             let tag = scene.next_tag();
@@ -442,7 +461,9 @@ impl Family for Txns {
                     Step::Write { key, tag }
                 }
             };
-            Ask(vec![Step::Read(key), change])
+            let mut steps = read(key);
+            steps.push(change);
+            Ask(steps)
         }));
         asks.into_iter().map(|ask| (0, of_contents(first_key, ask))).collect()
     }
@@ -454,7 +475,17 @@ impl Txns {
         self.sizing.transacting.clock_error.is_some()
     }
 
-    /// Number of keys.
+    /// Returns a step with that on the witness of its key, if the key has one. Without witnesses, nothing is deleted.
+    fn with_witness(&self, step: Step, tag: impl FnOnce() -> u64) -> Vec<Step> {
+        match (step, self.witnessed) {
+            (Step::Delete(key), 0) => vec![Step::Read(key)],
+            (_, 0) | (Step::Write { .. } | Step::Append { .. }, _) => vec![step],
+            (Step::Read(key), keys) => vec![step, Step::Read(key + keys)],
+            (Step::Delete(key), keys) => vec![step, Step::Write { key: key + keys, tag: tag() }],
+        }
+    }
+
+    /// Number of keys, without witnesses.
     fn keys(&self) -> u64 {
         match self.workload {
             Workload::Registers { keys } | Workload::Lists { keys } | Workload::Bank { accounts: keys } => {
@@ -623,17 +654,17 @@ fn failed(scene: &Scene, error: TxnError) -> Failure {
     let has_struck = |faults: &[Fault]| faults.iter().any(|fault| scene.struck.of(*fault) > 0);
     let kind = match &error {
         TxnError::OutOfMemory => FailureKind::OutOfMemory,
-        TxnError::Conflict | TxnError::WritesLength { .. } | TxnError::ValueLength { .. } => {
-            FailureKind::Declined
-        }
+        // A client that takes over an id begins above all timestamps that the id's last holder has reserved. If clients
+        // come and go fast, these soon lie far ahead.
+        TxnError::Conflict
+        | TxnError::WritesLength { .. }
+        | TxnError::ValueLength { .. }
+        | TxnError::Stamp(StampError::Ahead { .. }) => FailureKind::Declined,
         TxnError::NotKept { .. } | TxnError::Lost | TxnError::Lease(LeaseError::Lost) => FailureKind::Over,
         TxnError::Lease(LeaseError::NoneFree) => FailureKind::NoIds,
         TxnError::Lease(LeaseError::Refused(status)) | TxnError::Refused(status) => {
             let message = format!("a client was denied an access that it is allowed: {status}");
             return failure(ran, FailureKind::Refused, message);
-        }
-        TxnError::Stamp(StampError::Ahead { .. }) if has_struck(&[Fault::ClockSkew, Fault::ClockJump]) => {
-            FailureKind::Declined
         }
         // An operator that does not reach the first member drops the others, which is a loss for those that still find
         // the first one.
@@ -662,7 +693,6 @@ fn failed(scene: &Scene, error: TxnError) -> Failure {
         | TxnError::Doomed
         | TxnError::TableFull
         | TxnError::Lease(LeaseError::Exhausted)
-        | TxnError::Stamp(StampError::Ahead { .. })
         | TxnError::TooOld
         | TxnError::Damaged(_) => FailureKind::Wrong,
     };
