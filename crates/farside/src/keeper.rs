@@ -28,10 +28,14 @@ impl Keepers {
         Keepers(tasks.into_iter().map(|task| Box::pin(task) as Pin<Box<dyn Future<Output = ()>>>).collect())
     }
 
-    /// Runs `work`, and the clients' tasks meanwhile. They go on with the next work.
+    /// Runs `work`, and the clients' tasks meanwhile. They go on with the next work. The clients' tasks begin first, since
+    /// the first thing that the work does may be one that needs them.
     pub async fn beside<O>(&mut self, work: impl Future<Output = O>) -> O {
-        let mut work = pin!(work);
+        let (mut work, mut has_begun) = (pin!(work), false);
         poll_fn(|cx| {
+            if !std::mem::replace(&mut has_begun, true) {
+                let _more_to_do = self.poll(cx);
+            }
             let polled = work.as_mut().poll(cx);
             let _more_to_do = self.poll(cx);
             polled

@@ -8,7 +8,7 @@
 //! sequence of terminals.
 
 /// Splits a line into words. Returns none for an empty line, and for a comment, whose first word begins with `#`.
-pub(super) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+pub(in crate::cli) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let mut words = Vec::new();
     let mut rest = line.trim_ascii_start();
     if rest.starts_with(b"#") {
@@ -109,7 +109,7 @@ fn single(text: &[u8]) -> Word<'_> {
 
 /// Quotes bytes in double quotes. Letters and digits of any script stay unchanged. Characters that could move the
 /// cursor or change the direction of text are escaped.
-pub(super) fn quoted(bytes: &[u8]) -> String {
+pub(in crate::cli) fn quoted(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() + 2);
     text.push('"');
     for chunk in bytes.utf8_chunks() {
