@@ -1,7 +1,7 @@
 //! Systems in the simulator: a seed gives the same run everywhere, and no seed finds a violation.
 
 mod digests;
-mod seeds;
+pub(crate) mod seeds;
 use farside_trial::{Carrier, Setup, System};
 
 /// A line of a file of runs.
