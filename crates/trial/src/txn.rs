@@ -63,8 +63,8 @@ const LARGE_MAX: u64 = 24;
 const THINKS: Nanos = 3 * MICROS;
 /// Usual pause, in nanoseconds, after a conflict.
 const PAUSE: Nanos = 20 * MICROS;
-/// Number of attempts of a transaction after the faults have ended, and the pause in nanoseconds between two of them. No
-/// other client is alive, but the leases of dead ones have yet to expire.
+/// Number of attempts of a transaction after the faults have ended, and the pause in nanoseconds between two of them.
+/// No other client is alive, but the leases of dead ones have yet to expire.
 const ATTEMPTS: u32 = 100;
 const LAST_PAUSE: Nanos = 2 * MILLIS;
 /// One in this many transactions whose request was lost makes the client open its sessions anew.

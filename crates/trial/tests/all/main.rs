@@ -1,5 +1,6 @@
 //! Tests of values, kills files, replay commands, panics within a trial, trials of stores with several members, and
-//! trials of guarded objects, of ABDLOCK, of stores with logs, of transactions, and of protocols that `tear` searches.
+//! trials of guarded objects, of ABDLOCK, of stores with logs and of transactions, and of protocols that `tear`
+//! searches.
 
 mod abd_lock;
 mod blocks;
