@@ -28,8 +28,8 @@ impl Keepers {
         Keepers(tasks.into_iter().map(|task| Box::pin(task) as Pin<Box<dyn Future<Output = ()>>>).collect())
     }
 
-    /// Runs `work`, and the clients' tasks meanwhile. They go on with the next work. The clients' tasks begin first: the
-    /// first thing that the work does may need them.
+    /// Runs `work`, and the clients' tasks meanwhile. They go on with the next work. The clients' tasks begin first,
+    /// since the work may need them at once.
     pub async fn beside<O>(&mut self, work: impl Future<Output = O>) -> O {
         let (mut work, mut has_begun) = (pin!(work), false);
         poll_fn(|cx| {
