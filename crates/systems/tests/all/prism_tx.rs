@@ -2,7 +2,7 @@
 
 use crate::support::Home;
 use crate::support::kept_txn::{KeptTxn, STORE};
-use crate::support::pool::{Fabric, NODES, Pool, run as run_in};
+use crate::support::pool::{NODES, Pool, run as run_in};
 use farside_remote::draws::Draws;
 use farside_systems::members::New;
 use farside_systems::registry::AnyTxn;
