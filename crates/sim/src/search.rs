@@ -4,9 +4,9 @@
 //! Invariant: an operation precedes another in the order if it returned before the other was called.
 //!
 //! Invariant: an optional operation, which never returned, may be left out of the order. So the search first tries to
-//! do without these operations, then with one, and so on. Of two equal states after the same other operations, it goes on
-//! only from the one with fewer of these: whatever can follow the state with more of them can follow that one, too.
-//! Without this rule, the number of states doubles with each of them.
+//! do without these operations, then with one, and so on. Of two equal states after the same other operations, it
+//! continues only from the one with fewer of these: whatever can follow the state with more of them can follow that
+//! one, too. Without this rule, the number of states doubles with each of them.
 //!
 //! Invariant: the search explores each pair of a set of ordered operations and a resulting state once.
 
