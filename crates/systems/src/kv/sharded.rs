@@ -1,7 +1,7 @@
 //! A key-value store in a pool of several nodes: each member of the store holds a part of the keys, in a store of its
 //! own.
 //!
-//! Rendezvous hashing assigns keys to members ([`crate::rendezvous`]).
+//! Rendezvous hashing assigns keys to members (`rendezvous`).
 //!
 //! Invariant: the member of a key depends only on the key and on the incarnations of the store's members, which never
 //! change. A member whose node has lost its memory is an error, never a store without keys.

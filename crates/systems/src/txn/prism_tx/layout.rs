@@ -249,6 +249,9 @@ pub(super) struct ItemHeader<T> {
     value_len: U32,
 }
 
+/// A key, its value, which is absent if the key has none, and the bytes after both.
+type Parts<'a> = (&'a [u8], Option<&'a [u8]>, &'a [u8]);
+
 impl<T> ItemHeader<T> {
     /// Returns the header of a key and its value, which is absent if the key was deleted. Both have valid lengths.
     pub(super) fn new(first: T, key: &[u8], value: Option<&[u8]>) -> ItemHeader<T> {
@@ -263,7 +266,7 @@ impl<T> ItemHeader<T> {
     }
 
     /// Splits the bytes after the header into key, value and rest.
-    fn split<'a>(&self, rest: &'a [u8]) -> Option<(&'a [u8], Option<&'a [u8]>, &'a [u8])> {
+    fn split<'a>(&self, rest: &'a [u8]) -> Option<Parts<'a>> {
         let (key_len, value_len) = (usize::from(self.key_len.get()), self.value_len.get() as usize);
         let kind = ItemKind::of(self.kind)?;
         if !(1..=KEY_MAX).contains(&key_len) {

@@ -127,8 +127,7 @@ impl<F: Fabric + Clock> Client<F> {
                     }
                 };
             }
-            let mut outs: Vec<(Option<Out<Prepared>>, Option<Out<Prepared>>)> =
-                Vec::with_capacity(keys.len());
+            let mut outs: Vec<[Option<Out<Prepared>>; 2]> = Vec::with_capacity(keys.len());
             for (key, (read, written)) in keys.iter().zip(&operands) {
                 let at = shard.slot(key.slot);
                 let is_read = key.read.is_some() && checks.has_reads();
@@ -144,7 +143,7 @@ impl<F: Fabric + Clock> Client<F> {
                 let is_conditional = is_read || watched.is_some();
                 let raised =
                     is_written.then(|| if is_conditional { chain.then(raise) } else { chain.also(raise) });
-                outs.push((checked, raised));
+                outs.push([checked, raised]);
             }
             let session = self.site.fabric.session_number(shard.node);
             if let Err(error) = self.site.fabric.run(shard.node, &chain, reply).await {
@@ -164,7 +163,7 @@ impl<F: Fabric + Clock> Client<F> {
                 }
                 Some(status) => return self.refused(part, &mut own.word, status),
             }
-            for (key, (checked, raised)) in keys.iter_mut().zip(outs) {
+            for (key, [checked, raised]) in keys.iter_mut().zip(outs) {
                 let mut also_written = true;
                 match checked.map(|checked| reply.get(checked)) {
                     None => {}
