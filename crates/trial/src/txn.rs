@@ -19,6 +19,7 @@ mod phases;
 
 use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phases, Tracked};
+use crate::pool::SILENCE;
 use crate::systems::System;
 use crate::{Choice, Drawn, Scene, values};
 use farside_remote::fabric::Ran;
@@ -330,7 +331,11 @@ impl Family for Txns {
         if let Some(txn) = another {
             return Ok(client(txn));
         }
-        let options = Options { entropy: scene.world.random().bits(), ..Options::NONE };
+        let options = Options {
+            entropy: scene.world.random().bits(),
+            silence: Some(Duration::from_nanos(SILENCE)),
+            ..Options::NONE
+        };
         let opened = AnyTxn::open_in(fabric, scene.sites.len() as u32, &client_name, &options).await;
         let txn = opened.map_err(|error| failed(scene, error.into()))?;
         let (theirs, keeper) = (shared.clone(), txn.keeper());
