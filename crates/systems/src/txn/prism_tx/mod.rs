@@ -294,20 +294,26 @@ impl<F: Fabric + Clock> Client<F> {
     /// Then gives the lease back.
     async fn keep(&self) {
         let work = async {
-            let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
-            let mut clocks = pin!(self.session.stamps.keep());
-            let mut sweeping = pin!(self.keep_sweeping());
-            let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
-            poll_fn(|cx| {
-                let _never_end =
-                    (clocks.as_mut().poll(cx), recovering.as_mut().poll(cx), sweeping.as_mut().poll(cx));
-                jobs.as_mut().poll(cx)
-            })
-            .await;
+            self.work().await;
             self.clear_all().await;
         };
         self.session.renewing(work, || self.jobs.close()).await;
         self.session.release().await;
+    }
+
+    /// Carries out the client's transactions and recovers other clients, until the last handle was dropped. When it
+    /// returns, no request of it is in flight: one that nobody polls would stop those of the client's own CPU.
+    async fn work(&self) {
+        let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
+        let mut clocks = pin!(self.session.stamps.keep());
+        let mut sweeping = pin!(self.keep_sweeping());
+        let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
+        poll_fn(|cx| {
+            let _never_end =
+                (clocks.as_mut().poll(cx), recovering.as_mut().poll(cx), sweeping.as_mut().poll(cx));
+            jobs.as_mut().poll(cx)
+        })
+        .await;
     }
 }
 
