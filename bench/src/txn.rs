@@ -347,7 +347,8 @@ mod tests {
     use super::*;
 
     fn run(keys: usize, records: u64) -> Result<Run, String> {
-        let workload = Workload { records, ..Workload::resolve_with("a", &[])? };
+        let workload =
+            Workload { records, ..Workload::resolve_with("a", &[]).map_err(|error| error.to_string())? };
         Plan { workload, len: 64, keys, tasks: 1, sampled: 1, seed: 1 }.run()
     }
 
