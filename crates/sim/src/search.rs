@@ -258,7 +258,7 @@ mod tests {
     }
 
     fn is_register(operations: &[(u64, u64, Op)]) -> bool {
-        let spans = spans(&operations);
+        let spans = spans(operations);
         is_explained(&spans, 0, |&now, operation| match operations[operation].2 {
             Write(value) => Some(value),
             Read(value) => (value == now).then_some(now),

@@ -336,7 +336,7 @@ impl Family for Txns {
             silence: Some(Duration::from_nanos(SILENCE)),
             ..Options::NONE
         };
-        let opened = AnyTxn::open_in(fabric, scene.sites.len() as u32, &client_name, &options).await;
+        let opened = AnyTxn::open_in(fabric, scene.sites.len() as u32, client_name, &options).await;
         let txn = opened.map_err(|error| failed(scene, error.into()))?;
         let (theirs, keeper) = (shared.clone(), txn.keeper());
         theirs.0.is_kept.set(true);

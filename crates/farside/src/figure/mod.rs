@@ -140,7 +140,7 @@ enum At {
     /// The highest throughput, in million operations per second.
     Peak,
     /// The latency at the highest throughput.
-    AtPeak,
+    LatencyAtPeak,
 }
 
 /// Condition on a ratio.
@@ -419,7 +419,9 @@ impl At {
                 Some(before.y + share * (after.y - before.y))
             }
             At::Peak => Some(points.iter().map(|point| point.x).fold(0.0, f64::max) / MILLION),
-            At::AtPeak => points.iter().max_by(|one, other| one.x.total_cmp(&other.x)).map(|point| point.y),
+            At::LatencyAtPeak => {
+                points.iter().max_by(|one, other| one.x.total_cmp(&other.x)).map(|point| point.y)
+            }
         }
     }
 
@@ -429,14 +431,14 @@ impl At {
             At::Low(_) => "low load".to_owned(),
             At::Throughput(mops) => format!("at {mops} M/s"),
             At::Peak => "peak".to_owned(),
-            At::AtPeak => "at the peak".to_owned(),
+            At::LatencyAtPeak => "at the peak".to_owned(),
         }
     }
 
     fn unit(self, of_places: &'static str) -> &'static str {
         match self {
             At::Place(_) => of_places,
-            At::Low(_) | At::Throughput(_) | At::AtPeak => "us",
+            At::Low(_) | At::Throughput(_) | At::LatencyAtPeak => "us",
             At::Peak => "M/s",
         }
     }
@@ -449,7 +451,7 @@ impl Published {
             At::Place(place) => Some(place as f64),
             At::Low(mops) => mops,
             At::Throughput(mops) => Some(mops),
-            At::Peak | At::AtPeak => None,
+            At::Peak | At::LatencyAtPeak => None,
         };
         x.map(|x| Point { x, y: self.value })
     }
@@ -722,7 +724,7 @@ mod tests {
         assert_eq!(at(At::Throughput(2.0)), Some(15.0));
         assert_eq!(at(At::Throughput(4.0)), None);
         assert_eq!(at(At::Peak), Some(3.0));
-        assert_eq!(at(At::AtPeak), Some(20.0));
+        assert_eq!(at(At::LatencyAtPeak), Some(20.0));
         assert_eq!(At::Place(1).on(&[Point { x: 1.0, y: 7.0 }]), Some(7.0));
         assert_eq!(At::Place(2).on(&[Point { x: 1.0, y: 7.0 }]), None);
     }

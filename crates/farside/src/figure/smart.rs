@@ -367,8 +367,8 @@ const fn tails(curves: &'static str, [of, to]: [&'static str; 2], ratio: f64) ->
     Headline {
         curves,
         point: "99th percentile at the peak",
-        of: Value::On(of, At::AtPeak),
-        to: Value::On(to, At::AtPeak),
+        of: Value::On(of, At::LatencyAtPeak),
+        to: Value::On(to, At::LatencyAtPeak),
         published: Some(ratio),
         judged: Shape::Reported("the text does not say at which load"),
     }
@@ -393,7 +393,7 @@ const fn faster(one: &'static str, other: &'static str) -> (Value, Value, Shape)
 
 /// A claim that the latency at the peak of one curve is higher than at the peak of another one.
 const fn later(one: &'static str, other: &'static str) -> (Value, Value, Shape) {
-    (Value::On(one, At::AtPeak), Value::On(other, At::AtPeak), Shape::Above(1.0))
+    (Value::On(one, At::LatencyAtPeak), Value::On(other, At::LatencyAtPeak), Shape::Above(1.0))
 }
 
 /// The curves of all workloads for all contenders.
