@@ -5,6 +5,7 @@
 //! them. A client has one lease and one task of its own, and any number of handles. A handle runs one transaction at a
 //! time: give each task its own, by [`AnyTxn::another`].
 
+pub mod farm;
 pub mod prism_tx;
 pub mod retry;
 
@@ -70,12 +71,23 @@ pub struct Transacting {
     /// Largest error of the clients' clocks. If present, a commit waits until its timestamp has passed on every clock,
     /// so that transactions are strictly serializable.
     pub clock_error: Option<Duration>,
+    /// Number of other members that have copies of a key and of what transactions commit.
+    pub backups: Option<u8>,
+    /// Size in bytes of the units whose versions show that a read is torn.
+    pub line: Option<u8>,
 }
 
 impl Transacting {
     /// No options: the same as the default, as a constant.
-    pub const NONE: Transacting =
-        Transacting { ids: None, lanes: None, writes_max: None, prepare: None, clock_error: None };
+    pub const NONE: Transacting = Transacting {
+        ids: None,
+        lanes: None,
+        writes_max: None,
+        prepare: None,
+        clock_error: None,
+        backups: None,
+        line: None,
+    };
 }
 
 /// Operations of transactions.
@@ -230,6 +242,13 @@ pub enum TxnError {
         /// Maximum length of a value in bytes.
         max: usize,
     },
+    /// The key and the value together are longer than `max` bytes. No request was sent.
+    PairLength {
+        /// Length of the key and the value in bytes.
+        len: usize,
+        /// Maximum length in bytes.
+        max: usize,
+    },
     /// The writes at one member are longer than `max` bytes. Nothing was changed.
     WritesLength {
         /// Length of the writes in bytes, with their keys.
@@ -337,6 +356,10 @@ impl std::fmt::Display for TxnError {
             TxnError::ValueLength { len, max } => {
                 write!(f, "the value has {len} bytes, and at most {max} are possible in this store: split it")
             }
+            TxnError::PairLength { len, max } => write!(
+                f,
+                "the key and the value have {len} bytes, and at most {max} are possible in this store: split the value"
+            ),
             TxnError::WritesLength { len, max } => write!(
                 f,
                 "the transaction writes {len} bytes at one member, at most {max} are possible in this store, and \
