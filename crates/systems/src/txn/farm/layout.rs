@@ -5,7 +5,7 @@
 //!          | record, x 1 + backups, x lanes, x ids | object, x objects, x 1 + backups |
 //! word     | transaction u64 | stamp u62, state u2 | truncated u64 | 0 u64 |
 //! head     | number of objects with a key u64 | 0, 56 bytes |
-//! entry    | number of the object, plus 1: 40 bits | bits of the key's hash: 24 bits |      0 while no key has the slot
+//! entry    | number of the object, plus 1: 40 bits | bits of the key's hash: 24 bits |  0 while no key has the slot
 //! record   | checksum u64 | transaction u64 | stamp u64 | writes u32 | bytes u32 | the writes |
 //! write    | object u64 | expected version u64 | key length u16 | kind u8 | 0 u8 | value length u32 | key | value |
 //! object   | version u63, lock u1 | transaction that has the lock u64 | content | filler, to whole cache lines |
@@ -599,8 +599,13 @@ impl Spec {
         (image as u64).next_multiple_of(CACHE_LINE)
     }
 
+    /// Number of bytes of the longest record.
+    pub(super) fn record_bytes(&self) -> u32 {
+        RECORD_SIZE as u32 + self.writes_max
+    }
+
     fn record_len(&self) -> u64 {
-        (RECORD_SIZE as u64 + u64::from(self.writes_max)).next_multiple_of(CACHE_LINE)
+        u64::from(self.record_bytes()).next_multiple_of(CACHE_LINE)
     }
 
     fn entries(&self) -> u64 {

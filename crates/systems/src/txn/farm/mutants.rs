@@ -21,6 +21,8 @@ farside_remote::mutants! {
     RECORD_IGNORED = "FarmRecordIgnored";
     /// A recoverer aborts a transaction although a primary has installed its values.
     DONE_IGNORED = "FarmDoneIgnored";
+    /// A recoverer does not copy a record to the backups that lack it.
+    RECORD_UNCOPIED = "FarmRecordUncopied";
     /// A recoverer does not confirm that its client has its id still.
     LEASE_UNCONFIRMED = "FarmLeaseUnconfirmed";
     /// A client reuses the place of a record that the backup has not applied.

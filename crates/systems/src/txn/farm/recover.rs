@@ -2,9 +2,9 @@
 //!
 //! A recoverer fences the client of an expired lease and looks at its lanes, at every member. Then it confirms that the
 //! client still has its id: else another recoverer was faster. A transaction was committed if a backup has its whole
-//! record, or if it is DECIDED or DONE at a primary. Then the recoverer has all primaries install it, and then the
-//! backups apply it. All other transactions were aborted: the recoverer has all primaries free their locks. Last, it
-//! releases the id.
+//! record, or if it is DECIDED or DONE at a primary. Then the recoverer copies the records of the primaries to the
+//! backups that lack them, has all primaries install the values, and then the backups apply them. All other
+//! transactions were aborted: the recoverer has all primaries free their locks. Last, it releases the id.
 //!
 //! Recoverers need no lock and no id, may die at any point, and may be several. All requests name their transaction,
 //! and members ignore those for a transaction that is not the last one of its lane.
@@ -13,16 +13,17 @@
 //! Invariant: a record is truncated once all primaries have installed its transaction. So a later recoverer that no
 //! longer finds the record finds no lock either.
 
-use super::layout::{State, TxnId};
+use super::layout::{RecordHeader, State, TxnId};
 use super::mutants;
 use super::request::{LaneState, Request};
 use super::site::{Buffers, Site};
 use crate::lease::{ClientId, Entry, Expired, LeaseError, Observer};
 use crate::members::all;
 use crate::txn::TxnError;
-use farside_remote::Fabric;
 use farside_remote::clock::Clock;
+use farside_remote::{Fabric, read};
 use std::collections::BTreeMap;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What a recovery has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +62,7 @@ impl<F: Fabric + Clock> Site<F> {
         for (txn, Evidence { stamp, .. }) in evidence(&states).into_iter().filter(|(_, of)| of.is_open) {
             match stamp {
                 Some(stamp) => {
+                    self.copy_records(txn, stamp).await?;
                     self.settle_at_all(&Request::Commit { txn, stamp }).await?;
                     self.settle_at_all(&Request::Truncate { txn }).await?;
                     recovery.committed += 1;
@@ -79,8 +81,8 @@ impl<F: Fabric + Clock> Site<F> {
         Ok(recovery)
     }
 
-    /// Watches the leases of all ids until each was renewed, released, or has expired. Recovers the clients whose leases
-    /// expire. Takes about the length of a lease.
+    /// Watches the leases of all ids until each was renewed, released, or has expired. Recovers the clients whose
+    /// leases expire. Takes about the length of a lease.
     ///
     /// # Errors
     /// [`TxnError`]; some dead clients may have been recovered.
@@ -109,6 +111,34 @@ impl<F: Fabric + Clock> Site<F> {
             watched = left;
             self.fabric.sleep(self.lease() / 4).await;
         }
+    }
+
+    /// Copies the records that the primaries have of a committed transaction to all backups. A backup refuses a record
+    /// that it has, or has applied.
+    async fn copy_records(&self, txn: TxnId, stamp: u64) -> Result<(), TxnError> {
+        let (backups, mut own) = (self.shards[0].spec().backups, Buffers::default());
+        let is_copied = backups > 0 && !mutants::RECORD_UNCOPIED.is_on();
+        for shard in (0..self.shards.len()).filter(|_| is_copied) {
+            let of = &self.shards[shard];
+            let number = txn.entry().and_then(|entry| of.table.number(entry));
+            let number = number.ok_or(TxnError::Damaged("a transaction of an unknown lane"))?;
+            let mut chain = own.chain.begin(of.key());
+            let read = chain.also(read(of.table.record(number, 0), of.spec().record_bytes()));
+            self.fabric.run(of.node, &chain, &mut own.reply).await.map_err(TxnError::of_read)?;
+            let bytes = own.reply.get(read).map_err(TxnError::Refused)?;
+            let Ok((header, writes)) = RecordHeader::ref_from_prefix(bytes) else { continue };
+            let Some(writes) = writes.get(..header.len()) else { continue };
+            if header.txn != txn || !header.is_sound(writes) {
+                continue; // The transaction has not reached this member, or another recoverer was faster.
+            }
+            let mut record = RecordHeader::new(txn, stamp, writes).as_bytes().to_vec();
+            record.extend_from_slice(writes);
+            for part in 1..=backups {
+                let request = Request::Replicate { txn, part: part.into(), record: &record };
+                self.settle(self.backup_of(shard, part), &mut own, &request).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes a request at all members. Those that the transaction has not reached ignore it.

@@ -6,6 +6,7 @@
 //! lock    | writes |               number: transaction to truncate  answer: highest stamp of the objects
 //! validate | object u64, version u64, x objects |
 //! commit  | |                      number: stamp
+//! replicate | record |              number: the backup's part
 //! abort, truncate, look | |        the transaction of a look only names its lane
 //! answer  | outcome u8 | 0, 7 bytes | number u64 | the rest |
 //! look    | transaction u64 | stamp u62, state u2 | truncated u64 | transaction u64, stamp u64, x backups |
@@ -71,6 +72,15 @@ pub(super) enum Request<'a> {
         /// Stamp of the transaction.
         stamp: u64,
     },
+    /// Writes the record of a committed transaction at a backup that lacks it.
+    Replicate {
+        /// The transaction.
+        txn: TxnId,
+        /// Number of the backup's part.
+        part: u64,
+        /// The record.
+        record: &'a [u8],
+    },
     /// Applies the records of a lane up to that of a committed transaction to the copies.
     Truncate {
         /// The transaction.
@@ -90,6 +100,7 @@ const VALIDATE: u8 = 4;
 const COMMIT: u8 = 5;
 const TRUNCATE: u8 = 6;
 const LOOK: u8 = 7;
+const REPLICATE: u8 = 8;
 
 impl<'a> Request<'a> {
     /// Appends the encoded request to `out`.
@@ -101,6 +112,7 @@ impl<'a> Request<'a> {
             Request::Validate { checks } => (VALIDATE, TxnId::NONE, 0, checks.as_bytes()),
             Request::Commit { txn, stamp } => (COMMIT, txn, stamp, &[][..]),
             Request::Truncate { txn } => (TRUNCATE, txn, 0, &[][..]),
+            Request::Replicate { txn, part, record } => (REPLICATE, txn, part, record),
             Request::Look { entry } => (LOOK, TxnId::new(entry, 0).unwrap_or_default(), 0, &[][..]),
         };
         let header = RequestHeader { op, reserved: [0; 7], txn, number: U64::new(number) };
@@ -128,6 +140,7 @@ impl<'a> Request<'a> {
             },
             ABORT if rest.is_empty() => Request::Abort { txn },
             COMMIT if rest.is_empty() && number >> 62 == 0 => Request::Commit { txn, stamp: number },
+            REPLICATE => Request::Replicate { txn, part: number, record: rest },
             TRUNCATE if rest.is_empty() => Request::Truncate { txn },
             LOOK if rest.is_empty() => match txn.entry() {
                 Some(entry) => Request::Look { entry },
@@ -145,6 +158,7 @@ impl<'a> Request<'a> {
             Request::Lock { txn, .. }
             | Request::Abort { txn }
             | Request::Commit { txn, .. }
+            | Request::Replicate { txn, .. }
             | Request::Truncate { txn } => txn.entry(),
             Request::Look { entry } => Some(entry),
         }
@@ -260,6 +274,7 @@ mod tests {
             Request::Abort { txn },
             Request::Validate { checks: &checks },
             Request::Commit { txn, stamp: 77 },
+            Request::Replicate { txn, part: 2, record: &[3; 40] },
             Request::Truncate { txn },
             Request::Look { entry },
         ];
@@ -268,7 +283,7 @@ mod tests {
             request.encode(&mut bytes);
             assert_eq!(Request::decode(&bytes), Ok(request));
             assert!(Request::decode(&bytes[..REQUEST_SIZE - 1]).is_err());
-            bytes[0] = 8;
+            bytes[0] = 9;
             assert!(Request::decode(&bytes).is_err());
         }
         assert_eq!(requests[1].entry(), Some(entry));

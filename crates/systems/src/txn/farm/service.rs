@@ -188,6 +188,7 @@ impl<M: Memory> Service<M> for FarmService {
             Request::Abort { txn } => at.abort(txn)?,
             Request::Validate { checks } => at.validate(checks)?,
             Request::Commit { txn, stamp } => at.commit(txn, stamp)?,
+            Request::Replicate { txn, part, record } => at.replicate(txn, part, record)?,
             Request::Truncate { txn } => at.truncate(txn)?,
             Request::Look { .. } => {
                 at.look(&mut bytes)?;
@@ -207,9 +208,11 @@ impl<M: Memory> Service<M> for FarmService {
             Request::Validate { .. } => Locks::NONE,
             Request::Truncate { .. } => lane.and(TRUNCATING),
             Request::Lock { truncate, .. } if truncate != TxnId::NONE => lane.and(TRUNCATING),
-            Request::Lock { .. } | Request::Abort { .. } | Request::Commit { .. } | Request::Look { .. } => {
-                lane
-            }
+            Request::Lock { .. }
+            | Request::Abort { .. }
+            | Request::Commit { .. }
+            | Request::Replicate { .. }
+            | Request::Look { .. } => lane,
         }
     }
 
@@ -411,6 +414,22 @@ impl<M: Memory> At<'_, M> {
             self.memory.write(at, Header::free(version).as_bytes())?;
         }
         self.set_word(txn, stamp, State::Done)?;
+        Ok(Ok(Answer::of(Outcome::Done, 0)))
+    }
+
+    fn replicate(&self, txn: TxnId, part: u64, record: &[u8]) -> Accessed<Answer<'static>, M::Wait> {
+        let spec = self.table.spec();
+        let part = u8::try_from(part).ok().filter(|part| (1..=spec.backups).contains(part));
+        let is_sound = RecordHeader::ref_from_prefix(record).is_ok_and(|(header, writes)| {
+            let is_own = header.txn == txn && header.len() == writes.len() && header.is_sound(writes);
+            is_own && writes.len() <= spec.writes_max as usize && Write::decode_all(writes, spec).is_some()
+        });
+        let Some(part) = part.filter(|_| is_sound) else { return Ok(Err(NO_WRITES.into())) };
+        let whole = self.whole_record(part, &mut Vec::new())?;
+        if txn <= Word::of(&self.word()?).truncated || whole.is_some_and(|(other, _)| other >= txn) {
+            return Ok(Ok(Answer::of(Outcome::Stale, 0)));
+        }
+        self.memory.write(self.table.record(self.number, part).raw(), record)?;
         Ok(Ok(Answer::of(Outcome::Done, 0)))
     }
 

@@ -83,7 +83,7 @@ impl<F: Fabric + Clock> Session<F> {
         if states.iter().flatten().any(LaneState::is_open) {
             return Err(TxnError::Damaged("an unsettled transaction of an id without a holder"));
         }
-        let last = |lane| states.iter().map(|of| of[lane].last().count()).max().unwrap_or(0);
+        let last = |lane: usize| states.iter().map(|of| of[lane].last().count()).max().unwrap_or(0);
         let counts = (0..usize::from(site.shards[0].spec().lanes)).map(last).collect();
         Ok(Session {
             id: lease.id(),
@@ -159,7 +159,8 @@ impl<F: Fabric + Clock> Session<F> {
         self.lease.take();
     }
 
-    /// Gives the lease back, unless the client has given it up. Its transactions are settled, and all its requests were answered.
+    /// Gives the lease back, unless the client has given it up. Its transactions are settled, and all its requests were
+    /// answered.
     pub(super) async fn release(&self) {
         let lease = self.lease.take();
         if let Some(lease) = lease

@@ -55,7 +55,8 @@ impl<F: Fabric + Clock> Site<F> {
         let backups = usize::from(shards[0].spec().backups);
         if shards.len() <= backups {
             return Err(StoreError::Gone(format!(
-                "the store has {backups} backups of each object and only {} members: create it with at least {} members",
+                "the store has {backups} backups of each object and only {} members: create it with at least {} \
+                 members",
                 shards.len(),
                 backups + 1
             )));
