@@ -17,8 +17,10 @@ use std::time::Duration;
 const STORE: &str = "s";
 /// Longer than each test's transactions: no renewal is among the requests that a test counts.
 const LEASE: Duration = Duration::from_millis(20);
-/// A lock call.
+/// A lock call, a commit call, and a look at a lane.
 const LOCK: Request = Request::Call(2);
+const COMMIT: Request = Request::Call(5);
+const LOOK: Request = Request::Call(7);
 
 /// A client with its own task.
 struct Client {
@@ -28,8 +30,13 @@ struct Client {
 }
 
 async fn create(nodes: &Nodes, members: u32, backups: u8) {
+    create_for(nodes, members, backups, 4).await;
+}
+
+/// Creates a store with this number of client ids.
+async fn create_for(nodes: &Nodes, members: u32, backups: u8, ids: u16) {
     let transacting =
-        Transacting { ids: Some(4), lanes: Some(1), backups: Some(backups), ..Transacting::NONE };
+        Transacting { ids: Some(ids), lanes: Some(1), backups: Some(backups), ..Transacting::NONE };
     let sizing =
         Sizing { items: Some(40), value_len: 100, lease: Some(LEASE), transacting, ..Sizing::default() };
     let (quota, members_count) = (u64::from(members) * 2 << 20, members as usize);
@@ -464,6 +471,53 @@ fn no_value_is_visible_before_all_backups_have_the_record() {
     assert_eq!(value_without_a_record(), Some(b"0".to_vec()));
 }
 
+/// Has a recoverer look at the lanes of a dead client after another one has recovered it, and the next holder of the id
+/// has taken locks. Returns the outcome of that holder's transaction.
+fn outcome_beside_a_late_recoverer() -> Result<(), TxnError> {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 1).await;
+        let mut dead = Client::open(&nodes, 1).await;
+        dead.put(&[(b"x", b"0")]).await.expect("nobody else is there");
+        nodes.world.kill(dead.fabric.inner().process);
+        // 1: the late recoverer has fenced the dead client; 2: the next holder has locks; 3: the recoverer is done.
+        let stage = Rc::new(Cell::new(0));
+        let wait = |from: u32, to: u32, wanted: Request| {
+            let (stage, world) = (Rc::clone(&stage), nodes.world.clone());
+            move |_: NodeId, request: Request| {
+                let (stage, world) = (Rc::clone(&stage), world.clone());
+                async move {
+                    if request == wanted {
+                        stage.set(stage.get().max(from));
+                        while stage.get() < to {
+                            world.sleep(1000).await;
+                        }
+                    }
+                    Then::Runs
+                }
+            }
+        };
+        let recoverer = nodes.client().await;
+        recoverer.inner().before_each(wait(1, 2, LOOK));
+        let described = members::open(&recoverer, 1, STORE).await.expect("the store exists");
+        let (process, done) = (recoverer.inner().process, Rc::clone(&stage));
+        nodes.world.spawn(process, async move {
+            let _recovered = registry::heal(recoverer, &described, &Options::NONE).await;
+            done.set(3);
+        });
+        while stage.get() < 1 {
+            nodes.world.sleep(1000).await;
+        }
+        let mut next = Client::open(&nodes, 1).await;
+        next.fabric.inner().before_each(wait(2, 3, COMMIT));
+        next.update(&[b"x"], &[b"x"], b"1").await
+    })
+}
+
+#[test]
+fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
+    assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
+}
+
 /// Loses the response of each request of a transaction in turn. Checks what the client is told.
 ///
 /// # Errors
@@ -532,6 +586,7 @@ fn these_tests_find_broken_variants() {
     under(mutants::RECORD_OVERWRITTEN, &|| check(copies_after_late_truncation()).is_ok());
     under(mutants::OLDER_APPLIED, &|| check(copies_after_late_truncation()).is_ok());
     under(mutants::PRIMARY_BEFORE_BACKUPS, &|| value_without_a_record() == Some(b"0".to_vec()));
+    under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
     under(mutants::RECORD_UNCOPIED, &|| die_everywhere().is_ok());
     under(mutants::DONE_IGNORED, &|| die_everywhere().is_ok());

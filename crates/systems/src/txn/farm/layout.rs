@@ -826,6 +826,22 @@ mod tests {
         }
     }
 
+    #[cfg(farside_mutants)]
+    #[test]
+    fn a_torn_object_is_returned_if_versions_of_lines_are_not_compared() {
+        use farside_remote::mutant::Mutant;
+        let (lines, mut content, mut rest) = (spec(16).lines(), Vec::new(), Vec::new());
+        Content { stamp: 5, key: b"key", value: Some(&[9; 100]) }.encode(&mut content);
+        lines.encode(7, &content, &mut rest);
+        let mut object = [Header::free(7).as_bytes(), &rest[..]].concat();
+        object[64..66].copy_from_slice(&8_u16.to_le_bytes());
+        assert_eq!(lines.decode(&object, &mut content, true), Reading::Torn);
+        Mutant::switch(Some(mutants::LINES_UNCHECKED));
+        let accepted = lines.decode(&object, &mut content, true);
+        Mutant::switch(None);
+        assert_eq!(accepted, Reading::Whole(7));
+    }
+
     #[test]
     fn writes_survive_encoding_and_damaged_ones_are_refused() {
         let spec = spec(16);

@@ -17,9 +17,6 @@ use crate::txn::KEY_MAX;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Size of a request's header in bytes.
-pub(super) const REQUEST_SIZE: usize = size_of::<RequestHeader>();
-
 /// Header of a request.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -282,7 +279,7 @@ mod tests {
             let mut bytes = Vec::new();
             request.encode(&mut bytes);
             assert_eq!(Request::decode(&bytes), Ok(request));
-            assert!(Request::decode(&bytes[..REQUEST_SIZE - 1]).is_err());
+            assert!(Request::decode(&bytes[..size_of::<RequestHeader>() - 1]).is_err());
             bytes[0] = 9;
             assert!(Request::decode(&bytes).is_err());
         }
