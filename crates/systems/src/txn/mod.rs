@@ -39,6 +39,17 @@ pub struct Read<'a> {
     pub version: Option<Version>,
 }
 
+/// What transactions have left in a store. If other clients use the store meanwhile, the numbers are approximate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Number of keys that a transaction has prepared or locked, and not settled.
+    pub unsettled: u64,
+    /// Number of log entries whose transaction is not settled.
+    pub open: u64,
+    /// Number of copies at backups that differ from their key.
+    pub outdated: u64,
+}
+
 /// A committed transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed {
@@ -158,6 +169,13 @@ pub trait Txn {
 
     /// Numbers of events in the client's transactions so far, with their names, always in the same order.
     fn counters(&self) -> Vec<(&'static str, u64)>;
+
+    /// Returns what transactions have left in the store: nothing, once all clients have closed, or were recovered.
+    /// Reads the whole table.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed.
+    async fn left(&self) -> Result<Left, TxnError>;
 }
 
 impl<F: Fabric + Clock> AnyTxn<F> {
@@ -227,6 +245,10 @@ impl<F: Fabric + Clock> Txn for AnyTxn<F> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         with_txn!(self, txn => txn.counters())
+    }
+
+    async fn left(&self) -> Result<Left, TxnError> {
+        with_txn!(self, txn => txn.left().await)
     }
 }
 
