@@ -61,10 +61,6 @@ impl<F: Fabric> Keyed<F> {
         Ok(())
     }
 
-    fn is_outdated(&self, node: NodeId) -> bool {
-        self.granted.iter().any(|granted| granted.node == node && !self.is_current(granted))
-    }
-
     fn is_current(&self, granted: &Granted) -> bool {
         self.inner.session_number(granted.node) == granted.session.get()
     }
@@ -74,24 +70,20 @@ impl<F: Fabric> Fabric for Keyed<F> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         // The fabric takes its session with the node when it is polled for the first time, so it is this one.
-        match self.is_outdated(node) {
+        match self.granted.iter().any(|granted| granted.node == node && !self.is_current(granted)) {
             true => Err(outdated(node)),
             false => self.inner.run(node, chain, reply).await,
         }
     }
 
-    async fn call(
+    fn call(
         &self,
         node: NodeId,
         service: ServiceId,
         request: &[u8],
         answer: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
-        // A call to the node itself has no key.
-        match service != ServiceId::NODE && self.is_outdated(node) {
-            true => Err(outdated(node)),
-            false => self.inner.call(node, service, request, answer).await,
-        }
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        self.inner.call(node, service, request, answer)
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {

@@ -35,11 +35,8 @@ use zerocopy::big_endian::U64;
 
 /// Longest time by which a stamp may be ahead of a member's clock.
 pub const AHEAD_MAX: Duration = Duration::from_millis(500);
-/// Longest time for which a client reserves stamps.
+/// Length of the time for which a client reserves stamps.
 const HORIZON: Duration = Duration::from_millis(100);
-/// Time for which it reserves stamps first. Each further reservation is for twice the time. The next holder of the id
-/// begins at the reservation, so short-lived holders must not move it far ahead of the clocks.
-const HORIZON_FIRST: Duration = Duration::from_millis(1);
 /// Time between two questions for a member's clock.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 /// Longest time of a question for a member's clock whose answer counts, except the first.
@@ -135,8 +132,6 @@ pub struct Stamps<F> {
     last: Cell<u64>,
     /// Stamps below this one may be given.
     reserved: Cell<u64>,
-    /// Length of the next reservation.
-    horizon: Cell<Duration>,
     /// The client's monotonic clock and its wall clock, as of the last check for jumps.
     clocks: Cell<(Duration, Duration)>,
     jumps: Cell<u64>,
@@ -187,7 +182,6 @@ impl<F: Fabric + Clock + Clone> Stamps<F> {
             id: lease.id(),
             last: Cell::new(0),
             reserved: Cell::new(0),
-            horizon: Cell::new(HORIZON_FIRST),
             clocks,
             jumps: Cell::new(0),
         };
@@ -229,8 +223,7 @@ impl<F: Fabric + Clock> Stamps<F> {
                 self.last.set(stamp);
                 return Ok(stamp);
             }
-            let length = self.horizon.replace((self.horizon.get() * 2).min(HORIZON));
-            let horizon = stamp.saturating_add(micros(length)).min(limit);
+            let horizon = stamp.saturating_add(micros(HORIZON)).min(limit);
             // Other tasks may take stamps in the meantime, so that this one is no longer the next.
             self.reserve(horizon.saturating_add(1)).await?;
         }
