@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, flags_after_the_callers, succeeds};
-use crate::{mutants, tidy};
+use crate::{lanes, mutants, tidy};
 
 type Step = (&'static str, fn(&Path) -> bool);
 
@@ -19,8 +19,8 @@ const STEPS: [Step; 6] = [
     ("test", test),
 ];
 
-/// Environment variable that sets how many tests of one test binary run concurrently.
-const THREADS: &str = "RUST_TEST_THREADS";
+/// Environment variable that sets how many tests run concurrently.
+pub(crate) const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Outcome of one step of the check.
 struct Outcome {
@@ -67,16 +67,18 @@ fn build_tests(root: &Path) -> bool {
 
 /// Runs all tests in one build that contains the mutants. Each mutant is off unless a test switches it on.
 fn test(root: &Path) -> bool {
-    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
-    mutants::compile_in(&mut command);
-    command.env(THREADS, std::env::var_os(THREADS).unwrap_or_else(|| tests_at_a_time().to_string().into()));
-    succeeds(command)
+    let Some(binaries) = lanes::built(root, mutants::compile_in) else { return false };
+    let passed = lanes::pass(&binaries, tests_at_a_time());
+    let mut examples = cargo(root, &["test", "--workspace", "--locked", "--doc", "--no-fail-fast"]);
+    mutants::compile_in(&mut examples);
+    succeeds(examples) & passed
 }
 
-/// Returns the number of tests to run concurrently: two per core, since most of the longest tests wait for processes or
-/// for time to pass.
+/// Returns the number of tests to run concurrently, unless the environment says it: two per core, since most of the
+/// longest tests wait for processes or for time to pass.
 fn tests_at_a_time() -> usize {
-    2 * std::thread::available_parallelism().map_or(1, usize::from)
+    let said = std::env::var(THREADS).ok().and_then(|said| said.parse().ok());
+    said.unwrap_or_else(|| 2 * std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 fn doc(root: &Path) -> bool {

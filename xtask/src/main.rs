@@ -13,6 +13,7 @@
 mod cargo;
 mod check;
 mod fuzz;
+mod lanes;
 mod mutants;
 mod sim;
 mod size;
