@@ -204,6 +204,12 @@ impl<'a> Chain<'a> {
         self.header.bytes = U32::new(bytes as u32);
     }
 
+    /// Returns the key under which every op runs.
+    #[inline]
+    pub fn key(&self) -> Key {
+        self.header.key
+    }
+
     /// Borrows the chain for running it in this process, without a copy.
     ///
     /// # Panics

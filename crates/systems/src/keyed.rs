@@ -2,7 +2,8 @@
 //!
 //! A pool opens the session after a lost one by itself, and binds it to the client's nonce. A node grants keys for one
 //! session only. So before an operation, the client fetches the keys of the members with whose nodes it has another
-//! session by now. A chain that was built before that is not sent, as if the node could not be reached.
+//! session by now. A chain that was built with a former key is not sent, as if the node could not be reached. That
+//! includes a chain whose task waits for a free buffer while another task fetches the keys.
 //!
 //! Invariant: no chain is sent over a session in which its key was not granted.
 
@@ -26,14 +27,16 @@ struct Granted {
     node: NodeId,
     /// Number of the session in which the node has granted the key.
     session: Cell<u64>,
+    /// `None` if the member did not answer when the store was opened.
+    key: Cell<Option<Key>>,
 }
 
 impl<F: Fabric> Keyed<F> {
     /// Creates the fabric of a client that has the keys of these members.
     pub(crate) fn new(inner: F, members: &Members) -> Keyed<F> {
         let granted = members.list().iter().map(|member| {
-            let session = Cell::new(member.session);
-            Granted { node: member.node, session }
+            let key = member.store.as_ref().ok().map(|store| store.extent().key);
+            Granted { node: member.node, session: Cell::new(member.session), key: Cell::new(key) }
         });
         Keyed { granted: granted.collect(), members: members.clone(), inner }
     }
@@ -54,7 +57,9 @@ impl<F: Fabric> Keyed<F> {
             if !self.is_current(of) {
                 // Boxed: the future of each operation would be as large otherwise.
                 let part = Box::pin(fetch_member(&self.inner, &self.members, index)).await?;
-                granted(index, part.store().extent().key);
+                let key = part.store().extent().key;
+                granted(index, key);
+                of.key.set(Some(key));
                 of.session.set(part.list()[0].session);
             }
         }
@@ -64,13 +69,21 @@ impl<F: Fabric> Keyed<F> {
     fn is_current(&self, granted: &Granted) -> bool {
         self.inner.session_number(granted.node) == granted.session.get()
     }
+
+    /// Whether the node has granted `key` in the current session.
+    #[inline]
+    fn is_granted(&self, granted: &Granted, key: Key) -> bool {
+        self.is_current(granted) && granted.key.get() == Some(key)
+    }
 }
 
 impl<F: Fabric> Fabric for Keyed<F> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         // The fabric takes its session with the node when it is polled for the first time, so it is this one.
-        match self.granted.iter().any(|granted| granted.node == node && !self.is_current(granted)) {
+        let mut of_node = self.granted.iter().filter(|granted| granted.node == node).peekable();
+        let is_member = of_node.peek().is_some();
+        match is_member && !of_node.any(|granted| self.is_granted(granted, chain.key())) {
             true => Err(outdated(node)),
             false => self.inner.run(node, chain, reply).await,
         }
@@ -119,6 +132,110 @@ impl<F: Clock> Clock for Keyed<F> {
 
 #[cold]
 fn outdated(node: NodeId) -> FabricError {
-    let reason = "the session was opened again, and the client has not fetched the store's key in it yet";
+    let reason = "the session was opened again, and the request has the store's key of a former one";
     FabricError::Unreachable { node, reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_remote::control::{Answer, Store};
+    use farside_remote::fabric::Ran;
+    use farside_remote::{ChainBuf, read};
+    use std::cell::RefCell;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    const NODE: NodeId = NodeId(3);
+
+    /// A node that grants another key in each session, and records the keys of its chains.
+    #[derive(Default)]
+    struct Node {
+        session: Cell<u64>,
+        keys: RefCell<Vec<Key>>,
+    }
+
+    impl Node {
+        fn granted(&self) -> Store {
+            Store {
+                name: "s".into(),
+                kind: "test".into(),
+                parameters: String::new(),
+                quota: 0,
+                incarnation: 1,
+                region: 1,
+                secret: 100 + self.session.get(),
+                table_at: 1 << 20,
+                table_len: 1 << 20,
+                wide: false,
+                created: 0,
+                id: 1,
+                former: None,
+                membership: None,
+            }
+        }
+    }
+
+    impl Fabric for &Node {
+        async fn run(&self, _: NodeId, chain: &Chain<'_>, _: &mut Reply) -> Result<(), FabricError> {
+            self.keys.borrow_mut().push(chain.key());
+            Ok(())
+        }
+
+        async fn call(
+            &self,
+            _: NodeId,
+            _: ServiceId,
+            _: &[u8],
+            answer: &mut Vec<u8>,
+        ) -> Result<(), FabricError> {
+            *answer = serde_json::to_vec(&Answer::Store(self.granted())).expect("plain data");
+            Ok(())
+        }
+
+        fn retire(&self, _: NodeId, _: Key, _: Addr) {}
+
+        fn capabilities(&self, _: NodeId) -> Capabilities {
+            Capabilities::NONE
+        }
+
+        fn session_number(&self, _: NodeId) -> u64 {
+            self.session.get()
+        }
+    }
+
+    /// Returns the output of a future that never waits.
+    fn at_once<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => output,
+            Poll::Pending => unreachable!("the future never waits"),
+        }
+    }
+
+    #[test]
+    fn a_chain_with_a_key_of_a_former_session_is_never_sent() {
+        let node = Node::default();
+        let keyed = Keyed::new(&node, &Members::granted(NODE, 0, node.granted()));
+        let key = Cell::new(node.granted().extent().key);
+        let run = |chain: &Chain<'_>| at_once(keyed.run(NODE, chain, &mut Reply::new()));
+        let fetch = || at_once(keyed.fetch_keys(1, |_, granted| key.set(granted)));
+        let (mut buffer, mut other) = (ChainBuf::new(), ChainBuf::new());
+        let first = key.get();
+        let mut chain = buffer.begin(first);
+        chain.also(read(Addr::new(1 << 20), 8));
+        assert_eq!((run(&chain), node.keys.take()), (Ok(()), vec![first]));
+
+        // The task of the chain waits before it sends the chain again. Meanwhile the session is opened again.
+        node.session.set(1);
+        let refused = run(&chain).expect_err("the key was not fetched");
+        assert_eq!((refused.ran(), node.keys.take()), (Ran::No, vec![]));
+        // Another task fetches the key. The chain still has the former one.
+        assert_eq!(fetch(), Ok(()));
+        assert_ne!(key.get(), first);
+        let refused = run(&chain).expect_err("the node has granted another key");
+        assert_eq!((refused.ran(), node.keys.take()), (Ran::No, vec![]));
+        let mut chain = other.begin(key.get());
+        chain.also(read(Addr::new(1 << 20), 8));
+        assert_eq!((run(&chain), node.keys.take()), (Ok(()), vec![key.get()]));
+    }
 }
