@@ -267,12 +267,14 @@ pub fn joined(systems: impl Iterator<Item = &'static Registered>) -> String {
 
 fn of_another_family(store: &Store, wanted: Family) -> StoreError {
     match named(&store.kind) {
-        Some(system) => StoreError::Gone(format!(
-            "store '{}' is {} and holds no {}: name another store",
-            store.name,
-            system.family.noun(),
-            wanted.contents()
-        )),
+        Some(system) => {
+            let (is, wanted) = (system.family.noun(), wanted.noun());
+            let remedy = match system.family.command() {
+                Some(command) => format!("use '{command}', or name another store"),
+                None => "name another store".to_owned(),
+            };
+            StoreError::Gone(format!("store '{}' is {is}, not {wanted}: {remedy}", store.name))
+        }
         None => of_unknown_kind(store),
     }
 }

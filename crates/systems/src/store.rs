@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn a_store_of_another_family_or_release_is_refused_with_its_kind() {
         let message = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
-        assert_eq!(message, "store 's' is plain memory and holds no keys: name another store");
+        assert_eq!(message, "store 's' is plain memory, not a key-value store: name another store");
         let message = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
         assert!(
             message.starts_with("store 's' is of kind 'cuckoo', which this release does not support"),

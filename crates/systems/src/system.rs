@@ -64,6 +64,17 @@ impl Family {
             Family::Memory => "slots",
         }
     }
+
+    /// Command that reads and changes stores of this family, if there is one.
+    pub const fn command(self) -> Option<&'static str> {
+        match self {
+            Family::Kv => Some("farside kv"),
+            Family::Blocks => Some("farside volume"),
+            Family::Index => Some("farside index"),
+            Family::Txn => Some("farside txn"),
+            Family::Queue | Family::Objects | Family::Latched | Family::Memory => None,
+        }
+    }
 }
 
 /// Distribution of a store over nodes.

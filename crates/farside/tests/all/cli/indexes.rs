@@ -61,9 +61,9 @@ fn an_index_is_created_listed_and_dropped_and_wrong_options_are_refused() {
 
     node.run(["store", "create", "kv", "--quota", "2MiB"]).done();
     node.run(["kv", "get", "k", "--store", "n"])
-        .refused("store 'n' is an index and holds no keys: name another store");
+        .refused("store 'n' is an index, not a key-value store: use 'farside index', or name another store");
     node.run(["index", "get", "1", "--store", "kv"])
-        .refused("is a key-value store and holds no keys in order");
+        .refused("is a key-value store, not an index: use 'farside kv', or name another store");
     node.run(["index", "get", "1", "--store", "none"]).refused("create it with 'farside store create none'");
     node.run(["store", "drop", "n"]).done();
     node.run(["index", "get", "1", "--store", "n"]).refused("there is no store 'n'");

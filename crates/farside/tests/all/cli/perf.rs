@@ -227,7 +227,8 @@ fn a_node_that_is_not_a_perf_server_is_measured_by_url() {
     farside(["perf", "read_lat", "--pool", &small.url()]).refused("give --fabric instead of --pool");
     // A raw store has no keys.
     node.run(["store", "create", "plain", "--kind", "raw", "--quota", "4MiB"]).done();
-    node.run(["kv", "--store", "plain", "get", "k"]).refused("holds no keys: name another store");
+    node.run(["kv", "--store", "plain", "get", "k"])
+        .refused("is plain memory, not a key-value store: name another store");
     node.run(["store", "create", "p", "--kind", "raw", "--items", "5"]).refused("omit --items");
 }
 

@@ -160,7 +160,8 @@ fn a_volume_is_created_used_and_dropped() {
     assert!(replica["blocks_written"].as_u64().is_some_and(|blocks| (148..=152).contains(&blocks)), "{stat}");
     assert!(pool.run(&["volume", "stat", "disk"]).done().text().contains("replica 2: "));
     assert!(pool.run(&["store", "list"]).done().text().contains("volume of 250 blocks of 4.0 KiB"));
-    pool.run(&["kv", "get", "x", "--store", "disk"]).refused("is a block store and holds no keys");
+    pool.run(&["kv", "get", "x", "--store", "disk"])
+        .refused("is a block store, not a key-value store: use 'farside volume'");
 
     assert_eq!(pool.run(&["volume", "drop", "disk"]).done().text(), "volume 'disk' is dropped\n");
     for action in ["drop", "stat", "read", "scrub"] {
