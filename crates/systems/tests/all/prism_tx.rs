@@ -1,9 +1,10 @@
 //! Tests of PRISM-TX on real fabrics: results against a model, costs, limits, and concurrent transactions.
 
-use crate::support::Home;
 use crate::support::kept_txn::{KeptTxn, STORE};
 use crate::support::pool::{NODES, Pool, run as run_in};
+use crate::support::{Home, run};
 use farside_remote::draws::Draws;
+use farside_remote::fabric::Ran;
 use farside_systems::members::New;
 use farside_systems::registry::AnyTxn;
 use farside_systems::system::{Options, Sizing};
@@ -11,8 +12,9 @@ use farside_systems::txn::prism_tx::KIND;
 use farside_systems::txn::retry::{self, Attempts};
 use farside_systems::txn::{Txn, TxnError};
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 const ACCOUNTS: u64 = 4;
@@ -89,6 +91,35 @@ fn a_transaction_reads_its_own_writes_and_others_read_them_after_its_commit() {
     assert_eq!((other.get(b"ada"), one.get(b"bob")), (None, Some(b"3".to_vec())));
     one.close();
     other.close();
+}
+
+#[test]
+fn a_commit_waits_for_a_task_that_has_not_begun_and_fails_without_one() {
+    let home = home(r#"{"items":100}"#);
+    let options = Options { entropy: 1 << 40, ..Options::NONE };
+    let endpoint = home.endpoint();
+    let opened = run(&endpoint, AnyTxn::open_in(Rc::clone(&endpoint), 1, STORE, &options));
+    let mut txn = opened.expect("an id is free");
+    let commit = async |txn: &mut AnyTxn<_>| {
+        txn.begin();
+        txn.put(b"x", b"1")?;
+        txn.commit().await
+    };
+    assert_eq!(run(&endpoint, commit(&mut txn)), Err(TxnError::NotKept { ran: Ran::No }));
+    let mut keeper = txn.keeper();
+    let committed = run(&endpoint, async {
+        let mut committing = pin!(commit(&mut txn));
+        let first = poll_fn(|cx| Poll::Ready(committing.as_mut().poll(cx))).await;
+        assert!(first.is_pending(), "nothing carries it out yet");
+        poll_fn(|cx| {
+            assert!(keeper.as_mut().poll(cx).is_pending(), "the client's task has ended");
+            committing.as_mut().poll(cx)
+        })
+        .await
+    });
+    assert!(committed.is_ok(), "{committed:?}");
+    drop(txn);
+    run(&endpoint, keeper);
 }
 
 #[test]
