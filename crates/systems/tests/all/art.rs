@@ -25,6 +25,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
+/// Length of a lease in microseconds that no client renews during a test: only operations send requests.
+const LONG: u64 = 600_000_000;
 
 type Endpoint = Rc<Intercept<'static, Rc<Count<Direct>>>>;
 
@@ -39,11 +41,19 @@ struct Client {
 
 impl Client {
     fn open(home: &Home, cache: usize) -> Client {
+        Client::open_with(home, cache, Duration::from_secs(60))
+    }
+
+    /// Opens a client whose operations wait only briefly for a lock.
+    fn impatient(home: &Home, cache: usize) -> Client {
+        Client::open_with(home, cache, Duration::from_millis(200))
+    }
+
+    fn open_with(home: &Home, cache: usize, patience: Duration) -> Client {
         static ENTROPY: AtomicU64 = AtomicU64::new(1 << 42);
         let endpoint = Rc::new(Intercept::new(home.endpoint()));
         let entropy = ENTROPY.fetch_add(1, Ordering::Relaxed);
-        let patience = Some(Duration::from_millis(200));
-        let options = Options { entropy, patience, node_cache: Some(cache), ..Options::NONE };
+        let options = Options { entropy, patience: Some(patience), node_cache: Some(cache), ..Options::NONE };
         let opening = async {
             let store = store::fetch_of(&endpoint, NODE, "s", KIND).await.expect("the store exists");
             ArtKind::open(Rc::clone(&endpoint), &Members::one(NODE, store), &options).await
@@ -125,6 +135,7 @@ fn spec(keys: Keys) -> Spec {
         chunk: 1 << 14,
         ids: 8,
         lanes: 4,
+        lease_us: LONG,
         redo: false,
         nodes: Growth::Copied,
         ..Spec::default()
@@ -354,6 +365,7 @@ fn growth_is_cut(
 ) -> (Home, Client, Option<Result<(), IndexError>>) {
     let home = home(&Spec { lease_us: 20_000, ..spec(Keys::Numbers) }, 1);
     let mut dead = Client::open(&home, 0);
+    dead.endpoint.stop_sleeps();
     for key in 1..=4 {
         dead.put(&number(key), b"old");
     }
@@ -456,7 +468,8 @@ fn updates_during_growth() -> Vec<u32> {
     for at in 1..=10 {
         let home = home(&spec(Keys::Numbers), 8);
         let mut one = Client::open(&home, 0);
-        let two = Rc::new(RefCell::new(Client::open(&home, 1 << 20)));
+        one.endpoint.stop_sleeps();
+        let two = Rc::new(RefCell::new(Client::impatient(&home, 1 << 20)));
         for key in 1..=4 {
             one.put(&number(key), b"old");
         }
@@ -489,7 +502,8 @@ fn puts_of_deleted_keys_during_a_copy_are_kept() {
     for at in 1..=8 {
         let home = home(&spec(Keys::Numbers), 8);
         let mut one = Client::open(&home, 0);
-        let two = Rc::new(RefCell::new(Client::open(&home, 0)));
+        one.endpoint.stop_sleeps();
+        let two = Rc::new(RefCell::new(Client::impatient(&home, 0)));
         (1..=16).for_each(|key| one.put(&number(key), b"old"));
         assert!((1..=8).all(|key| one.delete(&number(key))));
         let (theirs, done) = (Rc::clone(&two), Rc::new(RefCell::new(Vec::new())));
@@ -518,6 +532,7 @@ fn puts_of_deleted_keys_during_a_copy_are_kept() {
 fn a_client_that_dies_with_a_lock_is_fenced() {
     let home = home(&Spec { lease_us: 20_000, ..spec(Keys::Numbers) }, 8);
     let mut dead = Client::open(&home, 0);
+    dead.endpoint.stop_sleeps();
     dead.put(&number(1), b"v");
     dead.put(&number(2), b"v");
     // The root slot, two nodes, the lock, the leaf; it dies before the CAS.
@@ -538,6 +553,7 @@ fn a_client_that_dies_with_a_lock_is_fenced() {
 fn healed_with_a_refused_chain(chains: u32) -> (Result<(), IndexError>, u64) {
     let home = home(&Spec { lease_us: 20_000, ..spec(Keys::Numbers) }, 8);
     let mut dead = Client::open(&home, 0);
+    dead.endpoint.stop_sleeps();
     (1..=2).for_each(|key| dead.put(&number(key), b"v"));
     // The root slot, two nodes, the lock, the leaf; it dies before the CAS.
     dead.endpoint.of_chain(6, Then::Stops);
@@ -638,7 +654,8 @@ fn damaged_memory_causes_errors_and_neither_panics_nor_endless_loops() {
         for round in 0..60 {
             if client.is_none() {
                 // The table of leases may be damaged, so that no id is free.
-                client = std::panic::catch_unwind(AssertUnwindSafe(|| Client::open(&home, 1 << 16))).ok();
+                client =
+                    std::panic::catch_unwind(AssertUnwindSafe(|| Client::impatient(&home, 1 << 16))).ok();
             }
             let Some(open) = &mut client else { break };
             let value = draws.bytes(8);

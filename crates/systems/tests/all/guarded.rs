@@ -142,6 +142,7 @@ fn a_stopped_holder_is_fenced_and_learns_of_it() {
     with(&home, &store, 7, async |client, _| drop(client.add(0, 1).await));
     // The holder stops before its chain of the update, and does not renew its lease.
     with(&home, &store, 8, async |holder, fabric| {
+        fabric.stop_sleeps();
         fabric.of_chain(2, Then::Stops);
         let mut stopped = Box::pin(holder.add(0, 2));
         for _ in 0..100 {

@@ -20,6 +20,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
+/// Length of a lease in microseconds that no client renews during a test: only operations send requests.
+const LONG: u64 = 600_000_000;
 
 type Endpoint = Rc<Count<Direct>>;
 
@@ -107,7 +109,17 @@ impl Client {
 
 fn spec(keys: Keys) -> Spec {
     let key_max = if keys == Keys::Numbers { 8 } else { 128 };
-    Spec { keys, key_max, value_max: 20, span: 4, locks: 64, ids: 8, lanes: 4, ..Spec::default() }
+    Spec {
+        keys,
+        key_max,
+        value_max: 20,
+        span: 4,
+        locks: 64,
+        ids: 8,
+        lanes: 4,
+        lease_us: LONG,
+        ..Spec::default()
+    }
 }
 
 fn home(spec: &Spec, mib: u64) -> Home {

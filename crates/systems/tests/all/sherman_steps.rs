@@ -25,6 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+/// Length of a lease in microseconds that no client renews during a test: only operations send requests.
+const LONG: u64 = 600_000_000;
+
 type Endpoint = Rc<Intercept<'static, Rc<Count<Direct>>>>;
 
 /// Length of a leaf of [`home`] in bytes.
@@ -233,7 +236,7 @@ fn with_mutant<T>(mutant: farside_remote::mutant::Mutant, play: impl FnOnce() ->
 
 /// Puts the last key of a full root leaf while another client puts a root above the same leaf.
 fn root_race() -> Result<(), IndexError> {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut one = Client::open(&home, 0);
     let two = Rc::new(RefCell::new(Client::open(&home, 0)));
     for key in [10, 20, 30, 40] {
@@ -268,7 +271,7 @@ fn a_client_that_loses_the_race_for_the_root_inserts_its_separator_there() {
 
 /// Requests of two gets of a key whose leaf was split since it was cached.
 fn gets_after_split() -> Result<[u64; 2], IndexError> {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut writer = Client::open(&home, 0);
     for key in (0..100).step_by(10) {
         writer.put(key, b"v").expect("a put");
@@ -298,7 +301,7 @@ fn a_cached_node_that_has_led_to_a_wrong_leaf_is_not_used_again() {
 /// Value of a get whose READ meets as many changes between two lines as a version of 8 bits counts. The old value is 40
 /// times 1, and the new one 40 times 2.
 fn wrapped_get() -> Vec<u8> {
-    let home = home_of(Spec { version_bits: 8, ..Spec::default() });
+    let home = home_of(Spec { version_bits: 8, lease_us: LONG, ..Spec::default() });
     let mut writer = Client::open(&home, 0);
     writer.put(1, &[1; 40]).expect("a put");
     let mut reader = Client::open(&home, 0);
@@ -329,6 +332,7 @@ fn a_client_that_dies_with_a_lock_is_fenced_and_its_change_redone_or_undone() {
     for (then, value) in [(Then::Stops, b"old"), (Then::Lost(Ran::Yes), b"new")] {
         let home = home(20_000);
         let mut dead = Client::open(&home, 0);
+        dead.endpoint.stop_sleeps();
         dead.put(7, b"old").expect("a put");
         dead.endpoint.of_chain(2, then);
         let ended = dead.run(async |index| index.put(&7_u64.to_be_bytes(), b"new").await);
@@ -345,6 +349,7 @@ fn a_client_that_dies_with_a_lock_is_fenced_and_its_change_redone_or_undone() {
 fn a_split_of_a_dead_client_is_completed_and_its_memory_is_freed() {
     let home = home(20_000);
     let mut dead = Client::open(&home, 0);
+    dead.endpoint.stop_sleeps();
     for key in [10, 20, 30, 40] {
         dead.put(key, b"v").expect("a put");
     }
@@ -387,6 +392,7 @@ fn healed_before_redone() -> (u64, u64) {
     const LEASE: Duration = Duration::from_millis(200);
     let home = home(LEASE.as_micros() as u64);
     let mut dead = Client::open(&home, 0);
+    dead.endpoint.stop_sleeps();
     for key in [10, 20, 30, 40] {
         dead.put(key, b"v").expect("a put");
     }
@@ -447,7 +453,7 @@ fn memory_that_a_slow_recoverer_may_link_is_not_freed() {
 
 #[test]
 fn a_lock_is_handed_over_within_a_client_and_then_costs_no_wave() {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut client = Client::open(&home, 1 << 20);
     client.put(1, b"v").expect("a put");
     for (puts, requests) in [(1_u8, 3), (2, 5), (4, 9), (6, 14)] {

@@ -20,6 +20,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
+/// Length of a lease in microseconds that no client renews during a test: only operations send requests.
+const LONG: u64 = 600_000_000;
 
 type Endpoint = Rc<Count<Direct>>;
 
@@ -116,7 +118,7 @@ impl Client {
 }
 
 fn spec(keys: Keys) -> Spec {
-    Spec { keys, value_max: 20, chunk: 1 << 14, ids: 8, lanes: 4, ..Spec::default() }
+    Spec { keys, value_max: 20, chunk: 1 << 14, ids: 8, lanes: 4, lease_us: LONG, ..Spec::default() }
 }
 
 fn home(spec: &Spec, mib: u64) -> Home {

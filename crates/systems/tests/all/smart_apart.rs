@@ -22,6 +22,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
+/// Length of a lease in microseconds that no client renews during a test: only operations send requests.
+const LONG: u64 = 600_000_000;
+
 type Endpoint = Rc<Intercept<'static, Rc<Count<Direct>>>>;
 
 /// A client with its task, which runs while an operation runs.
@@ -189,7 +192,7 @@ fn the_longest_value_is_stored_whatever_else_a_put_writes() {
 
 #[test]
 fn a_value_apart_costs_one_wave_more() {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut client = Client::open(&home, 1 << 20);
     for key in [0x0101, 0x0102, 0x0201, 0x0202] {
         client.put(key, &[1; 500]);
@@ -212,7 +215,7 @@ fn a_value_apart_costs_one_wave_more() {
 
 /// Updates a value. Before each request, another client gets it. Returns what it got.
 fn got_during_update() -> Vec<Result<Option<Vec<u8>>, IndexError>> {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut writer = Client::open(&home, 0);
     writer.put(7, &[1; 3000]);
     writer.put(7, &[1; 3000]);
@@ -254,6 +257,7 @@ fn healing_frees_the_values_of_a_client_that_died_and_keeps_those_of_a_redone_up
     {
         let home = home(20_000);
         let mut dead = Client::open(&home, 0);
+        dead.endpoint.stop_sleeps();
         dead.put(7, &[1; 3000]);
         dead.put(7, &[1; 3000]);
         dead.put(8, &[5; 4000]);

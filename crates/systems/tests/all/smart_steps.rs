@@ -18,6 +18,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
+/// Length of a lease in microseconds that no client renews during a test: only operations send requests.
+const LONG: u64 = 600_000_000;
+
 type Endpoint = Rc<Intercept<'static, Rc<Count<Direct>>>>;
 
 /// A client with its task, which runs while an operation runs.
@@ -95,7 +98,7 @@ fn home(lease_us: u64) -> Home {
 
 /// Number of invalidations of a warm cache after a leaf split between the lock and the WRITE of an update.
 fn update_during_split() -> u64 {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut one = Client::open(&home, 0);
     let two = Rc::new(RefCell::new(Client::open(&home, 0)));
     one.put(0x0101, b"a").expect("a put");
@@ -128,7 +131,7 @@ fn an_update_does_not_roll_the_reverse_pointer_back() {
 
 /// Number of chains of an insert with a type switch, if a path split changes the node's prefix before the switch.
 fn switch_during_path_split() -> u64 {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let key = |byte: u64| 0x0001_0000_0001 | byte << 8;
     let mut one = Client::open(&home, 0);
     let two = Rc::new(RefCell::new(Client::open(&home, 0)));
@@ -168,6 +171,7 @@ fn a_client_that_dies_with_a_lock_is_fenced_and_its_update_redone_or_undone() {
     for (then, value) in [(Then::Stops, b"old"), (Then::Lost(Ran::Yes), b"new")] {
         let home = home(20_000);
         let mut dead = Client::open(&home, 0);
+        dead.endpoint.stop_sleeps();
         dead.put(7, b"old").expect("a put");
         dead.put(7, b"old").expect("an update");
         dead.endpoint.of_chain(3, then);
@@ -186,6 +190,7 @@ fn a_client_that_dies_with_a_lock_is_fenced_and_its_update_redone_or_undone() {
 fn healed_with_a_refused_chain(chains: u32) -> (Result<(), IndexError>, u64) {
     let home = home(20_000);
     let mut dead = Client::open(&home, 0);
+    dead.endpoint.stop_sleeps();
     dead.put(7, b"old").expect("a put");
     dead.put(7, b"old").expect("an update");
     dead.endpoint.of_chain(3, Then::Stops);
@@ -223,7 +228,7 @@ fn a_lock_is_recovered_although_the_first_recovery_was_refused() {
 
 #[test]
 fn puts_of_one_key_share_a_request_and_the_last_value_wins() {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let mut client = Client::open(&home, 1 << 20);
     client.put(1, b"v").expect("a put");
     client.put(1, b"w").expect("a put");
@@ -257,7 +262,7 @@ fn puts_of_one_key_share_a_request_and_the_last_value_wins() {
 
 #[test]
 fn a_split_that_comes_too_late_leaves_no_node_behind() {
-    let home = home(2_000_000);
+    let home = home(LONG);
     let key = |first: u64, last: u64| first << 56 | last;
     let mut one = Client::open(&home, 0);
     let two = Rc::new(RefCell::new(Client::open(&home, 0)));

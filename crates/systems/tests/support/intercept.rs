@@ -29,6 +29,7 @@ pub(crate) struct Intercept<'a, F> {
     /// Whether the answer of the next call is lost, and its future never ready.
     loses_answer: Cell<bool>,
     may_run_abandoned: Cell<bool>,
+    has_stopped_sleeps: Cell<bool>,
 }
 
 /// Function that replaces a chain.
@@ -47,7 +48,14 @@ impl<'a, F> Intercept<'a, F> {
             stops_call: RefCell::new(Box::new(|| false)),
             loses_answer: Cell::new(false),
             may_run_abandoned: Cell::new(false),
+            has_stopped_sleeps: Cell::new(false),
         }
+    }
+
+    /// Lets no sleep end from now on. The client's task then renews no lease and frees no memory, so that a test counts
+    /// the chains of operations alone, however slowly it runs.
+    pub(crate) fn stop_sleeps(&self) {
+        self.has_stopped_sleeps.set(true);
     }
 
     /// Calls `before` before each chain from now on.
@@ -201,7 +209,10 @@ impl<F: Clock> Clock for Intercept<'_, F> {
         self.inner.wall()
     }
 
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
-        self.inner.sleep(duration)
+    async fn sleep(&self, duration: Duration) {
+        self.inner.sleep(duration).await;
+        if self.has_stopped_sleeps.get() {
+            std::future::pending().await
+        }
     }
 }
