@@ -217,7 +217,20 @@ fn by_mix(load: Load, clients: u32) -> Predict {
 }
 
 const CLIENTS_AND_RATE: [&str; 2] = ["clients", "million operations a second"];
-const INDEXES: OnFabrics = OnFabrics::Nothing("an index");
+/// Default fields of the figures.
+const DEFAULTS: Figure = Figure {
+    name: "",
+    title: "",
+    source: "Luo et al., OSDI 2023, section 5.3",
+    axes: CLIENTS_AND_RATE,
+    places: Vec::new,
+    unit: "M/s",
+    curves: Vec::new,
+    headlines: &[],
+    claims: &[],
+    rivals: None,
+    fabrics: OnFabrics::Nothing("an index"),
+};
 
 /// Motivation: reads over the size of the cache.
 pub(super) static FIGURE_3: Figure = Figure {
@@ -226,7 +239,6 @@ pub(super) static FIGURE_3: Figure = Figure {
     source: "Luo et al., OSDI 2023, section 3",
     axes: ["cache of a compute node for 60 M records", "million operations a second"],
     places: || vec!["0 MB", "100 MB", "200 MB", "400 MB", "600 MB"],
-    unit: "M/s",
     curves: || {
         let curves = CONTENDERS.iter().flat_map(|of| {
             of.sized(of.motivation(), |load| {
@@ -257,8 +269,7 @@ pub(super) static FIGURE_3: Figure = Figure {
         what: "without a cache, SMART reads more than one node for each leaf, and is less than half as fast",
         ratios: &[(Value::On("SMART", At::Place(0)), Value::On("SMART", At::Place(4)), Shape::Below(0.5))],
     }],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Peaks of YCSB C on the motivation's machines, in million operations a second (section 3).
@@ -311,9 +322,7 @@ pub(super) static FIGURE_3_BYTES: Figure = Figure {
             judged: Shape::Within(0.1),
         },
     ],
-    claims: &[],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Numbers of clients of figure 11, and of figure 12, which has no published numbers.
@@ -521,7 +530,7 @@ pub(super) static FIGURE_11: Figure = Figure {
         },
     ],
     rivals: Some(Rivals { names: &["ART", "Sherman"], numbers: rivals }),
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Share of the time in which the NICs of the memory nodes start ops, and in which their links carry bytes.
@@ -533,7 +542,7 @@ fn limits(load: Load, clients: u32) -> Predict {
     }))
 }
 
-/// What limits reads.
+/// Utilization of the memory nodes' NICs and links by reads.
 pub(super) static FIGURE_11_LIMITS: Figure = Figure {
     name: "smart-11-limits",
     title: "SMART, figure 11, YCSB C: share of the time in which the memory nodes are busy, 256 clients, ample cache",
@@ -548,7 +557,6 @@ pub(super) static FIGURE_11_LIMITS: Figure = Figure {
         };
         CONTENDERS.iter().map(of).collect()
     },
-    headlines: &[],
     claims: &[
         Claim {
             what: "bandwidth limits Sherman's reads",
@@ -565,8 +573,7 @@ pub(super) static FIGURE_11_LIMITS: Figure = Figure {
             ],
         },
     ],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Throughput and latency with strings as keys.
@@ -578,10 +585,7 @@ pub(super) static FIGURE_12: Figure = Figure {
     places: Vec::new,
     unit: "us",
     curves: || by_clients(|of| emails(of.load()), FEW_LOADS),
-    headlines: &[],
-    claims: &[],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Numbers of clients of figure 13.
@@ -592,15 +596,12 @@ pub(super) static FIGURE_13: Figure = Figure {
     name: "smart-13",
     title: "SMART, figure 13: YCSB A over clients, numbers as keys, values of 8 bytes",
     source: "Luo et al., OSDI 2023, section 5.2",
-    axes: CLIENTS_AND_RATE,
     places: || vec!["128", "256", "384", "512", "640", "768", "896"],
-    unit: "M/s",
     curves: || {
         let by_clients = |load| on_one_bed(load, 0..SCALE.len(), |_, place| Ok(SCALE[place]), mops);
         let curves = CONTENDERS.iter().flat_map(|of| of.sized(Load { mix: Mix::A, ..of.load() }, by_clients));
         curves.collect()
     },
-    headlines: &[],
     claims: &[
         Claim {
             what: "ART falls beyond 800 clients",
@@ -615,8 +616,7 @@ pub(super) static FIGURE_13: Figure = Figure {
             )],
         },
     ],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Scans over the length of values.
@@ -626,7 +626,6 @@ pub(super) static FIGURE_14: Figure = Figure {
     source: "Luo et al., OSDI 2023, section 5.2",
     axes: ["bytes of a value", "million operations a second"],
     places: || vec!["8", "16", "32", "64", "128", "256"],
-    unit: "M/s",
     curves: || {
         let curves = CONTENDERS.iter().map(|of| {
             let load = Load { is_ordered: true, mix: Mix::E, records: FEW_RECORDS, ..of.load() };
@@ -636,10 +635,7 @@ pub(super) static FIGURE_14: Figure = Figure {
         });
         curves.collect()
     },
-    headlines: &[],
-    claims: &[],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Number of clients of figures 15 and 16.
@@ -669,10 +665,8 @@ const fn rungs(of: &'static str, to: &'static str, at: At, judged: Shape) -> (Va
 pub(super) static FIGURE_15: Figure = Figure {
     name: "smart-15",
     title: "SMART, figure 15: each technique with those before it, numbers as keys, 384 clients",
-    source: "Luo et al., OSDI 2023, section 5.3",
     axes: ["YCSB workload", "million operations a second"],
     places: || MIXES.into_iter().map(|(name, _)| name).collect(),
-    unit: "M/s",
     curves: || {
         let rung = |(name, rung)| curve(name, by_mix(on_rung(SMART.load(), rung), CLIENTS));
         let mut curves: Vec<Curve> = LADDER.into_iter().map(rung).collect();
@@ -680,7 +674,6 @@ pub(super) static FIGURE_15: Figure = Figure {
         curves.push(curve("all, half of the records", by_mix(few, CLIENTS)));
         curves
     },
-    headlines: &[],
     claims: &[
         Claim {
             what: "on A, updates in place are faster than new leaves, and so is the embedded lock than one apart",
@@ -702,18 +695,15 @@ pub(super) static FIGURE_15: Figure = Figure {
             ratios: &[rungs("+ write combining", "+ read delegation", ON_A, Shape::Above(1.0))],
         },
     ],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Lock schemes: a lock apart from the leaf, one at its end, and combined writers.
 pub(super) static FIGURE_16: Figure = Figure {
     name: "smart-16",
     title: "SMART, figure 16: YCSB A by lock schemes, numbers as keys, 384 clients",
-    source: "Luo et al., OSDI 2023, section 5.3",
     axes: ["lock scheme", "million operations a second"],
     places: || vec!["HOCL", "E-HOCL", "RDWC"],
-    unit: "M/s",
     curves: || {
         let schemes = |load: Load| {
             let rungs = [Rung::InPlace, Rung::EmbeddedLock, Rung::WriteCombining];
@@ -721,7 +711,6 @@ pub(super) static FIGURE_16: Figure = Figure {
         };
         SMART.sized(Load { mix: Mix::A, ..SMART.load() }, schemes).collect()
     },
-    headlines: &[],
     claims: &[Claim {
         what: "a lock in the leaf is faster than one apart, and combined writers are faster still",
         ratios: &[
@@ -729,15 +718,13 @@ pub(super) static FIGURE_16: Figure = Figure {
             (Value::On("SMART", At::Place(2)), Value::On("SMART", At::Place(1)), Shape::Above(1.0)),
         ],
     }],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Hits of the cache over its size. A lookup that misses READs inner nodes before the leaf.
 pub(super) static FIGURE_17: Figure = Figure {
     name: "smart-17",
     title: "SMART, figure 17: share of READs that fetch a leaf over the cache, YCSB C, numbers as keys, 384 clients",
-    source: "Luo et al., OSDI 2023, section 5.3",
     axes: ["cache of a compute node for 60 M records", "share of READs that fetch a leaf"],
     places: || vec!["150 MB", "200 MB", "250 MB", "300 MB", "600 MB", "6000 MB"],
     unit: "of 1",
@@ -749,13 +736,11 @@ pub(super) static FIGURE_17: Figure = Figure {
         });
         curves.collect()
     },
-    headlines: &[],
     claims: &[Claim {
         what: "a larger cache has more hits",
         ratios: &[(Value::On("SMART", At::Place(3)), Value::On("SMART", At::Place(0)), Shape::Above(1.0))],
     }],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Number of clients of figure 18.
@@ -766,10 +751,8 @@ const SKEWS: [f64; 6] = [0.5, 0.6, 0.7, 0.8, 0.9, 0.99];
 pub(super) static FIGURE_18: Figure = Figure {
     name: "smart-18",
     title: "SMART, figure 18a: YCSB A over the Zipf coefficient, numbers as keys, 256 clients",
-    source: "Luo et al., OSDI 2023, section 5.3",
     axes: ["Zipf coefficient", "million operations a second"],
     places: || vec!["0.5", "0.6", "0.7", "0.8", "0.9", "0.99"],
-    unit: "M/s",
     curves: || {
         let skewed = |load: Load| {
             let prepare = |bed: &mut Bed, place: usize| {
@@ -783,7 +766,6 @@ pub(super) static FIGURE_18: Figure = Figure {
         curves.push(curve(APART, skewed(on_rung(all(SMART), Rung::EmbeddedLock))));
         curves
     },
-    headlines: &[],
     claims: &[Claim {
         what: "read delegation and write combining help at 0.99, and no more at 0.5",
         ratios: &[
@@ -791,8 +773,7 @@ pub(super) static FIGURE_18: Figure = Figure {
             (Value::On("SMART", At::Place(0)), Value::On(APART, At::Place(0)), Shape::Within(0.05)),
         ],
     }],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 const APART: &str = "SMART, each operation by itself";
@@ -801,10 +782,8 @@ const APART: &str = "SMART, each operation by itself";
 pub(super) static FIGURE_18_KEYS: Figure = Figure {
     name: "smart-18-keys",
     title: "SMART, figure 18b: YCSB C over the length of keys, values of 8 bytes, 256 clients, ample cache",
-    source: "Luo et al., OSDI 2023, section 5.3",
     axes: ["bytes of a key", "million operations a second"],
     places: || vec!["8", "32", "64", "128"],
-    unit: "M/s",
     curves: || {
         let curves = CONTENDERS.iter().map(|of| {
             // The artifact's cache for this figure.
@@ -818,20 +797,15 @@ pub(super) static FIGURE_18_KEYS: Figure = Figure {
         });
         curves.collect()
     },
-    headlines: &[],
-    claims: &[],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 /// Length of values.
 pub(super) static FIGURE_18_VALUES: Figure = Figure {
     name: "smart-18-values",
     title: "SMART, figure 18c: YCSB C over the length of values, numbers as keys, 256 clients",
-    source: "Luo et al., OSDI 2023, section 5.3",
     axes: ["bytes of a value", "million operations a second"],
     places: || vec!["8", "64", "128", "256", "512", "1024"],
-    unit: "M/s",
     curves: || {
         let curves = CONTENDERS.iter().map(|of| {
             let load = with_long_reads(Load { records: FEW_RECORDS, ..of.load() });
@@ -840,7 +814,6 @@ pub(super) static FIGURE_18_VALUES: Figure = Figure {
         });
         curves.collect()
     },
-    headlines: &[],
     claims: &[
         Claim {
             what: "SMART's throughput is flat up to values of 64 bytes, and falls with longer ones",
@@ -858,8 +831,7 @@ pub(super) static FIGURE_18_VALUES: Figure = Figure {
             )],
         },
     ],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
 
 const HALF: &str = "SMART, half of the records";
@@ -899,7 +871,6 @@ pub(super) static MISSES: Figure = Figure {
     source: "Luo et al., OSDI 2023, section 5",
     axes: ["YCSB workload", "million operations a second"],
     places: || vec!["A", "C"],
-    unit: "M/s",
     curves: || {
         let of = |name, load: Load| {
             let prepare = |bed: &mut Bed, place: usize| {
@@ -928,7 +899,5 @@ pub(super) static MISSES: Figure = Figure {
         experiment("SMART / Sherman, as many nodes", "A", At::Place(0), [0, 2], 6.1),
         experiment("SMART / Sherman, as many nodes", "C", At::Place(1), [0, 2], 2.8),
     ],
-    claims: &[],
-    rivals: None,
-    fabrics: INDEXES,
+    ..DEFAULTS
 };
