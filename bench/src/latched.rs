@@ -34,7 +34,7 @@ pub struct LatchWork {
 struct Added {
     /// Number of updates that were done.
     done: AtomicU64,
-    /// Number of updates of which it is unknown whether they were done.
+    /// Number of updates with an unknown outcome: they may have been done, or not.
     unknown: AtomicU64,
 }
 
@@ -209,7 +209,7 @@ pub enum LatchTrouble {
         sum: u64,
         /// Number of updates that were done.
         done: u64,
-        /// Number of updates of which it is unknown whether they were done.
+        /// Number of updates with an unknown outcome: they may have been done, or not.
         unknown: u64,
     },
 }

@@ -44,7 +44,7 @@ pub struct TxnWork {
 struct Counts {
     /// Number of updates of records that were done.
     done: AtomicU64,
-    /// Number of updates of which it is unknown whether they were done.
+    /// Number of updates with an unknown outcome: they may have been done, or not.
     unknown: AtomicU64,
     /// Number of transactions that have committed, and of attempts, without those that load records.
     commits: AtomicU64,
@@ -305,7 +305,7 @@ pub enum TxnTrouble {
         sum: u64,
         /// Number of updates that were done.
         done: u64,
-        /// Number of updates of which it is unknown whether they were done.
+        /// Number of updates with an unknown outcome: they may have been done, or not.
         unknown: u64,
     },
 }

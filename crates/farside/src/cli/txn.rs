@@ -83,7 +83,7 @@ enum Action {
 impl Txn {
     pub(super) fn run(self) -> Done {
         let Txn { target, attempts, action } = self;
-        // What is wrong with a script is told before anything else.
+        // An invalid script is an error before the client connects.
         let script = match &action {
             Action::Run { file, .. } => Some(parsed(&script_of(file)?).map_err(Failure::Error)?),
             _ => None,

@@ -43,7 +43,7 @@ pub(super) struct NodeAt {
     pub(super) generation: u32,
 }
 
-/// What a walk is for.
+/// Purpose of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To read a value. A frozen node is read like others.

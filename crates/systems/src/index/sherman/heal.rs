@@ -62,7 +62,7 @@ impl Stat {
 /// A node without a separator: its level, its least key, and its place.
 type Orphan = (u8, Vec<u8>, Far);
 
-/// What a walk of the whole tree has found.
+/// Result of a walk of the whole tree.
 #[derive(Default)]
 struct Walked {
     nodes: BTreeSet<Far>,
