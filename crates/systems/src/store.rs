@@ -99,7 +99,7 @@ impl std::fmt::Display for StoreError {
             StoreError::Gone(reason) => f.write_str(reason),
             StoreError::Lacks { kind, node, needs, has } => write!(
                 f,
-                "a {kind} store needs a fabric with {needs}, and the one to node {} lacks {} (it has: {has}): nothing \
+                "{kind} stores need a fabric with {needs}, and the one to node {} lacks {} (it has: {has}): nothing \
                  was changed; reach the node by another fabric, or use a store of another kind",
                 node.0,
                 needs.without(*has)
@@ -507,7 +507,7 @@ mod tests {
     fn a_fabric_without_a_needed_capability_is_refused_with_its_name() {
         let lacks = |kind, has| opened(kind, has).expect_err("a capability is missing").to_string();
         let message = lacks("pilaf", Capabilities::NONE);
-        assert!(message.contains("a pilaf store needs a fabric with calls"), "{message}");
+        assert!(message.contains("pilaf stores need a fabric with calls"), "{message}");
         assert!(message.contains("the one to node 3 lacks calls (it has: none)"), "{message}");
         let message = lacks("prism-kv", Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS));
         assert!(message.contains("lacks masked CAS (it has: calls, conditional ops)"), "{message}");
@@ -519,7 +519,7 @@ mod tests {
     fn a_missing_capability_is_refused_before_the_node_is_called() {
         let opening = open::<PilafKind, Bare>(Bare(Capabilities::NONE), NodeId(3), "s");
         let message = at_once(opening).err().expect("calls are missing").to_string();
-        assert!(message.contains("a pilaf store needs a fabric with calls"), "{message}");
+        assert!(message.contains("pilaf stores need a fabric with calls"), "{message}");
     }
 
     #[test]

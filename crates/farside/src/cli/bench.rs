@@ -404,7 +404,7 @@ impl Ycsb {
             let flags = [("--keys", self.keys.is_some()), ("--rung", self.rung.is_some())];
             return match flags.into_iter().find(|(_, is_given)| *is_given) {
                 Some((flag, _)) => Err(Failure::Error(format!(
-                    "a {} store has no {flag}: leave it out, or give --system {}",
+                    "{} stores have no {flag}: leave it out, or give --system {}",
                     self.system.kind,
                     registry::names(Family::Index)
                 ))),
@@ -428,7 +428,7 @@ impl Ycsb {
         ];
         if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::Error(format!(
-                "a {} store has no {flag}: leave it out, or give another --system",
+                "{} stores have no {flag}: leave it out, or give another --system",
                 self.system.kind
             )));
         }

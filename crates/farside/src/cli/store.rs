@@ -244,20 +244,20 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     ];
     if let Some((option, _)) = refused.into_iter().find(|(_, is_refused)| *is_refused) {
         return Err(Failure::Error(format!(
-            "a {} store has no {option}: leave it out, or give another --kind",
+            "{} stores have no {option}: leave it out, or give another --kind",
             new.kind
         )));
     }
     if let Some(bytes) = new.inline_size.filter(|bytes| *bytes > INLINE_MAX) {
         return Err(Failure::Error(format!(
-            "a {} store has at most {INLINE_MAX} bytes of a value beside its key, and not {bytes}: give a smaller \
+            "{} stores have at most {INLINE_MAX} bytes of a value beside its key, and not {bytes}: give a smaller \
              --inline-size",
             new.kind
         )));
     }
     match (system.footprint)(&new.sizing()) {
         Err(SizingError::Value(max)) => Err(Failure::Error(format!(
-            "a value of a {} store has at most {max} bytes: give a smaller --value-size",
+            "values of {} stores have at most {max} bytes: give a smaller --value-size",
             new.kind
         ))),
         _ => Ok(()),

@@ -584,11 +584,11 @@ impl Plan {
         let sizing = plan.sizing(new, stripe);
         if Shape::of(&parameters(&sizing)).is_none_or(|shape| shape.stripe != sizing.stripe) {
             return wrong(format!(
-                "a {kind} store cannot be a part of a volume: give --groups 1, or another --kind"
+                "{kind} stores cannot be parts of a volume: give --groups 1, or another --kind"
             ));
         }
         if leases.is_some() && parameters(&sizing) == parameters(&Sizing { lease: None, ..sizing }) {
-            return wrong(format!("a {kind} store has no leases: give no --leases, or another --kind"));
+            return wrong(format!("{kind} stores have no leases: give no --leases, or another --kind"));
         }
         if leases.is_some_and(|leases| !LEASES.contains(&leases)) {
             return wrong(format!(
@@ -601,7 +601,7 @@ impl Plan {
         let needed = footprint(&sizing);
         if let Err(SizingError::Value(most)) = needed {
             return wrong(format!(
-                "blocks of {block} bytes are not possible in a {kind} store like this one: give at most {most}"
+                "blocks of {block} bytes are not possible in {kind} stores like this one: give at most {most}"
             ));
         }
         let Ok(needed) = needed else {

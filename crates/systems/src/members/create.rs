@@ -197,7 +197,7 @@ fn check_distribution(new: &New, nodes: u32) -> Result<(), StoreError> {
     let system = named(kind);
     if let Some(most) = system.map(|system| system.members_max).filter(|most| *members > *most) {
         return Err(StoreError::Gone(format!(
-            "a {kind} store has at most {most} members, and not {members}: create it with --members {most}"
+            "{kind} stores have at most {most} members, and not {members}: create it with --members {most}"
         )));
     }
     let distribution = system.map(|system| system.nodes);
@@ -262,7 +262,7 @@ mod tests {
         };
         assert_eq!(check_distribution(&new(8), 9), Ok(()));
         let refused = check_distribution(&new(9), 9).expect_err("no client could open it").to_string();
-        let expected = "a smart store has at most 8 members, and not 9: create it with --members 8";
+        let expected = "smart stores have at most 8 members, and not 9: create it with --members 8";
         assert!(refused.contains(expected), "{refused}");
     }
 }

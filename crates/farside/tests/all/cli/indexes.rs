@@ -46,16 +46,16 @@ fn an_index_is_created_listed_and_dropped_and_wrong_options_are_refused() {
         .refused("at most 49152 bytes: give a smaller --value-size");
     create(&["--kind", "smart", "--inline-size", "8KiB"])
         .refused("at most 7168 bytes of a value beside its key, and not 8192: give a smaller --inline-size");
-    create(&["--inline-size", "8"]).refused("a prism-kv store has no --inline-size: leave it out");
-    create(&["--kind", "sherman", "--inline-size", "8"]).refused("a sherman store has no --inline-size");
+    create(&["--inline-size", "8"]).refused("prism-kv stores have no --inline-size: leave it out");
+    create(&["--kind", "sherman", "--inline-size", "8"]).refused("sherman stores have no --inline-size");
     create(&["--kind", "sherman", "--value-size", "2KiB"])
         .refused("at most 1024 bytes: give a smaller --value-size");
     create(&["--kind", "smart", "--value-size", "0"]).refused("is not a size of values");
-    create(&["--kind", "smart", "--items", "7"]).refused("a smart store has no --items: leave it out");
-    create(&["--kind", "smart", "--collision-free"]).refused("a smart store has no --collision-free");
-    create(&["--kind", "smart", "--block-buckets", "4"]).refused("a smart store has no --block-buckets");
-    create(&["--key-size", "8"]).refused("a prism-kv store has no --key-size: leave it out");
-    create(&["--value-size", "8"]).refused("a prism-kv store has no --value-size: leave it out");
+    create(&["--kind", "smart", "--items", "7"]).refused("smart stores have no --items: leave it out");
+    create(&["--kind", "smart", "--collision-free"]).refused("smart stores have no --collision-free");
+    create(&["--kind", "smart", "--block-buckets", "4"]).refused("smart stores have no --block-buckets");
+    create(&["--key-size", "8"]).refused("prism-kv stores have no --key-size: leave it out");
+    create(&["--value-size", "8"]).refused("prism-kv stores have no --value-size: leave it out");
     create(&["--kind", "smart", "--value-size", "7KiB", "--quota", "1MiB"]).refused("give a larger --quota");
     assert_eq!(node.run(["store", "list"]).done().text(), expected, "a refused store was created");
 
@@ -257,7 +257,7 @@ fn an_index_of_art_is_used_as_one_of_smart() {
     node.run(["index", "put", "a", &"v".repeat(1000), "--store", "strings"]).done();
     assert_eq!(node.run(["index", "get", "a", "--store", "strings"]).done().out, "v".repeat(1000).as_bytes());
     create("x", &["--value-size", "49KiB"]).refused("at most 49152 bytes: give a smaller --value-size");
-    create("x", &["--items", "7"]).refused("a art store has no --items: leave it out");
+    create("x", &["--items", "7"]).refused("art stores have no --items: leave it out");
 }
 
 #[test]

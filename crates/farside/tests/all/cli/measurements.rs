@@ -549,7 +549,7 @@ fn bench_ycsb_runs_art() {
         assert!(report["index"]["leaves_replaced"].as_u64() > Some(0) || workload != "a", "{report}");
         assert!(report["index"]["cache_hits"].as_u64() > Some(0), "{report}");
     }
-    farside(["bench", "ycsb", "--system", "art", "--rung", "art"]).refused("art store has no --rung");
+    farside(["bench", "ycsb", "--system", "art", "--rung", "art"]).refused("art stores have no --rung");
 }
 
 #[test]
@@ -600,17 +600,17 @@ fn bench_ycsb_loads_an_index_once_and_runs_on_it() {
 #[test]
 fn bench_ycsb_refuses_what_an_index_lacks() {
     let index = |arguments: &[&str]| farside(["bench", "ycsb", "--system", "smart"].iter().chain(arguments));
-    index(&["--items", "9"]).refused("a smart store has no --items");
-    index(&["--collision-free"]).refused("a smart store has no --collision-free");
+    index(&["--items", "9"]).refused("smart stores have no --items");
+    index(&["--collision-free"]).refused("smart stores have no --collision-free");
     index(&["--threads", "61"]).refused("give at most 60 --threads");
     index(&["--value-size", "49KiB"]).refused("at most 49152 bytes");
     index(&["--value-size", "8", "--verify"]).refused("values of 8 bytes cannot be verified");
     index(&["--keys", "hashed"]).refused("numbers, emails");
     index(&["--rung", "b-tree"])
         .refused("art, lock-free, in-place, embedded-lock, read-delegation, write-combining");
-    farside(["bench", "ycsb", "--rung", "art"]).refused("a prism-kv store has no --rung: leave it out");
+    farside(["bench", "ycsb", "--rung", "art"]).refused("prism-kv stores have no --rung: leave it out");
     let sherman = ["bench", "ycsb", "--system", "sherman", "--rung", "art"];
-    farside(sherman).refused("a sherman store has no --rung: leave it out");
-    farside(["bench", "ycsb", "--keys", "emails"]).refused("a prism-kv store has no --keys: leave it out");
+    farside(sherman).refused("sherman stores have no --rung: leave it out");
+    farside(["bench", "ycsb", "--keys", "emails"]).refused("prism-kv stores have no --keys: leave it out");
     farside(["bench", "ycsb", "-p", "scanproportion=1"]).refused("or an index such as --system smart");
 }

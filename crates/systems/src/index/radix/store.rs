@@ -64,7 +64,7 @@ pub(in crate::index) fn plan(
     quota: u64,
 ) -> Result<Plan, String> {
     let example = || serde_json::to_string(&Spec::of(nodes)).expect("plain data");
-    let wrong = |reason: String| format!("a {kind} store takes {}: {reason}", example());
+    let wrong = |reason: String| format!("{kind} stores take {}: {reason}", example());
     let spec: Spec = serde_json::from_str(parameters).map_err(|error| wrong(error.to_string()))?;
     if spec.nodes != nodes {
         return Err(wrong("its nodes are those of another kind".to_owned()));
