@@ -1,6 +1,6 @@
 //! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
-//! key-value store, a store of latched objects or a tree of such objects on one node, or a block store on several.
-//! [`index`] does so for ordered indexes.
+//! key-value store, a transactional store, a store of latched objects or a tree of such objects on one node, or a block
+//! store on several. [`index`] does so for ordered indexes.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
@@ -13,6 +13,7 @@ use farside_bench::workload::skew::Zipf;
 use farside_bench::workload::{self, Lengths};
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
+use farside_remote::draws::Draws;
 use farside_sim::fabric::hardware::{BufferReturn, Machines, PoolClient, ServiceWork, Setup, start_node};
 use farside_sim::hardware::{Inputs, Platform, Testbed};
 use farside_sim::nic::Traffic;
@@ -25,9 +26,11 @@ use farside_systems::latch::btree::Btree;
 use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, Latched, Latching};
 use farside_systems::members::{self, New};
-use farside_systems::registry::{self, AnyBlocks, OneKv, Registered};
+use farside_systems::registry::{self, AnyBlocks, AnyTxn, OneKv, Registered};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Backoff, Family, Got, Nodes, Options, Sizing, SizingError, System as _};
+use farside_systems::txn::retry::{self, Attempts};
+use farside_systems::txn::{KEY_MAX, Prepare, Transacting, Txn, TxnError};
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -41,9 +44,8 @@ const REPLICAS: usize = 3;
 
 /// Systems that have a model.
 fn systems() -> impl Iterator<Item = &'static Registered> {
-    registry::ALL
-        .iter()
-        .filter(|system| matches!(system.family, Family::Kv | Family::Blocks | Family::Latched))
+    let has_model = |family| matches!(family, Family::Kv | Family::Blocks | Family::Latched | Family::Txn);
+    registry::ALL.iter().filter(move |system| has_model(system.family))
 }
 
 /// Returns the system of this kind.
@@ -73,6 +75,11 @@ pub struct Variant {
     pub latching: Latching,
     /// The tree whose nodes are the objects of the store, if they are.
     pub tree: Option<Tree>,
+    /// Options of a transactional store. The model sets those for its number of clients.
+    pub transacting: Transacting,
+    /// Whether a client that aborts a transaction goes on with the next one. If not, it repeats the transaction until it
+    /// commits.
+    pub gives_up: bool,
 }
 
 /// A B-tree of latched objects. GETs are lookups of keys, and PUTs overwrite values.
@@ -108,14 +115,28 @@ impl Tree {
 
 impl Variant {
     /// The system as this project implements it.
-    pub const OURS: Variant =
-        Variant { name: "", setup: |_| {}, options: Options::NONE, latching: Latching::NONE, tree: None };
+    pub const OURS: Variant = Variant {
+        name: "",
+        setup: |_| {},
+        options: Options::NONE,
+        latching: Latching::NONE,
+        tree: None,
+        transacting: Transacting::NONE,
+        gives_up: false,
+    };
     /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
     /// that they no longer use.
     pub const PAPER: Variant = Variant {
         name: "paper",
         setup: |setup| setup.buffer_return = BufferReturn::ByReport,
         ..Variant::OURS
+    };
+    /// The paper's reclamation, and PRISM-TX's prepare in two rounds: all reads are checked, then all writes (PRISM,
+    /// section 8). Intents are logged and keys are settled in order as in [`Variant::OURS`]: the paper does neither, and
+    /// loses writes without.
+    pub const TWO_ROUNDS: Variant = Variant {
+        transacting: Transacting { prepare: Some(Prepare::Paper), ..Transacting::NONE },
+        ..Variant::PAPER
     };
     /// A node whose cores sleep until events wake them, as Chequer's server does: it has no polling threads.
     pub const EVENTS: Variant =
@@ -147,8 +168,11 @@ pub struct Load {
     pub testbed: Testbed,
     /// Parameters of the machines' model.
     pub inputs: Inputs,
-    /// Share of operations that are GETs, 0 to 1; the others are PUTs.
+    /// Share of operations that are GETs, 0 to 1; the others are PUTs. In a transactional store, a GET reads
+    /// [`Load::keys`] records in one transaction, and a PUT reads and writes them.
     pub reads: f64,
+    /// Number of records of an operation: 1, except in transactional stores.
+    pub keys: usize,
     /// Bytes of a value, of the longest if lengths vary.
     pub value_len: usize,
     /// Distribution of the lengths of values.
@@ -200,14 +224,32 @@ impl Load {
     }
 
     fn sizing(&self, system: &Registered) -> Sizing {
+        let has_keys = matches!(system.family, Family::Kv | Family::Txn);
         Sizing {
             items: Some(self.variant.tree.map_or(self.records(), |tree| tree.objects(self.records()))),
-            key_len: if system.family == Family::Kv { KEY_LEN } else { 0 },
+            key_len: if has_keys { KEY_LEN } else { 0 },
             value_len: self.value_len,
             // Collision-free, as in the paper's runs.
-            collision_free: system.family == Family::Kv,
+            collision_free: has_keys,
             latching: self.variant.latching,
+            transacting: self.transacting(),
             ..Sizing::default()
+        }
+    }
+
+    /// Options of a transactional store: an id for each client, also for those of two measurements that follow each
+    /// other, and room for one transaction of each.
+    fn transacting(&self) -> Transacting {
+        /// Room for the headers of a transaction and of one write, and for the longest key, which a store must have.
+        const HEADERS: usize = 32 + KEY_MAX;
+        /// Room for the header and the key of another write.
+        const HEADER: usize = 16 + KEY_LEN;
+        let writes = HEADERS + self.value_len + (self.keys - 1) * (HEADER + self.value_len);
+        Transacting {
+            ids: Some(2 * CLIENTS_MAX as u16),
+            lanes: Some(1),
+            writes_max: Some(u32::try_from(writes).unwrap_or(u32::MAX)),
+            ..self.variant.transacting
         }
     }
 
@@ -223,9 +265,16 @@ impl Load {
             _ => self.records() * (self.value_len as u64 + 256) * 5 / 2,
         };
         let table = match system.family {
-            Family::Blocks | Family::Latched => {
+            Family::Blocks | Family::Latched | Family::Txn => {
                 (system.footprint)(&self.sizing(system))
                     .map_err(|error| match error {
+                        SizingError::Value(most) if system.family == Family::Txn => {
+                            format!("no values of {} bytes: give at most {most}", self.value_len)
+                        }
+                        SizingError::Items if system.family == Family::Txn => format!(
+                            "no transactions that write {} values of {} bytes: give fewer keys, or shorter values",
+                            self.keys, self.value_len
+                        ),
                         SizingError::Value(most) if system.family == Family::Latched => {
                             format!("no objects of {} bytes: give at most {most}", self.value_len)
                         }
@@ -284,7 +333,22 @@ impl Keys {
         let (key, hot) = (zipf.draw(|| random.share()), self.records / 16);
         if self.is_whole || key < hot { key } else { hot + (key - hot) % (self.records - hot) }
     }
+
+    /// Draws records until there are `count` different ones with the first.
+    fn draw_others(&self, first: u64, count: usize, random: &Random) -> Vec<u64> {
+        let mut records = vec![first];
+        while records.len() < count {
+            let record = self.draw(random);
+            if !records.contains(&record) {
+                records.push(record);
+            }
+        }
+        records
+    }
 }
+
+/// Largest number of clients of a curve.
+const CLIENTS_MAX: u32 = 4_096;
 
 /// Longest mean time per operation, in ns. A measurement times out after this time per operation, plus one second.
 const SLOWEST: Nanos = MILLIS;
@@ -445,7 +509,6 @@ impl Bed {
     /// # Errors
     /// As [`Bed::measure`].
     pub fn curve(&self, operations: u64) -> Result<Vec<Measured>, String> {
-        const CLIENTS_MAX: u32 = 4_096;
         const GROWTH_MIN: f64 = 1.01;
         let mut curve = vec![self.measure(1, operations)?];
         let mut clients = 2;
@@ -504,6 +567,7 @@ enum Store {
     Blocks(AnyBlocks<Rc<PoolClient>>),
     Latched(Box<Latched<Rc<PoolClient>>>),
     Tree(Box<Btree<Rc<PoolClient>>>, Tree),
+    Txn(Box<AnyTxn<Rc<PoolClient>>>),
 }
 
 impl Opening {
@@ -533,6 +597,12 @@ impl Opening {
                     }
                 }
             }
+            Family::Txn => {
+                let opened = AnyTxn::open_in(client, nodes, STORE, &options).await;
+                let txn = opened.map_err(|error| error.to_string())?;
+                world.spawn(world.start_process(), txn.keeper());
+                Store::Txn(Box::new(txn))
+            }
             _ => {
                 let opened = OneKv::open(client, NodeId(0), STORE, &options).await;
                 Store::Kv(Box::new(opened.map_err(|error| error.to_string())?))
@@ -558,6 +628,11 @@ impl Store {
                 latched.with_exclusive(record, add).await.map_err(|error| error.to_string())?
             }
             Store::Tree(nodes, _) => nodes.put(record, record).await.map_err(|error| error.to_string()),
+            Store::Txn(txn) => {
+                txn.begin();
+                txn.put(&record.to_be_bytes(), value).map_err(|error| error.to_string())?;
+                txn.commit().await.map(drop).map_err(|error| error.to_string())
+            }
         }
     }
 
@@ -592,8 +667,63 @@ impl Store {
                 let found = found.map_err(|error| error.to_string())?;
                 assert_eq!(found, Some(record), "a key has the value with which it was loaded");
             }
+            Store::Txn(_) => unreachable!("transactions read their records by `Transactions::perform`"),
         }
         Ok(value.len())
+    }
+}
+
+/// Transactions of one client.
+struct Transactions {
+    clock: Rc<PoolClient>,
+    /// Source of the pauses between attempts.
+    draws: Draws,
+    attempts: Attempts,
+    lengths: RangeInclusive<usize>,
+}
+
+impl Transactions {
+    fn of(load: &Load, clock: Rc<PoolClient>, seed: u64) -> Transactions {
+        let backoff = load.variant.options.backoff.unwrap_or(retry::BACKOFF);
+        let most = if load.variant.gives_up { 1 } else { u32::MAX };
+        Transactions {
+            clock,
+            draws: Draws(seed),
+            attempts: Attempts { most, backoff },
+            lengths: load.lengths.shortest(load.value_len)..=load.value_len,
+        }
+    }
+
+    /// Reads records in a transaction, and writes this value to each of them if there is one. Returns whether the
+    /// transaction has committed.
+    async fn perform(
+        &mut self,
+        txn: &mut AnyTxn<Rc<PoolClient>>,
+        records: &[u64],
+        value: Option<&[u8]>,
+    ) -> Result<bool, String> {
+        let keys: Vec<[u8; KEY_LEN]> = records.iter().map(|record| record.to_be_bytes()).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let legal = self.lengths.clone();
+        let body = async |txn: &mut AnyTxn<Rc<PoolClient>>| {
+            txn.fetch(&keys).await?;
+            for key in &keys {
+                let len = txn.get(key).await?.map(<[u8]>::len);
+                assert!(
+                    len.is_some_and(|len| legal.contains(&len)),
+                    "a value is as it was put: {len:?} bytes"
+                );
+                if let Some(value) = value {
+                    txn.put(key, value)?;
+                }
+            }
+            Ok(())
+        };
+        match retry::run(txn, &self.clock, &mut self.draws, self.attempts, body).await {
+            Ok(_) => Ok(true),
+            Err(TxnError::Conflict) => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
@@ -648,9 +778,17 @@ async fn closed_loop(
     // Its seed is none of those with which the store was filled.
     let seed = !u64::from(number);
     let (mut lengths, mut drawn) = (load.lengths.chooser(load.value_len), workload::random(seed));
+    let mut transactions = Transactions::of(&load, Rc::clone(&client), seed);
     while work.left.get() > 0 {
         let (record, since) = (keys.draw(random), client.now());
-        if random.share() < load.reads {
+        let is_get = random.share() < load.reads;
+        if let Store::Txn(txn) = &mut store {
+            let records = keys.draw_others(record, load.keys, random);
+            let value = (!is_get).then(|| &value[..lengths.next(&mut drawn)]);
+            if !transactions.perform(txn, &records, value).await? {
+                continue;
+            }
+        } else if is_get {
             let before = client.returned();
             let value_len = store.get(record, &value, &legal, &mut room).await?;
             let returned = client.returned() - before;

@@ -2,9 +2,11 @@
 
 use super::{Done, Failure, warn_of_unused};
 use farside::figure::whatif::{self, Question};
+use farside_bench::txn::KEYS_MAX;
 use farside_bench::workload::{Lengths, Operation, Workload};
 use farside_predict as predict;
 use farside_systems::registry::default_kv;
+use farside_systems::system::Family;
 
 /// Predict a system's latency and throughput on each platform, over each network
 #[derive(clap::Args)]
@@ -13,9 +15,13 @@ pub(super) struct WhatIf {
     #[arg(help = format!("{}; block stores have 3 replicas", predict::names()))]
     system: &'static str,
     /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
-    /// The distribution of keys in a file has no effect
+    /// The distribution of keys in a file has no effect. Operations of a transactional store are transactions, which
+    /// read their records, or read and write them
     #[arg(long, value_name = "a|b|c|PATH|reads=R,value=BYTES", default_value = "c")]
     workload: String,
+    /// Number of records of a transaction, only for transactional stores [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=KEYS_MAX as u64))]
+    keys: Option<u64>,
     /// Speed of the node's link, in Gb/s
     #[arg(long, value_name = "GBIT", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     link: u64,
@@ -33,6 +39,8 @@ fn system(kind: &str) -> Result<&'static str, String> {
     predict::system(kind).map(|system| system.kind)
 }
 
+/// Default number of records of a transaction, as in `bench txn`.
+const KEYS: u64 = 2;
 /// Default size of a value in bytes, as in the figures of the PRISM paper.
 const VALUE_LEN: usize = 512;
 /// Maximum size of a value in bytes. With larger values, the simulated store would exceed the memory of most machines.
@@ -40,10 +48,22 @@ const VALUE_LEN_MAX: usize = 32 << 10;
 
 impl WhatIf {
     pub(super) fn run(self) -> Done {
+        let has_transactions = predict::system(self.system).map_err(Failure::Error)?.family == Family::Txn;
+        let keys = match (has_transactions, self.keys) {
+            (true, keys) => keys.unwrap_or(KEYS),
+            (false, None) => 1,
+            (false, Some(keys)) => {
+                return Err(Failure::Error(format!(
+                    "--keys {keys} is the number of records of a transaction, and {} has no transactions: omit --keys",
+                    self.system
+                )));
+            }
+        };
         let (reads, value_len, lengths) = mix(&self.workload)?;
         let question = Question {
             system: self.system,
             reads,
+            keys: keys as usize,
             value_len,
             lengths,
             link_gbit: self.link,
@@ -52,8 +72,9 @@ impl WhatIf {
         let answers = whatif::ask(&question).map_err(Failure::Error)?;
         if !self.json {
             print_line!(
-                "{}: {:.0} % reads, values of {}{value_len} bytes, a link of {} Gb/s",
+                "{}: {}{:.0} % reads, values of {}{value_len} bytes, a link of {} Gb/s",
                 self.system,
+                if has_transactions { format!("transactions of {keys} keys, ") } else { String::new() },
                 100.0 * reads,
                 if lengths == Lengths::Constant { "" } else { "up to " },
                 self.link

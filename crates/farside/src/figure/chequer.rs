@@ -46,6 +46,7 @@ const fn load(system: &'static str, reads: f64, skew: f64) -> Load {
         testbed: Testbed::CHEQUER,
         inputs: MACHINES,
         reads,
+        keys: 1,
         value_len: 64,
         lengths: Lengths::Constant,
         skew,

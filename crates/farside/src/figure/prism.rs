@@ -192,6 +192,7 @@ impl Contender {
             testbed: Testbed::PRISM_APPLICATIONS,
             inputs: INPUTS,
             reads,
+            keys: 1,
             value_len: 512,
             lengths: Lengths::Constant,
             skew: 0.0,

@@ -181,6 +181,7 @@ const fn latched(scheme: Scheme, reads: f64) -> Load {
         testbed: Testbed::SYNCHRONIZATION,
         inputs: INPUTS,
         reads,
+        keys: 1,
         value_len: 256,
         lengths: Lengths::Constant,
         skew: 0.0,

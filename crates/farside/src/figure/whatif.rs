@@ -11,8 +11,11 @@ use serde::Serialize;
 pub struct Question {
     /// Kind of the system.
     pub system: &'static str,
-    /// Share of operations that are GETs, 0 to 1; the others are PUTs.
+    /// Share of operations that are GETs, 0 to 1; the others are PUTs. In a transactional store, a GET reads
+    /// [`Question::keys`] records in one transaction, and a PUT reads and writes them.
     pub reads: f64,
+    /// Number of records of an operation: 1, except in transactional stores.
+    pub keys: usize,
     /// Bytes of a value, of the longest if lengths vary.
     pub value_len: usize,
     /// Distribution of the lengths of values.
@@ -73,6 +76,7 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
         testbed,
         inputs: INPUTS,
         reads: question.reads,
+        keys: question.keys,
         value_len: question.value_len,
         lengths: question.lengths,
         skew: 0.0,

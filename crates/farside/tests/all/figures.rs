@@ -279,6 +279,7 @@ const LOAD: Load = Load {
     testbed: Testbed::PRISM_APPLICATIONS,
     inputs: INPUTS,
     reads: 0.5,
+    keys: 1,
     value_len: 512,
     lengths: Lengths::Constant,
     skew: 0.0,
@@ -375,5 +376,51 @@ fn impossible_blocks_are_refused() {
     for (load, value_len) in [(BLOCKS, 100), (LOCKED, 64 << 10)] {
         let refused = Bed::new(Load { value_len, ..load }, 1).err().expect("no such blocks");
         assert!(refused.contains("give a multiple of 512 up to 32768"), "{refused}");
+    }
+}
+
+/// A model of YCSB-T on PRISM-TX: transactions of one key, which update it.
+const TRANSACTIONS: Load = Load { system: "prism-tx", reads: 0.0, records: Some(2_000), ..LOAD };
+
+#[test]
+fn a_transaction_takes_the_round_trips_of_its_phases() {
+    let paper = Variant::TWO_ROUNDS;
+    for (name, load, expected) in [
+        ("reads, checks, installs", TRANSACTIONS, 3.0),
+        ("two rounds of checks", Load { variant: paper, ..TRANSACTIONS }, 4.0),
+        ("two keys at the same time", Load { keys: 2, variant: paper, ..TRANSACTIONS }, 4.0),
+        ("a read of a key", Load { reads: 1.0, ..TRANSACTIONS }, 1.0),
+        ("reads of two keys, and their checks", Load { reads: 1.0, keys: 2, ..TRANSACTIONS }, 2.0),
+    ] {
+        let alone = Bed::new(load, 1).and_then(|bed| bed.measure(1, 500)).expect("nothing fails");
+        println!("{name}: {alone:?}");
+        // A client renews its reservation of timestamps now and then.
+        assert!(
+            (alone.round_trips / expected - 1.0).abs() < 0.02,
+            "{name}: {} round trips",
+            alone.round_trips
+        );
+    }
+}
+
+/// Updates of a hot key follow one another. A client that repeats an update until it commits waits for all before it.
+#[test]
+fn clients_that_give_up_conflicting_transactions_commit_more_of_the_others() {
+    let hot = Load { skew: 1.5, ..TRANSACTIONS };
+    let [gives_up, repeats] = [true, false].map(|gives_up| {
+        let load = Load { variant: Variant { gives_up, ..Variant::TWO_ROUNDS }, ..hot };
+        Bed::new(load, 1).and_then(|bed| bed.measure(32, 2_000)).expect("nothing fails")
+    });
+    println!("{gives_up:?}, and with repetitions {repeats:?}");
+    assert!(gives_up.ops_per_s > 2.0 * repeats.ops_per_s);
+}
+
+#[test]
+fn transactions_that_no_log_entry_holds_are_refused() {
+    for (keys, value_len, remedy) in
+        [(1, 60_000, "give at most 49152"), (4, 20_000, "give fewer keys, or shorter values")]
+    {
+        let refused = Bed::new(Load { keys, value_len, ..TRANSACTIONS }, 1).err().expect("too long");
+        assert!(refused.contains(remedy), "{refused}");
     }
 }

@@ -213,6 +213,7 @@ impl Latch {
             testbed: Testbed::SYNCHRONIZATION,
             inputs: INPUTS,
             reads,
+            keys: 1,
             value_len: size as usize,
             lengths: Lengths::Constant,
             skew,

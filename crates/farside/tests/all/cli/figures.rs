@@ -195,17 +195,22 @@ fn soak_whatif_takes_chequer_and_values_of_several_lengths() {
 
 #[test]
 fn whatif_refuses_questions_outside_its_model() {
-    let wrong: [(&[&str], &str); 7] = [
+    let wrong: [(&[&str], &str); 9] = [
         (&["--workload", "reads=2"], "give 0 to 1"),
         (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
         (&["--workload", "nowhere"], "built in are a, b, c, d, e and f"),
         (
             &["--system", "redis"],
-            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock or latch",
+            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock, prism-tx or latch",
         ),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--link", "0"], "--link"),
+        (&["--system", "pilaf", "--keys", "2"], "pilaf has no transactions: omit --keys"),
+        (
+            &["--system", "prism-tx", "--keys", "4", "--workload", "value=32000"],
+            "no transactions that write 4 values of 32000 bytes: give fewer keys, or shorter values",
+        ),
     ];
     for (arguments, reason) in wrong {
         farside(["whatif"].iter().chain(arguments)).refused(reason);
