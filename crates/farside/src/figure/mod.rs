@@ -22,13 +22,15 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 33] = [
+pub static FIGURES: [&Figure; 35] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
     &prism::FIGURE_4,
     &prism::FIGURE_6,
     &prism::FIGURE_7,
+    &prism::FIGURE_9,
+    &prism::FIGURE_10,
     &synchronization::SECTION_4,
     &synchronization::ATOMICS,
     &synchronization::PADDING,
@@ -101,6 +103,9 @@ enum Predict {
     /// Simulation of a system with a fixed number of clients: mean latency for each place, whose keys have this Zipf
     /// coefficient.
     UnderSkew { load: Box<Load>, clients: u32, coefficients: &'static [f64] },
+    /// Simulation of a system with increasing numbers of clients: million operations per second at the peak, for each
+    /// place, whose keys have this Zipf coefficient.
+    PeakUnderSkew { load: Box<Load>, coefficients: &'static [f64] },
     /// Simulation of a system with a fixed number of clients: a value of the measurement for each place, whose values
     /// have this many bytes.
     ByLength { load: Box<Load>, clients: u32, lengths: &'static [usize], value: fn(&Measured) -> f64 },
@@ -380,6 +385,16 @@ impl Predict {
                 };
                 coefficients.iter().enumerate().map(&mut at).collect()
             }
+            Predict::PeakUnderSkew { load, coefficients } => {
+                let mut bed = Bed::new(**load, 1)?;
+                let mut at = |(place, &skew): (usize, &f64)| {
+                    bed.set_skew(skew);
+                    let measured = bed.curve(operations)?;
+                    let peak = measured.iter().map(|at| at.ops_per_s).fold(0.0, f64::max);
+                    Ok(Point { x: place as f64, y: peak / MILLION })
+                };
+                coefficients.iter().enumerate().map(&mut at).collect()
+            }
             Predict::ByLength { load, clients, lengths, value } => {
                 let at = |(place, &value_len): (usize, &usize)| {
                     let bed = Bed::new(Load { value_len, ..**load }, 1)?;
@@ -418,7 +433,7 @@ impl At {
                 let share = (x - before.x) / (after.x - before.x);
                 Some(before.y + share * (after.y - before.y))
             }
-            At::Peak => Some(points.iter().map(|point| point.x).fold(0.0, f64::max) / MILLION),
+            At::Peak => points.iter().map(|point| point.x).reduce(f64::max).map(|x| x / MILLION),
             At::LatencyAtPeak => {
                 points.iter().max_by(|one, other| one.x.total_cmp(&other.x)).map(|point| point.y)
             }

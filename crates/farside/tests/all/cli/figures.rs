@@ -23,7 +23,7 @@ fn a_figure_is_printed_as_text_and_json_and_drawn() {
     let peak: serde_json::Value = serde_json::from_str(peak).expect("JSON");
     assert_eq!((&peak["figure"], &peak["unit"]), (&"prism-3".into(), &"M/s".into()));
     assert_eq!((&peak["published"], &peak["is_met"]), (&8.2.into(), &true.into()));
-    farside(["figure", "prism-9"]).refused("name one of prism-1");
+    farside(["figure", "prism-8"]).refused("name one of prism-1");
     // Refused before the prediction starts, which would take minutes.
     for file in [["--csv", "/nowhere/figure.csv"], ["--svg", "/"]] {
         let figure = ["figure", "prism-4", "--operations", "10000000"];
