@@ -601,6 +601,8 @@ impl Opening {
                 let opened = AnyTxn::open_in(client, nodes, STORE, &options).await;
                 let txn = opened.map_err(|error| error.to_string())?;
                 world.spawn(world.start_process(), txn.keeper());
+                // The keeper carries out the client's transactions once it has run for the first time.
+                world.sleep(1).await;
                 Store::Txn(Box::new(txn))
             }
             _ => {
