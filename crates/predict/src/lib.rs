@@ -77,8 +77,8 @@ pub struct Variant {
     pub tree: Option<Tree>,
     /// Options of a transactional store. The model sets those for its number of clients.
     pub transacting: Transacting,
-    /// Whether a client that aborts a transaction goes on with the next one. If not, it repeats the transaction until it
-    /// commits.
+    /// Whether a client that aborts a transaction goes on with the next one. If not, it repeats the transaction until
+    /// it commits.
     pub gives_up: bool,
 }
 
@@ -132,8 +132,8 @@ impl Variant {
         ..Variant::OURS
     };
     /// The paper's reclamation, and PRISM-TX's prepare in two rounds: all reads are checked, then all writes (PRISM,
-    /// section 8). Intents are logged and keys are settled in order as in [`Variant::OURS`]: the paper does neither, and
-    /// loses writes without.
+    /// section 8). Intents are logged and keys are settled in order as in [`Variant::OURS`]: the paper does neither,
+    /// and loses writes without.
     pub const TWO_ROUNDS: Variant = Variant {
         transacting: Transacting { prepare: Some(Prepare::Paper), ..Transacting::NONE },
         ..Variant::PAPER

@@ -103,9 +103,9 @@ enum Predict {
     /// Simulation of a system with a fixed number of clients: mean latency for each place, whose keys have this Zipf
     /// coefficient.
     UnderSkew { load: Box<Load>, clients: u32, coefficients: &'static [f64] },
-    /// Simulation of a system with increasing numbers of clients: million operations per second at the peak, for each
-    /// place, whose keys have this Zipf coefficient.
-    PeakUnderSkew { load: Box<Load>, coefficients: &'static [f64] },
+    /// Simulation of a system with these numbers of clients: the highest million operations per second, for each place,
+    /// whose keys have this Zipf coefficient.
+    PeakUnderSkew { load: Box<Load>, clients: &'static [u32], coefficients: &'static [f64] },
     /// Simulation of a system with a fixed number of clients: a value of the measurement for each place, whose values
     /// have this many bytes.
     ByLength { load: Box<Load>, clients: u32, lengths: &'static [usize], value: fn(&Measured) -> f64 },
@@ -385,12 +385,15 @@ impl Predict {
                 };
                 coefficients.iter().enumerate().map(&mut at).collect()
             }
-            Predict::PeakUnderSkew { load, coefficients } => {
+            Predict::PeakUnderSkew { load, clients, coefficients } => {
                 let mut bed = Bed::new(**load, 1)?;
                 let mut at = |(place, &skew): (usize, &f64)| {
                     bed.set_skew(skew);
-                    let measured = bed.curve(operations)?;
-                    let peak = measured.iter().map(|at| at.ops_per_s).fold(0.0, f64::max);
+                    let mut peak: f64 = 0.0;
+                    for &clients in *clients {
+                        let measured = bed.measure(clients, operations.max(u64::from(clients) * 20))?;
+                        peak = peak.max(measured.ops_per_s);
+                    }
                     Ok(Point { x: place as f64, y: peak / MILLION })
                 };
                 coefficients.iter().enumerate().map(&mut at).collect()

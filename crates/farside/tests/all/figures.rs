@@ -424,3 +424,36 @@ fn transactions_that_no_log_entry_holds_are_refused() {
         assert!(refused.contains(remedy), "{refused}");
     }
 }
+
+/// What PRISM-TX's figures miss. The guide has the reasons.
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_prism_figures_9_and_10_are_predicted() {
+    for (name, expected) in [("prism-9", vec!["PRISM-TX, peak"]), ("prism-10", vec![])] {
+        let figure = Figure::named(name).expect("the figure exists");
+        assert_eq!(missed(figure, OPERATIONS), expected, "{name}");
+    }
+}
+
+/// Values travel to the node twice, in the intent and in the install. With values of half the length, as many bytes
+/// travel to it as if each value of 512 bytes did so once.
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_values_that_travel_twice_cost_prism_tx_its_peak() {
+    let load = Load { variant: Variant::TWO_ROUNDS, records: None, ..TRANSACTIONS };
+    let half = Load { value_len: 256, ..load };
+    let twice_the_link = Load { testbed: Testbed { link_gbit: 80, ..load.testbed }, ..load };
+    let [whole, half, fast] = [load, half, twice_the_link].map(|load| {
+        let curve = Bed::new(load, 1).and_then(|bed| bed.curve(OPERATIONS)).expect("nothing fails");
+        let peak = curve.into_iter().max_by(|one, other| one.ops_per_s.total_cmp(&other.ops_per_s));
+        let peak = peak.expect("a curve has a point");
+        println!("values of {} bytes, {} Gb/s: {peak:?}", load.value_len, load.testbed.link_gbit);
+        peak
+    });
+    let saved = whole.bytes_in - half.bytes_in;
+    assert!((saved / 512.0 - 1.0).abs() < 0.05, "{saved} bytes, of two values");
+    let ratio = half.ops_per_s / whole.ops_per_s;
+    let of_bytes = whole.bytes_in / half.bytes_in;
+    assert!((ratio / of_bytes - 1.0).abs() < 0.05, "the link is the limit: {ratio}, and bytes {of_bytes}");
+    assert!(fast.ops_per_s > 1.5 * whole.ops_per_s, "a faster link is faster");
+}
