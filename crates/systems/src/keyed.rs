@@ -66,8 +66,9 @@ impl<F: Fabric> Keyed<F> {
         Ok(())
     }
 
+    /// Whether the client has a key of the current session.
     fn is_current(&self, granted: &Granted) -> bool {
-        self.inner.session_number(granted.node) == granted.session.get()
+        granted.key.get().is_some() && self.inner.session_number(granted.node) == granted.session.get()
     }
 
     /// Whether the node has granted `key` in the current session.
