@@ -33,8 +33,8 @@ use std::time::Duration;
 /// Time of silence after which a node ends a session, unless the client's options give another.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// A recovery in progress.
-type Running<'s> = Pin<Box<dyn Future<Output = Option<Recovery>> + 's>>;
+/// Recovery of a client that is in progress.
+type Running<'s> = (ClientId, Pin<Box<dyn Future<Output = Option<Recovery>> + 's>>);
 
 /// A client's session with all members of a store.
 pub(super) struct Session<F> {
@@ -143,23 +143,31 @@ impl<F: Fabric + Clock> Session<F> {
     /// expire, all at the same time: one recovery may wait for a transaction of this client that waits for another one.
     /// Runs as a task of the client, and never returns.
     pub(super) async fn keep_recovering(&self, recovered: impl Fn(Recovery)) {
-        let mut running: Vec<(ClientId, Running<'_>)> = Vec::new();
+        let running = RefCell::new(Vec::new());
+        let mut watching = pin!(self.keep_watching(&running));
+        poll_fn(|cx| {
+            // A chain that nobody polls would stop all others of the client's own CPU.
+            let _never_ends: Poll<()> = watching.as_mut().poll(cx);
+            running.borrow_mut().retain_mut(|(_, recovery): &mut Running<'_>| match recovery.as_mut().poll(cx) {
+                Poll::Ready(done) => {
+                    done.into_iter().for_each(&recovered);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Watches the leases of the clients whose transactions were in the way. Adds the recoveries of the clients whose
+    /// leases expire to `running`. Never returns.
+    async fn keep_watching<'s>(&'s self, running: &RefCell<Vec<Running<'s>>>) {
         loop {
-            let mut sleep = pin!(self.site.fabric.sleep(self.site.lease() / 8));
-            poll_fn(|cx| {
-                running.retain_mut(|(_, recovery)| match recovery.as_mut().poll(cx) {
-                    Poll::Ready(done) => {
-                        done.into_iter().for_each(&recovered);
-                        false
-                    }
-                    Poll::Pending => true,
-                });
-                sleep.as_mut().poll(cx)
-            })
-            .await;
+            self.site.fabric.sleep(self.site.lease() / 8).await;
             let suspects = self.suspects.borrow().clone();
             for (id, first) in suspects {
-                if running.iter().any(|(of, _)| *of == id) {
+                if running.borrow().iter().any(|(of, _)| *of == id) {
                     continue;
                 }
                 if self.site.fetch_first_keys(1).await.is_err() {
@@ -176,7 +184,7 @@ impl<F: Fabric + Clock> Session<F> {
                 if let Some(expired) = expired {
                     // If it fails, the client is suspected again.
                     let recovery = async move { self.site.recover(&self.observer, expired).await.ok() };
-                    running.push((id, Box::pin(recovery)));
+                    running.borrow_mut().push((id, Box::pin(recovery)));
                 }
             }
         }
