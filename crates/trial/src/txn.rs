@@ -68,6 +68,9 @@ const PAUSE: Nanos = 20 * MICROS;
 /// No other client is alive, but the leases of dead ones have yet to expire.
 const ATTEMPTS: u32 = 100;
 const LAST_PAUSE: Nanos = 2 * MILLIS;
+/// Number of transactions of the last client that find no memory, each within 100 ms or more. After these, the client
+/// sends no transaction that allocates.
+const EXHAUSTED_MAX: u32 = 8;
 /// One in this many transactions whose request was lost makes the client open its sessions anew.
 const REOPENS_ONE_IN: u64 = 3;
 /// One in this many operations is followed by the recovery of all dead clients.
@@ -101,6 +104,8 @@ pub(crate) struct Txns {
     leave_one_in: u64,
     /// Whether the store has little memory.
     is_tight: bool,
+    /// Number of transactions of the last client that have found no memory.
+    exhausted: Cell<u32>,
     /// Sums of all clients' counters.
     counters: RefCell<BTreeMap<&'static str, u64>>,
 }
@@ -224,6 +229,7 @@ impl Family for Txns {
             think_one_in: [0, 2, 10][random.below(3) as usize],
             leave_one_in: [0, 10, 40][random.below(3) as usize],
             is_tight,
+            exhausted: Cell::new(0),
             counters: RefCell::default(),
         }
     }
@@ -419,6 +425,7 @@ impl Family for Txns {
             }
             let failure = failed(scene, error);
             if is_last_client && self.is_tight && failure.kind == FailureKind::OutOfMemory {
+                self.exhausted.set(self.exhausted.get() + 1);
                 return Ok(Outcome::Failed);
             }
             if failure.kind == FailureKind::Declined {
@@ -510,6 +517,10 @@ impl Txns {
         let random = scene.world.random();
         let Client { txn, first_key, .. } = client;
         let bytes_of = |key: u64| values::key(key - *first_key);
+        let may_allocate = self.exhausted.get() < EXHAUSTED_MAX;
+        if !may_allocate && !ask.0.iter().all(|step| matches!(step, Step::Read(_))) {
+            return Ok(Ok(Outcome::Failed));
+        }
         txn.begin();
         if random.one_in(self.fetch_one_in) {
             let is_read = |step: &&Step| matches!(step, Step::Read(_) | Step::Append { .. });
@@ -561,6 +572,11 @@ impl Txns {
             if random.one_in(self.think_one_in) {
                 scene.world.sleep(random.heavy(THINKS)).await;
             }
+        }
+        // A transaction of several keys claims the slots of absent ones.
+        let is_absent = |seen: &Seen| matches!(seen, Seen::Absent { version: 0 });
+        if !may_allocate && seen.len() > 1 && seen.iter().any(is_absent) {
+            return Ok(Ok(Outcome::Failed));
         }
         let Committed { version } = txn.commit().await?;
         if version.is_none() && !ask.0.iter().all(|step| matches!(step, Step::Read(_))) {
