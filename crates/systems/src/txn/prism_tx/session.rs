@@ -148,12 +148,14 @@ impl<F: Fabric + Clock> Session<F> {
         poll_fn(|cx| {
             // A chain that nobody polls would stop all others of the client's own CPU.
             let _never_ends: Poll<()> = watching.as_mut().poll(cx);
-            running.borrow_mut().retain_mut(|(_, recovery): &mut Running<'_>| match recovery.as_mut().poll(cx) {
-                Poll::Ready(done) => {
-                    done.into_iter().for_each(&recovered);
-                    false
+            running.borrow_mut().retain_mut(|(_, recovery): &mut Running<'_>| {
+                match recovery.as_mut().poll(cx) {
+                    Poll::Ready(done) => {
+                        done.into_iter().for_each(&recovered);
+                        false
+                    }
+                    Poll::Pending => true,
                 }
-                Poll::Pending => true,
             });
             Poll::Pending
         })
