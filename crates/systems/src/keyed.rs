@@ -2,15 +2,16 @@
 //!
 //! A pool opens the session after a lost one by itself, and binds it to the client's nonce. A node grants keys for one
 //! session only. So before an operation, the client fetches the keys of the members with whose nodes it has another
-//! session by now. A chain that was built with a former key is not sent, as if the node could not be reached. That
-//! includes a chain whose task waits for a free buffer while another task fetches the keys.
+//! session by now. A chain or a call with a former key is not sent, as if the node could not be reached. That includes
+//! a chain whose task waits for a free buffer while another task fetches the keys.
 //!
-//! Invariant: no chain is sent over a session in which its key was not granted.
+//! Invariant: no chain and no call to a store is sent over a session in which its key was not granted.
 
 use crate::members::fetch_member;
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
+use farside_remote::service::addressed;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::Cell;
 use std::time::Duration;
@@ -76,28 +77,38 @@ impl<F: Fabric> Keyed<F> {
     fn is_granted(&self, granted: &Granted, key: Key) -> bool {
         self.is_current(granted) && granted.key.get() == Some(key)
     }
+
+    /// Whether the node has a member of the store and has not granted `key` in the current session.
+    #[inline]
+    fn is_outdated(&self, node: NodeId, key: Key) -> bool {
+        let mut of_node = self.granted.iter().filter(|granted| granted.node == node).peekable();
+        of_node.peek().is_some() && !of_node.any(|granted| self.is_granted(granted, key))
+    }
 }
 
 impl<F: Fabric> Fabric for Keyed<F> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         // The fabric takes its session with the node when it is polled for the first time, so it is this one.
-        let mut of_node = self.granted.iter().filter(|granted| granted.node == node).peekable();
-        let is_member = of_node.peek().is_some();
-        match is_member && !of_node.any(|granted| self.is_granted(granted, chain.key())) {
+        match self.is_outdated(node, chain.key()) {
             true => Err(outdated(node)),
             false => self.inner.run(node, chain, reply).await,
         }
     }
 
-    fn call(
+    async fn call(
         &self,
         node: NodeId,
         service: ServiceId,
         request: &[u8],
         answer: &mut Vec<u8>,
-    ) -> impl Future<Output = Result<(), FabricError>> {
-        self.inner.call(node, service, request, answer)
+    ) -> Result<(), FabricError> {
+        // A call to the node itself has no key.
+        let key = if service == ServiceId::NODE { None } else { addressed(service, request).ok() };
+        match key.is_some_and(|(key, _)| self.is_outdated(node, key)) {
+            true => Err(outdated(node)),
+            false => self.inner.call(node, service, request, answer).await,
+        }
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
@@ -142,6 +153,7 @@ mod tests {
     use super::*;
     use farside_remote::control::{Answer, Store};
     use farside_remote::fabric::Ran;
+    use farside_remote::service::address;
     use farside_remote::{ChainBuf, read};
     use std::cell::RefCell;
     use std::pin::pin;
@@ -149,7 +161,7 @@ mod tests {
 
     const NODE: NodeId = NodeId(3);
 
-    /// A node that grants another key in each session, and records the keys of its chains.
+    /// A node that grants another key in each session, and records the keys of its chains and of calls to its store.
     #[derive(Default)]
     struct Node {
         session: Cell<u64>,
@@ -186,10 +198,14 @@ mod tests {
         async fn call(
             &self,
             _: NodeId,
-            _: ServiceId,
-            _: &[u8],
+            service: ServiceId,
+            request: &[u8],
             answer: &mut Vec<u8>,
         ) -> Result<(), FabricError> {
+            if service != ServiceId::NODE {
+                self.keys.borrow_mut().push(addressed(service, request).expect("it has a key").0);
+                return Ok(());
+            }
             *answer = serde_json::to_vec(&Answer::Store(self.granted())).expect("plain data");
             Ok(())
         }
@@ -238,5 +254,28 @@ mod tests {
         let mut chain = other.begin(key.get());
         chain.also(read(Addr::new(1 << 20), 8));
         assert_eq!((run(&chain), node.keys.take()), (Ok(()), vec![key.get()]));
+    }
+
+    #[test]
+    fn a_call_with_a_key_of_a_former_session_is_never_sent() {
+        let node = Node::default();
+        let keyed = Keyed::new(&node, &Members::granted(NODE, 0, node.granted()));
+        let call = |key: Key| {
+            let mut request = Vec::new();
+            let service = address(key, &mut request);
+            at_once(keyed.call(NODE, service, &request, &mut Vec::new()))
+        };
+        let first = node.granted().extent().key;
+        assert_eq!((call(first), node.keys.take()), (Ok(()), vec![first]));
+        node.session.set(1);
+        let next = node.granted().extent().key;
+        for key in [first, next] {
+            let refused = call(key).expect_err("the key was not fetched");
+            assert_eq!((refused.ran(), node.keys.take()), (Ran::No, vec![]));
+        }
+        assert_eq!(at_once(keyed.fetch_keys(1, |_, _| ())), Ok(()));
+        let refused = call(first).expect_err("the node has granted another key");
+        assert_eq!((refused.ran(), node.keys.take()), (Ran::No, vec![]));
+        assert_eq!((call(next), node.keys.take()), (Ok(()), vec![next]));
     }
 }
