@@ -18,6 +18,7 @@ use crate::queue::ring_queue::RingQueueKind;
 use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Shape, Sizing, SizingError, System, Work};
+use crate::txn::farm::service::FarmKind;
 use crate::txn::prism_tx::service::PrismTxKind;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
@@ -155,6 +156,7 @@ registry! {
     /// A client of a transactional store of any kind.
     family Txn: AnyTxn by with_txn $ {
         PrismTx = PrismTxKind;
+        Farm = FarmKind;
     }
     alone {
         GuardedKind;

@@ -37,9 +37,7 @@ use farside_systems::registry::{self, AnyTxn};
 use farside_systems::stamps::StampError;
 use farside_systems::store::StoreError;
 use farside_systems::system::{Options, Sizing};
-use farside_systems::txn::prism_tx::Stat;
-use farside_systems::txn::{Committed, Prepare, Transacting, Txn, TxnError, Version};
-use farside_systems::with_txn;
+use farside_systems::txn::{Committed, Left, Prepare, Transacting, Txn, TxnError, Version};
 use items::{ELEMENT_LEN, Item, LEN_MIN};
 use phases::{CLAIM, COMMIT, PHASES};
 use std::cell::{Cell, RefCell};
@@ -371,13 +369,15 @@ impl Family for Txns {
         recover(scene, client).await?;
         let until = scene.world.now() + FREED_WITHIN;
         loop {
-            let Stat { unsettled, open, .. } =
-                with_txn!(&client.txn, txn => txn.stat().await).map_err(|error| failed(scene, error))?;
-            if unsettled == 0 && open == 0 {
+            let left = client.txn.left().await.map_err(|error| failed(scene, error))?;
+            if left == Left::default() {
                 return Ok(());
             }
             if scene.world.now() > until {
-                let left = format!("{unsettled} keys have PW != C, and {open} log entries are in use");
+                let Left { unsettled, open, outdated } = left;
+                let left = format!(
+                    "{unsettled} keys are unsettled, {open} log entries are in use, and {outdated} copies are outdated"
+                );
                 return Err(failure(Ran::No, FailureKind::Wrong, left));
             }
             scene.world.sleep(MILLIS).await;
@@ -680,6 +680,7 @@ fn failed(scene: &Scene, error: TxnError) -> Failure {
         TxnError::Conflict
         | TxnError::WritesLength { .. }
         | TxnError::ValueLength { .. }
+        | TxnError::PairLength { .. }
         | TxnError::Stamp(StampError::Ahead { .. }) => FailureKind::Declined,
         TxnError::NotKept { .. } | TxnError::Lost | TxnError::Lease(LeaseError::Lost) => FailureKind::Over,
         TxnError::Lease(LeaseError::NoneFree) => FailureKind::NoIds,

@@ -229,6 +229,10 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     let buckets = Sizing { block_buckets: Some(1), ..plain };
     let threshold = Sizing { put_threshold: Some(1), ..plain };
     let inline = Sizing { indexing: Indexing { inline_max: Some(1), ..Indexing::NONE }, ..plain };
+    let transacting = Transacting { prepare: Some(Prepare::Paper), ..Transacting::NONE };
+    let prepare = Sizing { transacting, ..plain };
+    let transacting = Transacting { clock_error: Some(Duration::from_micros(1)), ..Transacting::NONE };
+    let clock_error = Sizing { transacting, ..plain };
     let is_index = system.family == Family::Index;
     let is_txn = system.family == Family::Txn;
     let refused = [
@@ -237,8 +241,8 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
         ("--key-size", new.keys.is_some() && !is_index),
         ("--value-size", new.value_size.is_some() && !is_index && !is_txn),
         ("--inline-size", new.inline_size.is_some() && lacks(inline)),
-        ("--prepare", new.transacting.prepare.is_some() && !is_txn),
-        ("--clock-error", new.transacting.clock_error.is_some() && !is_txn),
+        ("--prepare", new.transacting.prepare.is_some() && lacks(prepare)),
+        ("--clock-error", new.transacting.clock_error.is_some() && lacks(clock_error)),
         ("--items", new.items.is_some() && is_index),
         ("--collision-free", new.collision_free && is_index),
     ];

@@ -5,6 +5,7 @@
 //! them. A client has one lease and one task of its own, and any number of handles. A handle runs one transaction at a
 //! time: give each task its own, by [`AnyTxn::another`].
 
+pub mod farm;
 pub mod prism_tx;
 pub mod retry;
 
@@ -36,6 +37,17 @@ pub struct Read<'a> {
     pub value: Option<&'a [u8]>,
     /// Version of the value or of its absence; `None` if the transaction itself has written the key.
     pub version: Option<Version>,
+}
+
+/// What transactions have left in a store. If other clients use the store meanwhile, the numbers are approximate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Number of keys that a transaction has prepared or locked, and not settled.
+    pub unsettled: u64,
+    /// Number of log entries whose transaction is not settled.
+    pub open: u64,
+    /// Number of copies at backups that differ from their key.
+    pub outdated: u64,
 }
 
 /// A committed transaction.
@@ -70,12 +82,23 @@ pub struct Transacting {
     /// Largest error of the clients' clocks. If present, a commit waits until its timestamp has passed on every clock,
     /// so that transactions are strictly serializable.
     pub clock_error: Option<Duration>,
+    /// Number of other members that have copies of a key and of what transactions commit.
+    pub backups: Option<u8>,
+    /// Size in bytes of the units whose versions show that a read is torn.
+    pub line: Option<u8>,
 }
 
 impl Transacting {
     /// No options: the same as the default, as a constant.
-    pub const NONE: Transacting =
-        Transacting { ids: None, lanes: None, writes_max: None, prepare: None, clock_error: None };
+    pub const NONE: Transacting = Transacting {
+        ids: None,
+        lanes: None,
+        writes_max: None,
+        prepare: None,
+        clock_error: None,
+        backups: None,
+        line: None,
+    };
 }
 
 /// Operations of transactions.
@@ -146,6 +169,13 @@ pub trait Txn {
 
     /// Numbers of events in the client's transactions so far, with their names, always in the same order.
     fn counters(&self) -> Vec<(&'static str, u64)>;
+
+    /// Returns what transactions have left in the store: nothing, once all clients have closed, or were recovered.
+    /// Reads the whole table.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed.
+    async fn left(&self) -> Result<Left, TxnError>;
 }
 
 impl<F: Fabric + Clock> AnyTxn<F> {
@@ -216,6 +246,10 @@ impl<F: Fabric + Clock> Txn for AnyTxn<F> {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         with_txn!(self, txn => txn.counters())
     }
+
+    async fn left(&self) -> Result<Left, TxnError> {
+        with_txn!(self, txn => txn.left().await)
+    }
 }
 
 /// Error of a transaction.
@@ -228,6 +262,13 @@ pub enum TxnError {
         /// Length of the value in bytes.
         len: usize,
         /// Maximum length of a value in bytes.
+        max: usize,
+    },
+    /// The key and the value together are longer than `max` bytes. No request was sent.
+    PairLength {
+        /// Length of the key and the value in bytes.
+        len: usize,
+        /// Maximum length in bytes.
         max: usize,
     },
     /// The writes at one member are longer than `max` bytes. Nothing was changed.
@@ -337,6 +378,10 @@ impl std::fmt::Display for TxnError {
             TxnError::ValueLength { len, max } => {
                 write!(f, "the value has {len} bytes, and at most {max} are possible in this store: split it")
             }
+            TxnError::PairLength { len, max } => write!(
+                f,
+                "the key and the value have {len} bytes, and at most {max} are possible in this store: split the value"
+            ),
             TxnError::WritesLength { len, max } => write!(
                 f,
                 "the transaction writes {len} bytes at one member, at most {max} are possible in this store, and \

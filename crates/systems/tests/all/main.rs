@@ -13,6 +13,7 @@ mod chequer;
 mod chequer_pool;
 mod chequer_steps;
 mod epochs;
+mod farm;
 mod fenced;
 mod guarded;
 mod latch;

@@ -381,7 +381,7 @@ impl Bench {
         registry::heal(reach, &members, &Options::NONE).await.map_err(|error| format!("heal: {error}"))?;
         let mut txn = self.open(process, host, 0).await.map_err(|error| format!("the last open: {error}"))?;
         self.world.spawn(process, txn.keeper());
-        let AnyTxn::PrismTx(client) = &txn;
+        let AnyTxn::PrismTx(client) = &txn else { panic!("a store of another kind") };
         let stat = client.stat().await.map_err(|error| format!("stat: {error}"))?;
         if stat.unsettled > 0 || stat.open > 0 {
             return Err(format!("transactions are left behind: {stat:?}"));

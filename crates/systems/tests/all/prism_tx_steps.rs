@@ -217,7 +217,7 @@ impl Client {
 
     fn stat(&mut self) -> Stat {
         let stat = self.run(async |txn| {
-            let AnyTxn::PrismTx(txn) = txn;
+            let AnyTxn::PrismTx(txn) = txn else { panic!("a store of another kind") };
             txn.stat().await
         });
         stat.expect("no chain is stopped").expect("the nodes answer")

@@ -24,6 +24,7 @@ pub(crate) mod replacing;
 pub(crate) mod replicas;
 pub(crate) mod script;
 pub(crate) mod several;
+pub(crate) mod steered;
 pub(crate) mod stepped;
 
 use farside_fabrics::direct::Direct;

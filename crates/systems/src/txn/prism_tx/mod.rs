@@ -40,7 +40,7 @@ pub use stat::Stat;
 
 use crate::counters::counters;
 use crate::owned::Jobs;
-use crate::txn::{Committed, KEY_MAX, Read, Txn, TxnError, Version};
+use crate::txn::{Committed, KEY_MAX, Left, Read, Txn, TxnError, Version};
 use execute::{Seen, Wanted};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
@@ -233,6 +233,11 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.client.counters.all()
+    }
+
+    async fn left(&self) -> Result<Left, TxnError> {
+        let Stat { unsettled, open, .. } = self.stat().await?;
+        Ok(Left { unsettled, open, outdated: 0 })
     }
 }
 
