@@ -305,18 +305,24 @@ impl<F: Fabric + Clock> Client<F> {
     /// Then gives the lease back.
     async fn keep(&self) {
         let work = async {
-            let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
-            let mut truncating = pin!(self.keep_truncating());
-            let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
-            poll_fn(|cx| {
-                let _never_end = (recovering.as_mut().poll(cx), truncating.as_mut().poll(cx));
-                jobs.as_mut().poll(cx)
-            })
-            .await;
+            self.serve().await;
             self.truncate_all().await;
         };
         self.session.renewing(work, || self.jobs.close()).await;
         self.session.release().await;
+    }
+
+    /// Carries out jobs until they are closed, and meanwhile truncates records and recovers dead clients. Then drops
+    /// the requests of the latter: a request that nobody polls may hold up others.
+    async fn serve(&self) {
+        let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
+        let mut truncating = pin!(self.keep_truncating());
+        let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
+        poll_fn(|cx| {
+            let _never_end = (recovering.as_mut().poll(cx), truncating.as_mut().poll(cx));
+            jobs.as_mut().poll(cx)
+        })
+        .await;
     }
 }
 
