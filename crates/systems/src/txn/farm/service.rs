@@ -227,6 +227,16 @@ const NO_WRITES: &str = "the request has writes that are not possible in this st
 const DAMAGED: &str =
     "the record of the transaction is damaged: someone who holds the store's key has overwritten it";
 
+/// What the probe path of a key has.
+enum Probed {
+    /// The object that was wanted.
+    Object(u64),
+    /// No such object, and a free slot at this address.
+    Free(u64),
+    /// No such object, and no free slot.
+    Full,
+}
+
 /// A call in progress.
 struct At<'c, M> {
     table: &'c Table,
@@ -242,42 +252,67 @@ impl<M: Memory> At<'_, M> {
         if key.len() > spec.pair_max as usize {
             return Ok(Err(NO_WRITES.into()));
         }
-        let mut free = None;
         let mut object = Vec::new();
-        'path: for probed in 0..self.table.path_len() {
+        let found = self.probe(key, |number| {
+            let content = self.content(0, number, &mut object)?;
+            Ok(content.is_some_and(|content| content.key == key))
+        })?;
+        let free = match found {
+            Probed::Object(number) => return Ok(Ok(Answer::of(Outcome::Done, number))),
+            Probed::Free(at) => Some(at),
+            Probed::Full => None,
+        };
+        let used = self.memory.load(self.table.used().raw(), Width::W8)? as u64;
+        let number = if self.is_last_unclaimed(used)? { used - 1 } else { used };
+        let Some(free) = free.filter(|_| number < spec.objects) else {
+            return Ok(Ok(Answer::of(Outcome::TableFull, 0)));
+        };
+        let (mut content, mut image) = (Vec::new(), Vec::new());
+        Content { stamp: 0, key, value: None }.encode(&mut content);
+        spec.lines().encode(0, &content, &mut image);
+        self.memory.write(self.table.object(0, number).raw() + HEADER_SIZE as u64, &image)?;
+        self.memory.write(self.table.used().raw(), &(number + 1).to_le_bytes())?;
+        let entry = u128::from(self.table.entry(key, number));
+        Ok(match self.memory.exchange(free, Width::W8, 0, entry)? {
+            Ok(()) => Ok(Answer::of(Outcome::Done, number)),
+            Err(_) => {
+                Err("the index is damaged: someone who holds the store's key has overwritten it".into())
+            }
+        })
+    }
+
+    /// Searches the probe path of a key for an object that `is_wanted`.
+    fn probe(
+        &self,
+        key: &[u8],
+        mut is_wanted: impl FnMut(u64) -> Result<bool, M::Wait>,
+    ) -> Result<Probed, M::Wait> {
+        for probed in 0..self.table.path_len() {
             let at = self.table.bucket(key, probed).raw();
             let mut bucket = [U64::ZERO; BUCKET_SLOTS as usize];
             const { assert!(size_of::<[U64; BUCKET_SLOTS as usize]>() as u64 == BUCKET_SIZE) };
             self.memory.read(at, bucket.as_mut_bytes())?;
             for (slot, entry) in (0..).zip(bucket) {
                 if entry == U64::ZERO {
-                    free = Some(at + slot * size_of::<U64>() as u64);
-                    break 'path;
+                    return Ok(Probed::Free(at + slot * size_of::<U64>() as u64));
                 }
                 let Some(number) = self.table.object_of(key, entry.get()) else { continue };
-                let content = self.content(0, number, &mut object)?;
-                if content.is_some_and(|content| content.key == key) {
-                    return Ok(Ok(Answer::of(Outcome::Done, number)));
+                if is_wanted(number)? {
+                    return Ok(Probed::Object(number));
                 }
             }
         }
-        let used = self.memory.load(self.table.used().raw(), Width::W8)? as u64;
-        let Some(free) = free.filter(|_| used < spec.objects) else {
-            return Ok(Ok(Answer::of(Outcome::TableFull, 0)));
-        };
-        let (mut content, mut image) = (Vec::new(), Vec::new());
-        Content { stamp: 0, key, value: None }.encode(&mut content);
-        spec.lines().encode(0, &content, &mut image);
-        self.memory.write(self.table.object(0, used).raw() + HEADER_SIZE as u64, &image)?;
-        // If the node dies now, the object belongs to no key.
-        self.memory.write(self.table.used().raw(), &(used + 1).to_le_bytes())?;
-        let entry = u128::from(self.table.entry(key, used));
-        Ok(match self.memory.exchange(free, Width::W8, 0, entry)? {
-            Ok(()) => Ok(Answer::of(Outcome::Done, used)),
-            Err(_) => {
-                Err("the index is damaged: someone who holds the store's key has overwritten it".into())
-            }
-        })
+        Ok(Probed::Full)
+    }
+
+    /// Whether the last object belongs to no key, since the node died during its claim. `used` is the number of
+    /// objects.
+    fn is_last_unclaimed(&self, used: u64) -> Result<bool, M::Wait> {
+        let Some(last) = used.checked_sub(1) else { return Ok(false) };
+        let mut object = Vec::new();
+        let Some(content) = self.content(0, last, &mut object)? else { return Ok(true) };
+        let found = self.probe(content.key, |number| Ok(number == last))?;
+        Ok(!matches!(found, Probed::Object(_)))
     }
 
     /// The content of an object that no call changes, or whose key alone is wanted.
