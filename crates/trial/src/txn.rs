@@ -5,7 +5,7 @@
 //! another one.
 //!
 //! - `items`: the values, which prove themselves.
-//! - `phases`: the phases of the protocol.
+//! - `phases`, `phases_of_farm`: the phases of PRISM-TX and of FaRM.
 //!
 //! One operation of the history is one transaction, which is tried once. The keys of its steps are those of the store's
 //! contents: another store has other keys. After the faults have ended, a client reads all keys, and then updates each
@@ -16,14 +16,15 @@
 
 mod items;
 mod phases;
+mod phases_of_farm;
 
 use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phases, Tracked};
 use crate::pool::SILENCE;
 use crate::systems::System;
-use crate::{Choice, Drawn, Scene, values};
+use crate::{Carrier, Choice, Drawn, Scene, values};
 use farside_remote::fabric::Ran;
-use farside_remote::{FabricError, NodeId};
+use farside_remote::{Capabilities, FabricError, NodeId};
 use farside_sim::checker::{Checked, Checker};
 use farside_sim::fault::Fault;
 use farside_sim::history::transaction::{Ask, History, Outcome, Seen, Step};
@@ -37,6 +38,7 @@ use farside_systems::registry::{self, AnyTxn};
 use farside_systems::stamps::StampError;
 use farside_systems::store::StoreError;
 use farside_systems::system::{Options, Sizing};
+use farside_systems::txn::farm::{self, layout};
 use farside_systems::txn::{Committed, Left, Prepare, Transacting, Txn, TxnError, Version};
 use items::{ELEMENT_LEN, Item, LEN_MIN};
 use phases::{CLAIM, COMMIT, PHASES};
@@ -80,6 +82,8 @@ const SKEW_PPM: u64 = 2_000;
 
 /// A transactional store with the options that a seed has drawn for it.
 pub(crate) struct Txns {
+    /// Whether the serial order of all stores of the system agrees with the order in time.
+    is_strict: bool,
     workload: Workload,
     sizing: Sizing,
     /// If transactions delete registers, the number of registers: each has a *witness*, the key that is as many keys
@@ -170,7 +174,8 @@ impl Family for Txns {
         random.between(1, MEMBERS_MAX) as u32
     }
 
-    fn drawn(_system: System, drawn: &Drawn, random: &Random) -> Txns {
+    fn drawn(system: System, drawn: &Drawn, random: &Random) -> Txns {
+        let is_farm = system.name() == farm::KIND;
         let (keys, clients) = (drawn.keys, u64::from(drawn.clients));
         let is_tight = drawn.faults.contains(&Fault::Exhaustion);
         let workload = match random.below(8) {
@@ -197,22 +202,25 @@ impl Family for Txns {
         // One for each task, and for transactions that were dropped and are not done yet.
         let lanes = random.between(1, 2 * u64::from(drawn.tasks) + 1) as u16;
         let prepare = if random.one_in(2) { Prepare::Together } else { Prepare::Paper };
-        let waits = random.one_in(3);
+        let waits = random.one_in(3) && !is_farm;
         // With commit-wait, each transaction takes twice this time.
         let errors = [0, 100 * MICROS, if waits { MILLIS / 2 } else { 5 * MILLIS }, 40 * MILLIS];
         let wall_error = errors[random.below(if waits { 3 } else { 4 }) as usize];
         let clock_error = waits.then(|| Duration::from_nanos(wall_error + MICROS));
-        let transacting = Transacting {
-            ids: Some(ids),
-            lanes: Some(lanes),
-            prepare: Some(prepare),
-            clock_error,
-            ..Transacting::NONE
+        let ids_and_lanes = Transacting { ids: Some(ids), lanes: Some(lanes), ..Transacting::NONE };
+        let transacting = match is_farm {
+            true => Transacting {
+                backups: Some(random.below(u64::from(drawn.nodes)) as u8),
+                line: Some(drawn_line(drawn.carrier, random)),
+                ..ids_and_lanes
+            },
+            false => Transacting { prepare: Some(prepare), clock_error, ..ids_and_lanes },
         };
         Txns {
+            is_strict: is_farm,
             workload,
             sizing: Sizing {
-                items: Some(keys + witnessed),
+                items: Some(keys.max(keys_of(workload)) + witnessed),
                 value_len,
                 lease: Some(Duration::from_micros(us)),
                 transacting,
@@ -251,7 +259,7 @@ impl Family for Txns {
 
     fn options(&self) -> Vec<Choice> {
         let Txns { workload, sizing, filler_max, wall_error, has_large, leave_one_in, .. } = self;
-        let Transacting { ids, lanes, prepare, clock_error, .. } = sizing.transacting;
+        let Transacting { ids, lanes, prepare, clock_error, backups, line, .. } = sizing.transacting;
         let [ids, lanes] = [ids, lanes].map(Option::unwrap_or_default);
         let lease = sizing.lease.unwrap_or_default().as_micros() as u64;
         let error = wall_error / MICROS;
@@ -261,18 +269,28 @@ impl Family for Txns {
             Workload::Bank { .. } => "bank",
             Workload::Pairs { .. } => "pairs",
         };
-        let prepare = if prepare == Some(Prepare::Paper) { "paper" } else { "together" };
         let waits = if clock_error.is_some() { "with commit-wait" } else { "without commit-wait" };
         let large = if *has_large { "some large transactions" } else { "small transactions" };
-        vec![
+        let of_kind = match (prepare, backups.zip(line)) {
+            (_, Some((backups, line))) => vec![
+                Choice::new("backups", backups, format!("backups {backups}")),
+                Choice::new("line", line, format!("lines of {line} bytes")),
+            ],
+            (prepare, None) => {
+                let prepare = if prepare == Some(Prepare::Paper) { "paper" } else { "together" };
+                vec![
+                    Choice::new("prepare", prepare, format!("prepare {prepare}")),
+                    Choice::new("commit_wait", clock_error.is_some(), waits.into()),
+                ]
+            }
+        };
+        let mut options = vec![
             Choice::new("workload", name, format!("workload {name}")),
             Choice::new(
                 "deletes",
                 self.witnessed > 0,
                 if self.witnessed > 0 { "with deletes" } else { "without deletes" }.into(),
             ),
-            Choice::new("prepare", prepare, format!("prepare {prepare}")),
-            Choice::new("commit_wait", clock_error.is_some(), waits.into()),
             Choice::new("wall_error_us", error, format!("wall clocks wrong by up to {error} us")),
             Choice::new("lease_us", lease, format!("lease {lease} us")),
             Choice::new("ids", ids, format!("ids {ids}")),
@@ -280,7 +298,9 @@ impl Family for Txns {
             Choice::new("filler_max", *filler_max, format!("values filled with up to {filler_max} bytes")),
             Choice::new("large", *has_large, large.into()),
             Choice::new("leave_one_in", *leave_one_in, format!("last of a client 1 in {leave_one_in}")),
-        ]
+        ];
+        options.splice(2..2, of_kind);
+        options
     }
 
     fn parameters(&self) -> String {
@@ -309,8 +329,8 @@ impl Family for Txns {
         random.between(2, 4)
     }
 
-    fn phases(_system: System) -> &'static Phases {
-        &PHASES
+    fn phases(system: System) -> &'static Phases {
+        if system.name() == farm::KIND { &phases_of_farm::PHASES } else { &PHASES }
     }
 
     /// After a commit that found no memory, the client aborts.
@@ -319,8 +339,10 @@ impl Family for Txns {
     }
 
     fn checker(&self) -> Judge {
-        let order =
-            serializable::Transactions { versions: Versions::OfTransactions, real_time: self.waits() };
+        let order = serializable::Transactions {
+            versions: Versions::OfTransactions,
+            real_time: self.is_strict || self.waits(),
+        };
         Judge { order, workload: self.workload }
     }
 
@@ -459,7 +481,7 @@ impl Family for Txns {
     /// Reads each key alone, and then, if they are few, all together. Then updates each key.
     fn read_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
         let first_key = crate::work::first_key(&scene.sites[0], scene.sites[0].contents.get());
-        let keys = self.keys();
+        let keys = keys_of(self.workload);
         let read = |key| self.with_witness(Step::Read(key), || unreachable!("reads have no tags"));
         let mut asks: Vec<Ask> = (0..keys).map(|key| Ask(read(key))).collect();
         if keys <= HOT * 2 {
@@ -494,16 +516,6 @@ impl Txns {
             (_, 0) | (Step::Write { .. } | Step::Append { .. }, _) => vec![step],
             (Step::Read(key), keys) => vec![step, Step::Read(key + keys)],
             (Step::Delete(key), keys) => vec![step, Step::Write { key: key + keys, tag: tag() }],
-        }
-    }
-
-    /// Number of keys, without witnesses.
-    fn keys(&self) -> u64 {
-        match self.workload {
-            Workload::Registers { keys } | Workload::Lists { keys } | Workload::Bank { accounts: keys } => {
-                keys
-            }
-            Workload::Pairs { pairs } => 2 * pairs,
         }
     }
 
@@ -625,6 +637,20 @@ impl Txns {
         }
         *before = now;
     }
+}
+
+/// Number of keys of a workload, without witnesses.
+fn keys_of(workload: Workload) -> u64 {
+    match workload {
+        Workload::Registers { keys } | Workload::Lists { keys } | Workload::Bank { accounts: keys } => keys,
+        Workload::Pairs { pairs } => 2 * pairs,
+    }
+}
+
+/// Draws the size of a line of FaRM's objects. Longer lines need a NIC, which reads a cache line as a whole.
+fn drawn_line(carrier: Carrier, random: &Random) -> u8 {
+    let may_be_whole = carrier.capabilities().contains(Capabilities::WHOLE_LINES);
+    if may_be_whole && random.one_in(2) { layout::WHOLE_LINE } else { layout::LINES[0] }
 }
 
 /// Stands for the version of the transaction's own writes, until it is committed.

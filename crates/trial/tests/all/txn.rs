@@ -7,8 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Seeds of each carrier in every run of the tests.
 const SEEDS: u64 = 20;
 
+/// Seeds of each carrier for FaRM.
+const SEEDS_OF_FARM: u64 = 8;
+
 fn prism_tx() -> System {
     System::named("prism-tx").expect("prism-tx can be tried")
+}
+
+fn farm() -> System {
+    System::named("farm").expect("farm can be tried")
 }
 
 #[test]
@@ -42,10 +49,39 @@ fn transactions_are_serializable_over_carriers_with_messages() {
 }
 
 #[test]
+fn transactions_of_farm_are_strictly_serializable_over_all_carriers() {
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut drawn: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    let mut bad = Vec::new();
+    assert_eq!(farm().carriers(), Carrier::ALL);
+    for carrier in Carrier::ALL {
+        for seed in 1..=SEEDS_OF_FARM {
+            let setup = Setup { carrier: Some(carrier), faults: Vec::new(), ..Setup::of(farm()) };
+            let judged = judge(&setup, seed, true);
+            if judged.verdict != Verdict::Good {
+                bad.push(format!("{}: {judged}", carrier.name()));
+            }
+            let Some(report) = judged.report else { continue };
+            report.counters.iter().for_each(|(name, count)| *sums.entry(name).or_default() += count);
+            let options = report.options.iter();
+            options.for_each(|of| _ = drawn.entry(of.name).or_default().insert(of.value.to_string()));
+        }
+    }
+    println!("{sums:?}");
+    assert!(bad.is_empty(), "{}: {}", bad.len(), bad.join("\n\n"));
+    // Otherwise the trials have tested nothing.
+    assert!(sums["commits"] > 2_000 && sums["aborts"] > 100 && sums["torn reads"] > 0, "{sums:?}");
+    let are_drawn = ["workload", "backups", "line"].iter().all(|name| drawn[name].len() > 1);
+    assert!(are_drawn, "{drawn:?}");
+}
+
+#[test]
 fn equal_seeds_give_equal_trials() {
-    let digest =
-        |seed| judge(&Setup::of(prism_tx()), seed, false).report.map(|report| report.record.digest());
-    for seed in 1..=3 {
-        assert_eq!(digest(seed), digest(seed), "seed {seed}");
+    for system in [prism_tx(), farm()] {
+        let digest =
+            |seed| judge(&Setup::of(system), seed, false).report.map(|report| report.record.digest());
+        for seed in 1..=3 {
+            assert_eq!(digest(seed), digest(seed), "{} seed {seed}", system.name());
+        }
     }
 }
