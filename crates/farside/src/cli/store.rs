@@ -54,8 +54,8 @@ enum Action {
         /// smart, art and sherman [default: 8]
         #[arg(long, value_name = "8|string", value_parser = key_size)]
         key_size: Option<Keys>,
-        /// Length of the longest value of an index or of a transactional store; only for the kinds smart, art, sherman
-        /// and prism-tx [default: 8, or 1KiB for prism-tx]
+        /// Length of the longest value of an index or of a transactional store; only for the kinds smart, art, sherman,
+        /// prism-tx and farm [default: 8, or 1KiB for prism-tx and farm]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         value_size: Option<u32>,
         /// Length of the longest value that an index keeps beside its key: at most 7KiB, for which each key then has
