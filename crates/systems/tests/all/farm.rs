@@ -59,7 +59,7 @@ impl Client {
             keeper.await;
             ended.set(true);
         });
-        // The task must run before a transaction is given to it.
+        // The task is to run before the test steers requests.
         steered.world.sleep(1).await;
         fabric.take();
         Client { fabric, txn, has_ended }
@@ -161,6 +161,29 @@ fn a_transaction_reads_its_own_writes_and_others_read_them_after_its_commit() {
         let (_, stat) = settled(&nodes, 3).await.expect("it heals");
         assert_eq!(check(stat), Ok(()));
         assert_eq!((stat.keys, stat.values), (2, 1));
+    });
+}
+
+#[test]
+fn a_commit_waits_for_a_task_that_has_not_begun_and_fails_without_one() {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let fabric = nodes.client().await;
+        let described = members::open(&fabric, 1, STORE).await.expect("the store exists");
+        let options = Options { entropy: 1 << 40, ..Options::NONE };
+        let mut txn = FarmKind::open(Rc::clone(&fabric), &described, &options).await.expect("an id is free");
+        txn.begin();
+        txn.put(b"x", b"1").expect("a short pair");
+        assert_eq!(txn.commit().await, Err(TxnError::NotKept { ran: Ran::No }));
+        let (keeper, steered) = (txn.keeper(), fabric.inner());
+        let world = steered.world.clone();
+        steered.world.spawn(steered.process, async move {
+            world.sleep(300_000).await;
+            keeper.await;
+        });
+        txn.begin();
+        txn.put(b"x", b"1").expect("a short pair");
+        assert!(txn.commit().await.is_ok());
     });
 }
 

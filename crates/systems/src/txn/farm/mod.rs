@@ -88,8 +88,11 @@ counters! {
     backed_out: "backed out transactions";
 }
 
-/// Time for which a commit or an abort repeats a request at a member that does not answer.
+/// Time for which a commit or an abort repeats a request at a member that does not answer, and for which a commit waits
+/// for the client's task to begin.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two looks at whether the client's task has begun.
+const KEEPER_PAUSE: Duration = Duration::from_micros(50);
 
 /// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`Farm::another`].
 pub struct Farm<F: Fabric + Clock> {
@@ -293,12 +296,28 @@ impl<F: Fabric + Clock> Client<F> {
     /// Lets the client's task carry out a transaction.
     async fn carry_out(&self, transaction: Transaction) -> Done {
         if !self.jobs.is_served() {
-            return Err(if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT });
+            self.await_keeper().await?;
         }
         match self.jobs.carry_out(Job::Commit(transaction)).await {
             Ok(done) => done,
             Err(_) => Err(TxnError::NotKept { ran: Ran::Unknown }),
         }
+    }
+
+    /// Waits until the client's task has begun: the program may have spawned it, but not polled it yet.
+    ///
+    /// # Errors
+    /// The task has ended, or does not begin.
+    #[cold]
+    async fn await_keeper(&self) -> Result<(), TxnError> {
+        let until = self.site.fabric.now() + PATIENCE;
+        while !self.jobs.is_served() {
+            if self.jobs.is_closed() || self.site.fabric.now() >= until {
+                return Err(if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT });
+            }
+            self.site.fabric.sleep(KEEPER_PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Runs the client's task: carries out its transactions and renews its lease, until the last handle was dropped.
