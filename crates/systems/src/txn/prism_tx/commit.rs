@@ -20,7 +20,7 @@ use super::site::{Buffers, Site};
 use super::transaction::{Lane, LaneShard, Part, of_parts};
 use super::{Client, PATIENCE, mutants};
 use crate::members::all;
-use crate::ready::run_until_ready;
+use crate::ready::{once, run_until_ready};
 use crate::txn::{Committed, TxnError, Version};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
@@ -124,6 +124,12 @@ impl<F: Fabric + Clock> Client<F> {
     }
 }
 
+/// Returns the class that is so many classes above this one, or the largest one.
+fn larger_class(class: &'static Class, by: usize) -> &'static Class {
+    let all = Class::all();
+    &all[(usize::from(class.index) + by).min(all.len() - 1)]
+}
+
 impl<F: Fabric + Clock> Site<F> {
     /// Installs items at a member.
     pub(super) async fn install(
@@ -140,7 +146,7 @@ impl<F: Fabric + Clock> Site<F> {
             Source::Own(entry, attempt) => (Some(entry), attempt == Attempt::Later),
             Source::Log => (None, true),
         };
-        let (mut left, mut has_run) = (writes, false);
+        let (mut left, mut has_run, mut larger) = (writes, false, 0);
         while !left.is_empty() {
             let (now, later) = left.split_at(fitting(left));
             let header = |write: &Write<'_>| ItemHeader::new(ts, write.key, write.value);
@@ -154,7 +160,8 @@ impl<F: Fabric + Clock> Site<F> {
             for (of, header) in now.iter().zip(&headers) {
                 let value = of.value.unwrap_or_default();
                 let class = Class::for_len(HEADER_SIZE + of.key.len() + value.len());
-                let list = class.ok_or((has_run, TxnError::Damaged("an item that is too long")))?.list();
+                let class = class.ok_or((has_run, TxnError::Damaged("an item that is too long")))?;
+                let list = larger_class(class, larger).list();
                 let item = allocate(list, [header.as_bytes(), of.key, value]);
                 // What is decided must become visible, also in a full store.
                 let item = if of.value.is_none() || is_decided { item.from_reserve() } else { item };
@@ -172,8 +179,17 @@ impl<F: Fabric + Clock> Site<F> {
             if let Some(entry) = decides.filter(|_| is_late) {
                 word = Some(chain.also(decide(entry)));
             }
-            match run_until_ready(&*self.fabric, shard.node, &chain, &mut own.reply).await {
-                Ok(true) => {}
+            let ran = match larger {
+                0 => run_until_ready(&*self.fabric, shard.node, &chain, &mut own.reply).await,
+                _ => once(&*self.fabric, shard.node, &chain, &mut own.reply).await,
+            };
+            match ran {
+                Ok(true) => larger = 0,
+                // All segments may be those of other classes. What is decided must not wait until one is free.
+                Ok(false) if is_decided && larger < Class::all().len() => {
+                    larger += 1;
+                    continue;
+                }
                 Ok(false) => return Err((has_run, TxnError::OutOfMemory)),
                 Err(error) => return Err((has_run || error.ran() != Ran::No, TxnError::of_read(error))),
             }
