@@ -608,10 +608,13 @@ fn soak_the_trial_finds_broken_variants() {
             continue;
         }
         Mutant::switch(Some(mutant));
-        let found = seeds(HUNT).find_map(|seed| run(seed, Plan::of(seed)).err());
+        let found = seeds(HUNT).find_map(|seed| Some((seed, run(seed, Plan::of(seed)).err()?)));
         Mutant::switch(None);
         match found {
-            Some(failure) => println!("{mutant:?}: {}", failure.chars().take(200).collect::<String>()),
+            Some((seed, failure)) => {
+                println!("{mutant:?}: {}", failure.chars().take(200).collect::<String>());
+                assert_eq!(run(seed, Plan::of(seed)).err(), None, "the correct code fails, too");
+            }
             None => {
                 println!("{mutant:?} LIVES");
                 alive.push(mutant);
