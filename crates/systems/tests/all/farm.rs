@@ -39,7 +39,7 @@ async fn create_for(nodes: &Nodes, members: u32, backups: u8, ids: u16) {
         Transacting { ids: Some(ids), lanes: Some(1), backups: Some(backups), ..Transacting::NONE };
     let sizing =
         Sizing { items: Some(40), value_len: 100, lease: Some(LEASE), transacting, ..Sizing::default() };
-    let (quota, members_count) = (u64::from(members) * 2 << 20, members as usize);
+    let (quota, members_count) = ((u64::from(members) * 2) << 20, members as usize);
     let new = New { name: STORE.into(), kind: KIND.into(), sizing, quota, members: members_count };
     let fabric = nodes.client().await;
     members::create(&fabric, members, &new, [1, 2]).await.expect("the nodes have memory");
@@ -202,7 +202,8 @@ fn the_costs_are_those_of_the_paper() {
             let (record, two_records) = (u64::from(backups), 2 * u64::from(backups));
             // Reads, writes, round trips, chains, and calls. Reads of two members overlap, so the count of round trips
             // says nothing about them.
-            let cases: [(&[&[u8]], &[&[u8]], Option<u64>, [u64; 2]); 8] = [
+            type Case<'a> = (&'a [&'a [u8]], &'a [&'a [u8]], Option<u64>, [u64; 2]);
+            let cases: [Case<'_>; 8] = [
                 (&[one], &[], Some(2), [2, 0]),
                 (&[one, two], &[], Some(3), [3, 0]),
                 // Reads and writes: the index, the objects, locks, records, commits.
@@ -427,7 +428,12 @@ fn die_at(request: u32, then: Then, backups: u8) -> Result<bool, String> {
         let is_new = found == [Some(b"1".to_vec()), Some(b"1".to_vec())];
         let is_old = found == [Some(b"0".to_vec()), Some(b"0".to_vec())];
         let committed = outcome.borrow().as_ref().map(Result::is_ok);
-        if !is_new && !is_old || committed == Some(true) && !is_new || committed == Some(false) && is_new {
+        let is_possible = match committed {
+            Some(true) => is_new,
+            Some(false) => is_old,
+            None => is_new || is_old,
+        };
+        if !is_possible {
             return Err(format!("{committed:?}, and others find {found:?}"));
         }
         // The next holder of the id, and others, can go on.

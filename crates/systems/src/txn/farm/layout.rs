@@ -852,7 +852,7 @@ mod tests {
         let mut bytes = Vec::new();
         writes.iter().for_each(|write| write.encode(&mut bytes));
         assert_eq!(Write::decode_all(&bytes, &spec), Some(writes.to_vec()));
-        assert_eq!(bytes.len(), writes.iter().map(|write| Write::len(write.key, write.value)).sum());
+        assert_eq!(bytes.len(), writes.iter().map(|write| Write::len(write.key, write.value)).sum::<usize>());
         assert_eq!(Write::decode_all(&bytes[..bytes.len() - 1], &spec), None);
         let record = RecordHeader::new(TxnId::of_bits(4097), 3, &bytes);
         assert!(record.is_sound(&bytes));
