@@ -169,7 +169,7 @@ pub struct Load {
     /// Parameters of the machines' model.
     pub inputs: Inputs,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs. In a transactional store, a GET reads
-    /// [`Load::keys`] records in one transaction, and a PUT reads and writes them.
+    /// `keys` records in one transaction, and a PUT reads and writes them.
     pub reads: f64,
     /// Number of records of an operation: 1, except in transactional stores.
     pub keys: usize,
