@@ -16,6 +16,7 @@ mod ask;
 pub mod blocks;
 mod counters;
 pub mod epoch;
+mod erased;
 pub mod guarded;
 mod hash_slots;
 pub mod heal;

@@ -6,6 +6,7 @@
 
 use crate::blocks::abd_lock::service::AbdLockKind;
 use crate::blocks::prism_rs::service::PrismRsKind;
+use crate::erased::Erased;
 use crate::guarded::GuardedKind;
 use crate::index::art::system::ArtKind;
 use crate::index::sherman::system::ShermanKind;
@@ -25,6 +26,7 @@ use farside_remote::control::Store;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory, NodeId};
+use std::pin::Pin;
 
 /// Generates the tables of systems, and for each family the enum of its clients and the macro that dispatches on it.
 ///
@@ -55,11 +57,22 @@ macro_rules! registry {
             members: &Members,
             options: &Options,
         ) -> Result<Vec<String>, StoreError> {
-            match members.store().kind.as_str() {
-                $($(<$system as System>::KIND => <$system as System>::heal(fabric, members, options).await,)*)*
-                $(<$alone as System>::KIND => <$alone as System>::heal(fabric, members, options).await,)*
-                _ => Err(of_unknown_kind(members.store())),
-            }
+            heal_over(Erased::of(&fabric), members, options).await
+        }
+
+        /// Boxed, so that the future is compiled here and not by each user of [`heal`].
+        fn heal_over<'a>(
+            fabric: Erased<'a>,
+            members: &'a Members,
+            options: &'a Options,
+        ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, StoreError>> + 'a>> {
+            Box::pin(async move {
+                match members.store().kind.as_str() {
+                    $($(<$system as System>::KIND => <$system as System>::heal(fabric, members, options).await,)*)*
+                    $(<$alone as System>::KIND => <$alone as System>::heal(fabric, members, options).await,)*
+                    _ => Err(of_unknown_kind(members.store())),
+                }
+            })
         }
 
         $(
