@@ -1,7 +1,8 @@
 //! Execution: reads of keys, by a READ of a bucket of the index and a READ of the object, and claims of objects.
 //!
-//! A read is repeated while its object is locked, or torn: its lines have several versions. A line has the low 16 bits
-//! of its object's version. So a READ that takes so long that the object may be written 65,536 times counts as torn.
+//! A read is repeated while its object is locked, or torn: its lines have several versions, or are marked. A line has
+//! 16 bits of its object's version. So a READ that takes so long that the object may be written 65,535 times counts as
+//! torn.
 //!
 //! Invariant: what a read returns is the content of one version, which was current at an instant during the read.
 
@@ -25,7 +26,7 @@ const PAUSES: u32 = 8;
 /// Bytes of a reply for each READ, beside its output.
 const REPLY_PER_READ: usize = 16;
 /// Longest time of a READ whose lines have one version only if they are of one write. A write of an object takes two
-/// calls, of at least 1 us each, so 65,536 writes take longer.
+/// calls, of at least 1 us each, so 65,535 writes take longer.
 pub(super) const READ_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// An object of a key.

@@ -13,12 +13,15 @@
 //! ```
 //!
 //! All numbers are little-endian. An object consists of *lines*, of 16 or 64 bytes. Each line but the first begins with
-//! the low 16 bits of the object's version (FaRM, NSDI'14, section 4.2), and the content fills the rest of all lines.
+//! 16 bits, the object's version modulo 65,535 (FaRM, NSDI'14, section 4.2), and the content fills the rest of all
+//! lines. A line of 64 bytes has the mark 65,535 in place of a version while its content changes: a CPU writes such a
+//! line in pieces.
 //!
 //! Part 0 of the records and of the objects is that of the primary. Part r has the copies of the objects of the member
 //! r places before this one, with the same numbers, and the records that clients write for this backup.
 //!
 //! Invariant: an entry of the index is written once. So an object keeps its key, and a deleted key keeps its object.
+//! Invariant: a line has a version only while its whole content is of this version.
 //! Invariant: the version of an object rises by 1 with each write. The version and the lock are one word, which is
 //! changed by an atomic exchange together with the lock's owner.
 
@@ -78,6 +81,12 @@ pub(super) const RECORD_SIZE: usize = size_of::<RecordHeader>();
 const CONTENT_SIZE: usize = size_of::<ContentHeader>();
 /// Size of the version of a line in bytes.
 const LINE_VERSION: usize = size_of::<U16>();
+/// Number of bytes that every CPU and fabric copies at once.
+const UNIT: usize = 16;
+/// In place of the version of a line: its content changes. No version modulo 65,535 has this value.
+const MARK: u16 = u16::MAX;
+/// The bytes of [`MARK`].
+pub(super) const MARKED: [u8; LINE_VERSION] = MARK.to_le_bytes();
 /// Expected version of an object that may have any.
 pub(super) const ANY_VERSION: u64 = u64::MAX;
 
@@ -308,6 +317,11 @@ impl<'a> Content<'a> {
 pub(super) struct Lines(usize);
 
 impl Lines {
+    /// Lines of one of the sizes in [`LINES`].
+    pub(super) fn of(size: u8) -> Lines {
+        Lines(size.into())
+    }
+
     /// Offset of a content in its object.
     fn content_at(self) -> usize {
         match self.0 - HEADER_SIZE {
@@ -327,6 +341,23 @@ impl Lines {
         self.0 + rest.div_ceil(self.0 - LINE_VERSION) * self.0
     }
 
+    /// Whether a line is marked while its content changes.
+    pub(super) fn are_marked(self) -> bool {
+        self.0 > UNIT && !mutants::LINES_UNMARKED.is_on()
+    }
+
+    /// Offsets of the versions of lines in the `len` bytes of an object after its header.
+    pub(super) fn versions_at(self, len: usize) -> impl Iterator<Item = usize> {
+        (self.0 - HEADER_SIZE..len).step_by(self.0)
+    }
+
+    /// Marks the lines of an object of which `image` has the bytes after the header.
+    pub(super) fn mark(self, image: &mut [u8]) {
+        for at in self.versions_at(image.len()) {
+            image[at..at + LINE_VERSION].copy_from_slice(&MARKED);
+        }
+    }
+
     /// Encodes the bytes of an object after its header into `out`, which it clears: those of a content that is written
     /// with this version.
     pub(super) fn encode(self, version: u64, content: &[u8], out: &mut Vec<u8>) {
@@ -335,7 +366,7 @@ impl Lines {
         out.extend_from_slice(first);
         out.resize(self.0 - HEADER_SIZE, 0);
         for line in rest.chunks(self.0 - LINE_VERSION) {
-            out.extend_from_slice(&(version as u16).to_le_bytes());
+            out.extend_from_slice(&line_version(version));
             out.extend_from_slice(line);
         }
         out.resize(self.image_len(content.len()) - HEADER_SIZE, 0);
@@ -349,7 +380,7 @@ impl Lines {
         if header.is_locked() && checks {
             return Reading::Locked(header.owner);
         }
-        let version = (header.version() as u16).to_le_bytes();
+        let version = line_version(header.version());
         for (number, line) in object.chunks(self.0).enumerate() {
             let (prefix, content) = line
                 .split_at_checked(if number == 0 { HEADER_SIZE } else { LINE_VERSION })
@@ -367,6 +398,11 @@ impl Lines {
         }
         Reading::Damaged
     }
+}
+
+/// The bytes of the version of each line but the first of an object with this version.
+pub(super) fn line_version(version: u64) -> [u8; LINE_VERSION] {
+    ((version % u64::from(MARK)) as u16).to_le_bytes()
 }
 
 fn header_version(object: &[u8]) -> u64 {
@@ -590,7 +626,7 @@ impl Spec {
     }
 
     pub(super) fn lines(&self) -> Lines {
-        Lines(self.line.into())
+        Lines::of(self.line)
     }
 
     /// Size of an object in bytes.

@@ -15,6 +15,8 @@ farside_remote::mutants! {
     WRAP_ACCEPTED = "FarmWrapAccepted";
     /// A read does not compare the versions of lines.
     LINES_UNCHECKED = "FarmLinesUnchecked";
+    /// A primary does not mark the lines of an object while it writes them.
+    LINES_UNMARKED = "FarmLinesUnmarked";
     /// A primary locks for a transaction that was aborted there.
     LATE_LOCK_GRANTED = "FarmLateLockGranted";
     /// A recoverer aborts a transaction although a backup has its record.

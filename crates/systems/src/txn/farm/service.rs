@@ -11,9 +11,9 @@
 //! Invariant: an object whose header names another transaction is not changed.
 
 use super::layout::{
-    ANY_VERSION, BUCKET_SIZE, BUCKET_SLOTS, Content, HEADER_SIZE, Header, RECORD_SIZE, Reading, RecordHeader,
-    Spec, State, TRUNCATED_OFFSET, Table, TxnId, VALUE_MAX, WRITE_SIZE, WRITES_MAX, Word, WordBytes, Write,
-    slots_for,
+    ANY_VERSION, BUCKET_SIZE, BUCKET_SLOTS, Content, HEADER_SIZE, Header, Lines, MARKED, RECORD_SIZE,
+    Reading, RecordHeader, Spec, State, TRUNCATED_OFFSET, Table, TxnId, VALUE_MAX, WRITE_SIZE, WRITES_MAX,
+    Word, WordBytes, Write, line_version, slots_for,
 };
 use super::request::{Answer, Check, LaneState, Outcome, Request};
 use super::{KIND, mutants};
@@ -245,6 +245,14 @@ struct At<'c, M> {
     number: u64,
 }
 
+/// Buffers for objects that are written.
+#[derive(Default)]
+struct Installing {
+    content: Vec<u8>,
+    /// The bytes of an object after its header.
+    image: Vec<u8>,
+}
+
 impl<M: Memory> At<'_, M> {
     /// Finds the object of a key, or gives it one.
     fn claim(&self, key: &[u8]) -> Accessed<Answer<'static>, M::Wait> {
@@ -435,18 +443,14 @@ impl<M: Memory> At<'_, M> {
             Err(refusal) => return Ok(Err(refusal)),
         };
         self.set_word(txn, stamp, State::Decided)?;
-        let (mut content, mut image) = (Vec::new(), Vec::new());
+        let (lines, mut own) = (self.table.spec().lines(), Installing::default());
         for write in writes {
             let at = self.table.object(0, write.object).raw();
             let header = self.header(at)?;
             if !header.is_locked() || header.owner != txn {
                 continue; // An earlier attempt has installed it.
             }
-            let version = header.version() + 1;
-            write.content(stamp).encode(&mut content);
-            self.table.spec().lines().encode(version, &content, &mut image);
-            self.memory.write(at + HEADER_SIZE as u64, &image)?;
-            self.memory.write(at, Header::free(version).as_bytes())?;
+            install(self.memory, lines, at, header.version() + 1, &write.content(stamp), &mut own)?;
         }
         self.set_word(txn, stamp, State::Done)?;
         Ok(Ok(Answer::of(Outcome::Done, 0)))
@@ -474,7 +478,7 @@ impl<M: Memory> At<'_, M> {
         if truncated >= upto {
             return Ok(Ok(done));
         }
-        let (mut content, mut image, mut record) = (Vec::new(), Vec::new(), Vec::new());
+        let (lines, mut own, mut record) = (self.table.spec().lines(), Installing::default(), Vec::new());
         for part in 1..=self.table.spec().backups {
             let Some((txn, stamp)) = self.whole_record(part, &mut record)? else { continue };
             if txn <= truncated || txn > upto {
@@ -491,12 +495,8 @@ impl<M: Memory> At<'_, M> {
                 if !is_older && !mutants::OLDER_APPLIED.is_on() {
                     continue;
                 }
-                let version = header.version() + 1;
                 self.memory.write(at, Header::locked(header.version(), txn).as_bytes())?;
-                write.content(stamp).encode(&mut content);
-                self.table.spec().lines().encode(version, &content, &mut image);
-                self.memory.write(at + HEADER_SIZE as u64, &image)?;
-                self.memory.write(at, Header::free(version).as_bytes())?;
+                install(self.memory, lines, at, header.version() + 1, &write.content(stamp), &mut own)?;
             }
         }
         self.memory.write(self.table.word(self.number).raw() + TRUNCATED_OFFSET, upto.as_bytes())?;
@@ -564,5 +564,165 @@ impl<M: Memory> At<'_, M> {
         let mut stamp = U64::ZERO;
         self.memory.read(at + self.table.spec().lines().stamp_at(), stamp.as_mut_bytes())?;
         Ok(stamp.get())
+    }
+}
+
+/// Writes the content of an object that is locked, and frees the object with its new version.
+///
+/// A NIC may copy a line between two pieces of a CPU's write. So the lines are marked before their content changes, and
+/// get the version after it (FaRM, NSDI'14, section 4.2).
+fn install<M: Memory>(
+    memory: &M,
+    lines: Lines,
+    at: u64,
+    version: u64,
+    content: &Content<'_>,
+    own: &mut Installing,
+) -> Result<(), M::Wait> {
+    let Installing { content: bytes, image } = own;
+    content.encode(bytes);
+    lines.encode(version, bytes, image);
+    let rest = at + HEADER_SIZE as u64;
+    let write_versions = |len: usize, bytes: &[u8]| {
+        let mut offsets = lines.versions_at(len).map(|offset| rest + offset as u64);
+        offsets.try_for_each(|version_at| memory.write(version_at, bytes))
+    };
+    if lines.are_marked() {
+        write_versions(image.len(), &MARKED)?;
+        lines.mark(image);
+    }
+    memory.write(rest, image)?;
+    if lines.are_marked() {
+        write_versions(image.len(), &line_version(version))?;
+    }
+    memory.write(at, Header::free(version).as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::LINES;
+    use super::*;
+    use farside_remote::Key;
+    use farside_remote::arena::Geometry;
+    use std::cell::{Cell, RefCell};
+    use std::convert::Infallible;
+
+    const OBJECT: usize = 256;
+    /// Number of bytes that a CPU writes at once.
+    const UNIT: usize = 16;
+
+    /// Memory of one object, which is written in units. Keeps the object as it is after each unit.
+    struct InUnits {
+        object: RefCell<Vec<u8>>,
+        seen: RefCell<Vec<Vec<u8>>>,
+        /// Whether the units of a write have descending addresses.
+        descends: Cell<bool>,
+    }
+
+    impl Memory for InUnits {
+        type Wait = Infallible;
+
+        fn geometry(&self) -> Geometry {
+            unreachable!("an object is written by its address")
+        }
+
+        fn admits(&self, _: Key) -> Result<Rights, Infallible> {
+            unreachable!("an object is written without a key")
+        }
+
+        fn reach(&self, _: u32, _: u64, _: u64) -> Result<u64, Infallible> {
+            unreachable!("an object is written by its address")
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Infallible> {
+            unreachable!("an object is written without a read")
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+            let (at, mut object) = (at as usize, self.object.borrow_mut());
+            let units = (at / UNIT..(at + bytes.len()).div_ceil(UNIT)).map(|unit| {
+                let from = (unit * UNIT).max(at);
+                (from, ((unit + 1) * UNIT).min(at + bytes.len()))
+            });
+            let mut units: Vec<(usize, usize)> = units.collect();
+            if self.descends.get() {
+                units.reverse();
+            }
+            for (from, to) in units {
+                object[from..to].copy_from_slice(&bytes[from - at..to - at]);
+                self.seen.borrow_mut().push(object.clone());
+            }
+            Ok(())
+        }
+
+        fn load(&self, _: u64, _: Width) -> Result<u128, Infallible> {
+            unreachable!("an object is written without a read")
+        }
+
+        fn exchange(&self, _: u64, _: Width, _: u128, _: u128) -> Result<Result<(), u128>, Infallible> {
+            unreachable!("the caller has locked the object")
+        }
+    }
+
+    /// Writes an object of each size of a line, with values of each pair of lengths, and makes objects of each line of
+    /// an instant within lines of the old object and of the new one. Returns whether all whole ones are old or new.
+    fn is_no_mixture_accepted() -> bool {
+        let mut is_sound = true;
+        for (line, descends) in LINES.into_iter().flat_map(|line| [(line, false), (line, true)]) {
+            for [old_len, new_len] in [[150, 150], [150, 20], [20, 150], [1, 1]] {
+                let lines = Lines::of(line);
+                let image = |version: u64, content: &Content<'_>| {
+                    let (mut bytes, mut image) = (Vec::new(), Vec::new());
+                    content.encode(&mut bytes);
+                    lines.encode(version, &bytes, &mut image);
+                    [Header::free(version).as_bytes(), &image].concat()
+                };
+                let (old_value, new_value) = (vec![1; old_len], vec![2; new_len]);
+                let old = Content { stamp: 5, key: b"key", value: Some(&old_value) };
+                let new = Content { stamp: 6, key: b"key", value: Some(&new_value) };
+                let mut object = image(7, &old);
+                object.resize(OBJECT, 0);
+                object[..HEADER_SIZE].copy_from_slice(Header::locked(7, TxnId::of_bits(9)).as_bytes());
+                let memory = InUnits {
+                    object: RefCell::new(object.clone()),
+                    seen: RefCell::default(),
+                    descends: Cell::new(descends),
+                };
+                let Ok(()) = install(&memory, lines, 0, 8, &new, &mut Installing::default());
+                let after = memory.object.borrow().clone();
+                object[..HEADER_SIZE].copy_from_slice(Header::free(7).as_bytes());
+                let mut content = Vec::new();
+                for (whole, wanted, version) in [(&object, old, 7), (&after, new, 8)] {
+                    assert_eq!(lines.decode(whole, &mut content, true), Reading::Whole(version));
+                    assert_eq!(Content::decode(&content), Some(wanted));
+                    for seen in &*memory.seen.borrow() {
+                        for at in (0..OBJECT).step_by(line.into()) {
+                            let mut read = whole.clone();
+                            let of_line = at..at + usize::from(line);
+                            read[of_line.clone()].copy_from_slice(&seen[of_line]);
+                            if let Reading::Whole(_) = lines.decode(&read, &mut content, true) {
+                                let found = Content::decode(&content);
+                                is_sound &= found == Some(old) || found == Some(new);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        is_sound
+    }
+
+    #[test]
+    fn a_read_of_lines_at_different_instants_of_a_write_is_no_mixture() {
+        assert!(is_no_mixture_accepted());
+    }
+
+    #[cfg(farside_mutants)]
+    #[test]
+    fn a_read_of_lines_at_different_instants_is_a_mixture_if_lines_are_not_marked() {
+        farside_remote::mutant::Mutant::switch(Some(mutants::LINES_UNMARKED));
+        let is_sound = is_no_mixture_accepted();
+        farside_remote::mutant::Mutant::switch(None);
+        assert!(!is_sound);
     }
 }
