@@ -106,8 +106,7 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    /// Numbers of the records.
-    pub(crate) fn records(&self) -> impl Iterator<Item = u64> {
+    fn records(&self) -> impl Iterator<Item = u64> {
         self.records.iter().take(self.count.into()).map(|record| u64::from(*record))
     }
 }

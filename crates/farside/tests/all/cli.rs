@@ -23,7 +23,6 @@ mod tear;
 mod terminal;
 mod tls;
 mod tokens;
-mod transactions;
 mod volumes;
 mod watch;
 
