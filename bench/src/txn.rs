@@ -106,7 +106,8 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    fn records(&self) -> impl Iterator<Item = u64> {
+    /// Numbers of the records.
+    pub(crate) fn records(&self) -> impl Iterator<Item = u64> {
         self.records.iter().take(self.count.into()).map(|record| u64::from(*record))
     }
 }

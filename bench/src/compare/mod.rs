@@ -5,6 +5,7 @@
 //!   a batch in one write. When all answers to a batch have arrived, the next batch takes its place. With several
 //!   batches, client and server work concurrently.
 //! * [`lmdb`]: LMDB, a library that needs no server.
+//! * [`redis_txn`]: transactions of Redis.
 //! * [`rows`]: results of a comparison, for people and scripts.
 //! * [`benchmark`]: results of a rival's own benchmark.
 //!
@@ -17,6 +18,7 @@ pub mod benchmark;
 pub mod lmdb;
 pub mod memcached;
 pub mod redis;
+pub mod redis_txn;
 pub mod rows;
 mod words;
 

@@ -48,6 +48,8 @@ enum What {
     Floor(floor::Floor),
     /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
     Compare(Box<compare::Compare>),
+    /// Compare transactions with those of Redis (WATCH, MULTI, EXEC) on this machine
+    CompareTxn(Box<compare::CompareTxn>),
     /// Server process of a floor that sends messages; started by 'bench floor'
     #[command(hide = true)]
     FloorServer(floor::FloorServer),
@@ -368,6 +370,7 @@ impl Bench {
             What::Floor(floor) => floor.run(),
             What::FloorServer(server) => server.run(),
             What::Compare(compare) => compare.run(),
+            What::CompareTxn(compare) => compare.run(),
             What::RivalServer(server) => server.run(),
         }
     }

@@ -24,6 +24,10 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+/// Number of attempts. The pauses between them last longer than a lease: only a client that has seen the lease of a
+/// dead client for as long as it lasts recovers the keys that the dead one has locked.
+const ATTEMPTS: u32 = 1000;
+
 /// Run transactions: on one key, or on several as a file says
 #[derive(clap::Args)]
 #[command(
@@ -35,7 +39,7 @@ pub(super) struct Txn {
     #[command(flatten)]
     target: StoreTarget,
     /// Number of attempts, if other transactions are in the way
-    #[arg(long, value_name = "N", global = true, default_value_t = 100)]
+    #[arg(long, value_name = "N", global = true, default_value_t = ATTEMPTS)]
     #[arg(value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
     attempts: u32,
     #[command(subcommand)]

@@ -23,6 +23,7 @@ mod tear;
 mod terminal;
 mod tls;
 mod tokens;
+mod transactions;
 mod volumes;
 mod watch;
 

@@ -35,6 +35,7 @@ mod prism_kv_reach;
 mod prism_kv_rebuild;
 mod prism_kv_steps;
 mod prism_tx;
+mod prism_tx_kills;
 mod prism_tx_sim;
 mod prism_tx_steps;
 mod raw;

@@ -5,9 +5,11 @@
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 
 pub(crate) mod audit;
+pub(crate) mod bank;
 #[allow(unsafe_code, reason = "an allocator")]
 pub(crate) mod counting;
 pub(crate) mod deadly;
+pub(crate) mod deadly_bank;
 pub(crate) mod deadly_index;
 pub(crate) mod index_script;
 pub(crate) mod intercept;

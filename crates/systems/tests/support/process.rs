@@ -3,7 +3,9 @@
 //!
 //! Invariant: a child never outlives its parent, and every wait has a deadline.
 
+use super::bank::Bank;
 use super::deadly::{Deadly, Strike};
+use super::deadly_bank::{DeadlyBank, Strike as BankStrike};
 use super::deadly_index::{DeadlyIndex, Strike as IndexStrike, Table};
 use super::index_script;
 use super::kept_index::KeptIndex;
@@ -42,6 +44,8 @@ pub(crate) enum Role {
     FileNode { socket: PathBuf, file: PathBuf, mib: u64 },
     /// A client of an index that runs the operations of the index's script, one after the other.
     IndexClient { socket: PathBuf, store: String, table: Table, entropy: u64, strike: Option<IndexStrike> },
+    /// A client of a bank that commits transfers, one after the other.
+    BankClient { socket: PathBuf, store: String, table: Table, entropy: u64, strike: Option<BankStrike> },
     /// A client that runs the operations of a script, one after the other.
     Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
 }
@@ -62,6 +66,9 @@ pub(crate) fn play() {
         }
         Role::IndexClient { socket, store, table, entropy, strike } => {
             operate_index(&socket, &store, table, entropy, strike);
+        }
+        Role::BankClient { socket, store, table, entropy, strike } => {
+            transfer(&socket, &store, table, entropy, strike);
         }
         Role::Client { socket, store, seed, tour, slot_cache, strike } => {
             operate(&socket, &store, seed, tour, slot_cache, strike)
@@ -131,6 +138,15 @@ fn operate_index(socket: &Path, store: &str, table: Table, entropy: u64, strike:
         index_script::perform(&mut client, index, op);
         say("done", &(index + 1));
     }
+    client.leave();
+    say("seen", &*endpoint.memory().observer.seen.borrow());
+}
+
+fn transfer(socket: &Path, store: &str, table: Table, entropy: u64, strike: Option<BankStrike>) {
+    let endpoint = shm::connect_on(socket, NodeId(0), |memory| DeadlyBank::over(memory, table, strike));
+    let endpoint = Rc::new(endpoint.expect("a connection"));
+    let mut client = Bank::open(Rc::clone(&endpoint), store, entropy);
+    client.work(|transfers| say("done", &transfers));
     client.leave();
     say("seen", &*endpoint.memory().observer.seen.borrow());
 }

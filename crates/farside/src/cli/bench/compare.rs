@@ -11,6 +11,7 @@ mod cores;
 mod lanes;
 mod output;
 mod servers;
+mod transactions;
 
 use super::session::SessionConfig;
 use super::{Done, FabricArg, Failure, Session, fewer, seconds};
@@ -33,6 +34,7 @@ use lanes::{Contender, Lane};
 pub(super) use servers::RivalServer;
 use servers::{Server, memcached_table};
 use std::time::Duration;
+pub(super) use transactions::CompareTxn;
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.

@@ -217,11 +217,6 @@ impl Session {
         })
     }
 
-    /// Returns the process id of the node that was started for this session.
-    pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
-        self.nodes.first().map(|node| node.pid())
-    }
-
     /// Connects to the started node over `fabric`.
     ///
     /// # Errors
@@ -238,6 +233,11 @@ impl Session {
 }
 
 impl<S: Subject> Measured<S> {
+    /// Returns the process id of the node that was started for this session.
+    pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
+        self.nodes.first().map(|node| node.pid())
+    }
+
     /// Returns the numbers of injected faults, or `None` if no faults were requested.
     pub(in crate::cli) fn strikes(&self) -> Option<Strikes> {
         self.pool.strikes()

@@ -73,7 +73,7 @@ enum PrepareArg {
 }
 
 /// Parses, for clap, the length of a value.
-fn size(text: &str) -> Result<u32, String> {
+pub(super) fn size(text: &str) -> Result<u32, String> {
     const MOST: u32 = 32 << 10;
     let size = value_size(text).ok().filter(|size| *size <= MOST && size.is_multiple_of(8));
     size.ok_or_else(|| {

@@ -257,3 +257,35 @@ fn a_dead_rival_ends_the_comparison_with_an_error() {
     assert!(since.elapsed() < PATIENCE && process.log().contains("redis"), "{}", process.log());
     assert!(!place.exists(), "its folder is gone");
 }
+
+#[test]
+fn transactions_are_compared_with_those_of_redis() {
+    let mut compare = command();
+    compare.env("PATH", path()).args(["bench", "compare-txn", "--records", "200", "--rounds", "2"]);
+    compare.args(["--seconds", "0.05", "--fabrics", "udp,shm", "--tasks", "4", "--json"]);
+    if !is_here("redis-server") {
+        run(compare, b"").refused("redis-server is not on PATH: install it");
+        return;
+    }
+    let compared = run(compare, b"").done();
+    let lines: Vec<serde_json::Value> =
+        compared.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 3, "{}", compared.text());
+    assert!(lines[0]["contender"].as_str().is_some_and(|name| name.starts_with("redis ")), "{}", lines[0]);
+    assert_eq!(
+        (&lines[1]["contender"], &lines[2]["contender"]),
+        (&"farside udp".into(), &"farside shm".into())
+    );
+    for line in &lines {
+        assert!(number(&line["ops_per_s"]["min"]) > 0.0, "{line}");
+        assert!((0.0..1.0).contains(&number(&line["abort_rate"])), "{line}");
+    }
+    assert_eq!(number(&lines[0]["times_redis"]["max"]), 1.0);
+
+    farside(["bench", "compare-txn", "--fabrics", "local"]).refused("without a server to compare");
+    farside(["bench", "compare-txn", "--keys", "5"]).refused("--keys");
+    farside(["bench", "compare-txn", "--value-size", "7"]).refused("give a multiple of 8");
+    let mut without = command();
+    without.env("PATH", "/nowhere").args(["bench", "compare-txn"]);
+    run(without, b"").refused("redis-server is not on PATH: install it");
+}
