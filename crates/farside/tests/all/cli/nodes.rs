@@ -203,18 +203,10 @@ fn a_node_survives_when_its_output_is_closed() {
     drop((reader, command)); // The command holds the other end of the pipe.
     // A killed client makes the node write to its log.
     let mut client = crate::support::command();
-    client
-        .args(["kv", "put", "k", "--pool", &url])
-        .stdin(Stdio::piped())
-        .spawn()
-        .and_then(|mut client| {
-            until("it is connected", || {
-                farside(["info", "--json", "--pool", &url]).done().json()["sessions"] == 2
-            });
-            client.kill()?;
-            client.wait()
-        })
-        .expect("a client");
+    client.args(["kv", "stat", "--watch", "1s", "--pool", &url]);
+    let mut client = Process::start(client, folder.path().join("client.log"));
+    client.line();
+    client.kill();
     until("the node notices the client's end", || {
         farside(["info", "--json", "--pool", &url]).done().json()["sessions"] == 1
     });
