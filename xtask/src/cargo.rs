@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// Returns a command that runs the same cargo as the one that started this process, in the workspace's root. The caller
 /// adds the environment variables that the command needs.
@@ -29,7 +29,24 @@ pub(crate) fn flags_after_the_callers(variable: &str, flags: &str) -> OsString {
 /// Runs `command`. Returns whether it succeeded; prints the reason for a failure.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     println!("   $ {}", shown(&command));
-    match command.status() {
+    has_succeeded(command.status())
+}
+
+/// Runs `command`. Returns its standard output; prints the reason for a failure, and returns `None`.
+pub(crate) fn output(mut command: Command) -> Option<Vec<u8>> {
+    command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    match command.spawn().and_then(Child::wait_with_output) {
+        Ok(output) => has_succeeded(Ok(output.status)).then_some(output.stdout),
+        Err(error) => {
+            has_succeeded(Err(error));
+            None
+        }
+    }
+}
+
+/// Returns whether a command that ended with `status` succeeded; prints the reason for a failure.
+fn has_succeeded(status: std::io::Result<ExitStatus>) -> bool {
+    match status {
         Ok(status) if status.success() => true,
         Ok(status) => {
             println!("   {status}");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::cargo::cargo;
+use crate::cargo::{self, cargo};
 
 /// The package whose tests take the longest.
 const FIRST_LANE: &str = "farside";
@@ -31,24 +31,8 @@ pub(crate) fn built(root: &Path, prepare: fn(&mut Command)) -> Option<Vec<Binary
         ["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"];
     let mut command = cargo(root, &arguments);
     prepare(&mut command);
-    let output = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .and_then(|child| child.wait_with_output());
-    match output {
-        Ok(output) if output.status.success() => {
-            Some(String::from_utf8_lossy(&output.stdout).lines().filter_map(binary).collect())
-        }
-        Ok(output) => {
-            println!("   {}", output.status);
-            None
-        }
-        Err(error) => {
-            println!("   cannot start cargo: {error}; nothing has run; check that cargo is on PATH");
-            None
-        }
-    }
+    let messages = cargo::output(command)?;
+    Some(String::from_utf8_lossy(&messages).lines().filter_map(binary).collect())
 }
 
 /// Returns the test binary that a message of cargo is about, if it is about one.
