@@ -456,7 +456,7 @@ const FARM_SW: &str = "FaRM (SW)";
 
 /// Share of transactions that only read, of figures 9 and 10. YCSB-T has read-modify-writes only.
 const UPDATES: f64 = 0.0;
-const NO_FARM: Shape = Shape::Reported("this release has no FaRM");
+const NO_FARM: Shape = Shape::Reported("this release has no model of FaRM");
 const TRANSACTIONS: OnFabrics = OnFabrics::Nothing("a rival of PRISM-TX");
 
 /// A published curve of FaRM without a prediction.
@@ -547,8 +547,8 @@ const ZIPF: [f64; PEAKS.len()] = {
 
 const HOTTEST: At = At::Place(PEAKS.len() - 1);
 
-/// Numbers of clients of figure 10, of which the best counts. A curve that stops where the throughput does not grow
-/// would not reach the peak: with 54 to 181 clients, their requests meet at the link, and leave it idle in between.
+/// Numbers of clients of figure 10. The highest throughput of all counts, since throughput falls and rises again: with
+/// 54 to 181 clients, requests arrive at the link at the same time, and the link is idle in between.
 const UP_TO_PEAK: [u32; 9] = [40, 60, 80, 120, 160, 240, 320, 640, 960];
 
 /// Figure 10: peak throughput of transactional stores over the skew of the keys.
