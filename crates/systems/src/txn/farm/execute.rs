@@ -61,7 +61,7 @@ pub(super) enum Wanted {
     Place,
 }
 
-/// A key that is being looked up.
+/// A lookup of a key.
 struct Pending<'k> {
     /// Place in the caller's list.
     index: usize,

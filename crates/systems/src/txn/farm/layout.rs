@@ -351,7 +351,7 @@ impl Lines {
         (self.0 - HEADER_SIZE..len).step_by(self.0)
     }
 
-    /// Marks the lines of an object of which `image` has the bytes after the header.
+    /// Marks the lines of an object. `image` holds its bytes after the header.
     pub(super) fn mark(self, image: &mut [u8]) {
         for at in self.versions_at(image.len()) {
             image[at..at + LINE_VERSION].copy_from_slice(&MARKED);
@@ -409,7 +409,7 @@ fn header_version(object: &[u8]) -> u64 {
     Header::read_from_prefix(object).map_or(0, |(header, _)| header.version())
 }
 
-/// What a READ of an object has returned.
+/// Result of a READ of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// The content of this version.
@@ -680,7 +680,7 @@ impl hash_slots::Spec for Spec {
     }
 }
 
-/// Number of slots of the index of `objects` objects; `None` if no store has so many.
+/// Returns the number of slots of an index of `objects` objects; `None` if no store has so many.
 pub(super) fn slots_for(objects: u64) -> Option<u64> {
     (objects <= OBJECTS_MAX).then(|| (objects * SLOTS_PER_OBJECT).next_power_of_two().max(64))
 }

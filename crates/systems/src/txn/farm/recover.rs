@@ -25,7 +25,7 @@ use farside_remote::{Fabric, read};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a recovery has done.
+/// Result of a recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recovery {
     /// Number of clients whose ids are free now.
@@ -35,7 +35,7 @@ pub(super) struct Recovery {
     pub(super) aborted: u64,
 }
 
-/// What the members have of a transaction.
+/// State of a transaction at all members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Evidence {
     /// Stamp of the transaction, if it was committed.
