@@ -31,8 +31,8 @@
 //! cache finds it for.
 //! Invariant: the entries are a tree: each is linked from one slot of another, or from the root slot.
 
-use super::layout::{Far, GENERATIONS, Header, NodeView, PREFIX_MAX, Slot, slot_at};
-use std::collections::BTreeMap;
+use super::layout::{Far, GENERATIONS, Header, NodeType, NodeView, PREFIX_MAX, Slot, slot_at};
+use super::order::Order;
 
 /// Number of epochs after which an entry is dropped.
 const AGE_MAX: u64 = 2 * GENERATIONS - 3;
@@ -40,8 +40,10 @@ const AGE_MAX: u64 = 2 * GENERATIONS - 3;
 const NONE: u32 = u32::MAX;
 /// Number of entries that the choice of one to evict looks at.
 const LOOKS: usize = 64;
-/// Number of slots of the largest node whose bytes are compared one by one. Larger ones have a table by byte.
+/// Number of slots of the largest entry whose slots are compared one by one. Larger ones have a table by byte.
 const COMPARED_MAX: usize = 16;
+/// Bytes that an entry takes beside its own fields: its place in the order of the nodes, and what the allocator adds.
+const EXTRA: usize = 20;
 
 /// Copies of inner nodes.
 pub(in crate::index) struct Cache {
@@ -53,53 +55,42 @@ pub(in crate::index) struct Cache {
     root_child: u32,
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Entries by the locations of their nodes.
-    by_node: BTreeMap<Far, u32>,
+    /// The entries in the order of their nodes' locations.
+    order: Order,
     /// Entry at which the next eviction begins to look.
     hand: usize,
     evicted: u64,
 }
 
 /// Copy of a node.
+///
+/// Most entries have a few slots that all lead to leaves, so only the others have places for links and a table.
 struct Entry {
     node: Far,
     /// Epoch in which the slots were read.
     read_in: u64,
-    /// Bytes of the path between the slot that leads here and the node's slots.
-    prefix: [u8; PREFIX_MAX],
-    prefix_len: u8,
-    /// Depth of the slot that leads here.
-    from: u8,
-    was_used: bool,
-    /// Number of links to other entries.
-    links: u16,
-    /// Number of keys to expect below the node, as its slots were when they were read.
-    expected: u32,
-    /// Index of the slot that leads here in the entry `parent`.
-    parent_index: u16,
+    /// The slots up to the last one that was in use, in the order of the node's. If an entry is linked from one of them,
+    /// the numbers of their entries follow, two in a word.
+    words: Box<[u64]>,
+    /// With more than [`COMPARED_MAX`] slots: the index of a slot by its partial byte. The index of an unused byte may be
+    /// that of any slot.
+    table: Option<Box<[u8; 256]>>,
     /// Entry of the node above; [`NONE`] if the root slot leads here.
     parent: u32,
-    indexes: Indexes,
-    /// The node's slots, in its order.
-    slots: Box<[Cached]>,
+    /// Index of the slot that leads here in the entry `parent`.
+    parent_index: u8,
+    kind: NodeType,
+    has_links: bool,
+    was_used: bool,
+    /// Depth of the slot that leads here.
+    from: u8,
+    /// Bytes of the path between the slot that leads here and the node's slots.
+    prefix_len: u8,
+    prefix: [u8; PREFIX_MAX],
 }
 
-/// Copy of a slot.
-#[derive(Clone, Copy)]
-struct Cached {
-    /// Null if the slot was not in use, or was dropped.
-    slot: Slot,
-    /// Entry of the slot's node.
-    child: u32,
-}
-
-/// Indexes of slots by partial byte. The index of an unused byte may be that of any slot.
-enum Indexes {
-    /// Bytes in the order of the slots.
-    Compared([u8; COMPARED_MAX]),
-    /// Indexes in the order of the bytes.
-    ByByte(Box<[u8; 256]>),
-}
+// Nearly all entries have a few slots, so fields are a large part of the cache.
+const _: () = assert!(size_of::<Option<Entry>>() == 56);
 
 impl Entry {
     fn branch(&self) -> usize {
@@ -112,52 +103,107 @@ impl Entry {
     }
 
     fn size(&self) -> usize {
-        let table = if let Indexes::ByByte(_) = self.indexes { 256 } else { 0 };
-        size_of::<Entry>() + self.slots.len() * size_of::<Cached>() + table + 32
+        let table = if self.table.is_some() { 256 } else { 0 };
+        size_of::<Option<Entry>>() + size_of_val(&*self.words) + table + EXTRA
     }
 
-    /// Replaces the slots. There are no links.
-    fn set_slots(&mut self, slots: Vec<Slot>) {
-        self.slots = slots.iter().map(|&slot| Cached { slot, child: NONE }).collect();
-        self.links = 0;
-        self.expected = slots.iter().map(|slot| slot.expected() as u32).sum();
-        self.indexes = match slots.len() > COMPARED_MAX {
-            true => Indexes::ByByte(Box::new([0; 256])),
-            false => Indexes::Compared([0; COMPARED_MAX]),
-        };
-        for (index, slot) in slots.into_iter().enumerate() {
-            self.note_byte(index, slot);
+    /// Number of slots.
+    fn len(&self) -> usize {
+        if self.has_links { self.words.len() * 2 / 3 } else { self.words.len() }
+    }
+
+    /// The slot with this index, null if it was not in use, or was dropped.
+    fn slot(&self, index: usize) -> Slot {
+        Slot(self.words[index])
+    }
+
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.words[..self.len()].iter().map(|word| Slot(*word))
+    }
+
+    /// Entry that is linked from the slot with this index.
+    fn child(&self, index: usize) -> u32 {
+        if !self.has_links {
+            return NONE;
+        }
+        (self.words[self.len() + index / 2] >> (index % 2 * 32)) as u32
+    }
+
+    fn children(&self) -> impl Iterator<Item = u32> {
+        (0..self.len()).map(|index| self.child(index))
+    }
+
+    /// Links the slot with this index to an entry, or to none.
+    fn set_child(&mut self, index: usize, to: u32) {
+        if self.child(index) == to {
+            return;
+        }
+        let len = self.len();
+        if !self.has_links {
+            let mut words = self.words.to_vec();
+            words.resize(len + len.div_ceil(2), u64::MAX);
+            (self.words, self.has_links) = (words.into(), true);
+        }
+        let at = index % 2 * 32;
+        let word = &mut self.words[len + index / 2];
+        *word = *word & !(u64::from(u32::MAX) << at) | u64::from(to) << at;
+        if to == NONE && self.children().all(|child| child == NONE) {
+            (self.words, self.has_links) = (self.words[..len].into(), false);
         }
     }
 
-    fn note_byte(&mut self, index: usize, slot: Slot) {
-        match &mut self.indexes {
-            _ if slot.is_null() => {}
-            Indexes::Compared(bytes) => bytes[index] = slot.partial(),
-            Indexes::ByByte(indexes) => indexes[usize::from(slot.partial())] = index as u8,
+    /// Replaces the slots, and drops the links.
+    fn set_slots(&mut self, slots: &[Slot]) {
+        let len = slots.iter().rposition(|slot| !slot.is_null()).map_or(0, |last| last + 1);
+        self.words = slots[..len].iter().map(|slot| slot.0).collect();
+        self.has_links = false;
+        self.table = (len > COMPARED_MAX).then(|| Box::new([0; 256]));
+        (0..len).for_each(|index| self.note_byte(index));
+    }
+
+    /// Changes a slot of the node, and keeps the links. Returns the slot before.
+    fn set_slot(&mut self, index: usize, slot: Slot) -> Slot {
+        if index >= self.len() {
+            let mut slots: Vec<Slot> = self.slots().collect();
+            let children: Vec<u32> = self.children().collect();
+            slots.resize(index, Slot::NULL);
+            slots.push(slot);
+            self.set_slots(&slots);
+            let linked = children.into_iter().enumerate().filter(|(_, child)| *child != NONE);
+            linked.for_each(|(index, child)| self.set_child(index, child));
+            return Slot::NULL;
+        }
+        let old = std::mem::replace(&mut self.words[index], slot.0);
+        self.note_byte(index);
+        Slot(old)
+    }
+
+    fn note_byte(&mut self, index: usize) {
+        let slot = self.slot(index);
+        if let Some(table) = &mut self.table
+            && !slot.is_null()
+        {
+            table[usize::from(slot.partial())] = index as u8;
         }
     }
 
     /// Index of the slot of a byte.
     #[inline]
     fn index_of(&self, byte: u8) -> Option<usize> {
-        let has_byte = |index: &usize| {
-            let cached = self.slots.get(*index);
-            cached.is_some_and(|cached| cached.slot.partial() == byte && !cached.slot.is_null())
-        };
-        match &self.indexes {
-            Indexes::ByByte(indexes) => Some(usize::from(indexes[usize::from(byte)])).filter(has_byte),
-            Indexes::Compared(bytes) => {
-                let equal = bytes.iter().enumerate().map(|(at, other)| u32::from(*other == byte) << at);
-                let mut equal = equal.fold(0, |all, one| all | one);
-                let indexes = std::iter::from_fn(|| {
-                    let index = equal.trailing_zeros();
-                    equal &= equal.wrapping_sub(1);
-                    (index < u32::BITS).then_some(index as usize)
-                });
-                indexes.into_iter().find(has_byte)
+        let has_byte = |slot: &u64| *slot as u8 == byte && !Slot(*slot).is_null();
+        let slots = &self.words[..self.len()];
+        match &self.table {
+            None => slots.iter().position(has_byte),
+            Some(table) => {
+                let index = usize::from(table[usize::from(byte)]);
+                slots.get(index).is_some_and(has_byte).then_some(index)
             }
         }
+    }
+
+    /// Number of keys to expect below the node, as its slots were when they were read.
+    fn expected(&self) -> usize {
+        self.slots().map(Slot::expected).sum()
     }
 
     /// Index of the slot that leads on along a path, if the path goes through this node and the slot is cached.
@@ -179,7 +225,7 @@ impl Cache {
             root_child: NONE,
             entries: Vec::new(),
             free: Vec::new(),
-            by_node: BTreeMap::new(),
+            order: Order::default(),
             hand: 0,
             evicted: 0,
         }
@@ -216,7 +262,7 @@ impl Cache {
         let root = Found { slot_at: self.root_at, slot: self.root, above: Slot::NULL, depth: 0 };
         let above = *descent.found.get_or_insert(root);
         let Some(index) = entry.index_on(path) else { return false };
-        let Cached { slot, child } = entry.slots[index];
+        let (slot, child) = (entry.slot(index), entry.child(index));
         let (slot_at, above) = (slot_at(entry.node, index), above.slot);
         descent.found = Some(Found { slot_at, slot, above, depth: entry.branch() + 1 });
         descent.next = child;
@@ -235,21 +281,19 @@ impl Cache {
             }
             entries.push(entry);
             let Some(index) = entry.index_of(path[branch]) else { break };
-            next = entry.slots[index].child;
+            next = entry.child(index);
         }
         let mut expected = 0;
         let is_enough = |entry: &&Entry| {
             let bytes_behind = usize::from(u8::MAX - path[entry.branch()]);
-            expected += entry.expected as usize * bytes_behind / 256;
+            expected += entry.expected() * bytes_behind / 256;
             expected >= keys
         };
         let first = entries.iter().rposition(is_enough).unwrap_or(0);
         let on_path = |entry: &Entry| OnPath {
             node: entry.node,
-            slot: self
-                .at(entry.parent)
-                .map_or(self.root, |above| above.slots[usize::from(entry.parent_index)].slot),
-            slots: entry.slots.len(),
+            slot: self.at(entry.parent).map_or(self.root, |above| above.slot(entry.parent_index.into())),
+            slots: entry.kind.slots(),
             branch: entry.branch(),
         };
         entries[first..].iter().map(|entry| on_path(entry)).collect()
@@ -257,13 +301,13 @@ impl Cache {
 
     /// Whether the cache has a node.
     pub(in crate::index) fn has(&self, node: Far) -> bool {
-        self.by_node.contains_key(&node)
+        self.entry_of(node).is_some()
     }
 
     /// Returns the cached slots of a node.
     pub(in crate::index) fn slots_of(&self, node: Far) -> Option<impl Iterator<Item = Slot>> {
-        let entry = self.entries[*self.by_node.get(&node)? as usize].as_ref()?;
-        Some(entry.slots.iter().map(|cached| cached.slot))
+        let entry = self.at(self.entry_of(node)?)?;
+        Some(entry.slots().chain(std::iter::repeat(Slot::NULL)).take(entry.kind.slots()))
     }
 
     /// Puts a node into the cache, which was read below the slot `slot` at `slot_from`. `path` leads to the node's
@@ -288,14 +332,14 @@ impl Cache {
                 _ => return,
             },
         };
-        let slots = view.slots().take(header.kind.slots());
+        let slots: Vec<Slot> = view.slots().take(header.kind.slots()).collect();
         self.update(slot_from, slot);
-        if let Some(&known) = self.by_node.get(&node) {
+        if let Some(known) = self.entry_of(node) {
             if self.at(known).is_some_and(|entry| {
                 (entry.parent, entry.parent_index) == (parent, parent_index)
                     && usize::from(entry.from) == from
             }) {
-                return self.replace(known, slots.collect(), epoch);
+                return self.replace(known, header.kind, &slots, epoch);
             }
             self.remove(known);
         }
@@ -308,18 +352,18 @@ impl Cache {
         let mut entry = Entry {
             node,
             read_in: epoch,
-            prefix,
-            prefix_len: prefix_len as u8,
-            from: from as u8,
-            was_used: true,
-            links: 0,
-            expected: 0,
-            parent_index,
+            words: Box::default(),
+            table: None,
             parent,
-            indexes: Indexes::Compared([0; COMPARED_MAX]),
-            slots: Box::default(),
+            parent_index,
+            kind: header.kind,
+            has_links: false,
+            was_used: true,
+            from: from as u8,
+            prefix_len: prefix_len as u8,
+            prefix,
         };
-        entry.set_slots(slots.collect());
+        entry.set_slots(&slots);
         self.used += entry.size();
         let number = match self.free.pop() {
             Some(number) => {
@@ -331,7 +375,7 @@ impl Cache {
                 (self.entries.len() - 1) as u32
             }
         };
-        self.by_node.insert(node, number);
+        self.order.insert(number, node_of(&self.entries));
         self.link((parent, parent_index), number);
         self.evict(number);
     }
@@ -343,9 +387,11 @@ impl Cache {
         } else {
             let Some((number, index)) = self.slot_of(at) else { return };
             let Some(entry) = &mut self.entries[number as usize] else { return };
-            entry.note_byte(index.into(), slot);
-            let cached = &mut entry.slots[usize::from(index)];
-            (std::mem::replace(&mut cached.slot, slot), cached.child)
+            let index = usize::from(index);
+            self.used -= entry.size();
+            let old = entry.set_slot(index, slot);
+            self.used += entry.size();
+            (old, entry.child(index))
         };
         if !old.is_same_place(slot) && child != NONE {
             self.remove(child);
@@ -354,7 +400,7 @@ impl Cache {
 
     /// Drops the copy of a node, and of all nodes below it.
     pub(in crate::index) fn forget_node(&mut self, node: Far) {
-        if let Some(&number) = self.by_node.get(&node) {
+        if let Some(number) = self.entry_of(node) {
             self.remove(number);
         }
     }
@@ -370,45 +416,48 @@ impl Cache {
         self.entries.get(number as usize)?.as_ref()
     }
 
+    /// Entry of a node.
+    fn entry_of(&self, node: Far) -> Option<u32> {
+        let number = self.order.last_up_to(&node, node_of(&self.entries))?;
+        self.at(number).is_some_and(|entry| entry.node == node).then_some(number)
+    }
+
     /// Entry and index of the slot at this location.
-    fn slot_of(&self, at: Far) -> Option<(u32, u16)> {
-        let (_, &number) = self.by_node.range(..=at).next_back()?;
+    fn slot_of(&self, at: Far) -> Option<(u32, u8)> {
+        let number = self.order.last_up_to(&at, node_of(&self.entries))?;
         let entry = self.at(number)?;
         let index = at.0.checked_sub(slot_at(entry.node, 0).0)? / 8;
-        (index < entry.slots.len() as u64).then_some((number, index as u16))
+        (index < entry.kind.slots() as u64).then_some((number, index as u8))
     }
 
     /// Links a slot to an entry, or to none.
-    fn link(&mut self, (parent, index): (u32, u16), to: u32) {
+    fn link(&mut self, (parent, index): (u32, u8), to: u32) {
         let Some(parent) = self.entries.get_mut(parent as usize).and_then(Option::as_mut) else {
             self.root_child = to;
             return;
         };
-        let child = &mut parent.slots[usize::from(index)].child;
-        parent.links -= u16::from(*child != NONE);
-        parent.links += u16::from(to != NONE);
-        *child = to;
+        self.used -= parent.size();
+        parent.set_child(index.into(), to);
+        self.used += parent.size();
     }
 
     /// Replaces the slots of an entry by newer ones.
-    fn replace(&mut self, number: u32, slots: Vec<Slot>, epoch: u64) {
+    fn replace(&mut self, number: u32, kind: NodeType, slots: &[Slot], epoch: u64) {
         let Some(entry) = &mut self.entries[number as usize] else { return };
-        if slots.len() < entry.slots.len() {
+        if kind < entry.kind {
             return; // A node never has fewer slots than before.
         }
         self.used -= entry.size();
-        let old = std::mem::take(&mut entry.slots);
+        let old: Vec<(Slot, u32)> = entry.slots().zip(entry.children()).collect();
         entry.set_slots(slots);
         let mut moved = Vec::new();
-        for (old, new) in old.iter().zip(&mut entry.slots).filter(|(old, _)| old.child != NONE) {
-            if new.slot.is_same_place(old.slot) {
-                new.child = old.child;
-                entry.links += 1;
-            } else {
-                moved.push(old.child);
+        for (index, (old, child)) in old.into_iter().enumerate().filter(|(_, (_, child))| *child != NONE) {
+            match slots.get(index).is_some_and(|new| new.is_same_place(old)) {
+                true => entry.set_child(index, child),
+                false => moved.push(child),
             }
         }
-        (entry.read_in, entry.was_used) = (epoch, true);
+        (entry.kind, entry.read_in, entry.was_used) = (kind, epoch, true);
         self.used += entry.size();
         moved.into_iter().for_each(|child| self.remove_below(child));
     }
@@ -424,13 +473,12 @@ impl Cache {
     fn remove_below(&mut self, number: u32) {
         let mut left = vec![number];
         while let Some(number) = left.pop() {
-            let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::take) else { continue };
+            let Some(node) = self.at(number).map(|entry| entry.node) else { continue };
+            self.order.remove(&node, node_of(&self.entries));
+            let Some(entry) = self.entries[number as usize].take() else { continue };
             self.used -= entry.size();
-            self.by_node.remove(&entry.node);
             self.free.push(number);
-            if entry.links > 0 {
-                left.extend(entry.slots.iter().map(|cached| cached.child).filter(|child| *child != NONE));
-            }
+            left.extend(entry.children().filter(|child| *child != NONE));
         }
     }
 
@@ -454,7 +502,7 @@ impl Cache {
             self.hand = (self.hand + 1) % self.entries.len();
             let number = self.hand as u32;
             let Some(entry) = &mut self.entries[self.hand] else { continue };
-            if number == kept || entry.links > 0 {
+            if number == kept || entry.has_links {
                 continue;
             }
             if !std::mem::replace(&mut entry.was_used, false) {
@@ -464,6 +512,11 @@ impl Cache {
         }
         used
     }
+}
+
+/// Returns the function that returns the location of an entry's node.
+fn node_of(entries: &[Option<Entry>]) -> impl Fn(u32) -> Far {
+    |number| entries[number as usize].as_ref().map_or(Far::new(0, 0), |entry| entry.node)
 }
 
 /// A cached slot on a path.
@@ -501,7 +554,7 @@ pub(in crate::index) struct OnPath {
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::{NodeType, node_bytes};
+    use super::super::layout::node_bytes;
     use super::*;
 
     const ROOT: Far = Far::new(0, 64);
@@ -553,6 +606,56 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_has_links_beside_any_number_of_slots() {
+        for count in [1, 2, 3, 16, 17, 48, 256] {
+            let slots: Vec<Slot> = (0..count).map(|index| slot(index as u8, 1000 + index)).collect();
+            let mut cache = cache(1 << 20);
+            let kind = NodeType::for_slot(slots.len() - 1);
+            let header = Header::new(0, kind, b"a");
+            let mut bytes = Vec::new();
+            node_bytes(ROOT, header, &slots, &mut bytes);
+            cache.insert(b"a", (ROOT, slot(0, 1), 0), (node(0), &header), &bytes, 1);
+            let at = |index: usize| (slot_at(node(0), index), slots[index], 2);
+            let found = |cache: &mut Cache, path: &[u8]| cache.find(path, 1).map(|found| found.slot_at);
+            for index in 0..slots.len() {
+                put(&mut cache, &[b'a', index as u8], at(index), 1 + index as u64, &[slot(9, 99)], 1);
+            }
+            for index in 0..slots.len() {
+                let path = [b'a', index as u8, 9];
+                assert_eq!(found(&mut cache, &path), Some(slot_at(node(1 + index as u64), 0)));
+                cache.forget_node(node(1 + index as u64));
+                assert_eq!(found(&mut cache, &path), Some(at(index).0));
+            }
+            let sizes = |cache: &Cache| cache.entries.iter().flatten().map(Entry::size).sum::<usize>();
+            assert_eq!(cache.used, sizes(&cache));
+            assert!(cache.entries.iter().flatten().all(|entry| !entry.has_links));
+        }
+    }
+
+    #[test]
+    fn a_slot_that_comes_into_use_is_added() {
+        let mut cache = cache(1 << 20);
+        let header = Header::new(0, NodeType::for_slot(20), b"a");
+        let mut bytes = Vec::new();
+        node_bytes(ROOT, header, &[slot(b'b', 2), slot(b'c', 3)], &mut bytes);
+        cache.insert(b"a", (ROOT, slot(0, 1), 0), (node(1), &header), &bytes, 1);
+        let below = (slot_at(node(1), 1), slot(b'c', 3), 2);
+        put(&mut cache, b"ac", below, 2, &[slot(9, 99)], 1);
+        let found = |cache: &mut Cache, path: &[u8]| cache.find(path, 1).map(|found| found.slot_at);
+        // The second one makes a table necessary.
+        for index in [4, 20] {
+            let added = slot(b'f' + index as u8, 7);
+            assert_eq!(found(&mut cache, &[b'a', added.partial(), 1]), Some(ROOT));
+            cache.update(slot_at(node(1), index), added);
+            assert_eq!(found(&mut cache, &[b'a', added.partial(), 1]), Some(slot_at(node(1), index)));
+            assert_eq!(found(&mut cache, b"ac\x09"), Some(slot_at(node(2), 0)), "the link is kept");
+        }
+        // Behind the slots of the node's type.
+        cache.update(slot_at(node(1), 40), slot(b'!', 7));
+        assert_eq!(found(&mut cache, b"a!1"), Some(ROOT));
+    }
+
+    #[test]
     fn an_entry_of_an_old_epoch_is_dropped() {
         let mut cache = cache(1 << 20);
         put(&mut cache, b"a", (ROOT, slot(0, 1), 0), 1, &[slot(b'b', 2)], 5);
@@ -564,7 +667,7 @@ mod tests {
     #[test]
     fn the_cache_keeps_its_budget() {
         // Room for about three nodes.
-        const BUDGET: usize = 600;
+        const BUDGET: usize = 360;
         let mut cache = cache(BUDGET);
         let slots: Vec<Slot> = (0..4).map(|index| slot(index, u64::from(index) + 2)).collect();
         put(&mut cache, b"a", (ROOT, slot(0, 1), 0), 1, &slots, 1);

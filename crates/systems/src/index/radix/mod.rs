@@ -18,6 +18,7 @@ pub(in crate::index) mod layout;
 #[cfg(test)]
 mod layout_tests;
 pub(in crate::index) mod mutants;
+mod order;
 pub(in crate::index) mod read;
 pub(in crate::index) mod scan;
 pub(in crate::index) mod session;
