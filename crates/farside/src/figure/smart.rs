@@ -840,7 +840,7 @@ const HALF: &str = "SMART, half of the records";
 const LISTS: Inputs = Inputs { lists_are_ops: true, ..CONNECTX_6 };
 
 /// Bytes of the cache that this release and the artifact take for a record, both calculated.
-const CACHED: [u64; 2] = [50, 15];
+const CACHED: [u64; 2] = [30, 15];
 
 /// Curves of all contenders whose caches have room for as many nodes of SMART as in the artifact.
 const AS_MANY_NODES: [&str; 3] =

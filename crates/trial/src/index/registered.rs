@@ -52,7 +52,7 @@ impl Opened for AnyIndex<Tracked> {
         } else {
             (chunk, value_len)
         };
-        let cache = [0, 300, 2_000, 1 << 20][random.below(4) as usize];
+        let cache = [0, 200, 1_000, 1 << 20][random.below(4) as usize];
         let combinings =
             [(Combining::Batches, "all"), (Combining::Reads, "reads"), (Combining::None, "none")];
         let (combining, combined) = combinings[random.below(3) as usize];
