@@ -134,11 +134,14 @@ pub(crate) async fn all<T: Unpin>(futures: impl Iterator<Item = impl Future<Outp
 }
 
 /// Runs futures at the same time until all have completed, or the outputs so far are enough. Returns the outputs, in
-/// order, and drops the other futures, which have no output.
+/// order, and drops the other futures, which have no output. One future alone always completes, and costs no box.
 pub(crate) async fn wait_for<T: Unpin>(
-    futures: impl Iterator<Item = impl Future<Output = T>>,
+    mut futures: impl Iterator<Item = impl Future<Output = T>>,
     is_enough: impl Fn(&[Option<T>]) -> bool,
 ) -> Vec<Option<T>> {
+    let Some(first) = futures.next() else { return Vec::new() };
+    let Some(second) = futures.next() else { return vec![Some(first.await)] };
+    let futures = [first, second].into_iter().chain(futures);
     let mut running: Vec<Option<Pin<Box<_>>>> = futures.map(|future| Some(Box::pin(future))).collect();
     let mut outputs: Vec<Option<T>> = running.iter().map(|_| None).collect();
     std::future::poll_fn(move |cx| {

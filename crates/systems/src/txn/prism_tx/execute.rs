@@ -7,6 +7,7 @@
 //! commit.
 
 use super::layout::{ADDRESS_OFFSET, Item, ItemHeader, PROBES_MAX, Settled, Slot, Timestamp};
+use super::site::Buffers;
 use super::{Client, mutants};
 use crate::members::all;
 use crate::ready::run_until_ready;
@@ -107,8 +108,9 @@ impl<F: Fabric + Clock> Client<F> {
         let table = &self.site.shards[shard];
         let item_max = table.spec().item_max();
         let most = (OPS_MAX / OPS_PER_KEY).min(REPLY_BYTES_MAX / (item_max + REPLY_PER_KEY)).max(1);
-        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-        let (mut seen, mut pauses) = (Vec::new(), 0);
+        let mut own = self.spare.borrow_mut().pop().unwrap_or_default();
+        let Buffers { chain: buffer, reply } = &mut own;
+        let (mut seen, mut pauses) = (Vec::with_capacity(pending.len()), 0);
         while !pending.is_empty() {
             let mut left = Vec::new();
             let mut is_waiting = false;
@@ -127,7 +129,7 @@ impl<F: Fabric + Clock> Client<F> {
                         }
                     });
                 }
-                self.site.fabric.run(table.node, &chain, &mut reply).await.map_err(TxnError::of_read)?;
+                self.site.fabric.run(table.node, &chain, reply).await.map_err(TxnError::of_read)?;
                 for (of, (slot, item)) in group.iter().zip(outs) {
                     let slot = *reply.get(slot).map_err(TxnError::Refused)?;
                     let Pending { index, key, probed } = *of;
@@ -180,6 +182,7 @@ impl<F: Fabric + Clock> Client<F> {
             }
             pending = left;
         }
+        self.spare.borrow_mut().push(own);
         Ok(seen)
     }
 

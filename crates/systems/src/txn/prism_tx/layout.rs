@@ -339,6 +339,7 @@ pub(super) fn encode_body<'a>(
     let bytes: usize = writes.clone().map(|write| Write::len(write.key, write.value)).sum();
     let header =
         BodyHeader { ts, writes: U32::new(writes.clone().count() as u32), bytes: U32::new(bytes as u32) };
+    out.reserve_exact(header.as_bytes().len() + bytes);
     out.extend_from_slice(header.as_bytes());
     for Write { slot, key, value } in writes {
         out.extend_from_slice(ItemHeader::new(U64::new(slot), key, value).as_bytes());

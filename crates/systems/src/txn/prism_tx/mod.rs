@@ -48,7 +48,7 @@ use farside_remote::fabric::Ran;
 use layout::HEADER_SIZE;
 use recover::Recovery;
 use session::Session;
-use site::Site;
+use site::{Buffers, Site};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -83,7 +83,7 @@ const KEEPER_PAUSE: Duration = Duration::from_micros(50);
 /// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`PrismTx::another`].
 pub struct PrismTx<F: Fabric + Clock> {
     client: Rc<Client<F>>,
-    reads: BTreeMap<Vec<u8>, Seen>,
+    reads: BTreeMap<Vec<u8>, Box<Seen>>,
     writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     /// Whether a read has failed.
     is_doomed: bool,
@@ -100,6 +100,8 @@ pub(crate) struct Client<F> {
     lanes: Vec<RefCell<Lane>>,
     handles: Cell<usize>,
     counters: Counters,
+    /// Buffers of reads that are not in use.
+    spare: RefCell<Vec<Buffers>>,
 }
 
 /// Work of a lane.
@@ -147,7 +149,7 @@ impl<F: Fabric + Clock> PrismTx<F> {
         missing.iter().try_for_each(|key| check_key(key))?;
         match self.client.look_up(&missing, Wanted::Settled).await {
             Ok(seen) => {
-                self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen));
+                self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen.into_iter().map(Box::new)));
                 Ok(())
             }
             Err(error) => {
@@ -261,6 +263,7 @@ impl<F: Fabric + Clock> Client<F> {
             jobs: Jobs::new(lanes.into()),
             handles: Cell::new(0),
             counters: Counters::default(),
+            spare: RefCell::default(),
             site: Rc::clone(&session.site),
             session,
         }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// A transaction that has been executed.
 pub(super) struct Transaction {
-    pub(super) reads: BTreeMap<Vec<u8>, Seen>,
+    pub(super) reads: BTreeMap<Vec<u8>, Box<Seen>>,
     /// The written keys, with their new values; `None` for a key that is deleted.
     pub(super) writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     /// Time in microseconds above which the timestamp lies.
@@ -153,42 +153,42 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// Returns a slot for each key of a transaction. Claims slots for keys that have none. Raises `above` to the
     /// timestamps that bind the transaction.
-    async fn places(
+    async fn places<'t>(
         &self,
-        transaction: &Transaction,
+        transaction: &'t Transaction,
         above: &mut u64,
-    ) -> Result<BTreeMap<Vec<u8>, Place>, TxnError> {
+    ) -> Result<BTreeMap<&'t [u8], Place>, TxnError> {
         let unread = transaction.writes.keys().filter(|key| !transaction.reads.contains_key(*key));
         let unread: Vec<&[u8]> = unread.map(Vec::as_slice).collect();
         let found = match unread.is_empty() {
             true => Vec::new(),
             false => self.look_up(&unread, Wanted::Any).await?,
         };
-        let read = transaction.reads.iter().map(|(key, seen)| (key.as_slice(), seen.clone()));
+        let read = transaction.reads.iter().map(|(key, seen)| (key.as_slice(), &**seen));
         let (mut places, mut unclaimed) = (BTreeMap::new(), Vec::new());
-        for (key, seen) in read.chain(unread.into_iter().zip(found)) {
+        for (key, seen) in read.chain(unread.into_iter().zip(&found)) {
             *above = (*above).max(seen.version.clock()).max(seen.prepared.clock());
             match seen.has_slot {
-                true => _ = places.insert(key.to_vec(), seen.place),
+                true => _ = places.insert(key, seen.place),
                 false => unclaimed.push(key),
             }
         }
         for (key, claimed) in unclaimed.iter().zip(all(unclaimed.iter().map(|key| self.claim(key))).await) {
             let seen = claimed?;
             *above = (*above).max(seen.prepared.clock());
-            places.insert(key.to_vec(), seen.place);
+            places.insert(key, seen.place);
         }
         Ok(places)
     }
 
     /// Divides a transaction among the shards.
-    fn parts<'t>(&self, transaction: &'t Transaction, places: &BTreeMap<Vec<u8>, Place>) -> Vec<Part<'t>> {
+    fn parts<'t>(&self, transaction: &'t Transaction, places: &BTreeMap<&[u8], Place>) -> Vec<Part<'t>> {
         let mut parts: Vec<Part<'t>> = (0..self.site.shards.len())
             .map(|shard| Part { shard, keys: Vec::new(), body: Vec::new(), unknown: None })
             .collect();
         let unread = transaction.writes.keys().filter(|key| !transaction.reads.contains_key(*key));
         for key in transaction.reads.keys().chain(unread) {
-            let Place { shard, slot } = places[key];
+            let Place { shard, slot } = places[key.as_slice()];
             parts[shard].keys.push(KeyOf {
                 slot,
                 key,
