@@ -28,8 +28,9 @@ use std::time::Duration;
 
 type LocalTxn = AnyTxn<Rc<Endpoint>>;
 
-/// Number of attempts of [`Txn::run`].
-const ATTEMPTS: u32 = 100;
+/// Time for which [`Txn::run`] tries a transaction again: several leases, of half a second by default. Only a client
+/// that has seen the lease of a dead client for as long as it lasts recovers the keys that the dead one has locked.
+const TRIES_FOR: Duration = Duration::from_secs(5);
 /// Time that the client of a closed store may take to end.
 const END_MAX: Duration = Duration::from_secs(1);
 
@@ -102,13 +103,14 @@ impl Txn {
     }
 
     /// Runs a transaction until it commits: begins it, calls `body`, and commits. If another transaction was in the
-    /// way, pauses and tries again, up to 100 times. Returns the output of the `body` that was committed.
+    /// way, pauses and tries again, for up to 5 seconds. Returns the output of the `body` that was committed.
     ///
     /// # Errors
     /// [`Error::Txn`] with [`TxnError::Conflict`] after the last attempt, or the first other error. [`Error::ran`]
     /// tells whether the transaction may have been committed.
     pub fn run<O>(&mut self, body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>) -> Result<O, Error> {
-        self.run_within(ATTEMPTS, body).map(|(output, _)| output)
+        let until = self.opened.endpoint.now() + TRIES_FOR;
+        self.run_while(|_, now| now < until, body).map(|(output, _)| output)
     }
 
     /// Does the same as [`Txn::run`], with at most this number of attempts, which is at least 1. Returns also the
@@ -119,26 +121,32 @@ impl Txn {
     pub fn run_within<O>(
         &mut self,
         attempts: u32,
+        body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>,
+    ) -> Result<(O, u32), Error> {
+        self.run_while(|attempt, _| attempt < attempts, body)
+    }
+
+    /// Runs a transaction until it commits, or until `goes_on` returns false after a conflict. `goes_on` gets the
+    /// number of attempts and the time.
+    fn run_while<O>(
+        &mut self,
+        goes_on: impl Fn(u32, Duration) -> bool,
         mut body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>,
     ) -> Result<(O, u32), Error> {
-        let mut limit = BACKOFF.first;
-        for attempt in 1..attempts {
+        let (mut limit, mut attempt) = (BACKOFF.first, 1);
+        loop {
             let mut transaction = self.begin()?;
             let done = body(&mut transaction).and_then(|output| transaction.commit().map(|()| output));
             match done {
-                Err(Error::Txn(TxnError::Conflict)) => {}
+                Err(Error::Txn(TxnError::Conflict)) if goes_on(attempt, self.opened.endpoint.now()) => {}
                 done => return done.map(|output| (output, attempt)),
             }
             let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
             let pause = Duration::from_nanos(self.draws.below(nanos) + 1);
             let Opened { endpoint, keepers, .. } = &mut self.opened;
             block_on(&**endpoint, keepers.beside(endpoint.sleep(pause)));
-            limit = (limit * 2).min(BACKOFF.longest);
+            (limit, attempt) = ((limit * 2).min(BACKOFF.longest), attempt + 1);
         }
-        let mut transaction = self.begin()?;
-        let output = body(&mut transaction)?;
-        transaction.commit()?;
-        Ok((output, attempts))
     }
 
     /// Numbers of the events in this client's transactions so far, with their names.

@@ -41,7 +41,7 @@ use farside_systems::system::{Options, Sizing};
 use farside_systems::txn::farm::{self, layout};
 use farside_systems::txn::{Committed, Left, Prepare, Transacting, Txn, TxnError, Version};
 use items::{ELEMENT_LEN, Item, LEN_MIN};
-use phases::{CLAIM, COMMIT, PHASES};
+use phases::{CLAIM, COMMIT, PHASES, PREPARE};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -335,7 +335,7 @@ impl Family for Txns {
 
     /// After a commit that found no memory, the client aborts.
     fn exhausted_in(&self, last: usize) -> usize {
-        if last == CLAIM { CLAIM } else { COMMIT }
+        if [CLAIM, PREPARE].contains(&last) { last } else { COMMIT }
     }
 
     fn checker(&self) -> Judge {

@@ -1,7 +1,7 @@
 //! Tests that kill the mutants which only a running system exposes.
 
-use crate::chequer_steps;
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
+use crate::{chequer_steps, prism_tx_steps};
 use farside_node::mutants::{BOTH_DECISIONS, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{EPOCH_IGNORES_TURNS, REUSED_AT_ONCE};
@@ -11,6 +11,7 @@ use farside_systems::kv::chequer::mutants as chequer;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
 use farside_systems::mutants::{LOST_WHILE_OTHERS_SILENT, MEMBERS_MIXED};
+use farside_systems::txn::prism_tx::mutants as prism_tx;
 use std::time::Duration;
 
 #[test]
@@ -145,6 +146,26 @@ fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
         // Each table has another secret, and some have room for all keys in any order.
         let tries = if mutant == chequer::REPLAYED_IN_ANOTHER_BUCKET { 20 } else { 1 };
         let lives = (0..tries).all(|_| stepped::passes(Some(mutant), *case));
+        println!("{mutant:?}: killed by {}", if lives { "nobody" } else { name });
+        killed += usize::from(!lives);
+    }
+    println!("{killed} of {} mutants were killed", killers.len());
+    assert_eq!(killed, killers.len());
+}
+
+#[test]
+fn the_mutants_of_prism_tx_that_trials_expose_seldom_are_killed() {
+    // The correct code passes the same cases in `prism_tx_steps`.
+    let killers = [
+        (prism_tx::DECIDED_ERASED, "recoverer dies"),
+        (prism_tx::LEASE_UNCONFIRMED, "recoverer late"),
+        (prism_tx::RAISED_WITHOUT_WAIT, "smaller intent"),
+    ];
+    let mut killed = 0;
+    for (mutant, name) in killers {
+        let (_, case) =
+            prism_tx_steps::CASES.iter().find(|case| case.0 == name).expect("a case of this name");
+        let lives = stepped::passes(Some(mutant), *case);
         println!("{mutant:?}: killed by {}", if lives { "nobody" } else { name });
         killed += usize::from(!lives);
     }

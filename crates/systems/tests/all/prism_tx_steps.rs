@@ -89,12 +89,16 @@ impl Scene {
     }
 
     fn with_ids(ids: u16) -> Scene {
+        Scene::of(ids, 20, 40)
+    }
+
+    fn of(ids: u16, items: u64, value_len: usize) -> Scene {
         let homes = (0..NODES).map(|_| Home::new(16)).collect();
         let mut scene = Scene { homes, keys: Vec::new() };
         let endpoint = scene.endpoint();
         let transacting = Transacting { ids: Some(ids), lanes: Some(2), ..Transacting::NONE };
         let sizing =
-            Sizing { items: Some(20), value_len: 40, lease: Some(LEASE), transacting, ..Sizing::default() };
+            Sizing { items: Some(items), value_len, lease: Some(LEASE), transacting, ..Sizing::default() };
         let (name, kind, quota) = (STORE.into(), KIND.into(), 6 << 20);
         let new = New { name, kind, sizing, quota, members: NODES as usize };
         run(&endpoint, members::create(&endpoint, NODES, &new, [1, 2])).expect("the nodes have memory");
@@ -111,6 +115,14 @@ impl Scene {
 
     fn endpoint(&self) -> Endpoint {
         Rc::new(Intercept::new(Endpoints(self.homes.iter().map(Home::endpoint).collect())))
+    }
+
+    /// Opens a client for one use, and closes it.
+    fn by_client<O>(&self, uses: impl FnOnce(&mut Client) -> O) -> O {
+        let mut client = Client::open(self);
+        let output = uses(&mut client);
+        client.close();
+        output
     }
 
     /// Recovers all dead clients. Returns `None` if a chain was stopped.
@@ -192,6 +204,25 @@ impl Client {
         })
     }
 
+    /// Writes a value to each key, without reading it; deletes the key if there is no value. Returns `None` if a chain
+    /// was stopped.
+    fn try_put(&mut self, writes: &[([u8; 8], Option<&[u8]>)]) -> Option<Result<(), TxnError>> {
+        self.run(async |txn| {
+            txn.begin();
+            writes.iter().try_for_each(|(key, value)| match value {
+                Some(value) => txn.put(key, value),
+                None => txn.delete(key),
+            })?;
+            txn.commit().await.map(drop)
+        })
+    }
+
+    /// Id of the client.
+    fn id(&self) -> u16 {
+        let AnyTxn::PrismTx(txn) = &self.txn else { panic!("a store of another kind") };
+        txn.id()
+    }
+
     /// Writes a value to all keys. Tries again while another transaction is in the way.
     fn write(&mut self, keys: &[[u8; 8]], value: &[u8]) -> Result<(), TxnError> {
         let began = Instant::now();
@@ -216,11 +247,15 @@ impl Client {
     }
 
     fn stat(&mut self) -> Stat {
+        self.try_stat().expect("the nodes answer")
+    }
+
+    fn try_stat(&mut self) -> Result<Stat, TxnError> {
         let stat = self.run(async |txn| {
             let AnyTxn::PrismTx(txn) = txn else { panic!("a store of another kind") };
             txn.stat().await
         });
-        stat.expect("no chain is stopped").expect("the nodes answer")
+        stat.expect("no chain of it is stopped")
     }
 
     fn close(self) {
@@ -275,6 +310,14 @@ fn every_chain_of_a_client(is_disturbed: bool) {
     }
 }
 
+/// Tests that also detect broken variants which trials expose too rarely.
+#[cfg(farside_mutants)]
+pub(crate) const CASES: [(&str, fn()); 3] = [
+    ("recoverer dies", a_recoverer_may_die_at_each_chain),
+    ("recoverer late", a_recoverer_may_be_late_at_each_chain),
+    ("smaller intent", a_recoverer_waits_for_a_smaller_intent_of_another_dead_client),
+];
+
 #[test]
 fn a_client_may_die_or_lose_its_session_at_each_chain_of_a_commit() {
     every_chain_of_a_client(false);
@@ -287,7 +330,7 @@ fn a_client_may_die_or_lose_its_session_at_each_chain_of_an_abort() {
 
 /// Lets a client die before each chain of a commit, and its first recoverer die before each of its own chains.
 #[test]
-fn a_recoverer_may_die_at_each_chain() {
+pub(crate) fn a_recoverer_may_die_at_each_chain() {
     for chain in NODES..NODES + 5 {
         for of_recoverer in 0..16 {
             let scene = Scene::new();
@@ -311,7 +354,7 @@ fn a_recoverer_may_die_at_each_chain() {
 /// Stops a recoverer before each of its chains, until another one has recovered the client, and the next holder of the
 /// id has committed, or has prepared.
 #[test]
-fn a_recoverer_may_be_late_at_each_chain() {
+pub(crate) fn a_recoverer_may_be_late_at_each_chain() {
     for chain in NODES..NODES + 5 {
         for of_recoverer in 0..16 {
             for next_stops in [None, Some(NODES + 2)] {
@@ -330,11 +373,17 @@ fn a_recoverer_may_be_late_at_each_chain() {
                         client.endpoint.of_chain(chain, Then::Stops);
                     }
                     let written = client.try_write(&theirs.keys, b"next");
-                    *to.borrow_mut() = Some((client, written));
+                    let open = client.stat().open;
+                    *to.borrow_mut() = Some((client, written, open));
                 });
                 let healed = scene.heal(&late);
-                let next = next.take();
-                let written = next.as_ref().map(|(_, written)| written.clone());
+                let mut next = next.take();
+                if let Some((client, _, open)) = next.as_mut().filter(|_| next_stops.is_some()) {
+                    // A client that is not fenced keeps its intents.
+                    let left = client.try_stat();
+                    assert!(left.as_ref().is_err() || left.is_ok_and(|left| left.open == *open));
+                }
+                let written = next.as_ref().map(|(_, written, _)| written.clone());
                 drop(next);
                 let values = scene.settled();
                 let is_one = |value: &[u8]| values.iter().all(|found| found == value);
@@ -351,4 +400,155 @@ fn a_recoverer_may_be_late_at_each_chain() {
             }
         }
     }
+}
+
+/// Stops a client within its commit, after its first member has DECIDED, and then a client that has overwritten one of
+/// its keys without reading it. The recoverer meets the larger timestamp first.
+#[test]
+pub(crate) fn a_recoverer_waits_for_a_smaller_intent_of_another_dead_client() {
+    for chain in 2 * NODES..2 * NODES + 3 {
+        for of_other in 1..4 {
+            let scene = Scene::with_ids(2);
+            let mut clients = [Client::open(&scene), Client::open(&scene)];
+            clients.sort_by_key(Client::id);
+            let [mut other, mut victim] = clients;
+            victim.endpoint.of_chain(chain, Then::Stops);
+            let _stopped = victim.try_write(&scene.keys, b"new");
+            other.endpoint.of_chain(of_other, Then::Stops);
+            let _stopped = other.try_put(&[(scene.keys[1], Some(b"other"))]);
+            drop((victim, other));
+            let values = scene.settled();
+            let is = |member: usize, value: &[u8]| values[member] == value;
+            assert!(
+                is(1, b"other") || (is(0, b"new") == is(1, b"new")),
+                "chain {chain} of the client and {of_other} of the other leave {values:?}"
+            );
+        }
+    }
+}
+
+/// Length of values of which a segment has few.
+const LARGE: usize = 40_000;
+
+/// Two members with memory for few large values.
+struct Full {
+    scene: Scene,
+    /// Unused keys, by member.
+    keys: [Vec<[u8; 8]>; 2],
+    /// Keys with large values at the second member.
+    large: Vec<[u8; 8]>,
+}
+
+impl Full {
+    fn new() -> Full {
+        let scene = Scene::of(3, 400, LARGE);
+        let client = Client::open(&scene);
+        let of_member = |member: usize| {
+            let keys = (1000_u64..).map(u64::to_be_bytes);
+            keys.filter(|key| client.txn.member_of(key) == member).take(300).collect()
+        };
+        let keys = [0, 1].map(of_member);
+        client.close();
+        Full { scene, keys, large: Vec::new() }
+    }
+
+    /// Gives an unused key of the second member a large value.
+    fn fill(&mut self) -> Result<(), TxnError> {
+        let key = self.keys[1].pop().expect("there are enough keys");
+        let filled =
+            self.scene.by_client(|client| client.try_put(&[(key, Some(&[7; LARGE]))])).expect("it runs");
+        self.large.extend(filled.is_ok().then_some(key));
+        filled
+    }
+
+    /// Deletes a large value of the second member.
+    fn free(&mut self) {
+        let key = self.large.pop().expect("it has large values");
+        let deleted = self.scene.by_client(|client| client.try_put(&[(key, None)])).expect("it runs");
+        assert_eq!(deleted, Ok(()), "a full store can be emptied");
+    }
+
+    /// Returns an unused key of each member, with slots.
+    fn pair(&mut self) -> [[u8; 8]; 2] {
+        let pair = [0, 1].map(|member| self.keys[member].pop().expect("there are enough keys"));
+        let claimed = self.scene.by_client(|client| client.read(&pair));
+        assert_eq!(claimed, vec![Vec::<u8>::new(); 2]);
+        pair
+    }
+}
+
+#[test]
+fn a_full_member_refuses_a_transaction_of_two_members_before_it_is_decided() {
+    let mut full = Full::new();
+    while full.fill().is_ok() {}
+    assert!(full.large.len() >= 10, "{} values", full.large.len());
+    let pair = full.pair();
+    let both = |full: &Full| {
+        full.scene.by_client(|client| {
+            let put = client.try_put(&[(pair[0], Some(b"new")), (pair[1], Some(&[8; LARGE]))]);
+            (put.expect("it runs"), client.read(&pair))
+        })
+    };
+    assert_eq!(both(&full), (Err(TxnError::OutOfMemory), vec![Vec::new(); 2]));
+    assert_eq!(full.scene.by_client(|client| client.stat().unsettled), 0);
+    full.free();
+    assert_eq!(both(&full), (Ok(()), vec![b"new".to_vec(), vec![8; LARGE]]));
+}
+
+/// Clients die within commits whose first member has DECIDED, each after another client has taken the last buffer of
+/// the second member. Recoverers use the reserve, until it is used up as well.
+#[test]
+fn what_is_decided_waits_until_memory_is_free() {
+    let full = Rc::new(RefCell::new(Full::new()));
+    while full.borrow_mut().fill().is_ok() {}
+    // The last chain of a commit is that of the second member.
+    let pair = full.borrow_mut().pair();
+    let last = full.borrow().scene.by_client(|client| {
+        let count = Rc::new(Cell::new(0));
+        let theirs = Rc::clone(&count);
+        client.endpoint.before_each(move || {
+            theirs.set(theirs.get() + 1);
+            Then::Runs
+        });
+        assert_eq!(client.try_put(&pair.map(|key| (key, Some(&b"small"[..])))), Some(Ok(())));
+        count.get() - 1
+    });
+    let (mut recovered, began) = (0, Instant::now());
+    let (pair, failed) = loop {
+        assert!(began.elapsed() < Duration::from_secs(60), "{recovered} were recovered");
+        full.borrow_mut().free();
+        let pair = full.borrow_mut().pair();
+        let mut victim = Client::open(&full.borrow().scene);
+        let (theirs, count) = (Rc::clone(&full), Cell::new(0));
+        victim.endpoint.before_each(move || {
+            let number = count.replace(count.get() + 1);
+            if number != last {
+                return Then::Runs;
+            }
+            let _else_it_has_none = theirs.borrow_mut().fill();
+            Then::Stops
+        });
+        let put = victim.try_put(&[(pair[0], Some(b"new")), (pair[1], Some(&[8; LARGE]))]);
+        drop(victim);
+        if matches!(put, Some(Err(_))) {
+            continue; // The buffer was not free yet.
+        }
+        let healed = {
+            let full = full.borrow();
+            full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped")
+        };
+        match healed {
+            Ok(()) => recovered += 1,
+            Err(error) => break (pair, error),
+        }
+    };
+    assert!(failed.contains("out of memory"), "{failed}");
+    assert!(recovered >= 10, "{recovered} were recovered from the reserve");
+    full.borrow_mut().free();
+    let full = full.borrow();
+    while let Err(error) = full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped") {
+        assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+    }
+    let values = full.scene.by_client(|client| client.read(&pair));
+    assert_eq!(values, [b"new".to_vec(), vec![8; LARGE]]);
 }

@@ -8,7 +8,7 @@ use farside_remote::{ChainView, Mode};
 /// Indices of the phases. The idle phase is the first.
 const READ: usize = 1;
 pub(super) const CLAIM: usize = 2;
-const PREPARE: usize = 3;
+pub(super) const PREPARE: usize = 3;
 pub(super) const COMMIT: usize = 4;
 const ABORT: usize = 5;
 const WORD: usize = 6;
@@ -54,6 +54,8 @@ fn phase_of(chain: ChainView<'_>) -> usize {
         0 if has_cas(Mode::Lt) => PREPARE,
         0 if has(Code::Cas) || has(Code::FetchAdd) => WORD,
         0 => READ,
+        // The last ops of a prepare find out whether the member has memory.
+        _ if chain.ops().last().is_some_and(|op| op.code() == Code::Allocate) => PREPARE,
         // An install swaps the timestamp, which the chain has written to scratch.
         _ if has(Code::Write) => COMMIT,
         _ => CLAIM,

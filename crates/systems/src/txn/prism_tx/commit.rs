@@ -9,6 +9,9 @@
 //! retires the new item. A chain whose outcome is unknown is repeated: a second run of it, at whatever time, changes
 //! nothing.
 //!
+//! If no buffer of an item's class is free, a chain that decides fails, and nothing was changed. What is decided takes
+//! a larger buffer, or one of the store's reserve. If there is none, it waits: deletes free memory.
+//!
 //! Invariant: the client reports success once all shards have answered.
 //! Invariant: the installs of a shard follow DECIDED at this shard.
 
@@ -20,7 +23,7 @@ use super::site::{Buffers, Site};
 use super::transaction::{Lane, LaneShard, Part, of_parts};
 use super::{Client, PATIENCE, mutants};
 use crate::members::all;
-use crate::ready::{once, run_until_ready};
+use crate::ready::{once, pauses};
 use crate::txn::{Committed, TxnError, Version};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
@@ -124,10 +127,23 @@ impl<F: Fabric + Clock> Client<F> {
     }
 }
 
-/// Returns the class that is so many classes above this one, or the largest one.
-fn larger_class(class: &'static Class, by: usize) -> &'static Class {
-    let all = Class::all();
-    &all[(usize::from(class.index) + by).min(all.len() - 1)]
+/// Class of the buffers for an item with this key and value, which have valid lengths.
+pub(super) fn class_of(key: &[u8], value: Option<&[u8]>) -> &'static Class {
+    Class::for_len(HEADER_SIZE + key.len() + value.map_or(0, <[u8]>::len))
+        .expect("the longest value has a limit")
+}
+
+/// Class of the buffer for an item, and whether it may be one of the store's reserve. On the first try, it is the
+/// item's own class. On each later one, it is the next larger class, up to the largest class of the store's items.
+/// On the last try, it is a buffer of that class from the reserve: so the reserve's segment suits all items, whatever
+/// item takes it. `None` after the last try.
+fn class_for(exact: &'static Class, largest: &'static Class, tries: u8) -> Option<(&'static Class, bool)> {
+    let larger = Class::get(exact.index + tries).filter(|class| class.index <= largest.index);
+    match larger {
+        Some(class) => Some((class, false)),
+        None if exact.index + tries == largest.index + 1 => Some((largest, true)),
+        None => None,
+    }
 }
 
 impl<F: Fabric + Clock> Site<F> {
@@ -146,9 +162,12 @@ impl<F: Fabric + Clock> Site<F> {
             Source::Own(entry, attempt) => (Some(entry), attempt == Attempt::Later),
             Source::Log => (None, true),
         };
-        let (mut left, mut has_run, mut larger) = (writes, false, 0);
+        let largest = Class::for_len(shard.spec().item_max()).expect("the longest value has a limit");
+        let is_delete = writes.iter().all(|write| write.value.is_none());
+        let (mut left, mut has_run, mut tries, mut pauses) = (writes, false, 0, pauses());
         while !left.is_empty() {
-            let (now, later) = left.split_at(fitting(left));
+            // After the first try, one item at a time: the others may find buffers of their own classes.
+            let (now, later) = left.split_at(if tries == 0 { fitting(left) } else { 1 });
             let header = |write: &Write<'_>| ItemHeader::new(ts, write.key, write.value);
             let headers: Vec<ItemHeader<Timestamp>> = now.iter().map(header).collect();
             let mut chain = own.chain.begin(shard.key());
@@ -157,14 +176,17 @@ impl<F: Fabric + Clock> Site<F> {
             let decide = |entry| cas(Mode::Eq, shard.word(entry), &active, &decided);
             let mut word = decides.filter(|_| !is_late).map(|entry| chain.also(decide(entry)));
             chain.also(write(TMP, ts.as_bytes()));
+            let mut is_last_try = false;
             for (of, header) in now.iter().zip(&headers) {
                 let value = of.value.unwrap_or_default();
-                let class = Class::for_len(HEADER_SIZE + of.key.len() + value.len());
-                let class = class.ok_or((has_run, TxnError::Damaged("an item that is too long")))?;
-                let list = larger_class(class, larger).list();
-                let item = allocate(list, [header.as_bytes(), of.key, value]);
-                // What is decided must become visible, also in a full store.
-                let item = if of.value.is_none() || is_decided { item.from_reserve() } else { item };
+                if HEADER_SIZE + of.key.len() + value.len() > shard.spec().item_max() {
+                    return Err((has_run, TxnError::Damaged("an item that is too long")));
+                }
+                let exact = class_of(of.key, of.value);
+                let (class, is_reserve) = class_for(exact, largest, tries).unwrap_or((largest, true));
+                is_last_try |= is_reserve;
+                let item = allocate(class.list(), [header.as_bytes(), of.key, value]);
+                let item = if is_reserve { item.from_reserve() } else { item };
                 chain.also(item.redirect(TMP_ADDRESS));
                 let at = shard.settled(of.slot);
                 if mutants::VERSION_APART.is_on() {
@@ -179,18 +201,19 @@ impl<F: Fabric + Clock> Site<F> {
             if let Some(entry) = decides.filter(|_| is_late) {
                 word = Some(chain.also(decide(entry)));
             }
-            let ran = match larger {
-                0 => run_until_ready(&*self.fabric, shard.node, &chain, &mut own.reply).await,
-                _ => once(&*self.fabric, shard.node, &chain, &mut own.reply).await,
-            };
-            match ran {
-                Ok(true) => larger = 0,
-                // All segments may be those of other classes. What is decided must not wait until one is free.
-                Ok(false) if is_decided && larger < Class::all().len() => {
-                    larger += 1;
+            match once(&*self.fabric, shard.node, &chain, &mut own.reply).await {
+                Ok(true) => tries = 0,
+                // What is decided must become visible, and a full store must be emptied: take larger buffers.
+                Ok(false) if (is_decided || has_run || is_delete) && !is_last_try => {
+                    tries += 1;
                     continue;
                 }
-                Ok(false) => return Err((has_run, TxnError::OutOfMemory)),
+                Ok(false) => {
+                    let pause = pauses.next().ok_or((has_run, TxnError::OutOfMemory))?;
+                    self.fabric.sleep(pause).await;
+                    tries = 0;
+                    continue;
+                }
                 Err(error) => return Err((has_run || error.ran() != Ran::No, TxnError::of_read(error))),
             }
             match own.reply.verdict() {
@@ -207,6 +230,15 @@ impl<F: Fabric + Clock> Site<F> {
         }
         Ok(())
     }
+}
+
+/// Number of chains that install these items.
+pub(super) fn chains_of(writes: &[Write<'_>]) -> usize {
+    let (mut left, mut chains) = (writes, 0);
+    while !left.is_empty() {
+        (left, chains) = (&left[fitting(left)..], chains + 1);
+    }
+    chains
 }
 
 /// Number of the first items that one chain installs.

@@ -196,6 +196,9 @@ impl Word {
     /// Word of a free entry.
     pub const FREE: Word = Word { ts: Timestamp::ZERO, state: big_endian::U64::ZERO };
 
+    /// Word that no entry ever has.
+    pub(super) const NEVER: Word = Word { ts: Timestamp::ALL_BITS, state: big_endian::U64::ZERO };
+
     /// Returns the word of a transaction in this state.
     pub fn new(ts: Timestamp, state: State) -> Word {
         Word { ts, state: big_endian::U64::new(state as u64) }

@@ -72,6 +72,8 @@ counters! {
     recovered: "recovered clients";
     redone: "redone transactions";
     backed_out: "backed out transactions";
+    /// Recoveries that ended with an error. The client is recovered again if it is in the way again.
+    recoveries_failed: "recoveries failed";
 }
 
 /// Time for which a commit or an abort repeats a chain at a member that does not answer, and for which a commit waits
@@ -335,7 +337,7 @@ impl<F: Fabric + Clock> Client<F> {
         let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
         let mut clocks = pin!(self.session.stamps.keep());
         let mut sweeping = pin!(self.keep_sweeping());
-        let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
+        let mut recovering = pin!(self.session.keep_recovering(|ended| self.note(ended)));
         poll_fn(|cx| {
             let _never_end =
                 (clocks.as_mut().poll(cx), recovering.as_mut().poll(cx), sweeping.as_mut().poll(cx));
@@ -346,7 +348,11 @@ impl<F: Fabric + Clock> Client<F> {
 }
 
 impl<F> Client<F> {
-    fn note(&self, Recovery { clients, committed, aborted }: Recovery) {
+    fn note(&self, ended: Result<Recovery, TxnError>) {
+        let Ok(Recovery { clients, committed, aborted }) = ended else {
+            self.counters.recoveries_failed.add();
+            return;
+        };
         (0..clients).for_each(|_| self.counters.recovered.add());
         (0..committed).for_each(|_| self.counters.redone.add());
         (0..aborted).for_each(|_| self.counters.backed_out.add());

@@ -46,6 +46,4 @@ farside_remote::mutants! {
     DECIDED_ERASED = "TxDecidedErased";
     /// A recoverer settles the larger timestamps first.
     LARGER_FIRST = "TxLargerFirst";
-    /// A recoverer completes a transaction before its timestamp has passed.
-    REDO_WITHOUT_WAIT = "TxRedoWithoutWait";
 }

@@ -4,7 +4,12 @@
 //! CAS word: former -> free; then WRITE body; then CAS word: free -> ACTIVE     if the transaction writes at the shard
 //! per key:  CAS(LT, PW|PR, RC|TS), swaps PR                                     if it is read
 //!           then CAS(LT, PW, TS), swaps PW                                      if it is written
+//! CAS word: never -> never; then per value: ALLOCATE                            if several chains install the items
 //! ```
+//!
+//! The last CAS fails, so that its ALLOCATEs are skipped: the node takes a buffer for each before the first op, and
+//! gives it back. So a transaction of several members is refused before it is decided if one of them is full. Other
+//! transactions may take the buffers before the commit: `commit` says what follows.
 //!
 //! The write check passes if PW was raised and TS >= the PR that the same CAS has returned: a later reader of the old
 //! version finds the new PW. A transaction that reads and writes the key has set PR to TS itself, so equality passes.
@@ -12,18 +17,22 @@
 //! Invariant: the intent is in the log before the first PW of the shard is raised.
 //! Invariant: a body is written only after the word of the entry is known to be free, or DONE by a former holder.
 
+use super::commit::class_of;
 use super::layout::{Prepared, State, Timestamp, Word};
 use super::site::Buffers;
 use super::transaction::{KeyOf, LaneShard, Part};
 use super::{Client, mutants};
+use crate::ready::{once, pauses};
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
-use farside_remote::{Fabric, Mode, Out, Status, cas, write};
+use farside_remote::{Fabric, Mode, Out, Status, allocate, cas, write};
 use zerocopy::IntoBytes;
 
 /// Number of keys that one chain checks, with two ops each, beside the ops of the intent.
 const KEYS_PER_CHAIN: usize = 28;
+/// The same for a chain that also finds out whether the member has memory, by one op more for each key.
+const KEYS_PER_PROBE: usize = 16;
 
 /// Checks of a prepare that one round makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +108,9 @@ impl<F: Fabric + Clock> Client<F> {
         let Buffers { chain: buffer, reply } = &mut own.buffers;
         let mut keys: Vec<_> = part.keys.iter_mut().filter(is_checked).collect();
         let mut answer = Answer::default();
-        for (number, keys) in keys.chunks_mut(KEYS_PER_CHAIN).enumerate() {
+        let probes = part.needs_several && checks.has_writes();
+        let most = if probes { KEYS_PER_PROBE } else { KEYS_PER_CHAIN };
+        for (number, keys) in keys.chunks_mut(most).enumerate() {
             let operands: Vec<(Prepared, Prepared)> = keys
                 .iter()
                 .map(|key| {
@@ -145,13 +156,29 @@ impl<F: Fabric + Clock> Client<F> {
                     is_written.then(|| if is_conditional { chain.then(raise) } else { chain.also(raise) });
                 outs.push([checked, raised]);
             }
-            let session = self.site.fabric.session_number(shard.node);
-            if let Err(error) = self.site.fabric.run(shard.node, &chain, reply).await {
-                if error.ran() != Ran::No {
-                    part.unknown = Some((session, self.site.fabric.now()));
-                    own.word = own.word.filter(|_| !has_intent);
+            if probes {
+                chain.also(cas(Mode::Eq, shard.word(entry), &Word::NEVER, &Word::NEVER));
+                for (key, value) in keys.iter().filter_map(|key| Some((key.key, key.write.flatten()?))) {
+                    chain.then(allocate(class_of(key, Some(value)).list(), [&[], &[], &[]]));
                 }
-                return Answer::of(TxnError::of_read(error));
+            }
+            let mut pauses = pauses();
+            loop {
+                let session = self.site.fabric.session_number(shard.node);
+                match once(&*self.site.fabric, shard.node, &chain, reply).await {
+                    Ok(true) => break,
+                    Ok(false) => match pauses.next() {
+                        Some(pause) => self.site.fabric.sleep(pause).await,
+                        None => return Answer { error: Some(TxnError::OutOfMemory), ..answer },
+                    },
+                    Err(error) => {
+                        if error.ran() != Ran::No {
+                            part.unknown = Some((session, self.site.fabric.now()));
+                            own.word = own.word.filter(|_| !has_intent);
+                        }
+                        return Answer::of(TxnError::of_read(error));
+                    }
+                }
             }
             match activated.map(|activated| reply.status(activated)) {
                 // With the mutant, the word was written.

@@ -219,9 +219,6 @@ impl<F: Fabric + Clock> Site<F> {
 
     /// Completes a committed transaction: installs what its entries say, at all members, and then closes them.
     async fn redo(&self, ts: Timestamp, found: &[Found]) -> Result<(), TxnError> {
-        if !mutants::REDO_WITHOUT_WAIT.is_on() {
-            self.await_clock(ts).await;
-        }
         let unsettled = || found.iter().filter(|found| found.word.is_unsettled());
         let installs = unsettled().map(|found| async move {
             let writes = writes_of(ts, found)?;

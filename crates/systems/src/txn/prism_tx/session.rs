@@ -34,7 +34,7 @@ use std::time::Duration;
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Recovery of a client that is in progress.
-type Running<'s> = (ClientId, Pin<Box<dyn Future<Output = Option<Recovery>> + 's>>);
+type Running<'s> = (ClientId, Pin<Box<dyn Future<Output = Result<Recovery, TxnError>> + 's>>);
 
 /// A client's session with all members of a store.
 pub(super) struct Session<F> {
@@ -141,8 +141,8 @@ impl<F: Fabric + Clock> Session<F> {
 
     /// Watches the leases of the clients whose transactions were in the way, and recovers the clients whose leases
     /// expire, all at the same time: one recovery may wait for a transaction of this client that waits for another one.
-    /// Runs as a task of the client, and never returns.
-    pub(super) async fn keep_recovering(&self, recovered: impl Fn(Recovery)) {
+    /// Calls `ended` with the outcome of each recovery. Runs as a task of the client, and never returns.
+    pub(super) async fn keep_recovering(&self, ended: impl Fn(Result<Recovery, TxnError>)) {
         let running = RefCell::new(Vec::new());
         let mut watching = pin!(self.keep_watching(&running));
         poll_fn(|cx| {
@@ -151,7 +151,7 @@ impl<F: Fabric + Clock> Session<F> {
             running.borrow_mut().retain_mut(|(_, recovery): &mut Running<'_>| {
                 match recovery.as_mut().poll(cx) {
                     Poll::Ready(done) => {
-                        done.into_iter().for_each(&recovered);
+                        ended(done);
                         false
                     }
                     Poll::Pending => true,
@@ -185,7 +185,7 @@ impl<F: Fabric + Clock> Session<F> {
                 }
                 if let Some(expired) = expired {
                     // If it fails, the client is suspected again.
-                    let recovery = async move { self.site.recover(&self.observer, expired).await.ok() };
+                    let recovery = self.site.recover(&self.observer, expired);
                     running.borrow_mut().push((id, Box::pin(recovery)));
                 }
             }

@@ -25,6 +25,9 @@ impl System for PrismTxKind {
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
+    // These need several deaths at certain steps: tests of single steps expose them.
+    const RARE_MUTANTS: &'static [Mutant] =
+        &[mutants::LEASE_UNCONFIRMED, mutants::RAISED_WITHOUT_WAIT, mutants::DECIDED_ERASED];
 
     type Client<F: Fabric + Clock> = PrismTx<F>;
 

@@ -3,6 +3,7 @@
 //! Invariant: the next transaction of a lane begins once the one before is finished at all shards. Its first chain at a
 //! shard frees the entry of the one before.
 
+use super::commit::chains_of;
 use super::execute::{Place, Seen, Wanted};
 use super::layout::{Timestamp, Word, Write, encode_body};
 use super::prepare::{Answer, Checks};
@@ -47,6 +48,9 @@ pub(super) struct Part<'t> {
     pub(super) keys: Vec<KeyOf<'t>>,
     /// Body of the intent.
     pub(super) body: Vec<u8>,
+    /// Whether several chains install what the transaction writes, so that its prepare finds out whether each of them
+    /// will have memory.
+    pub(super) needs_several: bool,
     /// If a chain of the prepare may have run or may yet run, the number of its session, and when the client learned
     /// that.
     pub(super) unknown: Option<(u64, Duration)>,
@@ -184,7 +188,13 @@ impl<F: Fabric + Clock> Client<F> {
     /// Divides a transaction among the shards.
     fn parts<'t>(&self, transaction: &'t Transaction, places: &BTreeMap<&[u8], Place>) -> Vec<Part<'t>> {
         let mut parts: Vec<Part<'t>> = (0..self.site.shards.len())
-            .map(|shard| Part { shard, keys: Vec::new(), body: Vec::new(), unknown: None })
+            .map(|shard| Part {
+                shard,
+                keys: Vec::new(),
+                body: Vec::new(),
+                needs_several: false,
+                unknown: None,
+            })
             .collect();
         let unread = transaction.writes.keys().filter(|key| !transaction.reads.contains_key(*key));
         for key in transaction.reads.keys().chain(unread) {
@@ -200,6 +210,8 @@ impl<F: Fabric + Clock> Client<F> {
         }
         parts.retain(|part| !part.keys.is_empty());
         parts.iter_mut().for_each(|part| part.keys.sort_unstable_by_key(|key| key.slot));
+        let chains: usize = parts.iter().map(|part| chains_of(&part.writes())).sum();
+        parts.iter_mut().for_each(|part| part.needs_several = chains > 1);
         parts
     }
 
