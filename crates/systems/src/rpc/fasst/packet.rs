@@ -1,15 +1,16 @@
 //! The bytes of a packet.
 //!
 //! ```text
-//! packet | magic u8 | direction u8 | entries u8 | 0 u8 | coordinator u16 | task u16 | batch u64 | epoch u64 | entry ... |
+//! packet | magic u8 | direction u8 | entries u8 | 0 u8 | coordinator u16 | task u16 | batch u64 | epoch u64 |
+//!        | entry ... |
 //! entry  | type u8 | index u8 | 0 u16 | size u32 | payload | filler, to whole words of 8 bytes |
 //! ```
 //!
-//! All numbers are little-endian. The type of a response is its status. The index of an entry is its place in the batch,
-//! and that of a response is that of its request.
+//! All numbers are little-endian. The type of a response is its status. The index of an entry is its place in the
+//! batch, and that of a response is that of its request.
 //!
-//! Differs from the paper (4.2): an entry has 8 bytes in place of 4, since a payload may be longer than 4 KiB. The batch
-//! has a number, which the paper's packets lack.
+//! Differs from the paper (4.2): the header of an entry has 8 bytes in place of 4, since a payload may be longer than
+//! 4 KiB. The batch has a number, which the paper's packets lack.
 
 use farside_remote::fabric::CALL_BYTES_MAX;
 use farside_remote::service::ADDRESS_SIZE;

@@ -554,8 +554,9 @@ impl hash_slots::Spec for Spec {
 
 /// Returns the numbers of buckets and of extra buckets of a table for this many keys; `None` if no store has so many.
 ///
-/// A small table has enough extra buckets for any hash of the keys. In a large one, about one bucket in 7 needs an extra
-/// bucket if it has 5 keys on average, so that one in 4 is many standard deviations more. [`EXTRAS_SPARE`] come on top.
+/// A small table has enough extra buckets for any hash of the keys. In a large one, about one bucket in 7 needs an
+/// extra bucket if it has 5 keys on average, so that one in 4 is many standard deviations more. [`EXTRAS_SPARE`] come
+/// on top.
 pub(super) fn buckets_for(keys: u64) -> Option<(u64, u64)> {
     let buckets = keys.div_ceil(KEYS_PER_BUCKET).max(1).checked_next_power_of_two()?;
     let extras = (keys / SLOTS as u64 + 1).min(buckets / 4 + 64);

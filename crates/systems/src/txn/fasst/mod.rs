@@ -1,5 +1,6 @@
-//! FaSST: transactions by remote procedure calls alone, optimistic, with two-phase commit and primary-backup replication
-//! (Kalia et al., OSDI'16, section 5), over the batches of [`crate::rpc::fasst`]. `docs/papers/fasst.md` has more.
+//! FaSST: transactions by remote procedure calls alone, optimistic, with two-phase commit and primary-backup
+//! replication (Kalia et al., OSDI'16, section 5), over the batches of [`crate::rpc::fasst`]. `docs/papers/fasst.md`
+//! has more.
 //!
 //! - A *bucket* has keys with their values, one lock and one version. A transaction locks the buckets of the keys that
 //!   it writes, and validates the versions of the buckets that it has read. So a key that was absent is validated, too.
@@ -25,8 +26,8 @@
 //! | reads and writes of the same keys | one more, for the reads |
 //! | the same if it only reads some buckets | one more, for the validation |
 //!
-//! Differs from the paper (5): the family's interface names the keys to write when the transaction commits. So locks are
-//! taken then, and not by the requests that read.
+//! Differs from the paper (5): the family's interface names the keys to write when the transaction commits. So locks
+//! are taken then, and not by the requests that read.
 //!
 //! Commits are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task commits or
 //! aborts the transaction.

@@ -2,15 +2,15 @@
 //!
 //! A recoverer takes an epoch of the client of an expired lease, and confirms that the client still has its id: else
 //! another recoverer was faster, and the next holder has a later epoch. It has all members admit only this epoch. From
-//! then on no packet of the client, and of an earlier recoverer, is handled. Then it collects the states of the client's
-//! lanes at all members. A transaction was committed if a log has its whole record. The recoverer copies the record to
-//! all logs, has the backups and then the primaries install the values, and closes the record. All other transactions
-//! with locks were aborted: the recoverer frees the locks. Last, it releases the id.
+//! then on no packet of the client, and of an earlier recoverer, is handled. Then it collects the states of the
+//! client's lanes at all members. A transaction was committed if a log has its whole record. The recoverer copies the
+//! record to all logs, has the backups and then the primaries install the values, and closes the record. All other
+//! transactions with locks were aborted: the recoverer frees the locks. Last, it releases the id.
 //!
 //! Recoverers need no lock and no id, may die at any point, and may be several. All requests name their transaction,
 //! and members ignore what they have done already.
 //!
-//! Differs from the paper (5.5, failure handling): the paper describes recovery and its code has none. There an epoch is
+//! Differs from the paper (failure handling): the paper describes recovery, and its code has none. There an epoch is
 //! that of a configuration of the cluster; here it is that of one client id, since a member that has lost its memory is
 //! not replaced yet.
 //!

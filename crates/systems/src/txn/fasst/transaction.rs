@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Invariant: a phase begins once all requests of the phase before have been answered.
-//! Invariant: the next transaction of a lane begins once the one before holds no lock, and all its values are installed.
-//! So its record may be overwritten.
+//! Invariant: the next transaction of a lane begins once the one before holds no lock, and all its values are
+//! installed. So its record may be overwritten.
 //! Invariant: a client that may have stored a record never aborts the transaction.
 
 use super::layout::{ANY_VERSION, Place, RecordHeader, SLOTS, TxnId, Write};
