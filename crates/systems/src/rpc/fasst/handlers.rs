@@ -14,6 +14,11 @@ pub const STALE: u8 = 254;
 /// Result of a handler: the status of its response, or the reason why it has done nothing.
 pub type Handled<W> = Result<Result<u8, String>, W>;
 
+/// Function that handles a request.
+type Run<S, M> = fn(&S, &M, &Header, &[u8], &mut Vec<u8>) -> Handled<<M as Memory>::Wait>;
+/// Function that decides about a packet.
+type Admits<S, M> = fn(&S, &M, &Header, &[u8]) -> Result<bool, <M as Memory>::Wait>;
+
 /// Handler of one type of requests. It runs to its end, and waits for nothing but memory.
 #[derive(Debug)]
 pub struct Handler<S, M: Memory> {
@@ -22,7 +27,7 @@ pub struct Handler<S, M: Memory> {
     /// Returns the locks that the handler needs, as a function of the request.
     pub locks: fn(&S, &Header, &[u8]) -> Locks,
     /// Handles a request, and appends the payload of its response.
-    pub run: fn(&S, &M, &Header, &[u8], &mut Vec<u8>) -> Handled<M::Wait>,
+    pub run: Run<S, M>,
 }
 
 /// The handlers of a service, and its rule for epochs.
@@ -31,7 +36,7 @@ pub struct Handlers<S, M: Memory> {
     /// Returns the handler of a type of requests, if there is one.
     pub of: fn(u8) -> Option<Handler<S, M>>,
     /// Whether a packet with requests of these types is handled: it has the epoch that counts for its coordinator.
-    pub admits: fn(&S, &M, &Header, &[u8]) -> Result<bool, M::Wait>,
+    pub admits: Admits<S, M>,
 }
 
 /// Requests of a packet with their handlers.

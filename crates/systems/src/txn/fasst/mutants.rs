@@ -30,3 +30,14 @@ farside_remote::mutants! {
     /// A recoverer does not confirm the dead client's lease once it has its epoch.
     LEASE_UNCONFIRMED = "FasstLeaseUnconfirmed";
 }
+
+/// Mutants that trials expose too seldom, or that only make transactions abort without need.
+pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
+    LOCK_LEFT,
+    ABORT_RAISES_VERSION,
+    BACKUP_NOT_AWAITED,
+    DELETE_UNLOGGED,
+    LATE_LOCK_GRANTED,
+    OLD_EPOCH_ACCEPTED,
+    LEASE_UNCONFIRMED,
+];

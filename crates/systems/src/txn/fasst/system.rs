@@ -25,6 +25,7 @@ impl System for FasstKind {
     const NEEDS: Capabilities = Capabilities::CALLS;
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
+    const RARE_MUTANTS: &'static [Mutant] = mutants::RARE;
 
     type Client<F: Fabric + Clock> = Fasst<F>;
 
