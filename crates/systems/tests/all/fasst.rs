@@ -2,16 +2,22 @@
 //! packet of a commit.
 
 use crate::support::steered::{Nodes, Request, Steering, Then, on_nodes};
+use crate::support::{Home, run};
 use farside_remote::NodeId;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_systems::members::{self, New};
 use farside_systems::registry;
+use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, Sizing, System};
 use farside_systems::txn::fasst::service::FasstKind;
 use farside_systems::txn::fasst::{Fasst, KIND, Stat};
 use farside_systems::txn::{Committed, Transacting, Txn, TxnError};
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 const STORE: &str = "s";
@@ -658,6 +664,92 @@ fn outcome_beside_a_late_recoverer() -> Result<(), TxnError> {
 #[test]
 fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
+}
+
+/// Moves amounts between accounts, each time by a transaction of its own, in a store in this process. Returns the number
+/// of transactions that were committed, and the sum of all accounts that the last one reads.
+fn transfer(home: &Home, entropy: u64, transfers: u32) -> (u32, u64) {
+    let endpoint = home.endpoint();
+    let opening = async {
+        let store = store::fetch_of(&endpoint, NodeId(0), STORE, KIND).await.expect("the store exists");
+        let options = Options { entropy, ..Options::NONE };
+        FasstKind::open(Rc::clone(&endpoint), &Members::one(NodeId(0), store), &options).await
+    };
+    let mut txn = run(&endpoint, opening).expect("an id is free");
+    let keeper = txn.keeper();
+    let account = |number: u64| number.to_be_bytes();
+    let amount = |bytes: Option<&[u8]>| {
+        bytes.map_or(1000, |bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
+    };
+    let work = async {
+        let (mut draws, mut committed) = (Draws(entropy), 0);
+        while committed < transfers {
+            let (from, to) = (draws.below(ACCOUNTS), draws.below(ACCOUNTS));
+            txn.begin();
+            let moved = async {
+                txn.fetch(&[&account(from), &account(to)]).await?;
+                let [left, right] =
+                    [amount(txn.get(&account(from)).await?), amount(txn.get(&account(to)).await?)];
+                if from != to && left > 0 {
+                    txn.put(&account(from), &(left - 1).to_be_bytes())?;
+                    txn.put(&account(to), &(right + 1).to_be_bytes())?;
+                }
+                txn.commit().await
+            };
+            match moved.await {
+                Ok(_) => committed += 1,
+                Err(TxnError::Conflict) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        loop {
+            txn.begin();
+            let summed = async {
+                let keys: Vec<[u8; 8]> = (0..ACCOUNTS).map(account).collect();
+                txn.fetch(&keys.iter().map(|key| &key[..]).collect::<Vec<_>>()).await?;
+                let mut sum = 0;
+                for key in &keys {
+                    sum += amount(txn.get(key).await?);
+                }
+                txn.commit().await?;
+                Ok::<u64, TxnError>(sum)
+            };
+            match summed.await {
+                Ok(sum) => return (committed, sum),
+                Err(TxnError::Conflict) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let (committed, sum) = run(&endpoint, async {
+        let (mut work, mut keeper) = (pin!(work), pin!(keeper));
+        poll_fn(|cx| {
+            for _ in 0..2 {
+                assert!(keeper.as_mut().poll(cx).is_pending(), "the client's task has ended");
+                if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                    return Poll::Ready(done);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    });
+    (committed, sum)
+}
+
+const ACCOUNTS: u64 = 6;
+
+#[test]
+fn transfers_of_several_threads_keep_the_sum() {
+    let home = Home::new(16);
+    // A lease that outlasts the test: its threads may get no CPU for a while.
+    home.create_of(KIND, STORE, 8, r#"{"items":20,"ids":4,"lanes":2,"lease_us":60000000,"value_max":8}"#);
+    let done = std::thread::scope(|scope| {
+        let home = &home;
+        let threads = [1_u64, 2, 3].map(|thread| scope.spawn(move || transfer(home, thread << 40, 300)));
+        threads.map(|thread| thread.join().expect("a thread's transactions run"))
+    });
+    assert_eq!(done, [(300, 1000 * ACCOUNTS); 3]);
 }
 
 /// Loses the response of each packet of a transaction in turn. Checks what the client is told.
