@@ -666,8 +666,8 @@ fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
 }
 
-/// Moves amounts between accounts, each time by a transaction of its own, in a store in this process. Returns the number
-/// of transactions that were committed, and the sum of all accounts that the last one reads.
+/// Moves amounts between accounts, each time by a transaction of its own, in a store in this process. Returns the
+/// number of transactions that were committed, and the sum of all accounts that the last one reads.
 fn transfer(home: &Home, entropy: u64, transfers: u32) -> (u32, u64) {
     let endpoint = home.endpoint();
     let opening = async {
