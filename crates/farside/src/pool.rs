@@ -158,8 +158,8 @@ pub struct NewStore {
     /// Name of the store: 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
     /// Kind of the store, as listed by 'farside store create --help': `prism-kv`, one of its rivals, an index such as
-    /// `smart`, `prism-tx` or `farm` for transactions, or `raw`. A `raw` store is plain memory for measurements and has
-    /// no items.
+    /// `smart`, one of `prism-tx`, `farm` and `fasst` for transactions, or `raw`. A `raw` store is plain memory for
+    /// measurements and has no items.
     pub kind: String,
     /// Bytes that the table and the items may take together.
     pub quota: u64,

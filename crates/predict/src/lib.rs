@@ -29,9 +29,9 @@ use farside_systems::members::{self, New};
 use farside_systems::registry::{self, AnyBlocks, AnyTxn, OneKv, Registered};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Backoff, Family, Got, Nodes, Options, Sizing, SizingError, System as _};
-use farside_systems::txn::farm;
 use farside_systems::txn::retry::{self, Attempts};
 use farside_systems::txn::{KEY_MAX, Prepare, Transacting, Txn, TxnError};
+use farside_systems::txn::{farm, fasst};
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -43,11 +43,12 @@ const KEY_LEN: usize = size_of::<u64>();
 /// Number of replicas of a replicated system, as in PRISM's evaluation of PRISM-RS.
 const REPLICAS: usize = 3;
 
-/// Systems that have a model. A store of FaRM has fewer client ids than a curve has clients, so FaRM has none.
+/// Systems that have a model. A store of FaRM has fewer client ids than a curve has clients, so FaRM has none, nor has
+/// FaSST.
 fn systems() -> impl Iterator<Item = &'static Registered> {
     let has_model = |system: &&Registered| match system.family {
         Family::Kv | Family::Blocks | Family::Latched => true,
-        Family::Txn => system.kind != farm::KIND,
+        Family::Txn => ![farm::KIND, fasst::KIND].contains(&system.kind),
         _ => false,
     };
     registry::ALL.iter().filter(has_model)

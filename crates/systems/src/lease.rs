@@ -259,6 +259,12 @@ impl Expired {
     pub(crate) fn fenced_at_only_member(self) -> Fenced {
         Fenced { id: self.id, nonce: self.nonce }
     }
+
+    /// States that every member refuses the client's requests for its locks from now on, since it admits a later epoch
+    /// of the client's id alone.
+    pub(crate) fn fenced_by_epoch(self) -> Fenced {
+        Fenced { id: self.id, nonce: self.nonce }
+    }
 }
 
 /// Proof that a client was fenced at every member: no chain of its sessions runs, or will run.

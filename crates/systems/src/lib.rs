@@ -36,6 +36,7 @@ pub mod raw;
 mod ready;
 pub mod redo;
 mod rendezvous;
+pub mod rpc;
 pub mod stamps;
 pub mod store;
 pub mod system;

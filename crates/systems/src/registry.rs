@@ -20,6 +20,7 @@ use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Shape, Sizing, SizingError, System, Work};
 use crate::txn::farm::service::FarmKind;
+use crate::txn::fasst::service::FasstKind;
 use crate::txn::prism_tx::service::PrismTxKind;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
@@ -170,6 +171,7 @@ registry! {
     family Txn: AnyTxn by with_txn $ {
         PrismTx = PrismTxKind;
         Farm = FarmKind;
+        Fasst = FasstKind;
     }
     alone {
         GuardedKind;

@@ -5,7 +5,7 @@
 //! another one.
 //!
 //! - `items`: the values, which prove themselves.
-//! - `phases`, `phases_of_farm`: the phases of PRISM-TX and of FaRM.
+//! - `phases`, `phases_of_farm`, `phases_of_fasst`: the phases of PRISM-TX, of FaRM and of FaSST.
 //!
 //! One operation of the history is one transaction, which is tried once. The keys of its steps are those of the store's
 //! contents: another store has other keys. After the faults have ended, a client reads all keys, and then updates each
@@ -17,6 +17,7 @@
 mod items;
 mod phases;
 mod phases_of_farm;
+mod phases_of_fasst;
 
 use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phases, Tracked};
@@ -39,6 +40,7 @@ use farside_systems::stamps::StampError;
 use farside_systems::store::StoreError;
 use farside_systems::system::{Options, Sizing};
 use farside_systems::txn::farm::{self, layout};
+use farside_systems::txn::fasst;
 use farside_systems::txn::{Committed, Left, Prepare, Transacting, Txn, TxnError, Version};
 use items::{ELEMENT_LEN, Item, LEN_MIN};
 use phases::{CLAIM, COMMIT, PHASES, PREPARE};
@@ -176,6 +178,7 @@ impl Family for Txns {
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Txns {
         let is_farm = system.name() == farm::KIND;
+        let has_locks = is_farm || system.name() == fasst::KIND;
         let (keys, clients) = (drawn.keys, u64::from(drawn.clients));
         let is_tight = drawn.faults.contains(&Fault::Exhaustion);
         let workload = match random.below(8) {
@@ -202,22 +205,22 @@ impl Family for Txns {
         // One for each task, and for transactions that were dropped and are not done yet.
         let lanes = random.between(1, 2 * u64::from(drawn.tasks) + 1) as u16;
         let prepare = if random.one_in(2) { Prepare::Together } else { Prepare::Paper };
-        let waits = random.one_in(3) && !is_farm;
+        let waits = random.one_in(3) && !has_locks;
         // With commit-wait, each transaction takes twice this time.
         let errors = [0, 100 * MICROS, if waits { MILLIS / 2 } else { 5 * MILLIS }, 40 * MILLIS];
         let wall_error = errors[random.below(if waits { 3 } else { 4 }) as usize];
         let clock_error = waits.then(|| Duration::from_nanos(wall_error + MICROS));
         let ids_and_lanes = Transacting { ids: Some(ids), lanes: Some(lanes), ..Transacting::NONE };
-        let transacting = match is_farm {
+        let transacting = match has_locks {
             true => Transacting {
                 backups: Some(random.below(u64::from(drawn.nodes)) as u8),
-                line: Some(drawn_line(drawn.carrier, random)),
+                line: is_farm.then(|| drawn_line(drawn.carrier, random)),
                 ..ids_and_lanes
             },
             false => Transacting { prepare: Some(prepare), clock_error, ..ids_and_lanes },
         };
         Txns {
-            is_strict: is_farm,
+            is_strict: has_locks,
             workload,
             sizing: Sizing {
                 items: Some(keys.max(keys_of(workload)) + witnessed),
@@ -271,12 +274,13 @@ impl Family for Txns {
         };
         let waits = if clock_error.is_some() { "with commit-wait" } else { "without commit-wait" };
         let large = if *has_large { "some large transactions" } else { "small transactions" };
-        let of_kind = match (prepare, backups.zip(line)) {
-            (_, Some((backups, line))) => vec![
+        let of_kind = match (prepare, backups, line) {
+            (_, Some(backups), Some(line)) => vec![
                 Choice::new("backups", backups, format!("backups {backups}")),
                 Choice::new("line", line, format!("lines of {line} bytes")),
             ],
-            (prepare, None) => {
+            (_, Some(backups), None) => vec![Choice::new("backups", backups, format!("backups {backups}"))],
+            (prepare, None, _) => {
                 let prepare = if prepare == Some(Prepare::Paper) { "paper" } else { "together" };
                 vec![
                     Choice::new("prepare", prepare, format!("prepare {prepare}")),
@@ -330,7 +334,11 @@ impl Family for Txns {
     }
 
     fn phases(system: System) -> &'static Phases {
-        if system.name() == farm::KIND { &phases_of_farm::PHASES } else { &PHASES }
+        match system.name() {
+            farm::KIND => &phases_of_farm::PHASES,
+            fasst::KIND => &phases_of_fasst::PHASES,
+            _ => &PHASES,
+        }
     }
 
     /// After a commit that found no memory, the client aborts.

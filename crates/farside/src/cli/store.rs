@@ -55,7 +55,7 @@ enum Action {
         #[arg(long, value_name = "8|string", value_parser = key_size)]
         key_size: Option<Keys>,
         /// Length of the longest value of an index or of a transactional store; only for the kinds smart, art, sherman,
-        /// prism-tx and farm [default: 8, or 1KiB for prism-tx and farm]
+        /// prism-tx, farm and fasst [default: 8, or 1KiB for transactional stores]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         value_size: Option<u32>,
         /// Length of the longest value that an index keeps beside its key: at most 7KiB, for which each key then has

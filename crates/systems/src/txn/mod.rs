@@ -6,6 +6,7 @@
 //! time: give each task its own, by [`AnyTxn::another`].
 
 pub mod farm;
+pub mod fasst;
 pub mod prism_tx;
 pub mod retry;
 

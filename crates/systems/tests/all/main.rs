@@ -14,6 +14,7 @@ mod chequer_pool;
 mod chequer_steps;
 mod epochs;
 mod farm;
+mod fasst;
 mod fenced;
 mod guarded;
 mod latch;

@@ -5,6 +5,7 @@
 use farside_fabrics::layer::count::Count;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::service::ADDRESS_SIZE;
 use farside_remote::wire::Code;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use farside_sim::clock::ProcessClock;
@@ -27,7 +28,7 @@ pub(crate) enum Request {
     Reads,
     /// A chain with a WRITE.
     Writes,
-    /// A call to a store's service whose request begins with this byte.
+    /// A call to a store's service whose request has this byte at [`Steered::names_calls_by`].
     Call(u8),
 }
 
@@ -63,6 +64,8 @@ pub(crate) struct Steered {
     endpoints: Vec<AnyFabric>,
     clock: ProcessClock,
     before: RefCell<Before>,
+    /// Place in a call of the byte that names it.
+    named_at: Cell<usize>,
     /// The last call to a store's service that was lost.
     lost_call: RefCell<Option<(NodeId, ServiceId, Vec<u8>)>>,
 }
@@ -116,6 +119,7 @@ impl Nodes {
             endpoints,
             clock,
             before: RefCell::new(Box::new(|_, _| Box::pin(std::future::ready(Then::Runs)))),
+            named_at: Cell::new(ADDRESS_SIZE),
             lost_call: RefCell::default(),
         })))
     }
@@ -129,6 +133,11 @@ impl Steered {
         mut before: impl FnMut(NodeId, Request) -> R + 'static,
     ) {
         *self.before.borrow_mut() = Box::new(move |node, request| Box::pin(before(node, request)));
+    }
+
+    /// Has the byte at this place of a service's request name calls, in place of the first one.
+    pub(crate) fn names_calls_by(&self, at: usize) {
+        self.named_at.set(ADDRESS_SIZE + at);
     }
 
     /// Lets all requests run from now on.
@@ -193,7 +202,7 @@ impl Fabric for Steered {
     ) -> Result<(), FabricError> {
         let then = match service {
             ServiceId::NODE => Then::Runs,
-            _ => self.then(node, Request::Call(request.get(8).copied().unwrap_or(0))).await,
+            _ => self.then(node, Request::Call(request.get(self.named_at.get()).copied().unwrap_or(0))).await,
         };
         if let Then::Lost(_) = then {
             *self.lost_call.borrow_mut() = Some((node, service, request.to_vec()));

@@ -1,0 +1,331 @@
+//! Batches: the requests that a task sends at the same time.
+
+use super::packet::{self, ENTRIES_MAX, Entry, HEADER_SIZE, Header, PACKET_MAX};
+use super::{STALE, mutants};
+use crate::members::all;
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::service::{ADDRESS_SIZE, address};
+use farside_remote::{Fabric, FabricError, Key, NodeId};
+use std::convert::Infallible;
+
+/// A node that serves requests: where it is, and the key of its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The node.
+    pub node: NodeId,
+    /// Key of the store whose service handles the requests.
+    pub key: Key,
+}
+
+/// Requests of a task to several nodes, and their responses. A task uses one batch again and again.
+#[derive(Debug)]
+pub struct Batch {
+    header: Header,
+    packets: Vec<Packet>,
+    /// The packets of the requests, by their places in the batch.
+    requests: Vec<usize>,
+    is_sent: bool,
+}
+
+/// The packet to one node.
+#[derive(Debug)]
+struct Packet {
+    to: Destination,
+    service: ServiceId,
+    request: Vec<u8>,
+    /// Longest possible response.
+    response_max: usize,
+    answer: Vec<u8>,
+    failure: Option<FabricError>,
+}
+
+/// Response to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Response<'a> {
+    /// Status that the handler has returned.
+    pub status: u8,
+    /// What the handler has written.
+    pub payload: &'a [u8],
+}
+
+impl Batch {
+    /// Creates the batch of a task.
+    pub fn new(coordinator: u16, task: u16) -> Batch {
+        let header = Header { coordinator, task, batch: 0, epoch: 0 };
+        Batch { header, packets: Vec::new(), requests: Vec::new(), is_sent: false }
+    }
+
+    /// Removes all requests, and gives the batch its next number.
+    pub fn clear(&mut self, epoch: u64) {
+        self.header = Header { batch: self.header.batch + 1, epoch, ..self.header };
+        self.packets.clear();
+        self.requests.clear();
+        self.is_sent = false;
+    }
+
+    /// Adds a request of a type, whose payload `write` appends. The payload of its response has at most `response_max`
+    /// bytes. Returns the request's place in the batch. Returns `None`, and adds nothing, if the batch or its packet
+    /// would become too large: send this batch first.
+    ///
+    /// # Panics
+    /// If the batch was sent and not cleared.
+    pub fn push(
+        &mut self,
+        to: Destination,
+        kind: u8,
+        response_max: usize,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Option<usize> {
+        assert!(!self.is_sent, "a batch is cleared before it gets another request");
+        if self.requests.len() == ENTRIES_MAX {
+            return None;
+        }
+        let number = match self.packets.iter().position(|packet| packet.to == to) {
+            Some(number) => number,
+            None => {
+                let mut request = Vec::new();
+                let service = address(to.key, &mut request);
+                packet::begin(&self.header, false, &mut request);
+                let (answer, response_max) = (Vec::new(), HEADER_SIZE);
+                self.packets.push(Packet { to, service, request, response_max, answer, failure: None });
+                self.packets.len() - 1
+            }
+        };
+        let packet = &mut self.packets[number];
+        let (len, index) = (packet.request.len(), self.requests.len());
+        let written = packet::append(&mut packet.request, ADDRESS_SIZE, (kind, index as u8), |out| {
+            write(out);
+            Ok::<_, Infallible>(None)
+        });
+        let Ok(()) = written;
+        let response_max = packet.response_max + packet::entry_size(response_max);
+        if packet.request.len() > ADDRESS_SIZE + PACKET_MAX || response_max > PACKET_MAX {
+            packet.request.truncate(len);
+            packet::forget_last(&mut packet.request, ADDRESS_SIZE);
+            if len == ADDRESS_SIZE + HEADER_SIZE {
+                self.packets.pop();
+            }
+            return None;
+        }
+        packet.response_max = response_max;
+        self.requests.push(number);
+        Some(index)
+    }
+
+    /// Whether the batch has no request.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Sends the packets, and returns once each was answered or has failed.
+    pub async fn send<F: Fabric>(&mut self, fabric: &F) {
+        self.is_sent = true;
+        let header = self.header;
+        let sends = self.packets.iter_mut().map(|packet| async move {
+            let sent = fabric.call(packet.to.node, packet.service, &packet.request, &mut packet.answer).await;
+            packet.failure = sent.and_then(|()| check(packet, &header)).err();
+        });
+        all(sends).await;
+    }
+
+    /// Returns the response to the request with this place in the batch.
+    ///
+    /// # Errors
+    /// The error of the request's packet.
+    ///
+    /// # Panics
+    /// If the batch has no such request, or was not sent.
+    pub fn response(&self, request: usize) -> Result<Response<'_>, &FabricError> {
+        assert!(self.is_sent, "a batch has responses once it was sent");
+        let packet = &self.packets[self.requests[request]];
+        match &packet.failure {
+            Some(failure) => Err(failure),
+            None => {
+                let (_, entries) = packet::decode(&packet.answer, true).expect("it was checked");
+                let of = |entry: &Entry<'_>| usize::from(entry.index) == request;
+                // A node that refuses the coordinator's epoch has run nothing, and answers once.
+                let entry = entries.iter().find(|entry| of(entry) || entry.kind == STALE);
+                let entry = entry.expect("it was checked");
+                Ok(Response { status: entry.kind, payload: entry.payload })
+            }
+        }
+    }
+}
+
+/// Checks that an answer is that of this batch, and has a response to each request.
+fn check(packet: &Packet, header: &Header) -> Result<(), FabricError> {
+    let lost = |what: &str| {
+        let reason = format!("{what}: use the same release on both sides");
+        Err(FabricError::Lost { node: packet.to.node, ran: Ran::Unknown, reason })
+    };
+    let (_, asked) =
+        packet::decode(&packet.request[ADDRESS_SIZE..], false).expect("this task has encoded it");
+    let Some((of, entries)) = packet::decode(&packet.answer, true) else {
+        return lost("the store's answer is no packet of responses");
+    };
+    let is_own = of == *header || mutants::OLD_RESPONSE_ACCEPTED.is_on();
+    if !is_own {
+        return lost("the store has answered another batch of requests");
+    }
+    let is_stale = matches!(entries[..], [Entry { kind: STALE, .. }]);
+    let are_all = asked.len() == entries.len()
+        && asked.iter().zip(&entries).all(|(asked, entry)| asked.index == entry.index);
+    if is_stale || are_all { Ok(()) } else { lost("the store has not answered each request") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_remote::service::addressed;
+    use farside_remote::{Addr, Capabilities, Chain, Reply};
+    use std::cell::RefCell;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    /// Nodes that answer each request with its payload and twice its type. Node 9 does not answer.
+    #[derive(Default)]
+    struct Echo {
+        /// Number of entries of each packet that has arrived.
+        packets: RefCell<Vec<(u32, usize)>>,
+        /// An answer to all packets from now on.
+        old: RefCell<Option<Vec<u8>>>,
+    }
+
+    impl Fabric for &Echo {
+        async fn run(&self, _: NodeId, _: &Chain<'_>, _: &mut Reply) -> Result<(), FabricError> {
+            unreachable!("a batch has no chains")
+        }
+
+        async fn call(
+            &self,
+            node: NodeId,
+            service: ServiceId,
+            request: &[u8],
+            answer: &mut Vec<u8>,
+        ) -> Result<(), FabricError> {
+            if node == NodeId(9) {
+                return Err(FabricError::NodeDied(node));
+            }
+            let (_, packet) = addressed(service, request).expect("a request to a store");
+            let (header, entries) = packet::decode(packet, false).expect("a packet");
+            self.packets.borrow_mut().push((node.0, entries.len()));
+            answer.clear();
+            match &*self.old.borrow() {
+                Some(old) => answer.extend_from_slice(old),
+                None => {
+                    packet::begin(&header, true, answer);
+                    for entry in entries {
+                        let Ok(()) = packet::append(answer, 0, (2 * entry.kind, entry.index), |out| {
+                            out.extend_from_slice(entry.payload);
+                            Ok::<_, Infallible>(None)
+                        });
+                    }
+                }
+            }
+            Ok(())
+        }
+
+        fn retire(&self, _: NodeId, _: Key, _: Addr) {}
+
+        fn capabilities(&self, _: NodeId) -> Capabilities {
+            Capabilities::CALLS
+        }
+    }
+
+    fn to(node: u32) -> Destination {
+        Destination { node: NodeId(node), key: Key::new(5, 6) }
+    }
+
+    fn send(batch: &mut Batch, echo: &Echo) {
+        let mut sending = pin!(batch.send(&echo));
+        assert_eq!(sending.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
+    }
+
+    #[test]
+    fn requests_to_one_node_share_a_packet_and_each_gets_its_own_response() {
+        let (echo, mut batch) = (Echo::default(), Batch::new(3, 4));
+        for round in 1..3 {
+            batch.clear(round);
+            for (place, node) in [1, 9, 2, 1].into_iter().enumerate() {
+                let pushed = batch.push(to(node), place as u8 + 1, 8, |out| out.extend([place as u8; 3]));
+                assert_eq!(pushed, Some(place));
+            }
+            send(&mut batch, &echo);
+            for place in [0, 2, 3] {
+                let wanted = Response { status: 2 * (place as u8 + 1), payload: &[place as u8; 3] };
+                assert_eq!(batch.response(place), Ok(wanted));
+            }
+            assert_eq!(batch.response(1), Err(&FabricError::NodeDied(NodeId(9))));
+        }
+        assert_eq!(*echo.packets.borrow(), [(1, 2), (2, 1), (1, 2), (2, 1)]);
+    }
+
+    #[test]
+    fn a_batch_takes_as_many_requests_as_its_packets_can_answer() {
+        let mut batch = Batch::new(3, 4);
+        batch.clear(1);
+        for place in 0..ENTRIES_MAX {
+            assert_eq!(batch.push(to(place as u32 % 2), 1, 8, |_| ()), Some(place));
+        }
+        assert_eq!(batch.push(to(0), 1, 8, |_| ()), None, "the batch is full");
+        batch.clear(1);
+        assert!(batch.is_empty());
+        assert_eq!(batch.push(to(0), 1, 8, |out| out.extend(vec![0; PACKET_MAX])), None, "a long request");
+        assert_eq!(batch.push(to(0), 1, PACKET_MAX, |_| ()), None, "a long response");
+        assert_eq!(batch.push(to(0), 1, PACKET_MAX / 2, |_| ()), Some(0));
+        assert_eq!(batch.push(to(0), 1, PACKET_MAX / 2, |_| ()), None, "two long responses");
+        assert_eq!(batch.push(to(1), 1, PACKET_MAX / 2, |_| ()), Some(1), "another packet");
+        let echo = Echo::default();
+        send(&mut batch, &echo);
+        assert!(batch.response(0).is_ok() && batch.response(1).is_ok());
+        assert_eq!(*echo.packets.borrow(), [(0, 1), (1, 1)]);
+    }
+
+    /// Whether a batch takes the response of the batch before, whose requests were the same.
+    fn takes_an_old_response() -> bool {
+        let (echo, mut batch) = (Echo::default(), Batch::new(3, 4));
+        for _ in 0..2 {
+            batch.clear(1);
+            batch.push(to(1), 1, 8, |_| ()).expect("a short request");
+            send(&mut batch, &echo);
+            *echo.old.borrow_mut() = Some(batch.packets[0].answer.clone());
+        }
+        batch.response(0).is_ok()
+    }
+
+    #[test]
+    fn the_response_of_an_old_batch_is_not_taken() {
+        assert!(!takes_an_old_response());
+    }
+
+    #[cfg(farside_mutants)]
+    #[test]
+    fn a_batch_that_takes_old_responses_is_found() {
+        farside_remote::mutant::Mutant::switch(Some(mutants::OLD_RESPONSE_ACCEPTED));
+        let takes = takes_an_old_response();
+        farside_remote::mutant::Mutant::switch(None);
+        assert!(takes);
+    }
+
+    #[test]
+    fn an_answer_without_all_responses_is_an_error() {
+        let (echo, mut batch) = (Echo::default(), Batch::new(3, 4));
+        for number in 1..4 {
+            batch.clear(1);
+            batch.push(to(1), 1, 8, |_| ()).expect("a short request");
+            batch.push(to(1), 2, 8, |_| ()).expect("a short request");
+            let (mut answer, statuses) = (Vec::new(), [&[2][..], &[2, 4, 6], &[STALE]][number - 1]);
+            packet::begin(&batch.header, true, &mut answer);
+            for (index, status) in (0..).zip(statuses) {
+                let Ok(()) = packet::append(&mut answer, 0, (*status, index), |_| Ok::<_, Infallible>(None));
+            }
+            *echo.old.borrow_mut() = Some(answer);
+            send(&mut batch, &echo);
+            let is_stale = (0..2).map(|place| batch.response(place).map(|response| response.status == STALE));
+            match number {
+                3 => assert!(is_stale.eq([Ok(true), Ok(true)])),
+                _ => assert!(is_stale.map(|of| of.map_err(FabricError::ran)).eq([Err(Ran::Unknown); 2])),
+            }
+        }
+    }
+}

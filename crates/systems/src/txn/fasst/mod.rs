@@ -1,0 +1,367 @@
+//! FaSST: transactions by remote procedure calls alone, optimistic, with two-phase commit and primary-backup
+//! replication (Kalia et al., OSDI'16, section 5), over the batches of [`crate::rpc::fasst`]. `docs/papers/fasst.md`
+//! has more.
+//!
+//! - A *bucket* has keys with their values, one lock and one version. A transaction locks the buckets of the keys that
+//!   it writes, and validates the versions of the buckets that it has read. So a key that was absent is validated, too.
+//! - A *record* has all writes of a transaction. The client's f + 1 logs get it, once all locks are held and all reads
+//!   are validated. *It decides*: a record in any log means that the transaction is committed, and no record that it is
+//!   aborted.
+//! - A *stamp* is 1 above the highest stamp of the keys that the transaction writes. It is the version that all these
+//!   keys have for the family's interface, and orders the writes of a key at all its copies.
+//! - An *epoch* of a client is in all its packets. A recoverer has all members admit a later one, and so ends the
+//!   client without a request to its process or its sessions.
+//! - *What a request may assume.* Locks and records name their transaction, and those of a lane ascend. So a request
+//!   that is repeated, or late, changes nothing.
+//!
+//! Modules: `layout`: the bytes. `request`: payloads. `service`: the handlers. `transaction`: reads and phases.
+//! `recover`: what dead clients have left. `session`, `site`: lease, epoch, members and keys. `stat`: what must not be
+//! left behind. `system`: the entry in the registry. [`mutants`]: broken variants.
+//!
+//! | transaction | round trips |
+//! | --- | --- |
+//! | reads of keys of one bucket | 1 |
+//! | reads of several keys | 2: get, validate |
+//! | writes of keys | 3: lock, log, commit; one more with backups |
+//! | reads and writes of the same keys | one more, for the reads |
+//! | the same if it only reads some buckets | one more, for the validation |
+//!
+//! Differs from the paper (5): the family's interface names the keys to write when the transaction commits. So locks
+//! are taken then, and not by the requests that read.
+//!
+//! Commits are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task commits or
+//! aborts the transaction.
+//!
+//! Invariant: a transaction that holds locks is committed or aborted by its client, or the client gives up its lease.
+
+pub mod layout;
+pub mod mutants;
+mod recover;
+mod request;
+pub mod service;
+mod session;
+mod site;
+mod stat;
+mod system;
+mod transaction;
+
+pub use stat::Stat;
+
+use crate::counters::counters;
+use crate::owned::Jobs;
+use crate::rpc::fasst::Batch;
+use crate::txn::{Committed, KEY_MAX, Left, Read, Txn, TxnError, Version};
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use layout::Write;
+use recover::Recovery;
+use session::Session;
+use site::Site;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::time::Duration;
+use transaction::{Lane, Seen, Transaction};
+
+/// Kind of the store in the catalog.
+pub const KIND: &str = "fasst";
+
+counters! {
+    /// Transactions that were committed, and that were aborted.
+    commits: "commits";
+    aborts: "aborts";
+    /// Dead clients that were recovered, and their transactions that were committed and aborted.
+    recovered: "recovered clients";
+    redone: "redone transactions";
+    backed_out: "backed out transactions";
+}
+
+/// Time for which a commit or an abort repeats a request at a member that does not answer, and for which a commit waits
+/// for the client's task to begin.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two looks at whether the client's task has begun.
+const KEEPER_PAUSE: Duration = Duration::from_micros(50);
+
+/// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`Fasst::another`].
+pub struct Fasst<F: Fabric + Clock> {
+    client: Rc<Client<F>>,
+    /// Batch of the reads.
+    batch: Batch,
+    reads: BTreeMap<Vec<u8>, Seen>,
+    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// Whether a read has failed.
+    is_doomed: bool,
+}
+
+/// Client of one store, which its handles and its task share.
+pub(crate) struct Client<F> {
+    site: Rc<Site<F>>,
+    session: Session<F>,
+    jobs: Jobs<Job, Done>,
+    /// By number. `None` while a job has the lane.
+    lanes: Vec<RefCell<Option<Lane>>>,
+    handles: Cell<usize>,
+    /// Number of tasks so far: lanes and handles.
+    tasks: Cell<u16>,
+    counters: Counters,
+}
+
+/// Work of a lane.
+enum Job {
+    /// Commits or aborts a transaction.
+    Commit(Transaction),
+    /// Closes the lane's record.
+    Close,
+}
+
+/// Outcome of a job.
+type Done = Result<Committed, TxnError>;
+
+impl<F: Fabric + Clock> Fasst<F> {
+    fn of(client: &Rc<Client<F>>) -> Fasst<F> {
+        client.handles.set(client.handles.get() + 1);
+        let task = client.tasks.get();
+        client.tasks.set(task.wrapping_add(1));
+        Fasst {
+            batch: Batch::new(client.session.id().number(), task),
+            client: Rc::clone(client),
+            reads: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            is_doomed: false,
+        }
+    }
+
+    /// Creates another handle of the same client, for another task.
+    pub fn another(&self) -> Fasst<F> {
+        Fasst::of(&self.client)
+    }
+
+    /// Id of the client.
+    pub fn id(&self) -> u16 {
+        self.client.session.id().number()
+    }
+
+    /// Reads the keys that the transaction has neither read nor written.
+    async fn read_missing(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
+        let is_missing = |key: &&&[u8]| !self.reads.contains_key(**key) && !self.writes.contains_key(**key);
+        let mut missing: Vec<&[u8]> = keys.iter().filter(is_missing).copied().collect();
+        missing.sort_unstable();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        missing.iter().try_for_each(|key| check_key(key))?;
+        if self.client.session.is_given_up() {
+            return Err(TxnError::Lost);
+        }
+        match self.client.look_up(&mut self.batch, &missing).await {
+            Ok(seen) => {
+                self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen));
+                Ok(())
+            }
+            Err(error) => {
+                self.is_doomed = true;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<F: Fabric + Clock> Txn for Fasst<F> {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn value_max(&self) -> usize {
+        self.client.value_max()
+    }
+
+    fn member_of(&self, key: &[u8]) -> usize {
+        self.client.site.places.place_of(key)
+    }
+
+    fn begin(&mut self) {
+        self.reads.clear();
+        self.writes.clear();
+        self.is_doomed = false;
+    }
+
+    async fn fetch(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
+        self.read_missing(keys).await
+    }
+
+    async fn read(&mut self, key: &[u8]) -> Result<Read<'_>, TxnError> {
+        self.read_missing(&[key]).await?;
+        if let Some(value) = self.writes.get(key) {
+            return Ok(Read { value: value.as_deref(), version: None });
+        }
+        let seen = &self.reads[key];
+        Ok(Read { value: seen.value.as_deref(), version: Some(Version(seen.stamp)) })
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), TxnError> {
+        self.client.check_pair(key, value)?;
+        self.writes.insert(key.to_vec(), Some(value.to_vec()));
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Result<(), TxnError> {
+        self.client.check_pair(key, &[])?;
+        self.writes.insert(key.to_vec(), None);
+        Ok(())
+    }
+
+    async fn commit(&mut self) -> Result<Committed, TxnError> {
+        let (reads, writes) = (std::mem::take(&mut self.reads), std::mem::take(&mut self.writes));
+        if std::mem::take(&mut self.is_doomed) {
+            return Err(TxnError::Doomed);
+        }
+        if writes.is_empty() && reads.len() <= 1 {
+            // The read has found the bucket without a lock.
+            self.client.counters.commits.add();
+            return Ok(Committed { version: None });
+        }
+        self.client.check_writes(&writes)?;
+        self.client.carry_out(Transaction { reads, writes }).await
+    }
+
+    fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
+    where
+        Self: 'f,
+    {
+        let client = Rc::clone(&self.client);
+        Box::pin(async move { client.keep().await })
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.client.counters.all()
+    }
+
+    async fn left(&self) -> Result<Left, TxnError> {
+        let Stat { locked, open, outdated, .. } = self.stat().await?;
+        Ok(Left { unsettled: locked, open, outdated })
+    }
+}
+
+impl<F: Fabric + Clock> Drop for Fasst<F> {
+    fn drop(&mut self) {
+        let handles = &self.client.handles;
+        handles.set(handles.get() - 1);
+        if handles.get() == 0 {
+            self.client.jobs.close();
+        }
+    }
+}
+
+impl<F: Fabric + Clock> Client<F> {
+    fn new(session: Session<F>) -> Client<F> {
+        let lanes = session.site.shards[0].spec().lanes;
+        let lane = |lane: u16| {
+            let count = session.counts[usize::from(lane)];
+            RefCell::new(Some(Lane::new(session.id().number(), lane, count)))
+        };
+        Client {
+            lanes: (0..lanes).map(lane).collect(),
+            jobs: Jobs::new(lanes.into()),
+            handles: Cell::new(0),
+            tasks: Cell::new(lanes),
+            counters: Counters::default(),
+            site: Rc::clone(&session.site),
+            session,
+        }
+    }
+
+    fn value_max(&self) -> usize {
+        self.site.shards[0].spec().value_max as usize
+    }
+
+    /// # Errors
+    /// The key, the value, or both together are too long.
+    fn check_pair(&self, key: &[u8], value: &[u8]) -> Result<(), TxnError> {
+        check_key(key)?;
+        let max = self.value_max();
+        if value.len() > max {
+            return Err(TxnError::ValueLength { len: value.len(), max });
+        }
+        let (len, max) = (key.len() + value.len(), self.site.shards[0].spec().pair_max as usize);
+        if len > max { Err(TxnError::PairLength { len, max }) } else { Ok(()) }
+    }
+
+    /// # Errors
+    /// The writes do not fit into a record.
+    fn check_writes(&self, writes: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> Result<(), TxnError> {
+        let max = self.site.shards[0].spec().writes_max as usize;
+        let len = writes.iter().map(|(key, value)| Write::len(key, value.as_deref())).sum();
+        if len > max { Err(TxnError::WritesLength { len, max }) } else { Ok(()) }
+    }
+
+    /// Lets the client's task carry out a transaction.
+    async fn carry_out(&self, transaction: Transaction) -> Done {
+        if !self.jobs.is_served() {
+            self.await_keeper().await?;
+        }
+        match self.jobs.carry_out(Job::Commit(transaction)).await {
+            Ok(done) => done,
+            Err(_) => Err(TxnError::NotKept { ran: Ran::Unknown }),
+        }
+    }
+
+    /// Waits until the client's task has begun: the program may have spawned it, but not polled it yet.
+    ///
+    /// # Errors
+    /// The task has ended, or does not begin.
+    #[cold]
+    async fn await_keeper(&self) -> Result<(), TxnError> {
+        let until = self.site.fabric.now() + PATIENCE;
+        while !self.jobs.is_served() {
+            if self.jobs.is_closed() || self.site.fabric.now() >= until {
+                return Err(if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT });
+            }
+            self.site.fabric.sleep(KEEPER_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Runs the client's task: carries out its transactions and renews its lease, until the last handle was dropped.
+    /// Then gives the lease back.
+    async fn keep(&self) {
+        let work = async {
+            self.serve().await;
+            self.close_all().await;
+        };
+        self.session.renewing(work, || self.jobs.close()).await;
+        self.session.release().await;
+    }
+
+    /// Carries out jobs until they are closed, and meanwhile closes records and recovers dead clients. Then drops the
+    /// requests of the latter: a request that nobody polls may hold up others.
+    async fn serve(&self) {
+        let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
+        let mut closing = pin!(self.keep_closing());
+        let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
+        poll_fn(|cx| {
+            let _never_end = (recovering.as_mut().poll(cx), closing.as_mut().poll(cx));
+            jobs.as_mut().poll(cx)
+        })
+        .await;
+    }
+}
+
+impl<F> Client<F> {
+    fn note(&self, Recovery { clients, committed, aborted }: Recovery) {
+        (0..clients).for_each(|_| self.counters.recovered.add());
+        (0..committed).for_each(|_| self.counters.redone.add());
+        (0..aborted).for_each(|_| self.counters.backed_out.add());
+    }
+}
+
+const NOT_KEPT: TxnError = TxnError::NotKept { ran: Ran::No };
+
+/// # Errors
+/// The key is empty or too long.
+fn check_key(key: &[u8]) -> Result<(), TxnError> {
+    if (1..=KEY_MAX).contains(&key.len()) { Ok(()) } else { Err(TxnError::KeyLength(key.len())) }
+}

@@ -1,0 +1,43 @@
+//! Broken variants of FaSST, which differ from the correct one by one rule.
+
+farside_remote::mutants! {
+    /// Validation compares versions, and accepts buckets that are locked.
+    LOCK_IGNORED = "FasstLockIgnored";
+    /// A primary without room for a new key keeps the lock.
+    LOCK_LEFT = "FasstLockLeft";
+    /// A lock that is freed by an abort gives its bucket a new version.
+    ABORT_RAISES_VERSION = "FasstAbortRaisesVersion";
+    /// The log gets the record after the primaries have installed the values.
+    LOGGED_LATE = "FasstLoggedLate";
+    /// Primaries install the values before all backups have them.
+    BACKUP_NOT_AWAITED = "FasstBackupNotAwaited";
+    /// A put is carried out although its transaction has no lock any more, or its copy is newer.
+    PUT_REPLAYED = "FasstPutReplayed";
+    /// Keys that were found absent are not validated.
+    PHANTOM_ACCEPTED = "FasstPhantomAccepted";
+    /// Deletes are not in the record.
+    DELETE_UNLOGGED = "FasstDeleteUnlogged";
+    /// The record has other bytes in place of the values.
+    LOG_GARBAGE = "FasstLogGarbage";
+    /// A member locks for a transaction that was aborted there.
+    LATE_LOCK_GRANTED = "FasstLateLockGranted";
+    /// Members carry out packets of an old epoch.
+    OLD_EPOCH_ACCEPTED = "FasstOldEpochAccepted";
+    /// A recoverer frees the locks of a committed transaction before it installs the values.
+    RELEASED_BEFORE_ROLL_FORWARD = "FasstReleasedBeforeRollForward";
+    /// A recoverer aborts a transaction although a log has its record.
+    RECORD_IGNORED = "FasstRecordIgnored";
+    /// A recoverer does not confirm the dead client's lease once it has its epoch.
+    LEASE_UNCONFIRMED = "FasstLeaseUnconfirmed";
+}
+
+/// Mutants that trials expose too seldom, or that only make transactions abort without need.
+pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
+    LOCK_LEFT,
+    ABORT_RAISES_VERSION,
+    BACKUP_NOT_AWAITED,
+    DELETE_UNLOGGED,
+    LATE_LOCK_GRANTED,
+    OLD_EPOCH_ACCEPTED,
+    LEASE_UNCONFIRMED,
+];

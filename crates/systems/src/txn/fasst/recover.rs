@@ -1,0 +1,179 @@
+//! Recovery: the settlement of the transactions that dead clients have left.
+//!
+//! A recoverer takes an epoch of the client of an expired lease, and confirms that the client still has its id: else
+//! another recoverer was faster, and the next holder has a later epoch. It has all members admit only this epoch. From
+//! then on no packet of the client, and of an earlier recoverer, is handled. Then it collects the states of the
+//! client's lanes at all members. A transaction was committed if a log has its whole record. The recoverer copies the
+//! record to all logs, has the backups and then the primaries install the values, and closes the record. All other
+//! transactions with locks were aborted: the recoverer frees the locks. Last, it releases the id.
+//!
+//! Recoverers need no lock and no id, may die at any point, and may be several. All requests name their transaction,
+//! and members ignore what they have done already.
+//!
+//! Differs from the paper (failure handling): the paper describes recovery, and its code has none. There an epoch is
+//! that of a configuration of the cluster; here it is that of one client id, since a member that has lost its memory is
+//! not replaced yet.
+//!
+//! Invariant: no verdict is given before all members admit only the recoverer's epoch.
+//! Invariant: a record is closed once all primaries have installed its transaction. So a later recoverer that no longer
+//! finds the record finds no lock either.
+
+use super::layout::{RecordHeader, TxnId, Write};
+use super::mutants;
+use super::request::{LaneState, RECORD, Status};
+use super::site::{Ask, Site};
+use crate::lease::{ClientId, Entry, Expired, LeaseError, Observer};
+use crate::rpc::fasst::Batch;
+use crate::txn::TxnError;
+use farside_remote::Fabric;
+use farside_remote::clock::Clock;
+use std::collections::BTreeMap;
+use zerocopy::FromBytes;
+
+/// Result of a recovery.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Recovery {
+    /// Number of clients whose ids are free now.
+    pub(super) clients: u64,
+    /// Number of transactions that were committed, and that were aborted.
+    pub(super) committed: u64,
+    pub(super) aborted: u64,
+}
+
+impl<F: Fabric + Clock> Site<F> {
+    /// Recovers the client of an expired lease.
+    ///
+    /// # Errors
+    /// [`TxnError`]; the store is as correct as before.
+    pub(super) async fn recover(&self, expired: Expired) -> Result<Recovery, TxnError> {
+        self.fetch_keys().await?;
+        let (id, nonce) = (expired.id(), expired.nonce());
+        let epoch = self.grant(id).await?;
+        let is_recovered = self.leases.entry(id).await?.nonce() != Some(nonce);
+        let mut recovery = Recovery::default();
+        if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
+            return Ok(recovery);
+        }
+        let states = self.raise(id, epoch).await?;
+        let mut batch = Batch::new(id.number(), 1);
+        for (txn, log) in evidence(&states) {
+            let record = match log {
+                Some((member, lane)) => Some(self.record(&mut batch, epoch, txn, member, lane).await?),
+                None => None,
+            };
+            match record {
+                Some(record) => {
+                    self.roll_forward(&mut batch, (id, epoch), txn, &record).await?;
+                    recovery.committed += 1;
+                }
+                None => {
+                    let asks = Self::abort_asks(txn, 0..self.shards.len());
+                    self.settle(&mut batch, epoch, &asks).await?;
+                    recovery.aborted += 1;
+                }
+            }
+        }
+        match self.leases.free(expired.fenced_by_epoch().recovered()).await {
+            Ok(()) => recovery.clients += 1,
+            Err(LeaseError::Lost) => {} // Another client has recovered it.
+            Err(error) => return Err(error.into()),
+        }
+        Ok(recovery)
+    }
+
+    /// Watches the leases of all ids until each was renewed, released, or has expired. Recovers the clients whose
+    /// leases expire. Takes about the length of a lease.
+    ///
+    /// # Errors
+    /// [`TxnError`]; some dead clients may have been recovered.
+    pub(super) async fn heal(&self) -> Result<Recovery, TxnError> {
+        self.fetch_keys().await?;
+        let (mut recovery, mut observer) = (Recovery::default(), Observer::new(self.lease()));
+        let ids = (1..=self.shards[0].spec().ids).filter_map(ClientId::new);
+        let mut watched: Vec<(ClientId, Option<Entry>)> = ids.map(|id| (id, None)).collect();
+        loop {
+            let mut left = Vec::new();
+            for (id, first) in watched {
+                let entry = self.leases.entry(id).await?;
+                let expired = observer.look(id, entry, self.fabric.now());
+                if let Some(expired) = expired {
+                    let Recovery { clients, committed, aborted } = self.recover(expired).await?;
+                    recovery.clients += clients;
+                    recovery.committed += committed;
+                    recovery.aborted += aborted;
+                } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {
+                    left.push((id, Some(entry)));
+                }
+            }
+            if left.is_empty() {
+                return Ok(recovery);
+            }
+            watched = left;
+            self.fabric.sleep(self.lease() / 4).await;
+        }
+    }
+
+    /// Returns the record of a transaction from the log of a member.
+    async fn record(
+        &self,
+        batch: &mut Batch,
+        epoch: u64,
+        txn: TxnId,
+        member: usize,
+        lane: usize,
+    ) -> Result<Vec<u8>, TxnError> {
+        let response_max = self.shards[member].spec().record_bytes();
+        let ask = Ask { response_max, ..Ask::new(member, RECORD, &[lane as u64]) };
+        let asked = self.ask_all(batch, epoch, &[ask], false).await;
+        let told = asked
+            .into_iter()
+            .next()
+            .expect("an outcome for each request")
+            .map_err(|missed| missed.error())?;
+        let is_own = RecordHeader::ref_from_prefix(&told.payload)
+            .is_ok_and(|(header, writes)| header.txn == txn && header.is_sound(writes));
+        match told.status {
+            Status::Done if is_own => Ok(told.payload),
+            _ => Err(TxnError::Damaged("a log has lost a record that nobody has closed")),
+        }
+    }
+
+    /// Completes a committed transaction by its record.
+    async fn roll_forward(
+        &self,
+        batch: &mut Batch,
+        (id, epoch): (ClientId, u64),
+        txn: TxnId,
+        record: &[u8],
+    ) -> Result<(), TxnError> {
+        let damaged = TxnError::Damaged("a record that no client writes");
+        let Ok((header, writes)) = RecordHeader::ref_from_prefix(record) else { return Err(damaged) };
+        let writes =
+            Write::decode_all(writes, self.shards[0].spec()).filter(|writes| self.has_members(writes));
+        let (stamp, writes) = (header.stamp.get(), writes.ok_or(damaged)?);
+        self.settle(batch, epoch, &self.log_asks(id, record)).await?;
+        if mutants::RELEASED_BEFORE_ROLL_FORWARD.is_on() {
+            self.settle(batch, epoch, &Self::abort_asks(txn, 0..self.shards.len())).await?;
+        }
+        self.settle(batch, epoch, &self.backup_asks(txn, stamp, &writes)).await?;
+        self.settle(batch, epoch, &self.commit_asks(txn, stamp, &writes)).await?;
+        self.settle(batch, epoch, &self.close_asks(id, txn)).await
+    }
+}
+
+/// The open transactions of a client, from the states of its lanes by member: each with a member and a lane that have
+/// its record, if there is one.
+fn evidence(states: &[Vec<LaneState>]) -> BTreeMap<TxnId, Option<(usize, usize)>> {
+    let mut evidence = BTreeMap::new();
+    for (member, lanes) in states.iter().enumerate() {
+        for (lane, state) in lanes.iter().enumerate() {
+            if state.word.has_locks() {
+                evidence.entry(state.word.holder).or_insert(None);
+            }
+            if state.record != TxnId::NONE && !mutants::RECORD_IGNORED.is_on() {
+                evidence.insert(state.record, Some((member, lane)));
+            }
+        }
+    }
+    evidence
+}

@@ -1,0 +1,165 @@
+//! The requests of FaSST's transactions, one for each bucket, and their responses.
+//!
+//! ```text
+//! get      | bucket u64 | key |                                        version u64, stamp u64, value
+//! lock     | transaction u64 | bucket u64 | expected u64 | (length u16, key) x keys |
+//!                                                                      highest stamp u64, place u64 x keys
+//! validate | transaction u64 | bucket u64 | version u64 |
+//! log      | record |
+//! backup   | transaction u64 | stamp u64 | bucket u64 | part u64 | write ... |
+//! commit   | transaction u64 | stamp u64 | bucket u64 | 1 if it is the last one at this member u64 | write ... |
+//! abort    | transaction u64 |
+//! close    | transaction u64 |
+//! grant    | |                                                         epoch u64
+//! raise    | |
+//! look     | lane u64 |                                                the lane's word, transaction with a record u64
+//! record   | lane u64 |                                                record
+//! ```
+//!
+//! The statuses of all responses are those of [`Status`]. A response that says who has a lock has the transaction.
+
+use super::layout::{TxnId, Word};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Types of the requests.
+pub(super) const GET: u8 = 1;
+pub(super) const LOCK: u8 = 2;
+pub(super) const VALIDATE: u8 = 3;
+pub(super) const LOG: u8 = 4;
+pub(super) const BACKUP: u8 = 5;
+pub(super) const COMMIT: u8 = 6;
+pub(super) const ABORT: u8 = 7;
+pub(super) const CLOSE: u8 = 8;
+pub(super) const GRANT: u8 = 9;
+pub(super) const RAISE: u8 = 10;
+pub(super) const LOOK: u8 = 11;
+pub(super) const RECORD: u8 = 12;
+
+/// Status of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Status {
+    /// The request was carried out, now or before.
+    Done = 0,
+    /// The key has no value. The response has its version and its stamp, or nothing was changed.
+    Absent = 1,
+    /// The bucket is locked by the transaction in the response. Nothing was changed.
+    Locked = 2,
+    /// The bucket has another version. Nothing was changed.
+    Changed = 3,
+    /// There is no room for a new key. Nothing was changed.
+    Full = 4,
+    /// The transaction has ended here. Nothing was changed.
+    Ended = 5,
+}
+
+impl Status {
+    /// Returns the status with this number, if there is one.
+    pub(super) fn of(number: u8) -> Option<Status> {
+        Some(match number {
+            0 => Status::Done,
+            1 => Status::Absent,
+            2 => Status::Locked,
+            3 => Status::Changed,
+            4 => Status::Full,
+            5 => Status::Ended,
+            _ => return None,
+        })
+    }
+}
+
+/// Appends words to a payload.
+pub(super) fn put_words(out: &mut Vec<u8>, words: &[u64]) {
+    words.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+}
+
+/// Splits words from the beginning of a payload; `None` if it is too short.
+pub(super) fn words<const N: usize>(payload: &[u8]) -> Option<([u64; N], &[u8])> {
+    let (words, rest) = <[U64; N]>::ref_from_prefix(payload).ok()?;
+    Some((words.map(U64::get), rest))
+}
+
+/// Appends the keys of a lock request.
+pub(super) fn put_key(out: &mut Vec<u8>, key: &[u8]) {
+    out.extend_from_slice(&(key.len() as u16).to_le_bytes());
+    out.extend_from_slice(key);
+}
+
+/// Decodes the keys of a lock request; `None` if there are none, or if one is empty.
+pub(super) fn keys(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut keys = Vec::new();
+    while !bytes.is_empty() {
+        let (len, rest) = bytes.split_first_chunk::<2>()?;
+        let (key, rest) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
+        if key.is_empty() {
+            return None;
+        }
+        keys.push(key);
+        bytes = rest;
+    }
+    (!keys.is_empty()).then_some(keys)
+}
+
+/// State of a lane at a member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LaneState {
+    pub(super) word: Word,
+    /// Transaction whose whole record lies in the log; none if it is not needed any more.
+    pub(super) record: TxnId,
+}
+
+impl LaneState {
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.word.as_bytes());
+        out.extend_from_slice(self.record.as_bytes());
+    }
+
+    /// Decodes a state; `None` if the bytes are none.
+    pub(super) fn decode(bytes: &[u8]) -> Option<LaneState> {
+        let (word, record) = Word::read_from_prefix(bytes).ok()?;
+        Some(LaneState { word, record: TxnId::read_from_bytes(record).ok()? })
+    }
+
+    /// The highest transaction of the lane that the member has seen.
+    pub(super) fn last(&self) -> TxnId {
+        let Word { holder, ended, closed, .. } = self.word;
+        holder.max(ended).max(closed).max(self.record)
+    }
+
+    /// Whether a transaction is yet to be settled here.
+    pub(super) fn is_open(&self) -> bool {
+        self.word.has_locks() || self.record != TxnId::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_survive_encoding_and_others_are_refused() {
+        let mut bytes = Vec::new();
+        put_words(&mut bytes, &[3, u64::MAX]);
+        for key in [&b"a"[..], &[7; 1024]] {
+            put_key(&mut bytes, key);
+        }
+        let ([three, max], rest) = words(&bytes).expect("two words");
+        assert_eq!((three, max), (3, u64::MAX));
+        assert_eq!(keys(rest), Some(vec![&b"a"[..], &[7; 1024]]));
+        assert_eq!(keys(&rest[..rest.len() - 1]), None);
+        assert_eq!(keys(&[]), None);
+        assert_eq!(keys(&[0, 0]), None, "an empty key");
+        assert_eq!(words::<2>(&bytes[..15]), None);
+
+        let mut bytes = Vec::new();
+        let state = LaneState { record: TxnId::of_bits(8), ..LaneState::default() };
+        state.encode(&mut bytes);
+        assert_eq!(LaneState::decode(&bytes), Some(state));
+        assert_eq!(LaneState::decode(&bytes[1..]), None);
+        assert!(state.is_open() && state.last() == TxnId::of_bits(8));
+        for number in 0..=u8::MAX {
+            assert!(Status::of(number).is_none_or(|status| status as u8 == number));
+        }
+    }
+}

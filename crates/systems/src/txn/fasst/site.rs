@@ -1,0 +1,358 @@
+//! The members of a store, as clients and recoverers reach them: by batches of requests.
+
+use super::layout::{Shard, TxnId, Write};
+use super::request::{
+    ABORT, BACKUP, CLOSE, COMMIT, GRANT, LOG, LOOK, LaneState, RAISE, Status, put_words, words,
+};
+use crate::keyed::Keyed;
+use crate::lease::{ClientId, Leases, Table};
+use crate::rendezvous::Rendezvous;
+use crate::rpc::fasst::{Batch, Destination, REFUSED, STALE};
+use crate::store::{Members, StoreError};
+use crate::txn::TxnError;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use farside_remote::{Fabric, FabricError};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Pauses between attempts at a member that does not answer.
+const PAUSE_FIRST: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(5);
+
+/// The members of a store, with the keys of the client's sessions.
+pub(super) struct Site<F> {
+    pub(super) fabric: Rc<Keyed<F>>,
+    pub(super) shards: Box<[Shard]>,
+    pub(super) places: Rendezvous,
+    pub(super) leases: Leases<Rc<Keyed<F>>>,
+}
+
+/// A request to a member.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    /// Index of the member.
+    pub(super) member: usize,
+    pub(super) kind: u8,
+    pub(super) payload: Vec<u8>,
+    /// Longest possible payload of the response.
+    pub(super) response_max: usize,
+}
+
+impl Ask {
+    /// A request whose payload begins with these words, and is answered by a word at most.
+    pub(super) fn new(member: usize, kind: u8, words: &[u64]) -> Ask {
+        let mut payload = Vec::new();
+        put_words(&mut payload, words);
+        Ask { member, kind, payload, response_max: 8 }
+    }
+}
+
+/// Response to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) status: Status,
+    pub(super) payload: Vec<u8>,
+}
+
+/// Reason why a request has no response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// Its packet was not answered.
+    Fabric(FabricError),
+    /// The member admits another epoch of this client: another client has recovered it.
+    Stale,
+    /// The member has refused the request, for this reason.
+    Refused(String),
+    /// It was not sent, since a request before it was not carried out.
+    Unsent,
+    /// No member gives such a response.
+    Unknown,
+}
+
+impl Missed {
+    /// Whether the request has run or may run.
+    pub(super) fn may_run(&self) -> bool {
+        match self {
+            Missed::Fabric(error) => error.ran() != Ran::No,
+            Missed::Unknown => true,
+            Missed::Stale | Missed::Refused(_) | Missed::Unsent => false,
+        }
+    }
+
+    /// The error of a transaction that has changed nothing by this request.
+    pub(super) fn error(&self) -> TxnError {
+        match self {
+            Missed::Fabric(error) => TxnError::of_read(error.clone()),
+            Missed::Stale => TxnError::Lost,
+            Missed::Refused(reason) => TxnError::Fabric(FabricError::Refused(reason.clone())),
+            Missed::Unsent => TxnError::Conflict,
+            Missed::Unknown => TxnError::Damaged("a response that no node gives"),
+        }
+    }
+}
+
+/// Outcome of a request.
+pub(super) type Asked = Result<Told, Missed>;
+
+impl<F: Fabric + Clock> Site<F> {
+    /// Creates access to the store that `members` describe. Sends no request.
+    ///
+    /// # Errors
+    /// [`StoreError`]: a member has no description, or an impossible one.
+    pub(super) fn new(fabric: F, members: &Members) -> Result<Site<F>, StoreError> {
+        let whole = members.whole()?;
+        let shard = |(node, store): &(_, &farside_remote::control::Store)| {
+            Shard::new(*node, &store.parameters, store.extent())
+        };
+        let shards: Box<[Shard]> =
+            whole.iter().map(shard).collect::<Result<_, _>>().map_err(StoreError::Gone)?;
+        let backups = usize::from(shards[0].spec().backups);
+        if shards.len() <= backups {
+            return Err(StoreError::Gone(format!(
+                "the store has {backups} backups of each key and only {} members: create it with at least {} members",
+                shards.len(),
+                backups + 1
+            )));
+        }
+        let table = Table { node: shards[0].node, key: shards[0].key(), at: shards[0].table.leases() };
+        let fabric = Rc::new(Keyed::new(fabric, members));
+        let leases = Leases::new(Rc::clone(&fabric), vec![table], shards[0].spec().ids);
+        Ok(Site { fabric, shards, places: Rendezvous::of(members), leases })
+    }
+
+    /// Length of a lease.
+    pub(super) fn lease(&self) -> Duration {
+        self.shards[0].spec().lease()
+    }
+
+    /// Fetches the keys of the members with whose nodes the client has another session by now. Precedes each operation.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed, and a key is outdated.
+    #[inline]
+    pub(super) async fn fetch_keys(&self) -> Result<(), TxnError> {
+        self.fetch_first_keys(self.shards.len()).await
+    }
+
+    /// Does the same as [`Site::fetch_keys`] for the first members.
+    #[inline]
+    pub(super) async fn fetch_first_keys(&self, members: usize) -> Result<(), TxnError> {
+        let granted = |member: usize, key| {
+            self.shards[member].set_key(key);
+            if member == 0 {
+                self.leases.set_key(0, key);
+            }
+        };
+        Ok(self.fabric.fetch_keys(members, granted).await?)
+    }
+
+    /// Repeats an operation that is safe to repeat until its members answer, for at most `patience`, and as long as
+    /// `goes_on` returns true.
+    ///
+    /// # Errors
+    /// The error of the last attempt.
+    pub(super) async fn persist<T>(
+        &self,
+        patience: Duration,
+        goes_on: impl Fn() -> bool,
+        mut operation: impl AsyncFnMut() -> Result<T, TxnError>,
+    ) -> Result<T, TxnError> {
+        let (mut until, mut pause) = (None, PAUSE_FIRST);
+        loop {
+            let done = match self.fetch_keys().await {
+                Ok(()) => operation().await,
+                Err(error) => Err(error),
+            };
+            let error = match done {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            let may_pass = match &error {
+                TxnError::Fabric(FabricError::Refused(_) | FabricError::NoSuchNode(_)) => false,
+                TxnError::Fabric(error) => !error.is_fenced(),
+                _ => false,
+            };
+            let now = self.fabric.now();
+            if !may_pass || now >= *until.get_or_insert(now + patience) || !goes_on() {
+                return Err(error);
+            }
+            self.fabric.sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Makes requests, in as few batches as possible, each after the responses of the one before. If `until_refused`,
+    /// sends no further batch after a request that was not carried out. Returns the outcomes in the same order.
+    pub(super) async fn ask_all(
+        &self,
+        batch: &mut Batch,
+        epoch: u64,
+        asks: &[Ask],
+        until_refused: bool,
+    ) -> Vec<Asked> {
+        let (mut outcomes, mut is_refused) = (Vec::with_capacity(asks.len()), false);
+        while outcomes.len() < asks.len() && !(is_refused && until_refused) {
+            batch.clear(epoch);
+            let mut sent = 0;
+            for ask in &asks[outcomes.len()..] {
+                let shard = &self.shards[ask.member];
+                let to = Destination { node: shard.node, key: shard.key() };
+                let write = |out: &mut Vec<u8>| out.extend_from_slice(&ask.payload);
+                if batch.push(to, ask.kind, ask.response_max, write).is_none() {
+                    break;
+                }
+                sent += 1;
+            }
+            assert!(sent > 0, "a request fits into a packet");
+            batch.send(&*self.fabric).await;
+            for place in 0..sent {
+                let outcome = match batch.response(place) {
+                    Err(error) => Err(Missed::Fabric(error.clone())),
+                    Ok(response) if response.status == STALE => Err(Missed::Stale),
+                    Ok(response) if response.status == REFUSED => {
+                        Err(Missed::Refused(String::from_utf8_lossy(response.payload).into_owned()))
+                    }
+                    Ok(response) => match Status::of(response.status) {
+                        Some(status) => Ok(Told { status, payload: response.payload.to_vec() }),
+                        None => Err(Missed::Unknown),
+                    },
+                };
+                is_refused |= !matches!(outcome, Ok(Told { status: Status::Done, .. }));
+                outcomes.push(outcome);
+            }
+        }
+        outcomes.resize(asks.len(), Err(Missed::Unsent));
+        outcomes
+    }
+
+    /// Makes requests that nothing but a lost response, or another epoch, prevents from being carried out, unless their
+    /// transaction has ended before. If a log has the record of a later transaction of the lane, this one is complete.
+    ///
+    /// # Errors
+    /// [`TxnError`]; any of the requests may have been carried out.
+    pub(super) async fn settle(&self, batch: &mut Batch, epoch: u64, asks: &[Ask]) -> Result<(), TxnError> {
+        let outcomes = self.ask_all(batch, epoch, asks, false).await;
+        outcomes.into_iter().try_for_each(|outcome| match outcome {
+            Ok(Told { status: Status::Done | Status::Ended, .. }) => Ok(()),
+            Ok(_) => Err(TxnError::Damaged("a response that no node gives to this request")),
+            Err(Missed::Fabric(error)) => Err(TxnError::Fabric(error)),
+            Err(missed) => Err(missed.error()),
+        })
+    }
+
+    /// Takes an epoch of a client that nobody else has, above all that were granted before.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed for others.
+    pub(super) async fn grant(&self, client: ClientId) -> Result<u64, TxnError> {
+        let mut batch = Batch::new(client.number(), 0);
+        let asked = self.ask_all(&mut batch, 0, &[Ask::new(0, GRANT, &[])], false).await;
+        let told = asked
+            .into_iter()
+            .next()
+            .expect("an outcome for each request")
+            .map_err(|missed| missed.error())?;
+        let epoch = words(&told.payload).map(|([epoch], _)| epoch);
+        epoch.filter(|_| told.status == Status::Done).ok_or(TxnError::Damaged("an epoch that no node grants"))
+    }
+
+    /// Has all members admit only packets with this epoch of a client, and returns the states of the client's lanes, by
+    /// member and lane.
+    ///
+    /// # Errors
+    /// [`TxnError`]: some members may admit earlier packets. [`TxnError::Lost`] if a member admits a later epoch.
+    pub(super) async fn raise(&self, client: ClientId, epoch: u64) -> Result<Vec<Vec<LaneState>>, TxnError> {
+        let mut batch = Batch::new(client.number(), 0);
+        let asks: Vec<Ask> = (0..self.shards.len()).map(|member| Ask::new(member, RAISE, &[])).collect();
+        for outcome in self.ask_all(&mut batch, epoch, &asks, false).await {
+            if outcome.map_err(|missed| missed.error())?.status != Status::Done {
+                return Err(TxnError::Lost);
+            }
+        }
+        self.look_at_all(client).await
+    }
+
+    /// Returns the states of all lanes of a client, by member and lane.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed.
+    pub(super) async fn look_at_all(&self, client: ClientId) -> Result<Vec<Vec<LaneState>>, TxnError> {
+        let (mut batch, lanes) = (Batch::new(client.number(), 0), usize::from(self.shards[0].spec().lanes));
+        let look =
+            |member, lane| Ask { response_max: size_of::<LaneState>(), ..Ask::new(member, LOOK, &[lane]) };
+        let members = 0..self.shards.len();
+        let asks: Vec<Ask> =
+            members.flat_map(|member| (0..lanes as u64).map(move |lane| look(member, lane))).collect();
+        let states = self.ask_all(&mut batch, 0, &asks, false).await.into_iter().map(|outcome| {
+            let told = outcome.map_err(|missed| missed.error())?;
+            LaneState::decode(&told.payload).ok_or(TxnError::Damaged("a state of a lane that no node sends"))
+        });
+        let states: Vec<LaneState> = states.collect::<Result<_, _>>()?;
+        Ok(states.chunks(lanes).map(<[LaneState]>::to_vec).collect())
+    }
+
+    /// Members that log the transactions of a client.
+    pub(super) fn logs(&self, client: ClientId) -> impl Iterator<Item = usize> {
+        let (members, backups) = (self.shards.len(), usize::from(self.shards[0].spec().backups));
+        (0..=backups).map(move |number| (client.index() as usize + number) % members)
+    }
+
+    /// Requests that store a record.
+    pub(super) fn log_asks(&self, client: ClientId, record: &[u8]) -> Vec<Ask> {
+        let log = |member| Ask { payload: record.to_vec(), ..Ask::new(member, LOG, &[]) };
+        self.logs(client).map(log).collect()
+    }
+
+    /// Requests that install writes at the backups.
+    pub(super) fn backup_asks(&self, txn: TxnId, stamp: u64, writes: &[Write<'_>]) -> Vec<Ask> {
+        let (mut asks, members) = (Vec::new(), self.shards.len());
+        for ((member, bucket), writes) in by_bucket(writes) {
+            for part in 1..=self.shards[0].spec().backups {
+                let to = (member + usize::from(part)) % members;
+                let mut ask = Ask::new(to, BACKUP, &[txn.bits(), stamp, bucket, part.into()]);
+                writes.iter().for_each(|write| write.encode(&mut ask.payload));
+                asks.push(ask);
+            }
+        }
+        asks
+    }
+
+    /// Requests that install writes at the primaries, and free their buckets.
+    pub(super) fn commit_asks(&self, txn: TxnId, stamp: u64, writes: &[Write<'_>]) -> Vec<Ask> {
+        let mut groups = by_bucket(writes).into_iter().peekable();
+        let mut asks = Vec::new();
+        while let Some(((member, bucket), writes)) = groups.next() {
+            let is_last = groups.peek().is_none_or(|((next, _), _)| *next != member);
+            let mut ask = Ask::new(member, COMMIT, &[txn.bits(), stamp, bucket, u64::from(is_last)]);
+            writes.iter().for_each(|write| write.encode(&mut ask.payload));
+            asks.push(ask);
+        }
+        asks
+    }
+
+    /// Requests that free the locks of a transaction at these members.
+    pub(super) fn abort_asks(txn: TxnId, members: impl IntoIterator<Item = usize>) -> Vec<Ask> {
+        members.into_iter().map(|member| Ask::new(member, ABORT, &[txn.bits()])).collect()
+    }
+
+    /// Requests that say that the record of a transaction is not needed any more.
+    pub(super) fn close_asks(&self, client: ClientId, txn: TxnId) -> Vec<Ask> {
+        self.logs(client).map(|member| Ask::new(member, CLOSE, &[txn.bits()])).collect()
+    }
+
+    /// Whether the writes of a record lie at members of the store.
+    pub(super) fn has_members(&self, writes: &[Write<'_>]) -> bool {
+        writes.iter().all(|write| usize::from(write.member) < self.shards.len())
+    }
+}
+
+/// Groups writes by member and bucket.
+fn by_bucket<'w>(writes: &[Write<'w>]) -> BTreeMap<(usize, u64), Vec<Write<'w>>> {
+    let mut groups: BTreeMap<(usize, u64), Vec<Write<'w>>> = BTreeMap::new();
+    for write in writes {
+        groups.entry((usize::from(write.member), write.bucket)).or_default().push(*write);
+    }
+    groups
+}

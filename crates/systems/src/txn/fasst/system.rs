@@ -1,0 +1,92 @@
+//! FaSST's entry in the registry.
+
+use super::layout::VALUE_MAX;
+use super::recover::Recovery;
+use super::service::{FasstKind, NewStore};
+use super::session::{Session, not_opened};
+use super::site::Site;
+use super::{Client, Fasst, KIND, mutants};
+use crate::hash_slots::Placement;
+use crate::store::{Members, StoreError};
+use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
+use farside_remote::clock::Clock;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::Kind;
+use farside_remote::{Capabilities, Fabric, Memory};
+use std::rc::Rc;
+use std::time::Duration;
+
+impl System for FasstKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "FaSST";
+    const SUMMARY: &'static str = "a read-modify-write of one shard is four calls";
+    const FAMILY: Family = Family::Txn;
+    const NODES: Nodes = Nodes::Shards;
+    const NEEDS: Capabilities = Capabilities::CALLS;
+
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+    const RARE_MUTANTS: &'static [Mutant] = mutants::RARE;
+
+    type Client<F: Fabric + Clock> = Fasst<F>;
+
+    fn parameters(sizing: &Sizing) -> String {
+        serde_json::to_string(&request_for(sizing)).expect("plain data")
+    }
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
+        if sizing.value_len > VALUE_MAX as usize {
+            return Err(SizingError::Value(VALUE_MAX as usize));
+        }
+        let spec = request_for(sizing).spec(0, 0).map_err(|_| SizingError::Items)?;
+        let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
+        Ok(Footprint { slots: spec.all_buckets() * super::layout::SLOTS as u64, table_bytes, item_bytes: 0 })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(FasstKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<Fasst<F>, StoreError> {
+        members.check::<Self>(&fabric)?;
+        let session = Session::open(fabric, members, options).await?;
+        Ok(Fasst::of(&Rc::new(Client::new(session))))
+    }
+
+    async fn heal<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        _options: &Options,
+    ) -> Result<Vec<String>, StoreError> {
+        members.check::<Self>(&fabric)?;
+        let Recovery { clients, committed, aborted } =
+            Site::new(fabric, members)?.heal().await.map_err(not_opened)?;
+        let mut done = Vec::new();
+        if clients > 0 {
+            done.push(format!(
+                "recovered {clients} dead clients: completed {committed} of their transactions and aborted {aborted}"
+            ));
+        }
+        Ok(done)
+    }
+}
+
+/// Parameters of a store of this size.
+fn request_for(sizing: &Sizing) -> NewStore {
+    let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    let transacting = sizing.transacting;
+    NewStore {
+        items: sizing.items,
+        placement: if sizing.collision_free { Placement::Permuted } else { Placement::Hashed },
+        ids: transacting.ids,
+        lanes: transacting.lanes,
+        lease_us: sizing.lease.map(micros),
+        key_max: (sizing.key_len > 0).then_some(sizing.key_len as u32),
+        value_max: (sizing.value_len > 0).then_some(sizing.value_len as u32),
+        writes_max: transacting.writes_max,
+        backups: transacting.backups,
+    }
+}

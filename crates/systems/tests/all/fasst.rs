@@ -1,0 +1,829 @@
+//! Tests of FaSST: results, costs, interleavings that broken variants do not survive, and clients that die at each
+//! packet of a commit.
+
+use crate::support::steered::{Nodes, Request, Steering, Then, on_nodes};
+use crate::support::{Home, run};
+use farside_remote::NodeId;
+use farside_remote::draws::Draws;
+use farside_remote::fabric::Ran;
+use farside_systems::members::{self, New};
+use farside_systems::registry;
+use farside_systems::store::{self, Members};
+use farside_systems::system::{Options, Sizing, System};
+use farside_systems::txn::fasst::service::FasstKind;
+use farside_systems::txn::fasst::{Fasst, KIND, Stat};
+use farside_systems::txn::{Committed, Transacting, Txn, TxnError};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+const STORE: &str = "s";
+/// Longer than each test's transactions: no renewal is among the requests that a test counts.
+const LEASE: Duration = Duration::from_millis(20);
+/// Place of the type of the first request in a packet.
+const FIRST_TYPE: usize = 24;
+/// Packets, by their first request.
+const LOCK: Request = Request::Call(2);
+const VALIDATE: Request = Request::Call(3);
+const LOG: Request = Request::Call(4);
+const BACKUP: Request = Request::Call(5);
+const COMMIT: Request = Request::Call(6);
+const GRANT: Request = Request::Call(9);
+
+/// A client with its own task.
+struct Client {
+    fabric: Steering,
+    txn: Fasst<Steering>,
+    has_ended: Rc<Cell<bool>>,
+}
+
+async fn create(nodes: &Nodes, members: u32, backups: u8) {
+    create_for(nodes, members, backups, 4, 40).await;
+}
+
+/// Creates a store with this number of client ids, for this number of items.
+async fn create_for(nodes: &Nodes, members: u32, backups: u8, ids: u16, items: u64) {
+    let transacting =
+        Transacting { ids: Some(ids), lanes: Some(1), backups: Some(backups), ..Transacting::NONE };
+    let sizing =
+        Sizing { items: Some(items), value_len: 100, lease: Some(LEASE), transacting, ..Sizing::default() };
+    let (quota, members_count) = ((u64::from(members) * 2) << 20, members as usize);
+    let new = New { name: STORE.into(), kind: KIND.into(), sizing, quota, members: members_count };
+    let fabric = nodes.client().await;
+    members::create(&fabric, members, &new, [1, 2]).await.expect("the nodes have memory");
+}
+
+impl Client {
+    async fn open(nodes: &Nodes, members: u32) -> Client {
+        let fabric = nodes.client().await;
+        fabric.inner().names_calls_by(FIRST_TYPE);
+        let described = members::open(&fabric, members, STORE).await.expect("the store exists");
+        let entropy = u64::from(fabric.inner().process.0) + 77;
+        let options = Options { entropy, ..Options::NONE };
+        let txn = FasstKind::open(Rc::clone(&fabric), &described, &options).await.expect("an id is free");
+        let (keeper, has_ended) = (txn.keeper(), Rc::new(Cell::new(false)));
+        let ended = Rc::clone(&has_ended);
+        let steered = fabric.inner();
+        steered.world.spawn(steered.process, async move {
+            keeper.await;
+            ended.set(true);
+        });
+        // The task is to run before the test steers requests.
+        steered.world.sleep(1).await;
+        fabric.take();
+        Client { fabric, txn, has_ended }
+    }
+
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, TxnError> {
+        self.txn.begin();
+        let value = self.txn.get(key).await?.map(<[u8]>::to_vec);
+        self.txn.commit().await?;
+        Ok(value)
+    }
+
+    /// Commits writes without reads.
+    async fn put(&mut self, writes: &[(&[u8], &[u8])]) -> Result<Committed, TxnError> {
+        self.txn.begin();
+        for (key, value) in writes {
+            self.txn.put(key, value)?;
+        }
+        self.txn.commit().await
+    }
+
+    /// Reads keys, and then writes other ones with this value.
+    async fn update(&mut self, reads: &[&[u8]], writes: &[&[u8]], value: &[u8]) -> Result<(), TxnError> {
+        self.txn.begin();
+        self.txn.fetch(reads).await?;
+        for key in writes {
+            self.txn.put(key, value)?;
+        }
+        self.txn.commit().await.map(drop)
+    }
+
+    async fn close(self) {
+        let Client { fabric, txn, has_ended } = self;
+        drop(txn);
+        while !has_ended.get() {
+            fabric.inner().world.sleep(1000).await;
+        }
+    }
+
+    /// Reads `x`, `y` and `z`, changes `x` and `y`, and deletes `v`.
+    async fn change(&mut self, [x, y, z, v]: [&[u8]; 4]) -> Result<(), TxnError> {
+        self.txn.begin();
+        self.txn.fetch(&[x, y, z]).await?;
+        self.txn.put(x, b"1")?;
+        self.txn.put(y, b"1")?;
+        self.txn.delete(v)?;
+        self.txn.commit().await.map(drop)
+    }
+}
+
+/// Returns keys with a prefix, of which the first `count` belong to the given member.
+fn keys_of(client: &Client, member: usize, count: usize) -> Vec<Vec<u8>> {
+    let keys = (0_u32..).map(|number| format!("k{number}").into_bytes());
+    keys.filter(|key| client.txn.member_of(key) == member).take(count).collect()
+}
+
+/// Heals the store, and returns what is left.
+async fn settled(nodes: &Nodes, members: u32) -> Result<(Client, Stat), String> {
+    let fabric = nodes.client().await;
+    let described = members::open(&fabric, members, STORE).await.map_err(|error| error.to_string())?;
+    registry::heal(fabric, &described, &Options::NONE).await.map_err(|error| error.to_string())?;
+    let client = Client::open(nodes, members).await;
+    let stat = client.txn.stat().await.map_err(|error| error.to_string())?;
+    Ok((client, stat))
+}
+
+/// # Errors
+/// Something is left of a transaction.
+fn check(stat: Stat) -> Result<(), String> {
+    match (stat.locked, stat.open, stat.outdated) {
+        (0, 0, 0) => Ok(()),
+        _ => Err(format!("something is left: {stat:?}")),
+    }
+}
+
+#[test]
+fn a_transaction_reads_its_own_writes_and_others_read_them_after_its_commit() {
+    on_nodes(3, async |nodes| {
+        create(&nodes, 3, 2).await;
+        let (mut one, mut other) = (Client::open(&nodes, 3).await, Client::open(&nodes, 3).await);
+        assert_eq!(one.get(b"ada").await, Ok(None));
+        one.txn.begin();
+        one.txn.put(b"ada", b"1").expect("a short pair");
+        one.txn.put(b"bob", b"2").expect("a short pair");
+        assert_eq!(one.txn.get(b"ada").await, Ok(Some(&b"1"[..])));
+        one.txn.delete(b"bob").expect("a short key");
+        assert_eq!(one.txn.get(b"bob").await, Ok(None));
+        let version = one.txn.commit().await.expect("nobody else is there").version;
+        assert_eq!(other.get(b"ada").await, Ok(Some(b"1".to_vec())));
+        assert_eq!(other.get(b"bob").await, Ok(None));
+        other.txn.begin();
+        assert_eq!(other.txn.read(b"ada").await.map(|read| read.version), Ok(version));
+        other.put(&[(b"bob", &[7; 100])]).await.expect("nobody else is there");
+        assert_eq!(one.get(b"bob").await, Ok(Some(vec![7; 100])));
+        one.txn.begin();
+        one.txn.delete(b"ada").expect("a short key");
+        let deleted = one.txn.commit().await.expect("nobody else is there").version;
+        assert!(deleted > version);
+        assert_eq!(other.get(b"ada").await, Ok(None));
+        assert_eq!(other.txn.put(b"a", &[0; 101]), Err(TxnError::ValueLength { len: 101, max: 100 }));
+        assert_eq!(other.txn.put(&[1; 65], &[0; 100]), Err(TxnError::PairLength { len: 165, max: 164 }));
+        one.close().await;
+        other.close().await;
+        let (_, stat) = settled(&nodes, 3).await.expect("it heals");
+        assert_eq!(check(stat), Ok(()));
+        assert_eq!((stat.keys, stat.values), (2, 1));
+    });
+}
+
+#[test]
+fn a_commit_waits_for_a_task_that_has_not_begun_and_fails_without_one() {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let fabric = nodes.client().await;
+        let described = members::open(&fabric, 1, STORE).await.expect("the store exists");
+        let options = Options { entropy: 1 << 40, ..Options::NONE };
+        let mut txn = FasstKind::open(Rc::clone(&fabric), &described, &options).await.expect("an id is free");
+        txn.begin();
+        txn.put(b"x", b"1").expect("a short pair");
+        assert_eq!(txn.commit().await, Err(TxnError::NotKept { ran: Ran::No }));
+        let (keeper, steered) = (txn.keeper(), fabric.inner());
+        let world = steered.world.clone();
+        steered.world.spawn(steered.process, async move {
+            world.sleep(300_000).await;
+            keeper.await;
+        });
+        txn.begin();
+        txn.put(b"x", b"1").expect("a short pair");
+        assert!(txn.commit().await.is_ok());
+    });
+}
+
+#[test]
+fn the_costs_are_those_of_the_paper() {
+    for backups in [0, 1] {
+        on_nodes(2, async move |nodes| {
+            create(&nodes, 2, backups).await;
+            let mut client = Client::open(&nodes, 2).await;
+            let (here, there) = (keys_of(&client, 0, 12), keys_of(&client, 1, 1));
+            for key in here.iter().chain(&there) {
+                client.put(&[(key, b"0")]).await.expect("nobody else is there");
+            }
+            let (one, far) = (&here[0][..], &there[0][..]);
+            let all: Vec<&[u8]> = here.iter().map(Vec::as_slice).collect();
+            let more = u64::from(backups);
+            // Reads, writes, round trips, and packets.
+            type Case<'a> = (&'a [&'a [u8]], &'a [&'a [u8]], u64, u64);
+            let cases: [Case<'_>; 8] = [
+                (&[one], &[], 1, 1),
+                // Gets of 12 keys share a packet, and so do the validations of their buckets.
+                (&all, &[], 2, 2),
+                (&[one, far], &[], 2, 4),
+                // Lock, log at each log, backups, commit.
+                (&[], &[one], 3 + more, 3 + 2 * more),
+                (&[one], &[one], 4 + more, 4 + 2 * more),
+                (&all, &all, 4 + more, 4 + 2 * more),
+                // Some buckets are only read, and validated.
+                (&all, &[one], 5 + more, 5 + 2 * more),
+                (&[one, far], &[one, far], 4 + more, 2 + 2 + (1 + more) + 2 * more + 2),
+            ];
+            for (reads, writes, round_trips, packets) in cases {
+                // The client's task closes the record of the transaction before.
+                client.fabric.inner().world.sleep(7_100_000).await;
+                client.fabric.take();
+                client.update(reads, writes, b"1").await.expect("nobody else is there");
+                let costs = client.fabric.take();
+                let case = format!("{backups} backups: {} reads, {} writes", reads.len(), writes.len());
+                assert_eq!([costs.requests, costs.calls], [0, packets], "{case}");
+                assert_eq!(costs.round_trips, round_trips, "{case}");
+            }
+            client.close().await;
+        });
+    }
+}
+
+/// Lets two transactions, each of which writes what the other one reads, wait for each other before a packet. Returns
+/// how many have committed.
+fn committed_of_two(before: Request) -> usize {
+    on_nodes(1, async move |nodes| {
+        create(&nodes, 1, 0).await;
+        let mut clients = [Client::open(&nodes, 1).await, Client::open(&nodes, 1).await];
+        clients[0].put(&[(b"x", b"0"), (b"y", b"0")]).await.expect("nobody else is there");
+        let arrived = Rc::new(Cell::new(0));
+        for client in &mut clients {
+            client.txn.begin();
+            client.txn.fetch(&[b"x", b"y"]).await.expect("nobody has a lock");
+            let (arrived, world, has_met) = (Rc::clone(&arrived), nodes.world.clone(), Cell::new(false));
+            client.fabric.inner().before_each(move |_, request| {
+                let waits = request == before && !has_met.replace(has_met.get() || request == before);
+                let (arrived, world) = (Rc::clone(&arrived), world.clone());
+                async move {
+                    if waits {
+                        arrived.set(arrived.get() + 1);
+                        while arrived.get() < 2 {
+                            world.sleep(100).await;
+                        }
+                    }
+                    Then::Runs
+                }
+            });
+        }
+        let [mut one, mut other] = clients;
+        one.txn.put(b"x", b"1").expect("a short pair");
+        other.txn.put(b"y", b"1").expect("a short pair");
+        let outcome = Rc::new(Cell::new(None));
+        let theirs = Rc::clone(&outcome);
+        let steered = Rc::clone(other.fabric.inner());
+        steered.world.clone().spawn(steered.process, async move {
+            theirs.set(Some(other.txn.commit().await.is_ok()));
+            other.close().await;
+        });
+        let ours = one.txn.commit().await.is_ok();
+        while outcome.get().is_none() {
+            nodes.world.sleep(1000).await;
+        }
+        one.fabric.inner().runs_all();
+        one.close().await;
+        usize::from(ours) + usize::from(outcome.get() == Some(true))
+    })
+}
+
+#[test]
+fn two_transactions_that_write_what_the_other_reads_do_not_both_commit() {
+    assert_eq!(committed_of_two(VALIDATE), 0, "each finds the other's lock");
+    assert!(committed_of_two(LOCK) < 2);
+}
+
+/// Has a transaction fail at one of its buckets. Returns what is left.
+fn left_by_a_conflict() -> Stat {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", b"0"), (b"y", b"0"), (b"z", b"0")]).await.expect("nobody else is there");
+        other.fabric.inner().world.sleep(7_100_000).await;
+        one.txn.begin();
+        one.txn.fetch(&[b"x", b"y", b"z"]).await.expect("nobody has a lock");
+        other.put(&[(b"y", b"1")]).await.expect("nobody has a lock");
+        for key in [b"x", b"y", b"z"] {
+            one.txn.put(key, b"2").expect("a short pair");
+        }
+        assert_eq!(one.txn.commit().await, Err(TxnError::Conflict));
+        other.close().await;
+        one.txn.stat().await.expect("the node runs")
+    })
+}
+
+#[test]
+fn a_conflict_leaves_no_lock() {
+    assert_eq!(check(left_by_a_conflict()), Ok(()));
+}
+
+/// Fills a table until a new key has no room. Returns what is left.
+fn left_by_a_full_table() -> Stat {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 4).await;
+        let mut client = Client::open(&nodes, 1).await;
+        let mut keys = 0;
+        let refused = loop {
+            match client.put(&[(format!("k{keys}").as_bytes(), b"0")]).await {
+                Ok(_) => keys += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(
+            (refused, keys),
+            (TxnError::TableFull, 28),
+            "a bucket and 3 extra buckets have 7 slots each"
+        );
+        assert_eq!(client.put(&[(b"k27", b"1"), (b"new", b"1")]).await, Err(TxnError::TableFull));
+        nodes.world.sleep(7_100_000).await;
+        let stat = client.txn.stat().await.expect("the node runs");
+        if stat.locked == 0 {
+            assert!(client.put(&[(b"k27", b"1")]).await.is_ok(), "a key with a slot can be written");
+            client.close().await;
+        }
+        stat
+    })
+}
+
+#[test]
+fn a_key_without_room_leaves_no_lock() {
+    assert_eq!(check(left_by_a_full_table()), Ok(()));
+}
+
+/// Whether a transaction commits that has read one key before, and one after, another one that wrote both.
+fn commits_inconsistent_reads() -> bool {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", b"0"), (b"y", b"0")]).await.expect("nobody else is there");
+        one.txn.begin();
+        assert_eq!(one.txn.get(b"x").await, Ok(Some(&b"0"[..])));
+        other.put(&[(b"x", b"1"), (b"y", b"1")]).await.expect("nobody else is there");
+        assert_eq!(one.txn.get(b"y").await, Ok(Some(&b"1"[..])));
+        one.txn.commit().await.is_ok()
+    })
+}
+
+#[test]
+fn values_of_a_doomed_transaction_are_not_returned_after_its_commit() {
+    assert!(!commits_inconsistent_reads());
+}
+
+/// Whether a transaction commits that has found a key absent which another one has inserted meanwhile.
+fn commits_beside_a_phantom() -> bool {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        one.txn.begin();
+        assert_eq!(one.txn.get(b"x").await, Ok(None));
+        other.put(&[(b"x", b"1")]).await.expect("nobody else is there");
+        one.txn.put(b"y", b"1").expect("a short pair");
+        one.txn.commit().await.is_ok()
+    })
+}
+
+#[test]
+fn a_key_that_was_absent_is_still_absent_when_the_transaction_commits() {
+    assert!(!commits_beside_a_phantom());
+}
+
+/// Whether a transaction commits whose keys another one has locked, and freed without a change.
+fn commits_after_an_abort() -> bool {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", b"0"), (b"y", b"0")]).await.expect("nobody else is there");
+        one.txn.begin();
+        one.txn.fetch(&[b"x", b"y"]).await.expect("nobody has a lock");
+        other.fabric.inner().before_each(|_, request| {
+            std::future::ready(if request == LOG { Then::Lost(Ran::No) } else { Then::Runs })
+        });
+        other.put(&[(b"x", b"1"), (b"y", b"1")]).await.expect_err("no log answers");
+        one.txn.commit().await.is_ok()
+    })
+}
+
+#[test]
+fn an_aborted_transaction_changes_no_version() {
+    assert!(commits_after_an_abort());
+}
+
+/// Has a lock packet arrive after its transaction was aborted. Returns what it leaves.
+fn left_by_a_late_lock() -> Stat {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let mut client = Client::open(&nodes, 1).await;
+        client.put(&[(b"x", b"0")]).await.expect("nobody else is there");
+        client.fabric.inner().before_each(|_, request| {
+            std::future::ready(if request == LOCK { Then::Lost(Ran::Unknown) } else { Then::Runs })
+        });
+        let refused = client.update(&[b"x"], &[b"x"], b"1").await.expect_err("the lock packet is lost");
+        assert_eq!(refused.ran(), Ran::No);
+        client.fabric.inner().runs_all();
+        client.fabric.inner().repeat_lost_call().await;
+        nodes.world.sleep(7_100_000).await;
+        client.txn.stat().await.expect("the node runs")
+    })
+}
+
+#[test]
+fn a_lock_packet_after_the_abort_locks_nothing() {
+    assert_eq!(check(left_by_a_late_lock()), Ok(()));
+}
+
+/// Has a packet arrive again after another transaction has written the same key. Returns the key's value, and what is
+/// left.
+fn after_a_late_put(late: Request) -> (Option<Vec<u8>>, Stat) {
+    on_nodes(2, async move |nodes| {
+        create(&nodes, 2, 1).await;
+        let (mut one, mut other) = (Client::open(&nodes, 2).await, Client::open(&nodes, 2).await);
+        let x = keys_of(&one, 0, 1).remove(0);
+        let is_lost = Cell::new(false);
+        one.fabric.inner().before_each(move |_, request| {
+            let loses = request == late && !is_lost.replace(is_lost.get() || request == late);
+            std::future::ready(if loses { Then::Lost(Ran::Yes) } else { Then::Runs })
+        });
+        one.put(&[(&x, b"1")]).await.expect("the packet is repeated");
+        other.put(&[(&x, b"2")]).await.expect("nobody else is there");
+        one.fabric.inner().repeat_lost_call().await;
+        nodes.world.sleep(7_100_000).await;
+        let stat = other.txn.stat().await.expect("the nodes run");
+        (other.get(&x).await.expect("nobody has a lock"), stat)
+    })
+}
+
+#[test]
+fn a_late_put_changes_nothing() {
+    for late in [BACKUP, COMMIT] {
+        let (value, stat) = after_a_late_put(late);
+        assert_eq!((value, check(stat)), (Some(b"2".to_vec()), Ok(())), "{late:?}");
+    }
+}
+
+/// Has the packet with the record of a dead client arrive after its recovery. Returns what it leaves.
+fn left_by_a_packet_of_an_old_epoch() -> Stat {
+    on_nodes(2, async |nodes| {
+        create(&nodes, 2, 0).await;
+        let mut client = Client::open(&nodes, 2).await;
+        let (fabric, has_died) = (Rc::clone(&client.fabric), Rc::new(Cell::new(false)));
+        let dies = Rc::clone(&has_died);
+        fabric.inner().before_each(move |_, request| {
+            std::future::ready(match (dies.get(), request) {
+                (true, _) => Then::Stops,
+                (false, LOG) => {
+                    dies.set(true);
+                    Then::Lost(Ran::Unknown)
+                }
+                (false, _) => Then::Runs,
+            })
+        });
+        let other_process = nodes.client().await.inner().process;
+        nodes.world.spawn(other_process, async move {
+            let _never = client.put(&[(b"x", b"1")]).await;
+        });
+        while !has_died.get() {
+            nodes.world.sleep(1000).await;
+        }
+        let (mut other, stat) = settled(&nodes, 2).await.expect("it heals");
+        assert_eq!(check(stat), Ok(()));
+        fabric.inner().repeat_lost_call().await;
+        assert_eq!(other.get(b"x").await, Ok(None));
+        other.txn.stat().await.expect("the nodes run")
+    })
+}
+
+#[test]
+fn a_packet_of_an_old_epoch_changes_nothing() {
+    assert_eq!(check(left_by_a_packet_of_an_old_epoch()), Ok(()));
+}
+
+/// Kills a client before or after one of the packets of a transaction that reads three keys, writes two of them and
+/// deletes another one, and checks what others find. Returns whether the client has sent so many packets.
+fn die_at(packet: u32, then: Then, backups: u8) -> Result<bool, String> {
+    on_nodes(3, async move |nodes| {
+        create(&nodes, 3, backups).await;
+        let mut client = Client::open(&nodes, 3).await;
+        let mut keys: Vec<Vec<u8>> = (0..3).map(|member| keys_of(&client, member, 1).remove(0)).collect();
+        keys.push(keys_of(&client, 0, 2).remove(1));
+        let [x, y, z, v] = [0, 1, 2, 3].map(|number: usize| &keys[number][..]);
+        client.put(&[(x, b"0"), (y, b"0"), (z, b"0"), (v, b"0")]).await.expect("nobody else is there");
+        nodes.world.sleep(7_100_000).await;
+        let packets = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&packets);
+        client.fabric.inner().before_each(move |_, _| {
+            counted.set(counted.get() + 1);
+            std::future::ready(match counted.get().cmp(&packet) {
+                std::cmp::Ordering::Less => Then::Runs,
+                std::cmp::Ordering::Equal => then,
+                std::cmp::Ordering::Greater => Then::Stops,
+            })
+        });
+        let (process, outcome) = (client.fabric.inner().process, Rc::new(RefCell::new(None)));
+        let (theirs, theirs_keys) = (Rc::clone(&outcome), keys.clone());
+        nodes.world.spawn(process, async move {
+            let keys = [0, 1, 2, 3].map(|number: usize| &theirs_keys[number][..]);
+            *theirs.borrow_mut() = Some(client.change(keys).await);
+            std::future::pending().await
+        });
+        // Shorter than a lease: the client must not lose it before it dies.
+        nodes.world.sleep(400_000).await;
+        nodes.world.kill(process);
+        let has_died = packets.get() >= packet;
+        let (mut other, stat) = settled(&nodes, 3).await?;
+        check(stat)?;
+        let mut found = Vec::new();
+        for key in [x, y, v] {
+            found.push(other.get(key).await.map_err(|error| error.to_string())?);
+        }
+        let is_new = found == [Some(b"1".to_vec()), Some(b"1".to_vec()), None];
+        let is_old = found == vec![Some(b"0".to_vec()); 3];
+        let committed = outcome.borrow().as_ref().map(Result::is_ok);
+        let is_possible = match committed {
+            Some(true) => is_new,
+            Some(false) => is_old,
+            None => is_new || is_old,
+        };
+        if !is_possible {
+            return Err(format!("{committed:?}, and others find {found:?}"));
+        }
+        // The next holder of the id, and others, can go on.
+        other.update(&[x, y, z], &[x, y, z], b"2").await.map_err(|error| error.to_string())?;
+        other.close().await;
+        check(settled(&nodes, 3).await?.1)?;
+        Ok(has_died)
+    })
+}
+
+/// Kills a client at each packet of a transaction.
+///
+/// # Errors
+/// What others find is wrong.
+fn die_everywhere() -> Result<u32, String> {
+    let mut deaths = 0;
+    for backups in [0, 1, 2] {
+        for then in [Then::Stops, Then::RunsLast] {
+            for packet in 1.. {
+                let has_died = die_at(packet, then, backups)
+                    .map_err(|what| format!("{backups} backups, packet {packet}, {then:?}: {what}"))?;
+                if !has_died {
+                    break;
+                }
+                deaths += 1;
+            }
+        }
+    }
+    Ok(deaths)
+}
+
+#[test]
+fn a_client_may_die_at_any_packet() {
+    let deaths = die_everywhere().unwrap_or_else(|what| panic!("{what}"));
+    // 3 gets, 2 locks, 1 validation and 2 commits, a log for each copy, and 0, 2 or 3 members with backups.
+    assert!(deaths >= 2 * (3 * 8 + (1 + 2 + 3) + (2 + 3)), "{deaths} deaths");
+}
+
+/// Stops a client before its packets of a kind, and reads the key that it writes: before the client is recovered, and
+/// after that.
+fn value_beside(stops: Request) -> [Result<Option<Vec<u8>>, TxnError>; 2] {
+    on_nodes(2, async move |nodes| {
+        create(&nodes, 2, 1).await;
+        let (mut client, mut other) = (Client::open(&nodes, 2).await, Client::open(&nodes, 2).await);
+        let x = keys_of(&client, 0, 1).remove(0);
+        client.put(&[(&x, b"0")]).await.expect("nobody else is there");
+        client.fabric.inner().before_each(move |_, request| {
+            std::future::ready(if request == stops { Then::Stops } else { Then::Runs })
+        });
+        let (process, key) = (client.fabric.inner().process, x.clone());
+        nodes.world.spawn(process, async move {
+            let _never = client.update(&[&key], &[&key], b"1").await;
+        });
+        nodes.world.sleep(400_000).await;
+        let before = other.get(&x).await;
+        nodes.world.kill(process);
+        let (mut last, stat) = settled(&nodes, 2).await.expect("it heals");
+        assert_eq!(check(stat), Ok(()));
+        [before, last.get(&x).await]
+    })
+}
+
+#[test]
+fn no_value_is_visible_before_the_logs_have_the_record_and_the_backups_the_value() {
+    assert_eq!(value_beside(LOG), [Err(TxnError::Conflict), Ok(Some(b"0".to_vec()))]);
+    assert_eq!(value_beside(BACKUP), [Err(TxnError::Conflict), Ok(Some(b"1".to_vec()))]);
+}
+
+/// Has a recoverer take its epoch after another one has recovered the dead client, and the next holder of the id has
+/// taken locks. Returns the outcome of that holder's transaction.
+fn outcome_beside_a_late_recoverer() -> Result<(), TxnError> {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 1, 40).await;
+        let mut dead = Client::open(&nodes, 1).await;
+        dead.put(&[(b"x", b"0")]).await.expect("nobody else is there");
+        nodes.world.kill(dead.fabric.inner().process);
+        // 1: the late recoverer takes its epoch; 2: the next holder has locks; 3: the recoverer is done.
+        let stage = Rc::new(Cell::new(0));
+        let wait = |from: u32, to: u32, wanted: Request| {
+            let (stage, world) = (Rc::clone(&stage), nodes.world.clone());
+            move |_: NodeId, request: Request| {
+                let (stage, world) = (Rc::clone(&stage), world.clone());
+                async move {
+                    if request == wanted {
+                        stage.set(stage.get().max(from));
+                        while stage.get() < to {
+                            world.sleep(1000).await;
+                        }
+                    }
+                    Then::Runs
+                }
+            }
+        };
+        let recoverer = nodes.client().await;
+        recoverer.inner().names_calls_by(FIRST_TYPE);
+        recoverer.inner().before_each(wait(1, 2, GRANT));
+        let described = members::open(&recoverer, 1, STORE).await.expect("the store exists");
+        let (process, done) = (recoverer.inner().process, Rc::clone(&stage));
+        nodes.world.spawn(process, async move {
+            let _recovered = registry::heal(recoverer, &described, &Options::NONE).await;
+            done.set(3);
+        });
+        while stage.get() < 1 {
+            nodes.world.sleep(1000).await;
+        }
+        let mut next = Client::open(&nodes, 1).await;
+        next.fabric.inner().before_each(wait(2, 3, LOG));
+        next.update(&[b"x"], &[b"x"], b"1").await
+    })
+}
+
+#[test]
+fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
+    assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
+}
+
+/// Moves amounts between accounts, each time by a transaction of its own, in a store in this process. Returns the
+/// number of transactions that were committed, and the sum of all accounts that the last one reads.
+fn transfer(home: &Home, entropy: u64, transfers: u32) -> (u32, u64) {
+    let endpoint = home.endpoint();
+    let opening = async {
+        let store = store::fetch_of(&endpoint, NodeId(0), STORE, KIND).await.expect("the store exists");
+        let options = Options { entropy, ..Options::NONE };
+        FasstKind::open(Rc::clone(&endpoint), &Members::one(NodeId(0), store), &options).await
+    };
+    let mut txn = run(&endpoint, opening).expect("an id is free");
+    let keeper = txn.keeper();
+    let account = |number: u64| number.to_be_bytes();
+    let amount = |bytes: Option<&[u8]>| {
+        bytes.map_or(1000, |bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
+    };
+    let work = async {
+        let (mut draws, mut committed) = (Draws(entropy), 0);
+        while committed < transfers {
+            let (from, to) = (draws.below(ACCOUNTS), draws.below(ACCOUNTS));
+            txn.begin();
+            let moved = async {
+                txn.fetch(&[&account(from), &account(to)]).await?;
+                let [left, right] =
+                    [amount(txn.get(&account(from)).await?), amount(txn.get(&account(to)).await?)];
+                if from != to && left > 0 {
+                    txn.put(&account(from), &(left - 1).to_be_bytes())?;
+                    txn.put(&account(to), &(right + 1).to_be_bytes())?;
+                }
+                txn.commit().await
+            };
+            match moved.await {
+                Ok(_) => committed += 1,
+                Err(TxnError::Conflict) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        loop {
+            txn.begin();
+            let summed = async {
+                let keys: Vec<[u8; 8]> = (0..ACCOUNTS).map(account).collect();
+                txn.fetch(&keys.iter().map(|key| &key[..]).collect::<Vec<_>>()).await?;
+                let mut sum = 0;
+                for key in &keys {
+                    sum += amount(txn.get(key).await?);
+                }
+                txn.commit().await?;
+                Ok::<u64, TxnError>(sum)
+            };
+            match summed.await {
+                Ok(sum) => return (committed, sum),
+                Err(TxnError::Conflict) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let (committed, sum) = run(&endpoint, async {
+        let (mut work, mut keeper) = (pin!(work), pin!(keeper));
+        poll_fn(|cx| {
+            for _ in 0..2 {
+                assert!(keeper.as_mut().poll(cx).is_pending(), "the client's task has ended");
+                if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                    return Poll::Ready(done);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    });
+    (committed, sum)
+}
+
+const ACCOUNTS: u64 = 6;
+
+#[test]
+fn transfers_of_several_threads_keep_the_sum() {
+    let home = Home::new(16);
+    // A lease that outlasts the test: its threads may get no CPU for a while.
+    home.create_of(KIND, STORE, 8, r#"{"items":20,"ids":4,"lanes":2,"lease_us":60000000,"value_max":8}"#);
+    let done = std::thread::scope(|scope| {
+        let home = &home;
+        let threads = [1_u64, 2, 3].map(|thread| scope.spawn(move || transfer(home, thread << 40, 300)));
+        threads.map(|thread| thread.join().expect("a thread's transactions run"))
+    });
+    assert_eq!(done, [(300, 1000 * ACCOUNTS); 3]);
+}
+
+/// Loses the response of each packet of a transaction in turn. Checks what the client is told.
+///
+/// # Errors
+/// What is wrong.
+fn lose_everywhere(backups: u8) -> Result<(), String> {
+    for ran in [Ran::Yes, Ran::No, Ran::Unknown] {
+        for packet in 1..18 {
+            let outcome: Result<(), String> = on_nodes(2, async move |nodes| {
+                create(&nodes, 2, backups).await;
+                let mut client = Client::open(&nodes, 2).await;
+                let (x, y) = (keys_of(&client, 0, 1).remove(0), keys_of(&client, 1, 1).remove(0));
+                client.put(&[(&x, b"0"), (&y, b"0")]).await.expect("nobody else is there");
+                let counted = Cell::new(0);
+                client.fabric.inner().before_each(move |_: NodeId, _| {
+                    counted.set(counted.get() + 1);
+                    std::future::ready(if counted.get() == packet { Then::Lost(ran) } else { Then::Runs })
+                });
+                let outcome = client.update(&[&x, &y], &[&x, &y], b"1").await;
+                client.fabric.inner().runs_all();
+                client.close().await;
+                let (mut other, stat) = settled(&nodes, 2).await?;
+                check(stat)?;
+                let found = [other.get(&x).await, other.get(&y).await];
+                let is_new = found == [Ok(Some(b"1".to_vec())), Ok(Some(b"1".to_vec()))];
+                let is_old = found == [Ok(Some(b"0".to_vec())), Ok(Some(b"0".to_vec()))];
+                let is_right = match &outcome {
+                    Ok(()) => is_new,
+                    Err(error) if error.ran() == Ran::No => is_old,
+                    Err(_) => is_new || is_old,
+                };
+                match is_right {
+                    true => Ok(()),
+                    false => Err(format!("{outcome:?}, and others find {found:?}")),
+                }
+            });
+            outcome.map_err(|what| format!("packet {packet}, {ran:?}: {what}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_is_told_the_truth_if_a_response_is_lost() {
+    for backups in [0, 1] {
+        lose_everywhere(backups).unwrap_or_else(|what| panic!("{backups} backups: {what}"));
+    }
+}
+
+#[cfg(farside_mutants)]
+#[test]
+fn these_tests_find_broken_variants() {
+    use farside_remote::mutant::Mutant;
+    use farside_systems::txn::fasst::mutants;
+    let under = |mutant: Mutant, test: &dyn Fn() -> bool| {
+        Mutant::switch(Some(mutant));
+        let passes = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test)).unwrap_or(false);
+        Mutant::switch(None);
+        assert!(!passes, "{mutant:?} lives");
+    };
+    under(mutants::LOCK_IGNORED, &|| committed_of_two(VALIDATE) < 2);
+    under(mutants::LOCK_LEFT, &|| check(left_by_a_full_table()).is_ok());
+    under(mutants::ABORT_RAISES_VERSION, &commits_after_an_abort);
+    under(mutants::LOGGED_LATE, &|| value_beside(LOG)[0] == Err(TxnError::Conflict));
+    under(mutants::BACKUP_NOT_AWAITED, &|| value_beside(BACKUP)[0] == Err(TxnError::Conflict));
+    under(mutants::PUT_REPLAYED, &|| after_a_late_put(COMMIT).0 == Some(b"2".to_vec()));
+    under(mutants::PUT_REPLAYED, &|| check(after_a_late_put(BACKUP).1).is_ok());
+    under(mutants::PHANTOM_ACCEPTED, &|| !commits_beside_a_phantom());
+    under(mutants::DELETE_UNLOGGED, &|| die_everywhere().is_ok());
+    under(mutants::LOG_GARBAGE, &|| die_everywhere().is_ok());
+    under(mutants::LATE_LOCK_GRANTED, &|| check(left_by_a_late_lock()).is_ok());
+    under(mutants::OLD_EPOCH_ACCEPTED, &|| check(left_by_a_packet_of_an_old_epoch()).is_ok());
+    under(mutants::RELEASED_BEFORE_ROLL_FORWARD, &|| die_everywhere().is_ok());
+    under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
+    under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
+}
