@@ -33,6 +33,9 @@ impl Width {
 ///
 /// Guarantee for READs and WRITEs: each aligned unit of 16 bytes (32 in wide memory) is copied atomically. The units of
 /// one access may be copied in any order and at different times.
+///
+/// Guarantee for a chain and for a call to a service: its accesses take effect in the order in which it makes them. A
+/// reader that finds a unit of one write finds all units of the writes before it, or newer ones.
 pub trait Memory {
     /// An access without a result yet. The caller must run the chain again once the simulator has recorded the result.
     /// [`std::convert::Infallible`] on real memory, which never waits.

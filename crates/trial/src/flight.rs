@@ -30,6 +30,8 @@ pub struct Phase {
     pub(crate) is_revocable: bool,
     /// Whether a trial has few requests of this phase, so that faults must strike most of them.
     pub(crate) is_rare: bool,
+    /// Whether each client makes requests of this phase when it opens the store.
+    pub(crate) is_of_openings: bool,
     /// Phase whose interruption leads to requests of this phase, if nothing else does.
     pub(crate) led_to_by: Option<usize>,
     /// Whether a request of this phase begins anew: the phases before it no longer count as passed.
@@ -46,6 +48,7 @@ impl Phase {
             logs: false,
             is_revocable: true,
             is_rare: false,
+            is_of_openings: false,
             led_to_by: None,
             is_first: false,
             is_of_recoverers: false,
@@ -68,6 +71,11 @@ impl Phase {
 
     pub(crate) const fn rare(self) -> Phase {
         Phase { is_rare: true, ..self }
+    }
+
+    /// States that each client makes requests of this phase when it opens the store.
+    pub(crate) const fn of_openings(self) -> Phase {
+        Phase { is_of_openings: true, ..self }
     }
 
     /// Whether only recoverers have requests of this phase.

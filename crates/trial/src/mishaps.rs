@@ -29,6 +29,8 @@ pub(crate) const LONG_PAUSES_MAX: u32 = 10;
 
 /// Number of strikes within all phases of recoverers in one trial.
 pub(crate) const RECOVERY_STRIKES_MAX: u32 = 60;
+/// Number of strikes within a phase of openings before the first operation of a trial. Each operation allows one more.
+const OPENING_STRIKES: u64 = 20;
 /// One in this many requests of recoverers in a rare phase is struck if the trial focuses on recoverers.
 const RECOVERY_STRUCK_ONE_IN: u64 = 4;
 
@@ -121,7 +123,8 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
 ///
 /// Once a phase has been struck ten times per operation of the trial, this function no longer strikes it. Without this
 /// bound, a client that dies each time it is idle would never start an operation. For the phases of recoverers the
-/// bound is lower: no client can work while each recoverer dies.
+/// bound is lower: no client can work while each recoverer dies. It is lower for the phases of openings, too: if each
+/// request of an opening is struck, no client opens the store.
 pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let is_recoverer = scene.recoverers().contains(&client);
     if client >= scene.drawn.clients && !is_recoverer || is_recoverer && phase == IDLE {
@@ -130,9 +133,13 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     lead_to_focus(scene, site, client, phase);
     let (drawn, random) = (&scene.drawn, scene.world.random());
     let is_focus = drawn.focus == Some(phase) || scene.is_about_recoverers() && is_recoverer;
+    let struck_max = match scene.flights.phase(phase).is_of_openings {
+        true => OPENING_STRIKES + u64::from(drawn.operations - scene.left.get()),
+        false => 10 * u64::from(drawn.operations),
+    };
     let is_saturated = || match is_recoverer {
         true => scene.recovery_strikes_left.get() == 0,
-        false => scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations),
+        false => scene.flights.struck_in(phase) >= struck_max,
     };
     let one_in = match (is_recoverer, scene.flights.phase(phase).is_rare) {
         (false, _) => drawn.within_one_in,

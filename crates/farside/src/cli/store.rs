@@ -12,6 +12,7 @@ use farside_systems::index::{Described, Indexing, Keys, STRING_MAX, described};
 use farside_systems::kv::chequer::layout::BLOCK_BUCKETS_MAX;
 use farside_systems::registry::{default_kv, named, names, shape_of};
 use farside_systems::system::{Family, Shape, Sizing, SizingError};
+use farside_systems::txn::farm::layout::BACKUPS_MAX;
 use farside_systems::txn::{Prepare, Transacting};
 use std::time::Duration;
 use threshold::Threshold;
@@ -72,6 +73,10 @@ enum Action {
         /// wait]
         #[arg(long, value_name = "TIME", value_parser = clock_error)]
         clock_error: Option<Duration>,
+        /// Number of other nodes that have a copy of each key and of what transactions commit: 0 to 4; only for the kind
+        /// farm [default: 0]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=i64::from(BACKUPS_MAX)))]
+        backups: Option<u8>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         members: Option<u32>,
@@ -157,6 +162,7 @@ impl Store {
                 inline_size,
                 prepare,
                 clock_error,
+                backups,
                 members,
             } => {
                 let prepare = prepare.map(|prepare| match prepare {
@@ -172,11 +178,12 @@ impl Store {
                     keys: key_size,
                     value_size,
                     inline_size,
-                    transacting: Transacting { prepare, clock_error, ..Transacting::NONE },
+                    transacting: Transacting { prepare, clock_error, backups, ..Transacting::NONE },
                     members,
                     ..NewStore::prism_kv(name, quota)
                 };
                 refuse_options(&new, put_threshold.is_some())?;
+                refuse_backups(&new, pool.nodes().len())?;
                 new.put_threshold = match put_threshold {
                     Some(Threshold::Auto) => Some(threshold::measure(&pool, &new)?),
                     Some(Threshold::Bytes(bytes)) => Some(bytes),
@@ -233,6 +240,8 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     let prepare = Sizing { transacting, ..plain };
     let transacting = Transacting { clock_error: Some(Duration::from_micros(1)), ..Transacting::NONE };
     let clock_error = Sizing { transacting, ..plain };
+    let transacting = Transacting { backups: Some(0), ..Transacting::NONE };
+    let backups = Sizing { transacting, ..plain };
     let is_index = system.family == Family::Index;
     let is_txn = system.family == Family::Txn;
     let refused = [
@@ -243,6 +252,7 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
         ("--inline-size", new.inline_size.is_some() && lacks(inline)),
         ("--prepare", new.transacting.prepare.is_some() && lacks(prepare)),
         ("--clock-error", new.transacting.clock_error.is_some() && lacks(clock_error)),
+        ("--backups", new.transacting.backups.is_some() && lacks(backups)),
         ("--items", new.items.is_some() && is_index),
         ("--collision-free", new.collision_free && is_index),
     ];
@@ -265,6 +275,21 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
             new.kind
         ))),
         _ => Ok(()),
+    }
+}
+
+/// # Errors
+/// The store has too few nodes for its backups, each of which is on another node than its key.
+fn refuse_backups(new: &NewStore, nodes: usize) -> Done {
+    let (backups, members) =
+        (usize::from(new.transacting.backups.unwrap_or(0)), new.members.unwrap_or(nodes));
+    match backups < members.max(1) {
+        true => Ok(()),
+        false => Err(Failure::Error(format!(
+            "a store with {backups} backups of each key needs {} nodes, and this one has {members}: give fewer \
+             --backups, or more nodes",
+            backups + 1
+        ))),
     }
 }
 

@@ -36,11 +36,11 @@ pub(super) static PHASES: Phases = Phases {
         Phase::new("abort").rare(),
         Phase::new("truncate").rare(),
         // A recoverer, or the next holder of an id, looks at its lanes. A recoverer copies records.
-        Phase::new("recover").rare(),
+        Phase::new("recover").rare().of_openings(),
         // The word of a lease.
-        Phase::new("lease").rare(),
+        Phase::new("lease").rare().of_openings(),
         Phase::new("fence").rare().led_to_by(LOCK),
-        Phase::new("catalog").rare(),
+        Phase::new("catalog").rare().of_openings(),
     ],
     of: |request, _| match request {
         Request::Call(ServiceId::NODE, request) => match serde_json::from_slice(request) {

@@ -40,9 +40,10 @@ pub(super) struct Txn {
     /// Bytes per value: a multiple of 8, at most 32KiB
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = size)]
     value_size: u32,
-    /// Rounds in which a transaction is validated: together (one), or paper (all reads, then all writes)
-    #[arg(long, value_enum, default_value = "together")]
-    prepare: PrepareArg,
+    /// Rounds in which a transaction is validated: together (one), or paper (all reads, then all writes); only for
+    /// prism-tx [default: together]
+    #[arg(long, value_enum)]
+    prepare: Option<PrepareArg>,
     /// Give each key its own slot, as in the paper's runs
     #[arg(long)]
     collision_free: bool,
@@ -90,6 +91,12 @@ impl Txn {
             return Err(Failure::Error(format!(
                 "a transactional store has ids for 64 clients, and each thread is one: give at most \
                  {INDEX_THREADS_MAX} --threads"
+            )));
+        }
+        if self.prepare.is_some() && self.system.kind != prism_tx::KIND {
+            return Err(Failure::Error(format!(
+                "{} stores have no --prepare: leave it out, or give another --system",
+                self.system.kind
             )));
         }
         self.measure.check_log()?;
@@ -140,13 +147,13 @@ impl Txn {
             chosen: Chosen::default(),
             unused: Vec::new(),
         };
-        let prepare = match self.prepare {
+        let prepare = self.prepare.map(|prepare| match prepare {
             PrepareArg::Together => Prepare::Together,
             PrepareArg::Paper => Prepare::Paper,
-        };
+        });
         // Each task of a thread has a transaction in progress.
         let lanes = u16::try_from(self.measure.tasks).unwrap_or(u16::MAX).max(16);
-        let transacting = Transacting { lanes: Some(lanes), prepare: Some(prepare), ..Transacting::NONE };
+        let transacting = Transacting { lanes: Some(lanes), prepare, ..Transacting::NONE };
         Ok(SessionConfig {
             fabric: self.fabric,
             existing: self.existing.clone(),

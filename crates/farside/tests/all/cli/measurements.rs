@@ -598,6 +598,14 @@ fn bench_ycsb_loads_an_index_once_and_runs_on_it() {
 }
 
 #[test]
+fn bench_txn_refuses_rounds_of_checks_that_a_system_lacks() {
+    let farm = ["bench", "txn", "--system", "farm", "--prepare"];
+    for prepare in ["together", "paper"] {
+        farside(farm.iter().chain(&[prepare])).refused("farm stores have no --prepare: leave it out");
+    }
+}
+
+#[test]
 fn bench_ycsb_refuses_what_an_index_lacks() {
     let index = |arguments: &[&str]| farside(["bench", "ycsb", "--system", "smart"].iter().chain(arguments));
     index(&["--items", "9"]).refused("smart stores have no --items");

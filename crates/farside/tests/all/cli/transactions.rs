@@ -1,6 +1,6 @@
 //! `txn`: transactions on a real node, wrong input, output as JSON, and the exit codes.
 
-use crate::support::{Node, Ran, command, run};
+use crate::support::{Node, Ran, command, farside, run};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -103,6 +103,27 @@ fn wrong_input_is_refused_and_changes_nothing() {
     let mut gone = command();
     gone.args(["txn", "get", "k", "--pool", "shm:/nowhere"]);
     run(gone, b"").refused("no node serves at /nowhere");
+}
+
+#[test]
+fn a_farm_store_has_backups_on_other_nodes() {
+    let nodes = [(); 2].map(|()| Node::with(&["--memory", "64MiB"]));
+    let pool = nodes.each_ref().map(Node::url).join(",");
+    let create = |more: &[&str]| {
+        let common = ["store", "create", "bank", "--kind", "farm", "--quota", "16MiB", "--pool", &pool];
+        farside(common.iter().chain(more))
+    };
+    create(&["--backups", "2"]).refused("needs 3 nodes, and this one has 2: give fewer --backups");
+    create(&["--backups", "1", "--members", "1"]).refused("needs 2 nodes, and this one has 1");
+    create(&["--backups", "5"]).refused("--backups");
+    create(&["--prepare", "paper"]).refused("farm stores have no --prepare");
+    nodes[0].run(["store", "create", "bank", "--kind", "prism-tx", "--backups", "0"]).refused("no --backups");
+    create(&["--backups", "1"]).done();
+    let script = ["txn", "run", "-", "--store", "bank", "--pool", &pool];
+    let mut transfer = command();
+    transfer.args(script);
+    run(transfer, b"put alice 100\nput bob 20\nput carol 3\n").done();
+    assert_eq!(farside(["txn", "get", "bob", "--store", "bank", "--pool", &pool]).done().out, b"20");
 }
 
 /// Forwards connections to a node, and cuts them all after this number of responses.

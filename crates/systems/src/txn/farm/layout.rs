@@ -67,7 +67,7 @@ pub const LINES: [u8; 2] = [16, WHOLE_LINE];
 /// Size of a line that needs a fabric that reads and writes cache lines as a whole.
 pub const WHOLE_LINE: u8 = 64;
 
-const CLIENT_BITS: u32 = 12;
+const CLIENT_BITS: u32 = 14;
 const LANE_BITS: u32 = 6;
 const CACHE_LINE: u64 = 64;
 const WORD_SIZE: u64 = size_of::<Word>() as u64;
@@ -115,7 +115,7 @@ impl TxnId {
     /// No transaction.
     pub const NONE: TxnId = TxnId(U64::ZERO);
 
-    /// Returns the transaction with this count in a lane; `None` if the count has more than 46 bits.
+    /// Returns the transaction with this count in a lane; `None` if the count has more than 44 bits.
     pub(super) fn new(entry: EntryId, count: u64) -> Option<TxnId> {
         let low = u64::from(entry.lane) << CLIENT_BITS | u64::from(entry.client.number());
         (count >> (u64::BITS - CLIENT_BITS - LANE_BITS) == 0)
@@ -508,14 +508,19 @@ pub(super) struct RecordHeader {
 impl RecordHeader {
     /// Header of the record of a transaction with these writes.
     pub(super) fn new(txn: TxnId, stamp: u64, writes: &[u8]) -> RecordHeader {
-        let header = RecordHeader {
+        let header = RecordHeader { stamp: U64::new(stamp), ..RecordHeader::unchecked(txn, writes) };
+        RecordHeader { checksum: U64::new(header.checksum_with(writes)), ..header }
+    }
+
+    /// Header of a record without a stamp and a checksum. Only its member reads it, and it knows that it is whole.
+    pub(super) fn unchecked(txn: TxnId, writes: &[u8]) -> RecordHeader {
+        RecordHeader {
             checksum: U64::ZERO,
             txn,
-            stamp: U64::new(stamp),
+            stamp: U64::ZERO,
             reserved: U32::ZERO,
             len: U32::new(writes.len() as u32),
-        };
-        RecordHeader { checksum: U64::new(header.checksum_with(writes)), ..header }
+        }
     }
 
     fn checksum_with(&self, writes: &[u8]) -> u64 {

@@ -352,7 +352,12 @@ impl<M: Memory> At<'_, M> {
             return Ok(Ok(Answer::of(Outcome::Stale, 0)));
         }
         let record = self.table.record(self.number, 0).raw();
-        self.memory.write(record, RecordHeader::new(txn, 0, writes).as_bytes())?;
+        // Recoverers copy the record to backups, if there are any. They check whether it is whole.
+        let header = match self.table.spec().backups {
+            0 => RecordHeader::unchecked(txn, writes),
+            _ => RecordHeader::new(txn, 0, writes),
+        };
+        self.memory.write(record, header.as_bytes())?;
         self.memory.write(record + RECORD_SIZE as u64, writes)?;
         self.set_word(txn, 0, State::Locked)?;
         let (mut taken, mut stamp) = (Vec::new(), 0);
