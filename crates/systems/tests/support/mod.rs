@@ -12,6 +12,7 @@ pub(crate) mod deadly;
 pub(crate) mod deadly_bank;
 pub(crate) mod deadly_index;
 pub(crate) mod index_script;
+pub(crate) mod index_sim;
 pub(crate) mod intercept;
 pub(crate) mod kept;
 pub(crate) mod kept_index;
