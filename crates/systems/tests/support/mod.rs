@@ -11,6 +11,7 @@ pub(crate) mod counting;
 pub(crate) mod deadly;
 pub(crate) mod deadly_bank;
 pub(crate) mod deadly_index;
+pub(crate) mod index_client;
 pub(crate) mod index_script;
 pub(crate) mod index_sim;
 pub(crate) mod intercept;
