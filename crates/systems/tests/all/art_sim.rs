@@ -1,7 +1,9 @@
-//! ART in the simulator, by the harness of [`crate::smart_sim`]: nodes that grow and shrink, clients that die, dropped
-//! futures.
+//! ART in the simulator, by the harness of [`crate::support::index_sim`]: nodes that grow and shrink, clients that die,
+//! dropped futures.
 
-use crate::smart_sim::{Events, Plan, run, seeds};
+#[cfg(farside_mutants)]
+use crate::support::index_sim::is_found;
+use crate::support::index_sim::{Plan, run_all, seeds};
 use farside_remote::draws::Draws;
 use farside_systems::index::Keys;
 use farside_systems::index::art::KIND;
@@ -9,7 +11,7 @@ use farside_systems::index::art::KIND;
 /// The plan of a seed. In each third seed, there are so many keys below one node that it grows to the largest type.
 fn plan_of(seed: u64) -> Plan {
     let mut draws = Draws(seed ^ 0x0a27);
-    let plan = Plan { kind: KIND, ..Plan::of(seed) };
+    let plan = Plan::of(KIND, seed);
     match draws.below(3) {
         0 => Plan {
             keys: Keys::Numbers,
@@ -25,16 +27,7 @@ fn plan_of(seed: u64) -> Plan {
 
 #[test]
 fn every_key_of_art_is_a_register_whatever_happens_to_clients() {
-    let mut events = Events::new();
-    let mut failures = Vec::new();
-    for seed in seeds(60) {
-        match run(seed, plan_of(seed)) {
-            Ok(seen) => seen.into_iter().for_each(|(name, count)| *events.entry(name).or_default() += count),
-            Err(failure) => failures.push(failure),
-        }
-    }
-    println!("{events:?}");
-    assert!(failures.is_empty(), "{} failures: {}", failures.len(), failures[0]);
+    let events = run_all(seeds(60), plan_of);
     for name in [
         "nodes grown from 4",
         "nodes grown from 16",
@@ -67,16 +60,8 @@ fn the_trial_finds_broken_variants_of_art() {
     use farside_systems::index::art::mutants::ALL;
     use farside_systems::index::art::system::ArtKind;
     use farside_systems::system::System;
-    let mut alive = Vec::new();
     let is_rare = |mutant: &Mutant| ArtKind::RARE_MUTANTS.contains(mutant);
-    for mutant in ALL.iter().copied().filter(|mutant| !is_rare(mutant)) {
-        Mutant::switch(Some(mutant));
-        let found = seeds(HUNT).find_map(|seed| run(seed, plan_of(seed)).err());
-        Mutant::switch(None);
-        match found {
-            Some(failure) => println!("{mutant:?}: {}", failure.chars().take(160).collect::<String>()),
-            None => alive.push(mutant),
-        }
-    }
+    let frequent = ALL.iter().copied().filter(|mutant| !is_rare(mutant));
+    let alive: Vec<Mutant> = frequent.filter(|mutant| !is_found(*mutant, seeds(HUNT), plan_of)).collect();
     assert!(alive.is_empty(), "these mutants live: {alive:?}");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 fn no_get_reads_a_free_buffer() {
     // On a busy machine, the clients need more than one round for enough operations.
     for _ in 0..30 {
-        let figures = poison::play(Duration::from_secs(2), || ()).unwrap_or_else(|wrong| panic!("{wrong}"));
+        let figures = poison::play(Duration::from_secs(2)).unwrap_or_else(|wrong| panic!("{wrong}"));
         println!("{figures:?}");
         if figures.poisoned > 1000 && figures.reused > 1000 && figures.gets > 1000 && figures.slow_gets > 100
         {

@@ -1,6 +1,9 @@
-//! Sherman in the simulator, by the harness of [`crate::smart_sim`]: tiny nodes, clients that die, dropped futures.
+//! Sherman in the simulator, by the harness of [`crate::support::index_sim`]: tiny nodes, clients that die, dropped
+//! futures.
 
-use crate::smart_sim::{Events, Kind, Plan, run, seeds};
+#[cfg(farside_mutants)]
+use crate::support::index_sim::is_found;
+use crate::support::index_sim::{Kind, Plan, run, run_all, seeds};
 use farside_remote::draws::Draws;
 use farside_sim::world::{MICROS, MILLIS};
 use farside_systems::index::Keys;
@@ -15,7 +18,7 @@ const PAPER_STRINGS: &str = r#"{"keys":"strings","key_max":128,"value_max":150,"
 
 /// The plan of a seed.
 fn plan_of(seed: u64) -> Plan {
-    let plan = Plan::of(seed);
+    let plan = Plan::of(KIND, seed);
     let mut draws = Draws(seed ^ 0x1234_5678);
     let has_paper_form = plan.nodes == 1 && plan.fabric == Kind::Verbs;
     let parameters = match plan.keys {
@@ -23,7 +26,6 @@ fn plan_of(seed: u64) -> Plan {
         Keys::Strings => PAPER_STRINGS,
     };
     Plan {
-        kind: KIND,
         parameters: has_paper_form.then_some(parameters),
         chunk: draws.pick(&[1, 1, 2 << 10, 4 << 10]),
         ..plan
@@ -32,16 +34,7 @@ fn plan_of(seed: u64) -> Plan {
 
 #[test]
 fn every_key_of_sherman_is_a_register_whatever_happens_to_clients() {
-    let mut events = Events::new();
-    let mut failures = Vec::new();
-    for seed in seeds(60) {
-        match run(seed, plan_of(seed)) {
-            Ok(seen) => seen.into_iter().for_each(|(name, count)| *events.entry(name).or_default() += count),
-            Err(failure) => failures.push(failure),
-        }
-    }
-    println!("{events:?}");
-    assert!(failures.is_empty(), "{} failures: {}", failures.len(), failures[0]);
+    run_all(seeds(60), plan_of);
 }
 
 /// Stores whose leases are longer than many round trips over a slow link.
@@ -58,7 +51,6 @@ fn a_store_over_a_slow_link_is_read_under_its_locks() {
     {
         for seed in 0..4 {
             let plan = Plan {
-                kind: KIND,
                 parameters: Some(parameters),
                 nodes: 1,
                 fabric,
@@ -69,7 +61,7 @@ fn a_store_over_a_slow_link_is_read_under_its_locks() {
                 drops: false,
                 scans: 10,
                 delay_ns,
-                ..Plan::of(seed)
+                ..Plan::of(KIND, seed)
             };
             let events = run(seed, plan).unwrap_or_else(|failure| panic!("{failure}"));
             let count = |name: &str| events.get(name).copied().unwrap_or(0);
@@ -100,15 +92,7 @@ fn the_trial_finds_broken_variants_of_sherman() {
         lease::mutants::TAKEN_UNFENCED,
         redo::mutants::RECORD_AFTER_OBJECT,
     ];
-    let mut alive = Vec::new();
-    for mutant in mutants {
-        Mutant::switch(Some(mutant));
-        let found = seeds(HUNT).find_map(|seed| run(seed, plan_of(seed)).err());
-        Mutant::switch(None);
-        match found {
-            Some(failure) => println!("{mutant:?}: {}", failure.chars().take(160).collect::<String>()),
-            None => alive.push(mutant),
-        }
-    }
+    let alive: Vec<Mutant> =
+        mutants.into_iter().filter(|mutant| !is_found(*mutant, seeds(HUNT), plan_of)).collect();
     assert!(alive.is_empty(), "these mutants live: {alive:?}");
 }

@@ -1,6 +1,7 @@
 //! A node that overwrites every buffer with poison before it frees the buffer, with clients that put and clients that
 //! get. Clients that put also overwrite every buffer before they reuse it. A client that reads poison has followed a
-//! pointer into such a buffer.
+//! pointer into such a buffer. Clients run in threads ([`play`]), or between two accesses of a client that gets
+//! ([`interrupt`]).
 
 use super::observed::{Made, Observed, Observer};
 use farside_fabrics::direct::{Control, Direct};
@@ -18,7 +19,7 @@ use farside_remote::{Fabric, FabricError, Memory, NodeId, clock::Clock};
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
 use farside_systems::kv::{Kv, KvError};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -39,12 +40,11 @@ pub(crate) struct Figures {
     pub(crate) slow_gets: u64,
 }
 
-/// Runs clients and the node for the time `during`: clients put and get, and the node reclaims buffers. `begin` runs
-/// first on the threads of the node and of the clients that put.
+/// Runs clients and the node for the time `during`: clients put and get, and the node reclaims buffers.
 ///
 /// # Errors
 /// An operation failed, or a get returned bytes that no client put.
-pub(crate) fn play(during: Duration, begin: impl Fn() + Sync) -> Result<Figures, String> {
+pub(crate) fn play(during: Duration) -> Result<Figures, String> {
     let home = Arc::new(Home::new());
     let node: Arc<dyn LocalNode> = Arc::clone(&home) as _;
     let (stop, puts, gets, slow_gets) =
@@ -56,14 +56,10 @@ pub(crate) fn play(during: Duration, begin: impl Fn() + Sync) -> Result<Figures,
         stop.store(true, Ordering::Relaxed);
     };
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            begin();
-            home.tend(&stop);
-        });
+        scope.spawn(|| home.tend(&stop));
         for writer in 0..2 {
-            let (home, reused, stop, puts, note, begin) = (&home, &reused, &stop, &puts, &note, &begin);
+            let (home, reused, stop, puts, note) = (&home, &reused, &stop, &puts, &note);
             scope.spawn(move || {
-                begin();
                 let endpoint = Rc::new(home.endpoint(PoisoningReuse(Arc::clone(reused))));
                 put_all(&endpoint, writer, stop, puts).unwrap_or_else(note);
             });
@@ -133,6 +129,55 @@ fn get_all<M: Runs>(endpoint: &Rc<Direct<M>>, stop: &AtomicBool, gets: &AtomicU6
         gets.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// Number of puts of other keys before the put of the key that is got, and of those after it. More than a session
+/// keeps to reuse them.
+const OTHER_PUTS: u32 = 300;
+
+/// Gets a key once for each read of its memory that the get makes. Before this read, another client puts other keys,
+/// then the key, then others again, and the node reclaims buffers after each put. All this is in one thread. Returns
+/// the number of gets.
+///
+/// # Errors
+/// A get did not return a value of its key.
+pub(crate) fn interrupt() -> Result<u32, String> {
+    const KEY: [u8; 4] = 0_u32.to_be_bytes();
+    let [old, new, other] = [1, 2, 3].map(|byte| vec![byte; 900]);
+    let home = Arc::new(Home::new());
+    let endpoint = Rc::new(home.endpoint(PoisoningReuse(Arc::default())));
+    let writer = Rc::new(RefCell::new(open(&endpoint)));
+    let put = move |home: &Home, key: &[u8], value: &[u8]| {
+        block_on(&endpoint, writer.borrow_mut().put(key, value)).expect("memory for all puts of a get");
+        home.reclaim();
+    };
+    let interrupts = {
+        let (home, put, new) = (Arc::clone(&home), put.clone(), new.clone());
+        let others = move || {
+            let put_others =
+                || (0..OTHER_PUTS).for_each(|n| put(&home, &(1 + n % (KEYS - 1)).to_be_bytes(), &other));
+            put_others();
+            put(&home, &KEY, &new);
+            put_others();
+        };
+        Rc::new(Interrupts { reads_left: Cell::new(None), others: Box::new(others) })
+    };
+    let reader = Rc::new(home.endpoint(Rc::clone(&interrupts)));
+    let mut client = open(&reader);
+    for reads in 0.. {
+        put(&home, &KEY, &old);
+        interrupts.reads_left.set(Some(reads));
+        let got = block_on(&reader, client.get(&KEY));
+        let value = got.map_err(|error| format!("a get: {error}"))?.map(|item| item.value.to_vec());
+        if !value.as_ref().is_some_and(|value| [&old, &new].contains(&value)) {
+            let what = value.map(|value| (value.len(), value.first().copied()));
+            return Err(format!("a get, interrupted after {reads} reads, returned (length, byte): {what:?}"));
+        }
+        if interrupts.reads_left.take().is_some() {
+            return Ok(reads);
+        }
+    }
+    unreachable!("a get makes fewer reads");
 }
 
 fn open<F: Fabric + Clock>(endpoint: &Rc<F>) -> PrismKv<Rc<F>> {
@@ -206,15 +251,18 @@ impl Home {
 
     fn tend(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
-            let mut node = self.node();
-            node.poll_shared();
-            for _ in 0..256 {
-                if node.step(&self.memory) == Ok(Progress::Idle) {
-                    break;
-                }
-            }
-            drop(node);
+            self.reclaim();
             std::thread::yield_now();
+        }
+    }
+
+    fn reclaim(&self) {
+        let mut node = self.node();
+        node.poll_shared();
+        for _ in 0..256 {
+            if node.step(&self.memory) == Ok(Progress::Idle) {
+                break;
+            }
         }
     }
 
@@ -310,6 +358,29 @@ impl Observer for Slow {
         let count = self.0.replace(self.0.get() + 1);
         if count.is_multiple_of(7) {
             std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// Observer that lets others act before one read.
+struct Interrupts {
+    /// Number of reads before this one. `None`: no read is interrupted.
+    reads_left: Cell<Option<u32>>,
+    others: Box<dyn Fn()>,
+}
+
+impl Observer for Rc<Interrupts> {
+    fn before(&self, _: &Mapping, _: u64, made: &Made<'_>) {
+        if !matches!(made, Made::Read) {
+            return;
+        }
+        match self.reads_left.get() {
+            Some(0) => {
+                self.reads_left.set(None);
+                (self.others)();
+            }
+            Some(reads) => self.reads_left.set(Some(reads - 1)),
+            None => {}
         }
     }
 }
