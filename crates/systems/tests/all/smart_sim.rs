@@ -56,8 +56,10 @@ fn the_trial_finds_broken_variants() {
     ];
     let mut used = 0;
     let mut alive = Vec::new();
-    let is_rare = |mutant: &Mutant| SmartKind::RARE_MUTANTS.contains(mutant);
-    for mutant in SmartKind::MUTANTS.iter().copied().filter(|mutant| !is_rare(mutant)).chain(others) {
+    let is_tried = |mutant: &Mutant| {
+        !SmartKind::RARE_MUTANTS.contains(mutant) || known.iter().any(|(of, _)| *of == mutant.name())
+    };
+    for mutant in SmartKind::MUTANTS.iter().copied().filter(is_tried).chain(others) {
         let first = known.iter().find(|(of, _)| *of == mutant.name()).map(|(_, seed)| *seed);
         used += usize::from(first.is_some());
         if !is_found(mutant, first.into_iter().chain(seeds(HUNT)), |seed| Plan::of(KIND, seed)) {
