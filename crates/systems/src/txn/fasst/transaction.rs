@@ -260,7 +260,8 @@ impl<F: Fabric + Clock> Client<F> {
         Err(error)
     }
 
-    /// Decodes the response to a lock request: the highest stamp, and a place for each key.
+    /// Decodes the response to a lock request: the highest stamp, and a place for each key. `None` if a node does not
+    /// answer so, or if no stamp is higher.
     fn places(&self, payload: &[u8], keys: usize) -> Option<(u64, Vec<Place>)> {
         let ([stamp], mut rest) = words(payload)?;
         let mut places = Vec::with_capacity(keys);
@@ -270,7 +271,7 @@ impl<F: Fabric + Clock> Client<F> {
             places.push(Some(place).filter(|_| is_possible)?);
             rest = after;
         }
-        (places.len() == keys).then_some((stamp, places))
+        (places.len() == keys && stamp < u64::MAX).then_some((stamp, places))
     }
 
     /// Checks that the buckets that were read and are not locked by this transaction have the versions that were read,
