@@ -303,8 +303,8 @@ impl Load {
         Ok((items + table + quarantined + (16 << 20)) >> 20 << 20)
     }
 
-    /// Whether a GET of a record that was never put moves fewer bytes, or is no GET of a value. If not, the store has all
-    /// records from the start: blocks that lie in the table, and not in buffers.
+    /// Whether a GET of a record that was never put moves fewer bytes, or is no GET of a value. If not, the store has
+    /// all records from the start: blocks that lie in the table, and not in buffers.
     fn needs_records(&self, system: &Registered) -> bool {
         let footprint = (system.footprint)(&self.sizing(system));
         self.variant.tree.is_some()
