@@ -43,12 +43,11 @@ const KEY_LEN: usize = size_of::<u64>();
 /// Number of replicas of a replicated system, as in PRISM's evaluation of PRISM-RS.
 const REPLICAS: usize = 3;
 
-/// Systems that have a model. A store of FaRM has fewer client ids than a curve has clients, so FaRM has none, nor has
-/// FaSST.
+/// Systems that have a model: all of their families but FaSST.
 fn systems() -> impl Iterator<Item = &'static Registered> {
     let has_model = |system: &&Registered| match system.family {
         Family::Kv | Family::Blocks | Family::Latched => true,
-        Family::Txn => ![farm::KIND, fasst::KIND].contains(&system.kind),
+        Family::Txn => system.kind != fasst::KIND,
         _ => false,
     };
     registry::ALL.iter().filter(has_model)
@@ -306,11 +305,13 @@ impl Load {
         Ok((items + table + quarantined + (16 << 20)) >> 20 << 20)
     }
 
-    /// Whether a GET of a record that was never put moves fewer bytes. If not, the store has all records from the
-    /// start: blocks that lie in the table, and not in buffers.
+    /// Whether a GET of a record that was never put moves fewer bytes, or is no GET of a value. If not, the store has
+    /// all records from the start: blocks that lie in the table, and not in buffers.
     fn needs_records(&self, system: &Registered) -> bool {
         let footprint = (system.footprint)(&self.sizing(system));
-        self.variant.tree.is_some() || footprint.is_ok_and(|footprint| footprint.item_bytes > 0)
+        self.variant.tree.is_some()
+            || system.family == Family::Txn
+            || footprint.is_ok_and(|footprint| footprint.item_bytes > 0)
     }
 
     fn keys(&self) -> Keys {

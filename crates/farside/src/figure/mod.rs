@@ -209,6 +209,7 @@ struct Rivals {
 }
 
 /// A predicted value that a claim or a headline compares.
+#[derive(Clone, Copy)]
 enum Value {
     /// A value on the curve of this name.
     On(&'static str, At),

@@ -32,10 +32,10 @@ pub(super) static PHASES: Phases = Phases {
         Phase::new("abort").rare(),
         Phase::new("close").rare(),
         // A recoverer, or the next holder of an id, raises its epoch and looks at its lanes. A recoverer reads records.
-        Phase::new("recover").rare(),
+        Phase::new("recover").rare().of_openings(),
         // The word of a lease. Nothing else is done by chains.
-        Phase::new("lease").rare(),
-        Phase::new("catalog").rare(),
+        Phase::new("lease").rare().of_openings(),
+        Phase::new("catalog").rare().of_openings(),
     ],
     of: |request, _| match request {
         Request::Call(ServiceId::NODE, request) => match serde_json::from_slice(request) {

@@ -202,7 +202,7 @@ fn whatif_refuses_questions_outside_its_model() {
         (&["--workload", "nowhere"], "built in are a, b, c, d, e and f"),
         (
             &["--system", "redis"],
-            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock, prism-tx or latch",
+            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock, prism-tx, farm or latch",
         ),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--link", "0"], "--link"),

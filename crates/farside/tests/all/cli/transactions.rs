@@ -110,7 +110,7 @@ fn a_farm_store_has_backups_on_other_nodes() {
     let nodes = [(); 2].map(|()| Node::with(&["--memory", "64MiB"]));
     let pool = nodes.each_ref().map(Node::url).join(",");
     let create = |more: &[&str]| {
-        let common = ["store", "create", "bank", "--kind", "farm", "--quota", "16MiB", "--pool", &pool];
+        let common = ["store", "create", "bank", "--kind", "farm", "--quota", "32MiB", "--pool", &pool];
         farside(common.iter().chain(more))
     };
     create(&["--backups", "2"]).refused("needs 3 nodes, and this one has 2: give fewer --backups");

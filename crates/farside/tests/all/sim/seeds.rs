@@ -18,6 +18,9 @@ const SEEDS_OF_BLOCKS: std::ops::RangeInclusive<u64> = 1..=18;
 /// The seeds of an index, whose trials also have several nodes.
 const SEEDS_OF_INDEXES: std::ops::RangeInclusive<u64> = 1..=20;
 
+/// The seeds of a transactional store.
+const SEEDS_OF_TRANSACTIONS: std::ops::RangeInclusive<u64> = 1..=12;
+
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("prism-rs", Carrier::Connections, 43),
@@ -36,10 +39,15 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("smart", Carrier::Connections, 27),
     ("sherman", Carrier::Datagrams, 24),
     ("sherman", Carrier::Connections, 28),
+    ("farm", Carrier::Connections, 24),
+    ("farm", Carrier::Connections, 113),
+    ("farm", Carrier::Verbs, 13),
+    ("farm", Carrier::Verbs, 23),
+    ("farm", Carrier::Verbs, 24),
 ];
 
 /// Systems whose trials with faults are not good yet. The tests of `farside-trial` try them without faults.
-pub(crate) const UNPROVEN: &[&str] = &["prism-tx", "farm", "fasst"];
+pub(crate) const UNPROVEN: &[&str] = &["prism-tx", "fasst"];
 
 /// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try
 /// the lower rungs of the ladder of SMART. Leaves of ART are never torn, so its scans read none again.
@@ -59,6 +67,7 @@ fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix, Structure
     let seeds = match named(system.name()).map(|system| system.family) {
         Some(Family::Blocks) => SEEDS_OF_BLOCKS,
         Some(Family::Index) => SEEDS_OF_INDEXES,
+        Some(Family::Txn) => SEEDS_OF_TRANSACTIONS,
         _ => SEEDS,
     };
     for seed in seeds.chain(more.map(|(.., seed)| *seed)) {

@@ -8,7 +8,7 @@ use super::site::Site;
 use super::{Client, Farm, KIND, mutants};
 use crate::hash_slots::Placement;
 use crate::store::{Members, StoreError};
-use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
+use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
@@ -25,6 +25,19 @@ impl System for FarmKind {
     const NEEDS: Capabilities = Capabilities::CALLS;
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
+    const RARE_MUTANTS: &'static [Mutant] = &[
+        mutants::WRAP_ACCEPTED,
+        mutants::LINES_UNMARKED,
+        mutants::LATE_LOCK_GRANTED,
+        mutants::RECORD_UNCOPIED,
+        mutants::LEASE_UNCONFIRMED,
+    ];
+
+    const WORK: Work = Work {
+        // The object. The lane's word and record are in a cache, since its last transaction has used them.
+        call_accesses: 1,
+        ..Work::CHAINS
+    };
 
     type Client<F: Fabric + Clock> = Farm<F>;
 
