@@ -74,7 +74,7 @@ enum Action {
         #[arg(long, value_name = "TIME", value_parser = clock_error)]
         clock_error: Option<Duration>,
         /// Number of other nodes that have a copy of each key and of what transactions commit: 0 to 4; only for the
-        /// kind farm [default: 0]
+        /// kinds farm and fasst [default: 0]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=i64::from(BACKUPS_MAX)))]
         backups: Option<u8>,
         /// Number of nodes that hold a part of the store each; the name determines which [default: all]
