@@ -188,9 +188,8 @@ const SMART_MISSES: [(&str, &[&str]); 3] = [
         "smart-11",
         &[
             "SMART, C, peak",
-            "ART, C, peak",
             "SMART / Sherman, A, peak",
-            "SMART / Sherman, C, peak",
+            "SMART / ART, A, peak",
             "on A, SMART is faster than ART, and ART faster than Sherman",
             "on A and B, ART's 99th percentile at the peak is higher than SMART's",
         ],

@@ -69,11 +69,11 @@ struct Entry {
     node: Far,
     /// Epoch in which the slots were read.
     read_in: u64,
-    /// The slots up to the last one that was in use, in the order of the node's. If an entry is linked from one of them,
-    /// the numbers of their entries follow, two in a word.
+    /// The slots up to the last one that was in use, in the node's order. If an entry is linked from one of them, the
+    /// numbers of their entries follow, two in a word.
     words: Box<[u64]>,
-    /// With more than [`COMPARED_MAX`] slots: the index of a slot by its partial byte. The index of an unused byte may be
-    /// that of any slot.
+    /// With more than [`COMPARED_MAX`] slots: the index of a slot by its partial byte. The index of an unused byte may
+    /// be that of any slot.
     table: Option<Box<[u8; 256]>>,
     /// Entry of the node above; [`NONE`] if the root slot leads here.
     parent: u32,

@@ -45,8 +45,8 @@ impl System for SmartKind {
     const NEEDS: Capabilities = Capabilities::MASKED_CAS;
     const MUTANTS: &'static [Mutant] = &ALL_MUTANTS;
     /// The first two only cost requests, and a reader notices the third only if memory is damaged. The fourth acts only
-    /// if some values lie apart, and the fifth in stores without updates in place. Few trials retire enough for the last
-    /// one, and the tests of `farside-systems` have a seed.
+    /// if some values lie apart, and the fifth in stores without updates in place. Few trials retire enough for the
+    /// last one, and the tests of `farside-systems` have a seed.
     const RARE_MUTANTS: &'static [Mutant] = &[
         mutants::REV_PTR_ROLLED_BACK,
         mutants::MASKED_CAS_FULL_WORD,
