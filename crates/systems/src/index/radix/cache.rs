@@ -123,7 +123,7 @@ impl Entry {
 
     /// Entry that is linked from the slot with this index.
     fn child(&self, index: usize) -> u32 {
-        if !self.has_links {
+        if !self.has_links || index >= self.len() {
             return NONE;
         }
         (self.words[self.len() + index / 2] >> (index % 2 * 32)) as u32
@@ -163,6 +163,9 @@ impl Entry {
 
     /// Changes a slot of the node, and keeps the links. Returns the slot before.
     fn set_slot(&mut self, index: usize, slot: Slot) -> Slot {
+        if index >= self.len() && slot.is_null() {
+            return Slot::NULL;
+        }
         if index >= self.len() {
             let mut slots: Vec<Slot> = self.slots().collect();
             let children: Vec<u32> = self.children().collect();
@@ -201,7 +204,7 @@ impl Entry {
         }
     }
 
-    /// Number of keys to expect below the node, as its slots were when they were read.
+    /// Number of keys to expect below the node, by its cached slots.
     fn expected(&self) -> usize {
         self.slots().map(Slot::expected).sum()
     }
@@ -650,6 +653,9 @@ mod tests {
             assert_eq!(found(&mut cache, &[b'a', added.partial(), 1]), Some(slot_at(node(1), index)));
             assert_eq!(found(&mut cache, b"ac\x09"), Some(slot_at(node(2), 0)), "the link is kept");
         }
+        // A slot that is not in use, behind those that are.
+        cache.forget(slot_at(node(1), 30));
+        assert_eq!(found(&mut cache, b"ac\x09"), Some(slot_at(node(2), 0)), "the link is kept");
         // Behind the slots of the node's type.
         cache.update(slot_at(node(1), 40), slot(b'!', 7));
         assert_eq!(found(&mut cache, b"a!1"), Some(ROOT));
