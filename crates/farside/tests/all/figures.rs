@@ -430,7 +430,7 @@ fn transactions_that_no_log_entry_holds_are_refused() {
     }
 }
 
-/// What the figures of PRISM-TX and FaRM miss. The guide has the reasons.
+/// The figures of PRISM-TX and FaRM miss these published values and no others. The guide has the reasons.
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
 fn soak_prism_figures_9_and_10_are_predicted() {

@@ -44,7 +44,7 @@ struct Packet {
 pub struct Response<'a> {
     /// Status that the handler has returned.
     pub status: u8,
-    /// What the handler has written.
+    /// Payload that the handler has written.
     pub payload: &'a [u8],
 }
 

@@ -6,9 +6,9 @@
 //! - A node runs a [`Handler`] for each request: a function for its type, which never waits.
 //! - A packet names its task, its batch and the epoch of its coordinator.
 //!
-//! What the paper builds beside this, fabrics have already: one datagram for the packets that several tasks send to one
-//! engine in a turn (doorbell batching), credits (the size of receive queues), and a loop that polls and wakes the
-//! tasks (the master coroutine; the tasks are its workers). Packets are calls of a session.
+//! Packets are calls of a session, so fabrics do the rest: they put the packets that several tasks send to one engine
+//! in a turn into one datagram (doorbell batching), they limit the packets in flight by credits (the size of receive
+//! queues), and their executor polls and wakes the tasks (master and worker coroutines).
 //!
 //! Differs from the paper (4.3): a session repeats lost packets, and a node carries out each packet at most once. The
 //! paper's network loses next to nothing, so that a process without a response for 1 s kills itself. On other networks

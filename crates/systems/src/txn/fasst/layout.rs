@@ -196,7 +196,7 @@ impl LockHeader {
     }
 }
 
-/// What a slot or a write has.
+/// Kind of the content of a slot or of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum SlotKind {
@@ -552,7 +552,8 @@ impl hash_slots::Spec for Spec {
     }
 }
 
-/// Returns the numbers of buckets and of extra buckets of a table for this many keys; `None` if no store has so many.
+/// Returns the numbers of buckets and of extra buckets of a table for this many keys; `None` if there are too many keys
+/// for a store.
 ///
 /// A small table has enough extra buckets for any hash of the keys. In a large one, about one bucket in 7 needs an
 /// extra bucket if it has 5 keys on average, so that one in 4 is many standard deviations more. [`EXTRAS_SPARE`] come

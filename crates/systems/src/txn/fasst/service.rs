@@ -603,7 +603,7 @@ fn record<M: Memory>(
     Ok(Ok(done(Status::Done)))
 }
 
-/// What a chain of buckets has of a key.
+/// Result of the search for a key in a chain of buckets.
 struct Found {
     /// The key's slot.
     slot: Option<(Place, SlotHead)>,
