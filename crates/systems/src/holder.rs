@@ -294,6 +294,7 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
         while pause <= PAUSE_MAX {
             way.fabric.sleep(pause).await;
             pause *= 2;
+            let asked = way.fabric.now();
             let mut chain = buffer.begin(way.areas.key);
             let now_held = chain.also(read_as::<LockWord>(object.lock));
             let entry = chain.also(read_as::<Entry>(way.table.entry(owner)).fenced());
@@ -303,7 +304,7 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
             if now_held != word || owner == self.id {
                 return Ok(());
             }
-            let expired = self.observer.borrow_mut().look(owner, entry, way.fabric.now());
+            let expired = self.observer.borrow_mut().look(owner, entry, asked, way.fabric.now());
             if let Some(expired) = expired {
                 return self.recover(way, lane, expired).await;
             }
@@ -320,8 +321,7 @@ impl<F: Fabric + Clock + Clone, L: Locks> Holder<F, L> {
         let mut watched: BTreeSet<ClientId> = self.ids.all().filter(|id| *id != self.id).collect();
         loop {
             for id in watched.clone() {
-                let entry = self.leases.entry(id).await?;
-                let expired = self.observer.borrow_mut().look(id, entry, way.fabric.now());
+                let (entry, expired) = self.leases.observe(&self.observer, id).await?;
                 if let Some(expired) = expired {
                     self.recover(way, lane, expired).await?;
                     watched.remove(&id);
@@ -529,17 +529,17 @@ async fn take_over<F: Fabric + Clock>(
     ids: Ids,
     nonce: NonZeroU64,
 ) -> Result<(Lease, Option<Fenced>), LeaseError> {
-    let (begun, mut observer) = (fabric.now(), Observer::new(ids.lease));
+    let (begun, observer) = (fabric.now(), RefCell::new(Observer::new(ids.lease)));
     loop {
         for id in ids.all() {
-            let entry = leases.entry(id).await?;
+            let (entry, expired) = leases.observe(&observer, id).await?;
             if entry.nonce().is_none() {
                 match claim(leases, ids, nonce).await {
                     Err(LeaseError::NoneFree) => continue,
                     claimed => return claimed.map(|lease| (lease, None)),
                 }
             }
-            let Some(expired) = observer.look(id, entry, fabric.now()) else { continue };
+            let Some(expired) = expired else { continue };
             match leases.take_over(leases.fence(expired, store).await?, nonce).await {
                 Err(LeaseError::Lost) => {} // Another client was faster.
                 taken => return taken.map(|lease| (lease.0, Some(lease.1))),

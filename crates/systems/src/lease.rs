@@ -33,7 +33,7 @@ use farside_remote::leases::{EPOCH_OFFSET, RESERVATION_OFFSET};
 use farside_remote::{
     Addr, Capabilities, ChainBuf, Fabric, FabricError, Key, Mode, NodeId, Reply, Status, cas, read_as,
 };
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -312,20 +312,29 @@ impl Observer {
         Observer { length, seen: BTreeMap::new() }
     }
 
-    /// Notes an entry that was read just before `now`, by the observer's clock. Returns whether the lease has expired:
-    /// all entries that were noted within its length are equal to this one. A gap in the observations does no harm: it
-    /// can only make a live client be fenced, which is safe.
-    pub fn look(&mut self, id: ClientId, entry: Entry, now: Duration) -> Option<Expired> {
+    /// Notes an entry that was requested at `asked` and received at `answered`, by the observer's clock. Returns whether
+    /// the lease has expired: all entries that were noted within its length are equal to this one. A gap in the
+    /// observations does no harm: it can only make a live client be fenced, which is safe.
+    ///
+    /// The time from an entry's request to its answer does not count. In this time, the request may wait at a node that
+    /// stands still, and the renewal of a live client behind it.
+    pub fn look(
+        &mut self,
+        id: ClientId,
+        entry: Entry,
+        asked: Duration,
+        answered: Duration,
+    ) -> Option<Expired> {
         let Some(nonce) = entry.nonce() else {
             self.seen.remove(&id);
             return None;
         };
         match self.seen.get(&id) {
             Some((seen, since)) if *seen == entry => {
-                (now.saturating_sub(*since) >= self.length).then_some(Expired { id, nonce })
+                (asked.saturating_sub(*since) >= self.length).then_some(Expired { id, nonce })
             }
             _ => {
-                self.seen.insert(id, (entry, now));
+                self.seen.insert(id, (entry, answered));
                 None
             }
         }
@@ -629,6 +638,21 @@ impl<F: Fabric + Clock> Leases<F> {
         Ok(entries.max_by_key(Entry::beat).expect("a majority has answered"))
     }
 
+    /// Reads an id's entry, and has an observer note it. Returns a proof if the lease has expired.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub async fn observe(
+        &self,
+        observer: &RefCell<Observer>,
+        id: ClientId,
+    ) -> Result<(Entry, Option<Expired>), LeaseError> {
+        let asked = self.fabric.now();
+        let entry = self.entry(id).await?;
+        let expired = observer.borrow_mut().look(id, entry, asked, self.fabric.now());
+        Ok((entry, expired))
+    }
+
     /// Replaces an id's entry at a majority of the members by what `next` returns for it. Waits for the answers of all
     /// members: a dropped request could run later and leave a nonce at one of them, which would wait for its epoch.
     ///
@@ -712,4 +736,25 @@ fn first_error<T, const N: usize>(outcomes: [Option<Result<T, LeaseError>>; N]) 
     let mut errors = outcomes.into_iter().flatten().filter_map(Result::err);
     let first = errors.next().expect("a quorum is missed by errors");
     if errors.any(|error| error == LeaseError::Lost) { LeaseError::Lost } else { first }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_request_does_not_count_as_time_without_a_renewal() {
+        let ms = Duration::from_millis;
+        let (mut observer, id, held) = (Observer::new(ms(20)), ClientId(1), Entry::with(7, 1));
+        // The entry was read in 0..=15 for the first time.
+        assert_eq!(observer.look(id, held, ms(0), ms(15)), None);
+        // It may have been read again at once after this request, which was answered late.
+        assert_eq!(observer.look(id, held, ms(34), ms(60)), None);
+        let expired = observer.look(id, held, ms(35), ms(36));
+        assert_eq!(expired.map(|expired| (expired.id(), expired.nonce().get())), Some((id, 7)));
+        // A renewal begins another period.
+        assert_eq!(observer.look(id, Entry::with(7, 2), ms(36), ms(37)), None);
+        assert_eq!(observer.look(id, Entry::with(7, 2), ms(56), ms(57)), None);
+        assert!(observer.look(id, Entry::with(7, 2), ms(57), ms(58)).is_some());
+    }
 }

@@ -465,12 +465,12 @@ async fn watch(
     store: &Store,
     goes_on: impl Fn() -> bool,
 ) {
-    let mut observer = Observer::new(LEASE);
+    let observer = RefCell::new(Observer::new(LEASE));
     while goes_on() {
         fabric.sleep(LEASE / 3).await;
         for id in (1..=IDS).filter_map(ClientId::new) {
-            let Ok(entry) = leases.entry(id).await else { return };
-            let Some(expired) = observer.look(id, entry, fabric.now()) else { continue };
+            let Ok((_, expired)) = leases.observe(&observer, id).await else { return };
+            let Some(expired) = expired else { continue };
             let Ok(fenced) = leases.fence(expired, store).await else { continue };
             scene.count(|outcome| outcome.fenced += 1);
             // The clients hold no locks.

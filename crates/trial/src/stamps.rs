@@ -267,13 +267,13 @@ async fn live(
     world.spawn(process, async move { asking.keep().await });
     let until = clock.now() + Duration::from_nanos(random.between(SECONDS / 4, 6 * SECONDS));
     let mut watched = clock.now();
-    let mut observer = Observer::new(LEASE);
+    let observer = RefCell::new(Observer::new(LEASE));
     loop {
         pool.sleep(LEASE / 4).await;
         leases.renew(&mut lease).await?;
         if clock.now() >= watched + LEASE / 2 {
             watched = clock.now();
-            look(&pool, &leases, &stores, &mut observer).await;
+            look(&leases, &stores, &observer).await;
         }
         is_over.set(is_over.get() || clock.now() > until);
         if running.get() == 0 {
@@ -330,17 +330,17 @@ impl Scene {
 
 /// Watches the leases of all clients, and fences those whose leases have expired.
 async fn watch(pool: &Rc<Pool>, leases: &Leases<Rc<Pool>>, stores: &[&Store], goes_on: impl Fn() -> bool) {
-    let mut observer = Observer::new(LEASE);
+    let observer = RefCell::new(Observer::new(LEASE));
     while goes_on() {
         pool.sleep(LEASE / 3).await;
-        look(pool, leases, stores, &mut observer).await;
+        look(leases, stores, &observer).await;
     }
 }
 
-async fn look(pool: &Rc<Pool>, leases: &Leases<Rc<Pool>>, stores: &[&Store], observer: &mut Observer) {
+async fn look(leases: &Leases<Rc<Pool>>, stores: &[&Store], observer: &RefCell<Observer>) {
     for id in (1..=IDS).filter_map(ClientId::new) {
-        let Ok(entry) = leases.entry(id).await else { return };
-        let Some(expired) = observer.look(id, entry, pool.now()) else { continue };
+        let Ok((_, expired)) = leases.observe(observer, id).await else { return };
+        let Some(expired) = expired else { continue };
         let Ok(fenced) = leases.fence_each(expired, stores).await else { continue };
         // The clients hold no locks.
         let _another_was_faster = leases.free(fenced.recovered()).await;

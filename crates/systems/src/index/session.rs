@@ -325,8 +325,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
 
     /// Reads an id's lease. Returns a proof if the lease has expired.
     pub(super) async fn look(&self, id: ClientId) -> Result<Option<Expired>, IndexError> {
-        let entry = self.leases.entry(id).await?;
-        Ok(self.observer.borrow_mut().look(id, entry, self.fabric.now()))
+        Ok(self.leases.observe(&self.observer, id).await?.1)
     }
 
     /// Watches the leases of all other ids for the length of a lease, and recovers the clients whose leases expire.
@@ -339,8 +338,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
         while !watched.is_empty() {
             let mut left = Vec::new();
             for (id, first) in watched {
-                let entry = self.leases.entry(id).await?;
-                let expired = self.observer.borrow_mut().look(id, entry, self.fabric.now());
+                let (entry, expired) = self.leases.observe(&self.observer, id).await?;
                 if let Some(expired) = expired {
                     self.recover(lane, expired).await?;
                 } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {
@@ -587,17 +585,17 @@ async fn take_over<F: Fabric + Clock, L: Locked>(
     nonce: NonZeroU64,
 ) -> Result<(Lease, Option<Fenced>), IndexError> {
     let Terms { ids, lease: length, .. } = layout.terms();
-    let (begun, mut observer) = (fabric.now(), Observer::new(length));
+    let (begun, observer) = (fabric.now(), RefCell::new(Observer::new(length)));
     loop {
         for id in (1..=ids).filter_map(ClientId::new) {
-            let entry = leases.entry(id).await?;
+            let (entry, expired) = leases.observe(&observer, id).await?;
             if entry.nonce().is_none() {
                 match leases.claim(nonce, id.number() - 1).await {
                     Err(LeaseError::NoneFree) => continue,
                     claimed => return Ok((claimed?, None)),
                 }
             }
-            let Some(expired) = observer.look(id, entry, fabric.now()) else { continue };
+            let Some(expired) = expired else { continue };
             let fenced = fence(&**fabric, layout.members(), stores, leases, expired).await?;
             match leases.take_over(fenced, nonce).await {
                 Err(LeaseError::Lost) => {} // Another client was faster.

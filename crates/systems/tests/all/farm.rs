@@ -545,6 +545,51 @@ fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
 }
 
+/// Has a client heal the store while the node stands still for longer than a lease. The node then carries out the
+/// recoverer's second look at the lease of another client just before the renewal of this lease. Returns the outcome of
+/// that client's next transaction.
+fn outcome_beside_a_stalled_node() -> Result<(), TxnError> {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let mut client = Client::open(&nodes, 1).await;
+        let is_served = Rc::new(Cell::new(false));
+        let (world, served) = (nodes.world.clone(), Rc::clone(&is_served));
+        client.fabric.inner().before_each(move |_: NodeId, _| {
+            let (world, served) = (world.clone(), Rc::clone(&served));
+            async move {
+                while !served.get() {
+                    world.sleep(1000).await;
+                }
+                Then::Runs
+            }
+        });
+        let recoverer = nodes.client().await;
+        // The recoverer first looks at the leases of all ids, and then at those that somebody has.
+        let (looks, ids) = (Cell::new(0), 4);
+        let world = nodes.world.clone();
+        recoverer.inner().before_each(move |_: NodeId, _| {
+            looks.set(looks.get() + 1);
+            let (world, served, is_second) = (world.clone(), Rc::clone(&is_served), looks.get() == ids + 1);
+            async move {
+                if is_second {
+                    world.sleep(LEASE.as_nanos() as u64).await;
+                    served.set(true);
+                }
+                Then::Runs
+            }
+        });
+        let described = members::open(&recoverer, 1, STORE).await.expect("the store exists");
+        let healed = registry::heal(recoverer, &described, &Options::NONE).await;
+        assert_eq!(healed, Ok(Vec::new()));
+        client.update(&[b"x"], &[b"x"], b"1").await
+    })
+}
+
+#[test]
+fn a_client_whose_renewal_waits_behind_a_look_at_its_lease_is_not_fenced() {
+    assert_eq!(outcome_beside_a_stalled_node(), Ok(()));
+}
+
 /// Loses the response of each request of a transaction in turn. Checks what the client is told.
 ///
 /// # Errors

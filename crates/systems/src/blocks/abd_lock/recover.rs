@@ -106,6 +106,7 @@ impl<F: Fabric + Clock> Client<F> {
     ) -> Result<(), Failure> {
         let (fabric, watch) = (&self.fabric, &self.watches[index]);
         let Some(id) = word.owner() else { return Ok(()) };
+        let asked = fabric.now();
         let entry = replica.entry(fabric, own, owner).await?;
         let is_fenced = || {
             let mut known = self.watches.iter().enumerate();
@@ -115,7 +116,7 @@ impl<F: Fabric + Clock> Client<F> {
             })
         };
         if !is_fenced() {
-            let expired = watch.observer.borrow_mut().look(id, entry, fabric.now());
+            let expired = watch.observer.borrow_mut().look(id, entry, asked, fabric.now());
             let Some(expired) = expired else { return Ok(()) };
             let fenced = replica.fence(fabric, expired).await?;
             watch.fenced.borrow_mut().insert(id, fenced);

@@ -22,6 +22,7 @@ use crate::members::all;
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, read};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -88,14 +89,13 @@ impl<F: Fabric + Clock> Site<F> {
     /// [`TxnError`]; some dead clients may have been recovered.
     pub(super) async fn heal(&self) -> Result<Recovery, TxnError> {
         self.fetch_keys().await?;
-        let (mut recovery, mut observer) = (Recovery::default(), Observer::new(self.lease()));
+        let (mut recovery, observer) = (Recovery::default(), RefCell::new(Observer::new(self.lease())));
         let ids = (1..=self.shards[0].spec().ids).filter_map(ClientId::new);
         let mut watched: Vec<(ClientId, Option<Entry>)> = ids.map(|id| (id, None)).collect();
         loop {
             let mut left = Vec::new();
             for (id, first) in watched {
-                let entry = self.leases.entry(id).await?;
-                let expired = observer.look(id, entry, self.fabric.now());
+                let (entry, expired) = self.leases.observe(&observer, id).await?;
                 if let Some(expired) = expired {
                     let Recovery { clients, committed, aborted } = self.recover(expired).await?;
                     recovery.clients += clients;

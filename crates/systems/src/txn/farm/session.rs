@@ -130,8 +130,8 @@ impl<F: Fabric + Clock> Session<F> {
                 if self.site.fetch_first_keys(1).await.is_err() {
                     break;
                 }
-                let Ok(entry) = self.site.leases.entry(id).await else { break };
-                let expired = self.observer.borrow_mut().look(id, entry, self.site.fabric.now());
+                let observed = self.site.leases.observe(&self.observer, id).await;
+                let Ok((entry, expired)) = observed else { break };
                 let is_live = entry.nonce().is_none() || first.is_some_and(|first| first != entry);
                 if let Some(expired) = expired {
                     // If it fails, the client is suspected again.
@@ -233,8 +233,7 @@ async fn claim<F: Fabric + Clock>(site: &Site<F>, nonce: NonZeroU64) -> Result<L
         }
         let mut is_one_free = false;
         for id in (1..=ids).filter_map(ClientId::new) {
-            let entry = site.leases.entry(id).await?;
-            let expired = observer.borrow_mut().look(id, entry, site.fabric.now());
+            let (_, expired) = site.leases.observe(&observer, id).await?;
             if let Some(expired) = expired
                 && site.recover(expired).await?.clients > 0
             {

@@ -139,8 +139,7 @@ impl<F: Fabric + Clock> Site<F> {
         loop {
             let mut left = Vec::new();
             for (id, first) in watched {
-                let entry = self.leases.entry(id).await?;
-                let expired = observer.borrow_mut().look(id, entry, self.fabric.now());
+                let (entry, expired) = self.leases.observe(&observer, id).await?;
                 if let Some(expired) = expired {
                     let Recovery { clients, committed, aborted } = self.recover(&observer, expired).await?;
                     recovery.clients += clients;
@@ -250,8 +249,8 @@ impl<F: Fabric + Clock> Site<F> {
                 if dead.iter().any(|fenced| fenced.id() == other.client) {
                     return Err(Stop::Error(TxnError::Damaged("an intent that no recovery settles")));
                 }
-                let entry = self.leases.entry(other.client).await.map_err(TxnError::from)?;
-                match observer.borrow_mut().look(other.client, entry, self.fabric.now()) {
+                let observed = self.leases.observe(observer, other.client).await;
+                match observed.map_err(TxnError::from)?.1 {
                     Some(expired) => Err(Stop::Blocked(expired)),
                     None => Ok(()),
                 }

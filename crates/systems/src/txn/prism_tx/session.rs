@@ -175,8 +175,8 @@ impl<F: Fabric + Clock> Session<F> {
                 if self.site.fetch_first_keys(1).await.is_err() {
                     break;
                 }
-                let Ok(entry) = self.site.leases.entry(id).await else { break };
-                let expired = self.observer.borrow_mut().look(id, entry, self.site.fabric.now());
+                let observed = self.site.leases.observe(&self.observer, id).await;
+                let Ok((entry, expired)) = observed else { break };
                 let is_live = entry.nonce().is_none() || first.is_some_and(|first| first != entry);
                 if expired.is_some() || is_live {
                     self.suspects.borrow_mut().remove(&id);
@@ -276,8 +276,7 @@ async fn claim<F: Fabric + Clock>(site: &Site<F>, nonce: NonZeroU64) -> Result<L
             claimed => return Ok(claimed?),
         }
         for id in (1..=ids).filter_map(ClientId::new) {
-            let entry = site.leases.entry(id).await?;
-            let expired = observer.borrow_mut().look(id, entry, site.fabric.now());
+            let (_, expired) = site.leases.observe(&observer, id).await?;
             if let Some(expired) = expired {
                 site.recover(&observer, expired).await?;
             }
