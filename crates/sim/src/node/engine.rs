@@ -77,7 +77,6 @@ pub(super) struct Engine {
     out: Vec<u8>,
     expires_at: Nanos,
     expiry: Nanos,
-    turn: u64,
 }
 
 /// Server side of the engine's sessions. It queues the requests of a datagram, and executes them after it has decoded
@@ -92,6 +91,8 @@ struct SessionHost {
     /// The engine's own session, whose list takes retired buffers. The engine opens the session before any message
     /// arrives.
     session: Option<SessionId>,
+    /// The turn of the engine's own session.
+    turn: u64,
     /// Queued requests, in the order in which they arrived.
     work: VecDeque<Work>,
     /// Calls whose records are not stored yet.
@@ -170,6 +171,7 @@ impl Engine {
                 memory: memory(),
                 wide: memory().wide(),
                 session: None,
+                turn: 0,
                 work: VecDeque::new(),
                 begun: Vec::new(),
                 letters: Vec::new(),
@@ -182,7 +184,6 @@ impl Engine {
             out: Vec::new(),
             expires_at: serving.world.now() + expiry,
             expiry,
-            turn: 0,
         }
     }
 
@@ -257,23 +258,15 @@ impl Engine {
     /// Executes the queued requests within one turn of the engine's own session.
     async fn work(&mut self, session: SessionId) {
         if !self.host.work.is_empty() {
-            self.publish(session, self.turn + 1);
+            self.host.publish_next_turn(session);
             while let Some(work) = self.host.work.pop_front() {
                 self.carry_out(work, session).await;
             }
-            self.publish(session, self.turn + 1);
+            self.host.publish_next_turn(session);
         }
         for letter in self.host.letters.drain(..) {
             self.serving.post(letter);
         }
-    }
-
-    fn publish(&mut self, session: SessionId, turn: u64) {
-        self.turn = turn;
-        let bytes = self.serving.bytes();
-        let epoch = bytes.load(header::EPOCH_AT, Width::W8) as u64;
-        bytes.poke(epoch_at(session.slot), &epoch.to_le_bytes());
-        bytes.poke(turn_at(session.slot), &turn.to_le_bytes());
     }
 
     async fn carry_out(&mut self, work: Work, session: SessionId) {
@@ -494,7 +487,18 @@ impl Host for SessionHost {
 }
 
 impl SessionHost {
-    /// Runs a chain without interruption. The chain needs no turn, since it ends at the instant at which it starts.
+    /// Begins or ends a turn of the engine's own session.
+    fn publish_next_turn(&mut self, session: SessionId) {
+        self.turn += 1;
+        let bytes = self.serving.bytes();
+        let epoch = bytes.load(header::EPOCH_AT, Width::W8) as u64;
+        bytes.poke(epoch_at(session.slot), &epoch.to_le_bytes());
+        bytes.poke(turn_at(session.slot), &self.turn.to_le_bytes());
+    }
+
+    /// Runs a chain without interruption. The chain needs no turn to be safe, since it ends at the instant at which it
+    /// starts. But if it leaves retired buffers to the engine's own session, the node has to see that the session was
+    /// not idle: it takes once only what an idle session has kept.
     fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
         match turn::chain(bytes) {
             Ok(chain) => {
@@ -507,6 +511,10 @@ impl SessionHost {
                     farside_remote::run(&seen, By { owner: number, retires }, chain, own)
                 });
                 reply.extend_from_slice(own.as_bytes());
+                if own.retired() > own.retired_for_node() {
+                    self.publish_next_turn(retires);
+                    self.publish_next_turn(retires);
+                }
             }
             Err(reason) => answer::refuse(reply, &reason),
         }

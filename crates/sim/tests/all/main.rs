@@ -1,5 +1,6 @@
 //! All integration tests of this crate in one binary, so that only one is linked.
 
+mod engine;
 mod fuzz;
 mod hardware;
 mod history;

@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-const NODE: NodeId = NodeId(0);
+pub(super) const NODE: NodeId = NodeId(0);
 /// Number of counters of a store, each with a lock of its own.
 const KEYS: u64 = 4;
 const CLIENTS: u64 = 4;
@@ -137,20 +137,23 @@ impl<M: Memory> Service<M> for Alarm {
     }
 }
 
-struct Home {
-    world: World,
+pub(super) struct Home {
+    pub(super) world: World,
     network: Network,
-    node: Node,
+    pub(super) node: Node,
 }
 
 impl Home {
     fn new(seed: u64) -> Home {
+        let options = Options { is_reliable: true, idle_pause: [MILLIS, 64 * MILLIS], ..Options::default() };
+        Home::with(seed, Rc::new(|| vec![Box::new(Counters) as Box<_>, Box::new(Plain)]), options)
+    }
+
+    pub(super) fn with(seed: u64, kinds: Kinds, options: Options) -> Home {
         let world = World::new(seed);
         let struck = Rc::new(Struck::default());
         let network = Network::new(&world, Wire { delay_ns: 2 * MICROS, jitter_ns: 500 }, &struck);
         let at = network.add_host();
-        let options = Options { is_reliable: true, idle_pause: [MILLIS, 64 * MILLIS], ..Options::default() };
-        let kinds: Kinds = Rc::new(|| vec![Box::new(Counters) as Box<_>, Box::new(Plain)]);
         let node = Node::start(&world, &network, at, NODE, kinds, options);
         Home { world, network, node }
     }
@@ -170,7 +173,7 @@ impl Home {
         u64::from_le_bytes(bytes)
     }
 
-    async fn connect(&self, client: u64) -> Rc<Endpoint> {
+    pub(super) async fn connect(&self, client: u64) -> Rc<Endpoint> {
         let clock = ProcessClock::new(&self.world, 0, self.network.struck(), Target::Client(client as u32));
         let identity = Identity { identity: client.into(), incarnation: 1, silence: 60 * MILLIS };
         let (host, process) = (self.network.add_host(), self.world.start_process());
@@ -179,7 +182,7 @@ impl Home {
     }
 }
 
-async fn open_key(endpoint: &Rc<Endpoint>) -> Key {
+pub(super) async fn open_key(endpoint: &Rc<Endpoint>) -> Key {
     let ask = serde_json::to_vec(&Ask::OpenStore { name: "s".to_owned() }).expect("plain data");
     let mut answer = Vec::new();
     endpoint.call(NODE, ServiceId::NODE, &ask, &mut answer).await.expect("it exists");
