@@ -25,9 +25,18 @@ impl System for PrismTxKind {
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    // These need several deaths at certain steps: tests of single steps expose them.
-    const RARE_MUTANTS: &'static [Mutant] =
-        &[mutants::LEASE_UNCONFIRMED, mutants::RAISED_WITHOUT_WAIT, mutants::DECIDED_ERASED];
+    // The first three need several deaths at certain steps: tests of single steps expose them. A harness of its own
+    // exposes the others.
+    const RARE_MUTANTS: &'static [Mutant] = &[
+        mutants::LEASE_UNCONFIRMED,
+        mutants::RAISED_WITHOUT_WAIT,
+        mutants::DECIDED_ERASED,
+        mutants::UNKNOWN_FORGOTTEN,
+        mutants::DECIDED_LATE,
+        mutants::VERDICT_FROM_SLOTS,
+        mutants::RAISED_UNPREPARED,
+        mutants::LARGER_FIRST,
+    ];
 
     type Client<F: Fabric + Clock> = PrismTx<F>;
 
