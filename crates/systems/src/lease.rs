@@ -312,8 +312,8 @@ impl Observer {
         Observer { length, seen: BTreeMap::new() }
     }
 
-    /// Notes an entry that was requested at `asked` and received at `answered`, by the observer's clock. Returns whether
-    /// the lease has expired: all entries that were noted within its length are equal to this one. A gap in the
+    /// Notes an entry that was requested at `asked` and received at `answered`, by the observer's clock. Returns
+    /// whether the lease has expired: all entries that were noted within its length are equal to this one. A gap in the
     /// observations does no harm: it can only make a live client be fenced, which is safe.
     ///
     /// The time from an entry's request to its answer does not count. In this time, the request may wait at a node that
