@@ -203,7 +203,7 @@ impl<F: Fabric + Clock> Client<F> {
             let version = match reading {
                 Reading::Whole(version) => version,
                 Reading::Locked(owner) => {
-                    self.session.suspect(owner);
+                    self.session.suspect(owner.client());
                     found.wait_for(of);
                     continue;
                 }
