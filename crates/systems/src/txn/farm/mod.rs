@@ -17,9 +17,9 @@
 //! - *Log space* is the lane's: one record at each member for each part that the member has. A lane takes its next
 //!   transaction once it holds no lock, and truncates before it writes a record. So a commit finds space.
 //!
-//! Modules: `layout`: the bytes. `request`: calls. `service`: the node's side. `execute`: reads. `transaction`: the
-//! phases. `recover`: what dead clients have left. `session`, `site`: lease, members and keys. `stat`: what must not be
-//! left behind. `system`: the entry in the registry. [`mutants`]: broken variants.
+//! Modules: `layout`, `log`, `object`: the bytes. `request`: calls. `service`: the node's side. `execute`: reads.
+//! `transaction`: the phases. `recover`: what dead clients have left. `session`, `site`: lease, members and keys.
+//! `stat`: what must not be left behind. `system`: the entry in the registry. [`mutants`]: broken variants.
 //!
 //! | transaction | round trips |
 //! | --- | --- |
@@ -38,7 +38,9 @@
 
 mod execute;
 pub mod layout;
+mod log;
 pub mod mutants;
+mod object;
 mod recover;
 mod request;
 pub mod service;
@@ -57,7 +59,7 @@ use crate::txn::{Committed, Left, Read, Txn, TxnError, Version};
 use execute::{Seen, Wanted};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use layout::Write;
+use log::Write;
 use session::Session;
 use site::Site;
 use std::cell::RefCell;

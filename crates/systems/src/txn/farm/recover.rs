@@ -13,7 +13,7 @@
 //! Invariant: a record is truncated once all primaries have installed its transaction. So a later recoverer that no
 //! longer finds the record finds no lock either.
 
-use super::layout::{RecordHeader, State, TxnId};
+use super::log::{RecordHeader, State, TxnId};
 use super::mutants;
 use super::request::{LaneState, Request};
 use super::site::{Buffers, Site};

@@ -1,7 +1,7 @@
 //! FaRM's part of a client's session: the binding of the sessions with the members, and the lanes as they were.
 
 use super::KIND;
-use super::layout::EntryId;
+use super::log::EntryId;
 use super::request::LaneState;
 use super::site::Site;
 use crate::identity::{self, Identity};

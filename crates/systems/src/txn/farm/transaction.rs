@@ -15,7 +15,8 @@
 //! Invariant: a client that may have sent a record, or a commit call, never aborts the transaction.
 
 use super::execute::{Place, Seen, Wanted};
-use super::layout::{ANY_VERSION, EntryId, Header, RECORD_SIZE, RecordHeader, TxnId, Write};
+use super::log::{ANY_VERSION, EntryId, RECORD_SIZE, RecordHeader, TxnId, Write};
+use super::object::Header;
 use super::request::{Check, Outcome, Request};
 use super::site::Buffers;
 use super::{Client, Done, Job, PATIENCE, mutants};
