@@ -420,6 +420,7 @@ mod tests {
             records: 1000,
             value_size: 512,
             scheme: None,
+            calls: None,
             keys: None,
             rung: None,
             replicas: None,
