@@ -20,7 +20,6 @@ mod erased;
 pub mod guarded;
 mod hash_slots;
 pub mod heal;
-mod held;
 mod holder;
 pub mod identity;
 pub mod index;

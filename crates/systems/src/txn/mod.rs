@@ -7,10 +7,8 @@
 
 pub mod farm;
 pub mod fasst;
-mod handle;
 pub mod prism_tx;
 pub mod retry;
-mod session;
 
 use crate::lease::LeaseError;
 use crate::members;

@@ -57,4 +57,3 @@ mod smart_sizes;
 mod smart_steps;
 #[path = "../support/mod.rs"]
 mod support;
-mod txn_session;

@@ -29,8 +29,7 @@ pub(super) static PHASES: Phases = Phases {
         // A key gets its object.
         Phase::new("claim").rare(),
         Phase::new("lock"),
-        // Each opening has such requests, too: it reads the entries of leases.
-        Phase::new("validate").of_openings(),
+        Phase::new("validate"),
         // Backups get the record.
         Phase::new("record").rare(),
         Phase::new("commit"),
