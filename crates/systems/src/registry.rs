@@ -223,8 +223,6 @@ pub struct Registered {
     pub footprint: fn(&Sizing) -> Result<Footprint, SizingError>,
     /// The system's [`System::shape`].
     pub shape: fn(&str) -> Option<Shape>,
-    /// The system's [`System::losses`].
-    pub losses: fn(&str, usize) -> usize,
 }
 
 impl Registered {
@@ -246,7 +244,6 @@ impl Registered {
             parameters: S::parameters,
             footprint: S::footprint,
             shape: S::shape,
-            losses: S::losses,
         }
     }
 }

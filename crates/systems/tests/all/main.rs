@@ -15,7 +15,6 @@ mod chequer_steps;
 mod epochs;
 mod farm;
 mod fasst;
-mod fasst_promotion;
 mod fenced;
 mod guarded;
 mod latch;
