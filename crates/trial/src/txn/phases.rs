@@ -20,7 +20,7 @@ pub(super) static PHASES: Phases = Phases {
     all: &[
         Phase::new("idle").rare(),
         Phase::new("read"),
-        // A key gets its slot. That takes a small buffer, and is over before the values of the keys fill the store.
+        // A key gets its slot. That takes a small buffer, and no trial has refused it for want of memory so far.
         Phase::new("claim").rare(),
         Phase::new("prepare"),
         Phase::allocating("commit"),
