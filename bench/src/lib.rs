@@ -8,6 +8,7 @@
 //! * [`index`]: YCSB on ordered indexes, with scans.
 //! * [`blocks`]: reads and writes of whole blocks.
 //! * [`latched`]: reads and changes of objects under one-sided latches.
+//! * [`calls`]: batches of calls to nodes that answer at once.
 //! * [`txn`]: transactions that read and write several records.
 //! * [`floor`]: the physical floor, the same reads and overwrites written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
@@ -16,6 +17,7 @@
 //! Invariant: only [`floor`] has `unsafe` code.
 
 pub mod blocks;
+pub mod calls;
 pub mod compare;
 pub mod driver;
 #[allow(unsafe_code, reason = "the fetch by hand, and the memory it is made from")]

@@ -107,9 +107,31 @@ pub struct YcsbReport {
     /// Numbers of events in the transactions of all clients, by name, warm-ups included.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub transactions: BTreeMap<String, u64>,
+    /// The calls of an operation; only of `bench rpc`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calls: Option<CallsReport>,
     /// Report of each node of the store, if each task keeps to the keys of one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeReport>,
+}
+
+/// Calls: an operation is a batch of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallsReport {
+    /// Number of nodes that answer.
+    pub nodes: u64,
+    /// Number of requests of a batch.
+    pub batch: u64,
+    /// Length of a request in bytes.
+    pub request_bytes: u64,
+    /// Length of a response in bytes.
+    pub response_bytes: u64,
+    /// Number of requests per second of all clients together: the median of all repeats.
+    pub requests_per_s: f64,
+    /// The floor: messages of about these lengths that are written by hand. Absent if there are several nodes or
+    /// threads, or if the fabric sends no messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<FloorReport>,
 }
 
 /// Operations of the tasks that keep to one node.
@@ -398,6 +420,7 @@ mod tests {
             records: 1000,
             value_size: 512,
             scheme: None,
+            calls: None,
             keys: None,
             rung: None,
             replicas: None,

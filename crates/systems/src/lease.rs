@@ -60,6 +60,8 @@ pub mod mutants {
     farside_remote::mutants! {
         /// A lock is taken from an owner whose lease has expired, without a fence.
         TAKEN_UNFENCED = "LeaseTakenUnfenced";
+        /// The time in which a look at a lease waits counts as time without a renewal.
+        WAIT_COUNTED = "LeaseWaitCounted";
     }
 }
 
@@ -313,8 +315,8 @@ impl Observer {
     }
 
     /// Notes an entry that was requested at `asked` and received at `answered`, by the observer's clock. Returns
-    /// whether the lease has expired: all entries that were noted within its length are equal to this one. A gap in the
-    /// observations does no harm: it can only make a live client be fenced, which is safe.
+    /// whether the lease has expired: all entries that were noted within its length are equal to this one. A gap in
+    /// the observations does no harm: it can only make a live client be fenced, which is safe.
     ///
     /// The time from an entry's request to its answer does not count. In this time, the request may wait at a node that
     /// stands still, and the renewal of a live client behind it.
@@ -331,6 +333,7 @@ impl Observer {
         };
         match self.seen.get(&id) {
             Some((seen, since)) if *seen == entry => {
+                let asked = if mutants::WAIT_COUNTED.is_on() { answered } else { asked };
                 (asked.saturating_sub(*since) >= self.length).then_some(Expired { id, nonce })
             }
             _ => {

@@ -20,6 +20,7 @@ mod erased;
 pub mod guarded;
 mod hash_slots;
 pub mod heal;
+mod held;
 mod holder;
 pub mod identity;
 pub mod index;

@@ -17,6 +17,7 @@ use crate::kv::prism_kv::service::PrismKvKind;
 use crate::latch::system::LatchKind;
 use crate::queue::ring_queue::RingQueueKind;
 use crate::raw::RawKind;
+use crate::rpc::echo::EchoKind;
 use crate::store::{self, Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Shape, Sizing, SizingError, System, Work};
 use crate::txn::farm::service::FarmKind;
@@ -176,6 +177,7 @@ registry! {
     alone {
         GuardedKind;
         LatchKind;
+        EchoKind;
         RawKind;
     }
 }

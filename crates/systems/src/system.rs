@@ -32,6 +32,8 @@ pub enum Family {
     Index,
     /// Stores of keys and values that are changed by transactions, which implement [`crate::txn::Txn`].
     Txn,
+    /// Nodes that answer requests for measurements, which are [`crate::rpc::echo::Echo`].
+    Calls,
     /// Plain memory for measurements, which is [`crate::raw::Raw`].
     Memory,
 }
@@ -47,6 +49,7 @@ impl Family {
             Family::Latched => "a store of latched objects",
             Family::Index => "an index",
             Family::Txn => "a transactional store",
+            Family::Calls => "a service for measurements",
             Family::Memory => "plain memory",
         }
     }
@@ -61,6 +64,7 @@ impl Family {
             Family::Latched => "latched objects",
             Family::Index => "keys in order",
             Family::Txn => "keys under transactions",
+            Family::Calls => "nothing",
             Family::Memory => "slots",
         }
     }
@@ -72,7 +76,7 @@ impl Family {
             Family::Blocks => Some("farside volume"),
             Family::Index => Some("farside index"),
             Family::Txn => Some("farside txn"),
-            Family::Queue | Family::Objects | Family::Latched | Family::Memory => None,
+            Family::Queue | Family::Objects | Family::Latched | Family::Calls | Family::Memory => None,
         }
     }
 }

@@ -143,7 +143,7 @@ impl System {
             Family::Latched => (Latch::phases, crate::run_family::<Latch>),
             Family::Index => (Indexes::phases, crate::run_family::<Indexes>),
             Family::Txn => (Txns::phases, crate::run_family::<Txns>),
-            Family::Memory => return None,
+            Family::Calls | Family::Memory => return None,
         };
         let schemes = if system.family == Family::Latched { &Scheme::ALL[..] } else { &[] };
         Some(System { name, kind: name, nodes, needs, schemes, mutants, rare, phases, run })

@@ -4,6 +4,7 @@ mod blocks;
 mod compare;
 mod floor;
 mod latch;
+mod rpc;
 mod session;
 mod txn;
 
@@ -44,6 +45,8 @@ enum What {
     Latch(Box<latch::Latch>),
     /// Update several records by transactions (YCSB-T)
     Txn(Box<txn::Txn>),
+    /// Send batches of FaSST's calls to nodes that answer at once
+    Rpc(Box<rpc::Rpc>),
     /// Measure the same reads and overwrites without a system: the machine's limit
     Floor(floor::Floor),
     /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
@@ -367,6 +370,7 @@ impl Bench {
             What::Blocks(blocks) => blocks.run(),
             What::Latch(latch) => latch.run(),
             What::Txn(txn) => txn.run(),
+            What::Rpc(rpc) => rpc.run(),
             What::Floor(floor) => floor.run(),
             What::FloorServer(server) => server.run(),
             What::Compare(compare) => compare.run(),

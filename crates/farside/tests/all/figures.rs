@@ -187,7 +187,6 @@ const SMART_MISSES: [(&str, &[&str]); 3] = [
     (
         "smart-11",
         &[
-            "SMART, C, peak",
             "SMART / Sherman, A, peak",
             "SMART / ART, A, peak",
             "on A, SMART is faster than ART, and ART faster than Sherman",

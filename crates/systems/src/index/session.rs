@@ -15,7 +15,7 @@
 use super::mutants;
 use super::place::{self, Damaged, Far, Member};
 use crate::epoch::Epochs;
-use crate::holder::beside_renewals;
+use crate::held::Held;
 use crate::identity::{self, Identity};
 use crate::index::IndexError;
 use crate::keyed::Keyed;
@@ -94,11 +94,7 @@ pub(super) struct Session<F, L> {
     stores: Vec<Store>,
     leases: Leases<Rc<Keyed<F>>>,
     pub(super) epochs: Epochs<Rc<Keyed<F>>>,
-    lease: RefCell<Option<Lease>>,
-    /// Whether a renewal is in flight. It has the lease.
-    is_renewing: Cell<bool>,
-    is_given_up: Cell<bool>,
-    id: ClientId,
+    held: Held,
     nonce: NonZeroU64,
     tokens: Tokens,
     observer: RefCell<Observer>,
@@ -151,11 +147,8 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
         }
         let epochs = Epochs::open(&leases, &lease).await?;
         let session = Session {
-            id: lease.id(),
             nonce,
-            lease: RefCell::new(Some(lease)),
-            is_renewing: Cell::new(false),
-            is_given_up: Cell::new(false),
+            held: Held::new(lease),
             tokens: Tokens::default(),
             observer: RefCell::new(Observer::new(terms.lease)),
             recovered: Cell::new(0),
@@ -188,7 +181,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
 
     /// Id of the client.
     pub(super) fn id(&self) -> ClientId {
-        self.id
+        self.held.id()
     }
 
     /// The client's nonce, which no other client has ever had.
@@ -208,13 +201,12 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
 
     /// Whether the client has lost its lease, or has given it up.
     pub(super) fn is_given_up(&self) -> bool {
-        self.is_given_up.get()
+        self.held.is_given_up()
     }
 
     /// Renews the lease no more, so that other clients fence this one and recover its locks.
     pub(super) fn give_up(&self) {
-        self.is_given_up.set(true);
-        self.lease.take();
+        self.held.give_up();
     }
 
     /// Gives up after something has failed that follows a change, and returns the error of the change.
@@ -237,8 +229,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
 
     /// Gives the lease back, unless the client has given it up. It holds no locks, and all its requests were answered.
     pub(super) async fn release(&self) {
-        let lease = self.lease.take();
-        if let Some(lease) = lease
+        if let Some(lease) = self.held.take()
             && self.fetch_keys().await.is_ok()
         {
             let _else_it_expires = self.leases.release(lease).await;
@@ -247,35 +238,14 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
 
     /// Runs a future to its end. Renews the lease and publishes epochs meanwhile. Calls `lost` if the lease is lost.
     pub(super) async fn renewing<T>(&self, future: impl Future<Output = T>, lost: impl Fn()) -> T {
-        beside_renewals(future, self.renew(lost), &self.is_renewing).await
-    }
-
-    async fn renew(&self, lost: impl Fn()) {
         let period = self.layout.terms().lease / 4;
-        let give_up = || {
-            self.give_up();
-            lost();
-        };
-        loop {
-            self.fabric.sleep(period).await;
-            let Some(mut lease) = self.lease.take() else { return };
-            self.is_renewing.set(true);
+        let renew = async |lease: &mut Lease| {
             // The first member has the lease. If its key is not fetched, the next renewal fetches it.
             let _else_nothing_is_sent =
                 fetch_keys(&self.fabric, self.layout.members(), &self.leases, 1).await;
-            let renewed = self.leases.renew_and_advance(&mut lease, &self.epochs, period / 2).await;
-            match renewed {
-                Err(LeaseError::Lost | LeaseError::Refused(_) | LeaseError::Exhausted) => give_up(),
-                Err(LeaseError::Fabric(error)) if error.is_fenced() => give_up(),
-                // The client may have given up while the renewal was in flight.
-                _ if self.is_given_up.get() => {}
-                _ => _ = self.lease.replace(Some(lease)),
-            }
-            self.is_renewing.set(false);
-            if self.is_given_up.get() {
-                return;
-            }
-        }
+            self.leases.renew_and_advance(lease, &self.epochs, period / 2).await
+        };
+        self.held.renewing(future, (&*self.fabric, period), renew, lost).await
     }
 
     /// Returns the word of the next operation of a lane.
@@ -283,11 +253,11 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
     /// # Errors
     /// [`IndexError`]; nothing was changed.
     pub(super) async fn next_word(&self, lane: u16) -> Result<LockWord, IndexError> {
-        if self.is_given_up.get() {
+        if self.held.is_given_up() {
             return Err(IndexError::Lost);
         }
         let areas = self.layout.members()[0].areas();
-        self.tokens.next(&*self.fabric, &areas, self.id, lane).await.map_err(of_redo)
+        self.tokens.next(&*self.fabric, &areas, self.id(), lane).await.map_err(of_redo)
     }
 
     /// Waits a while for the owner of the lock at an address of a member, which has this word. If the owner's lease has
@@ -313,7 +283,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
             let held = chain.also(read_as::<LockWord>(lock));
             self.fabric.run(table.node, &chain, &mut reply).await.map_err(IndexError::of_read)?;
             let held = *reply.get(held).map_err(refused)?;
-            if held != word || owner == self.id {
+            if held != word || owner == self.id() {
                 return Ok(());
             }
             if let Some(expired) = self.look(owner).await? {
@@ -333,7 +303,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
     /// # Errors
     /// [`IndexError`]; some dead clients may have been recovered.
     pub(super) async fn heal(&self, lane: u16) -> Result<(), IndexError> {
-        let ids = (1..=self.layout.terms().ids).filter_map(ClientId::new).filter(|id| *id != self.id);
+        let ids = (1..=self.layout.terms().ids).filter_map(ClientId::new).filter(|id| *id != self.id());
         let mut watched: Vec<(ClientId, Option<lease::Entry>)> = ids.map(|id| (id, None)).collect();
         while !watched.is_empty() {
             let mut left = Vec::new();
@@ -373,7 +343,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
         // A client that recovers the locks of its own id must keep the records that they need.
         let lanes = u64::from(self.spare_lane()) + 1;
         let is_needed = |lane: &u16| held.iter().any(|(word, ..)| word.token() % lanes == u64::from(*lane));
-        let lane = match self.id == fenced.id() {
+        let lane = match self.id() == fenced.id() {
             false => lane,
             true => (0..=self.spare_lane())
                 .rev()
@@ -502,7 +472,7 @@ impl<F: Fabric + Clock, L: Locked> Session<F, L> {
             is_here(id, noted).is_some_and(|now| now.epoch < noted.epoch.saturating_add(ADVANCES))
         });
         for (id, _) in noted.iter() {
-            if *id != self.id
+            if *id != self.id()
                 && let Some(expired) = self.look(*id).await?
             {
                 self.recover(lane, expired).await?;

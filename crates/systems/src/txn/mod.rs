@@ -7,8 +7,10 @@
 
 pub mod farm;
 pub mod fasst;
+mod handle;
 pub mod prism_tx;
 pub mod retry;
+mod session;
 
 use crate::lease::LeaseError;
 use crate::members;

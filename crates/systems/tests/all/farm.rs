@@ -642,6 +642,7 @@ fn a_client_is_told_the_truth_if_a_response_is_lost() {
 #[test]
 fn these_tests_find_broken_variants() {
     use farside_remote::mutant::Mutant;
+    use farside_systems::lease;
     use farside_systems::txn::farm::mutants;
     let under = |mutant: Mutant, test: &dyn Fn() -> bool| {
         Mutant::switch(Some(mutant));
@@ -658,6 +659,7 @@ fn these_tests_find_broken_variants() {
     under(mutants::RECORD_OVERWRITTEN, &|| check(copies_after_late_truncation()).is_ok());
     under(mutants::OLDER_APPLIED, &|| check(copies_after_late_truncation()).is_ok());
     under(mutants::PRIMARY_BEFORE_BACKUPS, &|| value_without_a_record() == Some(b"0".to_vec()));
+    under(lease::mutants::WAIT_COUNTED, &|| outcome_beside_a_stalled_node().is_ok());
     under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
     under(mutants::RECORD_UNCOPIED, &|| die_everywhere().is_ok());

@@ -57,3 +57,4 @@ mod smart_sizes;
 mod smart_steps;
 #[path = "../support/mod.rs"]
 mod support;
+mod txn_session;

@@ -29,7 +29,8 @@ pub(super) static PHASES: Phases = Phases {
         // A key gets its object.
         Phase::new("claim").rare(),
         Phase::new("lock"),
-        Phase::new("validate"),
+        // Each opening has such requests, too: it reads the entries of leases.
+        Phase::new("validate").of_openings(),
         // Backups get the record.
         Phase::new("record").rare(),
         Phase::new("commit"),

@@ -109,6 +109,23 @@ impl Floor {
         check_mismatches(mismatches)
     }
 
+    /// Measures messages alone, like `bench floor --fabric FABRIC --value-size BYTES --tasks K --bare`, and returns the
+    /// report. Returns `None` if the fabric sends no messages.
+    pub(super) fn measure_bare(
+        fabric: FabricArg,
+        value_size: u32,
+        tasks: u32,
+        duration: Duration,
+    ) -> Result<Option<FloorReport>, Failure> {
+        Floor::measure_as(fabric, duration, |args| EchoArgs {
+            records: 1,
+            value_size,
+            tasks,
+            bare: true,
+            ..args
+        })
+    }
+
     /// Measures like `bench floor --fabric FABRIC --workload WORKLOAD --tasks K`, and returns the report. Returns
     /// `None` if the fabric sends no messages.
     pub(in crate::cli) fn measure_messages(
@@ -119,6 +136,14 @@ impl Floor {
         tasks: u32,
         duration: Duration,
     ) -> Result<Option<FloorReport>, Failure> {
+        Floor::measure_as(fabric, duration, |args| EchoArgs { records, value_size, workload, tasks, ..args })
+    }
+
+    fn measure_as(
+        fabric: FabricArg,
+        duration: Duration,
+        with: impl FnOnce(EchoArgs) -> EchoArgs,
+    ) -> Result<Option<FloorReport>, Failure> {
         let fabric = match fabric {
             FabricArg::Ring => FloorFabric::Ring,
             FabricArg::Udp => FloorFabric::Udp,
@@ -126,7 +151,8 @@ impl Floor {
             _ => return Ok(None),
         };
         let (collision_free, bare, blocking) = (false, false, false);
-        let args = EchoArgs { records, value_size, workload, tasks, collision_free, bare, blocking };
+        let (records, value_size, workload, tasks) = (1, 1, Workload::C, 1);
+        let args = with(EchoArgs { records, value_size, workload, tasks, collision_free, bare, blocking });
         let seconds = duration.as_secs_f64();
         let floor = Floor { fabric, args, seconds, idle_ms: None, rounds: 1, json: false };
         let medium = fabric.medium().expect("these send messages");

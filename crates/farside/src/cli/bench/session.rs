@@ -11,7 +11,7 @@ mod temporary;
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use subject::{Keys, Objects, Ordered, Replicas, Subject, Transactions};
+pub(in crate::cli) use subject::{Calls, Keys, Objects, Ordered, Replicas, Subject, Transactions};
 pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
@@ -103,7 +103,7 @@ impl<S: Subject> Measured<S> {
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         let first = all.first().expect("there is at least one plan");
         if first.existing.pool.is_none() {
-            check_available(memory * u64::from(first.replicas.unwrap_or(1)), &first.remedy())?;
+            check_available(memory * u64::from(first.nodes()), &first.remedy())?;
         }
         let runs = all.iter().map(S::planned).collect::<Result<Vec<Run<S::Work>>, Failure>>()?;
         let (pool, nodes) = reach(first, memory, also)?;
@@ -233,6 +233,11 @@ impl Session {
 }
 
 impl<S: Subject> Measured<S> {
+    /// Returns the number of nodes.
+    pub(in crate::cli) fn nodes(&self) -> u64 {
+        self.pool.nodes().len() as u64
+    }
+
     /// Returns the process id of the node that was started for this session.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
         self.nodes.first().map(|node| node.pid())

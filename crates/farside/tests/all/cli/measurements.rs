@@ -476,6 +476,47 @@ fn bench_latch_reports_as_ycsb_does_and_checks_all_objects() {
 }
 
 #[test]
+fn bench_rpc_sends_each_request_and_checks_each_response() {
+    for (fabric, nodes, batch, request, response) in [
+        ("local", 1, 1, 8, 8),
+        ("shm", 3, 4, 9, 4032),
+        ("udp", 2, 16, 64, 32),
+        ("ring", 1, 16, 8, 100),
+        ("tcp", 8, 2, 4032, 8),
+    ] {
+        let numbers = [nodes, batch, request, response].map(|number: u64| number.to_string());
+        let names = ["--nodes", "--batch", "--request", "--response"];
+        let flags = names.into_iter().zip(&numbers).flat_map(|(name, number)| [name, number]);
+        let flags = flags.chain(["--fabric", fabric, "--operations", "300", "--seconds", "20", "--json"]);
+        let flags = flags.chain(["--warm-up", "10ms", "--tasks", "4"]);
+        let report = farside(["bench", "rpc"].into_iter().chain(flags)).done().json();
+        assert_eq!((&report["system"], &report["fabric"]), (&"rpc-echo".into(), &fabric.into()));
+        assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
+        assert_eq!(report["operations"]["batch"]["count"], 300);
+        let (calls, per_op) = (&report["calls"], &report["per_op"]);
+        let told = ["nodes", "batch", "request_bytes", "response_bytes"].map(|name| calls[name].as_u64());
+        assert_eq!(told, [nodes, batch, request, response].map(Some));
+        // One packet for each node that a batch has requests for.
+        let packets = per_op["requests"].as_f64().expect("a number");
+        assert!(packets >= 1.0 && packets <= nodes.min(batch) as f64, "{report}");
+        assert!(per_op["bytes_out"].as_f64() > Some((batch * request) as f64), "{report}");
+        assert!(per_op["bytes_in"].as_f64() > Some((batch * response) as f64), "{report}");
+        let has_floor = nodes == 1 && fabric == "ring";
+        assert_eq!(calls["floor"]["ops_per_s"].as_f64().is_some(), has_floor, "{report}");
+    }
+    for (flags, remedy) in [
+        (["--request", "7"], "give 8 to 4032"),
+        (["--response", "4033"], "give 8 to 4032"),
+        (["--batch", "17"], "1..=16"),
+        (["--nodes", "9"], "1..=8"),
+    ] {
+        farside(["bench", "rpc"].into_iter().chain(flags)).refused(remedy);
+    }
+    let long = ["--response", "4032", "--batch", "16"];
+    farside(["bench", "rpc"].into_iter().chain(long)).refused("give at most --batch 15");
+}
+
+#[test]
 fn bench_latch_predicts_that_padding_spreads_latches_over_lock_slots() {
     let predicted = |scheme: &str, padding: &str| {
         let flags = ["--predict", "--scheme", scheme, "--padding", padding, "--reads", "0.5", "--json"];

@@ -33,6 +33,7 @@
 
 use super::layout::{Far, GENERATIONS, Header, NodeType, NodeView, PREFIX_MAX, Slot, slot_at};
 use super::order::Order;
+use std::iter::{repeat, repeat_n};
 
 /// Number of epochs after which an entry is dropped.
 const AGE_MAX: u64 = 2 * GENERATIONS - 3;
@@ -42,6 +43,8 @@ const NONE: u32 = u32::MAX;
 const LOOKS: usize = 64;
 /// Number of slots of the largest entry whose slots are compared one by one. Larger ones have a table by byte.
 const COMPARED_MAX: usize = 16;
+/// Number of words of a table: a byte for each byte.
+const TABLE_WORDS: usize = 256 / 8;
 /// Bytes that an entry takes beside its own fields: its place in the order of the nodes, and what the allocator adds.
 const EXTRA: usize = 20;
 
@@ -69,12 +72,13 @@ struct Entry {
     node: Far,
     /// Epoch in which the slots were read.
     read_in: u64,
-    /// The slots up to the last one that was in use, in the node's order. If an entry is linked from one of them, the
-    /// numbers of their entries follow, two in a word.
+    /// The slots up to the last one that was in use, in the node's order.
+    ///
+    /// With more than [`COMPARED_MAX`] of them, a table follows: the index of a slot by its partial byte, eight in a
+    /// word. The index of an unused byte may be that of any slot.
+    ///
+    /// If an entry is linked from one of the slots, the numbers of their entries follow, two in a word.
     words: Box<[u64]>,
-    /// With more than [`COMPARED_MAX`] slots: the index of a slot by its partial byte. The index of an unused byte may
-    /// be that of any slot.
-    table: Option<Box<[u8; 256]>>,
     /// Entry of the node above; [`NONE`] if the root slot leads here.
     parent: u32,
     /// Index of the slot that leads here in the entry `parent`.
@@ -90,7 +94,7 @@ struct Entry {
 }
 
 // Nearly all entries have a few slots, so fields are a large part of the cache.
-const _: () = assert!(size_of::<Option<Entry>>() == 56);
+const _: () = assert!(size_of::<Option<Entry>>() == 48);
 
 impl Entry {
     fn branch(&self) -> usize {
@@ -103,13 +107,24 @@ impl Entry {
     }
 
     fn size(&self) -> usize {
-        let table = if self.table.is_some() { 256 } else { 0 };
-        size_of::<Option<Entry>>() + size_of_val(&*self.words) + table + EXTRA
+        size_of::<Option<Entry>>() + size_of_val(&*self.words) + EXTRA
+    }
+
+    /// Number of words of the table, 0 without one.
+    fn table_words(&self) -> usize {
+        // Slots that need no table have at most half as many words of links.
+        if self.words.len() > COMPARED_MAX + COMPARED_MAX / 2 { TABLE_WORDS } else { 0 }
     }
 
     /// Number of slots.
     fn len(&self) -> usize {
-        if self.has_links { self.words.len() * 2 / 3 } else { self.words.len() }
+        let words = self.words.len() - self.table_words();
+        if self.has_links { words * 2 / 3 } else { words }
+    }
+
+    /// Index of the first word of links, if there are any.
+    fn links_at(&self) -> usize {
+        self.len() + self.table_words()
     }
 
     /// The slot with this index, null if it was not in use, or was dropped.
@@ -126,7 +141,7 @@ impl Entry {
         if !self.has_links || index >= self.len() {
             return NONE;
         }
-        (self.words[self.len() + index / 2] >> (index % 2 * 32)) as u32
+        (self.words[self.links_at() + index / 2] >> (index % 2 * 32)) as u32
     }
 
     fn children(&self) -> impl Iterator<Item = u32> {
@@ -138,26 +153,26 @@ impl Entry {
         if self.child(index) == to {
             return;
         }
-        let len = self.len();
+        let (len, links_at) = (self.len(), self.links_at());
         if !self.has_links {
             let mut words = self.words.to_vec();
-            words.resize(len + len.div_ceil(2), u64::MAX);
+            words.resize(links_at + len.div_ceil(2), u64::MAX);
             (self.words, self.has_links) = (words.into(), true);
         }
         let at = index % 2 * 32;
-        let word = &mut self.words[len + index / 2];
+        let word = &mut self.words[links_at + index / 2];
         *word = *word & !(u64::from(u32::MAX) << at) | u64::from(to) << at;
         if to == NONE && self.children().all(|child| child == NONE) {
-            (self.words, self.has_links) = (self.words[..len].into(), false);
+            (self.words, self.has_links) = (self.words[..links_at].into(), false);
         }
     }
 
     /// Replaces the slots, and drops the links.
     fn set_slots(&mut self, slots: &[Slot]) {
         let len = slots.iter().rposition(|slot| !slot.is_null()).map_or(0, |last| last + 1);
-        self.words = slots[..len].iter().map(|slot| slot.0).collect();
+        let table = if len > COMPARED_MAX { TABLE_WORDS } else { 0 };
+        self.words = slots[..len].iter().map(|slot| slot.0).chain(repeat_n(0, table)).collect();
         self.has_links = false;
-        self.table = (len > COMPARED_MAX).then(|| Box::new([0; 256]));
         (0..len).for_each(|index| self.note_byte(index));
     }
 
@@ -182,26 +197,30 @@ impl Entry {
     }
 
     fn note_byte(&mut self, index: usize) {
-        let slot = self.slot(index);
-        if let Some(table) = &mut self.table
-            && !slot.is_null()
-        {
-            table[usize::from(slot.partial())] = index as u8;
+        let (slot, len) = (self.slot(index), self.len());
+        if self.table_words() > 0 && !slot.is_null() {
+            let (word, at) = Entry::in_table(slot.partial());
+            let word = &mut self.words[len + word];
+            *word = *word & !(u64::from(u8::MAX) << at) | (index as u64) << at;
         }
+    }
+
+    /// Word of the table, and bit in that word, at which the index of a byte's slot begins.
+    fn in_table(byte: u8) -> (usize, u32) {
+        (usize::from(byte / 8), u32::from(byte % 8) * 8)
     }
 
     /// Index of the slot of a byte.
     #[inline]
     fn index_of(&self, byte: u8) -> Option<usize> {
         let has_byte = |slot: &u64| *slot as u8 == byte && !Slot(*slot).is_null();
-        let slots = &self.words[..self.len()];
-        match &self.table {
-            None => slots.iter().position(has_byte),
-            Some(table) => {
-                let index = usize::from(table[usize::from(byte)]);
-                slots.get(index).is_some_and(has_byte).then_some(index)
-            }
+        let (slots, others) = self.words.split_at(self.len());
+        if self.table_words() == 0 {
+            return slots.iter().position(has_byte);
         }
+        let (word, at) = Entry::in_table(byte);
+        let index = usize::from((others[word] >> at) as u8);
+        slots.get(index).is_some_and(has_byte).then_some(index)
     }
 
     /// Number of keys to expect below the node, by its cached slots.
@@ -310,7 +329,7 @@ impl Cache {
     /// Returns the cached slots of a node.
     pub(in crate::index) fn slots_of(&self, node: Far) -> Option<impl Iterator<Item = Slot>> {
         let entry = self.at(self.entry_of(node)?)?;
-        Some(entry.slots().chain(std::iter::repeat(Slot::NULL)).take(entry.kind.slots()))
+        Some(entry.slots().chain(repeat(Slot::NULL)).take(entry.kind.slots()))
     }
 
     /// Puts a node into the cache, which was read below the slot `slot` at `slot_from`. `path` leads to the node's
@@ -356,7 +375,6 @@ impl Cache {
             node,
             read_in: epoch,
             words: Box::default(),
-            table: None,
             parent,
             parent_index,
             kind: header.kind,

@@ -21,7 +21,9 @@ pub struct Destination {
 #[derive(Debug)]
 pub struct Batch {
     header: Header,
+    /// Packets, of which the first `used` are those of the batch. The others keep their memory for later ones.
     packets: Vec<Packet>,
+    used: usize,
     /// The packets of the requests, by their places in the batch.
     requests: Vec<usize>,
     is_sent: bool,
@@ -52,13 +54,13 @@ impl Batch {
     /// Creates the batch of a task.
     pub fn new(coordinator: u16, task: u16) -> Batch {
         let header = Header { coordinator, task, batch: 0, epoch: 0 };
-        Batch { header, packets: Vec::new(), requests: Vec::new(), is_sent: false }
+        Batch { header, packets: Vec::new(), used: 0, requests: Vec::new(), is_sent: false }
     }
 
     /// Removes all requests, and gives the batch its next number.
     pub fn clear(&mut self, epoch: u64) {
         self.header = Header { batch: self.header.batch + 1, epoch, ..self.header };
-        self.packets.clear();
+        self.used = 0;
         self.requests.clear();
         self.is_sent = false;
     }
@@ -80,16 +82,9 @@ impl Batch {
         if self.requests.len() == ENTRIES_MAX {
             return None;
         }
-        let number = match self.packets.iter().position(|packet| packet.to == to) {
+        let number = match self.packets[..self.used].iter().position(|packet| packet.to == to) {
             Some(number) => number,
-            None => {
-                let mut request = Vec::new();
-                let service = address(to.key, &mut request);
-                packet::begin(&self.header, false, &mut request);
-                let (answer, response_max) = (Vec::new(), HEADER_SIZE);
-                self.packets.push(Packet { to, service, request, response_max, answer, failure: None });
-                self.packets.len() - 1
-            }
+            None => self.begin(to),
         };
         let packet = &mut self.packets[number];
         let (len, index) = (packet.request.len(), self.requests.len());
@@ -103,13 +98,30 @@ impl Batch {
             packet.request.truncate(len);
             packet::forget_last(&mut packet.request, ADDRESS_SIZE);
             if len == ADDRESS_SIZE + HEADER_SIZE {
-                self.packets.pop();
+                self.used -= 1;
             }
             return None;
         }
         packet.response_max = response_max;
         self.requests.push(number);
         Some(index)
+    }
+
+    /// Begins the packet to a node. Returns its number.
+    fn begin(&mut self, to: Destination) -> usize {
+        let number = self.used;
+        self.used += 1;
+        if number == self.packets.len() {
+            let (service, response_max) = (ServiceId::NODE, 0);
+            let (request, answer) = (Vec::new(), Vec::new());
+            self.packets.push(Packet { to, service, request, response_max, answer, failure: None });
+        }
+        let packet = &mut self.packets[number];
+        packet.to = to;
+        packet.service = address(to.key, &mut packet.request);
+        packet::begin(&self.header, false, &mut packet.request);
+        (packet.response_max, packet.failure) = (HEADER_SIZE, None);
+        number
     }
 
     /// Whether the batch has no request.
@@ -121,7 +133,7 @@ impl Batch {
     pub async fn send<F: Fabric>(&mut self, fabric: &F) {
         self.is_sent = true;
         let header = self.header;
-        let sends = self.packets.iter_mut().map(|packet| async move {
+        let sends = self.packets[..self.used].iter_mut().map(|packet| async move {
             let sent = fabric.call(packet.to.node, packet.service, &packet.request, &mut packet.answer).await;
             packet.failure = sent.and_then(|()| check(packet, &header)).err();
         });
@@ -141,10 +153,10 @@ impl Batch {
         match &packet.failure {
             Some(failure) => Err(failure),
             None => {
-                let (_, entries) = packet::decode(&packet.answer, true).expect("it was checked");
+                let (_, mut entries) = packet::decode(&packet.answer, true).expect("it was checked");
                 let of = |entry: &Entry<'_>| usize::from(entry.index) == request;
                 // A node that refuses the coordinator's epoch has run nothing, and answers once.
-                let entry = entries.iter().find(|entry| of(entry) || entry.kind == STALE);
+                let entry = entries.find(|entry| of(entry) || entry.kind == STALE);
                 let entry = entry.expect("it was checked");
                 Ok(Response { status: entry.kind, payload: entry.payload })
             }
@@ -167,9 +179,9 @@ fn check(packet: &Packet, header: &Header) -> Result<(), FabricError> {
     if !is_own {
         return lost("the store has answered another batch of requests");
     }
-    let is_stale = matches!(entries[..], [Entry { kind: STALE, .. }]);
-    let are_all = asked.len() == entries.len()
-        && asked.iter().zip(&entries).all(|(asked, entry)| asked.index == entry.index);
+    let mut first = entries.clone();
+    let is_stale = first.next().is_some_and(|entry| entry.kind == STALE) && first.next().is_none();
+    let are_all = asked.map(|entry| entry.index).eq(entries.map(|entry| entry.index));
     if is_stale || are_all { Ok(()) } else { lost("the store has not answered each request") }
 }
 
@@ -208,7 +220,7 @@ mod tests {
             }
             let (_, packet) = addressed(service, request).expect("a request to a store");
             let (header, entries) = packet::decode(packet, false).expect("a packet");
-            self.packets.borrow_mut().push((node.0, entries.len()));
+            self.packets.borrow_mut().push((node.0, entries.clone().count()));
             answer.clear();
             match &*self.old.borrow() {
                 Some(old) => answer.extend_from_slice(old),

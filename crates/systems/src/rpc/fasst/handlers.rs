@@ -2,7 +2,7 @@
 //!
 //! Invariant: a packet is decoded whole before its first request runs. A malformed packet changes nothing.
 
-use super::packet::{self, Entry, Header, PACKET_MAX};
+use super::packet::{self, ENTRIES_MAX, Entries, Header, PACKET_MAX};
 use farside_remote::Memory;
 use farside_remote::service::Locks;
 
@@ -39,20 +39,22 @@ pub struct Handlers<S, M: Memory> {
     pub admits: Admits<S, M>,
 }
 
-/// Requests of a packet with their handlers.
-type Found<'a, S, M> = (Header, Vec<(Entry<'a>, Handler<S, M>)>);
-
 impl<S, M: Memory> Handlers<S, M> {
     /// Returns the locks that the requests of a packet need together.
     pub fn locks(&self, state: &S, packet: &[u8]) -> Locks {
-        let Ok((header, found)) = self.find(packet) else { return Locks::NONE };
-        let each = found.iter().map(|(entry, handler)| (handler.locks)(state, &header, entry.payload));
-        each.fold(Locks::NONE, Locks::and)
+        let Ok((header, mut entries)) = self.find(packet) else { return Locks::NONE };
+        entries
+            .try_fold(Locks::NONE, |locks, entry| {
+                let handler = (self.of)(entry.kind)?;
+                Some(locks.and((handler.locks)(state, &header, entry.payload)))
+            })
+            .unwrap_or(Locks::NONE)
     }
 
     /// Whether a request of the packet changes the store.
     pub fn changes(&self, packet: &[u8]) -> bool {
-        self.find(packet).is_ok_and(|(_, found)| found.iter().any(|(_, handler)| handler.changes))
+        let changes = |kind| (self.of)(kind).is_some_and(|handler| handler.changes);
+        self.find(packet).is_ok_and(|(_, mut entries)| entries.any(|entry| changes(entry.kind)))
     }
 
     /// Handles the requests of a packet in their order, and appends the packet of responses to `answer`.
@@ -66,17 +68,23 @@ impl<S, M: Memory> Handlers<S, M> {
         packet: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
-        let (header, found) = match self.find(packet) {
+        let (header, entries) = match self.find(packet) {
             Ok(found) => found,
             Err(wrong) => return Ok(Err(wrong)),
         };
         let from = answer.len();
         packet::begin(&header, true, answer);
-        let kinds: Vec<u8> = found.iter().map(|(entry, _)| entry.kind).collect();
-        if !(self.admits)(state, memory, &header, &kinds)? {
+        let mut kinds = [0; ENTRIES_MAX];
+        let mut count = 0;
+        for (kind, entry) in kinds.iter_mut().zip(entries.clone()) {
+            *kind = entry.kind;
+            count += 1;
+        }
+        if !(self.admits)(state, memory, &header, &kinds[..count])? {
             return packet::append(answer, from, (STALE, 0), |_| Ok(None)).map(Ok);
         }
-        for (entry, handler) in found {
+        for entry in entries {
+            let Some(handler) = (self.of)(entry.kind) else { continue }; // All have one.
             packet::append(answer, from, (REFUSED, entry.index), |out| {
                 let payload = out.len();
                 let handled = (handler.run)(state, memory, &header, entry.payload, out)?;
@@ -98,14 +106,11 @@ impl<S, M: Memory> Handlers<S, M> {
         })
     }
 
-    /// Finds the handlers of the requests of a packet.
-    fn find<'a>(&self, packet: &'a [u8]) -> Result<Found<'a, S, M>, String> {
+    /// Decodes a packet of requests. Each of them has a handler.
+    fn find<'a>(&self, packet: &'a [u8]) -> Result<(Header, Entries<'a>), String> {
         let wrong = |what: &str| format!("the packet {what}: use the same release on both sides");
         let (header, entries) = packet::decode(packet, false).ok_or_else(|| wrong("is malformed"))?;
-        let with_handler = |entry: Entry<'a>| {
-            let handler = (self.of)(entry.kind);
-            handler.map(|handler| (entry, handler)).ok_or_else(|| wrong("has an unknown type of requests"))
-        };
-        Ok((header, entries.into_iter().map(with_handler).collect::<Result<_, _>>()?))
+        let are_known = entries.clone().all(|entry| (self.of)(entry.kind).is_some());
+        if are_known { Ok((header, entries)) } else { Err(wrong("has an unknown type of requests")) }
     }
 }

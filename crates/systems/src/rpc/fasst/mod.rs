@@ -26,3 +26,4 @@ mod packet;
 pub use batch::{Batch, Destination, Response};
 pub use handlers::{Handled, Handler, Handlers, REFUSED, STALE};
 pub use packet::{ENTRIES_MAX, Header, PACKET_MAX};
+pub(super) use packet::{HEADER_SIZE, entry_size};

@@ -27,7 +27,7 @@ const REQUESTS: u8 = 0;
 const RESPONSES: u8 = 1;
 const WORD: usize = 8;
 /// Size of the header of a packet in bytes.
-pub(super) const HEADER_SIZE: usize = size_of::<HeaderBytes>();
+pub(in crate::rpc) const HEADER_SIZE: usize = size_of::<HeaderBytes>();
 /// Offset of the number of entries in a packet.
 const ENTRIES_OFFSET: usize = 2;
 
@@ -77,7 +77,7 @@ pub(super) struct Entry<'a> {
 }
 
 /// Size of an entry with a payload of `payload` bytes.
-pub(super) const fn entry_size(payload: usize) -> usize {
+pub(in crate::rpc) const fn entry_size(payload: usize) -> usize {
     size_of::<EntryHeader>() + payload.next_multiple_of(WORD)
 }
 
@@ -126,29 +126,44 @@ pub(super) fn forget_last(out: &mut [u8], from: usize) {
     out[from + ENTRIES_OFFSET] -= 1;
 }
 
+/// The entries of a packet, in their order.
+#[derive(Clone, Debug)]
+pub(super) struct Entries<'a> {
+    rest: &'a [u8],
+    left: usize,
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Entry<'a>;
+
+    fn next(&mut self) -> Option<Entry<'a>> {
+        self.left = self.left.checked_sub(1)?;
+        let (entry, after) = EntryHeader::ref_from_prefix(self.rest).ok()?;
+        let size = entry.size.get() as usize;
+        let (filled, rest) = after.split_at_checked(size.checked_next_multiple_of(WORD)?)?;
+        self.rest = rest;
+        Some(Entry { kind: entry.kind, index: entry.index, payload: &filled[..size] })
+    }
+}
+
 /// Decodes a packet. Returns `None` if the bytes are none, or if the packet has the other direction.
-pub(super) fn decode(bytes: &[u8], is_response: bool) -> Option<(Header, Vec<Entry<'_>>)> {
-    let (header, mut rest) = HeaderBytes::ref_from_prefix(bytes).ok()?;
+pub(super) fn decode(bytes: &[u8], is_response: bool) -> Option<(Header, Entries<'_>)> {
+    let (header, rest) = HeaderBytes::ref_from_prefix(bytes).ok()?;
     let direction = if is_response { RESPONSES } else { REQUESTS };
     let count = usize::from(header.entries);
     if header.magic != MAGIC || header.direction != direction || count > ENTRIES_MAX {
         return None;
     }
-    let mut entries = Vec::with_capacity(count);
-    for _ in 0..count {
-        let (entry, after) = EntryHeader::ref_from_prefix(rest).ok()?;
-        let size = entry.size.get() as usize;
-        let (filled, after) = after.split_at_checked(size.checked_next_multiple_of(WORD)?)?;
-        entries.push(Entry { kind: entry.kind, index: entry.index, payload: &filled[..size] });
-        rest = after;
-    }
+    let entries = Entries { rest, left: count };
+    let mut all = entries.clone();
+    let is_whole = all.by_ref().count() == count && all.rest.is_empty();
     let header = Header {
         coordinator: header.coordinator.get(),
         task: header.task.get(),
         batch: header.batch.get(),
         epoch: header.epoch.get(),
     };
-    rest.is_empty().then_some((header, entries))
+    is_whole.then_some((header, entries))
 }
 
 #[cfg(test)]
@@ -177,18 +192,19 @@ mod tests {
             let bytes = packet(&[b"", b"a", &[3; 8], &[4; 4000]], is_response);
             assert_eq!(bytes.len(), HEADER_SIZE + [0, 1, 8, 4000].map(entry_size).iter().sum::<usize>());
             let (header, entries) = decode(&bytes, is_response).expect("a packet");
+            let entries: Vec<Entry<'_>> = entries.collect();
             assert_eq!(header, HEADER);
             let kinds: Vec<(u8, u8)> = entries.iter().map(|entry| (entry.kind, entry.index)).collect();
             assert_eq!(kinds, [(10, 0), (99, 1), (12, 2), (13, 3)]);
             assert_eq!((entries[1].payload, entries[3].payload), (&b"a"[..], &[4; 4000][..]));
-            assert_eq!(decode(&bytes, !is_response), None);
+            assert!(decode(&bytes, !is_response).is_none());
             for len in 0..bytes.len() {
-                assert_eq!(decode(&bytes[..len], is_response), None, "{len} bytes");
+                assert!(decode(&bytes[..len], is_response).is_none(), "{len} bytes");
             }
             for (at, byte) in [(0, 0), (2, 17), (2, 3), (HEADER_SIZE + 7, 255)] {
                 let mut hostile = bytes.clone();
                 hostile[at] = byte;
-                assert_eq!(decode(&hostile, is_response), None, "byte {at} is {byte}");
+                assert!(decode(&hostile, is_response).is_none(), "byte {at} is {byte}");
             }
         }
     }
@@ -202,6 +218,7 @@ mod tests {
             Err::<Option<u8>, ()>(())
         });
         assert_eq!(failed, Err(()));
-        assert_eq!(decode(&bytes, false), Some((HEADER, Vec::new())));
+        let (header, entries) = decode(&bytes, false).expect("a packet");
+        assert_eq!((header, entries.count()), (HEADER, 0));
     }
 }

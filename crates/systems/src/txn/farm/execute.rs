@@ -6,7 +6,8 @@
 //!
 //! Invariant: what a read returns is the content of one version, which was current at an instant during the read.
 
-use super::layout::{BUCKET_SIZE, BUCKET_SLOTS, Content, Reading};
+use super::layout::{BUCKET_SIZE, BUCKET_SLOTS};
+use super::object::{Content, Reading};
 use super::request::{Outcome, Request};
 use super::site::Buffers;
 use super::{Client, mutants};
@@ -203,7 +204,7 @@ impl<F: Fabric + Clock> Client<F> {
             let version = match reading {
                 Reading::Whole(version) => version,
                 Reading::Locked(owner) => {
-                    self.session.suspect(owner);
+                    self.session.suspect(owner.client());
                     found.wait_for(of);
                     continue;
                 }

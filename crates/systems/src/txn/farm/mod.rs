@@ -17,9 +17,9 @@
 //! - *Log space* is the lane's: one record at each member for each part that the member has. A lane takes its next
 //!   transaction once it holds no lock, and truncates before it writes a record. So a commit finds space.
 //!
-//! Modules: `layout`: the bytes. `request`: calls. `service`: the node's side. `execute`: reads. `transaction`: the
-//! phases. `recover`: what dead clients have left. `session`, `site`: lease, members and keys. `stat`: what must not be
-//! left behind. `system`: the entry in the registry. [`mutants`]: broken variants.
+//! Modules: `layout`, `log`, `object`: the bytes. `request`: calls. `service`: the node's side. `execute`: reads.
+//! `transaction`: the phases. `recover`: what dead clients have left. `session`, `site`: lease, members and keys.
+//! `stat`: what must not be left behind. `system`: the entry in the registry. [`mutants`]: broken variants.
 //!
 //! | transaction | round trips |
 //! | --- | --- |
@@ -38,7 +38,9 @@
 
 mod execute;
 pub mod layout;
+mod log;
 pub mod mutants;
+mod object;
 mod recover;
 mod request;
 pub mod service;
@@ -51,17 +53,16 @@ mod transaction;
 pub use stat::Stat;
 
 use crate::counters::counters;
-use crate::owned::Jobs;
-use crate::txn::{Committed, KEY_MAX, Left, Read, Txn, TxnError, Version};
+use crate::txn::handle::{Desk, Writes, check_pair, missing};
+use crate::txn::session::Recovery;
+use crate::txn::{Committed, Left, Read, Txn, TxnError, Version};
 use execute::{Seen, Wanted};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use farside_remote::fabric::Ran;
-use layout::Write;
-use recover::Recovery;
+use log::Write;
 use session::Session;
 use site::Site;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -88,28 +89,24 @@ counters! {
     backed_out: "backed out transactions";
 }
 
-/// Time for which a commit or an abort repeats a request at a member that does not answer, and for which a commit waits
-/// for the client's task to begin.
+/// Time for which a commit or an abort repeats a request at a member that does not answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two looks at whether the client's task has begun.
-const KEEPER_PAUSE: Duration = Duration::from_micros(50);
 
 /// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`Farm::another`].
 pub struct Farm<F: Fabric + Clock> {
     client: Rc<Client<F>>,
     reads: BTreeMap<Vec<u8>, Seen>,
-    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    writes: Writes,
     /// Whether a read has failed.
     is_doomed: bool,
 }
 
 /// Client of one store, which its handles and its task share.
-pub(crate) struct Client<F> {
+pub(crate) struct Client<F: Fabric + Clock> {
     site: Rc<Site<F>>,
     session: Session<F>,
-    jobs: Jobs<Job, Done>,
+    desk: Desk<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
-    handles: Cell<usize>,
     counters: Counters,
 }
 
@@ -126,7 +123,7 @@ type Done = Result<Committed, TxnError>;
 
 impl<F: Fabric + Clock> Farm<F> {
     fn of(client: &Rc<Client<F>>) -> Farm<F> {
-        client.handles.set(client.handles.get() + 1);
+        client.desk.open();
         Farm { client: Rc::clone(client), reads: BTreeMap::new(), writes: BTreeMap::new(), is_doomed: false }
     }
 
@@ -142,14 +139,10 @@ impl<F: Fabric + Clock> Farm<F> {
 
     /// Reads the keys that the transaction has neither read nor written.
     async fn read_missing(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
-        let is_missing = |key: &&&[u8]| !self.reads.contains_key(**key) && !self.writes.contains_key(**key);
-        let mut missing: Vec<&[u8]> = keys.iter().filter(is_missing).copied().collect();
-        missing.sort_unstable();
-        missing.dedup();
+        let missing = missing(keys, &self.reads, &self.writes)?;
         if missing.is_empty() {
             return Ok(());
         }
-        missing.iter().try_for_each(|key| check_key(key))?;
         match self.client.look_up(&missing, Wanted::Content).await {
             Ok(seen) => {
                 self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen));
@@ -218,7 +211,8 @@ impl<F: Fabric + Clock> Txn for Farm<F> {
             return Ok(Committed { version: None });
         }
         self.client.check_writes(&writes)?;
-        self.client.carry_out(Transaction { reads, writes }).await
+        let job = Job::Commit(Transaction { reads, writes });
+        self.client.desk.carry_out(&self.client.session, job).await?
     }
 
     fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
@@ -241,22 +235,18 @@ impl<F: Fabric + Clock> Txn for Farm<F> {
 
 impl<F: Fabric + Clock> Drop for Farm<F> {
     fn drop(&mut self) {
-        let handles = &self.client.handles;
-        handles.set(handles.get() - 1);
-        if handles.get() == 0 {
-            self.client.jobs.close();
-        }
+        self.client.desk.close();
     }
 }
 
 impl<F: Fabric + Clock> Client<F> {
     fn new(session: Session<F>) -> Client<F> {
         let (lanes, members) = (session.site.shards[0].spec().lanes, session.site.shards.len());
-        let lane = |lane: u16| RefCell::new(Lane::new(lane, session.counts[usize::from(lane)], members));
+        let lane =
+            |lane: u16| RefCell::new(Lane::new(lane, session.joined.counts[usize::from(lane)], members));
         Client {
             lanes: (0..lanes).map(lane).collect(),
-            jobs: Jobs::new(lanes.into()),
-            handles: Cell::new(0),
+            desk: Desk::new(lanes),
             counters: Counters::default(),
             site: Rc::clone(&session.site),
             session,
@@ -270,18 +260,12 @@ impl<F: Fabric + Clock> Client<F> {
     /// # Errors
     /// The key, the value, or both together are too long.
     fn check_pair(&self, key: &[u8], value: &[u8]) -> Result<(), TxnError> {
-        check_key(key)?;
-        let max = self.value_max();
-        if value.len() > max {
-            return Err(TxnError::ValueLength { len: value.len(), max });
-        }
-        let (len, max) = (key.len() + value.len(), self.site.shards[0].spec().pair_max as usize);
-        if len > max { Err(TxnError::PairLength { len, max }) } else { Ok(()) }
+        check_pair(key, value, self.value_max(), self.site.shards[0].spec().pair_max as usize)
     }
 
     /// # Errors
     /// The writes at a member do not fit into a record.
-    fn check_writes(&self, writes: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> Result<(), TxnError> {
+    fn check_writes(&self, writes: &Writes) -> Result<(), TxnError> {
         let max = self.site.shards[0].spec().writes_max as usize;
         let mut lens = vec![0; self.site.shards.len()];
         for (key, value) in writes {
@@ -293,33 +277,6 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Lets the client's task carry out a transaction.
-    async fn carry_out(&self, transaction: Transaction) -> Done {
-        if !self.jobs.is_served() {
-            self.await_keeper().await?;
-        }
-        match self.jobs.carry_out(Job::Commit(transaction)).await {
-            Ok(done) => done,
-            Err(_) => Err(TxnError::NotKept { ran: Ran::Unknown }),
-        }
-    }
-
-    /// Waits until the client's task has begun: the program may have spawned it, but not polled it yet.
-    ///
-    /// # Errors
-    /// The task has ended, or does not begin.
-    #[cold]
-    async fn await_keeper(&self) -> Result<(), TxnError> {
-        let until = self.site.fabric.now() + PATIENCE;
-        while !self.jobs.is_served() {
-            if self.jobs.is_closed() || self.site.fabric.now() >= until {
-                return Err(if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT });
-            }
-            self.site.fabric.sleep(KEEPER_PAUSE).await;
-        }
-        Ok(())
-    }
-
     /// Runs the client's task: carries out its transactions and renews its lease, until the last handle was dropped.
     /// Then gives the lease back.
     async fn keep(&self) {
@@ -327,36 +284,27 @@ impl<F: Fabric + Clock> Client<F> {
             self.serve().await;
             self.truncate_all().await;
         };
-        self.session.renewing(work, || self.jobs.close()).await;
+        self.session.renewing(work, || self.desk.jobs.close()).await;
         self.session.release().await;
     }
 
     /// Carries out jobs until they are closed, and meanwhile truncates records and recovers dead clients. Then drops
     /// the requests of the latter: a request that nobody polls may hold up others.
     async fn serve(&self) {
-        let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
+        let mut jobs = pin!(self.desk.jobs.serve(|lane, job| self.perform(lane, job)));
         let mut truncating = pin!(self.keep_truncating());
-        let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
+        let mut recovering = pin!(self.session.keep_recovering(|ended| self.note(ended)));
         poll_fn(|cx| {
             let _never_end = (recovering.as_mut().poll(cx), truncating.as_mut().poll(cx));
             jobs.as_mut().poll(cx)
         })
         .await;
     }
-}
 
-impl<F> Client<F> {
-    fn note(&self, Recovery { clients, committed, aborted }: Recovery) {
+    fn note(&self, ended: Result<Recovery, TxnError>) {
+        let Ok(Recovery { clients, committed, aborted }) = ended else { return };
         (0..clients).for_each(|_| self.counters.recovered.add());
         (0..committed).for_each(|_| self.counters.redone.add());
         (0..aborted).for_each(|_| self.counters.backed_out.add());
     }
-}
-
-const NOT_KEPT: TxnError = TxnError::NotKept { ran: Ran::No };
-
-/// # Errors
-/// The key is empty or too long.
-fn check_key(key: &[u8]) -> Result<(), TxnError> {
-    if (1..=KEY_MAX).contains(&key.len()) { Ok(()) } else { Err(TxnError::KeyLength(key.len())) }
 }

@@ -12,7 +12,7 @@
 //! look    | transaction u64 | stamp u62, state u2 | truncated u64 | transaction u64, stamp u64, x backups |
 //! ```
 
-use super::layout::{EntryId, TxnId, Word, WordBytes};
+use super::log::{EntryId, TxnId, Word, WordBytes};
 use crate::txn::KEY_MAX;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -10,11 +10,12 @@
 //! Invariant: a lock is taken only for the last transaction of a lane, and only if that one has not ended.
 //! Invariant: an object whose header names another transaction is not changed.
 
-use super::layout::{
-    ANY_VERSION, BUCKET_SIZE, BUCKET_SLOTS, Content, HEADER_SIZE, Header, Lines, MARKED, RECORD_SIZE,
-    Reading, RecordHeader, Spec, State, TRUNCATED_OFFSET, Table, TxnId, VALUE_MAX, WRITE_SIZE, WRITES_MAX,
-    Word, WordBytes, Write, line_version, slots_for,
+use super::layout::{BUCKET_SIZE, BUCKET_SLOTS, Spec, Table, VALUE_MAX, WRITES_MAX, slots_for};
+use super::log::{
+    ANY_VERSION, RECORD_SIZE, RecordHeader, State, TRUNCATED_OFFSET, TxnId, WRITE_SIZE, Word, WordBytes,
+    Write,
 };
+use super::object::{Content, HEADER_SIZE, Header, Lines, MARKED, Reading, line_version};
 use super::request::{Answer, Check, LaneState, Outcome, Request};
 use super::{KIND, mutants};
 use crate::hash_slots::Placement;

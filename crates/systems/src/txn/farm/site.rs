@@ -1,7 +1,8 @@
 //! The members of a store, as clients and recoverers reach them.
 
 use super::KIND;
-use super::layout::{EntryId, Shard, WHOLE_LINE};
+use super::layout::{Shard, WHOLE_LINE};
+use super::log::EntryId;
 use super::request::{Answer, LaneState, Outcome, Request};
 use crate::identity;
 use crate::keyed::Keyed;

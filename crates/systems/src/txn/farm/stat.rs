@@ -1,6 +1,6 @@
 //! Numbers of a store, and what transactions must not leave behind.
 
-use super::layout::{Content, Header, Reading};
+use super::object::{Content, Header, Reading};
 use super::site::{Buffers, Site};
 use super::{Client, Farm};
 use crate::lease::ClientId;

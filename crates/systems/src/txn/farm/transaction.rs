@@ -15,7 +15,8 @@
 //! Invariant: a client that may have sent a record, or a commit call, never aborts the transaction.
 
 use super::execute::{Place, Seen, Wanted};
-use super::layout::{ANY_VERSION, EntryId, Header, RECORD_SIZE, RecordHeader, TxnId, Write};
+use super::log::{ANY_VERSION, EntryId, RECORD_SIZE, RecordHeader, TxnId, Write};
+use super::object::Header;
 use super::request::{Check, Outcome, Request};
 use super::site::Buffers;
 use super::{Client, Done, Job, PATIENCE, mutants};
@@ -241,9 +242,10 @@ impl<F: Fabric + Clock> Client<F> {
         txn: TxnId,
     ) -> Result<u64, (bool, TxnError)> {
         if let Some(stray) = own.stray {
-            let patience = PATIENCE.max(2 * self.session.silence);
+            let patience = PATIENCE.max(2 * self.session.joined.silence);
             let goes_on = || !self.session.is_given_up();
-            let ended = self.site.end_session(shard, stray, self.session.silence, (patience, goes_on)).await;
+            let ended =
+                self.site.end_session(shard, stray, self.session.joined.silence, (patience, goes_on)).await;
             ended.map_err(|error| (false, error))?;
             own.stray = None;
         }
@@ -262,7 +264,7 @@ impl<F: Fabric + Clock> Client<F> {
             Outcome::Conflict => {
                 let owner = TxnId::of_bits(answer.number);
                 own.behind = TxnId::NONE;
-                self.session.suspect(owner);
+                self.session.suspect(owner.client());
                 Err((false, TxnError::Conflict))
             }
             _ => Err((false, TxnError::Damaged("the log of a lane was changed by another client"))),
@@ -288,7 +290,7 @@ impl<F: Fabric + Clock> Client<F> {
                 let answer = self.site.call(part.shard, &mut own.buffers, &request).await;
                 let answer = answer.map_err(TxnError::of_read)?;
                 if answer.outcome != Outcome::Done {
-                    self.session.suspect(TxnId::of_bits(answer.number));
+                    self.session.suspect(TxnId::of_bits(answer.number).client());
                     return Err(TxnError::Conflict);
                 }
             }
@@ -304,7 +306,7 @@ impl<F: Fabric + Clock> Client<F> {
             let is_locked = header.is_locked() && !mutants::LOCK_IGNORED.is_on();
             if is_locked || header.version() != check.version.get() {
                 if header.is_locked() {
-                    self.session.suspect(header.owner);
+                    self.session.suspect(header.owner.client());
                 }
                 return Err(TxnError::Conflict);
             }
@@ -472,7 +474,7 @@ impl<F: Fabric + Clock> Client<F> {
             for (number, lane) in self.lanes.iter().enumerate() {
                 let is_behind = lane.borrow().is_behind();
                 if is_behind {
-                    let _else_the_lane_is_used = self.jobs.carry_out_on(number, Job::Truncate).await;
+                    let _else_the_lane_is_used = self.desk.jobs.carry_out_on(number, Job::Truncate).await;
                 }
             }
         }

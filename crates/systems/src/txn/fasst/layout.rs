@@ -127,6 +127,11 @@ impl TxnId {
         let lane = (self.0.get() >> CLIENT_BITS & ((1 << LANE_BITS) - 1)) as u16;
         Some(EntryId { client, lane })
     }
+
+    /// The client of the transaction; `None` if it is no transaction.
+    pub(super) fn client(self) -> Option<ClientId> {
+        self.entry().map(|entry| entry.client)
+    }
 }
 
 /// A lane of a client.

@@ -48,14 +48,13 @@ mod transaction;
 pub use stat::Stat;
 
 use crate::counters::counters;
-use crate::owned::Jobs;
 use crate::rpc::fasst::Batch;
-use crate::txn::{Committed, KEY_MAX, Left, Read, Txn, TxnError, Version};
+use crate::txn::handle::{Desk, Writes, check_pair, missing};
+use crate::txn::session::Recovery;
+use crate::txn::{Committed, Left, Read, Txn, TxnError, Version};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use farside_remote::fabric::Ran;
 use layout::Write;
-use recover::Recovery;
 use session::Session;
 use site::Site;
 use std::cell::{Cell, RefCell};
@@ -79,11 +78,8 @@ counters! {
     backed_out: "backed out transactions";
 }
 
-/// Time for which a commit or an abort repeats a request at a member that does not answer, and for which a commit waits
-/// for the client's task to begin.
+/// Time for which a commit or an abort repeats a request at a member that does not answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two looks at whether the client's task has begun.
-const KEEPER_PAUSE: Duration = Duration::from_micros(50);
 
 /// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`Fasst::another`].
 pub struct Fasst<F: Fabric + Clock> {
@@ -91,19 +87,18 @@ pub struct Fasst<F: Fabric + Clock> {
     /// Batch of the reads.
     batch: Batch,
     reads: BTreeMap<Vec<u8>, Seen>,
-    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    writes: Writes,
     /// Whether a read has failed.
     is_doomed: bool,
 }
 
 /// Client of one store, which its handles and its task share.
-pub(crate) struct Client<F> {
+pub(crate) struct Client<F: Fabric + Clock> {
     site: Rc<Site<F>>,
     session: Session<F>,
-    jobs: Jobs<Job, Done>,
+    desk: Desk<Job, Done>,
     /// By number. `None` while a job has the lane.
     lanes: Vec<RefCell<Option<Lane>>>,
-    handles: Cell<usize>,
     /// Number of tasks so far: lanes and handles.
     tasks: Cell<u16>,
     counters: Counters,
@@ -122,7 +117,7 @@ type Done = Result<Committed, TxnError>;
 
 impl<F: Fabric + Clock> Fasst<F> {
     fn of(client: &Rc<Client<F>>) -> Fasst<F> {
-        client.handles.set(client.handles.get() + 1);
+        client.desk.open();
         let task = client.tasks.get();
         client.tasks.set(task.wrapping_add(1));
         Fasst {
@@ -146,14 +141,10 @@ impl<F: Fabric + Clock> Fasst<F> {
 
     /// Reads the keys that the transaction has neither read nor written.
     async fn read_missing(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
-        let is_missing = |key: &&&[u8]| !self.reads.contains_key(**key) && !self.writes.contains_key(**key);
-        let mut missing: Vec<&[u8]> = keys.iter().filter(is_missing).copied().collect();
-        missing.sort_unstable();
-        missing.dedup();
+        let missing = missing(keys, &self.reads, &self.writes)?;
         if missing.is_empty() {
             return Ok(());
         }
-        missing.iter().try_for_each(|key| check_key(key))?;
         if self.client.session.is_given_up() {
             return Err(TxnError::Lost);
         }
@@ -225,7 +216,8 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
             return Ok(Committed { version: None });
         }
         self.client.check_writes(&writes)?;
-        self.client.carry_out(Transaction { reads, writes }).await
+        let job = Job::Commit(Transaction { reads, writes });
+        self.client.desk.carry_out(&self.client.session, job).await?
     }
 
     fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
@@ -248,11 +240,7 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
 
 impl<F: Fabric + Clock> Drop for Fasst<F> {
     fn drop(&mut self) {
-        let handles = &self.client.handles;
-        handles.set(handles.get() - 1);
-        if handles.get() == 0 {
-            self.client.jobs.close();
-        }
+        self.client.desk.close();
     }
 }
 
@@ -260,13 +248,12 @@ impl<F: Fabric + Clock> Client<F> {
     fn new(session: Session<F>) -> Client<F> {
         let lanes = session.site.shards[0].spec().lanes;
         let lane = |lane: u16| {
-            let count = session.counts[usize::from(lane)];
+            let count = session.joined.counts[usize::from(lane)];
             RefCell::new(Some(Lane::new(session.id().number(), lane, count)))
         };
         Client {
             lanes: (0..lanes).map(lane).collect(),
-            jobs: Jobs::new(lanes.into()),
-            handles: Cell::new(0),
+            desk: Desk::new(lanes),
             tasks: Cell::new(lanes),
             counters: Counters::default(),
             site: Rc::clone(&session.site),
@@ -281,48 +268,15 @@ impl<F: Fabric + Clock> Client<F> {
     /// # Errors
     /// The key, the value, or both together are too long.
     fn check_pair(&self, key: &[u8], value: &[u8]) -> Result<(), TxnError> {
-        check_key(key)?;
-        let max = self.value_max();
-        if value.len() > max {
-            return Err(TxnError::ValueLength { len: value.len(), max });
-        }
-        let (len, max) = (key.len() + value.len(), self.site.shards[0].spec().pair_max as usize);
-        if len > max { Err(TxnError::PairLength { len, max }) } else { Ok(()) }
+        check_pair(key, value, self.value_max(), self.site.shards[0].spec().pair_max as usize)
     }
 
     /// # Errors
     /// The writes do not fit into a record.
-    fn check_writes(&self, writes: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> Result<(), TxnError> {
+    fn check_writes(&self, writes: &Writes) -> Result<(), TxnError> {
         let max = self.site.shards[0].spec().writes_max as usize;
         let len = writes.iter().map(|(key, value)| Write::len(key, value.as_deref())).sum();
         if len > max { Err(TxnError::WritesLength { len, max }) } else { Ok(()) }
-    }
-
-    /// Lets the client's task carry out a transaction.
-    async fn carry_out(&self, transaction: Transaction) -> Done {
-        if !self.jobs.is_served() {
-            self.await_keeper().await?;
-        }
-        match self.jobs.carry_out(Job::Commit(transaction)).await {
-            Ok(done) => done,
-            Err(_) => Err(TxnError::NotKept { ran: Ran::Unknown }),
-        }
-    }
-
-    /// Waits until the client's task has begun: the program may have spawned it, but not polled it yet.
-    ///
-    /// # Errors
-    /// The task has ended, or does not begin.
-    #[cold]
-    async fn await_keeper(&self) -> Result<(), TxnError> {
-        let until = self.site.fabric.now() + PATIENCE;
-        while !self.jobs.is_served() {
-            if self.jobs.is_closed() || self.site.fabric.now() >= until {
-                return Err(if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT });
-            }
-            self.site.fabric.sleep(KEEPER_PAUSE).await;
-        }
-        Ok(())
     }
 
     /// Runs the client's task: carries out its transactions and renews its lease, until the last handle was dropped.
@@ -332,36 +286,27 @@ impl<F: Fabric + Clock> Client<F> {
             self.serve().await;
             self.close_all().await;
         };
-        self.session.renewing(work, || self.jobs.close()).await;
+        self.session.renewing(work, || self.desk.jobs.close()).await;
         self.session.release().await;
     }
 
     /// Carries out jobs until they are closed, and meanwhile closes records and recovers dead clients. Then drops the
     /// requests of the latter: a request that nobody polls may hold up others.
     async fn serve(&self) {
-        let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
+        let mut jobs = pin!(self.desk.jobs.serve(|lane, job| self.perform(lane, job)));
         let mut closing = pin!(self.keep_closing());
-        let mut recovering = pin!(self.session.keep_recovering(|recovery| self.note(recovery)));
+        let mut recovering = pin!(self.session.keep_recovering(|ended| self.note(ended)));
         poll_fn(|cx| {
             let _never_end = (recovering.as_mut().poll(cx), closing.as_mut().poll(cx));
             jobs.as_mut().poll(cx)
         })
         .await;
     }
-}
 
-impl<F> Client<F> {
-    fn note(&self, Recovery { clients, committed, aborted }: Recovery) {
+    fn note(&self, ended: Result<Recovery, TxnError>) {
+        let Ok(Recovery { clients, committed, aborted }) = ended else { return };
         (0..clients).for_each(|_| self.counters.recovered.add());
         (0..committed).for_each(|_| self.counters.redone.add());
         (0..aborted).for_each(|_| self.counters.backed_out.add());
     }
-}
-
-const NOT_KEPT: TxnError = TxnError::NotKept { ran: Ran::No };
-
-/// # Errors
-/// The key is empty or too long.
-fn check_key(key: &[u8]) -> Result<(), TxnError> {
-    if (1..=KEY_MAX).contains(&key.len()) { Ok(()) } else { Err(TxnError::KeyLength(key.len())) }
 }

@@ -22,24 +22,14 @@ use super::layout::{RecordHeader, TxnId, Write};
 use super::mutants;
 use super::request::{LaneState, RECORD, Status};
 use super::site::{Ask, Site};
-use crate::lease::{ClientId, Entry, Expired, LeaseError, Observer};
+use crate::lease::{ClientId, Expired, LeaseError};
 use crate::rpc::fasst::Batch;
 use crate::txn::TxnError;
+use crate::txn::session::Recovery;
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use zerocopy::FromBytes;
-
-/// Result of a recovery.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Recovery {
-    /// Number of clients whose ids are free now.
-    pub(super) clients: u64,
-    /// Number of transactions that were committed, and that were aborted.
-    pub(super) committed: u64,
-    pub(super) aborted: u64,
-}
 
 impl<F: Fabric + Clock> Site<F> {
     /// Recovers the client of an expired lease.
@@ -80,37 +70,6 @@ impl<F: Fabric + Clock> Site<F> {
             Err(error) => return Err(error.into()),
         }
         Ok(recovery)
-    }
-
-    /// Watches the leases of all ids until each was renewed, released, or has expired. Recovers the clients whose
-    /// leases expire. Takes about the length of a lease.
-    ///
-    /// # Errors
-    /// [`TxnError`]; some dead clients may have been recovered.
-    pub(super) async fn heal(&self) -> Result<Recovery, TxnError> {
-        self.fetch_keys().await?;
-        let (mut recovery, observer) = (Recovery::default(), RefCell::new(Observer::new(self.lease())));
-        let ids = (1..=self.shards[0].spec().ids).filter_map(ClientId::new);
-        let mut watched: Vec<(ClientId, Option<Entry>)> = ids.map(|id| (id, None)).collect();
-        loop {
-            let mut left = Vec::new();
-            for (id, first) in watched {
-                let (entry, expired) = self.leases.observe(&observer, id).await?;
-                if let Some(expired) = expired {
-                    let Recovery { clients, committed, aborted } = self.recover(expired).await?;
-                    recovery.clients += clients;
-                    recovery.committed += committed;
-                    recovery.aborted += aborted;
-                } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {
-                    left.push((id, Some(entry)));
-                }
-            }
-            if left.is_empty() {
-                return Ok(recovery);
-            }
-            watched = left;
-            self.fabric.sleep(self.lease() / 4).await;
-        }
     }
 
     /// Returns the record of a transaction from the log of a member.

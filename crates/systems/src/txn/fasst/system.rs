@@ -1,14 +1,14 @@
 //! FaSST's entry in the registry.
 
 use super::layout::VALUE_MAX;
-use super::recover::Recovery;
 use super::service::{FasstKind, NewStore};
-use super::session::{Session, not_opened};
+use super::session::Session;
 use super::site::Site;
 use super::{Client, Fasst, KIND, mutants};
 use crate::hash_slots::Placement;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
+use crate::txn::session;
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
@@ -52,7 +52,7 @@ impl System for FasstKind {
         options: &Options,
     ) -> Result<Fasst<F>, StoreError> {
         members.check::<Self>(&fabric)?;
-        let session = Session::open(fabric, members, options).await?;
+        let session = Session::open(Site::new(fabric, members)?, members, options).await?;
         Ok(Fasst::of(&Rc::new(Client::new(session))))
     }
 
@@ -62,15 +62,7 @@ impl System for FasstKind {
         _options: &Options,
     ) -> Result<Vec<String>, StoreError> {
         members.check::<Self>(&fabric)?;
-        let Recovery { clients, committed, aborted } =
-            Site::new(fabric, members)?.heal().await.map_err(not_opened)?;
-        let mut done = Vec::new();
-        if clients > 0 {
-            done.push(format!(
-                "recovered {clients} dead clients: completed {committed} of their transactions and aborted {aborted}"
-            ));
-        }
-        Ok(done)
+        session::heal(&Site::new(fabric, members)?).await
     }
 }
 

@@ -83,7 +83,7 @@ impl<F: Fabric + Clock> Client<F> {
             ask
         };
         let asks: Vec<Ask> = keys.iter().map(get).collect();
-        let outcomes = self.site.ask_all(batch, self.session.epoch, &asks, false).await;
+        let outcomes = self.site.ask_all(batch, self.session.epoch(), &asks, false).await;
         outcomes.into_iter().map(|outcome| self.seen(outcome)).collect()
     }
 
@@ -119,7 +119,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// The error of a request for a bucket that another transaction has locked.
     fn locked(&self, payload: &[u8]) -> TxnError {
         if let Some(([owner], _)) = words(payload) {
-            self.session.suspect(TxnId::of_bits(owner));
+            self.session.suspect(TxnId::of_bits(owner).client());
         }
         TxnError::Conflict
     }
@@ -217,7 +217,7 @@ impl<F: Fabric + Clock> Client<F> {
             ask
         };
         let asks: Vec<Ask> = written.iter().map(request).collect();
-        let outcomes = self.site.ask_all(&mut lane.batch, self.session.epoch, &asks, true).await;
+        let outcomes = self.site.ask_all(&mut lane.batch, self.session.epoch(), &asks, true).await;
         let (mut stamp, mut writes, mut holds, mut failure) = (0, Vec::new(), BTreeSet::new(), None);
         for (((member, bucket), part), outcome) in written.iter().zip(outcomes) {
             let told = match outcome {
@@ -291,7 +291,7 @@ impl<F: Fabric + Clock> Client<F> {
             Ask::new(*member, VALIDATE, &[txn.bits(), *bucket, version])
         };
         let asks: Vec<Ask> = read.map(request).collect();
-        let outcomes = self.site.ask_all(&mut lane.batch, self.session.epoch, &asks, true).await;
+        let outcomes = self.site.ask_all(&mut lane.batch, self.session.epoch(), &asks, true).await;
         outcomes.into_iter().try_for_each(|outcome| {
             let told = outcome.map_err(|missed| self.missed(&missed))?;
             match told.status {
@@ -307,7 +307,7 @@ impl<F: Fabric + Clock> Client<F> {
     async fn abort(&self, lane: &mut Lane, holds: BTreeSet<usize>, txn: TxnId) {
         let asks = Site::<F>::abort_asks(txn, holds);
         let goes_on = || !self.session.is_given_up();
-        let abort = async || self.site.settle(&mut lane.batch, self.session.epoch, &asks).await;
+        let abort = async || self.site.settle(&mut lane.batch, self.session.epoch(), &asks).await;
         if self.site.persist(PATIENCE, goes_on, abort).await.is_err() {
             self.session.give_up();
         }
@@ -338,7 +338,7 @@ impl<F: Fabric + Clock> Client<F> {
         let asks = self.site.log_asks(self.session.id(), &record);
         // A log that does not get this record keeps the one before.
         let before = std::mem::replace(&mut lane.behind, txn);
-        let outcomes = self.site.ask_all(&mut lane.batch, self.session.epoch, &asks, false).await;
+        let outcomes = self.site.ask_all(&mut lane.batch, self.session.epoch(), &asks, false).await;
         let is_stored = |outcome: &Asked| matches!(outcome, Ok(Told { status: Status::Done, .. }));
         if outcomes.iter().all(is_stored) {
             return Ok(());
@@ -352,7 +352,7 @@ impl<F: Fabric + Clock> Client<F> {
             return Err(error);
         }
         let goes_on = || !self.session.is_given_up();
-        let again = async || self.site.settle(&mut lane.batch, self.session.epoch, &asks).await;
+        let again = async || self.site.settle(&mut lane.batch, self.session.epoch(), &asks).await;
         self.site.persist(PATIENCE, goes_on, again).await.map_err(|error| {
             self.session.give_up();
             TxnError::Unknown(Box::new(error))
@@ -370,7 +370,7 @@ impl<F: Fabric + Clock> Client<F> {
         };
         for asks in phases {
             let goes_on = || !self.session.is_given_up();
-            let install = async || self.site.settle(&mut lane.batch, self.session.epoch, &asks).await;
+            let install = async || self.site.settle(&mut lane.batch, self.session.epoch(), &asks).await;
             if self.site.persist(PATIENCE, goes_on, install).await.is_err() {
                 self.session.give_up();
                 return;
@@ -387,7 +387,7 @@ impl<F: Fabric + Clock> Client<F> {
             return false;
         }
         let asks = self.site.close_asks(self.session.id(), lane.behind);
-        let is_closed = self.site.settle(&mut lane.batch, self.session.epoch, &asks).await.is_ok();
+        let is_closed = self.site.settle(&mut lane.batch, self.session.epoch(), &asks).await.is_ok();
         if is_closed {
             lane.behind = TxnId::NONE;
         }
@@ -401,7 +401,7 @@ impl<F: Fabric + Clock> Client<F> {
             for (number, lane) in self.lanes.iter().enumerate() {
                 let is_behind = lane.borrow().as_ref().is_some_and(|lane| lane.behind != TxnId::NONE);
                 if is_behind {
-                    let _else_the_lane_is_used = self.jobs.carry_out_on(number, Job::Close).await;
+                    let _else_the_lane_is_used = self.desk.jobs.carry_out_on(number, Job::Close).await;
                 }
             }
         }

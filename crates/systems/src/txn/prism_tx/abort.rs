@@ -72,8 +72,8 @@ impl<F: Fabric + Clock> Client<F> {
         if !part.has_writes() || mutants::UNKNOWN_FORGOTTEN.is_on() {
             return Ok(()); // It may have raised PRs, which need nothing.
         }
-        let patience = PATIENCE.max(2 * self.session.silence);
-        self.site.end_session(part.shard, unknown, self.session.silence, (patience, goes_on)).await?;
+        let patience = PATIENCE.max(2 * self.session.joined.silence);
+        self.site.end_session(part.shard, unknown, self.session.joined.silence, (patience, goes_on)).await?;
         let find = async || self.site.read_word(part.shard, entry, &mut own.buffers).await;
         let word = self.site.persist(PATIENCE, goes_on, find).await?;
         own.word = Some(word);
@@ -82,7 +82,7 @@ impl<F: Fabric + Clock> Client<F> {
         }
         let slots: Vec<u64> = part.writes().iter().map(|write| write.slot).collect();
         let waiting = async |other: EntryId| {
-            self.session.suspect_client(other.client);
+            self.session.suspect(Some(other.client));
             if goes_on() { Ok(()) } else { Err(Stop::Error(TxnError::Lost)) }
         };
         let back_out = async || {
@@ -133,7 +133,7 @@ impl<F: Fabric + Clock> Client<F> {
             left = waiting;
             if !left.is_empty() {
                 self.counters.waits.add();
-                left.iter().for_each(|(_, replaced)| self.session.suspect(*replaced));
+                left.iter().for_each(|(_, replaced)| self.session.suspect(replaced.id()));
                 self.site.fabric.sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
                 if self.session.is_given_up() || self.site.fabric.now() > until {

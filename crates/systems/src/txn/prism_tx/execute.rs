@@ -150,7 +150,7 @@ impl<F: Fabric + Clock> Client<F> {
                             left.push(Pending { index, key, probed: probed + 1 });
                         }
                         Some(_) if wanted == Wanted::Settled && !slot.is_settled() => {
-                            self.session.suspect(slot.prepared.pw);
+                            self.session.suspect(slot.prepared.pw.id());
                             is_waiting = true;
                             left.push(Pending { index, key, probed });
                         }

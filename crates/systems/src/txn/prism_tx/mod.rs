@@ -39,17 +39,16 @@ mod transaction;
 pub use stat::Stat;
 
 use crate::counters::counters;
-use crate::owned::Jobs;
-use crate::txn::{Committed, KEY_MAX, Left, Read, Txn, TxnError, Version};
+use crate::txn::handle::{Desk, Writes, check_key, missing};
+use crate::txn::session::Recovery;
+use crate::txn::{Committed, Left, Read, Txn, TxnError, Version};
 use execute::{Seen, Wanted};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use farside_remote::fabric::Ran;
 use layout::HEADER_SIZE;
-use recover::Recovery;
 use session::Session;
 use site::{Buffers, Site};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -76,17 +75,14 @@ counters! {
     recoveries_failed: "recoveries failed";
 }
 
-/// Time for which a commit or an abort repeats a chain at a member that does not answer, and for which a commit waits
-/// for the client's task to begin.
+/// Time for which a commit or an abort repeats a chain at a member that does not answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two looks at whether the client's task has begun.
-const KEEPER_PAUSE: Duration = Duration::from_micros(50);
 
 /// Handle of a client of one store. It runs one transaction at a time: give each task its own, by [`PrismTx::another`].
 pub struct PrismTx<F: Fabric + Clock> {
     client: Rc<Client<F>>,
     reads: BTreeMap<Vec<u8>, Box<Seen>>,
-    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    writes: Writes,
     /// Whether a read has failed.
     is_doomed: bool,
     /// Time in microseconds above which the next timestamp lies, so that the attempt after a conflict is not refused
@@ -95,12 +91,11 @@ pub struct PrismTx<F: Fabric + Clock> {
 }
 
 /// Client of one store, which its handles and its task share.
-pub(crate) struct Client<F> {
+pub(crate) struct Client<F: Fabric + Clock> {
     site: Rc<Site<F>>,
     session: Session<F>,
-    jobs: Jobs<Job, Done>,
+    desk: Desk<Job, Done>,
     lanes: Vec<RefCell<Lane>>,
-    handles: Cell<usize>,
     counters: Counters,
     /// Buffers of reads that are not in use.
     spare: RefCell<Vec<Buffers>>,
@@ -119,7 +114,7 @@ type Done = (Result<Committed, TxnError>, u64);
 
 impl<F: Fabric + Clock> PrismTx<F> {
     fn of(client: &Rc<Client<F>>) -> PrismTx<F> {
-        client.handles.set(client.handles.get() + 1);
+        client.desk.open();
         PrismTx {
             client: Rc::clone(client),
             reads: BTreeMap::new(),
@@ -141,14 +136,10 @@ impl<F: Fabric + Clock> PrismTx<F> {
 
     /// Reads the keys that the transaction has neither read nor written.
     async fn read_missing(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
-        let is_missing = |key: &&&[u8]| !self.reads.contains_key(**key) && !self.writes.contains_key(**key);
-        let mut missing: Vec<&[u8]> = keys.iter().filter(is_missing).copied().collect();
-        missing.sort_unstable();
-        missing.dedup();
+        let missing = missing(keys, &self.reads, &self.writes)?;
         if missing.is_empty() {
             return Ok(());
         }
-        missing.iter().try_for_each(|key| check_key(key))?;
         match self.client.look_up(&missing, Wanted::Settled).await {
             Ok(seen) => {
                 self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen.into_iter().map(Box::new)));
@@ -221,8 +212,8 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
             return Ok(Committed { version: None });
         }
         self.client.check_writes(&writes)?;
-        let (committed, above) =
-            self.client.carry_out(Transaction { reads, writes, above: self.above }).await;
+        let job = Job::Commit(Transaction { reads, writes, above: self.above });
+        let (committed, above) = self.client.desk.carry_out(&self.client.session, job).await?;
         self.above = above;
         committed
     }
@@ -247,23 +238,19 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
 
 impl<F: Fabric + Clock> Drop for PrismTx<F> {
     fn drop(&mut self) {
-        let handles = &self.client.handles;
-        handles.set(handles.get() - 1);
-        if handles.get() == 0 {
-            self.client.jobs.close();
-        }
+        self.client.desk.close();
     }
 }
 
 impl<F: Fabric + Clock> Client<F> {
     fn new(session: Session<F>) -> Client<F> {
         let lanes = session.site.shards[0].spec().lanes;
-        let lane =
-            |lane: u16| RefCell::new(Lane::new(lane, session.words.iter().map(|of| of[usize::from(lane)])));
+        let lane = |lane: u16| {
+            RefCell::new(Lane::new(lane, session.joined.words.iter().map(|of| of[usize::from(lane)])))
+        };
         Client {
             lanes: (0..lanes).map(lane).collect(),
-            jobs: Jobs::new(lanes.into()),
-            handles: Cell::new(0),
+            desk: Desk::new(lanes),
             counters: Counters::default(),
             spare: RefCell::default(),
             site: Rc::clone(&session.site),
@@ -277,7 +264,7 @@ impl<F: Fabric + Clock> Client<F> {
 
     /// # Errors
     /// The writes at a member do not fit into a log entry.
-    fn check_writes(&self, writes: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> Result<(), TxnError> {
+    fn check_writes(&self, writes: &Writes) -> Result<(), TxnError> {
         let max = self.site.shards[0].spec().writes_max as usize;
         let mut lens = vec![0; self.site.shards.len()];
         for (key, value) in writes {
@@ -290,36 +277,6 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Lets the client's task carry out a transaction.
-    async fn carry_out(&self, transaction: Transaction) -> Done {
-        let above = transaction.above;
-        if !self.jobs.is_served()
-            && let Err(error) = self.await_keeper().await
-        {
-            return (Err(error), above);
-        }
-        match self.jobs.carry_out(Job::Commit(transaction)).await {
-            Ok(done) => done,
-            Err(_) => (Err(TxnError::NotKept { ran: Ran::Unknown }), above),
-        }
-    }
-
-    /// Waits until the client's task has begun: the program may have spawned it, but not polled it yet.
-    ///
-    /// # Errors
-    /// The task has ended, or does not begin.
-    #[cold]
-    async fn await_keeper(&self) -> Result<(), TxnError> {
-        let until = self.site.fabric.now() + PATIENCE;
-        while !self.jobs.is_served() {
-            if self.jobs.is_closed() || self.site.fabric.now() >= until {
-                return Err(if self.session.is_given_up() { TxnError::Lost } else { NOT_KEPT });
-            }
-            self.site.fabric.sleep(KEEPER_PAUSE).await;
-        }
-        Ok(())
-    }
-
     /// Runs the client's task: carries out its transactions and renews its lease, until the last handle was dropped.
     /// Then gives the lease back.
     async fn keep(&self) {
@@ -327,15 +284,15 @@ impl<F: Fabric + Clock> Client<F> {
             self.work().await;
             self.clear_all().await;
         };
-        self.session.renewing(work, || self.jobs.close()).await;
+        self.session.renewing(work, || self.desk.jobs.close()).await;
         self.session.release().await;
     }
 
     /// Carries out the client's transactions and recovers other clients, until the last handle was dropped. When it
     /// returns, no request of it is in flight: one that nobody polls would stop those of the client's own CPU.
     async fn work(&self) {
-        let mut jobs = pin!(self.jobs.serve(|lane, job| self.perform(lane, job)));
-        let mut clocks = pin!(self.session.stamps.keep());
+        let mut jobs = pin!(self.desk.jobs.serve(|lane, job| self.perform(lane, job)));
+        let mut clocks = pin!(self.session.joined.stamps.keep());
         let mut sweeping = pin!(self.keep_sweeping());
         let mut recovering = pin!(self.session.keep_recovering(|ended| self.note(ended)));
         poll_fn(|cx| {
@@ -345,9 +302,7 @@ impl<F: Fabric + Clock> Client<F> {
         })
         .await;
     }
-}
 
-impl<F> Client<F> {
     fn note(&self, ended: Result<Recovery, TxnError>) {
         let Ok(Recovery { clients, committed, aborted }) = ended else {
             self.counters.recoveries_failed.add();
@@ -357,12 +312,4 @@ impl<F> Client<F> {
         (0..committed).for_each(|_| self.counters.redone.add());
         (0..aborted).for_each(|_| self.counters.backed_out.add());
     }
-}
-
-const NOT_KEPT: TxnError = TxnError::NotKept { ran: Ran::No };
-
-/// # Errors
-/// The key is empty or too long.
-fn check_key(key: &[u8]) -> Result<(), TxnError> {
-    if (1..=KEY_MAX).contains(&key.len()) { Ok(()) } else { Err(TxnError::KeyLength(key.len())) }
 }

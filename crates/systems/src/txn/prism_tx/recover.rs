@@ -17,9 +17,10 @@ use super::commit::Source;
 use super::layout::{ADDRESS_OFFSET, EntryId, Settled, Slot, State, Timestamp, Word, Write, decode_body};
 use super::mutants;
 use super::site::{Buffers, Site};
-use crate::lease::{ClientId, Entry, Expired, Fenced, LeaseError, Observer};
+use crate::lease::{ClientId, Expired, Fenced, LeaseError, Observer};
 use crate::members::all;
 use crate::txn::TxnError;
+use crate::txn::session::Recovery;
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, Mode, Out, cas, read, read_as};
 use std::cell::RefCell;
@@ -31,16 +32,6 @@ const PAUSE_FIRST: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 /// Number of keys that one chain reads or raises.
 const KEYS_PER_CHAIN: usize = 32;
-
-/// What a recovery has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Recovery {
-    /// Number of clients whose ids are free now.
-    pub(super) clients: u64,
-    /// Number of transactions that were committed, and that were aborted.
-    pub(super) committed: u64,
-    pub(super) aborted: u64,
-}
 
 /// Reason why a transaction was not backed out.
 pub(super) enum Stop {
@@ -124,37 +115,6 @@ impl<F: Fabric + Clock> Site<F> {
             }
         }
         Ok(recovery)
-    }
-
-    /// Watches the leases of all ids until each was renewed, released, or has expired. Recovers the clients whose
-    /// leases expire. Takes about the length of a lease.
-    ///
-    /// # Errors
-    /// [`TxnError`]; some dead clients may have been recovered.
-    pub(super) async fn heal(&self) -> Result<Recovery, TxnError> {
-        self.fetch_keys().await?;
-        let (mut recovery, observer) = (Recovery::default(), RefCell::new(Observer::new(self.lease())));
-        let ids = (1..=self.shards[0].spec().ids).filter_map(ClientId::new);
-        let mut watched: Vec<(ClientId, Option<Entry>)> = ids.map(|id| (id, None)).collect();
-        loop {
-            let mut left = Vec::new();
-            for (id, first) in watched {
-                let (entry, expired) = self.leases.observe(&observer, id).await?;
-                if let Some(expired) = expired {
-                    let Recovery { clients, committed, aborted } = self.recover(&observer, expired).await?;
-                    recovery.clients += clients;
-                    recovery.committed += committed;
-                    recovery.aborted += aborted;
-                } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {
-                    left.push((id, Some(entry)));
-                }
-            }
-            if left.is_empty() {
-                return Ok(recovery);
-            }
-            watched = left;
-            self.fabric.sleep(self.lease() / 4).await;
-        }
     }
 
     /// Fences a client and reads its log at all members. Returns the transactions to settle; `None` if another

@@ -1,14 +1,14 @@
 //! PRISM-TX's entry in the registry.
 
 use super::layout::{HEADER_SIZE, VALUE_MAX};
-use super::recover::Recovery;
 use super::service::{PrismTxKind, Request};
-use super::session::{Session, not_opened};
+use super::session::Session;
 use super::site::Site;
 use super::{Client, KIND, PrismTx, mutants};
 use crate::hash_slots::Placement;
 use crate::store::{Members, StoreError, buffer_bytes};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
+use crate::txn::session;
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
@@ -64,7 +64,7 @@ impl System for PrismTxKind {
         options: &Options,
     ) -> Result<PrismTx<F>, StoreError> {
         members.check::<Self>(&fabric)?;
-        let session = Session::open(fabric, members, options).await?;
+        let session = Session::open(Site::new(fabric, members)?, members, options).await?;
         Ok(PrismTx::of(&Rc::new(Client::new(session))))
     }
 
@@ -74,15 +74,7 @@ impl System for PrismTxKind {
         _options: &Options,
     ) -> Result<Vec<String>, StoreError> {
         members.check::<Self>(&fabric)?;
-        let Recovery { clients, committed, aborted } =
-            Site::new(fabric, members)?.heal().await.map_err(not_opened)?;
-        let mut done = Vec::new();
-        if clients > 0 {
-            done.push(format!(
-                "recovered {clients} dead clients: completed {committed} of their transactions and aborted {aborted}"
-            ));
-        }
-        Ok(done)
+        session::heal(&Site::new(fabric, members)?).await
     }
 }
 

@@ -141,7 +141,7 @@ impl<F: Fabric + Clock> Client<F> {
             }
             let blocker = answers.iter().filter_map(|answer| answer.blocker).max();
             if let Some(blocker) = blocker {
-                self.session.suspect(blocker);
+                self.session.suspect(blocker.id());
                 *above = (*above).max(blocker.clock());
             }
             self.abort(lane, &parts, ts).await;
@@ -256,7 +256,7 @@ impl<F: Fabric + Clock> Client<F> {
             for (number, lane) in self.lanes.iter().enumerate() {
                 let is_due = |own: &LaneShard| own.word.is_some_and(Word::is_unsettled);
                 if lane.borrow().shards.iter().any(is_due) {
-                    let _else_the_lane_is_used = self.jobs.carry_out_on(number, Job::Clear).await;
+                    let _else_the_lane_is_used = self.desk.jobs.carry_out_on(number, Job::Clear).await;
                 }
             }
         }

@@ -12,6 +12,7 @@ use farside_remote::arena::Geometry;
 use farside_systems::index::Rung;
 use farside_systems::latch::Latching;
 use farside_systems::registry::default_kv;
+use farside_systems::rpc::echo::Asking;
 use farside_systems::system::{Family, Footprint, Sizing, SizingError};
 use farside_systems::txn::Transacting;
 use std::path::PathBuf;
@@ -63,6 +64,8 @@ pub(in crate::cli) struct SessionConfig {
     /// Number of records of a transaction, and options of a transactional store.
     pub(in crate::cli) keys_per_transaction: usize,
     pub(in crate::cli) transacting: Transacting,
+    /// Number of nodes that answer calls, and the calls of an operation; `None` for stores of another family.
+    pub(in crate::cli) calls: Option<(u32, Asking)>,
     /// Network delay to add to the real one.
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
@@ -127,6 +130,7 @@ impl SessionConfig {
             lease: None,
             keys_per_transaction: 1,
             transacting: Transacting::NONE,
+            calls: None,
             distance: None,
             faults: None,
             quiet: false,
@@ -139,6 +143,11 @@ impl SessionConfig {
             log: None,
             phases: Phases::Both,
         }
+    }
+
+    /// Returns the number of nodes to start.
+    pub(super) fn nodes(&self) -> u32 {
+        self.replicas.or(self.calls.map(|(nodes, _)| nodes)).unwrap_or(1)
     }
 
     /// Returns the number of items that the store's table is sized for.

@@ -115,7 +115,7 @@ pub(super) fn reach(
     memory: u64,
     also: &[FabricArg],
 ) -> Result<(Pool, Vec<Arc<NodeProcess>>), Failure> {
-    let count = config.replicas.unwrap_or(1);
+    let count = config.nodes();
     let existing = &config.existing;
     match (&existing.pool, config.fabric.unwrap_or(FabricArg::Shm)) {
         (Some(_), _) => {

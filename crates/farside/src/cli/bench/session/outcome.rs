@@ -51,6 +51,7 @@ impl<S: Subject> Measured<S> {
             records: self.config.workload.records,
             value_size: self.config.value_size as u64,
             scheme: None,
+            calls: None,
             rung: self.config.rung.map(|rung| rung.name().to_owned()),
             keys: (self.config.system.family == Family::Index).then(|| self.config.names.name().to_owned()),
             replicas: self.config.replicas.map(u64::from),
@@ -61,7 +62,7 @@ impl<S: Subject> Measured<S> {
             load: self.load,
             seconds,
             load_factor: slots
-                .filter(|_| self.config.replicas.is_none())
+                .filter(|slots| self.config.replicas.is_none() && *slots > 0)
                 .map(|slots| self.config.workload.records as f64 / slots as f64),
             mean_probes: sampled.probes,
             page_size: info.map(|info| info.page_size),

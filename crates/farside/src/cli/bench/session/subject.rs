@@ -7,6 +7,7 @@ use farside::parts::{AnyKv, Keepers};
 use farside::volume::NewVolume;
 use farside::{NewStore, Pool};
 use farside_bench::blocks::{self, BlockWork};
+use farside_bench::calls::{self, CallWork};
 use farside_bench::driver::{Run, Thread, Work};
 use farside_bench::index::{self, IndexWork};
 use farside_bench::kv::{self, Counted, Ycsb};
@@ -22,6 +23,7 @@ use farside_systems::kv::Kv;
 use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, Latched};
 use farside_systems::registry::{AnyBlocks, AnyIndex, AnyTxn};
+use farside_systems::rpc::echo::Echo;
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
 use farside_systems::txn::Txn;
@@ -603,6 +605,77 @@ impl Subject for Objects {
         client: &mut Latched<Rc<F>>,
     ) -> Result<(), LatchTrouble> {
         Ok(client.settle().await?)
+    }
+}
+
+/// Nodes that answer calls.
+pub(in crate::cli) struct Calls;
+
+impl Subject for Calls {
+    const COMMAND: &'static str = "rpc";
+    const DROPPING: Dropping = Dropping::STORE;
+    type Work = CallWork;
+    type Client<F: Fabric + Clock + Turns> = Echo<Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<calls::Run, Failure> {
+        let plan = calls::Plan {
+            asking: config.calls.expect("a run of calls has calls").1,
+            tasks: config.threads * config.tasks,
+            sampled: config.sampled,
+            seed: SEED,
+        };
+        plan.run().map_err(Failure::Error)
+    }
+
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        let new = NewStore { kind: config.system.kind.into(), ..NewStore::prism_kv(name, quota) };
+        pool.create_store(&new).map(drop)
+    }
+
+    fn check_is_loaded(_pool: &Pool, _config: &SessionConfig, _name: &str) -> Done {
+        unreachable!("a run of calls creates its own store")
+    }
+
+    fn clients<F: Fabric + Clock + Turns + 'static>(
+        session: &Measured<Calls>,
+        fabric: &Rc<F>,
+        count: u32,
+    ) -> Result<Vec<Echo<Rc<F>>>, Failure> {
+        let nodes = session.pool.nodes().len() as u32;
+        let first = block_on(fabric, Echo::open_in(Rc::clone(fabric), nodes, &session.store))?;
+        Ok((0..count).map(|task| first.another(task as u16)).collect())
+    }
+
+    async fn load<F: Fabric + Clock + Turns + 'static>(
+        run: &calls::Run,
+        client: &mut Echo<Rc<F>>,
+        task: u64,
+        tasks: u64,
+        tell: impl FnMut(u64, &Latencies),
+    ) -> Result<(), String> {
+        run.load(client, task, tasks, tell).await
+    }
+
+    async fn perform<F: Fabric + Clock + Turns + 'static>(
+        run: &calls::Run,
+        client: &mut Echo<Rc<F>>,
+        drawn: &Thread<CallWork>,
+        number: u32,
+        limit: u64,
+    ) -> bool {
+        run.task(client, drawn, number, limit).await
+    }
+
+    async fn pace<F: Fabric + Clock + Turns + 'static>(
+        pace: Pace,
+        run: &calls::Run,
+        client: &mut Echo<Rc<F>>,
+        drawn: &Thread<CallWork>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        pace.task(run, client, drawn, number, start, warmed_up).await;
     }
 }
 

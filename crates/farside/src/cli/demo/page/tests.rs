@@ -30,6 +30,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         records: 1000,
         value_size: 512,
         scheme: None,
+        calls: None,
         keys: None,
         rung: None,
         replicas: None,
