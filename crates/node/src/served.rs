@@ -24,7 +24,9 @@ use std::time::Duration;
 
 /// The service of one store, with the store's key.
 pub struct Served<M: Memory> {
-    key: Key,
+    region: u32,
+    /// The secret of the store's key, which each change of the store's configuration replaces.
+    secret: AtomicU64,
     is_wide: bool,
     leases: Option<LeaseTable>,
     locks: HeldLocks,
@@ -63,9 +65,10 @@ impl<M: Memory> Served<M> {
     /// Creates the shared service of `store`.
     pub fn new(store: &Store, service: Box<dyn Service<M>>) -> Arc<Served<M>> {
         let (key, leases) = (store.extent().key, service.leases());
+        let (region, secret) = (key.region(), AtomicU64::new(key.secret()));
         let (locks, service) = (HeldLocks::default(), RwLock::new(service));
         let (is_wide, log, unfinished) = (store.wide, OnceLock::new(), Mutex::default());
-        Arc::new(Served { key, is_wide, leases, locks, log, unfinished, service })
+        Arc::new(Served { region, secret, is_wide, leases, locks, log, unfinished, service })
     }
 
     /// Creates the shared service of the same store with another table. It keeps the log.
@@ -124,7 +127,14 @@ impl<M: Memory> Served<M> {
 
     /// Returns the store's key.
     pub fn key(&self) -> Key {
-        self.key
+        // Relaxed: memory decides which key is valid. A call with another key is refused, or looks for the service
+        // again.
+        Key::new(self.region, self.secret.load(Ordering::Relaxed))
+    }
+
+    /// Replaces the secret of the store's key. Calls with the former one are refused once memory has the new one.
+    pub(crate) fn set_secret(&self, secret: u64) {
+        self.secret.store(secret, Ordering::Relaxed);
     }
 
     /// Takes the locks for `work`; waits for work that holds some of them.
@@ -258,9 +268,8 @@ impl<M: Memory> ServiceGuard<'_, M> {
     ) -> Result<Called, M::Wait> {
         answer.clear();
         let (served, Calling { key, rights, session, request }) = (self.served, calling);
-        // Also check that the store's own key is still valid, since the store may be about to be dropped.
-        let opened = served.key.region() == key.region() && served.key.opens(key.secret());
-        let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };
+        // Memory has the store's current key: that one may have been replaced, or the store may be about to be dropped.
+        let opened = if served.region == key.region() { memory.admits(key)? } else { Rights::NONE };
         if opened == Rights::NONE {
             return Ok(Called::Answered(Err(no_store(key))));
         }
@@ -334,8 +343,9 @@ impl<M: Memory> ServiceGuard<'_, M> {
         let served = self.served;
         // The store may have been dropped in the meantime, with all its memory. A later call may have been answered
         // before, as if this one had ended.
-        if memory.admits(served.key)? == Rights::NONE {
-            return Ok(Err(format!("{UNKNOWN}: {}", no_store(served.key))));
+        let key = served.key();
+        if memory.admits(key)? == Rights::NONE {
+            return Ok(Err(format!("{UNKNOWN}: {}", no_store(key))));
         }
         if let Err(reason) = stored {
             self.service.undo(start.context(memory, buffers), begun)?;

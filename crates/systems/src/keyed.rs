@@ -67,6 +67,13 @@ impl<F: Fabric> Keyed<F> {
         Ok(())
     }
 
+    /// Forgets the key of a member that has refused it, so that it is fetched before the next operation, or the reason
+    /// is found why there is none.
+    #[cold]
+    pub(crate) fn forget(&self, node: NodeId) {
+        self.granted.iter().filter(|of| of.node == node).for_each(|of| of.key.set(None));
+    }
+
     /// Whether the client has a key of the current session.
     fn is_current(&self, granted: &Granted) -> bool {
         granted.key.get().is_some() && self.inner.session_number(granted.node) == granted.session.get()

@@ -304,7 +304,7 @@ pub(crate) async fn fetch_member<F: Fabric>(
         };
     };
     let lost = |node| {
-        let loss = Loss::of_one(&members.store().kind);
+        let loss = Loss::of(members.store(), 1);
         StoreError::MemoryLost { name: name.clone(), member: index as u32, node, loss }
     };
     let dropped = || StoreError::Gone(format!("store '{name}' was dropped: open another"));
@@ -318,21 +318,21 @@ pub(crate) async fn fetch_member<F: Fabric>(
                 && own.index as usize == index
         })
     };
-    let are_replicas = are_replicas(&members.store().kind);
+    let may_be_replaced = may_be_replaced(&members.store().kind);
     let incarnation = of.members[index].incarnation;
     let mut found = find(fabric, node, name).await;
     if is_guess && found.as_ref().map_or(true, |found| found.incarnation != incarnation) {
         // The node did not answer when the store was opened, so it may be another one than the member's. If it does not
         // answer now, the member's own node may.
         let survey = Survey::ask(fabric, members.nodes(), name).await?;
-        if are_replicas && let Some(left) = survey.left(of) {
+        if may_be_replaced && let Some(left) = survey.left(of) {
             return Err(left);
         }
         let group = survey.group(of);
         match group.places[index] {
             Place::Holds(holder, _) | Place::Behind(holder) => node = holder,
             // The others may have answered before the member was replaced: ask them again below.
-            Place::Lacks(holder) if are_replicas => node = holder,
+            Place::Lacks(holder) if may_be_replaced => node = holder,
             Place::Lacks(_) => return Err(dropped()),
             Place::Silent(silent) => return Err(group.silent(&survey, silent)),
             Place::Lost(_) if mutants::WIPED_MEMBER_ABSENT.is_on() => return Err(dropped()),
@@ -365,7 +365,7 @@ pub(crate) async fn fetch_member<F: Fabric>(
     }
     let held = match found.store.filter(|store| store.identity() == of.attempt) {
         Some(held) if is_same(&held) && !matches!(state_of(&held), Some(MemberState::Revoked)) => held,
-        other if are_replicas => {
+        other if may_be_replaced => {
             let is_below = |held: &Store| {
                 held.membership.as_ref().is_some_and(|held| held.configuration < of.configuration)
             };
@@ -390,7 +390,7 @@ pub(crate) async fn fetch_member<F: Fabric>(
     match fetch(fabric, node, name).await {
         Ok(store) if is_same(&store) => Ok(Members::part(node, session, store)),
         // The member's configuration may have ended since it was found: look again.
-        Ok(_) | Err(StoreError::Gone(_)) if are_replicas => Err(being_replaced()),
+        Ok(_) | Err(StoreError::Gone(_)) if may_be_replaced => Err(being_replaced()),
         Ok(_) => Err(dropped()),
         Err(error) => Err(error),
     }
@@ -441,6 +441,11 @@ pub(crate) async fn reopen<F: Fabric + Clock>(
 /// Whether the members of stores of this kind are replicas.
 fn are_replicas(kind: &str) -> bool {
     named(kind).is_some_and(|system| system.nodes == Nodes::Replicas)
+}
+
+/// Whether members of stores of this kind may be replaced, now or by another release.
+fn may_be_replaced(kind: &str) -> bool {
+    are_replicas(kind) || named(kind).is_some_and(|system| system.replaces_members)
 }
 
 fn state_of(store: &Store) -> Option<MemberState> {

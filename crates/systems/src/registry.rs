@@ -225,6 +225,8 @@ pub struct Registered {
     pub footprint: fn(&Sizing) -> Result<Footprint, SizingError>,
     /// The system's [`System::shape`].
     pub shape: fn(&str) -> Option<Shape>,
+    /// The system's [`System::losses`].
+    pub losses: fn(&str, usize) -> usize,
 }
 
 impl Registered {
@@ -246,6 +248,7 @@ impl Registered {
             parameters: S::parameters,
             footprint: S::footprint,
             shape: S::shape,
+            losses: S::losses,
         }
     }
 }

@@ -64,7 +64,7 @@ pub enum StoreError {
 pub enum Loss {
     /// The items of the member are lost, since no other member has them.
     Items,
-    /// Nothing is lost: other replicas have all blocks, and a recoverer replaces the lost one.
+    /// Nothing is lost: other members have all that it had, and a recoverer replaces the lost one.
     Replaceable,
     /// Nothing is lost: other replicas have all blocks. Stores of this kind replace no replica.
     Irreplaceable,
@@ -73,10 +73,12 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the consequence for a store of this kind, of which a majority of the members lives.
-    pub(crate) fn of_one(kind: &str) -> Loss {
-        match named(kind) {
-            Some(system) if system.replaces_members => Loss::Replaceable,
+    /// Returns the consequence for a store that has lost the memory of this number of its members.
+    pub(crate) fn of(store: &Store, lost: usize) -> Loss {
+        let members = store.membership.as_ref().map_or(1, |of| of.members.len());
+        match named(&store.kind) {
+            Some(system) if lost <= (system.losses)(&store.parameters, members) => Loss::Replaceable,
+            Some(system) if system.nodes == Nodes::Replicas && 2 * lost > members => Loss::Majority,
             Some(system) if system.nodes == Nodes::Replicas => Loss::Irreplaceable,
             _ => Loss::Items,
         }
@@ -114,7 +116,7 @@ impl std::fmt::Display for StoreError {
             StoreError::MemoryLost { name, member, node, loss: Loss::Replaceable } => write!(
                 f,
                 "store '{name}' has lost the memory of its member {member} at node {}, and its other members have all \
-                 blocks: replace the lost one with 'farside heal'",
+                 that it had: replace the lost one with 'farside heal'",
                 node.0
             ),
             StoreError::MemoryLost { name, member, node, loss: Loss::Irreplaceable } => write!(

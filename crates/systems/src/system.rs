@@ -128,6 +128,8 @@ pub struct Sizing {
     /// Length of the leases of clients. If absent, that of the system, or none in systems in which leases are an
     /// option.
     pub lease: Option<Duration>,
+    /// Random number of the store, the same for all its members; if absent, each member draws its own.
+    pub seed: Option<u64>,
 }
 
 impl Sizing {
@@ -283,7 +285,7 @@ pub trait System: 'static {
     const NODES: Nodes = Nodes::One;
     /// Largest number of members of a store that lies on several nodes.
     const MEMBERS_MAX: usize = MEMBERS_MAX;
-    /// Whether [`System::heal`] replaces a member that has lost its memory.
+    /// Whether [`System::heal`] replaces members that have lost their memory.
     const REPLACES_MEMBERS: bool = false;
     /// Whether the system exists for tests only. If so, no node of `farside` serves it.
     const FOR_TESTS: bool = false;
@@ -315,6 +317,12 @@ pub trait System: 'static {
     /// tables.
     fn shape(_parameters: &str) -> Option<Shape> {
         None
+    }
+
+    /// Returns the number of members whose memory a store with these catalog parameters and so many members may lose at
+    /// the same time, and keep all items: [`System::heal`] replaces these members.
+    fn losses(_parameters: &str, members: usize) -> usize {
+        if Self::REPLACES_MEMBERS { members.saturating_sub(1) / 2 } else { 0 }
     }
 
     /// Returns the node-side half of the system.

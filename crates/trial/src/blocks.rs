@@ -246,7 +246,7 @@ impl Family for Blocks {
 
     const SPANS: bool = true;
 
-    fn drawn_nodes(random: &Random) -> u32 {
+    fn drawn_nodes(_system: System, random: &Random) -> u32 {
         if random.one_in(3) { 5 } else { 3 }
     }
 

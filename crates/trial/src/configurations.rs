@@ -1,10 +1,10 @@
-//! What the nodes hold of a store of replicas whose members are replaced: which of them serve its current
+//! What the nodes hold of a store whose members are replaced: which of them serve its current
 //! configuration, and which may lose their memory although the store must survive.
 //!
 //! The trial looks into the nodes. No client knows as much.
 //!
 //! Invariant: a node loses its memory only if of each list of members that is, or may become, the store's configuration
-//! at most f of 2f + 1 members are lost then.
+//! at most as many members are lost then as the store survives: f of 2f + 1 replicas.
 
 use crate::{Scene, Site};
 use farside_remote::control::{MemberState, Membership};
@@ -19,6 +19,8 @@ const LOOKS_AGAIN: Nanos = MILLIS;
 
 /// The store's configurations, as the nodes know them.
 pub(crate) struct Configurations {
+    /// Number of members of each configuration.
+    members: usize,
     /// Number of members of each configuration that may be lost.
     tolerated: usize,
     sites: RefCell<Vec<Held>>,
@@ -49,9 +51,10 @@ impl Held {
 }
 
 impl Configurations {
-    pub(crate) fn new(replicas: u32, sites: usize) -> Configurations {
+    pub(crate) fn new(members: u32, tolerated: usize, sites: usize) -> Configurations {
         Configurations {
-            tolerated: (replicas as usize).saturating_sub(1) / 2,
+            members: members as usize,
+            tolerated,
             sites: RefCell::new(vec![Held::default(); sites]),
             lists: RefCell::default(),
             established: Cell::new(0),
@@ -60,7 +63,7 @@ impl Configurations {
 
     /// Number of members that are a majority.
     pub(crate) fn majority(&self) -> usize {
-        self.tolerated + 1
+        self.members / 2 + 1
     }
 
     /// Looks at all nodes. If a node holds another member than before, or serves no longer, or again, its site has had
@@ -149,7 +152,7 @@ impl Configurations {
     pub(crate) fn is_unsettled(&self) -> bool {
         let sites = self.sites.borrow();
         let serving = sites.iter().filter(|held| held.serves).count();
-        serving < 2 * self.tolerated + 1 || sites.iter().any(|held| held.membership.is_some() && !held.serves)
+        serving < self.members || sites.iter().any(|held| held.membership.is_some() && !held.serves)
     }
 
     /// Returns the first node at which no member of the current configuration is, or was before its node lost its

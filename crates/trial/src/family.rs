@@ -87,8 +87,14 @@ pub(crate) trait Family: Sized + 'static {
         None
     }
 
+    /// Number of members whose memory a store with this many may lose at the same time; 0 if the loss of one is that of
+    /// the store. A minority, if the family's stores have replicas.
+    fn tolerated(&self, members: u32) -> usize {
+        if Self::IS_REPLICATED { (members as usize).saturating_sub(1) / 2 } else { 0 }
+    }
+
     /// Draws the number of nodes.
-    fn drawn_nodes(_random: &Random) -> u32 {
+    fn drawn_nodes(_system: System, _random: &Random) -> u32 {
         1
     }
 

@@ -285,7 +285,7 @@ impl<C: Opened> Family for Indexed<C> {
     /// Clients combine the requests of their concurrent operations.
     const TASKS_MAX: u64 = 6;
 
-    fn drawn_nodes(random: &Random) -> u32 {
+    fn drawn_nodes(_system: System, random: &Random) -> u32 {
         random.between(1, C::MEMBERS_MAX) as u32
     }
 

@@ -249,7 +249,7 @@ impl Drawn {
         let is_short = faults.contains(&Fault::Exhaustion);
         let mut drawn = Drawn {
             carrier,
-            nodes: setup.nodes.unwrap_or_else(|| F::drawn_nodes(random)),
+            nodes: setup.nodes.unwrap_or_else(|| F::drawn_nodes(setup.system, random)),
             clients,
             tasks: random.between(1, F::TASKS_MAX) as u32,
             keys,
@@ -645,7 +645,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         .into_iter()
         .enumerate()
         .map(|(index, host)| start::<F>(&world, &network, &drawn, &*family, index, host));
-    let rebuilds = Rc::clone(&family);
+    let (rebuilds, tolerated) = (Rc::clone(&family), family.tolerated(drawn.nodes));
     let scene = Rc::new(Scene {
         sites: sites.map(Rc::new).collect(),
         world: world.clone(),
@@ -655,10 +655,10 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         counts: Cell::default(),
         violation: RefCell::new(None),
         spans: F::SPANS,
-        is_replicated: F::IS_REPLICATED,
+        is_replicated: F::IS_REPLICATED || tolerated > 0,
         sizing: F::SPANS.then(|| family.sizing()),
         operator: Cell::new(None),
-        configurations: Configurations::new(drawn.nodes, (drawn.nodes + family.spares()) as usize),
+        configurations: Configurations::new(drawn.nodes, tolerated, (drawn.nodes + family.spares()) as usize),
         outages: Outages::new(parties, drawn.nodes + family.spares()),
         skew_ppm: family.skew_ppm(),
         wall_error: family.wall_error(),
@@ -698,7 +698,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
     if F::SPANS {
         spanning::create(&scene);
     }
-    if F::IS_REPLICATED {
+    if scene.is_replicated {
         configurations::watch(&scene);
     }
     if !F::SPANS {

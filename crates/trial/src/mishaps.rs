@@ -284,6 +284,8 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
                 }
             });
         }
+        // A store that survives losses is never dropped, so that its configurations are those of one store.
+        Fault::Revocation if scene.is_replicated => {}
         Fault::Revocation => {
             scene.struck.count(fault, site.target());
             if !scene.spans {

@@ -1,8 +1,9 @@
 //! The family of transactional stores.
 //!
 //! The store lies on all nodes: each client has a session with each of them, and its tasks have handles of one client.
-//! The store has no replicas, so the loss of one node's memory is the loss of the store: an operator then creates
-//! another one.
+//! A store of FaSST with backups survives the loss of some nodes' memory. Recoverers then promote the backups, while
+//! clients run transactions. For all other stores, the loss of one node's memory is the loss of the store: an operator
+//! then creates another one.
 //!
 //! - `items`: the values, which prove themselves.
 //! - `phases`, `phases_of_farm`, `phases_of_fasst`: the phases of PRISM-TX, of FaRM and of FaSST.
@@ -20,7 +21,7 @@ mod phases_of_farm;
 mod phases_of_fasst;
 
 use crate::family::{Failure, FailureKind, Family, Seat};
-use crate::flight::{Phases, Tracked};
+use crate::flight::{Phases, Request, Tracked};
 use crate::pool::SILENCE;
 use crate::systems::System;
 use crate::{Carrier, Choice, Drawn, Scene, values};
@@ -33,6 +34,7 @@ use farside_sim::random::Random;
 use farside_sim::serializable::workload::Workload;
 use farside_sim::serializable::{self, Versions};
 use farside_sim::world::{MICROS, MILLIS, Nanos, Turnstile};
+use farside_systems::heal::{Action, Healed};
 use farside_systems::lease::LeaseError;
 use farside_systems::members;
 use farside_systems::registry::{self, AnyTxn};
@@ -77,6 +79,8 @@ const EXHAUSTED_MAX: u32 = 8;
 const REOPENS_ONE_IN: u64 = 3;
 /// One in this many operations is followed by the recovery of all dead clients.
 const HEAL_ONE_IN: u64 = 40;
+/// One in this many times a recoverer heals the store although nothing is to do.
+const HEALS_NOTHING_ONE_IN: u64 = 8;
 /// Time in nanoseconds within which a client frees the entries of its last transactions.
 const FREED_WITHIN: Nanos = 2_000 * MILLIS;
 /// Largest skew of a clock in ppm. Clocks that drift apart by 500 ms are of no use for timestamps.
@@ -110,6 +114,10 @@ pub(crate) struct Txns {
     is_tight: bool,
     /// Number of transactions of the last client that have found no memory.
     exhausted: Cell<u32>,
+    /// Number of members whose memory the store may lose at the same time.
+    tolerated: usize,
+    /// Usual pause of a recoverer in nanoseconds.
+    recovers_after: Nanos,
     /// Sums of all clients' counters.
     counters: RefCell<BTreeMap<&'static str, u64>>,
 }
@@ -172,8 +180,12 @@ impl Family for Txns {
     const SPANS: bool = true;
     const IS_REPLICATED: bool = false;
 
-    fn drawn_nodes(random: &Random) -> u32 {
-        random.between(1, MEMBERS_MAX) as u32
+    fn drawn_nodes(system: System, random: &Random) -> u32 {
+        match system.name() {
+            // A replacement needs three members.
+            fasst::KIND => [1, 2, 3, 3, 3, 3, 3, 5][random.below(8) as usize],
+            _ => random.between(1, MEMBERS_MAX) as u32,
+        }
     }
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Txns {
@@ -219,8 +231,15 @@ impl Family for Txns {
             },
             false => Transacting { prepare: Some(prepare), clock_error, ..ids_and_lanes },
         };
+        let losses = |backups: u8| usize::from(backups).min((drawn.nodes as usize - 1) / 2);
+        let is_fasst = system.name() == fasst::KIND;
         Txns {
             is_strict: has_locks,
+            tolerated: transacting.backups.filter(|_| is_fasst).map_or(0, losses),
+            recovers_after: match is_fasst {
+                true => [200 * MICROS, MILLIS, 5 * MILLIS][random.below(3) as usize],
+                false => 0,
+            },
             workload,
             sizing: Sizing {
                 items: Some(keys.max(keys_of(workload)) + witnessed),
@@ -240,6 +259,44 @@ impl Family for Txns {
             is_tight,
             exhausted: Cell::new(0),
             counters: RefCell::default(),
+        }
+    }
+
+    fn tolerated(&self, _members: u32) -> usize {
+        self.tolerated
+    }
+
+    fn recoverers(&self) -> u32 {
+        if self.tolerated > 0 { 2 } else { 0 }
+    }
+
+    fn recovers_after(&self) -> Nanos {
+        self.recovers_after
+    }
+
+    fn phase_of_recovery(request: Request<'_>, seen: u32) -> usize {
+        phases_of_fasst::phase_of_recovery(request, seen)
+    }
+
+    /// Promotes backups and recovers dead clients, as `farside heal` does.
+    async fn recover(&self, scene: &Scene, fabric: &Tracked) -> Result<(), String> {
+        if !scene.configurations.is_unsettled() && !scene.world.random().one_in(HEALS_NOTHING_ONE_IN) {
+            return Ok(());
+        }
+        match healed(scene, fabric).await.map_err(|error| error.to_string()) {
+            Err(error) if error.contains("the same release") => {
+                Err(format!("a recoverer did not understand a node: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn recover_all(&self, scene: &Scene, fabric: &Tracked) -> Result<(), String> {
+        healed(scene, fabric).await.map_err(|error| error.to_string())?;
+        scene.configurations.look(scene);
+        match scene.configurations.is_unsettled() {
+            true => Err(format!("the nodes hold: {}", scene.configurations.describe())),
+            false => Ok(()),
         }
     }
 
@@ -688,6 +745,23 @@ async fn recover(scene: &Scene, client: &Client) -> Result<(), Failure> {
     healed.await.map(drop).map_err(|error: StoreError| failed(scene, error.into()))
 }
 
+/// Heals the store.
+///
+/// # Errors
+/// The store, or a member of it, was left as it is.
+async fn healed(scene: &Scene, fabric: &Tracked) -> Result<(), StoreError> {
+    let (nodes, entropy) = (scene.sites.len() as u32, scene.world.random().bits());
+    let (name, mut left) = (scene.sites[0].store_name(), None);
+    let tell = |told: Healed| {
+        if let Action::Left(error) = told.action {
+            left = Some(error);
+        }
+    };
+    let seen = farside_systems::heal::heal(fabric, nodes, Some(&name), Duration::ZERO, entropy, tell).await?;
+    let silent = seen.silent.into_iter().map(|(_, error)| error).next();
+    left.or(silent).map_or(Ok(()), Err)
+}
+
 /// Returns the same step on another key.
 fn at(step: Step, key: u64) -> Step {
     match step {
@@ -718,6 +792,12 @@ fn failed(scene: &Scene, error: TxnError) -> Failure {
         | TxnError::Stamp(StampError::Ahead { .. }) => FailureKind::Declined,
         TxnError::NotKept { .. } | TxnError::Lost | TxnError::Lease(LeaseError::Lost) => FailureKind::Over,
         TxnError::Lease(LeaseError::NoneFree) => FailureKind::NoIds,
+        // The keys of a former configuration were revoked.
+        TxnError::Lease(LeaseError::Refused(_)) | TxnError::Refused(_)
+            if scene.is_replicated && has_struck(&[Fault::NodeLoss]) =>
+        {
+            FailureKind::Over
+        }
         TxnError::Lease(LeaseError::Refused(status)) | TxnError::Refused(status) => {
             let message = format!("a client was denied an access that it is allowed: {status}");
             return failure(ran, FailureKind::Refused, message);

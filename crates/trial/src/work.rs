@@ -627,7 +627,7 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
         let audited = scene.world.complete(20 * SECONDS, async move {
             let Trial { scene, family, .. } = &*theirs;
             let (node, name) = (&site.node, site.store_name());
-            if F::IS_REPLICATED && !scene.configurations.holds(&site) {
+            if scene.is_replicated && !scene.configurations.holds(&site) {
                 let found = node.answer(control::Ask::StoreStat { name }).await;
                 return found
                     .map_or(Ok(()), |found| Err(format!("a node without a member has a store: {found:?}")));

@@ -265,6 +265,7 @@ impl<M: NodeMemory> Node<M> {
         }
         self.catalog_sequence += 1;
         if let Some(entry) = self.catalog.by_region_mut(region) {
+            entry.served.set_secret(store.secret);
             (entry.store, entry.register) = (store, register);
         }
         Ok(Ok(()))

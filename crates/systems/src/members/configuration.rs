@@ -1,5 +1,5 @@
-//! Changes of the configuration of a store of replicas, as requests to its members: a look at all of them, the register
-//! that decides on the next configuration, and the requests that revoke and enable.
+//! Changes of the configuration of a store whose members can be replaced, as requests to its members: a look at all of
+//! them, the register that decides on the next configuration, and the requests that revoke and enable.
 //!
 //! The register is one of Paxos, with a single decision. The members of configuration k are its acceptors, and the
 //! recoverers its proposers. A list of members for k + 1 is *decided* when f + 1 of 2f + 1 members have accepted it
@@ -217,6 +217,89 @@ impl View {
         }
     }
 
+    /// The replacement that another recoverer has begun and that is not decided: the index, and the newcomer's node.
+    pub(crate) fn begun(&self) -> Option<(usize, NodeId)> {
+        self.others.iter().find_map(|(node, of)| {
+            let is_next = of.state == MemberState::Joining && of.configuration == self.configuration + 1;
+            let mut changed = of
+                .members
+                .iter()
+                .zip(&self.members)
+                .enumerate()
+                .filter(|(_, (a, b))| a.incarnation != b.incarnation);
+            let (index, _) = changed.next()?;
+            let is_one = changed.next().is_none() && of.members.len() == self.members.len();
+            (is_next && is_one && of.index as usize == index).then_some((index, *node))
+        })
+    }
+
+    /// The members whose nodes have another memory: their indices, and these nodes.
+    pub(crate) fn lost(&self) -> impl Iterator<Item = (usize, NodeId)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| match place {
+            Place::Lost(node) => Some((index, *node)),
+            _ => None,
+        })
+    }
+
+    /// The first lost member whose node is certain. A node at another place in the pool may be another node.
+    pub(crate) fn returned(&self) -> Option<(usize, NodeId)> {
+        self.lost().find(|&(index, node)| self.members[index].node == node.0)
+    }
+
+    /// Whether all members serve the current configuration, except the one that `newcomer` is to replace.
+    fn others_serve(&self, newcomer: &Membership) -> bool {
+        self.places.iter().zip(0..).all(|(place, index)| index == newcomer.index || serves(place))
+    }
+
+    /// Prepares the newcomer on node `by`, unless another recoverer has.
+    ///
+    /// # Errors
+    /// The node refused, has too little memory, or did not answer.
+    pub(crate) async fn join_by<F: Fabric>(
+        &self,
+        fabric: &F,
+        members: &Members,
+        by: NodeId,
+        membership: &Membership,
+    ) -> Result<(), StoreError> {
+        let held = self.others.iter().find(|(node, _)| *node == by).map(|(_, held)| held);
+        match held {
+            Some(held) if held == membership => return Ok(()),
+            // A newcomer whose list lost never served. A replaced member is dropped once all others were seen to serve:
+            // one that had missed that would know the replaced one as a member, and its absence would mean a drop.
+            Some(held)
+                if held.configuration <= self.configuration
+                    && (held.state == MemberState::Joining || self.others_serve(membership)) =>
+            {
+                self.leave(fabric, by, held).await;
+            }
+            Some(_) => {
+                return Err(StoreError::Gone(format!(
+                    "node {} is to replace another member of store '{}', or was one: complete that with 'farside heal' \
+                     first",
+                    by.0, self.name
+                )));
+            }
+            None => {}
+        }
+        match self.join(fabric, by, membership).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                // Another recoverer may have prepared the same newcomer, or the answer was lost.
+                let view = View::of(fabric, members).await?;
+                let is_there = view.others.iter().any(|(node, held)| *node == by && held == membership);
+                match error {
+                    _ if is_there => Ok(()),
+                    StoreError::Gone(reason) => Err(StoreError::Gone(format!(
+                        "node {} cannot hold a member of store '{}' in the place of member {}: {reason}",
+                        by.0, view.name, membership.index
+                    ))),
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
     /// Prepares a newcomer on `node`, with this membership. Clients get no key to it yet.
     ///
     /// # Errors
@@ -306,4 +389,42 @@ impl View {
         let request = Ask::Leave { name: self.name.clone(), membership: membership.clone() };
         matches!(raw_ask(fabric, node, &request).await, Ok(Answer::Done))
     }
+
+    /// Lets the members of a decided configuration serve it, at the same time, since one may not answer. Returns the
+    /// number of members that do.
+    ///
+    /// # Errors
+    /// None does: the error of the last one.
+    pub(crate) async fn enable_all<F: Fabric>(
+        &self,
+        fabric: &F,
+        configuration: u64,
+        list: &[MemberId],
+    ) -> Result<usize, StoreError> {
+        let nodes = list.iter().filter_map(|member| self.node_of(member));
+        let enabled = all(nodes.map(|node| self.enable(fabric, node, configuration, list))).await;
+        let count = enabled.iter().filter(|enabled| enabled.is_ok()).count();
+        match enabled.into_iter().find_map(Result::err) {
+            Some(error) if count == 0 => Err(error),
+            _ => Ok(count),
+        }
+    }
+
+    /// Drops the members that were replaced, and the newcomers whose lists lost, once all members serve the current
+    /// configuration.
+    pub(crate) async fn drop_others<F: Fabric>(&self, fabric: &F) {
+        if !self.places.iter().all(serves) {
+            return;
+        }
+        for (node, held) in &self.others {
+            if held.configuration <= self.configuration {
+                self.leave(fabric, *node, held).await;
+            }
+        }
+    }
+}
+
+/// Whether a member serves the current configuration.
+fn serves(place: &Place) -> bool {
+    matches!(place, Place::Holds(_, MemberState::Committed))
 }

@@ -12,6 +12,7 @@ use crate::system::{Nodes, Sizing};
 use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Attempt, Decision, MEMBERS_MAX, MemberState, Membership, Store};
+use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, NodeId};
 
@@ -96,6 +97,8 @@ pub async fn create_at<F: Fabric + Clock>(
     let New { name, kind, members, .. } = new;
     check_distribution(new, nodes.saturating_sub(at.skip as u32))?;
     let (sizing, quota) = new.share();
+    let [low, high] = attempt;
+    let sizing = Sizing { seed: Some(Draws(low ^ high.rotate_left(32)).next()), ..sizing };
     // The node refuses a kind that this release does not know, whatever its parameters.
     let parameters = named(kind).map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
     let (name, kind) = (name.clone(), kind.clone());

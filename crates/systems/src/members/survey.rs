@@ -7,7 +7,7 @@
 
 use super::create::Placement;
 use super::requests::{decide, not_understood, raw_ask, tell_all, understood};
-use super::{MemberId, WithoutFirst, all, are_replicas, wait_for};
+use super::{MemberId, WithoutFirst, all, may_be_replaced, wait_for};
 use crate::mutants;
 use crate::store::{Loss, Member, Members, StoreError, fetch};
 use farside_remote::clock::Clock;
@@ -65,8 +65,8 @@ pub(super) struct Group {
     pub(super) others: Vec<(NodeId, Membership)>,
     /// All nodes with members of the attempt, and what they hold.
     pub(super) held: Vec<(NodeId, Membership)>,
-    /// Whether the members are replicas, which may be replaced.
-    are_replicas: bool,
+    /// Whether members may be replaced.
+    are_replaceable: bool,
 }
 
 /// Known place and state of a member.
@@ -220,7 +220,7 @@ impl Survey {
                 let lacks = |place: &Place| matches!(place, Place::Lacks(_));
                 group.places.iter().zip(before).all(|(now, before)| !lacks(now) || lacks(before))
             };
-            let may_be_replaced = group.are_replicas && group.is_begun() && !was_lacking();
+            let may_be_replaced = group.are_replaceable && group.is_begun() && !was_lacking();
             is_moving |= is_lacking && (!is_seen || may_be_replaced);
             groups.push(group);
         }
@@ -324,7 +324,7 @@ impl Survey {
             Some((node, held(found)?))
         });
         let mut stores = self.found.iter().flatten().filter_map(|found| found.store.as_ref());
-        let are_replicas = stores.find(of_attempt).is_some_and(|store| are_replicas(&store.kind));
+        let are_replaceable = stores.find(of_attempt).is_some_and(|store| may_be_replaced(&store.kind));
         Group {
             attempt: of.attempt,
             configuration: of.configuration,
@@ -332,7 +332,7 @@ impl Survey {
             places,
             others: others.collect(),
             held: nodes().filter_map(|(node, found)| Some((node, held(found.as_ref().ok()?)?))).collect(),
-            are_replicas,
+            are_replaceable,
         }
     }
 
@@ -445,11 +445,8 @@ impl Group {
     pub(super) fn lost(&self, survey: &Survey, member: usize, node: NodeId) -> StoreError {
         let lost = self.places.iter().filter(|place| matches!(place, Place::Lost(_))).count();
         // A description of the store is at a member that has its memory.
-        let kind = survey.found.iter().flatten().find_map(|found| Some(&found.store.as_ref()?.kind));
-        let loss = match kind.map_or(Loss::Items, |kind| Loss::of_one(kind)) {
-            Loss::Replaceable | Loss::Irreplaceable if 2 * lost > self.places.len() => Loss::Majority,
-            loss => loss,
-        };
+        let store = survey.found.iter().flatten().find_map(|found| found.store.as_ref());
+        let loss = store.map_or(Loss::Items, |store| Loss::of(store, lost));
         StoreError::MemoryLost { name: survey.name.clone(), member: member as u32, node, loss }
     }
 
@@ -502,7 +499,7 @@ impl Group {
             Place::Silent(node) => return Err(self.silent(survey, node)),
             Place::Elsewhere => return Err(self.too_few(survey)),
         };
-        if state == MemberState::Aborted && self.are_replicas && self.is_begun() {
+        if state == MemberState::Aborted && self.are_replaceable && self.is_begun() {
             // What answered may be a member that is behind, and one that was replaced since and has left. Those that
             // did not answer know.
             return match self.unasked(survey).filter(|_| unfinished != Unfinished::Forget) {

@@ -353,6 +353,17 @@ impl From<StoreError> for TxnError {
     }
 }
 
+impl From<TxnError> for StoreError {
+    /// Returns the error of a store that was not opened or healed.
+    fn from(error: TxnError) -> StoreError {
+        match error {
+            TxnError::Fabric(error) => StoreError::Fabric(error),
+            TxnError::Store(error) => error,
+            error => StoreError::Gone(format!("the store was not opened: {error}")),
+        }
+    }
+}
+
 impl From<LeaseError> for TxnError {
     fn from(error: LeaseError) -> TxnError {
         match error {

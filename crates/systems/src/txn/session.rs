@@ -29,9 +29,6 @@ pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
 /// The members of a store of one system.
 pub(super) trait Shards: Sized {
-    /// Kind of the store.
-    const KIND: &'static str;
-
     type Fabric: Fabric + Clock;
 
     /// What the system keeps for a session.
@@ -121,7 +118,7 @@ impl<S: Shards> Session<S> {
             )));
         }
         let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
-        Session::lease(site, nonce, options).await.map_err(not_opened::<S>)
+        Ok(Session::lease(site, nonce, options).await?)
     }
 
     async fn lease(site: S, nonce: NonZeroU64, options: &Options) -> Result<Session<S>, TxnError> {
@@ -275,7 +272,7 @@ async fn claim<S: Shards>(site: &S, nonce: NonZeroU64) -> Result<Lease, TxnError
 /// # Errors
 /// [`StoreError`]; some dead clients may have been recovered.
 pub(super) async fn heal<S: Shards>(site: &S) -> Result<Vec<String>, StoreError> {
-    let Recovery { clients, committed, aborted } = recover_all(site).await.map_err(not_opened::<S>)?;
+    let Recovery { clients, committed, aborted } = recover_all(site).await?;
     let mut done = Vec::new();
     if clients > 0 {
         done.push(format!(
@@ -309,14 +306,5 @@ async fn recover_all<S: Shards>(site: &S) -> Result<Recovery, TxnError> {
         }
         watched = left;
         site.fabric().sleep(site.lease() / 4).await;
-    }
-}
-
-/// Returns the error of a store that was not opened or healed.
-fn not_opened<S: Shards>(error: TxnError) -> StoreError {
-    match error {
-        TxnError::Fabric(error) => StoreError::Fabric(error),
-        TxnError::Store(error) => error,
-        error => StoreError::Gone(format!("the {} store was not opened: {error}", S::KIND)),
     }
 }

@@ -20,23 +20,23 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-const STORE: &str = "s";
+pub(crate) const STORE: &str = "s";
 /// Longer than each test's transactions: no renewal is among the requests that a test counts.
 const LEASE: Duration = Duration::from_millis(20);
 /// Place of the type of the first request in a packet.
 const FIRST_TYPE: usize = 24;
 /// Packets, by their first request.
-const LOCK: Request = Request::Call(2);
-const VALIDATE: Request = Request::Call(3);
-const LOG: Request = Request::Call(4);
-const BACKUP: Request = Request::Call(5);
-const COMMIT: Request = Request::Call(6);
+pub(crate) const LOCK: Request = Request::Call(2);
+pub(crate) const VALIDATE: Request = Request::Call(3);
+pub(crate) const LOG: Request = Request::Call(4);
+pub(crate) const BACKUP: Request = Request::Call(5);
+pub(crate) const COMMIT: Request = Request::Call(6);
 const GRANT: Request = Request::Call(9);
 
 /// A client with its own task.
-struct Client {
-    fabric: Steering,
-    txn: Fasst<Steering>,
+pub(crate) struct Client {
+    pub(crate) fabric: Steering,
+    pub(crate) txn: Fasst<Steering>,
     has_ended: Rc<Cell<bool>>,
 }
 
@@ -45,7 +45,7 @@ async fn create(nodes: &Nodes, members: u32, backups: u8) {
 }
 
 /// Creates a store with this number of client ids, for this number of items.
-async fn create_for(nodes: &Nodes, members: u32, backups: u8, ids: u16, items: u64) {
+pub(crate) async fn create_for(nodes: &Nodes, members: u32, backups: u8, ids: u16, items: u64) {
     let transacting =
         Transacting { ids: Some(ids), lanes: Some(1), backups: Some(backups), ..Transacting::NONE };
     let sizing =
@@ -57,7 +57,7 @@ async fn create_for(nodes: &Nodes, members: u32, backups: u8, ids: u16, items: u
 }
 
 impl Client {
-    async fn open(nodes: &Nodes, members: u32) -> Client {
+    pub(crate) async fn open(nodes: &Nodes, members: u32) -> Client {
         let fabric = nodes.client().await;
         fabric.inner().names_calls_by(FIRST_TYPE);
         let described = members::open(&fabric, members, STORE).await.expect("the store exists");
@@ -77,7 +77,7 @@ impl Client {
         Client { fabric, txn, has_ended }
     }
 
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, TxnError> {
+    pub(crate) async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, TxnError> {
         self.txn.begin();
         let value = self.txn.get(key).await?.map(<[u8]>::to_vec);
         self.txn.commit().await?;
@@ -85,7 +85,7 @@ impl Client {
     }
 
     /// Commits writes without reads.
-    async fn put(&mut self, writes: &[(&[u8], &[u8])]) -> Result<Committed, TxnError> {
+    pub(crate) async fn put(&mut self, writes: &[(&[u8], &[u8])]) -> Result<Committed, TxnError> {
         self.txn.begin();
         for (key, value) in writes {
             self.txn.put(key, value)?;
@@ -94,7 +94,12 @@ impl Client {
     }
 
     /// Reads keys, and then writes other ones with this value.
-    async fn update(&mut self, reads: &[&[u8]], writes: &[&[u8]], value: &[u8]) -> Result<(), TxnError> {
+    pub(crate) async fn update(
+        &mut self,
+        reads: &[&[u8]],
+        writes: &[&[u8]],
+        value: &[u8],
+    ) -> Result<(), TxnError> {
         self.txn.begin();
         self.txn.fetch(reads).await?;
         for key in writes {
@@ -103,7 +108,7 @@ impl Client {
         self.txn.commit().await.map(drop)
     }
 
-    async fn close(self) {
+    pub(crate) async fn close(self) {
         let Client { fabric, txn, has_ended } = self;
         drop(txn);
         while !has_ended.get() {
@@ -112,7 +117,7 @@ impl Client {
     }
 
     /// Reads `x`, `y` and `z`, changes `x` and `y`, and deletes `v`.
-    async fn change(&mut self, [x, y, z, v]: [&[u8]; 4]) -> Result<(), TxnError> {
+    pub(crate) async fn change(&mut self, [x, y, z, v]: [&[u8]; 4]) -> Result<(), TxnError> {
         self.txn.begin();
         self.txn.fetch(&[x, y, z]).await?;
         self.txn.put(x, b"1")?;
@@ -123,7 +128,7 @@ impl Client {
 }
 
 /// Returns keys with a prefix, of which the first `count` belong to the given member.
-fn keys_of(client: &Client, member: usize, count: usize) -> Vec<Vec<u8>> {
+pub(crate) fn keys_of(client: &Client, member: usize, count: usize) -> Vec<Vec<u8>> {
     let keys = (0_u32..).map(|number| format!("k{number}").into_bytes());
     keys.filter(|key| client.txn.member_of(key) == member).take(count).collect()
 }
@@ -140,7 +145,7 @@ async fn settled(nodes: &Nodes, members: u32) -> Result<(Client, Stat), String> 
 
 /// # Errors
 /// Something is left of a transaction.
-fn check(stat: Stat) -> Result<(), String> {
+pub(crate) fn check(stat: Stat) -> Result<(), String> {
     match (stat.locked, stat.open, stat.outdated) {
         (0, 0, 0) => Ok(()),
         _ => Err(format!("something is left: {stat:?}")),

@@ -15,6 +15,7 @@ mod chequer_steps;
 mod epochs;
 mod farm;
 mod fasst;
+mod fasst_promotion;
 mod fenced;
 mod guarded;
 mod latch;

@@ -100,6 +100,15 @@ pub(crate) fn on_nodes<T: 'static, R: Future<Output = T> + 'static>(
 }
 
 impl Nodes {
+    /// Gives a node another memory, and waits until it serves.
+    pub(crate) async fn lose(&self, node: u32) {
+        let node = &self.nodes[node as usize];
+        node.lose_memory();
+        while !node.is_served() {
+            self.world.sleep(MICROS).await;
+        }
+    }
+
     /// Opens the sessions of another client.
     pub(crate) async fn client(&self) -> Steering {
         let (number, process) = (self.clients.get() + 1, self.world.start_process());

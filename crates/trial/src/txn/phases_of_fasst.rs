@@ -17,6 +17,17 @@ const CLOSE: usize = 8;
 const RECOVER: usize = 9;
 const LEASE: usize = 10;
 const CATALOG: usize = 11;
+// Phases of a recoverer.
+const LOOK: usize = 12;
+const JOIN: usize = 13;
+const PROMISE: usize = 14;
+const ACCEPT: usize = 15;
+const REVOKE: usize = 16;
+/// Settles transactions, in a promotion or after a client's death.
+const SETTLE: usize = 17;
+const FILL: usize = 18;
+const ENABLE: usize = 19;
+const LEAVE: usize = 20;
 
 /// The phases are in the order of the constants.
 pub(super) static PHASES: Phases = Phases {
@@ -36,6 +47,15 @@ pub(super) static PHASES: Phases = Phases {
         // The word of a lease. Nothing else is done by chains.
         Phase::new("lease").rare().of_openings(),
         Phase::new("catalog").rare().of_openings(),
+        Phase::of_recoverers("look"),
+        Phase::of_recoverers("join").rare().first(),
+        Phase::of_recoverers("promise").rare(),
+        Phase::of_recoverers("accept").rare(),
+        Phase::of_recoverers("revoke").rare(),
+        Phase::of_recoverers("settle"),
+        Phase::of_recoverers("fill"),
+        Phase::of_recoverers("enable").rare(),
+        Phase::of_recoverers("leave").rare().first(),
     ],
     of: |request, _| match request {
         Request::Call(ServiceId::NODE, request) => match serde_json::from_slice(request) {
@@ -46,6 +66,27 @@ pub(super) static PHASES: Phases = Phases {
         Request::Chain(_) => LEASE,
     },
 };
+
+/// Returns the phase of a recoverer's request. Before members are revoked, its chains look at leases.
+pub(super) fn phase_of_recovery(request: Request<'_>, seen: u32) -> usize {
+    match request {
+        Request::Call(ServiceId::NODE, request) => match serde_json::from_slice(request) {
+            Ok(Ask::PrepareStore { .. }) => JOIN,
+            Ok(Ask::Promise { .. }) => PROMISE,
+            Ok(Ask::Accept { .. }) => ACCEPT,
+            Ok(Ask::Revoke { .. }) => REVOKE,
+            Ok(Ask::Enable { .. }) => ENABLE,
+            Ok(Ask::Leave { .. } | Ask::Decide { .. }) => LEAVE,
+            _ => LOOK,
+        },
+        Request::Call(_, request) => match request.get(FIRST_TYPE) {
+            Some(13) => FILL,
+            _ => SETTLE,
+        },
+        Request::Chain(_) if seen >> REVOKE & 1 == 1 => FILL,
+        Request::Chain(_) => LOOK,
+    }
+}
 
 /// Place of the type of the first request in a call, after the store's secret and the header of the packet.
 const FIRST_TYPE: usize = ADDRESS_SIZE + 24;
@@ -61,7 +102,7 @@ fn phase_of(request: &[u8]) -> usize {
         Some(6) => COMMIT,
         Some(7) => ABORT,
         Some(8) => CLOSE,
-        Some(9..=12) => RECOVER,
+        Some(9..=13) => RECOVER,
         kind => panic!("FaSST has no requests of the type {kind:?}"),
     }
 }

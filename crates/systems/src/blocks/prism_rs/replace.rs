@@ -49,7 +49,7 @@ use super::mutants;
 use super::service::PrismRsKind;
 use crate::blocks::BlocksError;
 use crate::members::configuration::View;
-use crate::members::{MemberId, Place, all};
+use crate::members::{MemberId, Place};
 use crate::store::{Members, StoreError, fetch};
 use farside_remote::clock::Clock;
 use farside_remote::control::{MemberState, Membership};
@@ -122,7 +122,7 @@ pub(super) async fn heal<F: Fabric + Clock>(
                 .push(format!("completed the replacement of a member: configuration {configuration} serves"));
         }
         let view = View::of(fabric, members).await?;
-        let Some((index, by)) = begun(&view).map_or_else(|| wiped(&view), |begun| Ok(Some(begun)))? else {
+        let Some((index, by)) = view.begun().map_or_else(|| wiped(&view), |begun| Ok(Some(begun)))? else {
             return Ok(repairs);
         };
         let (had_lost, before) = (matches!(view.places[index], Place::Lost(_)), view.configuration);
@@ -143,41 +143,16 @@ pub(super) async fn heal<F: Fabric + Clock>(
     }
 }
 
-/// Returns the replacement that another recoverer has begun and that is not decided: the index, and the newcomer's
-/// node.
-fn begun(view: &View) -> Option<(usize, NodeId)> {
-    view.others.iter().find_map(|(node, of)| {
-        let is_next = of.state == MemberState::Joining && of.configuration == view.configuration + 1;
-        let mut changed = of
-            .members
-            .iter()
-            .zip(&view.members)
-            .enumerate()
-            .filter(|(_, (a, b))| a.incarnation != b.incarnation);
-        let (index, _) = changed.next()?;
-        let is_one = changed.next().is_none() && of.members.len() == view.members.len();
-        (is_next && is_one && of.index as usize == index).then_some((index, *node))
-    })
-}
-
 /// Returns the first member whose node has another memory, with that node.
 ///
 /// # Errors
 /// A majority has lost its memory; or a member has, and it is not certain which node held it.
 fn wiped(view: &View) -> Result<Option<(usize, NodeId)>, StoreError> {
-    let lost = || {
-        view.places.iter().enumerate().filter_map(|(index, place)| match place {
-            Place::Lost(node) => Some((index, *node)),
-            _ => None,
-        })
-    };
-    let Some((index, node)) = lost().next() else { return Ok(None) };
-    if view.places.len() - lost().count() < view.majority() {
+    let Some((index, node)) = view.lost().next() else { return Ok(None) };
+    if view.places.len() - view.lost().count() < view.majority() {
         return Err(view.majority_lost(index, node));
     }
-    // A node at another place may be another node.
-    let is_at_its_place = |&(index, node): &(usize, NodeId)| view.members[index].node == node.0;
-    match lost().find(is_at_its_place) {
+    match view.returned() {
         Some(wiped) => Ok(Some(wiped)),
         None => Err(StoreError::Gone(format!(
             "member {index} of store '{}' has lost its memory, and which node held it is not certain: choose a node \
@@ -185,16 +160,6 @@ fn wiped(view: &View) -> Result<Option<(usize, NodeId)>, StoreError> {
             view.name
         ))),
     }
-}
-
-/// Whether a member serves the current configuration.
-fn serves(place: &Place) -> bool {
-    matches!(place, Place::Holds(_, MemberState::Committed))
-}
-
-/// Whether all members serve the current configuration, except the one that `newcomer` is to replace.
-fn others_serve(view: &View, newcomer: &Membership) -> bool {
-    view.places.iter().zip(0..).all(|(place, index)| index == newcomer.index || serves(place))
 }
 
 /// A client that replaces members.
@@ -237,7 +202,7 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
             let is_behind = view.places.iter().any(|place| matches!(place, Place::Behind(_)));
             if is_behind {
                 let (configuration, list) = (view.configuration, view.members.clone());
-                if self.enable(&view, configuration, &list).await? > 0 {
+                if view.enable_all(self.fabric, configuration, &list).await? > 0 {
                     completed = Some(configuration);
                     view = View::of(self.fabric, self.members).await?;
                 }
@@ -249,7 +214,7 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
                     // The members that have accepted the next configuration do not answer.
                     return Err(StoreError::BeingReplaced { name: view.name });
                 }
-                self.drop_others(&view).await;
+                view.drop_others(self.fabric).await;
                 return Ok(completed);
             };
             let proposal = accepted.members.clone();
@@ -314,7 +279,7 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
             configuration: view.configuration + 1,
             members: list.clone(),
         };
-        self.join(&view, by, &membership).await?;
+        view.join_by(self.fabric, self.members, by, &membership).await?;
         let filled = if mutants::AMNESIAC_VOTES.is_on() { filled } else { self.fill(&view, by).await? };
         let Some(decided) = view.decide(self.fabric, &list, self.number()).await? else {
             return Err(StoreError::BeingReplaced { name: view.name });
@@ -331,45 +296,6 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
              needed",
             by.0, view.name
         )))
-    }
-
-    /// Step 1, first half: prepares the newcomer, unless another recoverer has.
-    async fn join(&self, view: &View, by: NodeId, membership: &Membership) -> Result<(), StoreError> {
-        let held = view.others.iter().find(|(node, _)| *node == by).map(|(_, held)| held);
-        match held {
-            Some(held) if held == membership => return Ok(()),
-            // A newcomer whose list lost never served. A member that was replaced did: see the header.
-            Some(held)
-                if held.configuration <= view.configuration
-                    && (held.state == MemberState::Joining || others_serve(view, membership)) =>
-            {
-                view.leave(self.fabric, by, held).await;
-            }
-            Some(_) => {
-                return Err(StoreError::Gone(format!(
-                    "node {} is to replace another member of store '{}', or was one: complete that with 'farside heal' \
-                     first",
-                    by.0, view.name
-                )));
-            }
-            None => {}
-        }
-        match view.join(self.fabric, by, membership).await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // Another recoverer may have prepared the same newcomer, or the answer was lost.
-                let view = View::of(self.fabric, self.members).await?;
-                let is_there = view.others.iter().any(|(node, held)| *node == by && held == membership);
-                match error {
-                    _ if is_there => Ok(()),
-                    StoreError::Gone(reason) => Err(StoreError::Gone(format!(
-                        "node {} cannot hold a member of store '{}' in the place of member {}: {reason}",
-                        by.0, view.name, membership.index
-                    ))),
-                    error => Err(error),
-                }
-            }
-        }
     }
 
     /// Step 1, second half: installs in the newcomer what k has, while k serves. What is missed is copied in step 4.
@@ -448,10 +374,10 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
                 true => (view.configuration, &view.members[..]),
                 false => (next, list),
             };
-            let enabled = self.enable(&view, configuration, list).await;
+            let enabled = view.enable_all(self.fabric, configuration, list).await;
             let view = View::of(self.fabric, self.members).await?;
             if view.configuration >= next {
-                self.drop_others(&view).await;
+                view.drop_others(self.fabric).await;
                 return Ok((view.configuration, levelled));
             }
             error = enabled.err().unwrap_or(error);
@@ -510,33 +436,5 @@ impl<'a, F: Fabric + Clock> Recoverer<'a, F> {
                 view.name
             )),
         })
-    }
-
-    /// Step 5: lets the members of a decided configuration serve it, at the same time, since one may not answer.
-    /// Returns the number of members that do.
-    ///
-    /// # Errors
-    /// None does: the error of the last one.
-    async fn enable(&self, view: &View, configuration: u64, list: &[MemberId]) -> Result<usize, StoreError> {
-        let nodes = list.iter().filter_map(|member| view.node_of(member));
-        let enabled = all(nodes.map(|node| view.enable(self.fabric, node, configuration, list))).await;
-        let count = enabled.iter().filter(|enabled| enabled.is_ok()).count();
-        match enabled.into_iter().find_map(Result::err) {
-            Some(error) if count == 0 => Err(error),
-            _ => Ok(count),
-        }
-    }
-
-    /// Drops the members that were replaced, and the newcomers whose lists lost, once all members serve the current
-    /// configuration.
-    async fn drop_others(&self, view: &View) {
-        if !view.places.iter().all(serves) {
-            return;
-        }
-        for (node, held) in &view.others {
-            if held.configuration <= view.configuration {
-                view.leave(self.fabric, *node, held).await;
-            }
-        }
     }
 }

@@ -1,6 +1,5 @@
 //! FaRM's part of a client's session: the binding of the sessions with the members, and the lanes as they were.
 
-use super::KIND;
 use super::log::EntryId;
 use super::request::LaneState;
 use super::site::Site;
@@ -35,8 +34,6 @@ impl<F: Fabric + Clock> Session<F> {
 }
 
 impl<F: Fabric + Clock> Shards for Site<F> {
-    const KIND: &'static str = KIND;
-
     type Fabric = F;
     type Joined = Joined;
 

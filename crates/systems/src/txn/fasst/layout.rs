@@ -19,8 +19,10 @@
 //! in an extra bucket that is chained to it. Lock and version are those of the first bucket of the chain.
 //!
 //! Part 0 of the buckets is that of the primary. Part r has the copies of the buckets of the member r places before
-//! this one. A copy of a slot has the same place as the slot, so copies need no chains. Its hash is that of its own
-//! member, whose seed is another one.
+//! this one. A copy of a slot has the same place as the slot, so copies need no chains.
+//!
+//! All members have the same seed, and so the same function from keys to buckets. A member that takes the place of one
+//! that has lost its memory has it, too.
 //!
 //! Invariant: a slot that has a key keeps it. A deleted key keeps its slot, so that its absence has a stamp.
 //! Invariant: the version and the lock of a bucket are one unit of 16 bytes with the lock's owner.
@@ -65,7 +67,7 @@ const LANE_BITS: u32 = 6;
 const CACHE_LINE: u64 = 64;
 const SLOT_BITS: u32 = 3;
 /// Size of the epochs of a client in bytes.
-const EPOCHS_SIZE: u64 = 16;
+pub(super) const EPOCHS_SIZE: u64 = 16;
 const WORD_SIZE: u64 = size_of::<Word>() as u64;
 /// Size of the header of a write in bytes.
 pub(super) const WRITE_SIZE: usize = size_of::<WriteHeader>();

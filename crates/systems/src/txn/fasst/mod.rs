@@ -15,8 +15,9 @@
 //!   that is repeated, or late, changes nothing.
 //!
 //! Modules: `layout`: the bytes. `request`: payloads. `service`: the handlers. `transaction`: reads and phases.
-//! `recover`: what dead clients have left. `session`, `site`: lease, epoch, members and keys. `stat`: what must not be
-//! left behind. `system`: the entry in the registry. [`mutants`]: broken variants.
+//! `recover`: what dead clients have left. `configuration`: members that have lost their memory. `session`, `site`:
+//! lease, epoch, members and keys. `stat`: what must not be left behind. `system`: the entry in the registry.
+//! [`mutants`]: broken variants.
 //!
 //! | transaction | round trips |
 //! | --- | --- |
@@ -34,6 +35,7 @@
 //!
 //! Invariant: a transaction that holds locks is committed or aborted by its client, or the client gives up its lease.
 
+mod configuration;
 pub mod layout;
 pub mod mutants;
 mod recover;

@@ -27,6 +27,14 @@ farside_remote::mutants! {
     RELEASED_BEFORE_ROLL_FORWARD = "FasstReleasedBeforeRollForward";
     /// A recoverer aborts a transaction although a log has its record.
     RECORD_IGNORED = "FasstRecordIgnored";
+    /// A newcomer's extra buckets do not become parts of chains.
+    EXTRA_UNCHAINED = "FasstExtraUnchained";
+    /// A newcomer gives away extra buckets that have keys.
+    EXTRA_TAKEN_TWICE = "FasstExtraTakenTwice";
+    /// A promoter fills the newcomer before it has settled the transactions.
+    FILLED_EARLY = "FasstFilledEarly";
+    /// Members keep the epochs of clients in a promotion.
+    EPOCHS_KEPT = "FasstEpochsKept";
     /// A recoverer does not confirm the dead client's lease once it has its epoch.
     LEASE_UNCONFIRMED = "FasstLeaseUnconfirmed";
 }
@@ -39,5 +47,9 @@ pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
     DELETE_UNLOGGED,
     LATE_LOCK_GRANTED,
     OLD_EPOCH_ACCEPTED,
+    EXTRA_UNCHAINED,
+    EXTRA_TAKEN_TWICE,
+    FILLED_EARLY,
+    EPOCHS_KEPT,
     LEASE_UNCONFIRMED,
 ];

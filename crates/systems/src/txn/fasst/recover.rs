@@ -11,8 +11,8 @@
 //! and members ignore what they have done already.
 //!
 //! Differs from the paper (failure handling): the paper describes recovery, and its code has none. There an epoch is
-//! that of a configuration of the cluster; here it is that of one client id, since a member that has lost its memory is
-//! not replaced yet.
+//! that of a configuration of the cluster, also if a coordinator has died. Here such an epoch is that of one client id.
+//! Configurations change only if a member has lost its memory (module `configuration`).
 //!
 //! Invariant: no verdict is given before all members admit only the recoverer's epoch.
 //! Invariant: a record is closed once all primaries have installed its transaction. So a later recoverer that no longer
@@ -46,8 +46,28 @@ impl<F: Fabric + Clock> Site<F> {
             return Ok(recovery);
         }
         let states = self.raise(id, epoch).await?;
-        let mut batch = Batch::new(id.number(), 1);
-        for (txn, log) in evidence(&states) {
+        (recovery.committed, recovery.aborted) = self.settle_all(id, epoch, &states).await?;
+        match self.leases.free(expired.fenced_by_epoch().recovered()).await {
+            Ok(()) => recovery.clients += 1,
+            Err(LeaseError::Lost) => {} // Another client has recovered it.
+            Err(error) => return Err(error.into()),
+        }
+        Ok(recovery)
+    }
+
+    /// Commits or aborts all open transactions of a client, whose lanes have these states. Returns how many it has
+    /// committed and aborted.
+    ///
+    /// # Errors
+    /// [`TxnError`]; some may have been committed and aborted.
+    pub(super) async fn settle_all(
+        &self,
+        id: ClientId,
+        epoch: u64,
+        states: &[Vec<LaneState>],
+    ) -> Result<(u64, u64), TxnError> {
+        let (mut batch, mut committed, mut aborted) = (Batch::new(id.number(), 1), 0, 0);
+        for (txn, log) in evidence(states) {
             let record = match log {
                 Some((member, lane)) => Some(self.record(&mut batch, epoch, txn, member, lane).await?),
                 None => None,
@@ -55,21 +75,16 @@ impl<F: Fabric + Clock> Site<F> {
             match record {
                 Some(record) => {
                     self.roll_forward(&mut batch, (id, epoch), txn, &record).await?;
-                    recovery.committed += 1;
+                    committed += 1;
                 }
                 None => {
                     let asks = Self::abort_asks(txn, 0..self.shards.len());
                     self.settle(&mut batch, epoch, &asks).await?;
-                    recovery.aborted += 1;
+                    aborted += 1;
                 }
             }
         }
-        match self.leases.free(expired.fenced_by_epoch().recovered()).await {
-            Ok(()) => recovery.clients += 1,
-            Err(LeaseError::Lost) => {} // Another client has recovered it.
-            Err(error) => return Err(error.into()),
-        }
-        Ok(recovery)
+        Ok((committed, aborted))
     }
 
     /// Returns the record of a transaction from the log of a member.

@@ -14,7 +14,10 @@
 //! raise    | |
 //! look     | lane u64 |                                                the lane's word, transaction with a record u64
 //! record   | lane u64 |                                                record
+//! fill     | stamp u64 | bucket u64 | part u64 | write |
 //! ```
+//!
+//! `raise` with the epoch [`PROMOTION`] forgets all epochs of the client.
 //!
 //! The statuses of all responses are those of [`Status`]. A response that says who has a lock has the transaction.
 
@@ -35,6 +38,10 @@ pub(super) const GRANT: u8 = 9;
 pub(super) const RAISE: u8 = 10;
 pub(super) const LOOK: u8 = 11;
 pub(super) const RECORD: u8 = 12;
+pub(super) const FILL: u8 = 13;
+
+/// Epoch of a promoter's packets, which all members admit. Only promoters have keys while they send them.
+pub(super) const PROMOTION: u64 = u64::MAX;
 
 /// Status of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

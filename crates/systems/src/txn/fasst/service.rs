@@ -11,17 +11,18 @@
 //!
 //! Invariant: packets are handled only if they have the admitted epoch of their client. So nothing that a client has
 //! sent runs once another one has raised its epoch.
+//! Invariant: packets of promoters have no epoch of a client. While a member gives clients its key, no promoter has it.
 //! Invariant: a lock is taken only for the last transaction of a lane, and only if that one has not ended.
 //! Invariant: a bucket is changed only for the transaction that has its lock, and a copy only by a newer stamp.
 
 use super::layout::{
-    ANY_VERSION, BucketHead, ENDED_OFFSET, EntryId, KIND_OFFSET, LockHeader, NEXT_OFFSET, Place, RECORD_SIZE,
-    RecordHeader, SLOTS, SlotHead, SlotKind, Spec, Table, TxnId, VALUE_MAX, WRITE_SIZE, WRITES_MAX, Word,
-    Write, buckets_for,
+    ANY_VERSION, BucketHead, ENDED_OFFSET, EPOCHS_SIZE, EntryId, KIND_OFFSET, LockHeader, NEXT_OFFSET, Place,
+    RECORD_SIZE, RecordHeader, SLOTS, SlotHead, SlotKind, Spec, Table, TxnId, VALUE_MAX, WRITE_SIZE,
+    WRITES_MAX, Word, Write, buckets_for,
 };
 use super::request::{
-    ABORT, BACKUP, CLOSE, COMMIT, GET, GRANT, LOCK, LOG, LOOK, LaneState, RAISE, RECORD, Status, VALIDATE,
-    keys, put_words, words,
+    ABORT, BACKUP, CLOSE, COMMIT, FILL, GET, GRANT, LOCK, LOG, LOOK, LaneState, PROMOTION, RAISE, RECORD,
+    Status, VALIDATE, keys, put_words, words,
 };
 use super::{KIND, mutants};
 use crate::hash_slots::Placement;
@@ -71,6 +72,8 @@ pub(super) struct NewStore {
     pub(super) writes_max: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) backups: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seed: Option<u64>,
 }
 
 impl NewStore {
@@ -128,12 +131,22 @@ impl<M: Memory> Kind<M> for FasstKind {
     }
 
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
-        let request: NewStore = serde_json::from_str(parameters).map_err(|error| {
-            let example = NewStore { items: Some(1000), value_max: Some(VALUE_MAX), ..NewStore::default() };
-            let example = serde_json::to_string(&example).expect("plain data");
-            format!("a {KIND} store takes parameters such as {example}: {error}")
-        })?;
-        let spec = request.spec(quota, entropy)?;
+        let spec = match serde_json::from_str::<Spec>(parameters) {
+            // A member that takes the place of another one.
+            Ok(spec) => {
+                spec.check()?;
+                spec
+            }
+            Err(_) => {
+                let request: NewStore = serde_json::from_str(parameters).map_err(|error| {
+                    let example =
+                        NewStore { items: Some(1000), value_max: Some(VALUE_MAX), ..NewStore::default() };
+                    let example = serde_json::to_string(&example).expect("plain data");
+                    format!("a {KIND} store takes parameters such as {example}: {error}")
+                })?;
+                request.spec(quota, request.seed.unwrap_or(entropy))?
+            }
+        };
         let parameters = serde_json::to_string(&spec).expect("plain data");
         Ok(Plan {
             table_len: spec.table_len().expect("the parameters were checked"),
@@ -195,7 +208,8 @@ const fn handlers<M: Memory>() -> Handlers<Table, M> {
 /// Whether the packet has the epoch that is admitted for its client. Requests that grant or raise epochs, or that look
 /// at a lane, need none.
 fn admits<M: Memory>(table: &Table, memory: &M, header: &Header, kinds: &[u8]) -> Result<bool, M::Wait> {
-    if kinds.iter().all(|kind| [GRANT, RAISE, LOOK, RECORD].contains(kind))
+    if header.epoch == PROMOTION
+        || kinds.iter().all(|kind| [GRANT, RAISE, LOOK, RECORD].contains(kind))
         || mutants::OLD_EPOCH_ACCEPTED.is_on()
     {
         return Ok(true);
@@ -232,6 +246,10 @@ fn of_lock(_: &Table, header: &Header, payload: &[u8]) -> Locks {
 
 fn of_commit(_: &Table, header: &Header, payload: &[u8]) -> Locks {
     words(payload).map_or(Locks::NONE, |([_, _, bucket], _)| bucket_lock(0, bucket)).and(client_lock(header))
+}
+
+fn of_fill(_: &Table, _: &Header, payload: &[u8]) -> Locks {
+    words(payload).map_or(Locks::NONE, |([_, bucket, part], _)| bucket_lock(part, bucket))
 }
 
 fn of_backup(_: &Table, header: &Header, payload: &[u8]) -> Locks {
@@ -281,6 +299,7 @@ fn handler<M: Memory>(kind: u8) -> Option<Handler<Table, M>> {
         RAISE => Handler { changes: true, locks: of_client, run: raise },
         LOOK => Handler { changes: false, locks: of_client, run: look },
         RECORD => Handler { changes: false, locks: of_client, run: record },
+        FILL => Handler { changes: true, locks: of_fill, run: fill },
         _ => return None,
     })
 }
@@ -450,15 +469,29 @@ fn backup<M: Memory>(
     let part = u8::try_from(part).ok().filter(|part| (1..=table.spec().backups).contains(part));
     let (part, writes) = (some!(part, NO_BUCKET), some!(at.writes_of(bucket, rest), NO_BUCKET));
     for write in writes {
-        let slot = at.slot(part, write.place)?;
-        let is_newer = match slot.kind() {
-            // A slot that is being written has no stamp.
-            SlotKind::Free | SlotKind::Busy => true,
-            SlotKind::Value | SlotKind::Absent => slot.stamp.get() < stamp,
-        };
-        if is_newer || mutants::PUT_REPLAYED.is_on() {
-            at.put(part, &write, stamp)?;
+        at.put_newer(part, &write, stamp)?;
+    }
+    Ok(Ok(done(Status::Done)))
+}
+
+/// Installs a value that another member has, unless this one has a newer one.
+fn fill<M: Memory>(
+    table: &Table,
+    memory: &M,
+    _: &Header,
+    payload: &[u8],
+    _: &mut Vec<u8>,
+) -> Handled<M::Wait> {
+    let at = At { table, memory };
+    let ([stamp, bucket, part], rest) = some!(words(payload), MALFORMED);
+    let part = some!(u8::try_from(part).ok().filter(|part| *part <= table.spec().backups), NO_BUCKET);
+    for write in some!(at.writes_of(bucket, rest), NO_BUCKET) {
+        // Copies have no chains.
+        if part == 0 && !mutants::EXTRA_UNCHAINED.is_on() {
+            let is_own = table.bucket_of(write.key) == bucket && at.chain(bucket, write.place.bucket)?;
+            some!(is_own.then_some(()), NO_BUCKET);
         }
+        at.put_newer(part, &write, stamp)?;
     }
     Ok(Ok(done(Status::Done)))
 }
@@ -559,8 +592,14 @@ fn raise<M: Memory>(
     _: &[u8],
     _: &mut Vec<u8>,
 ) -> Handled<M::Wait> {
-    let at =
-        some!(ClientId::new(header.coordinator).and_then(|client| table.admitted(client)), NO_LANE).raw();
+    let client = some!(ClientId::new(header.coordinator), NO_LANE);
+    let (granted, at) =
+        (some!(table.granted(client), NO_LANE).raw(), some!(table.admitted(client), NO_LANE).raw());
+    if header.epoch == PROMOTION {
+        // No packet of a former configuration is handled any more.
+        memory.write(granted, &[0; EPOCHS_SIZE as usize])?;
+        return Ok(Ok(done(Status::Done)));
+    }
     let admitted = memory.load(at, Width::W8)? as u64;
     if admitted > header.epoch {
         return Ok(Ok(done(Status::Ended)));
@@ -691,12 +730,58 @@ impl<M: Memory> At<'_, M> {
                 return Ok(Some(Room::None));
             }
             match self.memory.exchange(used_at, Width::W8, used, used + 1)? {
-                Ok(()) => break spec.buckets + used as u64,
+                Ok(()) => {
+                    let extra = spec.buckets + used as u64;
+                    if !self.has_keys(extra)? || mutants::EXTRA_TAKEN_TWICE.is_on() {
+                        break extra;
+                    }
+                    // The bucket was filled in a promotion.
+                    used += 1;
+                }
                 Err(found) => used = found,
             }
         };
         self.memory.write(self.table.bucket(0, last).raw() + NEXT_OFFSET, &(extra + 1).to_le_bytes())?;
         Ok(Some(Room::Free(Place { bucket: extra, slot: 0 })))
+    }
+
+    /// Whether a slot of a bucket belongs to a key.
+    fn has_keys(&self, bucket: u64) -> Result<bool, M::Wait> {
+        let mut head = BucketHead::new_zeroed();
+        self.memory.read(self.table.bucket(0, bucket).raw(), head.as_mut_bytes())?;
+        Ok(head.slots.iter().any(|slot| slot.kind() != SlotKind::Free))
+    }
+
+    /// Makes a bucket part of the chain of another one, unless it is. Returns false if that is impossible.
+    fn chain(&self, first: u64, bucket: u64) -> Result<bool, M::Wait> {
+        let (mut last, spec) = (first, self.table.spec());
+        for _ in 0..=spec.extras {
+            if last == bucket {
+                return Ok(true);
+            }
+            let next_at = self.table.bucket(0, last).raw() + NEXT_OFFSET;
+            last = match (self.memory.load(next_at, Width::W8)? as u64).checked_sub(1) {
+                Some(next) if next < spec.all_buckets() => next,
+                Some(_) => return Ok(false),
+                None if bucket < spec.buckets => return Ok(false),
+                None => {
+                    self.memory.write(next_at, &(bucket + 1).to_le_bytes())?;
+                    bucket
+                }
+            };
+        }
+        Ok(last == bucket)
+    }
+
+    /// Writes a key and its value, unless the slot has a value that is as new.
+    fn put_newer(&self, part: u8, write: &Write<'_>, stamp: u64) -> Result<(), M::Wait> {
+        let slot = self.slot(part, write.place)?;
+        let is_newer = match slot.kind() {
+            // A slot that is being written has no stamp.
+            SlotKind::Free | SlotKind::Busy => true,
+            SlotKind::Value | SlotKind::Absent => slot.stamp.get() < stamp,
+        };
+        if is_newer || mutants::PUT_REPLAYED.is_on() { self.put(part, write, stamp) } else { Ok(()) }
     }
 
     /// Writes a key and its value.

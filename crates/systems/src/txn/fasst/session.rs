@@ -1,6 +1,5 @@
 //! FaSST's part of a client's session: the epoch that all packets of the client name, and the lanes as they were.
 
-use super::KIND;
 use super::layout::EntryId;
 use super::request::LaneState;
 use super::site::Site;
@@ -39,8 +38,6 @@ impl<F: Fabric + Clock> Session<F> {
 }
 
 impl<F: Fabric + Clock> Shards for Site<F> {
-    const KIND: &'static str = KIND;
-
     type Fabric = F;
     type Joined = Joined;
 

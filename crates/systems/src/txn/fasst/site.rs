@@ -8,9 +8,10 @@ use crate::keyed::Keyed;
 use crate::lease::{ClientId, Leases, Table};
 use crate::rendezvous::Rendezvous;
 use crate::rpc::fasst::{Batch, Destination, REFUSED, STALE};
-use crate::store::{Members, StoreError};
+use crate::store::{Member, Members, StoreError};
 use crate::txn::TxnError;
 use farside_remote::clock::Clock;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError};
 use std::collections::BTreeMap;
@@ -27,6 +28,9 @@ pub(super) struct Site<F> {
     pub(super) shards: Box<[Shard]>,
     pub(super) places: Rendezvous,
     pub(super) leases: Leases<Rc<Keyed<F>>>,
+    /// For promoters: whether each member's memory is lost. Requests to such a member are answered as by one that has
+    /// nothing.
+    lost: Option<Box<[bool]>>,
 }
 
 /// A request to a member.
@@ -56,6 +60,15 @@ pub(super) struct Told {
     pub(super) payload: Vec<u8>,
 }
 
+impl Told {
+    /// The response of a member that has nothing.
+    fn of_nobody() -> Told {
+        let mut payload = Vec::new();
+        LaneState::default().encode(&mut payload);
+        Told { status: Status::Done, payload }
+    }
+}
+
 /// Reason why a request has no response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Missed {
@@ -65,6 +78,8 @@ pub(super) enum Missed {
     Stale,
     /// The member has refused the request, for this reason.
     Refused(String),
+    /// The client has no key of the member any more, for this reason.
+    Store(StoreError),
     /// It was not sent, since a request before it was not carried out.
     Unsent,
     /// No member gives such a response.
@@ -77,7 +92,7 @@ impl Missed {
         match self {
             Missed::Fabric(error) => error.ran() != Ran::No,
             Missed::Unknown => true,
-            Missed::Stale | Missed::Refused(_) | Missed::Unsent => false,
+            Missed::Stale | Missed::Refused(_) | Missed::Store(_) | Missed::Unsent => false,
         }
     }
 
@@ -87,6 +102,7 @@ impl Missed {
             Missed::Fabric(error) => TxnError::of_read(error.clone()),
             Missed::Stale => TxnError::Lost,
             Missed::Refused(reason) => TxnError::Fabric(FabricError::Refused(reason.clone())),
+            Missed::Store(error) => TxnError::Store(error.clone()),
             Missed::Unsent => TxnError::Conflict,
             Missed::Unknown => TxnError::Damaged("a response that no node gives"),
         }
@@ -116,10 +132,37 @@ impl<F: Fabric + Clock> Site<F> {
                 backups + 1
             )));
         }
+        Ok(Site::of(fabric, members, shards, None))
+    }
+
+    /// Creates a promoter's access to the members in this list, by its keys. Members without a description are lost.
+    ///
+    /// # Errors
+    /// [`StoreError`]: an impossible description.
+    pub(super) fn promoting(fabric: F, members: &Members) -> Result<Site<F>, StoreError> {
+        let any = members.store();
+        let shard = |member: &Member| {
+            let store = member.store.as_ref().unwrap_or(any);
+            Shard::new(member.node, &store.parameters, store.extent())
+        };
+        let shards = members.list().iter().map(shard).collect::<Result<_, _>>().map_err(StoreError::Gone)?;
+        let lost = members.list().iter().map(|member| member.store.is_err()).collect();
+        Ok(Site::of(fabric, members, shards, Some(lost)))
+    }
+
+    fn of(fabric: F, members: &Members, shards: Box<[Shard]>, lost: Option<Box<[bool]>>) -> Site<F> {
         let table = Table { node: shards[0].node, key: shards[0].key(), at: shards[0].table.leases() };
         let fabric = Rc::new(Keyed::new(fabric, members));
         let leases = Leases::new(Rc::clone(&fabric), vec![table], shards[0].spec().ids);
-        Ok(Site { fabric, shards, places: Rendezvous::of(members), leases })
+        // Incarnations change if a member is replaced, and keys must not move.
+        let mut seeds = Draws(shards[0].spec().seed);
+        let places = Rendezvous::seeded((0..shards.len()).map(|_| seeds.next()));
+        Site { fabric, shards, places, leases, lost }
+    }
+
+    /// Whether a promoter knows that a member's memory is lost.
+    pub(super) fn is_lost(&self, member: usize) -> bool {
+        self.lost.as_ref().is_some_and(|lost| lost[member])
     }
 
     /// Length of a lease.
@@ -195,26 +238,34 @@ impl<F: Fabric + Clock> Site<F> {
         let (mut outcomes, mut is_refused) = (Vec::with_capacity(asks.len()), false);
         while outcomes.len() < asks.len() && !(is_refused && until_refused) {
             batch.clear(epoch);
-            let mut sent = 0;
+            let mut sent = Vec::new();
             for ask in &asks[outcomes.len()..] {
+                if self.is_lost(ask.member) {
+                    sent.push(None);
+                    continue;
+                }
                 let shard = &self.shards[ask.member];
                 let to = Destination { node: shard.node, key: shard.key() };
                 let write = |out: &mut Vec<u8>| out.extend_from_slice(&ask.payload);
-                if batch.push(to, ask.kind, ask.response_max, write).is_none() {
-                    break;
-                }
-                sent += 1;
+                let Some(place) = batch.push(to, ask.kind, ask.response_max, write) else { break };
+                sent.push(Some(place));
             }
-            assert!(sent > 0, "a request fits into a packet");
-            batch.send(&*self.fabric).await;
-            for place in 0..sent {
-                let outcome = match batch.response(place) {
-                    Err(error) => Err(Missed::Fabric(error.clone())),
-                    Ok(response) if response.status == STALE => Err(Missed::Stale),
-                    Ok(response) if response.status == REFUSED => {
+            assert!(!sent.is_empty(), "a request fits into a packet");
+            if !batch.is_empty() {
+                batch.send(&*self.fabric).await;
+            }
+            for place in sent {
+                let outcome = match place.map(|place| batch.response(place)) {
+                    None => Ok(Told::of_nobody()),
+                    Some(Err(FabricError::Refused(reason))) => {
+                        Err(self.refused(&asks[outcomes.len()], reason.clone()).await)
+                    }
+                    Some(Err(error)) => Err(Missed::Fabric(error.clone())),
+                    Some(Ok(response)) if response.status == STALE => Err(Missed::Stale),
+                    Some(Ok(response)) if response.status == REFUSED => {
                         Err(Missed::Refused(String::from_utf8_lossy(response.payload).into_owned()))
                     }
-                    Ok(response) => match Status::of(response.status) {
+                    Some(Ok(response)) => match Status::of(response.status) {
                         Some(status) => Ok(Told { status, payload: response.payload.to_vec() }),
                         None => Err(Missed::Unknown),
                     },
@@ -225,6 +276,20 @@ impl<F: Fabric + Clock> Site<F> {
         }
         outcomes.resize(asks.len(), Err(Missed::Unsent));
         outcomes
+    }
+
+    /// Finds out why a node has refused a packet. The store may have another configuration by now, whose keys this
+    /// client does not get.
+    #[cold]
+    async fn refused(&self, ask: &Ask, reason: String) -> Missed {
+        // A promoter that is refused looks at all members again.
+        if self.lost.is_none() {
+            self.fabric.forget(self.shards[ask.member].node);
+            if let Err(TxnError::Store(error)) = self.fetch_keys().await {
+                return Missed::Store(error);
+            }
+        }
+        Missed::Fabric(FabricError::Refused(reason))
     }
 
     /// Makes requests that nothing but a lost response, or another epoch, prevents from being carried out, unless their

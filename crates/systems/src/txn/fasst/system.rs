@@ -1,11 +1,12 @@
 //! FaSST's entry in the registry.
 
-use super::layout::VALUE_MAX;
+use super::layout::{Spec, VALUE_MAX};
 use super::service::{FasstKind, NewStore};
 use super::session::Session;
 use super::site::Site;
-use super::{Client, Fasst, KIND, mutants};
+use super::{Client, Fasst, KIND, configuration, mutants};
 use crate::hash_slots::Placement;
+use crate::members;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
 use crate::txn::session;
@@ -22,6 +23,7 @@ impl System for FasstKind {
     const SUMMARY: &'static str = "a read-modify-write of one shard is four calls";
     const FAMILY: Family = Family::Txn;
     const NODES: Nodes = Nodes::Shards;
+    const REPLACES_MEMBERS: bool = true;
     const NEEDS: Capabilities = Capabilities::CALLS;
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
@@ -42,6 +44,12 @@ impl System for FasstKind {
         Ok(Footprint { slots: spec.all_buckets() * super::layout::SLOTS as u64, table_bytes, item_bytes: 0 })
     }
 
+    /// A key has f copies beside the primary's, and a majority of the members decides on a replacement.
+    fn losses(parameters: &str, members: usize) -> usize {
+        let backups = serde_json::from_str(parameters).map_or(0, |spec: Spec| spec.backups);
+        usize::from(backups).min(members.saturating_sub(1) / 2)
+    }
+
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {
         Box::new(FasstKind)
     }
@@ -59,10 +67,20 @@ impl System for FasstKind {
     async fn heal<F: Fabric + Clock>(
         fabric: F,
         members: &Members,
-        _options: &Options,
+        options: &Options,
     ) -> Result<Vec<String>, StoreError> {
+        members.check_kind::<Self>()?;
+        let fabric = Rc::new(fabric);
+        let mut done = configuration::heal(&fabric, members, options.entropy).await?;
+        // The members may have been replaced since they were opened, here or by another recoverer.
+        let reopened = match done.is_empty() && members.list().iter().all(|member| member.store.is_ok()) {
+            true => None,
+            false => Some(members::open(&fabric, members.nodes(), &members.store().name).await?),
+        };
+        let members = reopened.as_ref().unwrap_or(members);
         members.check::<Self>(&fabric)?;
-        session::heal(&Site::new(fabric, members)?).await
+        done.extend(session::heal(&Site::new(fabric, members)?).await?);
+        Ok(done)
     }
 }
 
@@ -80,5 +98,6 @@ fn request_for(sizing: &Sizing) -> NewStore {
         value_max: (sizing.value_len > 0).then_some(sizing.value_len as u32),
         writes_max: transacting.writes_max,
         backups: transacting.backups,
+        seed: sizing.seed,
     }
 }

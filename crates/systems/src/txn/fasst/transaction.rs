@@ -19,6 +19,7 @@ use super::request::{GET, LOCK, Status, VALIDATE, put_key, words};
 use super::site::{Ask, Asked, Missed, Site, Told};
 use super::{Client, Done, Job, PATIENCE, mutants};
 use crate::rpc::fasst::Batch;
+use crate::store::StoreError;
 use crate::txn::{Committed, TxnError, Version};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
@@ -108,9 +109,10 @@ impl<F: Fabric + Clock> Client<F> {
         (member, self.site.shards[member].table.bucket_of(key))
     }
 
-    /// The error of a request that was not answered. The client gives up if it has been recovered.
+    /// The error of a request that was not answered. The client gives up if it has been recovered, or if the store has
+    /// another configuration.
     fn missed(&self, missed: &Missed) -> TxnError {
-        if *missed == Missed::Stale {
+        if matches!(missed, Missed::Stale | Missed::Store(StoreError::Replaced { .. })) {
             self.session.give_up();
         }
         missed.error()

@@ -3,7 +3,7 @@
 
 use super::layout::{EntryId, Timestamp, Word};
 use super::site::Site;
-use super::{KIND, mutants};
+use super::mutants;
 use crate::identity::{self, Identity};
 use crate::keyed::Keyed;
 use crate::lease::{Expired, Lease, Leases, Observer};
@@ -48,8 +48,6 @@ impl<F: Fabric + Clock> Session<F> {
 }
 
 impl<F: Fabric + Clock> Shards for Site<F> {
-    const KIND: &'static str = KIND;
-
     type Fabric = F;
     type Joined = Joined<F>;
 
