@@ -10,7 +10,7 @@
 //!
 //! | transaction | round trips |
 //! | --- | --- |
-//! | reads of one key | 1 |
+//! | a read of one key | 1; with commit-wait 2: read, prepare |
 //! | reads and writes of keys with values, at any number of members | 3: reads, prepare, commit |
 //! | the same with the prepare of the paper | 4: reads, read checks, write checks, commit |
 //! | a write of a key that was not read | one more, for its slot |
@@ -206,8 +206,10 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
         if std::mem::take(&mut self.is_doomed) {
             return Err(TxnError::Doomed);
         }
-        if writes.is_empty() && reads.len() <= 1 {
-            // The read has waited until no transaction was between its prepare and its end on the key.
+        // A single read has waited until no transaction was between its prepare and its end on the key. With commit-wait,
+        // it also raises PR, so that no transaction that comes before it in time order writes the key afterwards.
+        let is_prepared = reads.len() > 1 || !reads.is_empty() && self.client.site.has_commit_wait();
+        if writes.is_empty() && !is_prepared {
             self.client.counters.commits.add();
             return Ok(Committed { version: None });
         }

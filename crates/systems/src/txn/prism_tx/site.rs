@@ -80,6 +80,11 @@ impl<F: Fabric + Clock> Site<F> {
         Ok(self.fabric.fetch_keys(members, granted).await?)
     }
 
+    /// Whether the store has commit-wait.
+    pub(super) fn has_commit_wait(&self) -> bool {
+        self.shards[0].spec().clock_error_us.is_some()
+    }
+
     /// If the store has commit-wait, waits until this timestamp has passed on every client's clock.
     pub(super) async fn await_clock(&self, ts: Timestamp) {
         let Some(error) = self.shards[0].spec().clock_error_us else { return };
