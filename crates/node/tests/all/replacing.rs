@@ -110,10 +110,10 @@ fn restart(home: &mut Home) {
 #[test]
 fn a_service_is_called_by_the_key_that_the_last_change_has_drawn() {
     let mut home = home();
-    let mut keys = vec![store(open(&mut home)).key()];
-    keys.push(store(revoke(&mut home, 1)).key());
+    let mut keys = vec![store(open(&mut home)).extent().key];
+    keys.push(store(revoke(&mut home, 1)).extent().key);
     enable(&mut home, 2, list([1, 3])).expect("the next configuration");
-    keys.push(store(open(&mut home)).key());
+    keys.push(store(open(&mut home)).extent().key);
     assert!(keys[0] != keys[1] && keys[1] != keys[2], "{keys:?}");
     let served = home.node.served(keys[2].region()).expect("the store is served");
     assert_eq!(served.key(), keys[2]);
