@@ -30,6 +30,7 @@ use farside_fabrics::layer::count::Count;
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::Strikes;
 use farside_fabrics::memory::Mapping;
+use farside_remote::arena::session::Counters;
 use farside_systems::kv::{Kv, KvError};
 use farside_systems::system::{Family, Options};
 use farside_systems::with_kv;
@@ -483,12 +484,19 @@ impl<S: Subject> Measured<S> {
         let mut keepers = Some(S::keepers(&clients)).filter(|keepers| !keepers.is_empty());
         let events = RefCell::new(Vec::new());
         let mut core = Core::new(fabric);
-        let mark = Cell::new(None);
+        let snapshot = || Snapshot {
+            at: Instant::now(),
+            node_cpu: node_cpu(self),
+            own_cpu: own_cpu(),
+            counters: endpoint.counters(),
+        };
+        let (begun, ended, open) = (Cell::new(None), Cell::new(None), Cell::new(self.config.tasks));
         let start =
             Start { began: Instant::now(), cold: Cell::new(self.config.tasks), warm: Cell::new(None) };
         let pace = Pace::of(&self.config, self.pool.nodes().len());
         for (task, mut client) in (0u32..).zip(clients) {
-            let (drawn, mark, cut, start, events) = (&drawn, &mark, &cut, &start, &events);
+            let (drawn, cut, start, events) = (&drawn, &cut, &start, &events);
+            let (snapshot, begun, ended, open) = (&snapshot, &begun, &ended, &open);
             let mut keepers = keepers.take();
             core.spawn(async move {
                 let writer = thread * self.config.tasks + task;
@@ -498,12 +506,17 @@ impl<S: Subject> Measured<S> {
                     if let Some(Cut { since, every, to }) = cut.clone() {
                         drawn.cut(since, every, to);
                     }
-                    mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
+                    begun.set(Some(snapshot()));
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
                 let run = async {
                     S::pace(pace, &self.run, &mut client, drawn, writer, start, warmed_up).await;
+                    // What follows is no operation: a client may wait until others no longer use what it has retired.
+                    open.update(|open| open - 1);
+                    if open.get() == 0 {
+                        ended.set(Some(snapshot()));
+                    }
                     if let Err(trouble) = S::settle(&mut client).await {
                         _ = drawn.count_trouble(&trouble);
                     }
@@ -522,14 +535,14 @@ impl<S: Subject> Measured<S> {
         }
         core.run();
         drop(core);
-        let (since, node_before, own_before, counted) =
-            mark.get().expect("the first task sets its mark, even if the run is over by then");
+        let begun = begun.take().expect("the first task sets its mark, even if the run is over by then");
+        let ended = ended.take().expect("all tasks have ended");
         Ok(Outcome {
-            seconds: since.elapsed().as_secs_f64(),
+            seconds: ended.at.duration_since(begun.at).as_secs_f64(),
             tally: drawn.take_tally(),
-            counters: difference(endpoint.counters(), counted),
-            own_cpu: own_cpu().saturating_sub(own_before),
-            node_cpu: node_cpu(self).zip(node_before).map(|(now, before)| now.saturating_sub(before)),
+            counters: difference(ended.counters, begun.counters),
+            own_cpu: ended.own_cpu.saturating_sub(begun.own_cpu),
+            node_cpu: ended.node_cpu.zip(begun.node_cpu).map(|(now, before)| now.saturating_sub(before)),
             operations_per_s: 0.0,
             by_node: Vec::new(),
             events: events.into_inner().into_iter().collect(),
@@ -794,6 +807,15 @@ fn members_for(pool: &Pool, config: &SessionConfig, store: &str) -> Result<Vec<S
         )));
     }
     Ok(members)
+}
+
+/// What a measurement is counted from, or up to.
+struct Snapshot {
+    at: Instant,
+    /// CPU times of the nodes and of this process; `None` as [`node_cpu`] has it.
+    node_cpu: Option<Duration>,
+    own_cpu: Duration,
+    counters: Counters,
 }
 
 fn own_cpu() -> Duration {
