@@ -20,6 +20,8 @@ use std::rc::Rc;
 const PATIENCE: Nanos = 200 * MILLIS;
 /// Usual pause, in nanoseconds, after which an operator looks whether a client has opened the store.
 const LOOKS_AGAIN: Nanos = 5 * MILLIS;
+/// Longest such pause. A longer one would end the trial before its operations.
+const LOOKS_AGAIN_MAX: Nanos = SECONDS;
 
 /// Creates the store, before any fault.
 pub(crate) fn create(scene: &Rc<Scene>) {
@@ -84,7 +86,8 @@ fn start_operator(scene: &Rc<Scene>) {
                 // If it fails, it is tried again.
                 let _ = within(&theirs.world, PATIENCE, creating).await;
             }
-            theirs.world.sleep(theirs.world.random().heavy(LOOKS_AGAIN)).await;
+            let pause = theirs.world.random().heavy(LOOKS_AGAIN).min(LOOKS_AGAIN_MAX);
+            theirs.world.sleep(pause).await;
             if is_opened() && former.is_empty() || theirs.is_over() {
                 theirs.operator.set(None);
                 return pool.close().await;
