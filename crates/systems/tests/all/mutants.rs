@@ -156,6 +156,7 @@ fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
 fn the_mutants_of_prism_tx_that_trials_expose_seldom_are_killed() {
     // The correct code passes the same cases in `prism_tx_steps`.
     let killers = [
+        (prism_tx::READ_UNPREPARED, "single read"),
         (prism_tx::DECIDED_ERASED, "recoverer dies"),
         (prism_tx::LEASE_UNCONFIRMED, "recoverer late"),
         (prism_tx::RAISED_WITHOUT_WAIT, "smaller intent"),

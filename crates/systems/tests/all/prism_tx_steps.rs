@@ -83,22 +83,25 @@ struct Scene {
     keys: Vec<[u8; 8]>,
 }
 
+/// Size of a store of small values.
+fn sizing(ids: u16) -> Sizing {
+    let transacting = Transacting { ids: Some(ids), lanes: Some(2), ..Transacting::NONE };
+    Sizing { items: Some(20), value_len: 40, lease: Some(LEASE), transacting, ..Sizing::default() }
+}
+
 impl Scene {
     fn new() -> Scene {
         Scene::with_ids(1)
     }
 
     fn with_ids(ids: u16) -> Scene {
-        Scene::of(ids, 20, 40)
+        Scene::of(sizing(ids))
     }
 
-    fn of(ids: u16, items: u64, value_len: usize) -> Scene {
+    fn of(sizing: Sizing) -> Scene {
         let homes = (0..NODES).map(|_| Home::new(16)).collect();
         let mut scene = Scene { homes, keys: Vec::new() };
         let endpoint = scene.endpoint();
-        let transacting = Transacting { ids: Some(ids), lanes: Some(2), ..Transacting::NONE };
-        let sizing =
-            Sizing { items: Some(items), value_len, lease: Some(LEASE), transacting, ..Sizing::default() };
         let (name, kind, quota) = (STORE.into(), KIND.into(), 6 << 20);
         let new = New { name, kind, sizing, quota, members: NODES as usize };
         run(&endpoint, members::create(&endpoint, NODES, &new, [1, 2])).expect("the nodes have memory");
@@ -331,7 +334,8 @@ fn every_chain_of_a_client(is_disturbed: bool) {
 
 /// Tests that also detect broken variants which trials expose too rarely.
 #[cfg(farside_mutants)]
-pub(crate) const CASES: [(&str, fn()); 3] = [
+pub(crate) const CASES: [(&str, fn()); 4] = [
+    ("single read", a_read_of_one_key_comes_after_what_its_client_has_committed),
     ("recoverer dies", a_recoverer_may_die_at_each_chain),
     ("recoverer late", a_recoverer_may_be_late_at_each_chain),
     ("smaller intent", a_recoverer_waits_for_a_smaller_intent_of_another_dead_client),
@@ -460,6 +464,39 @@ pub(crate) fn a_recoverer_waits_for_a_smaller_intent_of_another_dead_client() {
     }
 }
 
+/// T1 reads x and is about to write y, at another member. T2, with a greater timestamp, writes x. Then its client reads
+/// y alone and finds the old value, so T1 comes before T2 if it commits. With commit-wait, it must not.
+#[test]
+pub(crate) fn a_read_of_one_key_comes_after_what_its_client_has_committed() {
+    for clock_error in [None, Some(Duration::from_micros(100))] {
+        let sizing = sizing(2);
+        let transacting = Transacting { clock_error, ..sizing.transacting };
+        let lease = Some(Duration::from_secs(5));
+        let scene = Rc::new(Scene::of(Sizing { lease, transacting, ..sizing }));
+        let (x, y) = (scene.keys[0], scene.keys[1]);
+        let mut first = Client::open(&scene);
+        // Its prepare at the member of y has the only WRITE. The one at the member of x has run before.
+        let theirs = Rc::clone(&scene);
+        first.endpoint.before_write(move || {
+            theirs.by_client(|second| {
+                second.write(&[x], b"new").expect("nothing is in the way");
+                assert_eq!(second.read(&[y]), [b"old"]);
+            });
+        });
+        let written = first.run(async |txn| {
+            txn.begin();
+            assert_eq!(txn.get(&x).await?, Some(&b"old"[..]));
+            txn.put(&y, b"first")?;
+            txn.commit().await.map(drop)
+        });
+        first.close();
+        let is_strict = clock_error.is_some();
+        assert_eq!(written, Some(if is_strict { Err(TxnError::Conflict) } else { Ok(()) }));
+        let of_y = if is_strict { b"old".to_vec() } else { b"first".to_vec() };
+        assert_eq!(scene.settled(), [b"new".to_vec(), of_y]);
+    }
+}
+
 /// Length of values of which a segment has few.
 const LARGE: usize = 40_000;
 
@@ -474,7 +511,7 @@ struct Full {
 
 impl Full {
     fn new() -> Full {
-        let scene = Scene::of(3, 400, LARGE);
+        let scene = Scene::of(Sizing { items: Some(400), value_len: LARGE, ..sizing(3) });
         let client = Client::open(&scene);
         let of_member = |member: usize| {
             let keys = (1000_u64..).map(u64::to_be_bytes);
