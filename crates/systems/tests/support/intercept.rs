@@ -134,6 +134,11 @@ impl<'a, F> Intercept<'a, F> {
         self.is_stuck.get()
     }
 
+    /// Forgets that a chain was stopped. Its future stays pending.
+    pub(crate) fn forget_stop(&self) {
+        self.is_stuck.set(false);
+    }
+
     pub(crate) fn inner(&self) -> &F {
         &self.inner
     }
