@@ -64,8 +64,8 @@ const LIST_MAX: usize = 8192;
 /// In trials with large transactions, one in this many is large. Largest number of transactions that make one.
 const LARGE_ONE_IN: u64 = 8;
 const LARGE_MAX: u64 = 24;
-/// In trials with long keys, the lengths of two subsequent keys differ by about this number of bytes, and no key is more
-/// than a little longer than the second number.
+/// In trials with long keys, the lengths of two subsequent keys differ by about the first number of bytes, and no key
+/// is much longer than the second one.
 const KEY_LEN_STEP: u64 = 167;
 const KEY_LEN_MAX: u64 = 960;
 /// Usual time, in nanoseconds, for which a client that thinks does so between two steps.
