@@ -64,6 +64,10 @@ const LIST_MAX: usize = 8192;
 /// In trials with large transactions, one in this many is large. Largest number of transactions that make one.
 const LARGE_ONE_IN: u64 = 8;
 const LARGE_MAX: u64 = 24;
+/// In trials with long keys, the lengths of two subsequent keys differ by about the first number of bytes, and no key
+/// is much longer than the second one.
+const KEY_LEN_STEP: u64 = 167;
+const KEY_LEN_MAX: u64 = 960;
 /// Usual time, in nanoseconds, for which a client that thinks does so between two steps.
 const THINKS: Nanos = 3 * MICROS;
 /// Usual pause, in nanoseconds, after a conflict.
@@ -112,6 +116,9 @@ pub(crate) struct Txns {
     leave_one_in: u64,
     /// Whether the store has little memory.
     is_tight: bool,
+    /// Whether keys have many lengths, so that their items without a value are of many size classes. If memory is
+    /// little, it is soon full of keys alone, and no further key gets a slot.
+    has_long_keys: bool,
     /// Number of transactions of the last client that have found no memory.
     exhausted: Cell<u32>,
     /// Number of members whose memory the store may lose at the same time.
@@ -231,6 +238,7 @@ impl Family for Txns {
             },
             false => Transacting { prepare: Some(prepare), clock_error, ..ids_and_lanes },
         };
+        let has_long_keys = is_tight && !has_locks && random.one_in(2);
         let losses = |backups: u8| usize::from(backups).min((drawn.nodes as usize - 1) / 2);
         let is_fasst = system.name() == fasst::KIND;
         Txns {
@@ -257,6 +265,7 @@ impl Family for Txns {
             think_one_in: [0, 2, 10][random.below(3) as usize],
             leave_one_in: [0, 10, 40][random.below(3) as usize],
             is_tight,
+            has_long_keys,
             exhausted: Cell::new(0),
             counters: RefCell::default(),
         }
@@ -339,7 +348,9 @@ impl Family for Txns {
             (_, Some(backups), None) => vec![Choice::new("backups", backups, format!("backups {backups}"))],
             (prepare, None, _) => {
                 let prepare = if prepare == Some(Prepare::Paper) { "paper" } else { "together" };
+                let long = self.has_long_keys;
                 vec![
+                    Choice::new("long_keys", long, if long { "long keys" } else { "short keys" }.into()),
                     Choice::new("prepare", prepare, format!("prepare {prepare}")),
                     Choice::new("commit_wait", clock_error.is_some(), waits.into()),
                 ]
@@ -574,6 +585,15 @@ impl Txns {
         self.sizing.transacting.clock_error.is_some()
     }
 
+    /// Returns the bytes of a key.
+    fn name_of(&self, number: u64) -> Vec<u8> {
+        let mut key = values::key(number);
+        if self.has_long_keys {
+            key.resize(key.len() + (number * KEY_LEN_STEP % KEY_LEN_MAX) as usize, b'.');
+        }
+        key
+    }
+
     /// Returns a step with that on the witness of its key, if the key has one. Without witnesses, nothing is deleted.
     fn with_witness(&self, step: Step, tag: impl FnOnce() -> u64) -> Vec<Step> {
         match (step, self.witnessed) {
@@ -593,7 +613,7 @@ impl Txns {
     ) -> Result<Result<Outcome, String>, TxnError> {
         let random = scene.world.random();
         let Client { txn, first_key, .. } = client;
-        let bytes_of = |key: u64| values::key(key - *first_key);
+        let bytes_of = |key: u64| self.name_of(key - *first_key);
         let may_allocate = self.exhausted.get() < EXHAUSTED_MAX;
         if !may_allocate && !ask.0.iter().all(|step| matches!(step, Step::Read(_))) {
             return Ok(Ok(Outcome::Failed));
@@ -650,9 +670,10 @@ impl Txns {
                 scene.world.sleep(random.heavy(THINKS)).await;
             }
         }
-        // A transaction of several keys claims the slots of absent ones.
+        // A transaction that prepares claims the slots of absent keys.
         let is_absent = |seen: &Seen| matches!(seen, Seen::Absent { version: 0 });
-        if !may_allocate && seen.len() > 1 && seen.iter().any(is_absent) {
+        let prepares = seen.len() > 1 || self.waits();
+        if !may_allocate && prepares && seen.iter().any(is_absent) {
             return Ok(Ok(Outcome::Failed));
         }
         let Committed { version } = txn.commit().await?;

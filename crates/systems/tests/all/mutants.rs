@@ -1,7 +1,7 @@
 //! Tests that kill the mutants which only a running system exposes.
 
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
-use crate::{chequer_steps, prism_tx_steps};
+use crate::{chequer_steps, prism_tx_sim, prism_tx_steps};
 use farside_node::mutants::{BOTH_DECISIONS, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{EPOCH_IGNORES_TURNS, REUSED_AT_ONCE};
@@ -154,16 +154,22 @@ fn the_mutants_of_chequer_that_trials_expose_seldom_are_killed() {
 
 #[test]
 fn the_mutants_of_prism_tx_that_trials_expose_seldom_are_killed() {
-    // The correct code passes the same cases in `prism_tx_steps`.
+    // The correct code passes the same cases in `prism_tx_steps` and `prism_tx_sim`.
     let killers = [
+        (prism_tx::READ_UNPREPARED, "single read"),
         (prism_tx::DECIDED_ERASED, "recoverer dies"),
         (prism_tx::LEASE_UNCONFIRMED, "recoverer late"),
         (prism_tx::RAISED_WITHOUT_WAIT, "smaller intent"),
+        (prism_tx::UNKNOWN_FORGOTTEN, "client goes on"),
+        (prism_tx::VERDICT_FROM_SLOTS, "overwritten value"),
+        (prism_tx::RAISED_UNPREPARED, "unprepared key"),
+        (prism_tx::LARGER_FIRST, "two lanes"),
+        (prism_tx::DECIDED_LATE, "each moment"),
     ];
     let mut killed = 0;
     for (mutant, name) in killers {
-        let (_, case) =
-            prism_tx_steps::CASES.iter().find(|case| case.0 == name).expect("a case of this name");
+        let mut cases = prism_tx_steps::CASES.iter().chain(&prism_tx_sim::CASES);
+        let (_, case) = cases.find(|case| case.0 == name).expect("a case of this name");
         let lives = stepped::passes(Some(mutant), *case);
         println!("{mutant:?}: killed by {}", if lives { "nobody" } else { name });
         killed += usize::from(!lives);

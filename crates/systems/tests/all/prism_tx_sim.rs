@@ -561,6 +561,87 @@ fn run(seed: u64, plan: Plan) -> Result<Events, String> {
     Ok(bench.events.borrow().clone())
 }
 
+/// Tests that also detect broken variants which trials expose too rarely.
+#[cfg(farside_mutants)]
+pub(crate) const CASES: [(&str, fn()); 1] =
+    [("each moment", a_client_may_die_at_each_moment_of_a_transaction)];
+
+/// Kills clients that write several keys at each of two members, each client some nanoseconds later in its transaction
+/// than the one before: so clients also die between two memory accesses of a chain.
+#[test]
+pub(crate) fn a_client_may_die_at_each_moment_of_a_transaction() {
+    const KEYS: u64 = 6;
+    const STEP: u64 = 40;
+    const VICTIMS: u64 = 300;
+    let plan = Plan {
+        nodes: 2,
+        is_direct: true,
+        clients: 0,
+        tasks: 1,
+        transactions: 1,
+        workload: Workload::Registers { keys: KEYS },
+        prepare: Prepare::Together,
+        lanes: 1,
+        deaths: 0,
+        stops: 0,
+        drops: false,
+        losses: 0,
+        skew: 0,
+        has_commit_wait: false,
+    };
+    let bench = Bench::new(1, plan);
+    let world = bench.world.clone();
+    let values_of = async |bench: &Bench| {
+        let (process, host) = (bench.world.start_process(), bench.network.add_host());
+        let reach = bench.connect(process, host, 0).await.expect("the nodes run");
+        let members = members::open(&reach, bench.plan.nodes, STORE).await.expect("the store exists");
+        registry::heal(reach, &members, &Options::NONE).await.expect("the nodes run");
+        let mut txn = bench.open(process, host, 0).await.expect("an id is free");
+        bench.world.spawn(process, txn.keeper());
+        let mut values = Vec::new();
+        for number in 0..KEYS {
+            let value = txn.get(&key(number)).await.expect("nothing is in the way");
+            values.push(value.map(|bytes| value_of(bytes).expect("a value").0));
+        }
+        txn.commit().await.expect("nothing is in the way");
+        drop(txn);
+        bench.world.sleep(MILLIS).await; // The client gives its id back.
+        values
+    };
+    let sweeps = async move {
+        bench.create().await;
+        let (mut outcomes, mut last) = ([0; 2], None);
+        for victim in 0..VICTIMS {
+            let (process, host) = (bench.world.start_process(), bench.network.add_host());
+            let mut txn = bench.open(process, host, 0).await.expect("an id is free");
+            bench.world.spawn(process, txn.keeper());
+            let has_committed = Rc::new(Cell::new(false));
+            let committed = Rc::clone(&has_committed);
+            bench.world.spawn(process, async move {
+                txn.begin();
+                (0..KEYS).for_each(|of| txn.put(&key(of), &bytes_of(victim, 0)).expect("a valid value"));
+                committed.set(txn.commit().await.is_ok());
+            });
+            // The first one lives until it has claimed slots for the keys.
+            bench.world.sleep(if victim == 0 { MILLIS } else { victim * STEP }).await;
+            bench.world.kill(process);
+            let values = values_of(&bench).await;
+            let (is_new, is_old) = (values[0] == Some(victim), values[0] == last);
+            assert!(
+                values.iter().all(|value| *value == values[0]) && (is_new || is_old && !has_committed.get()),
+                "victim {victim} after {last:?} leaves {values:?}"
+            );
+            outcomes[usize::from(is_new)] += 1;
+            last = values[0];
+        }
+        outcomes
+    };
+    let [backed_out, done] = world.complete(20 * SECONDS, sweeps).expect("the sweep ends");
+    world.end();
+    println!("{backed_out} transactions were backed out, {done} were done");
+    assert!(backed_out > VICTIMS / 10 && done > VICTIMS / 10, "clients die before and after the decision");
+}
+
 /// Number of seeds; `PRISM_TX_SEEDS` sets another one, and `PRISM_TX_SEED` the first.
 fn seeds(default: u64) -> std::ops::Range<u64> {
     let from = |name| std::env::var(name).ok().and_then(|number: String| number.parse().ok());

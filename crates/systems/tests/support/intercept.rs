@@ -22,6 +22,7 @@ pub(crate) struct Intercept<'a, F> {
     before: RefCell<Box<dyn FnMut() -> Then + 'a>>,
     is_stuck: Cell<bool>,
     instead: RefCell<Option<Instead<'a>>>,
+    before_write: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
     of_write: RefCell<Option<Then>>,
     refuses: RefCell<Box<dyn FnMut() -> bool + 'a>>,
     before_call: RefCell<Box<dyn FnMut() + 'a>>,
@@ -42,6 +43,7 @@ impl<'a, F> Intercept<'a, F> {
             before: RefCell::new(Box::new(|| Then::Runs)),
             is_stuck: Cell::new(false),
             instead: RefCell::new(None),
+            before_write: RefCell::new(None),
             of_write: RefCell::new(None),
             refuses: RefCell::new(Box::new(|| false)),
             before_call: RefCell::new(Box::new(|| ())),
@@ -112,6 +114,11 @@ impl<'a, F> Intercept<'a, F> {
         *self.instead.borrow_mut() = Some(Box::new(instead));
     }
 
+    /// Calls `act` before the next chain that has a WRITE.
+    pub(crate) fn before_write(&self, act: impl FnOnce() + 'a) {
+        *self.before_write.borrow_mut() = Some(Box::new(act));
+    }
+
     /// Applies `then` to the next chain that has a WRITE.
     pub(crate) fn of_write(&self, then: Then) {
         *self.of_write.borrow_mut() = Some(then);
@@ -125,6 +132,11 @@ impl<'a, F> Intercept<'a, F> {
     /// Whether a chain was stopped.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.get()
+    }
+
+    /// Forgets that a chain was stopped. Its future stays pending.
+    pub(crate) fn forget_stop(&self) {
+        self.is_stuck.set(false);
     }
 
     pub(crate) fn inner(&self) -> &F {
@@ -149,6 +161,8 @@ impl<F: Fabric> Fabric for Intercept<'_, F> {
                 instead(chain);
                 return std::future::pending().await;
             }
+            let before = self.before_write.take();
+            before.into_iter().for_each(|act| act());
             then = self.of_write.take().unwrap_or(then);
         }
         match then {

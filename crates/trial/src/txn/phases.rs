@@ -20,8 +20,8 @@ pub(super) static PHASES: Phases = Phases {
     all: &[
         Phase::new("idle").rare(),
         Phase::new("read"),
-        // A key gets its slot. That takes a small buffer, and no trial has refused it for want of memory so far.
-        Phase::new("claim").rare(),
+        // A key gets its slot.
+        Phase::allocating("claim").rare(),
         Phase::new("prepare"),
         Phase::allocating("commit"),
         Phase::new("abort"),

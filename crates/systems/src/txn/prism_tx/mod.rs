@@ -206,9 +206,11 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
         if std::mem::take(&mut self.is_doomed) {
             return Err(TxnError::Doomed);
         }
-        // A single read has waited until no transaction was between its prepare and its end on the key. With commit-wait,
-        // it also raises PR, so that no transaction that comes before it in time order writes the key afterwards.
-        let is_prepared = reads.len() > 1 || !reads.is_empty() && self.client.site.has_commit_wait();
+        // A single read has waited until no transaction was between its prepare and its end on the key. With
+        // commit-wait, it also raises PR, so that no transaction that comes before it in time order writes the key
+        // afterwards.
+        let is_dated = self.client.site.has_commit_wait() && !mutants::READ_UNPREPARED.is_on();
+        let is_prepared = reads.len() > 1 || is_dated && !reads.is_empty();
         if writes.is_empty() && !is_prepared {
             self.client.counters.commits.add();
             return Ok(Committed { version: None });

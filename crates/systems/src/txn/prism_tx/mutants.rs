@@ -12,6 +12,8 @@ farside_remote::mutants! {
     PREPARE_DROPPED = "TxPrepareDropped";
     /// A prepare without a response counts as one that never ran.
     UNKNOWN_FORGOTTEN = "TxUnknownForgotten";
+    /// With commit-wait, a transaction that only reads a single key does not prepare it.
+    READ_UNPREPARED = "TxReadUnprepared";
     /// The version of a read is the timestamp in the item.
     VERSION_OF_ITEM = "TxVersionOfItem";
     /// Execution reads the value, and then the slot.

@@ -2,8 +2,8 @@
 //! entries as they were. Timestamps are those of [`crate::stamps`], with the id.
 
 use super::layout::{EntryId, Timestamp, Word};
-use super::site::Site;
 use super::mutants;
+use super::site::Site;
 use crate::identity::{self, Identity};
 use crate::keyed::Keyed;
 use crate::lease::{Expired, Lease, Leases, Observer};

@@ -25,9 +25,9 @@ impl System for PrismTxKind {
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    // The first three need several deaths at certain steps: tests of single steps expose them. A harness of its own
-    // exposes the others.
+    // Tests of single steps expose them.
     const RARE_MUTANTS: &'static [Mutant] = &[
+        mutants::READ_UNPREPARED,
         mutants::LEASE_UNCONFIRMED,
         mutants::RAISED_WITHOUT_WAIT,
         mutants::DECIDED_ERASED,
