@@ -354,8 +354,8 @@ pub const PCIE_PAYLOAD: u64 = 256;
 /// - `verb_ns`: a READ takes 1.9 us, of which [`Inputs::pcie_ns`] are the access to memory.
 /// - `qp_cache`: with 2,240 connections, the NIC serves 20.1 million READs per second, and makes 10.85 million more
 ///   reads over PCIe than these READs need. So it caches 46 % of the connections.
-/// - `qp_miss_ns`: with 140 connections, it serves 94.6 million READs per second. The difference, 39.2 ns for each READ,
-///   is due to 0.54 misses.
+/// - `qp_miss_ns`: with 140 connections, it serves 94.6 million READs per second. The difference, 39.2 ns for each
+///   READ, is due to 0.54 misses.
 ///
 /// Link and PCIe: four lanes of FDR carry 54.5 Gb/s of data, and 16 lanes of PCIe 3.0 carry 126 Gb/s.
 pub const CIB: Cluster = Cluster {
