@@ -56,8 +56,7 @@ impl Sender {
     /// Creates a NIC that takes `op` picoseconds to send an op, and `miss` picoseconds more for a message if the
     /// connection's state is not cached. The NIC caches the state of `known_max` connections.
     pub fn new(op: Picos, miss: Picos, known_max: usize) -> Sender {
-        let known =
-            Known { max: known_max, uses: 0, last: HashMap::default(), order: VecDeque::default() };
+        let known = Known { max: known_max, uses: 0, last: HashMap::default(), order: VecDeque::default() };
         Sender { station: Station::new(1), known: RefCell::new(known), misses: Cell::new(0), op, miss }
     }
 

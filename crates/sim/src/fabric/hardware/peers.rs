@@ -7,8 +7,8 @@
 //! The code of an exchange is a straight line: each step waits for the part of a machine that it passes.
 //!
 //! Invariant: the real node serves a call, and a READ returns its real bytes; only time is modelled.
-//! Invariant: a call has taken effect once a core has handled it. A READ copies all of its bytes at one instant, since
-//! no client of this model writes.
+//! Invariant: a call takes effect when its request is in the memory of the machine that handles it. A READ copies all of
+//! its bytes at one instant, since no client of this model writes.
 
 use super::{Machine, Machines, PoolClient};
 use crate::hardware::{ACKNOWLEDGEMENT, Cluster, OP, POSTLIST, SHARED_LINES};
@@ -228,9 +228,8 @@ impl Task {
     async fn handle(&self, core: &Core, busy: Nanos) -> Posting {
         let Peers { world, peering, .. } = &*self.peers;
         let (now, (begins, len)) = (world.now(), core.burst.get());
-        let is_in_list = peering.doorbells == Doorbells::ForList
-            && now <= begins
-            && (1..POSTLIST).contains(&len);
+        let is_in_list =
+            peering.doorbells == Doorbells::ForList && now <= begins && (1..POSTLIST).contains(&len);
         let busy = busy + if is_in_list { 0 } else { peering.cluster.doorbell_ns };
         let done = core.station.pass(now, busy * 1_000);
         core.burst.set(if is_in_list { (begins, len + 1) } else { (done - busy, 1) });
