@@ -31,6 +31,7 @@ use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 /// A workload: the machines, and the operations of their tasks.
 #[derive(Clone, Copy, Debug)]
@@ -155,7 +156,7 @@ pub struct Measured {
     pub ops_per_s: f64,
     /// Mean latency of a batch, in microseconds.
     pub mean_us: f64,
-    /// Mean number of doorbells for the requests of a batch.
+    /// Mean number of doorbells for the requests of a batch; of READs, for those that are posted together.
     pub doorbells: f64,
     /// Mean number of responses that share a doorbell; 0 if there are none.
     pub responses_per_doorbell: f64,
@@ -177,6 +178,12 @@ pub struct Busy {
     /// The busier direction of PCIe.
     pub pcie: f64,
 }
+
+/// Mean number of batches of a task in a warm-up and, at least, in a measurement.
+const WARM_UP: u64 = 16;
+const ROUNDS: u64 = 40;
+/// Time in which all tasks begin.
+const BEGIN: Duration = Duration::from_micros(20);
 
 /// Bytes of a node's memory that READs read.
 const MEMORY: u64 = 1 << 20;
@@ -238,8 +245,9 @@ impl Bed {
         Ok(Bed { world, peers, load, memory })
     }
 
-    /// Measures `operations` operations of all machines together, after a warm-up in which all tasks have sent several
-    /// batches, and each connection was used several times.
+    /// Measures `operations` operations of all machines together, or more: each task sends [`ROUNDS`] batches on average.
+    /// Before that, it sends [`WARM_UP`], and each connection is used several times. Tasks begin at random times, since
+    /// they would stay in step otherwise.
     ///
     /// # Errors
     /// An operation failed, or the operations did not complete in time.
@@ -259,6 +267,7 @@ impl Bed {
                     let (members, memory) = (Rc::clone(&members), Rc::clone(&self.memory));
                     run.tasks.set(run.tasks.get() + 1);
                     world.spawn(world.start_process(), async move {
+                        fabric.sleep(BEGIN.mul_f64(random.share())).await;
                         let client = Client::of(fabric, (machine, task), load, &members, memory).await;
                         let done = match client {
                             Ok(client) => closed_loop(client, &random, &run).await,
@@ -273,8 +282,9 @@ impl Bed {
             }
         }
         let of_connections = u64::from(load.connections_of_machine()) * u64::from(load.issuing) * 2;
-        let warm_up = (load.tasks_of_all() * u64::from(load.batch) * 6).max(of_connections);
-        let operations = operations.max(load.tasks_of_all() * u64::from(load.batch) * 6);
+        let round = load.tasks_of_all() * u64::from(load.batch);
+        let warm_up = (round * WARM_UP).max(of_connections);
+        let operations = operations.max(round * ROUNDS);
         self.run_until(&run, warm_up, SLOWEST)?;
         let (since, before) = (world.now(), self.counted());
         run.done.set(0);
@@ -326,7 +336,8 @@ impl Bed {
         Measured {
             ops_per_s: done * SECONDS as f64 / lasted as f64 / f64::from(issuing),
             mean_us: run.latencies.borrow().mean_us(),
-            doorbells: grown(|(rung, ..)| rung.requests[0]) * f64::from(batch) / done,
+            doorbells: grown(|(rung, ..)| rung.requests[0]) * f64::from(batch)
+                / grown(|(rung, ..)| rung.requests[1]),
             responses_per_doorbell: responses,
             misses: misses / done,
             busy: Busy {
