@@ -290,13 +290,13 @@ impl Bed {
         run.done.set(0);
         run.latencies.replace(Latencies::new());
         self.run_until(&run, operations, SLOWEST)?;
-        let (lasted, after) = (world.now() - since, self.counted());
+        let measured = self.measured(&run, world.now() - since, before);
         run.is_over.set(true);
         world.run_while(world.now() + SECONDS, || run.tasks.get() > 0);
         if run.tasks.get() > 0 {
             return Err("the operations did not end within 1 s".to_owned());
         }
-        Ok(self.measured(&run, lasted, before, after))
+        Ok(measured)
     }
 
     /// Lets this number of operations complete.
@@ -315,13 +315,9 @@ impl Bed {
         (self.peers.rung(), used, misses)
     }
 
-    fn measured(
-        &self,
-        run: &Run,
-        lasted: Nanos,
-        before: (Rung, Used, u64),
-        after: (Rung, Used, u64),
-    ) -> Measured {
+    /// Returns what a run that goes on has done since a time, at which these were the counters.
+    fn measured(&self, run: &Run, lasted: Nanos, before: (Rung, Used, u64)) -> Measured {
+        let after = self.counted();
         let Load { cluster, batch, issuing, machines, .. } = self.load;
         let done = run.done.get() as f64;
         let grown = |of: fn(&(Rung, Used, u64)) -> u64| (of(&after) - of(&before)) as f64;
