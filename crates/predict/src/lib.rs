@@ -1,12 +1,14 @@
 //! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
-//! key-value store, a transactional store, a store of latched objects or a tree of such objects on one node, or a block
-//! store on several. [`index`] does so for ordered indexes.
+//! key-value store, a transactional store, a store of latched objects or a tree of such objects on one node, a block
+//! store on several, or a node that answers FaSST's calls. [`index`] does so for ordered indexes, and [`calls`] for FaSST's calls and READs on machines that are
+//! nodes and clients at once.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
 
 #![forbid(unsafe_code)]
 
+pub mod calls;
 pub mod index;
 
 use farside_bench::workload::skew::Zipf;
@@ -27,6 +29,7 @@ use farside_systems::latch::system::LatchKind;
 use farside_systems::latch::{self, Latched, Latching};
 use farside_systems::members::{self, New};
 use farside_systems::registry::{self, AnyBlocks, AnyTxn, OneKv, Registered};
+use farside_systems::rpc::echo::{self, Asking, Echo};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Backoff, Family, Got, Nodes, Options, Sizing, SizingError, System as _};
 use farside_systems::txn::fasst;
@@ -43,10 +46,10 @@ const KEY_LEN: usize = size_of::<u64>();
 /// Number of replicas of a replicated system, as in PRISM's evaluation of PRISM-RS.
 const REPLICAS: usize = 3;
 
-/// Systems that have a model: all of their families but FaSST.
+/// Systems that have a model: all of their families but FaSST's transactions.
 fn systems() -> impl Iterator<Item = &'static Registered> {
     let has_model = |system: &&Registered| match system.family {
-        Family::Kv | Family::Blocks | Family::Latched => true,
+        Family::Kv | Family::Blocks | Family::Latched | Family::Calls => true,
         Family::Txn => system.kind != fasst::KIND,
         _ => false,
     };
@@ -174,7 +177,8 @@ pub struct Load {
     /// Parameters of the machines' model.
     pub inputs: Inputs,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs. In a transactional store, a GET reads
-    /// `keys` records in one transaction, and a PUT reads and writes them.
+    /// `keys` records in one transaction, and a PUT reads and writes them. A GET by FaSST's calls is a short request
+    /// with a value in its response, and a PUT a request with a value and a short response.
     pub reads: f64,
     /// Number of records of an operation: 1, except in transactional stores.
     pub keys: usize,
@@ -266,7 +270,7 @@ impl Load {
         // A buffer is at most a quarter larger than its item. The second half is for retired buffers that are not free
         // yet.
         let items = match system.family {
-            Family::Latched => 0,
+            Family::Latched | Family::Calls => 0,
             _ => self.records() * (self.value_len as u64 + 256) * 5 / 2,
         };
         let table = match system.family {
@@ -399,6 +403,18 @@ impl Bed {
         }
         if system.family == Family::Latched && !load.value_len.is_multiple_of(8) {
             return Err(format!("no objects of {} bytes: give a multiple of 8", load.value_len));
+        }
+        let lens = echo::LEN_MIN..=echo::LEN_MAX;
+        if system.family == Family::Calls
+            && (!lens.contains(&load.value_len) || load.lengths != Lengths::Constant)
+        {
+            return Err(format!(
+                "no calls with {} bytes{}: give one length from {} to {}",
+                load.value_len,
+                if load.lengths == Lengths::Constant { "" } else { " and fewer" },
+                lens.start(),
+                lens.end()
+            ));
         }
         let work = &system.work;
         let service = ServiceWork { accesses: work.call_accesses, checksummed: work.call_checksummed };
@@ -575,6 +591,7 @@ enum Store {
     Latched(Box<Latched<Rc<PoolClient>>>),
     Tree(Box<Btree<Rc<PoolClient>>>, Tree),
     Txn(Box<AnyTxn<Rc<PoolClient>>>),
+    Calls(Box<Echo<Rc<PoolClient>>>),
 }
 
 impl Opening {
@@ -612,6 +629,10 @@ impl Opening {
                 world.sleep(1).await;
                 Store::Txn(Box::new(txn))
             }
+            Family::Calls => {
+                let opened = Echo::open_in(client, nodes, STORE).await;
+                Store::Calls(Box::new(opened.map_err(|error| error.to_string())?))
+            }
             _ => {
                 let opened = OneKv::open(client, NodeId(0), STORE, &options).await;
                 Store::Kv(Box::new(opened.map_err(|error| error.to_string())?))
@@ -642,6 +663,7 @@ impl Store {
                 txn.put(&record.to_be_bytes(), value).map_err(|error| error.to_string())?;
                 txn.commit().await.map(drop).map_err(|error| error.to_string())
             }
+            Store::Calls(echo) => call(echo, value.len(), echo::LEN_MIN).await,
         }
     }
 
@@ -676,10 +698,21 @@ impl Store {
                 let found = found.map_err(|error| error.to_string())?;
                 assert_eq!(found, Some(record), "a key has the value with which it was loaded");
             }
+            Store::Calls(echo) => call(echo, echo::LEN_MIN, value.len()).await?,
             Store::Txn(_) => unreachable!("transactions read their records by `Transactions::perform`"),
         }
         Ok(value.len())
     }
+}
+
+/// Sends one request, and checks the response.
+async fn call(
+    echo: &mut Echo<Rc<PoolClient>>,
+    request_len: usize,
+    response_len: usize,
+) -> Result<(), String> {
+    let asking = Asking { requests: 1, request_len, response_len };
+    echo.ask(asking, || 0).await.map_err(|error| error.to_string())
 }
 
 /// Transactions of one client.

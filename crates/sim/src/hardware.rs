@@ -4,6 +4,7 @@
 //! The other is section 4 of *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided
 //! RDMA* (Ziegler et al., SIGMOD 2023; here *Synchronization*). Measurements of applications are never inputs: the
 //! model predicts them. [`CONNECTX_6`] differs from the calibrated inputs only in numbers that describe the NIC alone.
+//! The clusters of FaSST, [`CX3`] and [`CIB`], have NICs of their own, whose numbers are micro-benchmarks, too.
 
 use crate::nic::{Sender, Timing};
 use crate::station::Picos;
@@ -284,6 +285,112 @@ impl Testbed {
     /// Testbed of SMART's motivation (section 3): clients on 8 machines, and one memory node.
     pub const SMART_MOTIVATION: Testbed = Testbed { machines: 8, ..Testbed::SMART };
 }
+
+/// A cluster whose machines are nodes and clients at the same time, as those of FaSST (Kalia et al., OSDI 2016).
+///
+/// A machine has one NIC, which sends, serves and receives. Its threads run one on each core. They post verbs on
+/// connections to other machines, and calls on one datagram queue pair each.
+///
+/// Of the other [`Inputs`], `nic_op_ps` is the time that a NIC is busy with one end of an exchange: a request that it
+/// sends, whose response it receives, or a request that it receives, whose response it sends. `core_message_ns` is the
+/// time that two cores, the caller's and the node's, are busy with a call that has two doorbells of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cluster {
+    /// Name in figures.
+    pub name: &'static str,
+    /// Number of machines.
+    pub machines: u32,
+    /// Number of threads of each machine, one for each core.
+    pub threads: u32,
+    /// Parameters that all models have.
+    pub inputs: Inputs,
+    /// Bandwidth of a machine's link in each direction, in Gb/s.
+    pub link_gbit: u64,
+    /// Bandwidth between a machine's memory and its NIC in each direction, in Gb/s.
+    pub pcie_gbit: u64,
+    /// Time that a core is busy with a one-sided verb and its completion, without the doorbell. FaSST: a core issues
+    /// 10.9 million READs per second on its own queue pairs, each with a doorbell.
+    pub core_verb_ns: Nanos,
+    /// Time that a core is busy with a doorbell, an uncached write to the NIC. Estimated: about half of a READ's time.
+    pub doorbell_ns: Nanos,
+    /// Time in which a core fetches a cache line that another core has changed. Estimated: as long as an access to
+    /// uncached memory, [`Inputs::core_access_ns`].
+    pub line_ns: Nanos,
+}
+
+/// Lines that threads that share a queue pair take from each other for each verb: the lock and the head of the queue
+/// pair, and the lock and the head of the completion queue.
+pub const SHARED_LINES: [u64; 2] = [2, 2];
+/// Largest number of messages that are posted with one doorbell. FaSST's public code (`app/rpc-test/rpc-test.json`).
+pub const POSTLIST: u64 = 16;
+/// Overhead of every packet of native InfiniBand in bytes: local route header 8, base transport header 12, invariant
+/// and variant CRC 6 (InfiniBand specification, release 1.3, volume 1).
+pub const INFINIBAND: u64 = 8 + 12 + 6;
+/// Size in bytes of what a datagram has in addition: datagram extended header 8, and the immediate 4 in which FaSST has
+/// the header of its packets.
+pub const DATAGRAM: u64 = 8 + 4;
+/// Size in bytes of the global route header, for which each received datagram has room in memory.
+pub const ROUTE_HEADER: u64 = 40;
+/// Size in bytes of an entry of a completion queue (mlx5).
+pub const COMPLETION: u64 = 64;
+/// Size in bytes of a descriptor of a buffer to receive into (mlx5), and the number of them that a NIC reads at once: a
+/// cache line of them.
+pub const RECEIVE: [u64; 2] = [16, 4];
+/// Size in bytes of a descriptor of a request to send: two cache lines for a datagram, one for a READ. The NIC reads
+/// the descriptors of a list with one doorbell, and the core writes a single one to the NIC.
+pub const SEND: [u64; 2] = [128, 64];
+/// Overhead in bytes of a packet on PCIe 3.0 that writes or requests memory, and of one that returns memory: framing 4,
+/// header 16 or 12, CRC 4.
+pub const PCIE_PACKET: [u64; 2] = [24, 20];
+/// Maximum payload in bytes of a packet on PCIe, as hosts set it.
+pub const PCIE_PAYLOAD: u64 = 256;
+
+/// Cluster CIB of FaSST: 11 machines with 14 cores and Connect-IB, of two ports with 56 Gb/s each.
+///
+/// The NIC's rate is calibrated on about 50 million READs per second and machine, while all machines issue and serve
+/// READs. All other numbers of this NIC are those of its authors' micro-benchmark (`other/dct-bench/README.md` of the
+/// public code), in which the threads of 10 machines READ from one machine:
+///
+/// - `verb_ns`: a READ takes 1.9 us, of which [`Inputs::pcie_ns`] are the access to memory.
+/// - `qp_cache`: with 2,240 connections, the NIC serves 20.1 million READs per second, and makes 10.85 million more
+///   reads over PCIe than these READs need. So it caches 46 % of the connections.
+/// - `qp_miss_ns`: with 140 connections, it serves 94.6 million READs per second. The difference, 39.2 ns for each
+///   READ, is due to 0.54 misses.
+///
+/// Link and PCIe: four lanes of FDR carry 54.5 Gb/s of data, and 16 lanes of PCIe 3.0 carry 126 Gb/s.
+pub const CIB: Cluster = Cluster {
+    name: "CIB",
+    machines: 11,
+    threads: 14,
+    inputs: Inputs {
+        verb_ns: 1_300,
+        nic_op_ps: 10_000,
+        packet_max: 4_096,
+        qp_cache: 1_030,
+        qp_miss_ns: 73,
+        ..INPUTS
+    },
+    link_gbit: 109,
+    pcie_gbit: 126,
+    core_verb_ns: 42,
+    doorbell_ns: 50,
+    line_ns: INPUTS.core_access_ns,
+};
+
+/// Cluster CX3 of FaSST: 192 machines with 8 cores and ConnectX-3, one port with 56 Gb/s, and 8 lanes of PCIe 3.0.
+///
+/// The NIC's rate is that of HERD (Kalia et al., SIGCOMM 2014) on the same type: 26 million READs per second, served by
+/// one machine. No micro-benchmark of its cache of connections is available, so `qp_cache` and `qp_miss_ns` are the
+/// estimates for the ConnectX-5 of [`INPUTS`], as are the times of a verb. The cores are taken to be as fast as CIB's.
+pub const CX3: Cluster = Cluster {
+    name: "CX3",
+    machines: 192,
+    threads: 8,
+    inputs: Inputs { nic_op_ps: 38_462, packet_max: 4_096, ..INPUTS },
+    link_gbit: 54,
+    pcie_gbit: 63,
+    ..CIB
+};
 
 /// Overhead of every packet in bytes: preamble 8, Ethernet header 14, IP header 20, UDP header 8, InfiniBand's base
 /// transport header 12, invariant CRC 4, frame check sequence 4, interframe gap 12. Sources: IEEE 802.3, RFC 791, RFC

@@ -25,9 +25,11 @@
 //! must reset it and post the lists after it again.
 
 mod connection;
+mod port;
 mod sender;
 
 pub use connection::{Completion, Connection, Exchange, Message, Permit, Refusal};
+pub use port::{Packets, Port, Posting, Used};
 pub use sender::Sender;
 
 use crate::hardware::{ACKNOWLEDGEMENT, OP, framed_in};

@@ -35,6 +35,11 @@ impl Station {
         self.free.borrow().peek().is_some_and(|Reverse(first)| *first <= now * PICOS)
     }
 
+    /// Returns the virtual time, in nanoseconds, from which a server is free.
+    pub fn free_at(&self) -> Nanos {
+        self.free.borrow().peek().map_or(0, |Reverse(first)| first.div_ceil(PICOS))
+    }
+
     /// Serves a request that arrives at `now` and occupies a server for `takes` picoseconds. Returns the time, in
     /// nanoseconds, at which the request completes.
     pub fn pass(&self, now: Nanos, takes: Picos) -> Nanos {

@@ -8,6 +8,7 @@
 
 mod chequer;
 pub mod draw;
+mod fasst;
 mod prism;
 pub mod ratio;
 mod smart;
@@ -22,7 +23,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 35] = [
+pub static FIGURES: [&Figure; 40] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -58,6 +59,11 @@ pub static FIGURES: [&Figure; 35] = [
     &smart::FIGURE_18_KEYS,
     &smart::FIGURE_18_VALUES,
     &smart::MISSES,
+    &fasst::RPC_READ,
+    &fasst::QPS,
+    &fasst::SHARING,
+    &fasst::DOORBELL,
+    &fasst::DOORBELL_RATE,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.

@@ -215,6 +215,21 @@ fn soak_smarts_figures_are_predicted() {
     }
 }
 
+#[test]
+fn fassts_shared_queue_pairs_are_predicted() {
+    assert_predicted("fasst-sharing", 1_000, 1);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_fassts_case_against_reads_is_predicted() {
+    for (name, judged) in
+        [("fasst-rpc-read", 2), ("fasst-qps", 2), ("fasst-doorbell", 0), ("fasst-doorbell-rate", 0)]
+    {
+        assert_predicted(name, 1_000, judged);
+    }
+}
+
 /// The speedups of the figures differ from the ratios of round trips, since verbs do not take equally long. If they do,
 /// and checksums take no time, then the speedups are these ratios.
 #[test]

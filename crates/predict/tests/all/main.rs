@@ -1,4 +1,7 @@
-//! Tests of the predictions of ordered indexes. Predictions of other systems are tested with the papers' figures.
+//! Tests of the predictions of ordered indexes, and of calls and READs. Predictions of other systems are tested with the
+//! papers' figures.
+
+mod calls;
 
 use farside_bench::index::NameKind;
 use farside_predict::index::{Bed, Load, Measured, Mix, Ranks};

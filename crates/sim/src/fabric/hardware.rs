@@ -14,6 +14,7 @@
 //! Invariant: a chain that is no list of verbs takes effect at one instant, when it reaches the hardware that runs it.
 //! Invariant: a chain that was sent takes effect, and its response uses the link, whether or not a task still waits.
 
+pub mod peers;
 mod threads;
 
 pub use threads::Threads;

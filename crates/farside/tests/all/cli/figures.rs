@@ -171,6 +171,23 @@ fn whatif_reports_each_platform_and_network() {
     assert!((far - near - 1.5 * 24.0).abs() < 2.0, "{near} us near, {far} us far");
 }
 
+/// A call takes one round trip, and its response has the bytes of the value.
+#[test]
+fn whatif_takes_calls() {
+    let answer = |value: &str| {
+        let asked = ["whatif", "--system", "rpc-echo", "--workload", value, "--operations", "1000", "--json"];
+        let lines = farside(asked).done();
+        let first = lines.text().lines().next().expect("the first platform").to_owned();
+        serde_json::from_str::<serde_json::Value>(&first).expect("JSON")
+    };
+    let [short, long, sent] = ["value=32", "value=1000", "reads=0,value=1000"].map(answer);
+    assert_eq!((&short["platform"], &short["round_trips"]), (&"rdma".into(), &1.0.into()));
+    let bytes = |of: &serde_json::Value, field: &str| of[field].as_f64().expect("a number");
+    assert_eq!(bytes(&long, "bytes_out") - bytes(&short, "bytes_out"), 1_000.0 - 32.0);
+    assert_eq!(bytes(&long, "bytes_in"), bytes(&short, "bytes_in"));
+    assert_eq!(bytes(&sent, "bytes_in") - bytes(&long, "bytes_in"), 1_000.0 - 8.0);
+}
+
 /// Chequer's GETs need no core of the node, so a message to one is what Chequer-message pays on every platform.
 #[test]
 #[ignore = "takes minutes of simulated load: cargo xtask soak"]
@@ -195,16 +212,17 @@ fn soak_whatif_takes_chequer_and_values_of_several_lengths() {
 
 #[test]
 fn whatif_refuses_questions_outside_its_model() {
-    let wrong: [(&[&str], &str); 9] = [
+    let wrong: [(&[&str], &str); 10] = [
         (&["--workload", "reads=2"], "give 0 to 1"),
         (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
         (&["--workload", "nowhere"], "built in are a, b, c, d, e and f"),
         (
             &["--system", "redis"],
-            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock, prism-tx, farm or latch",
+            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock, prism-tx, farm, latch or rpc-echo",
         ),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
+        (&["--system", "rpc-echo", "--workload", "value=5000"], "give one length from 8 to 4032"),
         (&["--link", "0"], "--link"),
         (&["--system", "pilaf", "--keys", "2"], "pilaf has no transactions: omit --keys"),
         (
