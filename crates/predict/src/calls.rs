@@ -2,8 +2,8 @@
 //! (Kalia et al., OSDI 2016).
 //!
 //! Each thread of each machine has several tasks. A task sends a batch of requests, each to another machine, waits for
-//! all responses, and goes on. Calls are those of [`Echo`], so that the paper's batches, packets and handlers run. READs
-//! are chains of one READ.
+//! all responses, and goes on. Calls are those of [`Echo`], so that the paper's batches, packets and handlers run.
+//! READs are chains of one READ.
 //!
 //! Invariant: each response is checked. A READ returns the bytes of its address.
 
@@ -245,7 +245,8 @@ impl Bed {
         Ok(Bed { world, peers, load, memory })
     }
 
-    /// Measures `operations` operations of all machines together, or more: each task sends [`ROUNDS`] batches on average.
+    /// Measures `operations` operations of all machines together, or more: each task sends [`ROUNDS`] batches on
+    /// average.
     /// Before that, it sends [`WARM_UP`], and each connection is used several times. Tasks begin at random times, since
     /// they would stay in step otherwise.
     ///

@@ -12,8 +12,8 @@ pub struct Question {
     /// Kind of the system.
     pub system: &'static str,
     /// Share of operations that are GETs, 0 to 1; the others are PUTs. In a transactional store, a GET reads
-    /// [`Question::keys`] records in one transaction, and a PUT reads and writes them. A GET by FaSST's calls is a short
-    /// request with a value in its response, and a PUT a request with a value and a short response.
+    /// [`Question::keys`] records in one transaction, and a PUT reads and writes them. A GET by FaSST's calls is a
+    /// short request with a value in its response, and a PUT a request with a value and a short response.
     pub reads: f64,
     /// Number of records of an operation: 1, except in transactional stores.
     pub keys: usize,

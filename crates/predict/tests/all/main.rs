@@ -1,5 +1,5 @@
-//! Tests of the predictions of ordered indexes, and of calls and READs. Predictions of other systems are tested with the
-//! papers' figures.
+//! Tests of the predictions of ordered indexes, and of calls and READs. Predictions of other systems are tested with
+//! the papers' figures.
 
 mod calls;
 

@@ -1,5 +1,5 @@
-//! The NIC of a machine that is a node and a client at once, as far as it limits the requests that the machine sends and
-//! serves.
+//! The NIC of a machine that is a node and a client at once, as far as it limits the requests that the machine sends
+//! and serves.
 //!
 //! Its parts are queues: the unit that starts one end of an exchange, with its cache of connections; the two directions
 //! of the link; and the two directions of PCIe, between the NIC and the machine's memory.

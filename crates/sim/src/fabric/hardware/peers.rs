@@ -7,8 +7,8 @@
 //! The code of an exchange is a straight line: each step waits for the part of a machine that it passes.
 //!
 //! Invariant: the real node serves a call, and a READ returns its real bytes; only time is modelled.
-//! Invariant: a call takes effect when its request is in the memory of the machine that handles it. A READ copies all of
-//! its bytes at one instant, since no client of this model writes.
+//! Invariant: a call takes effect when its request is in the memory of the machine that handles it. A READ copies all
+//! of its bytes at one instant, since no client of this model writes.
 
 use super::{Machine, Machines, PoolClient};
 use crate::hardware::{ACKNOWLEDGEMENT, Cluster, OP, POSTLIST, SHARED_LINES};
