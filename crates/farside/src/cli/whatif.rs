@@ -16,8 +16,8 @@ pub(super) struct WhatIf {
     system: &'static str,
     /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
     /// The distribution of keys in a file has no effect. Operations of a transactional store are transactions, which
-    /// read their records, or read and write them. A read of rpc-echo is a call with a request of 8 bytes and a value in
-    /// its response; an update is the reverse
+    /// read their records, or read and write them. A read of rpc-echo is a call with a request of 8 bytes and a value
+    /// in its response; an update is the reverse
     #[arg(long, value_name = "a|b|c|PATH|reads=R,value=BYTES", default_value = "c")]
     workload: String,
     /// Number of records of a transaction, only for transactional stores [default: 2]
