@@ -91,14 +91,13 @@ impl Rpc {
             Ok(())
         })?;
         let calls = report.calls.as_mut().expect("it was just set");
-        if self.fabric.is_some()
+        if let Some(fabric) = self.fabric
             && calls.nodes == 1
             && self.measure.threads == 1
             && self.measure.delay.is_none()
         {
             note!("measuring the floor ...");
             let in_flight = (self.measure.tasks * self.batch).min(TASKS_MAX as u32);
-            let fabric = self.fabric.expect("it was checked");
             calls.floor = Floor::measure_bare(fabric, self.response, in_flight, duration)?;
         }
         match self.json {
