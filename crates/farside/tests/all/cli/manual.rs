@@ -67,7 +67,7 @@ fn every_command_has_a_manual_page_without_mistakes() {
     assert!(page.text().contains("\"Farside 0.1.0\" \"Farside Manual\""), "{}", page.text());
     farside(["man", "kv", "frob"]).refused("name one of put, get, contains, del");
     farside(["man", "kv", "get", "k"]).refused("leave 'k' out");
-    farside(["man", "bench", "floor-server"]).refused("name one of ycsb, blocks, latch, txn, floor");
+    farside(["man", "bench", "floor-server"]).refused("name one of ycsb, blocks, latch, txn, rpc, floor");
     farside(["man", "kv", "--out", "/tmp/unused"]).refused("cannot be used with");
     let file = folder.path().join("file");
     std::fs::write(&file, "").expect("a file");
