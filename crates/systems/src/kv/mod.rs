@@ -5,6 +5,7 @@
 //! of them.
 
 mod any;
+pub mod called;
 pub mod chequer;
 mod cursor;
 pub mod pilaf;
