@@ -5,10 +5,14 @@
 //! of them.
 
 mod any;
+pub mod cached_index;
 pub mod called;
 pub mod chequer;
 mod cursor;
+pub mod farm_kv;
+mod inplace;
 pub mod pilaf;
+mod places;
 pub mod prism_kv;
 pub mod sharded;
 
