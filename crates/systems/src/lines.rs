@@ -1,12 +1,14 @@
-//! Objects whose *lines* have versions, so that one READ shows whether the object is whole (FaRM, NSDI'14, section 4.2).
+//! Objects whose *lines* have versions, so that one READ shows whether the object is whole (FaRM, NSDI'14, section
+//! 4.2).
 //!
 //! ```text
 //! object   | header, 16 bytes | content | filler, to whole lines |
 //! ```
 //!
-//! An object consists of lines of 16 or 64 bytes. The first line begins with the header, which has the object's version.
-//! Each other line begins with 16 bits, the version modulo 65,535, and the content fills the rest of all lines. A line
-//! of 64 bytes has the mark 65,535 in place of a version while its content changes: a CPU writes such a line in pieces.
+//! An object consists of lines of 16 or 64 bytes. The first line begins with the header, which has the object's
+//! version. Each other line begins with 16 bits, the version modulo 65,535, and the content fills the rest of all
+//! lines. A line of 64 bytes has the mark 65,535 in place of a version while its content changes: a CPU writes such a
+//! line in pieces.
 //!
 //! Invariant: a line has a version only while its whole content is of this version.
 //! Invariant: the version of an object rises by 1 with each write. So a READ has the content of one version if it finds

@@ -6,11 +6,12 @@
 //! 2. READ the item to which the entry points. Accept it if all its lines have one version, and if it has the entry's
 //!    incarnation and the key.
 //!
-//! A warm GET is one round trip, and a cold one two. If a cached entry leads to another incarnation, its key was deleted:
-//! GET starts again from the node's index, and caches what it finds. The cache never shows that a key is absent.
+//! A warm GET is one round trip, and a cold one two. If a cached entry leads to another incarnation, its key was
+//! deleted: GET starts again from the node's index, and caches what it finds. The cache never shows that a key is
+//! absent.
 //!
-//! PUT and DELETE are one call each to the node's CPU ([`service`]). A PUT of a present key writes the item in place, so
-//! cached entries stay valid.
+//! PUT and DELETE are one call each to the node's CPU ([`service`]). A PUT of a present key writes the item in place,
+//! so cached entries stay valid.
 //!
 //! Differs from the paper (`docs/papers/farm-kv.md` has the reasons):
 //! * Items have versions in their lines. In DrTM, the hardware's transactional memory of the node shows torn READs.

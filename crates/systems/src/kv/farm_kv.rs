@@ -3,7 +3,8 @@
 //!
 //! GET is one round trip: one READ of the key's neighbourhood, which consists of the key's home bucket and the bucket
 //! after it. The GET accepts a bucket if all its lines have one version. If neither bucket has the key:
-//! 1. Their joint versions must be equal. Otherwise a key is being moved from the one to the other, and GET starts again.
+//! 1. Their joint versions must be equal. Otherwise a key is being moved from the one to the other, and GET starts
+//!    again.
 //! 2. If the home bucket has a chain of blocks, one more READ for each block.
 //!
 //! The READ returns 8 slots, and a GET needs one: FaSST's paper charges this design with 6 to 8 times the bytes.

@@ -12,9 +12,9 @@
 //! All numbers are little-endian. The CRC (CRC-64/NVME) is that of the intent with a CRC of 0.
 //!
 //! A change consists of a few writes. A write gives an object a version, a tag, the first 16 bytes of its content, and
-//! further bytes of its content at an offset. A write with the version 0 puts the 16 bytes of `start` to an address that
-//! is no object. The service records the writes of a change in an *intent* before it carries the first of them out. A
-//! node that takes over after a failure carries out the last complete intent once more ([`Intents::repair`]).
+//! further bytes of its content at an offset. A write with the version 0 puts the 16 bytes of `start` to an address
+//! that is no object. The service records the writes of a change in an *intent* before it carries the first of them
+//! out. A node that takes over after a failure carries out the last complete intent once more ([`Intents::repair`]).
 //!
 //! Invariant: a change is carried out before the next intent is written. So the last complete intent is the only one
 //! whose writes may be unfinished, and every write may be repeated until the next intent is complete.

@@ -35,7 +35,8 @@ impl NewStore {
     pub(super) fn parse(parameters: &str, kind: &str, pair_max: usize) -> Result<NewStore, String> {
         let new: NewStore = serde_json::from_str(parameters).map_err(|error| {
             format!(
-                "a {kind} store takes {{\"items\": N, \"pair\": BYTES, \"placement\": \"hashed\"|\"permuted\"}}: {error}"
+                "a {kind} store takes {{\"items\": N, \"pair\": BYTES, \"placement\": \"hashed\"|\"permuted\"}}: \
+                 {error}"
             )
         })?;
         let pair = new.pair();
@@ -52,8 +53,8 @@ impl NewStore {
         self.pair.unwrap_or(PAIR_DEFAULT)
     }
 
-    /// Returns the description of a table for the number of items that was asked for, or else for the most that fit into
-    /// `quota` bytes. `of` describes a table for a number of items.
+    /// Returns the description of a table for the number of items that was asked for, or else for the most that fit
+    /// into `quota` bytes. `of` describes a table for a number of items.
     ///
     /// # Errors
     /// There is no such table.

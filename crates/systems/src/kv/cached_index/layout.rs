@@ -13,8 +13,8 @@
 //!
 //! Invariant: an entry and a link are written and read as a whole.
 //! Invariant: a key keeps its entry and its item until it is deleted. A link is written once.
-//! Invariant: an item's incarnation is that of the entry which points to it, and rises when a key gets the item and when
-//! the key is deleted. So an entry that a client has cached leads to its key, or to another incarnation.
+//! Invariant: an item's incarnation is that of the entry which points to it, and rises when a key gets the item and
+//! when the key is deleted. So an entry that a client has cached leads to its key, or to another incarnation.
 
 use crate::hash_slots;
 pub use crate::hash_slots::Placement;

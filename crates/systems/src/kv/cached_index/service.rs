@@ -1,9 +1,10 @@
-//! Work of the memory node's CPU for a store with a cached index: all puts and deletes, and the gets of clients that read
-//! torn bytes too often.
+//! Work of the memory node's CPU for a store with a cached index: all puts and deletes, and the gets of clients that
+//! read torn bytes too often.
 //!
-//! Only the service changes the table, one call at a time. A put of a key that is present writes its item in place. A put
-//! of another key takes a spare item, gives it the next incarnation, and writes the entry after the item. A delete gives
-//! the item the next incarnation and empties the entry. So a client whose cache has the entry finds another incarnation.
+//! Only the service changes the table, one call at a time. A put of a key that is present writes its item in place. A
+//! put of another key takes a spare item, gives it the next incarnation, and writes the entry after the item. A delete
+//! gives the item the next incarnation and empties the entry. So a client whose cache has the entry finds another
+//! incarnation.
 
 use super::layout::{BUCKET_ENTRIES, Bucket, CHAIN_MAX, Entry, Item, PAIR_MAX, Start, Table, TableSpec};
 use super::{KIND, mutants};

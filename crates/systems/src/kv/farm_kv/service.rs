@@ -1,11 +1,11 @@
-//! Work of the memory node's CPU for a FaRM-KV store: all puts and deletes, and the gets of clients that read torn bytes
-//! too often.
+//! Work of the memory node's CPU for a FaRM-KV store: all puts and deletes, and the gets of clients that read torn
+//! bytes too often.
 //!
 //! Only the service changes the table, one call at a time. A put of a key that is present writes the key's slot. A put
 //! of another key takes the first of these:
 //! 1. a vacant slot of the key's neighbourhood;
-//! 2. the slot of a key that is *displaced*: a bucket near the home has a vacant slot, and each bucket between has a key
-//!    whose home it is. These keys move to the buckets after them, the last one first (hopscotch hashing);
+//! 2. the slot of a key that is *displaced*: a bucket near the home has a vacant slot, and each bucket between has a
+//!    key whose home it is. These keys move to the buckets after them, the last one first (hopscotch hashing);
 //! 3. a vacant slot of the home bucket's chain, or of a block that is added to the chain.
 //!
 //! A delete empties the slot. A block without keys leaves its chain and is spare.
