@@ -245,9 +245,9 @@ impl Bed {
         Ok(Bed { world, peers, load, memory })
     }
 
-    /// Measures `operations` operations of all machines together, or more: each task sends [`ROUNDS`] batches on
+    /// Measures `operations` operations of all machines together, or more: each task sends `ROUNDS` batches on
     /// average.
-    /// Before that, it sends [`WARM_UP`], and each connection is used several times. Tasks begin at random times, since
+    /// Before that, it sends `WARM_UP`, and each connection is used several times. Tasks begin at random times, since
     /// they would stay in step otherwise.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 //! The bytes of a FaRM store, the same at each member except for addresses: its parameters, its table and its index.
-//! [`super::log`] has the bytes of the log, and [`super::object`] those of the objects.
+//! Module `log` has the bytes of the log, and module `object` those of the objects.
 //!
 //! ```text
 //! table    | lease 32 bytes, x ids | word 32 bytes, x lanes, x ids | head 64 bytes | entry 8 bytes, x slots |
