@@ -701,7 +701,10 @@ fn what_is_decided_waits_until_memory_is_free() {
             full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped")
         };
         match healed {
-            Ok(()) => recovered += 1,
+            Ok(()) => {
+                recovered += 1;
+                full.borrow_mut().large.push(pair[1]); // It may have the buffer that was freed.
+            }
             Err(error) => break (pair, error),
         }
     };
