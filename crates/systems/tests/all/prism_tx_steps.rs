@@ -613,8 +613,7 @@ impl Full {
         let key = self.keys[1].pop().expect("there are enough keys");
         let filled =
             self.scene.by_client(|client| client.try_put(&[(key, Some(&[7; LARGE]))])).expect("it runs");
-        let keys = if filled.is_ok() { &mut self.large } else { &mut self.keys[1] };
-        keys.push(key);
+        self.large.extend(filled.is_ok().then_some(key));
         filled
     }
 
@@ -675,36 +674,27 @@ fn what_is_decided_waits_until_memory_is_free() {
         assert!(began.elapsed() < Duration::from_secs(60), "{recovered} were recovered");
         full.borrow_mut().free();
         let pair = full.borrow_mut().pair();
-        // A freed buffer can be taken a little later.
-        loop {
-            let mut victim = Client::open(&full.borrow().scene);
-            let (theirs, count) = (Rc::clone(&full), Cell::new(0));
-            victim.endpoint.before_each(move || {
-                let number = count.replace(count.get() + 1);
-                if number != last {
-                    return Then::Runs;
-                }
-                // The buffer that the prepare has found may be free a little later.
-                let until = Instant::now() + Duration::from_millis(100);
-                while theirs.borrow_mut().fill().is_err() && Instant::now() < until {}
-                Then::Stops
-            });
-            let put = victim.try_put(&[(pair[0], Some(b"new")), (pair[1], Some(&[8; LARGE]))]);
-            drop(victim);
-            if !matches!(put, Some(Err(_))) {
-                break;
+        let mut victim = Client::open(&full.borrow().scene);
+        let (theirs, count) = (Rc::clone(&full), Cell::new(0));
+        victim.endpoint.before_each(move || {
+            let number = count.replace(count.get() + 1);
+            if number != last {
+                return Then::Runs;
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "{put:?} after {recovered} were recovered");
+            let _else_it_has_none = theirs.borrow_mut().fill();
+            Then::Stops
+        });
+        let put = victim.try_put(&[(pair[0], Some(b"new")), (pair[1], Some(&[8; LARGE]))]);
+        drop(victim);
+        if matches!(put, Some(Err(_))) {
+            continue; // The buffer was not free yet.
         }
         let healed = {
             let full = full.borrow();
             full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped")
         };
         match healed {
-            Ok(()) => {
-                recovered += 1;
-                full.borrow_mut().large.push(pair[1]); // It may have the buffer that was freed.
-            }
+            Ok(()) => recovered += 1,
             Err(error) => break (pair, error),
         }
     };
