@@ -617,11 +617,15 @@ impl Full {
         filled
     }
 
-    /// Deletes a large value of the second member.
-    fn free(&mut self) {
-        let key = self.large.pop().expect("it has large values");
+    /// Deletes a large value of the second member. Returns `false` if no such value is left.
+    #[must_use]
+    fn free(&mut self) -> bool {
+        let Some(key) = self.large.pop() else {
+            return false;
+        };
         let deleted = self.scene.by_client(|client| client.try_put(&[(key, None)])).expect("it runs");
         assert_eq!(deleted, Ok(()), "a full store can be emptied");
+        true
     }
 
     /// Returns an unused key of each member, with slots.
@@ -647,60 +651,83 @@ fn a_full_member_refuses_a_transaction_of_two_members_before_it_is_decided() {
     };
     assert_eq!(both(&full), (Err(TxnError::OutOfMemory), vec![Vec::new(); 2]));
     assert_eq!(full.scene.by_client(|client| client.stat().unsettled), 0);
-    full.free();
+    assert!(full.free());
     assert_eq!(both(&full), (Ok(()), vec![b"new".to_vec(), vec![8; LARGE]]));
 }
 
-/// Clients die within commits whose first member has DECIDED, each after another client has taken the last buffer of
-/// the second member. Recoverers use the reserve, until it is used up as well.
+/// A transaction that has decided, and which nobody can finish because its second member is full.
+struct Stranded {
+    full: Rc<RefCell<Full>>,
+    /// The transaction's keys, one of each member.
+    pair: [[u8; 8]; 2],
+    /// Why healing has failed.
+    failed: String,
+    /// Number of such transactions before it that the reserve was enough for.
+    recovered: u64,
+}
+
+impl Stranded {
+    /// Lets clients die within commits whose first member has DECIDED, each after another client has taken the last
+    /// buffer of the second member, until recoverers have used up the reserve. Returns `None` if the large values are
+    /// used up before: a deleted one whose buffer is not free in time is spent for nothing.
+    fn new() -> Option<Stranded> {
+        let full = Rc::new(RefCell::new(Full::new()));
+        while full.borrow_mut().fill().is_ok() {}
+        // The last chain of a commit is that of the second member.
+        let pair = full.borrow_mut().pair();
+        let last = full.borrow().scene.by_client(|client| {
+            let count = Rc::new(Cell::new(0));
+            let theirs = Rc::clone(&count);
+            client.endpoint.before_each(move || {
+                theirs.set(theirs.get() + 1);
+                Then::Runs
+            });
+            assert_eq!(client.try_put(&pair.map(|key| (key, Some(&b"small"[..])))), Some(Ok(())));
+            count.get() - 1
+        });
+        let mut recovered = 0;
+        while full.borrow_mut().free() {
+            let pair = full.borrow_mut().pair();
+            let mut victim = Client::open(&full.borrow().scene);
+            let (theirs, count) = (Rc::clone(&full), Cell::new(0));
+            victim.endpoint.before_each(move || {
+                let number = count.replace(count.get() + 1);
+                if number != last {
+                    return Then::Runs;
+                }
+                let _else_it_has_none = theirs.borrow_mut().fill();
+                Then::Stops
+            });
+            let put = victim.try_put(&[(pair[0], Some(b"new")), (pair[1], Some(&[8; LARGE]))]);
+            drop(victim);
+            if matches!(put, Some(Err(_))) {
+                continue; // The buffer was not free yet.
+            }
+            let healed = {
+                let full = full.borrow();
+                full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped")
+            };
+            match healed {
+                Ok(()) => recovered += 1,
+                Err(failed) => return Some(Stranded { full, pair, failed, recovered }),
+            }
+        }
+        None
+    }
+}
+
 #[test]
 fn what_is_decided_waits_until_memory_is_free() {
-    let full = Rc::new(RefCell::new(Full::new()));
-    while full.borrow_mut().fill().is_ok() {}
-    // The last chain of a commit is that of the second member.
-    let pair = full.borrow_mut().pair();
-    let last = full.borrow().scene.by_client(|client| {
-        let count = Rc::new(Cell::new(0));
-        let theirs = Rc::clone(&count);
-        client.endpoint.before_each(move || {
-            theirs.set(theirs.get() + 1);
-            Then::Runs
-        });
-        assert_eq!(client.try_put(&pair.map(|key| (key, Some(&b"small"[..])))), Some(Ok(())));
-        count.get() - 1
-    });
-    let (mut recovered, began) = (0, Instant::now());
-    let (pair, failed) = loop {
-        assert!(began.elapsed() < Duration::from_secs(60), "{recovered} were recovered");
-        full.borrow_mut().free();
-        let pair = full.borrow_mut().pair();
-        let mut victim = Client::open(&full.borrow().scene);
-        let (theirs, count) = (Rc::clone(&full), Cell::new(0));
-        victim.endpoint.before_each(move || {
-            let number = count.replace(count.get() + 1);
-            if number != last {
-                return Then::Runs;
-            }
-            let _else_it_has_none = theirs.borrow_mut().fill();
-            Then::Stops
-        });
-        let put = victim.try_put(&[(pair[0], Some(b"new")), (pair[1], Some(&[8; LARGE]))]);
-        drop(victim);
-        if matches!(put, Some(Err(_))) {
-            continue; // The buffer was not free yet.
-        }
-        let healed = {
-            let full = full.borrow();
-            full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped")
-        };
-        match healed {
-            Ok(()) => recovered += 1,
-            Err(error) => break (pair, error),
+    let began = Instant::now();
+    let Stranded { full, pair, failed, recovered } = loop {
+        assert!(began.elapsed() < Duration::from_secs(60), "the large values are used up each time");
+        if let Some(stranded) = Stranded::new().filter(|stranded| !stranded.full.borrow().large.is_empty()) {
+            break stranded;
         }
     };
     assert!(failed.contains("out of memory"), "{failed}");
     assert!(recovered >= 10, "{recovered} were recovered from the reserve");
-    full.borrow_mut().free();
+    assert!(full.borrow_mut().free());
     let full = full.borrow();
     while let Err(error) = full.scene.heal(&full.scene.endpoint()).expect("no chain is stopped") {
         assert!(began.elapsed() < Duration::from_secs(60), "{error}");

@@ -203,6 +203,7 @@ fn control_c_cancels_a_line_and_control_d_exits() {
     terminal.shows("default> ");
     terminal.types("get k\r");
     terminal.shows("(absent)");
+    terminal.shows("default> "); // Before, Ctrl-D would go to the terminal's own line discipline.
     terminal.types("\x04");
     assert_eq!(terminal.ended(), 0);
     assert!(terminal.is_restored());
@@ -252,6 +253,7 @@ fn the_history_file_holds_no_value_and_is_private() {
     terminal.shows("\"secret\"");
     terminal.types("\x1b[A\x1b[A\r"); // Up twice: the line with the value stays in memory while the shell is open.
     terminal.shows("ok");
+    terminal.shows("default> ");
     terminal.types("\x04");
     terminal.ended();
     let path = node.folder().join("state/farside/history");
