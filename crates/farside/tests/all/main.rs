@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 
+mod all_or_none;
 mod attacks;
 mod cli;
 mod clients;

@@ -185,6 +185,11 @@ impl Process {
         }
     }
 
+    /// Returns the lines of standard output that have arrived since.
+    pub(crate) fn lines_so_far(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
     /// Returns the child's standard error so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
