@@ -3,7 +3,7 @@
 //!
 //! Invariant: the sum of all accounts never changes.
 
-use super::deadly_index::Table;
+use super::deadly_table::Table;
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::runner::Runs;

@@ -1,20 +1,12 @@
-//! A memory that classifies each access of its process to a store of PRISM-TX, and kills the process at a given one:
-//! before the access, or halfway through a WRITE.
+//! Accesses to a store of PRISM-TX, by their purpose.
 
 use super::bank::{IDS, LANES, SLOTS, WRITES_MAX};
-use super::deadly_index::Table;
-use super::observed::{Made, Observed, Observer};
-use super::process::say;
+use super::deadly_table::{Purpose, Table};
+use super::observed::Made;
 use farside_fabrics::memory::Mapping;
-use farside_remote::Memory;
 use farside_remote::leases::ENTRY_SIZE;
 use farside_systems::txn::prism_tx::layout::{Prepared, Settled, Slot, Word};
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// Purpose of an access, in terms of the protocol.
@@ -46,9 +38,8 @@ pub(crate) enum Phase {
     Other,
 }
 
-impl Phase {
-    /// Accesses that a client makes sooner or later.
-    pub(crate) const ALL: [Phase; 11] = [
+impl Purpose for Phase {
+    const ALL: &'static [Phase] = &[
         Phase::Lease,
         Phase::ReadSlot,
         Phase::Claim,
@@ -61,55 +52,11 @@ impl Phase {
         Phase::Settle,
         Phase::Free,
     ];
-}
+    const OTHER: Phase = Phase::Other;
 
-/// Plan to kill a process at one of its accesses.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Strike {
-    /// Purpose of the access at which the strike comes.
-    pub(crate) phase: Phase,
-    /// Number of earlier accesses with the same purpose.
-    pub(crate) nth: u64,
-}
-
-/// Observer that kills its own process.
-pub(crate) struct DeadlyBank {
-    table: Table,
-    strike: Option<Strike>,
-    /// Number of accesses so far, by purpose.
-    pub(crate) seen: RefCell<BTreeMap<Phase, u64>>,
-}
-
-impl DeadlyBank {
-    /// Wraps a memory with an observer that has counted no access yet.
-    pub(crate) fn over(mapping: Arc<Mapping>, table: Table, strike: Option<Strike>) -> Observed<DeadlyBank> {
+    fn of(_memory: &Mapping, table: Table, offset: u64, made: &Made<'_>) -> Phase {
         assert_eq!(table.len, SLOTS_AT + SLOTS * SLOT_SIZE, "the layout of the table");
-        Observed { mapping, observer: DeadlyBank { table, strike, seen: RefCell::default() } }
-    }
-}
-
-impl Observer for DeadlyBank {
-    fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
-        let phase = match at.checked_sub(self.table.at).filter(|offset| *offset < self.table.len) {
-            Some(offset) => classify(offset, made),
-            None => Phase::Other,
-        };
-        let nth = {
-            let mut seen = self.seen.borrow_mut();
-            let count = seen.entry(phase).or_default();
-            *count += 1;
-            *count - 1
-        };
-        if self.strike.is_none_or(|strike| strike.phase != phase || strike.nth != nth) {
-            return;
-        }
-        if let Made::Write(bytes) = made {
-            let Ok(()) = memory.write(at, &bytes[..bytes.len() / 2]);
-        }
-        say("struck", &phase);
-        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).expect("a signal to oneself");
-        // The signal may reach another thread first.
-        std::thread::sleep(Duration::from_secs(10));
+        classify(offset, made)
     }
 }
 

@@ -1,19 +1,14 @@
-//! A memory that classifies each access of its process to a store of SMART, and kills the process at a given one:
-//! before the access, or halfway through a WRITE.
+//! Accesses to a store of SMART, by their purpose.
 
-use super::observed::{Made, Observed, Observer};
-use super::process::say;
+use super::deadly_table::{Purpose, Table};
+use super::observed::Made;
 use farside_fabrics::memory::Mapping;
 use farside_remote::leases::ENTRY_SIZE;
 use farside_remote::{Addr, Key, Memory, NodeId};
 use farside_systems::index::smart::{Growth, Spec};
 use farside_systems::index::{Keys, Rung};
 use farside_systems::redo::Areas;
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Length of a lease.
@@ -95,9 +90,9 @@ pub(crate) enum Phase {
     Other,
 }
 
-impl Phase {
-    /// Accesses that a client makes sooner or later by inserts, updates and deletes. It reads no values.
-    pub(crate) const ALL: [Phase; 26] = [
+impl Purpose for Phase {
+    /// Those of inserts, updates and deletes. A client reads no values.
+    const ALL: &'static [Phase] = &[
         Phase::Lease,
         Phase::ReadNode,
         Phase::ReadLeaf,
@@ -125,61 +120,10 @@ impl Phase {
         Phase::Revive,
         Phase::Free,
     ];
-}
+    const OTHER: Phase = Phase::Other;
 
-/// Plan to kill a process at one of its accesses.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Strike {
-    /// Purpose of the access at which the strike comes.
-    pub(crate) phase: Phase,
-    /// Number of earlier accesses with the same purpose.
-    pub(crate) nth: u64,
-}
-
-/// Location of a store's table in the memory.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Table {
-    pub(crate) at: u64,
-    pub(crate) len: u64,
-}
-
-/// Observer that kills its own process.
-pub(crate) struct DeadlyIndex {
-    table: Table,
-    strike: Option<Strike>,
-    /// Number of accesses so far, by purpose.
-    pub(crate) seen: RefCell<BTreeMap<Phase, u64>>,
-}
-
-impl DeadlyIndex {
-    /// Wraps a memory with an observer that has counted no access yet.
-    pub(crate) fn over(mapping: Arc<Mapping>, table: Table, strike: Option<Strike>) -> Observed<DeadlyIndex> {
-        Observed { mapping, observer: DeadlyIndex { table, strike, seen: RefCell::default() } }
-    }
-}
-
-impl Observer for DeadlyIndex {
-    fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
-        let phase = match at.checked_sub(self.table.at).filter(|offset| *offset < self.table.len) {
-            Some(offset) => classify(memory, self.table, offset, made),
-            None => Phase::Other,
-        };
-        let nth = {
-            let mut seen = self.seen.borrow_mut();
-            let count = seen.entry(phase).or_default();
-            *count += 1;
-            *count - 1
-        };
-        if self.strike.is_none_or(|strike| strike.phase != phase || strike.nth != nth) {
-            return;
-        }
-        if let Made::Write(bytes) = made {
-            let Ok(()) = memory.write(at, &bytes[..bytes.len() / 2]);
-        }
-        say("struck", &phase);
-        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).expect("a signal to oneself");
-        // The signal may reach another thread first.
-        std::thread::sleep(Duration::from_secs(10));
+    fn of(memory: &Mapping, table: Table, offset: u64, made: &Made<'_>) -> Phase {
+        classify(memory, table, offset, made)
     }
 }
 

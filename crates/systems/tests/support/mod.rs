@@ -11,6 +11,7 @@ pub(crate) mod counting;
 pub(crate) mod deadly;
 pub(crate) mod deadly_bank;
 pub(crate) mod deadly_index;
+pub(crate) mod deadly_table;
 pub(crate) mod index_client;
 pub(crate) mod index_script;
 pub(crate) mod index_sim;
@@ -30,6 +31,7 @@ pub(crate) mod script;
 pub(crate) mod several;
 pub(crate) mod steered;
 pub(crate) mod stepped;
+pub(crate) mod strikes;
 
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;

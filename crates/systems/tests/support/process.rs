@@ -5,11 +5,11 @@
 
 use super::bank::Bank;
 use super::deadly::{Deadly, Strike};
-use super::deadly_bank::{DeadlyBank, Strike as BankStrike};
-use super::deadly_index::{DeadlyIndex, Strike as IndexStrike, Table};
+use super::deadly_table::{DeadlyTable, Strike as TableStrike, Table};
 use super::index_script;
 use super::kept_index::KeptIndex;
 use super::script::{self, Op};
+use super::{deadly_bank, deadly_index};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_fabrics::shm;
@@ -43,9 +43,21 @@ pub(crate) enum Role {
     /// A memory node as [`Role::Node`], whose memory is a file. If the file has a node's memory, it takes over.
     FileNode { socket: PathBuf, file: PathBuf, mib: u64 },
     /// A client of an index that runs the operations of the index's script, one after the other.
-    IndexClient { socket: PathBuf, store: String, table: Table, entropy: u64, strike: Option<IndexStrike> },
+    IndexClient {
+        socket: PathBuf,
+        store: String,
+        table: Table,
+        entropy: u64,
+        strike: Option<TableStrike<deadly_index::Phase>>,
+    },
     /// A client of a bank that commits transfers, one after the other.
-    BankClient { socket: PathBuf, store: String, table: Table, entropy: u64, strike: Option<BankStrike> },
+    BankClient {
+        socket: PathBuf,
+        store: String,
+        table: Table,
+        entropy: u64,
+        strike: Option<TableStrike<deadly_bank::Phase>>,
+    },
     /// A client that runs the operations of a script, one after the other.
     Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
 }
@@ -130,8 +142,14 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
     say("seen", &*endpoint.memory().observer.seen.borrow());
 }
 
-fn operate_index(socket: &Path, store: &str, table: Table, entropy: u64, strike: Option<IndexStrike>) {
-    let endpoint = shm::connect_on(socket, NodeId(0), |memory| DeadlyIndex::over(memory, table, strike));
+fn operate_index(
+    socket: &Path,
+    store: &str,
+    table: Table,
+    entropy: u64,
+    strike: Option<TableStrike<deadly_index::Phase>>,
+) {
+    let endpoint = shm::connect_on(socket, NodeId(0), |memory| DeadlyTable::over(memory, table, strike));
     let endpoint = Rc::new(endpoint.expect("a connection"));
     let mut client = KeptIndex::open(Rc::clone(&endpoint), store, entropy);
     for (index, op) in index_script::TOUR.into_iter().enumerate() {
@@ -142,8 +160,14 @@ fn operate_index(socket: &Path, store: &str, table: Table, entropy: u64, strike:
     say("seen", &*endpoint.memory().observer.seen.borrow());
 }
 
-fn transfer(socket: &Path, store: &str, table: Table, entropy: u64, strike: Option<BankStrike>) {
-    let endpoint = shm::connect_on(socket, NodeId(0), |memory| DeadlyBank::over(memory, table, strike));
+fn transfer(
+    socket: &Path,
+    store: &str,
+    table: Table,
+    entropy: u64,
+    strike: Option<TableStrike<deadly_bank::Phase>>,
+) {
+    let endpoint = shm::connect_on(socket, NodeId(0), |memory| DeadlyTable::over(memory, table, strike));
     let endpoint = Rc::new(endpoint.expect("a connection"));
     let mut client = Bank::open(Rc::clone(&endpoint), store, entropy);
     client.work(|transfers| say("done", &transfers));
