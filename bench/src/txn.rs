@@ -188,7 +188,7 @@ impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
         fill(record, 1, value);
         let put = async |txn: &mut T| txn.put(&key(record), value);
         let loaded =
-            retry::run(txn, clock, draws, Attempts { most: ATTEMPTS, ..Attempts::default() }, put).await;
+            retry::run(txn, clock, draws, Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED }, put).await;
         match loaded {
             Ok(_) => {
                 *done += 1;
@@ -225,7 +225,7 @@ impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
             }
             Ok::<_, TxnError>(Ok(()))
         };
-        let limit = Attempts { most: ATTEMPTS, ..Attempts::default() };
+        let limit = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
         let updates = u64::from(drawn.count);
         match retry::run(txn, clock, draws, limit, body).await {
             Ok((Ok(()), _)) => {
@@ -264,7 +264,7 @@ impl Run {
                 let found = txn.get(&key(record)).await?;
                 Ok::<_, TxnError>(found.and_then(|found| counted(record, found)))
             };
-            let limit = Attempts { most: ATTEMPTS, ..Attempts::default() };
+            let limit = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
             let (count, _) = retry::run(txn, clock, &mut draws, limit, read).await?;
             sum += count.ok_or(TxnTrouble::Torn(record))?;
         }

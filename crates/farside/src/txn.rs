@@ -21,16 +21,13 @@ use farside_systems::members;
 use farside_systems::registry::AnyTxn;
 use farside_systems::store::StoreError;
 use farside_systems::system::Options;
-use farside_systems::txn::retry::BACKOFF;
+use farside_systems::txn::retry::{Attempts, Retry};
 use farside_systems::txn::{Txn as _, TxnError};
 use std::rc::Rc;
 use std::time::Duration;
 
 type LocalTxn = AnyTxn<Rc<Endpoint>>;
 
-/// Time for which [`Txn::run`] tries a transaction again: several leases, of half a second by default. Only a client
-/// that has seen the lease of a dead client for as long as it lasts recovers the keys that the dead one has locked.
-const TRIES_FOR: Duration = Duration::from_secs(5);
 /// Time that the client of a closed store may take to end.
 const END_MAX: Duration = Duration::from_secs(1);
 
@@ -103,49 +100,43 @@ impl Txn {
     }
 
     /// Runs a transaction until it commits: begins it, calls `body`, and commits. If another transaction was in the
-    /// way, pauses and tries again, for up to 5 seconds. Returns the output of the `body` that was committed.
+    /// way, pauses and tries again, for up to 2 seconds and 6 leases: 5 seconds, if the store's creator gives leases no
+    /// other length. This is longer than the keys of a dead client stay locked. Returns the output of the `body` that
+    /// was committed.
     ///
     /// # Errors
     /// [`Error::Txn`] with [`TxnError::Conflict`] after the last attempt, or the first other error. [`Error::ran`]
     /// tells whether the transaction may have been committed.
     pub fn run<O>(&mut self, body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>) -> Result<O, Error> {
-        let until = self.opened.endpoint.now() + TRIES_FOR;
-        self.run_while(|_, now| now < until, body).map(|(output, _)| output)
+        self.run_within(None, body).map(|(output, _)| output)
     }
 
-    /// Does the same as [`Txn::run`], with at most this number of attempts, which is at least 1. Returns also the
-    /// number of attempts.
+    /// Does the same as [`Txn::run`]; with at most this number of attempts, if one is given, however long they take.
+    /// Returns also the number of attempts.
     ///
     /// # Errors
     /// Those of [`Txn::run`].
     pub fn run_within<O>(
         &mut self,
-        attempts: u32,
-        body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>,
-    ) -> Result<(O, u32), Error> {
-        self.run_while(|attempt, _| attempt < attempts, body)
-    }
-
-    /// Runs a transaction until it commits, or until `goes_on` returns false after a conflict. `goes_on` gets the
-    /// number of attempts and the time.
-    fn run_while<O>(
-        &mut self,
-        goes_on: impl Fn(u32, Duration) -> bool,
+        attempts: Option<u32>,
         mut body: impl FnMut(&mut Transaction<'_>) -> Result<O, Error>,
     ) -> Result<(O, u32), Error> {
-        let (mut limit, mut attempt) = (BACKOFF.first, 1);
+        let attempts = match attempts {
+            None => Attempts::outlasting(self.opened.handle().lease()),
+            Some(most) => Attempts { most, ..Attempts::UNLIMITED },
+        };
+        let mut retry = Retry::new(attempts, self.opened.endpoint.now());
         loop {
             let mut transaction = self.begin()?;
             let done = body(&mut transaction).and_then(|output| transaction.commit().map(|()| output));
-            match done {
-                Err(Error::Txn(TxnError::Conflict)) if goes_on(attempt, self.opened.endpoint.now()) => {}
-                done => return done.map(|output| (output, attempt)),
-            }
-            let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
-            let pause = Duration::from_nanos(self.draws.below(nanos) + 1);
+            let pause = match done {
+                Err(conflict @ Error::Txn(TxnError::Conflict)) => {
+                    retry.pause(self.opened.endpoint.now(), &mut self.draws).ok_or(conflict)?
+                }
+                done => return done.map(|output| (output, retry.made())),
+            };
             let Opened { endpoint, keepers, .. } = &mut self.opened;
             block_on(&**endpoint, keepers.beside(endpoint.sleep(pause)));
-            (limit, attempt) = ((limit * 2).min(BACKOFF.longest), attempt + 1);
         }
     }
 

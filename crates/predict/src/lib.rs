@@ -731,7 +731,7 @@ impl Transactions {
         Transactions {
             clock,
             draws: Draws(seed),
-            attempts: Attempts { most, backoff },
+            attempts: Attempts { most, backoff, ..Attempts::UNLIMITED },
             lengths: load.lengths.shortest(load.value_len)..=load.value_len,
         }
     }

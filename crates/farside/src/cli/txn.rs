@@ -24,10 +24,6 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Number of attempts. The pauses between them last longer than a lease: only a client that has seen the lease of a
-/// dead client for as long as it lasts recovers the keys that the dead one has locked.
-const ATTEMPTS: u32 = 1000;
-
 /// Run transactions: on one key, or on several as a file says
 #[derive(clap::Args)]
 #[command(
@@ -38,10 +34,11 @@ the transaction may or may not have been committed."
 pub(super) struct Txn {
     #[command(flatten)]
     target: StoreTarget,
-    /// Number of attempts, if other transactions are in the way
-    #[arg(long, value_name = "N", global = true, default_value_t = ATTEMPTS)]
+    /// Number of attempts, if other transactions are in the way [default: as many as begin within 2 seconds and 6
+    /// leases]
+    #[arg(long, value_name = "N", global = true)]
     #[arg(value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
-    attempts: u32,
+    attempts: Option<u32>,
     #[command(subcommand)]
     action: Action,
 }
@@ -184,7 +181,7 @@ fn integer(text: &[u8]) -> Option<i64> {
 }
 
 /// Runs a script and prints what it has read.
-fn run(client: &mut Client, attempts: u32, script: &[Operation], json: bool) -> Done {
+fn run(client: &mut Client, attempts: Option<u32>, script: &[Operation], json: bool) -> Done {
     // The outer error is that of the transaction. With the inner one, nothing is committed.
     let mut refused = None;
     let done = client.run_within(attempts, |transaction| {

@@ -117,6 +117,9 @@ pub trait Txn {
     /// Length of the longest value in bytes. A value may be empty.
     fn value_max(&self) -> usize;
 
+    /// Length of the clients' leases. A key that a dead client has locked stays locked for at least that time.
+    fn lease(&self) -> Duration;
+
     /// Index of the member that holds a key.
     fn member_of(&self, key: &[u8]) -> usize;
 
@@ -209,6 +212,10 @@ impl<F: Fabric + Clock> Txn for AnyTxn<F> {
 
     fn value_max(&self) -> usize {
         with_txn!(self, txn => txn.value_max())
+    }
+
+    fn lease(&self) -> Duration {
+        with_txn!(self, txn => txn.lease())
     }
 
     fn member_of(&self, key: &[u8]) -> usize {

@@ -118,10 +118,10 @@ impl<S: Shards> Session<S> {
             )));
         }
         let nonce = NonZeroU64::new(Draws(options.entropy).next()).unwrap_or(NonZeroU64::MIN);
-        Ok(Session::lease(site, nonce, options).await?)
+        Ok(Session::join(site, nonce, options).await?)
     }
 
-    async fn lease(site: S, nonce: NonZeroU64, options: &Options) -> Result<Session<S>, TxnError> {
+    async fn join(site: S, nonce: NonZeroU64, options: &Options) -> Result<Session<S>, TxnError> {
         site.fetch_keys().await?;
         let lease = claim(&site, nonce).await?;
         let joined = site.join(&lease, options).await?;
@@ -137,6 +137,11 @@ impl<S: Shards> Session<S> {
     /// Id of the client.
     pub(super) fn id(&self) -> ClientId {
         self.held.id()
+    }
+
+    /// Length of a lease.
+    pub(super) fn lease(&self) -> Duration {
+        self.site.lease()
     }
 
     /// Notes that a transaction of a client is in the way of others.

@@ -113,8 +113,8 @@ impl<M: Runs + 'static> Bank<M> {
     /// Runs a transaction until it commits.
     fn commit<O>(&mut self, body: impl AsyncFnMut(&mut Client<M>) -> Result<O, TxnError>) -> O {
         let (clock, mut draws) = (Rc::clone(&self.endpoint), Draws(self.draws.next()));
-        let attempts = Attempts { most: u32::MAX, ..Attempts::default() };
-        let done = self.run(async |txn| retry::run(txn, &*clock, &mut draws, attempts, body).await);
+        let unlimited = Attempts::UNLIMITED;
+        let done = self.run(async |txn| retry::run(txn, &*clock, &mut draws, unlimited, body).await);
         done.unwrap_or_else(|error| panic!("the transaction failed: {error}")).0
     }
 

@@ -162,6 +162,10 @@ impl<F: Fabric + Clock> Txn for PrismTx<F> {
         self.client.value_max()
     }
 
+    fn lease(&self) -> Duration {
+        self.client.session.lease()
+    }
+
     fn member_of(&self, key: &[u8]) -> usize {
         self.client.site.places.place_of(key)
     }
