@@ -17,9 +17,10 @@ use std::time::Duration;
 const STORE: &str = "s";
 /// Longer than each test's transactions: no renewal is among the requests that a test counts.
 const LEASE: Duration = Duration::from_millis(20);
-/// A lock call, a commit call, and a look at a lane.
+/// A lock call, a commit call, a look at a lane, and a truncation.
 const LOCK: Request = Request::Call(2);
 const COMMIT: Request = Request::Call(5);
+const TRUNCATE: Request = Request::Call(6);
 const LOOK: Request = Request::Call(7);
 
 /// A client with its own task.
@@ -545,6 +546,86 @@ fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
 }
 
+/// Has two recoverers meet a transaction whose record only the backup at node 1 has. The first one looks at node 0 before
+/// the second one copies a record to it, and at node 1 after the second one has truncated the record there, and has died
+/// before it truncates the other one. Checks what is left, and whether the id can be leased.
+fn outcome_beside_a_dead_recoverer() -> Result<(), String> {
+    on_nodes(2, async |nodes| {
+        create_for(&nodes, 2, 1, 1).await;
+        let mut dead = Client::open(&nodes, 2).await;
+        let (x, y) = (keys_of(&dead, 0, 1).remove(0), keys_of(&dead, 1, 1).remove(0));
+        dead.put(&[(&x, b"0"), (&y, b"0")]).await.expect("nobody else is there");
+        let stops_at = |stopped: NodeId, wanted: Request| {
+            move |node: NodeId, request: Request| {
+                let is_stopped = node == stopped && request == wanted;
+                std::future::ready(if is_stopped { Then::Stops } else { Then::Runs })
+            }
+        };
+        dead.fabric.inner().before_each(stops_at(NodeId(0), Request::Writes));
+        let (process, keys) = (dead.fabric.inner().process, [x.clone(), y.clone()]);
+        nodes.world.spawn(process, async move {
+            let _never = dead.update(&[], &[&keys[0], &keys[1]], b"1").await;
+        });
+        nodes.world.sleep(400_000).await;
+        nodes.world.kill(process);
+        // 1: the first recoverer has looked at node 0; 2: the second one is dead; 3: the first one is done.
+        let stage = Rc::new(Cell::new(0));
+        let (first, second) = (nodes.client().await, nodes.client().await);
+        let described = members::open(&first, 2, STORE).await.expect("the store exists");
+        let (theirs, world) = (Rc::clone(&stage), nodes.world.clone());
+        first.inner().before_each(move |node: NodeId, request: Request| {
+            let (stage, world) = (Rc::clone(&theirs), world.clone());
+            async move {
+                if (node, request) == (NodeId(1), LOOK) {
+                    // The look at node 0 is answered meanwhile.
+                    world.sleep(100_000).await;
+                    stage.set(stage.get().max(1));
+                    while stage.get() < 2 {
+                        world.sleep(1000).await;
+                    }
+                }
+                Then::Runs
+            }
+        });
+        let (process, theirs, of_store) = (first.inner().process, Rc::clone(&stage), described.clone());
+        let healed = Rc::new(RefCell::new(None));
+        let outcome = Rc::clone(&healed);
+        nodes.world.spawn(process, async move {
+            *outcome.borrow_mut() = Some(registry::heal(first, &of_store, &Options::NONE).await);
+            theirs.set(3);
+        });
+        while stage.get() < 1 {
+            nodes.world.sleep(1000).await;
+        }
+        second.inner().before_each(stops_at(NodeId(0), TRUNCATE));
+        let process = second.inner().process;
+        nodes.world.spawn(process, async move {
+            let _never = registry::heal(second, &described, &Options::NONE).await;
+        });
+        nodes.world.sleep(2 * LEASE.as_nanos() as u64).await;
+        nodes.world.kill(process);
+        stage.set(2);
+        while stage.get() < 3 {
+            nodes.world.sleep(1000).await;
+        }
+        let done = healed.take().expect("the first recoverer is done").map_err(|error| error.to_string())?;
+        let (mut other, stat) = settled(&nodes, 2).await?;
+        check(stat)?;
+        let found = [other.get(&x).await, other.get(&y).await].map(|got| got.expect("no lock is left"));
+        match found == [Some(b"1".to_vec()), Some(b"1".to_vec())] {
+            true if done == ["recovered 1 dead clients: completed 1 of their transactions and aborted 0"] => {
+                Ok(())
+            }
+            _ => Err(format!("the first recoverer has done {done:?}, and others find {found:?}")),
+        }
+    })
+}
+
+#[test]
+fn a_record_that_a_dead_recoverer_has_copied_is_not_left() {
+    assert_eq!(outcome_beside_a_dead_recoverer(), Ok(()));
+}
+
 /// Has a client heal the store while the node stands still for longer than a lease. The node then carries out the
 /// recoverer's second look at the lease of another client just before the renewal of this lease. Returns the outcome of
 /// that client's next transaction.
@@ -661,6 +742,7 @@ fn these_tests_find_broken_variants() {
     under(mutants::PRIMARY_BEFORE_BACKUPS, &|| value_without_a_record() == Some(b"0".to_vec()));
     under(lease::mutants::WAIT_COUNTED, &|| outcome_beside_a_stalled_node().is_ok());
     under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
+    under(mutants::LOOKED_ONCE, &|| outcome_beside_a_dead_recoverer().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
     under(mutants::RECORD_UNCOPIED, &|| die_everywhere().is_ok());
     under(mutants::DONE_IGNORED, &|| die_everywhere().is_ok());

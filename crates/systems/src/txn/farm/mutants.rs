@@ -27,6 +27,8 @@ farside_remote::mutants! {
     RECORD_UNCOPIED = "FarmRecordUncopied";
     /// A recoverer does not confirm that its client has its id still.
     LEASE_UNCONFIRMED = "FarmLeaseUnconfirmed";
+    /// A recoverer looks once at what a client has left.
+    LOOKED_ONCE = "FarmLookedOnce";
     /// A client reuses the place of a record that the backup has not applied.
     RECORD_OVERWRITTEN = "FarmRecordOverwritten";
     /// A backup applies a record although its copy is newer.

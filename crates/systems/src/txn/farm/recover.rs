@@ -1,15 +1,24 @@
 //! Recovery: the settlement of the transactions that dead clients have left.
 //!
-//! A recoverer fences the client of an expired lease and looks at its lanes, at every member. Then it confirms that the
-//! client still has its id: else another recoverer was faster. A transaction was committed if a backup has its whole
-//! record, or if it is DECIDED or DONE at a primary. Then the recoverer copies the records of the primaries to the
-//! backups that lack them, has all primaries install the values, and then the backups apply them. All other
-//! transactions were aborted: the recoverer has all primaries free their locks. Last, it releases the id.
+//! A recoverer fences the client of an expired lease and looks at its lanes, at every member, until two rounds of looks
+//! find the same. Then it confirms that the client still has its id: else another recoverer was faster. A transaction
+//! was committed if a backup has its whole record, or if it is DECIDED or DONE at a primary. Then the recoverer copies
+//! the records of the primaries to the backups that lack them, has all primaries install the values, and then the
+//! backups apply them. All other transactions were aborted: the recoverer has all primaries free their locks. Last, it
+//! releases the id.
 //!
 //! Recoverers need no lock and no id, may die at any point, and may be several. All requests name their transaction,
 //! and members ignore those for a transaction that is not the last one of its lane.
 //!
+//! Another recoverer may copy a record to one member after this one's look there, and truncate the record at another
+//! member before this one's look there. The looks of one round would then miss the record at both members, and the id
+//! would be released although the first record is left. What a lane has at a member only ascends while the client is
+//! fenced, so two rounds that find the same have found what all members had at one instant.
+//!
+//! Differs from the paper (SOSP'15, 5.3): there, members vote on each transaction, also by "truncated".
+//!
 //! Invariant: no verdict is given before the client was fenced, its lanes looked at, and its lease confirmed.
+//! Invariant: a verdict is on the lanes as they were at one instant after the fence.
 //! Invariant: a record is truncated once all primaries have installed its transaction. So a later recoverer that no
 //! longer finds the record finds no lock either.
 
@@ -17,7 +26,7 @@ use super::log::{RecordHeader, State, TxnId};
 use super::mutants;
 use super::request::{LaneState, Request};
 use super::site::{Buffers, Site};
-use crate::lease::{Expired, LeaseError};
+use crate::lease::{ClientId, Expired, LeaseError};
 use crate::members::all;
 use crate::txn::TxnError;
 use crate::txn::session::Recovery;
@@ -44,7 +53,7 @@ impl<F: Fabric + Clock> Site<F> {
         self.fetch_keys().await?;
         let (id, nonce) = (expired.id(), expired.nonce());
         let fenced = self.fence(expired).await?;
-        let states = self.look_at_all(id).await?;
+        let states = self.look_until_equal(id).await?;
         let is_recovered = self.leases.entry(id).await?.nonce() != Some(nonce);
         let mut recovery = Recovery::default();
         if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
@@ -70,6 +79,19 @@ impl<F: Fabric + Clock> Site<F> {
             Err(error) => return Err(error.into()),
         }
         Ok(recovery)
+    }
+
+    /// Returns the states of all lanes of a fenced client, by member and lane, as they were at one instant.
+    async fn look_until_equal(&self, id: ClientId) -> Result<Vec<Vec<LaneState>>, TxnError> {
+        let mut states = self.look_at_all(id).await?;
+        while !mutants::LOOKED_ONCE.is_on() {
+            let again = self.look_at_all(id).await?;
+            if again == states {
+                break;
+            }
+            states = again;
+        }
+        Ok(states)
     }
 
     /// Copies the records that the primaries have of a committed transaction to all backups. A backup refuses a record

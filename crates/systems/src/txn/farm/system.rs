@@ -31,6 +31,7 @@ impl System for FarmKind {
         mutants::LATE_LOCK_GRANTED,
         mutants::RECORD_UNCOPIED,
         mutants::LEASE_UNCONFIRMED,
+        mutants::LOOKED_ONCE,
     ];
 
     const WORK: Work = Work {
