@@ -171,12 +171,15 @@ pub(crate) struct Flights {
     now: RefCell<Vec<(u64, Place, usize)>>,
     next: Cell<u64>,
     matrix: RefCell<Matrix>,
+    /// Number of strikes that the requests of each phase have ordered.
+    ordered: Box<[Cell<u64>]>,
 }
 
 impl Flights {
     pub(crate) fn new(phases: &'static Phases) -> Flights {
         let matrix = RefCell::new(Matrix::new(phases.all.len()));
-        Flights { phases, now: RefCell::default(), next: Cell::new(0), matrix }
+        let ordered = phases.all.iter().map(|_| Cell::new(0)).collect();
+        Flights { phases, now: RefCell::default(), next: Cell::new(0), matrix, ordered }
     }
 
     pub(crate) fn matrix(&self) -> Matrix {
@@ -196,6 +199,16 @@ impl Flights {
     /// Returns how often any fault has struck within the phase.
     pub(crate) fn struck_in(&self, phase: usize) -> u64 {
         self.matrix.borrow().0.iter().map(|row| row[phase]).sum()
+    }
+
+    /// Counts a strike that a request of the phase has ordered.
+    pub(crate) fn order(&self, phase: usize) {
+        self.ordered[phase].set(self.ordered[phase].get() + 1);
+    }
+
+    /// Returns how many strikes the requests of the phase have ordered.
+    pub(crate) fn ordered_in(&self, phase: usize) -> u64 {
+        self.ordered[phase].get()
     }
 
     fn begin(&self, place: Place, phase: usize) -> u64 {

@@ -448,6 +448,8 @@ struct Scene {
     /// Number of recoverers, and whether the next one follows a dead one.
     recoverers: u32,
     is_recovering: Cell<bool>,
+    /// Number of strikes that requests have ordered while no client had opened the present store.
+    unopened_strikes: Cell<u64>,
     /// Number of strikes left within the phases of recoverers.
     recovery_strikes_left: Cell<u32>,
     /// Number of operations that are in progress.
@@ -664,6 +666,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         wall_error: family.wall_error(),
         recoverers,
         is_recovering: Cell::new(true),
+        unopened_strikes: Cell::new(0),
         recovery_strikes_left: Cell::new(mishaps::RECOVERY_STRIKES_MAX),
         running: Cell::new(0),
         awaiting: Cell::new(0),

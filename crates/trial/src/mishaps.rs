@@ -31,6 +31,9 @@ pub(crate) const LONG_PAUSES_MAX: u32 = 10;
 pub(crate) const RECOVERY_STRIKES_MAX: u32 = 60;
 /// Number of strikes within a phase of openings before the first operation of a trial. Each operation allows one more.
 const OPENING_STRIKES: u64 = 20;
+/// Number of strikes that requests order while no client has opened the present store, before the first operation of a
+/// trial. Each operation allows one more.
+const UNOPENED_STRIKES: u64 = 200;
 /// One in this many requests of recoverers in a rare phase is struck if the trial focuses on recoverers.
 const RECOVERY_STRUCK_ONE_IN: u64 = 4;
 
@@ -121,10 +124,12 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
 /// Runs when a request of `phase` starts or, for the idle phase, when a client has no request in flight. With the
 /// drawn probability, a fault strikes the request, and possibly other requests too. Returns whether a fault strikes.
 ///
-/// Once a phase has been struck ten times per operation of the trial, this function no longer strikes it. Without this
-/// bound, a client that dies each time it is idle would never start an operation. For the phases of recoverers the
-/// bound is lower: no client can work while each recoverer dies. It is lower for the phases of openings, too: if each
-/// request of an opening is struck, no client opens the store.
+/// Once a phase has been struck ten times per operation of the trial, or its requests have ordered so many strikes, this
+/// function no longer strikes it. Without this bound, a client that dies each time it is idle would never start an
+/// operation. Strikes are ordered, but do not strike the phase, if a client repeats a request while it has no session.
+/// For the phases of recoverers the bound is lower: no client can work while each recoverer dies. It is lower for the
+/// phases of openings, too: if each request of an opening is struck, no client opens the store. While no client has
+/// opened the present store, all other phases have such a bound.
 pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let is_recoverer = scene.recoverers().contains(&client);
     if client >= scene.drawn.clients && !is_recoverer || is_recoverer && phase == IDLE {
@@ -133,13 +138,18 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     lead_to_focus(scene, site, client, phase);
     let (drawn, random) = (&scene.drawn, scene.world.random());
     let is_focus = drawn.focus == Some(phase) || scene.is_about_recoverers() && is_recoverer;
-    let struck_max = match scene.flights.phase(phase).is_of_openings {
-        true => OPENING_STRIKES + u64::from(drawn.operations - scene.left.get()),
-        false => 10 * u64::from(drawn.operations),
-    };
+    let ordered_max = 10 * u64::from(drawn.operations);
+    let begun = u64::from(drawn.operations - scene.left.get());
+    let is_of_openings = scene.flights.phase(phase).is_of_openings;
+    let struck_max = if is_of_openings { OPENING_STRIKES + begun } else { ordered_max };
+    let is_unopened = !is_of_openings && !site.is_opened.get();
     let is_saturated = || match is_recoverer {
         true => scene.recovery_strikes_left.get() == 0,
-        false => scene.flights.struck_in(phase) >= struck_max,
+        false => {
+            scene.flights.struck_in(phase) >= struck_max
+                || scene.flights.ordered_in(phase) >= ordered_max
+                || is_unopened && scene.unopened_strikes.get() >= UNOPENED_STRIKES + begun
+        }
     };
     let one_in = match (is_recoverer, scene.flights.phase(phase).is_rare) {
         (false, _) => drawn.within_one_in,
@@ -161,6 +171,9 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
     let Some(fault) = least else { return false };
     if is_recoverer {
         scene.recovery_strikes_left.set(scene.recovery_strikes_left.get() - 1);
+    } else {
+        scene.flights.order(phase);
+        scene.unopened_strikes.set(scene.unopened_strikes.get() + u64::from(is_unopened));
     }
     if phase == IDLE && fault.is_of_messages() {
         // Planned for later, the fault could miss the next message, which may leave before any other event.
