@@ -28,6 +28,7 @@ mod keyed;
 pub mod kv;
 pub mod latch;
 pub mod lease;
+mod lines;
 pub mod members;
 pub mod mutants;
 pub mod owned;

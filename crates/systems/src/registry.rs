@@ -11,7 +11,9 @@ use crate::guarded::GuardedKind;
 use crate::index::art::system::ArtKind;
 use crate::index::sherman::system::ShermanKind;
 use crate::index::smart::system::SmartKind;
+use crate::kv::cached_index::service::CachedIndexKind;
 use crate::kv::chequer::{ChequerKind, ChequerMessageKind};
+use crate::kv::farm_kv::service::FarmKvKind;
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
 use crate::latch::system::LatchKind;
@@ -150,6 +152,8 @@ registry! {
     family Kv: OneKv by with_one_kv $ {
         PrismKv = PrismKvKind;
         Pilaf = PilafKind;
+        FarmKv = FarmKvKind;
+        CachedIndex = CachedIndexKind;
         Chequer = ChequerKind;
         ChequerMessage = ChequerMessageKind;
     }

@@ -16,13 +16,13 @@ use farside_sim::linearizable::{Limits, Registers};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_sim::world::{MILLIS, Nanos};
-use farside_systems::kv::chequer;
 use farside_systems::kv::chequer::layout::{
     Bucket, KEY_INLINE, RECORD_SIZE, Record, Table, Used, block_len, value_in,
 };
 use farside_systems::kv::chequer::request;
 use farside_systems::kv::prism_kv::layout::TableSpec;
 use farside_systems::kv::{Kv as _, KvError, Version as Installed};
+use farside_systems::kv::{cached_index, chequer, farm_kv};
 use farside_systems::registry::{self, OneKv, Registered};
 use farside_systems::system::{Options, Sizing};
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ pub(crate) struct Kv {
     is_permuted: bool,
     /// Options of Chequer and of Chequer-message.
     chequer: Option<Chequer>,
+    /// Size in bytes of each client's cache of the index, in systems with such a cache.
+    node_cache: Option<usize>,
 }
 
 /// Options of Chequer's kinds. Chequer-message uses those that concern the node.
@@ -161,6 +163,11 @@ static PHASES_OF_CALLS: Phases = Phases {
 /// and no rebuilds.
 fn is_called(system: &Registered) -> bool {
     system.needs.contains(Capabilities::CALLS)
+}
+
+/// Whether the system's table has places of one size for keys and their values.
+fn has_places(system: &Registered) -> bool {
+    [farm_kv::KIND, cached_index::KIND].contains(&system.kind)
 }
 
 /// Indices of the phases of Chequer and of Chequer-message.
@@ -375,7 +382,13 @@ impl Family for Kv {
                 (sizes.items, sizes.large_one_in) = (drawn.keys, 0);
             }
         }
-        Kv { system, sizes, is_permuted, chequer }
+        if has_places(system) && random.one_in(2) {
+            // Few home buckets, so that keys collide.
+            sizes.items = 4;
+        }
+        let is_cached = system.kind == cached_index::KIND;
+        let node_cache = is_cached.then(|| [0, 200, 1000, 1 << 20][random.below(4) as usize]);
+        Kv { system, sizes, is_permuted, chequer, node_cache }
     }
 
     fn quota_mib(&self, drawn: &Drawn) -> Option<u64> {
@@ -421,6 +434,9 @@ impl Family for Kv {
         let keys = if self.is_permuted { "collision-free" } else { "hashed" };
         options.push(Choice::new("is_permuted", self.is_permuted, format!("keys {keys}")));
         options.extend(self.chequer.iter().flat_map(Chequer::options));
+        let cached =
+            self.node_cache.map(|bytes| Choice::new("node_cache", bytes, format!("index cache {bytes}")));
+        options.extend(cached);
         options
     }
 
@@ -429,6 +445,8 @@ impl Family for Kv {
         let of = self.chequer.as_ref();
         (self.system.parameters)(&Sizing {
             items,
+            key_len: if has_places(self.system) { values::KEY_LEN_MAX } else { 0 },
+            value_len: if has_places(self.system) { self.sizes.value_max as usize } else { 0 },
             collision_free: self.is_permuted,
             block_buckets: of.map(|of| of.block_buckets),
             partitions: of.map(|of| of.partitions),
@@ -461,7 +479,8 @@ impl Family for Kv {
 
     async fn open(&self, seat: Seat<'_, Kv>, node: NodeId, name: &str) -> Result<Client, Failure> {
         let value_cache = self.chequer.as_ref().map_or(0, |of| of.value_cache);
-        let options = Options { slot_cache: self.sizes.slot_cache, value_cache, ..Options::default() };
+        let (slot_cache, node_cache) = (self.sizes.slot_cache, self.node_cache);
+        let options = Options { slot_cache, value_cache, node_cache, ..Options::default() };
         let kv = OneKv::open(seat.fabric(), node, name, &options).await?;
         Ok(Client { kv, seen: None })
     }

@@ -37,6 +37,9 @@ pub(super) fn mixed(word: u64) -> u64 {
     (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) ^ word >> 31
 }
 
+/// Length of the longest key in bytes, of keys with at most 4 digits.
+pub(super) const KEY_LEN_MAX: usize = 48;
+
 /// Returns the bytes of a key. The lengths of keys vary with their number.
 pub(super) fn key(number: u64) -> Vec<u8> {
     format!("key {number}{}", ".".repeat(number as usize % 5 * 9)).into_bytes()

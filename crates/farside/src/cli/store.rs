@@ -235,6 +235,7 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
     let lacks = |sizing| (system.parameters)(&sizing) == (system.parameters)(&plain);
     let buckets = Sizing { block_buckets: Some(1), ..plain };
     let threshold = Sizing { put_threshold: Some(1), ..plain };
+    let value = Sizing { value_len: 1, ..plain };
     let inline = Sizing { indexing: Indexing { inline_max: Some(1), ..Indexing::NONE }, ..plain };
     let transacting = Transacting { prepare: Some(Prepare::Paper), ..Transacting::NONE };
     let prepare = Sizing { transacting, ..plain };
@@ -248,7 +249,7 @@ fn refuse_options(new: &NewStore, has_threshold: bool) -> Done {
         ("--block-buckets", new.block_buckets.is_some() && lacks(buckets)),
         ("--put-threshold", has_threshold && lacks(threshold)),
         ("--key-size", new.keys.is_some() && !is_index),
-        ("--value-size", new.value_size.is_some() && !is_index && !is_txn),
+        ("--value-size", new.value_size.is_some() && !is_index && !is_txn && lacks(value)),
         ("--inline-size", new.inline_size.is_some() && lacks(inline)),
         ("--prepare", new.transacting.prepare.is_some() && lacks(prepare)),
         ("--clock-error", new.transacting.clock_error.is_some() && lacks(clock_error)),

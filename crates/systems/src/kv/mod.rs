@@ -1,13 +1,18 @@
 //! Key-value stores: maps from byte strings to byte strings.
 //!
 //! [`prism_kv`] is PRISM-KV. [`pilaf`] is the baseline that its paper compares it with: Pilaf's writes run on the
-//! node's CPU. Every key-value system implements [`Kv`], so one benchmark, one checker and one command line serve all
-//! of them.
+//! node's CPU. [`farm_kv`] and [`cached_index`] need one READ for a GET. Every key-value system implements [`Kv`], so
+//! one benchmark, one checker and one command line serve all of them.
 
 mod any;
+pub mod cached_index;
+pub mod called;
 pub mod chequer;
 mod cursor;
+pub mod farm_kv;
+mod inplace;
 pub mod pilaf;
+mod places;
 pub mod prism_kv;
 pub mod sharded;
 

@@ -28,25 +28,18 @@ pub mod mutants;
 pub mod service;
 mod system;
 
-use super::{Fetched, Item, Kv, KvError, Version, check_key};
-use crate::ready::pauses;
+pub use super::called::ATTEMPTS_MAX;
+use super::called::Calls;
+use super::{Fetched, Item, Kv, KvError, check_key};
 use crate::store::{self, StoreError};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
-use farside_remote::fabric::Ran;
-use farside_remote::service::address;
-use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, read_as};
-use layout::{Answer, Entry, EntryState, ItemView, Op, Outcome, PAIR_MAX, Request, Table, crc};
+use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read, read_as};
+use layout::{Entry, EntryState, ItemView, PAIR_MAX, Table, crc};
 use service::PilafKind;
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "pilaf";
-
-/// Number of times that a GET reads one slot before it calls the service.
-pub const ATTEMPTS_MAX: u32 = 16;
-
-/// Reason and remedy in the error about a full table.
-const NO_GROWTH: &str = "tables of this kind do not grow: create the store for more items (--items)";
 
 /// Client of one Pilaf store. It runs one operation at a time: give each task its own client.
 pub struct Pilaf<F> {
@@ -56,8 +49,7 @@ pub struct Pilaf<F> {
     table: Table,
     chain: ChainBuf,
     reply: Reply,
-    request: Vec<u8>,
-    answer: Vec<u8>,
+    calls: Calls,
 }
 
 /// Outcome of reading one slot on a key's probe path.
@@ -87,16 +79,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
     /// The description is invalid.
     fn of(fabric: F, node: NodeId, store: Store) -> Result<Pilaf<F>, StoreError> {
         let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
-        Ok(Pilaf {
-            fabric,
-            node,
-            store,
-            table,
-            chain: ChainBuf::new(),
-            reply: Reply::new(),
-            request: Vec::new(),
-            answer: Vec::new(),
-        })
+        let calls = Calls::new(node, table.extent.key, PAIR_MAX, DAMAGED);
+        Ok(Pilaf { fabric, node, store, table, chain: ChainBuf::new(), reply: Reply::new(), calls })
     }
 
     /// Returns the store's description in the catalog.
@@ -128,7 +112,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
                 SlotRead::Value(fetched) => return Ok(Some(fetched)),
                 SlotRead::Never => return Ok(None),
                 SlotRead::Other => {}
-                SlotRead::Torn => return self.get_by_call(key).await,
+                SlotRead::Torn => return self.calls.get(&self.fabric, key).await,
             }
         }
         Ok(None)
@@ -138,37 +122,19 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         let Fetched { at, version } = fetched;
         let value = match at {
             Some(at) => self.reply.output(0).get(at..).unwrap_or_default(),
-            None => Answer::decode(&self.answer).map_or(&[][..], |answer| answer.value),
+            None => self.calls.value(),
         };
         Item { value, version }
     }
 
     /// Takes one call to the node's CPU.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        check_put(key, value)?;
-        let request = Request { op: Op::Put, key, value };
-        let mut outcome = self.call(&request).await.map_err(KvError::of_install)?;
-        if outcome == Some(Outcome::OutOfMemory) {
-            outcome = self.call_until_ready(&request).await?;
-        }
-        match outcome {
-            Some(Outcome::Done) => Ok(()),
-            Some(Outcome::OutOfMemory) => Err(KvError::OutOfMemory),
-            Some(Outcome::TableFull) => Err(KvError::TableFull(NO_GROWTH.into())),
-            _ => Err(self.unknown_answer()),
-        }
+        self.calls.put(&self.fabric, key, value).await
     }
 
     /// Takes one call to the node's CPU.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        check_key(key)?;
-        let request = Request { op: Op::Delete, key, value: &[] };
-        match self.call(&request).await.map_err(KvError::of_install)? {
-            Some(Outcome::Done) => Ok(true),
-            Some(Outcome::Absent) => Ok(false),
-            Some(Outcome::Damaged) => Err(KvError::Damaged(DAMAGED)),
-            _ => Err(self.unknown_answer()),
-        }
+        self.calls.delete(&self.fabric, key).await
     }
 }
 
@@ -227,57 +193,6 @@ impl<F: Fabric + Clock> Pilaf<F> {
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         self.reply.get(entry).copied().map_err(KvError::Refused)
     }
-
-    /// Reads the value by a call to the service. The service runs one call at a time, so no put interferes.
-    #[cold]
-    async fn get_by_call(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_read)? {
-            Some(Outcome::Done) => {
-                let version = Answer::decode(&self.answer).map_or(Version(0), |answer| answer.version);
-                Ok(Some(Fetched { at: None, version }))
-            }
-            Some(Outcome::Absent) => Ok(None),
-            Some(Outcome::Damaged) => Err(KvError::Damaged(DAMAGED)),
-            _ => Err(self.unknown_answer()),
-        }
-    }
-
-    /// Calls the service. Returns `None` if the answer cannot be decoded.
-    async fn call(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, FabricError> {
-        let service = address(self.table.extent.key, &mut self.request);
-        request.encode(&mut self.request);
-        self.fabric.call(self.node, service, &self.request, &mut self.answer).await?;
-        Ok(Answer::decode(&self.answer).map(|answer| answer.outcome))
-    }
-
-    fn unknown_answer(&self) -> KvError {
-        KvError::Fabric(FabricError::Lost {
-            node: self.node,
-            ran: Ran::Unknown,
-            reason: "the store's answer is unknown to this release: use the same release on both sides"
-                .into(),
-        })
-    }
-
-    /// Retries a put while memory may still become free, from deleted items of other sizes.
-    #[cold]
-    async fn call_until_ready(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, KvError> {
-        let mut outcome = Some(Outcome::OutOfMemory);
-        for pause in pauses() {
-            self.fabric.sleep(pause).await;
-            outcome = self.call(request).await.map_err(KvError::of_install)?;
-            if outcome != Some(Outcome::OutOfMemory) {
-                break;
-            }
-        }
-        Ok(outcome)
-    }
 }
 
 const DAMAGED: &str = "an entry or item that no service wrote";
-
-fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
-    check_key(key)?;
-    let len = key.len() + value.len();
-    if len > PAIR_MAX { Err(KvError::PairLength { len, max: PAIR_MAX }) } else { Ok(()) }
-}

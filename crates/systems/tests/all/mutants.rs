@@ -1,13 +1,17 @@
 //! Tests that kill the mutants which only a running system exposes.
 
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
-use crate::{chequer_steps, prism_tx_sim, prism_tx_steps};
+use crate::{
+    cached_index as cached_index_steps, chequer_steps, farm_kv as farm_kv_steps, prism_tx_sim, prism_tx_steps,
+};
 use farside_node::mutants::{BOTH_DECISIONS, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{EPOCH_IGNORES_TURNS, REUSED_AT_ONCE};
 use farside_systems::blocks::abd_lock::mutants as abd_lock;
 use farside_systems::blocks::prism_rs::mutants as prism_rs;
+use farside_systems::kv::cached_index::mutants as cached_index;
 use farside_systems::kv::chequer::mutants as chequer;
+use farside_systems::kv::farm_kv::mutants as farm_kv;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
 use farside_systems::mutants::{LOST_WHILE_OTHERS_SILENT, MEMBERS_MIXED};
@@ -45,6 +49,20 @@ fn a_pilaf_get_without_a_crc_check_returns_wrong_bytes() {
     }
     println!("{killed} of {} mutants were killed", seen_here.len());
     assert_eq!(killed, seen_here.len());
+}
+
+#[test]
+fn the_mutants_of_the_read_based_stores_that_trials_expose_seldom_are_killed() {
+    // The correct code passes the same cases in `farm_kv` and `cached_index`.
+    let killers: [(Mutant, fn()); 3] = [
+        (farm_kv::INCARNATION_IGNORED, farm_kv_steps::a_block_that_changes_its_chain_hides_no_key),
+        (farm_kv::WRAP_ACCEPTED, farm_kv_steps::a_slow_read_is_repeated),
+        (cached_index::WRAP_ACCEPTED, cached_index_steps::a_slow_read_is_repeated),
+    ];
+    for (mutant, case) in killers {
+        assert!(!stepped::passes(Some(mutant), case), "{mutant:?} lives");
+    }
+    println!("{0} of {0} mutants were killed", killers.len());
 }
 
 #[test]

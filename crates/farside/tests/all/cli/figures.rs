@@ -219,7 +219,8 @@ fn whatif_refuses_questions_outside_its_model() {
         (&["--workload", "nowhere"], "built in are a, b, c, d, e and f"),
         (
             &["--system", "redis"],
-            "name prism-kv, pilaf, chequer, chequer-message, prism-rs, abd-lock, prism-tx, farm, latch or rpc-echo",
+            "name prism-kv, pilaf, farm-kv, cached-index, chequer, chequer-message, prism-rs, abd-lock, prism-tx, \
+             farm, latch or rpc-echo",
         ),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--system", "rpc-echo", "--workload", "value=5000"], "give one length from 8 to 4032"),

@@ -5,8 +5,6 @@
 //! entry    | inuse u32 | size u32 | ptr u64 | CRC of the item u64 | CRC of the entry u64 |    32 bytes, aligned
 //! item     | generation u32 | key length u16 | 0 u16 | value length u32 | 0 u32 | key | value |
 //! head     | installs u64 | slot u64 | entry | 0 u64 | CRC of the bytes before u64 |
-//! request  | op u8 | 0 u8 | key length u16 | key | value |             of a call to the service, after its address
-//! answer   | outcome u8 | 0 u8 x 3 | generation u32 | value |
 //! ```
 //!
 //! All numbers are little-endian. CRCs are CRC-64/NVME. The entry of a slot that never had a key is all zero.
@@ -16,9 +14,9 @@
 
 use crate::hash_slots;
 pub use crate::hash_slots::Placement;
-use crate::kv::{KEY_MAX, KvError, Version};
-use farside_remote::fabric::CALL_BYTES_MAX;
-use farside_remote::service::ADDRESS_SIZE;
+use crate::kv::called::{self, version_of};
+pub use crate::kv::called::{ANSWER_SIZE, Answer, Op, Outcome, REQUEST_SIZE, Request};
+use crate::kv::{KvError, Version};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -43,8 +41,7 @@ const _: () = assert!(HEADER_SIZE == 16);
 pub const ITEM_MAX: usize = 60 * 1024;
 /// Largest length of a key and its value together, in bytes.
 pub const PAIR_MAX: usize = ITEM_MAX - HEADER_SIZE;
-const _: () = assert!(ADDRESS_SIZE + REQUEST_SIZE + PAIR_MAX <= CALL_BYTES_MAX);
-const _: () = assert!(ANSWER_SIZE + PAIR_MAX <= CALL_BYTES_MAX);
+const _: () = assert!(PAIR_MAX == called::PAIR_MAX);
 
 /// Returns the checksum of an entry's or item's bytes.
 pub fn crc(bytes: &[u8]) -> u64 {
@@ -201,12 +198,10 @@ pub struct ItemHeader {
     pub reserved_too: U32,
 }
 
-const GENERATION_MASK: u64 = (1 << 31) - 1;
-
 /// Encodes an item into `item`, replacing its content.
 pub fn put_item(item: &mut Vec<u8>, installs: u64, key: &[u8], value: &[u8]) {
     let header = ItemHeader {
-        generation: ((installs & GENERATION_MASK) as u32).into(),
+        generation: version_of(installs).0.into(),
         key_len: (key.len() as u16).into(),
         reserved: U16::ZERO,
         value_len: (value.len() as u32).into(),
@@ -243,128 +238,6 @@ impl<'a> ItemView<'a> {
         }
         Ok(ItemView { version: Version(header.generation.get()), key, value })
     }
-}
-
-/// Operation that a request asks the service to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Op {
-    /// Reads the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`](super::ATTEMPTS_MAX) times.
-    Get = 1,
-    /// Stores a value for a key.
-    Put = 2,
-    /// Deletes a key.
-    Delete = 3,
-}
-
-/// A decoded request to the service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request<'a> {
-    /// Operation that the service must run.
-    pub op: Op,
-    /// Key of the operation.
-    pub key: &'a [u8],
-    /// New value of a put; otherwise empty.
-    pub value: &'a [u8],
-}
-
-/// Number of bytes of a request before its key.
-pub const REQUEST_SIZE: usize = 4;
-
-impl<'a> Request<'a> {
-    /// Appends the encoded request to `bytes`.
-    pub fn encode(&self, bytes: &mut Vec<u8>) {
-        let [low, high] = (self.key.len() as u16).to_le_bytes();
-        bytes.extend_from_slice(&[self.op as u8, 0, low, high]);
-        bytes.extend_from_slice(self.key);
-        bytes.extend_from_slice(self.value);
-    }
-
-    /// Decodes a request that a peer sent.
-    ///
-    /// # Errors
-    /// This release does not support the request.
-    pub fn decode(bytes: &'a [u8]) -> Result<Request<'a>, String> {
-        let wrong =
-            |what: &str| Err(format!("the request to the store {what}: use the same release on both sides"));
-        let Some((&[op, reserved, low, high], rest)) = bytes.split_first_chunk::<REQUEST_SIZE>() else {
-            return wrong("is shorter than its header");
-        };
-        let op = match op {
-            1 => Op::Get,
-            2 => Op::Put,
-            3 => Op::Delete,
-            _ => return wrong("has an unknown operation"),
-        };
-        let Some((key, value)) = rest.split_at_checked(u16::from_le_bytes([low, high]).into()) else {
-            return wrong("is shorter than its key");
-        };
-        if reserved != 0 || (op != Op::Put && !value.is_empty()) {
-            return wrong("has unexpected bytes");
-        }
-        if !(1..=KEY_MAX).contains(&key.len()) || key.len() + value.len() > PAIR_MAX {
-            return wrong("has a key or a value of an invalid length");
-        }
-        Ok(Request { op, key, value })
-    }
-}
-
-/// Outcome of a request to the service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Outcome {
-    /// The operation was carried out; the key has a value, or had one before a delete.
-    Done = 0,
-    /// The key has no value. Nothing was changed.
-    Absent = 1,
-    /// No buffer is free. Nothing was changed.
-    OutOfMemory = 2,
-    /// All slots on the key's probe path belong to other keys. Nothing was changed.
-    TableFull = 3,
-    /// The key may be in a damaged entry. Nothing was changed.
-    Damaged = 4,
-}
-
-/// Number of bytes of an answer before the value.
-pub const ANSWER_SIZE: usize = 8;
-
-/// Answer of the service to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer<'a> {
-    /// Outcome of the request.
-    pub outcome: Outcome,
-    /// Version of the value that a get returns, or of the install of a put or delete.
-    pub version: Version,
-    /// Value that a get returns; otherwise empty.
-    pub value: &'a [u8],
-}
-
-impl<'a> Answer<'a> {
-    /// Appends the encoded answer to `bytes`.
-    pub fn encode(&self, bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(&[self.outcome as u8, 0, 0, 0]);
-        bytes.extend_from_slice(&self.version.0.to_le_bytes());
-        bytes.extend_from_slice(self.value);
-    }
-
-    /// Decodes an answer; `None` if its outcome is unknown.
-    pub fn decode(bytes: &'a [u8]) -> Option<Answer<'a>> {
-        let (&[outcome, _, _, _, v0, v1, v2, v3], value) = bytes.split_first_chunk::<ANSWER_SIZE>()?;
-        let outcome = match outcome {
-            0 => Outcome::Done,
-            1 => Outcome::Absent,
-            2 => Outcome::OutOfMemory,
-            3 => Outcome::TableFull,
-            4 => Outcome::Damaged,
-            _ => return None,
-        };
-        Some(Answer { outcome, version: Version(u32::from_le_bytes([v0, v1, v2, v3])), value })
-    }
-}
-
-/// Returns the version of the items that install number `installs` wrote.
-pub fn version_of(installs: u64) -> Version {
-    Version((installs & GENERATION_MASK) as u32)
 }
 
 /// Returns the number of slots of a table for this number of items, or `None` for more than [`ITEM_COUNT_MAX`] items.

@@ -22,16 +22,17 @@
 use super::KIND;
 use super::layout::{
     Answer, Entry, EntryState, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request,
-    Table, TableSpec, crc, put_item, slots_for, table_len, version_of,
+    Table, TableSpec, crc, put_item, slots_for, table_len,
 };
 use crate::hash_slots;
 use crate::kv::Version;
+use crate::kv::called::{refusal, version_of};
+use farside_remote::Memory;
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::state::owner;
 use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
-use farside_remote::{Memory, Rights};
 use std::sync::atomic::{AtomicBool, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -115,13 +116,8 @@ impl<M: Memory> Service<M> for PilafService {
             Ok(request) => request,
             Err(wrong) => return Ok(Err(wrong)),
         };
-        let (needed, word) =
-            if request.op == Op::Get { (Rights::READ, "read") } else { (Rights::WRITE, "write") };
-        if !call.rights.contains(needed) {
-            return Ok(Err(format!(
-                "this operation on a {KIND} store needs the right '{word}', which your token lacks: ask the operator \
-                 of the node"
-            )));
+        if let Some(refusal) = refusal(KIND, request.op, call.rights) {
+            return Ok(Err(refusal));
         }
         let Context { memory, scratch: item, .. } = context;
         // The store's lock orders the accesses to the flag.

@@ -7,7 +7,7 @@
 //! Invariant: what a read returns is the content of one version, which was current at an instant during the read.
 
 use super::layout::{BUCKET_SIZE, BUCKET_SLOTS};
-use super::object::{Content, Reading};
+use super::object::{Content, Reading, decode};
 use super::request::{Outcome, Request};
 use super::site::Buffers;
 use super::{Client, mutants};
@@ -197,7 +197,7 @@ impl<F: Fabric + Clock> Client<F> {
         let mut content = Vec::new();
         for (mut of, out) in group.into_iter().zip(outs) {
             let object = own.reply.get(out).map_err(TxnError::Refused)?;
-            let mut reading = shard.spec().lines().decode(object, &mut content, true);
+            let mut reading = decode(shard.spec().lines(), object, &mut content, true);
             if is_slow && matches!(reading, Reading::Whole(_)) {
                 reading = Reading::Torn;
             }

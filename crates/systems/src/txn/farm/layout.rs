@@ -16,8 +16,9 @@
 
 use super::KIND;
 use super::log::{CLIENT_BITS, EntryId, LANE_BITS, RECORD_SIZE, WORD_SIZE, WRITE_SIZE};
-use super::object::{CONTENT_SIZE, Lines};
+use super::object::CONTENT_SIZE;
 use crate::hash_slots::{self, Placement};
+use crate::lines::Lines;
 use crate::txn::KEY_MAX;
 use farside_remote::fabric::CALL_BYTES_MAX;
 use farside_remote::leases::ENTRY_SIZE;

@@ -5,33 +5,20 @@
 //! content  | stamp u64 | key length u16 | kind u8 | 0 u8 | value length u32 | key | value |
 //! ```
 //!
-//! All numbers are little-endian. An object consists of *lines*, of 16 or 64 bytes. Each line but the first begins with
-//! 16 bits, the object's version modulo 65,535 (FaRM, NSDI'14, section 4.2), and the content fills the rest of all
-//! lines. A line of 64 bytes has the mark 65,535 in place of a version while its content changes: a CPU writes such a
-//! line in pieces.
+//! All numbers are little-endian. An object consists of lines with versions ([`crate::lines`]).
 //!
-//! Invariant: a line has a version only while its whole content is of this version.
 //! Invariant: the version of an object rises by 1 with each write. The version and the lock are one word, which is
 //! changed by an atomic exchange together with the lock's owner.
 
 use super::log::TxnId;
 use super::mutants;
+use crate::lines::{HEADER_SIZE, Lines};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Size of the header of an object in bytes.
-pub(super) const HEADER_SIZE: usize = size_of::<Header>();
+const _: () = assert!(size_of::<Header>() == HEADER_SIZE);
 /// Size of the header of an object's content in bytes.
 pub(super) const CONTENT_SIZE: usize = size_of::<ContentHeader>();
-/// Size of the version of a line in bytes.
-const LINE_VERSION: usize = size_of::<U16>();
-/// Number of bytes that every CPU and fabric copies at once.
-const UNIT: usize = 16;
-/// In place of the version of a line: its content changes. No version modulo 65,535 has this value.
-const MARK: u16 = u16::MAX;
-/// The bytes of [`MARK`].
-pub(super) const MARKED: [u8; LINE_VERSION] = MARK.to_le_bytes();
-
 const LOCKED: u64 = 1 << 63;
 
 /// Header of an object.
@@ -128,101 +115,32 @@ impl<'a> Content<'a> {
     }
 }
 
-/// How objects are divided into lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lines(usize);
-
-impl Lines {
-    /// Lines of one of the sizes in [`super::layout::LINES`].
-    pub(super) fn of(size: u8) -> Lines {
-        Lines(size.into())
-    }
-
-    /// Offset of a content in its object.
-    fn content_at(self) -> usize {
-        match self.0 - HEADER_SIZE {
-            0 => self.0 + LINE_VERSION,
-            _ => HEADER_SIZE,
-        }
-    }
-
-    /// Offset of the stamp in an object. It lies within one line.
-    pub(super) fn stamp_at(self) -> u64 {
-        self.content_at() as u64
-    }
-
-    /// Number of bytes of an object with a content of this length, without the filler at its end.
-    pub(super) fn image_len(self, content: usize) -> usize {
-        let rest = content.saturating_sub(self.0 - HEADER_SIZE);
-        self.0 + rest.div_ceil(self.0 - LINE_VERSION) * self.0
-    }
-
-    /// Whether a line is marked while its content changes.
-    pub(super) fn are_marked(self) -> bool {
-        self.0 > UNIT && !mutants::LINES_UNMARKED.is_on()
-    }
-
-    /// Offsets of the versions of lines in the `len` bytes of an object after its header.
-    pub(super) fn versions_at(self, len: usize) -> impl Iterator<Item = usize> {
-        (self.0 - HEADER_SIZE..len).step_by(self.0)
-    }
-
-    /// Marks the lines of an object. `image` holds its bytes after the header.
-    pub(super) fn mark(self, image: &mut [u8]) {
-        for at in self.versions_at(image.len()) {
-            image[at..at + LINE_VERSION].copy_from_slice(&MARKED);
-        }
-    }
-
-    /// Encodes the bytes of an object after its header into `out`, which it clears: those of a content that is written
-    /// with this version.
-    pub(super) fn encode(self, version: u64, content: &[u8], out: &mut Vec<u8>) {
-        let (first, rest) = content.split_at(content.len().min(self.0 - HEADER_SIZE));
-        out.clear();
-        out.extend_from_slice(first);
-        out.resize(self.0 - HEADER_SIZE, 0);
-        for line in rest.chunks(self.0 - LINE_VERSION) {
-            out.extend_from_slice(&line_version(version));
-            out.extend_from_slice(line);
-        }
-        out.resize(self.image_len(content.len()) - HEADER_SIZE, 0);
-    }
-
-    /// Decodes an object, and puts its content into `out`, which it clears. `checks` is false for objects that nobody
-    /// changes meanwhile.
-    pub(super) fn decode(self, object: &[u8], out: &mut Vec<u8>, checks: bool) -> Reading {
-        out.clear();
-        let Ok((header, _)) = Header::read_from_prefix(object) else { return Reading::Damaged };
-        if header.is_locked() && checks {
-            return Reading::Locked(header.owner);
-        }
-        let version = line_version(header.version());
-        for (number, line) in object.chunks(self.0).enumerate() {
-            let (prefix, content) = line
-                .split_at_checked(if number == 0 { HEADER_SIZE } else { LINE_VERSION })
-                .unwrap_or_default();
-            if checks && number > 0 && prefix != version && !mutants::LINES_UNCHECKED.is_on() {
-                return Reading::Torn;
-            }
-            out.extend_from_slice(content);
-            let Ok((header, _)) = ContentHeader::ref_from_prefix(&out[..]) else { continue };
-            let len = CONTENT_SIZE + usize::from(header.key_len.get()) + header.value_len.get() as usize;
-            if len <= out.len() {
-                out.truncate(len);
-                return Reading::Whole(header_version(object));
-            }
-        }
-        Reading::Damaged
-    }
+/// Whether a line is marked while its content changes.
+pub(super) fn are_marked(lines: Lines) -> bool {
+    lines.are_long() && !mutants::LINES_UNMARKED.is_on()
 }
 
-/// The bytes of the version of each line but the first of an object with this version.
-pub(super) fn line_version(version: u64) -> [u8; LINE_VERSION] {
-    ((version % u64::from(MARK)) as u16).to_le_bytes()
-}
-
-fn header_version(object: &[u8]) -> u64 {
-    Header::read_from_prefix(object).map_or(0, |(header, _)| header.version())
+/// Decodes an object, and puts its content into `out`, which it clears. `checks` is false for objects that nobody
+/// changes meanwhile.
+pub(super) fn decode(lines: Lines, object: &[u8], out: &mut Vec<u8>, checks: bool) -> Reading {
+    out.clear();
+    let Ok((header, _)) = Header::read_from_prefix(object) else { return Reading::Damaged };
+    if header.is_locked() && checks {
+        return Reading::Locked(header.owner);
+    }
+    for (is_current, content) in lines.parts(object, header.version()) {
+        if checks && !is_current && !mutants::LINES_UNCHECKED.is_on() {
+            return Reading::Torn;
+        }
+        out.extend_from_slice(content);
+        let Ok((content, _)) = ContentHeader::ref_from_prefix(&out[..]) else { continue };
+        let len = CONTENT_SIZE + usize::from(content.key_len.get()) + content.value_len.get() as usize;
+        if len <= out.len() {
+            out.truncate(len);
+            return Reading::Whole(header.version());
+        }
+    }
+    Reading::Damaged
 }
 
 /// Result of a READ of an object.
@@ -259,19 +177,19 @@ mod tests {
                 object.extend_from_slice(&rest);
                 assert_eq!(object.len() % usize::from(line), 0);
                 assert!(object.len() as u64 <= spec.object_len());
-                let stamp = &object[lines.stamp_at() as usize..][..8];
+                let stamp = &object[lines.content_at()..][..8];
                 assert_eq!(stamp, 5_u64.to_le_bytes());
                 let used = object.len();
                 object.resize(spec.object_len() as usize, 0x55);
-                assert_eq!(lines.decode(&object, &mut out, true), Reading::Whole(0x3_0007));
+                assert_eq!(decode(lines, &object, &mut out, true), Reading::Whole(0x3_0007));
                 assert_eq!(Content::decode(&out), Some(wanted));
                 for torn in (usize::from(line)..used).step_by(line.into()) {
                     let mut object = object.clone();
                     object[torn] ^= 1;
-                    assert_eq!(lines.decode(&object, &mut out, true), Reading::Torn);
+                    assert_eq!(decode(lines, &object, &mut out, true), Reading::Torn);
                 }
                 object[..HEADER_SIZE].copy_from_slice(Header::locked(7, TxnId::of_bits(9)).as_bytes());
-                assert_eq!(lines.decode(&object, &mut out, true), Reading::Locked(TxnId::of_bits(9)));
+                assert_eq!(decode(lines, &object, &mut out, true), Reading::Locked(TxnId::of_bits(9)));
             }
         }
     }
@@ -285,9 +203,9 @@ mod tests {
         lines.encode(7, &content, &mut rest);
         let mut object = [Header::free(7).as_bytes(), &rest[..]].concat();
         object[64..66].copy_from_slice(&8_u16.to_le_bytes());
-        assert_eq!(lines.decode(&object, &mut content, true), Reading::Torn);
+        assert_eq!(decode(lines, &object, &mut content, true), Reading::Torn);
         Mutant::switch(Some(mutants::LINES_UNCHECKED));
-        let accepted = lines.decode(&object, &mut content, true);
+        let accepted = decode(lines, &object, &mut content, true);
         Mutant::switch(None);
         assert_eq!(accepted, Reading::Whole(7));
     }

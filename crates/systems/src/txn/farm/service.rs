@@ -15,10 +15,11 @@ use super::log::{
     ANY_VERSION, RECORD_SIZE, RecordHeader, State, TRUNCATED_OFFSET, TxnId, WRITE_SIZE, Word, WordBytes,
     Write,
 };
-use super::object::{Content, HEADER_SIZE, Header, Lines, MARKED, Reading, line_version};
+use super::object::{Content, Header, Reading, are_marked, decode};
 use super::request::{Answer, Check, LaneState, Outcome, Request};
 use super::{KIND, mutants};
 use crate::hash_slots::Placement;
+use crate::lines::{HEADER_SIZE, Lines, MARKED, line_version};
 use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Service, Work};
 use farside_remote::{Memory, Rights, Width};
 use serde::{Deserialize, Serialize};
@@ -334,7 +335,7 @@ impl<M: Memory> At<'_, M> {
         let spec = self.table.spec();
         let mut bytes = vec![0; spec.object_len() as usize];
         self.memory.read(self.table.object(part, object).raw(), &mut bytes)?;
-        let reading = spec.lines().decode(&bytes, content, false);
+        let reading = decode(spec.lines(), &bytes, content, false);
         Ok(if let Reading::Whole(_) = reading { Content::decode(content) } else { None })
     }
 
@@ -568,7 +569,7 @@ impl<M: Memory> At<'_, M> {
     /// Reads the stamp of an object that this call has locked.
     fn stamp(&self, at: u64) -> Result<u64, M::Wait> {
         let mut stamp = U64::ZERO;
-        self.memory.read(at + self.table.spec().lines().stamp_at(), stamp.as_mut_bytes())?;
+        self.memory.read(at + self.table.spec().lines().content_at() as u64, stamp.as_mut_bytes())?;
         Ok(stamp.get())
     }
 }
@@ -593,12 +594,12 @@ fn install<M: Memory>(
         let mut offsets = lines.versions_at(len).map(|offset| rest + offset as u64);
         offsets.try_for_each(|version_at| memory.write(version_at, bytes))
     };
-    if lines.are_marked() {
+    if are_marked(lines) {
         write_versions(image.len(), &MARKED)?;
         lines.mark(image);
     }
     memory.write(rest, image)?;
-    if lines.are_marked() {
+    if are_marked(lines) {
         write_versions(image.len(), &line_version(version))?;
     }
     memory.write(at, Header::free(version).as_bytes())
@@ -699,14 +700,14 @@ mod tests {
                 object[..HEADER_SIZE].copy_from_slice(Header::free(7).as_bytes());
                 let mut content = Vec::new();
                 for (whole, wanted, version) in [(&object, old, 7), (&after, new, 8)] {
-                    assert_eq!(lines.decode(whole, &mut content, true), Reading::Whole(version));
+                    assert_eq!(decode(lines, whole, &mut content, true), Reading::Whole(version));
                     assert_eq!(Content::decode(&content), Some(wanted));
                     for seen in &*memory.seen.borrow() {
                         for at in (0..OBJECT).step_by(line.into()) {
                             let mut read = whole.clone();
                             let of_line = at..at + usize::from(line);
                             read[of_line.clone()].copy_from_slice(&seen[of_line]);
-                            if let Reading::Whole(_) = lines.decode(&read, &mut content, true) {
+                            if let Reading::Whole(_) = decode(lines, &read, &mut content, true) {
                                 let found = Content::decode(&content);
                                 is_sound &= found == Some(old) || found == Some(new);
                             }

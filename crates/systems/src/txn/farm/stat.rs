@@ -1,6 +1,6 @@
 //! Numbers of a store, and what transactions must not leave behind.
 
-use super::object::{Content, Header, Reading};
+use super::object::{Content, Header, Reading, decode};
 use super::site::{Buffers, Site};
 use super::{Client, Farm};
 use crate::lease::ClientId;
@@ -88,7 +88,7 @@ impl<F: Fabric + Clock> Site<F> {
         let (header, _) =
             Header::read_from_prefix(bytes).map_err(|_| TxnError::Damaged("a short READ of an object"))?;
         let mut content = Vec::new();
-        match of.spec().lines().decode(bytes, &mut content, false) {
+        match decode(of.spec().lines(), bytes, &mut content, false) {
             Reading::Whole(_) => {}
             _ => content.clear(),
         }

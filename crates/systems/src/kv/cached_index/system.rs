@@ -1,0 +1,62 @@
+//! The entry of the store with a cached index in the registry.
+
+use super::layout::{PAIR_MAX, TableSpec};
+use super::service::CachedIndexKind;
+use super::{CachedIndex, KIND, mutants};
+use crate::hash_slots::{Placement, Spec};
+use crate::kv::inplace;
+use crate::kv::places::NewStore;
+use crate::store::{Members, StoreError};
+use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
+use farside_remote::clock::Clock;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::Kind;
+use farside_remote::{Capabilities, Fabric, Memory};
+
+impl System for CachedIndexKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "cached index";
+    const SUMMARY: &'static str = "GET is one READ once the index is cached, PUT a call";
+    const FAMILY: Family = Family::Kv;
+    const NODES: Nodes = Nodes::Shards;
+    const NEEDS: Capabilities = Capabilities::CALLS;
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+    const RARE_MUTANTS: &'static [Mutant] = &[mutants::WRAP_ACCEPTED];
+    const WORK: Work = Work {
+        // Accesses to the bucket and to the item. The intents are in a cache.
+        call_accesses: 2,
+        // The service checksums the intent, which has the request's key and value.
+        call_checksummed: |request, _| inplace::intent_checksummed(request.len()),
+        ..Work::CHAINS
+    };
+
+    type Client<F: Fabric + Clock> = CachedIndex<F>;
+
+    fn parameters(sizing: &Sizing) -> String {
+        NewStore::of(sizing).encoded()
+    }
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
+        let pair = NewStore::of(sizing).pair();
+        if pair as usize > PAIR_MAX {
+            return Err(SizingError::Value(PAIR_MAX.saturating_sub(sizing.key_len)));
+        }
+        let spec = TableSpec::of(sizing.items.unwrap_or(1), pair, 0, Placement::Hashed);
+        let spec = spec.ok_or(SizingError::Items)?;
+        let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
+        Ok(Footprint { slots: spec.entries(), table_bytes, item_bytes: 0 })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(CachedIndexKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<CachedIndex<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        CachedIndex::of(fabric, node, store.clone(), options)
+    }
+}

@@ -1,0 +1,174 @@
+//! Tests of FaRM-KV: its operations, their costs, displaced keys and chains.
+
+use crate::support::intercept::{Intercept, Then};
+use crate::support::{Home, go};
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::count::Count;
+use farside_remote::NodeId;
+use farside_systems::kv::called::{ANSWER_SIZE, REQUEST_SIZE};
+use farside_systems::kv::farm_kv::{FarmKv, KIND};
+use farside_systems::kv::{Kv, KvError};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+type Client = FarmKv<Rc<Count<Direct>>>;
+
+/// The smallest table: two home buckets.
+const SMALL: &str = r#"{"items": 1, "pair": 64}"#;
+
+fn home(parameters: &str) -> Home {
+    let home = Home::new(16);
+    home.create_of(KIND, "s", 8, parameters);
+    home
+}
+
+fn client(home: &Home) -> Client {
+    block_on((), FarmKv::open(home.endpoint(), NodeId(0), "s")).expect("the store exists")
+}
+
+fn value_of(kv: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
+    go!(kv, get(key)).unwrap_or_else(|error| panic!("{error}")).map(|item| item.value.to_vec())
+}
+
+fn key(number: u64) -> Vec<u8> {
+    format!("key {number}").into_bytes()
+}
+
+/// Keys with this home bucket.
+fn keys_of(kv: &Client, home: u64) -> impl Iterator<Item = Vec<u8>> {
+    (0..).map(key).filter(move |key| kv.table().home(key) == home)
+}
+
+#[test]
+fn a_get_is_one_read_of_eight_slots_and_a_put_is_one_call() {
+    let home = home(r#"{"items": 1000, "pair": 108, "placement": "permuted"}"#);
+    let mut kv = client(&home);
+    let key = 7u64.to_be_bytes();
+    kv.fabric().take();
+
+    go!(kv, put(&key, &[1; 100])).expect("stored");
+    let costs = kv.fabric().take();
+    assert_eq!((costs.round_trips, costs.calls, costs.requests), (1, 1, 0), "a PUT is one call");
+    assert_eq!(costs.bytes_out, 8 + REQUEST_SIZE as u64 + 8 + 100, "the store's secret, then key and value");
+    assert_eq!(costs.bytes_in, ANSWER_SIZE as u64);
+
+    assert_eq!(value_of(&mut kv, &key), Some(vec![1; 100]));
+    let costs = kv.fabric().take();
+    assert_eq!((costs.round_trips, costs.requests, costs.calls), (1, 1, 0), "READ the neighbourhood");
+    assert_eq!(costs.bytes_in, 8 + 2 * kv.table().spec.bucket_len(), "in a reply of one op");
+    let amplification = costs.bytes_in as f64 / 108.0;
+    assert!((8.0..12.0).contains(&amplification), "8 slots, and the versions of lines: {amplification}");
+
+    assert_eq!(value_of(&mut kv, &8u64.to_be_bytes()), None);
+    assert_eq!(kv.fabric().take().requests, 1, "a key without a chain is absent by one READ");
+    assert!(go!(kv, delete(&key)).expect("deleted"));
+    let costs = kv.fabric().take();
+    assert_eq!((costs.round_trips, costs.calls, costs.requests), (1, 1, 0), "a DELETE is one call");
+}
+
+#[test]
+fn two_clients_agree_with_a_map_in_tables_of_all_fills() {
+    for (items, keys) in [(1, 60), (40, 40), (200, 200)] {
+        let home = home(&format!(r#"{{"items": {items}, "pair": 200}}"#));
+        let mut clients = [client(&home), client(&home)];
+        let mut model = BTreeMap::new();
+        let mut state = 1u64;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for round in 0..4000u64 {
+            let (kv, key) = (&mut clients[draw(2) as usize], key(draw(keys)));
+            match draw(5) {
+                0 => assert_eq!(
+                    go!(kv, delete(&key)).expect("deleted"),
+                    model.remove(&key).is_some(),
+                    "round {round}"
+                ),
+                1 | 2 => {
+                    let value = vec![round as u8; draw(190) as usize];
+                    go!(kv, put(&key, &value)).unwrap_or_else(|error| panic!("round {round}: {error}"));
+                    model.insert(key, value);
+                }
+                _ => assert_eq!(value_of(kv, &key).as_ref(), model.get(&key), "round {round}"),
+            }
+        }
+        let kv = &mut clients[0];
+        for key in (0..keys).map(key) {
+            assert_eq!(value_of(kv, &key).as_ref(), model.get(&key));
+            go!(kv, delete(&key)).expect("deleted");
+        }
+        // All blocks are spare again: as many keys find space as at first.
+        let refused = (0..1000).map(key).position(|key| go!(kv, put(&key, b"")).is_err());
+        for key in (0..1000).map(key) {
+            _ = go!(kv, delete(&key)).expect("deleted");
+        }
+        let again = (0..1000).map(key).position(|key| go!(kv, put(&key, b"")).is_err());
+        assert_eq!(refused, again, "{items} items");
+    }
+}
+
+#[test]
+fn longer_pairs_and_further_keys_are_refused() {
+    let home = home(SMALL);
+    let mut kv = client(&home);
+    assert_eq!(go!(kv, put(b"k", &[0; 64])), Err(KvError::PairLength { len: 65, max: 64 }));
+    go!(kv, put(b"k", &[5; 63])).expect("the longest pair");
+    assert_eq!(value_of(&mut kv, b"k"), Some(vec![5; 63]));
+    let full = (0..).find_map(|number| go!(kv, put(&key(number), b"v")).err()).expect("the table is small");
+    assert!(matches!(full, KvError::TableFull(_)), "{full}");
+    go!(kv, put(b"k", b"again")).expect("the key has a slot");
+    assert_eq!(value_of(&mut kv, b"k").as_deref(), Some(&b"again"[..]));
+}
+
+/// A GET that reads a block of a chain finds it in the chain of another bucket, and starts again.
+pub(crate) fn a_block_that_changes_its_chain_hides_no_key() {
+    let home = home(SMALL);
+    let mut kv = client(&home);
+    // Buckets 1 and 2 are full of keys of bucket 1, so all keys of bucket 0 but 4 lie in its chain.
+    let of_one: Vec<_> = keys_of(&kv, 1).take(12).collect();
+    let of_zero: Vec<_> = keys_of(&kv, 0).take(9).collect();
+    for key in of_one[..8].iter().chain(&of_zero) {
+        go!(kv, put(key, b"v")).expect("stored");
+    }
+    let (first_block, wanted) = (of_zero[4..8].to_vec(), &of_zero[8]);
+    let hot = Intercept::new(home.endpoint());
+    let mut reader = block_on((), FarmKv::open(&hot, NodeId(0), "s")).expect("the store exists");
+    // After the reader has seen bucket 0, its first block becomes that of bucket 1.
+    hot.before_chain(1, || {
+        for key in &first_block {
+            assert!(go!(kv, delete(key)).expect("deleted"));
+        }
+        go!(kv, put(&of_one[8], b"v")).expect("stored");
+    });
+    hot.inner().take();
+    let got = block_on((), reader.get(wanted)).expect("read").map(|item| item.value.to_vec());
+    assert_eq!(got.as_deref(), Some(&b"v"[..]), "the key is present");
+    assert_eq!(hot.inner().take().requests, 4, "two READs, and two more");
+}
+
+/// A GET does not trust a READ that took so long that the versions of lines may have wrapped.
+pub(crate) fn a_slow_read_is_repeated() {
+    let home = home(SMALL);
+    go!(client(&home), put(b"k", b"v")).expect("stored");
+    let (is_slow, hot) = (Cell::new(true), Intercept::new(home.endpoint()));
+    let mut reader = block_on((), FarmKv::open(&hot, NodeId(0), "s")).expect("the store exists");
+    hot.before_each(|| {
+        if is_slow.replace(false) {
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        Then::Runs
+    });
+    hot.inner().take();
+    assert!(block_on((), reader.get(b"k")).expect("read").is_some());
+    assert!(hot.inner().take().requests >= 2, "the first READ took 60 ms");
+}
+
+#[test]
+fn a_get_waits_for_no_block_and_trusts_no_slow_read() {
+    a_block_that_changes_its_chain_hides_no_key();
+    a_slow_read_is_repeated();
+}
