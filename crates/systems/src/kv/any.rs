@@ -103,6 +103,10 @@ macro_rules! kv_by_dispatch {
                 $with!(self, kv => kv.shard_of(key))
             }
 
+            fn counters(&self) -> Vec<(&'static str, u64)> {
+                $with!(self, kv => kv.counters())
+            }
+
             #[inline]
             async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
                 $with!(self, kv => kv.fetch(key).await)

@@ -17,6 +17,8 @@ use farside_remote::{Fabric, FabricError, Key, NodeId, Rights};
 
 /// Number of times that a get reads torn bytes before it calls the service.
 pub const ATTEMPTS_MAX: u32 = 16;
+/// Number of READs of a get that take too long for their bytes to be trusted, before it calls the service.
+pub const SLOW_MAX: u32 = 2;
 /// Largest length of a key and its value together, in bytes, in a store of any kind.
 pub const PAIR_MAX: usize = 60 * 1024 - 16;
 const _: () = assert!(ADDRESS_SIZE + REQUEST_SIZE + PAIR_MAX <= CALL_BYTES_MAX);

@@ -14,7 +14,7 @@
 //! Differs from the papers (`docs/papers/farm-kv.md` has the reasons):
 //! * All values lie in the table, so the store's longest pair of key and value is chosen when it is created.
 //! * A key in a chain stays there until it is deleted.
-//! * A GET that reads torn bytes [`ATTEMPTS_MAX`] times calls the service.
+//! * A GET that reads torn bytes [`ATTEMPTS_MAX`] times calls the service, and so does one of [`SLOW_MAX`] slow READs.
 //!
 //! A GET is linearizable:
 //! * If it finds a value: the bucket or block had one version in all lines, so it was as it was read at some instant
@@ -29,8 +29,8 @@ pub mod mutants;
 pub mod service;
 mod system;
 
-pub use super::called::ATTEMPTS_MAX;
 use super::called::Calls;
+pub use super::called::{ATTEMPTS_MAX, SLOW_MAX};
 use super::inplace::{READ_TIME_MAX, decode};
 use super::{Fetched, Item, Kv, KvError, Version, check_key};
 use crate::store::{self, StoreError};
@@ -68,6 +68,8 @@ enum Look {
     Absent,
     /// The bytes are of several versions, or the chain has changed.
     Torn,
+    /// A READ took so long that the versions of lines may have wrapped.
+    Slow,
 }
 
 impl<F: Fabric + Clock> FarmKv<F> {
@@ -114,11 +116,16 @@ impl<F: Fabric + Clock> Kv for FarmKv<F> {
     /// Takes one round trip, and one more for each block of a chain.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
+        let mut slow = 0;
         for _ in 0..ATTEMPTS_MAX {
             match self.look(key).await? {
                 Look::Found(version) => return Ok(Some(Fetched { at: None, version })),
                 Look::Absent => return Ok(None),
                 Look::Torn => {}
+                Look::Slow => slow += 1,
+            }
+            if slow == SLOW_MAX {
+                break;
             }
         }
         self.value = None;
@@ -149,7 +156,7 @@ impl<F: Fabric + Clock> FarmKv<F> {
     async fn look(&mut self, key: &[u8]) -> Result<Look, KvError> {
         let (home, len) = (self.table.bucket_at(self.table.home(key)), self.table.spec.bucket_len());
         if !self.read(home, 2 * len).await? {
-            return Ok(Look::Torn);
+            return Ok(Look::Slow);
         }
         let mut starts = [Start::default(); 2];
         for (start, bucket) in starts.iter_mut().zip(0..) {
@@ -173,7 +180,7 @@ impl<F: Fabric + Clock> FarmKv<F> {
                 return Err(KvError::Damaged(DAMAGED));
             }
             if !self.read(self.table.block_at(block), len).await? {
-                return Ok(Look::Torn);
+                return Ok(Look::Slow);
             }
             let incarnation = u64::from(start.next_incarnation.get());
             let is_of_chain = |of: u64| of == incarnation || mutants::INCARNATION_IGNORED.is_on();

@@ -51,6 +51,18 @@ pub(super) struct Header {
 
 const _: () = assert!(size_of::<Header>() == HEADER_SIZE);
 
+impl Header {
+    /// The header that the next write gives the object. A client may have written any version, and 0 is none.
+    pub(super) fn raised(self) -> Header {
+        Header { version: raised(self.version).get().max(1).into(), ..self }
+    }
+}
+
+/// The number after this one, which a client may have written.
+pub(super) fn raised(number: U64) -> U64 {
+    number.get().wrapping_add(1).into()
+}
+
 /// Returns the number of bytes of an object with a content of this length.
 pub(super) fn object_len(content: usize) -> u64 {
     (LINES.image_len(content) as u64).next_multiple_of(CACHE_LINE)
@@ -171,7 +183,7 @@ impl Intents {
         state: &mut State,
         change: &Change,
     ) -> Result<(), M::Wait> {
-        state.number += 1;
+        state.number = raised(state.number);
         let mut recorded = Recorded {
             state: *state,
             len: (change.0.len() as u64).into(),

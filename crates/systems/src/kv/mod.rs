@@ -78,6 +78,12 @@ pub trait Kv {
         0
     }
 
+    /// Numbers of events in the operations of this client so far, with their names; sizes have names that end with
+    /// `bytes`. Empty if the system counts none.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Reads the value of `key`, if it has one. [`Kv::item`] returns the value until the next operation.
     ///
     /// Like [`Kv::get`], but the result does not borrow the client, so that a caller can retry after an error.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// Length of a key and its value together for which a store is created by default.
 pub(super) const PAIR_DEFAULT: u32 = 256;
-/// Length of the longest key if it is not given.
-const KEY_LEN: usize = 32;
+/// Smallest length of the longest key.
+pub(super) const KEY_LEN: usize = 32;
 
 /// Parameters of a new store, as JSON.
 #[derive(Default, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl NewStore {
     /// Parameters of a store of this size.
     pub(super) fn of(sizing: &Sizing) -> NewStore {
         let Sizing { items, key_len, value_len, .. } = *sizing;
-        let key_len = if key_len == 0 { KEY_LEN } else { key_len };
+        let key_len = key_len.max(KEY_LEN);
         let pair = (value_len > 0).then_some(u32::try_from(key_len + value_len).unwrap_or(u32::MAX));
         let placement = if sizing.collision_free { Placement::Permuted } else { Placement::Hashed };
         NewStore { items, pair, placement }

@@ -20,6 +20,7 @@ use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, NodeId};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -194,6 +195,13 @@ impl<F: Fabric + Clock + Clone> Kv for Sharded<F> {
 
     fn kind(&self) -> &'static str {
         self.responded().kind()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut sums = BTreeMap::new();
+        let open = self.shards.iter().filter_map(|shard| shard.kv.as_ref());
+        open.flat_map(Kv::counters).for_each(|(name, count)| *sums.entry(name).or_default() += count);
+        sums.into_iter().collect()
     }
 
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {

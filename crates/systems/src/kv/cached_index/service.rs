@@ -11,11 +11,12 @@ use super::{KIND, mutants};
 use crate::hash_slots::Spec;
 use crate::kv::Version;
 use crate::kv::called::{Answer, Op, Outcome, Request, refusal, version_of};
-use crate::kv::inplace::{Change, Header, START, State, decode};
+use crate::kv::inplace::{Change, Header, START, State, decode, raised};
 use crate::kv::places::NewStore;
 use farside_remote::Memory;
 use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
 use std::sync::atomic::{AtomicBool, Ordering};
+use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Node-side half of the store.
@@ -137,21 +138,21 @@ impl CachedIndexService {
         }
         let mut state = self.table.intents().state(memory)?;
         let Ok(found) = self.find(memory, key)? else { return Ok(DAMAGED) };
-        state.installs += 1;
+        state.installs = raised(state.installs);
         let version = version_of(state.installs.get());
         let (start, pair) = (Start::of(version, key, value), [key, value].concat());
         let mut change = Change::default();
         if let Some((_, _, located)) = &found.at {
-            self.write(&mut change, located, located.header.tag.get(), start, &pair);
+            self.write(&mut change, located, located.header.tag, start, &pair);
         } else {
             let located = match self.take_item(memory, &mut state)? {
                 Ok(Some(located)) => located,
                 Ok(None) => return Ok(FULL),
                 Err(Damaged) => return Ok(DAMAGED),
             };
-            let incarnation = located.header.tag.get() + 1;
+            let incarnation = raised(located.header.tag);
             self.write(&mut change, &located, incarnation, start, &pair);
-            let entry = self.table.entry(key, located.item, incarnation).bytes();
+            let entry = self.table.entry(key, located.item, incarnation.get()).bytes();
             if let Some((bucket, index)) = found.vacant {
                 change.word(self.table.entry_at(bucket, index), entry);
             } else {
@@ -172,13 +173,14 @@ impl CachedIndexService {
         let mut state = self.table.intents().state(memory)?;
         let Ok(found) = self.find(memory, key)? else { return Ok(DAMAGED) };
         let Some((bucket, index, located)) = found.at else { return Ok((Outcome::Absent, Version(0))) };
-        state.installs += 1;
+        state.installs = raised(state.installs);
         let Ok((mut start, _)) = Start::read_from_prefix(&located.content) else { return Ok(DAMAGED) };
         start.next_spare = (state.spare.get() as u32).into();
         state.spare = (located.item + 1).into();
-        let raised = u64::from(!mutants::INCARNATION_KEPT.is_on());
+        let tag = located.header.tag;
+        let incarnation = if mutants::INCARNATION_KEPT.is_on() { tag } else { raised(tag) };
         let mut change = Change::default();
-        self.write(&mut change, &located, located.header.tag.get() + raised, start, &[]);
+        self.write(&mut change, &located, incarnation, start, &[]);
         change.word(self.table.entry_at(bucket, index), Entry::NONE.bytes());
         self.table.intents().carry_out(memory, &mut state, &change)?;
         Ok((Outcome::Done, version_of(state.installs.get())))
@@ -237,8 +239,8 @@ impl CachedIndexService {
     }
 
     /// Adds the write of an item to a change.
-    fn write(&self, change: &mut Change, located: &Located, incarnation: u64, start: Start, pair: &[u8]) {
-        let header = Header { version: located.header.version + 1, tag: incarnation.into() };
+    fn write(&self, change: &mut Change, located: &Located, incarnation: U64, start: Start, pair: &[u8]) {
+        let header = Header { tag: incarnation, ..located.header.raised() };
         change.object(self.table.item_at(located.item), header, start.bytes(), (START, pair));
     }
 }

@@ -5,7 +5,7 @@ use super::service::CachedIndexKind;
 use super::{CachedIndex, KIND, mutants};
 use crate::hash_slots::{Placement, Spec};
 use crate::kv::inplace;
-use crate::kv::places::NewStore;
+use crate::kv::places::{KEY_LEN, NewStore};
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
@@ -39,7 +39,7 @@ impl System for CachedIndexKind {
     fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
         let pair = NewStore::of(sizing).pair();
         if pair as usize > PAIR_MAX {
-            return Err(SizingError::Value(PAIR_MAX.saturating_sub(sizing.key_len)));
+            return Err(SizingError::Value(PAIR_MAX - sizing.key_len.clamp(KEY_LEN, PAIR_MAX)));
         }
         let spec = TableSpec::of(sizing.items.unwrap_or(1), pair, 0, Placement::Hashed);
         let spec = spec.ok_or(SizingError::Items)?;

@@ -17,7 +17,7 @@ use super::{KIND, mutants};
 use crate::hash_slots::Spec;
 use crate::kv::Version;
 use crate::kv::called::{Answer, Op, Outcome, Request, refusal, version_of};
-use crate::kv::inplace::{Change, Header, State, decode};
+use crate::kv::inplace::{Change, Header, State, decode, raised};
 use crate::kv::places::NewStore;
 use farside_remote::Memory;
 use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
@@ -149,7 +149,7 @@ impl FarmKvService {
                 Err(Damaged) => return Ok(DAMAGED),
             }
         }
-        state.installs += 1;
+        state.installs = raised(state.installs);
         let version = version_of(state.installs.get());
         let slot = slot_of(version, key, value);
         let mut change = Change::default();
@@ -181,7 +181,7 @@ impl FarmKvService {
         let mut state = self.table.intents().state(memory)?;
         let Ok(mut path) = self.path(memory, key)? else { return Ok(DAMAGED) };
         let Some((index, at)) = path.found else { return Ok((Outcome::Absent, Version(0))) };
-        state.installs += 1;
+        state.installs = raised(state.installs);
         let mut change = Change::default();
         let empty = SlotHeader::empty();
         let is_last = path.objects[index].content().is_some_and(|of| of.slots().flatten().count() == 1);
@@ -311,9 +311,8 @@ impl FarmKvService {
 
     /// Adds the write of an object to a change: these first bytes, and these bytes at the start of a slot.
     fn write(&self, change: &mut Change, object: &Object, start: Start, slot: Option<(usize, &[u8])>) {
-        let header = Header { version: object.header.version + 1, ..object.header };
         let patch = slot.map_or((0, &[][..]), |(at, bytes)| (self.table.spec.slot_at(at), bytes));
-        change.object(object.at, header, start.bytes(), patch);
+        change.object(object.at, object.header.raised(), start.bytes(), patch);
     }
 }
 

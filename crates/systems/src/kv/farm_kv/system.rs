@@ -5,7 +5,7 @@ use super::service::FarmKvKind;
 use super::{FarmKv, KIND, mutants};
 use crate::hash_slots::{Placement, Spec};
 use crate::kv::inplace;
-use crate::kv::places::NewStore;
+use crate::kv::places::{KEY_LEN, NewStore};
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
@@ -21,7 +21,12 @@ impl System for FarmKvKind {
     const NODES: Nodes = Nodes::Shards;
     const NEEDS: Capabilities = Capabilities::CALLS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    const RARE_MUTANTS: &'static [Mutant] = &[mutants::WRAP_ACCEPTED, mutants::INCARNATION_IGNORED];
+    const RARE_MUTANTS: &'static [Mutant] = &[
+        mutants::JOINT_IGNORED,
+        mutants::MOVED_SILENTLY,
+        mutants::WRAP_ACCEPTED,
+        mutants::INCARNATION_IGNORED,
+    ];
     const WORK: Work = Work {
         // Accesses to the key's neighbourhood. The intents are in a cache.
         call_accesses: 2,
@@ -39,7 +44,7 @@ impl System for FarmKvKind {
     fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
         let pair = NewStore::of(sizing).pair();
         if pair as usize > PAIR_MAX {
-            return Err(SizingError::Value(PAIR_MAX.saturating_sub(sizing.key_len)));
+            return Err(SizingError::Value(PAIR_MAX - sizing.key_len.clamp(KEY_LEN, PAIR_MAX)));
         }
         let spec = TableSpec::of(sizing.items.unwrap_or(1), pair, 0, Placement::Hashed);
         let spec = spec.ok_or(SizingError::Items)?;
