@@ -152,12 +152,23 @@ static PHASES_OF_CALLS: Phases = Phases {
         Phase::allocating("call"),
         Phase::new("catalog").rare(),
     ],
-    of: |request, _| match request {
+    of: phase_of_calls,
+};
+
+/// Phases of systems whose tables have places of one size. Their stores have no buffers. A put that finds no place is
+/// declined, as in a trial with more keys than places.
+static PHASES_OF_PLACES: Phases = Phases {
+    all: &[Phase::new("idle").rare(), Phase::new("look"), Phase::new("call"), Phase::new("catalog").rare()],
+    of: phase_of_calls,
+};
+
+fn phase_of_calls(request: Request<'_>, _passed: u32) -> usize {
+    match request {
         Request::Chain(_) => 1,
         Request::Call(ServiceId::NODE, _) => 3,
         Request::Call(..) => 2,
-    },
-};
+    }
+}
 
 /// Whether the system's clients call its service. Such a system has no conditional puts, no values of several parts,
 /// and no rebuilds.
@@ -382,9 +393,13 @@ impl Family for Kv {
                 (sizes.items, sizes.large_one_in) = (drawn.keys, 0);
             }
         }
-        if has_places(system) && random.one_in(2) {
-            // Few home buckets, so that keys collide.
-            sizes.items = 4;
+        if has_places(system) {
+            // With few buckets, keys collide. With many keys, a table that is almost full moves keys most often.
+            sizes.items = match (random.one_in(2), drawn.is_crowded) {
+                (true, _) => 4,
+                (false, true) => random.between(drawn.keys / 4, drawn.keys),
+                (false, false) => sizes.items,
+            };
         }
         let is_cached = system.kind == cached_index::KIND;
         let node_cache = is_cached.then(|| [0, 200, 1000, 1 << 20][random.below(4) as usize]);
@@ -468,6 +483,7 @@ impl Family for Kv {
         match system.kind {
             chequer::KIND => &PHASES_OF_CHEQUER,
             chequer::MESSAGE_KIND => &PHASES_OF_MESSAGE,
+            _ if has_places(system) => &PHASES_OF_PLACES,
             _ if is_called(system) => &PHASES_OF_CALLS,
             _ => &PHASES,
         }

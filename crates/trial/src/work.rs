@@ -25,6 +25,10 @@ const KEYS_PER_SITE: u64 = 1 << 40;
 /// Usual time, in nanoseconds, after which an operation is dropped that a task of the client carries out.
 const DROPPED_AFTER: Nanos = 10 * MICROS;
 
+/// Time for reading a key after the faults have ended. A key may lie in a chain of 16 blocks, each one READ of many
+/// lines. A slow NIC takes milliseconds for such a READ.
+const READ_WITHIN: Nanos = 200 * MILLIS;
+
 /// Usual time, in nanoseconds, for which a client waits until a recoverer is about to make a rare request, in a trial
 /// that focuses on recoverers.
 const AWAITS_RECOVERERS: Nanos = 10 * MILLIS;
@@ -551,7 +555,7 @@ pub(crate) fn read_all<F: Family>(trial: &Rc<Trial<F>>) {
         let (done, theirs, site) = (Rc::new(Cell::new(None)), Rc::clone(site), Rc::clone(site));
         let set = Rc::clone(&done);
         scene.world.spawn(process, async move { set.set(Some(client.read_store(&theirs).await)) });
-        let until = scene.world.now() + 10 * SECONDS;
+        let until = scene.world.now() + 10 * SECONDS + scene.drawn.keys * READ_WITHIN;
         scene.world.run_while(until, || {
             let is_done = done.take();
             let continues = is_done.is_none();
