@@ -12,12 +12,10 @@ use farside_node::{Node, Progress};
 use farside_remote::control::{Answer, Ask, NodeInfo};
 use farside_remote::{NodeId, Rights};
 use farside_systems::blocks::Blocks;
-use farside_systems::kv::Kv;
-use farside_systems::kv::chequer;
 use farside_systems::kv::chequer::pool::QUARANTINE;
 use farside_systems::kv::chequer::request::{self, Outcome, Request};
-use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::kv::{AnyKv, Kv, cached_index, chequer, farm_kv, pilaf};
 use farside_systems::raw::{self, Raw};
 use farside_systems::registry::{self, AnyBlocks, all_kinds};
 use farside_systems::system::{Family, Options, Sizing};
@@ -159,11 +157,24 @@ fn a_delete_and_a_put_allocate_nothing() {
 }
 
 #[test]
-fn a_get_of_pilaf_allocates_nothing() {
+fn a_get_of_a_store_with_calls_allocates_nothing() {
+    let of_places = r#"{"items": 1000, "pair": 1000}"#;
+    for (kind, parameters) in [
+        (pilaf::KIND, r#"{"items": 1000}"#),
+        (farm_kv::KIND, of_places),
+        // Its cache is warm.
+        (cached_index::KIND, of_places),
+    ] {
+        gets_allocate_nothing(kind, parameters);
+    }
+}
+
+fn gets_allocate_nothing(kind: &str, parameters: &str) {
     let home = Home::new(16);
-    home.create_of(pilaf::KIND, "s", 8, r#"{"items": 1000}"#);
+    home.create_of(kind, "s", 12, parameters);
     let endpoint = home.endpoint();
-    let opened = Pilaf::open(Rc::clone(&endpoint), NodeId(0), "s");
+    let options = Options::default();
+    let opened = AnyKv::open(Rc::clone(&endpoint), 1, "s", &options);
     let mut client = block_on((), opened).expect("the store exists");
     let allocated = Cell::new(None);
     let mut core = Core::new(endpoint.inner());
@@ -184,7 +195,7 @@ fn a_get_of_pilaf_allocates_nothing() {
     });
     core.run();
     drop(core);
-    assert_eq!(allocated.get(), Some(0), "{OPERATIONS} gets");
+    assert_eq!(allocated.get(), Some(0), "{kind}: {OPERATIONS} gets");
 }
 
 /// A thread that carries calls to a service keeps its buffers.

@@ -43,6 +43,7 @@ mod prism_tx_kills;
 mod prism_tx_sim;
 mod prism_tx_steps;
 mod raw;
+mod read_stores;
 mod reopened;
 mod replacing;
 mod ring_queue;

@@ -2,7 +2,8 @@
 
 use crate::support::{locks, paced, poison, replacing, replicas, several, stepped};
 use crate::{
-    cached_index as cached_index_steps, chequer_steps, farm_kv as farm_kv_steps, prism_tx_sim, prism_tx_steps,
+    cached_index as cached_index_steps, chequer_steps, farm_kv as farm_kv_steps, prism_tx_sim,
+    prism_tx_steps, read_stores,
 };
 use farside_node::mutants::{BOTH_DECISIONS, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
@@ -52,13 +53,26 @@ fn a_pilaf_get_without_a_crc_check_returns_wrong_bytes() {
 }
 
 #[test]
-fn the_mutants_of_the_read_based_stores_that_trials_expose_seldom_are_killed() {
-    // The correct code passes the same cases in `farm_kv` and `cached_index`.
-    let killers: [(Mutant, fn()); 3] = [
+fn every_mutant_of_farm_kv_and_of_the_cached_index_is_killed() {
+    // The correct code passes the same cases in `farm_kv`, `cached_index` and `read_stores`.
+    let at_every_point = read_stores::a_get_of_the_cached_index_is_right_at_every_point;
+    let killers: [(Mutant, fn()); 13] = [
+        (farm_kv::JOINT_IGNORED, farm_kv_steps::a_key_that_moves_during_a_read_is_found),
+        (farm_kv::MOVED_SILENTLY, farm_kv_steps::a_key_that_moves_during_a_read_is_found),
         (farm_kv::INCARNATION_IGNORED, farm_kv_steps::a_block_that_changes_its_chain_hides_no_key),
+        (farm_kv::LINES_UNCHECKED, read_stores::torn_bytes_are_never_returned_by_farm_kv),
         (farm_kv::WRAP_ACCEPTED, farm_kv_steps::a_slow_read_is_repeated),
+        (farm_kv::UNREPAIRED, read_stores::a_node_failure_loses_nothing_of_farm_kv),
+        (cached_index::INCARNATION_IGNORED, at_every_point),
+        (cached_index::INCARNATION_KEPT, at_every_point),
+        (cached_index::ABSENT_FROM_CACHE, at_every_point),
+        (cached_index::STALE_IS_ABSENT, at_every_point),
+        (cached_index::LINES_UNCHECKED, read_stores::torn_bytes_are_never_returned_by_the_cached_index),
         (cached_index::WRAP_ACCEPTED, cached_index_steps::a_slow_read_is_repeated),
+        (cached_index::UNREPAIRED, read_stores::a_node_failure_loses_nothing_of_the_cached_index),
     ];
+    let all = || farm_kv::ALL.iter().chain(cached_index::ALL);
+    assert!(all().all(|mutant| killers.iter().any(|(killed, _)| killed == mutant)));
     for (mutant, case) in killers {
         assert!(!stepped::passes(Some(mutant), case), "{mutant:?} lives");
     }

@@ -1,5 +1,5 @@
-//! A Pilaf service that makes its memory accesses one at a time, so that a reader can run between any two accesses.
-//! The tests cover every point at which a reader can see a put or a delete half done.
+//! A service of Pilaf, FaRM-KV or the cached index that makes its memory accesses one at a time, so that a reader can
+//! run between any two accesses. The tests cover every point at which a reader can see a put or a delete half done.
 //!
 //! Invariant: the test runs in a single thread, so a failure is reproducible.
 
@@ -10,12 +10,13 @@ use farside_fabrics::memory::Mapping;
 use farside_remote::arena::Geometry;
 use farside_remote::control::Store;
 use farside_remote::draws::Draws;
-use farside_remote::service::{Call, Context, Kind, Records, Service};
-use farside_remote::{Key, Memory, NodeId, Rights, Width};
-use farside_systems::kv::Kv;
-use farside_systems::kv::pilaf::layout::{Op, Request};
-use farside_systems::kv::pilaf::service::PilafKind;
-use farside_systems::kv::pilaf::{KIND, Pilaf};
+use farside_remote::service::{Call, Context, Records, Service};
+use farside_remote::{Key, Memory, Rights, Width};
+use farside_systems::kv::called::{Op, Request};
+use farside_systems::kv::pilaf::KIND;
+use farside_systems::kv::{AnyKv, Kv};
+use farside_systems::registry::all_kinds;
+use farside_systems::system::Options;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -78,29 +79,29 @@ impl Memory for Metered<'_> {
 }
 
 /// A service with a queue of calls, which makes one access at a time.
-struct Stepped<'a> {
+pub(crate) struct Stepped<'a> {
     memory: Metered<'a>,
     service: Box<dyn Service<Metered<'a>> + 'a>,
     calls: VecDeque<Vec<u8>>,
 }
 
 impl<'a> Stepped<'a> {
-    fn new(memory: &'a Mapping, store: &Store) -> Stepped<'a> {
+    pub(crate) fn new(memory: &'a Mapping, store: &Store) -> Stepped<'a> {
         let log = RefCell::default();
         let memory = Metered { memory, log, next: Cell::new(0), allowed: Cell::new(0) };
-        let service =
-            PilafKind.serve(&store.parameters, store.extent()).expect("parameters from the catalog");
+        let kind = all_kinds().into_iter().find(|kind| kind.name() == store.kind).expect("a kind");
+        let service = kind.serve(&store.parameters, store.extent()).expect("parameters from the catalog");
         Stepped { memory, service, calls: VecDeque::new() }
     }
 
-    fn ask(&mut self, op: Op, key: &[u8], value: &[u8]) {
+    pub(crate) fn ask(&mut self, op: Op, key: &[u8], value: &[u8]) {
         let mut request = Vec::new();
         Request { op, key, value }.encode(&mut request);
         self.calls.push_back(request);
     }
 
     /// Lets the service make up to `accesses` further accesses. Returns the number of accesses that the service made.
-    fn step(&mut self, accesses: usize) -> usize {
+    pub(crate) fn step(&mut self, accesses: usize) -> usize {
         self.memory.allowed.set(accesses);
         while let Some(request) = self.calls.front() {
             self.memory.next.set(0);
@@ -131,28 +132,37 @@ pub(crate) fn interrupted(
 }
 
 /// Number of accesses that lets all calls of a scenario run to their end.
-const ALL: usize = usize::MAX;
+pub(crate) const ALL: usize = usize::MAX;
 
-/// Change of a key while a GET reads the key. Afterwards, another key's item takes the freed buffer.
+/// Change of a key while a GET reads the key. Afterwards, another key's item takes the freed buffer or place, except
+/// after [`Story::Dropped`].
 #[derive(Clone, Copy, Debug)]
 enum Story {
     Inserted,
     Replaced,
     Deleted,
+    Dropped,
+    /// Deleted, and put again after another key.
+    Renewed,
 }
 
 const OLD: &[u8] = &[1; 80];
 const NEW: &[u8] = &[2; 80];
 
 /// Reads a key at every point of every scenario. Before each chain of the reader, the service makes the number of
-/// accesses in the schedule. After the schedule, the service makes all remaining accesses. `begin` runs after the
-/// service was created.
+/// accesses in the schedule. After the schedule, the service makes all remaining accesses, and the key is read once
+/// more. `begin` runs after the service was created.
 ///
 /// # Errors
 /// A GET returned a wrong result, or called the service.
 pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
+    play_on(KIND, r#"{"items": 20000}"#, begin)
+}
+
+/// As [`play`], on a store of this kind.
+pub(crate) fn play_on(kind: &str, parameters: &str, begin: impl FnOnce()) -> Result<(), String> {
     let home = Home::new(32);
-    let store = home.create_of(KIND, "s", 24, r#"{"items": 20000}"#);
+    let store = home.create_of(kind, "s", 24, parameters);
     let service = RefCell::new(Stepped::new(home.host.memory(), &store));
     let paces = RefCell::new(VecDeque::new());
     let fabric = Intercept::new(home.endpoint());
@@ -160,10 +170,10 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
         service.borrow_mut().step(paces.borrow_mut().pop_front().unwrap_or(ALL));
         Then::Runs
     });
-    let mut kv = block_on((), Pilaf::open(&fabric, NodeId(0), "s")).expect("the store exists");
+    let mut kv = block_on((), AnyKv::open(&fabric, 1, "s", &Options::default())).expect("the store exists");
     begin();
     let mut keys = 0u32;
-    for story in [Story::Inserted, Story::Replaced, Story::Deleted] {
+    for story in [Story::Inserted, Story::Replaced, Story::Deleted, Story::Dropped, Story::Renewed] {
         let tell = |key: &[u8]| {
             let mut service = service.borrow_mut();
             if !matches!(story, Story::Inserted) {
@@ -171,10 +181,15 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
                 service.step(ALL);
             }
             match story {
-                Story::Deleted => service.ask(Op::Delete, key, b""),
+                Story::Deleted | Story::Dropped | Story::Renewed => service.ask(Op::Delete, key, b""),
                 _ => service.ask(Op::Put, key, NEW),
             }
-            service.ask(Op::Put, &[key, b"'s other"].concat(), &[3; 72]);
+            if !matches!(story, Story::Dropped) {
+                service.ask(Op::Put, &[key, b"'s other"].concat(), &[3; 72]);
+            }
+            if matches!(story, Story::Renewed) {
+                service.ask(Op::Put, key, NEW);
+            }
         };
         tell(b"first");
         let accesses = service.borrow_mut().step(ALL);
@@ -185,13 +200,18 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
             keys += 1;
             let key = keys.to_le_bytes();
             tell(&key);
+            if keys.is_multiple_of(2) {
+                // The client may keep where the key lies.
+                *paces.borrow_mut() = [0; 2].into();
+                _ = block_on((), kv.get(&key)).map(drop);
+            }
             *paces.borrow_mut() = schedule.clone().into();
             fabric.inner().take();
             let got = block_on((), kv.get(&key)).map(|item| item.map(|item| item.value));
             let is_right = match (&got, story) {
-                (Ok(Some(value)), Story::Replaced) => [OLD, NEW].contains(value),
+                (Ok(Some(value)), Story::Replaced | Story::Renewed) => [OLD, NEW].contains(value),
                 (Ok(Some(value)), Story::Inserted) => *value == NEW,
-                (Ok(Some(value)), Story::Deleted) => *value == OLD,
+                (Ok(Some(value)), Story::Deleted | Story::Dropped) => *value == OLD,
                 (Ok(None), story) => !matches!(story, Story::Replaced),
                 (Err(_), _) => false,
             };
@@ -200,6 +220,11 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
                 return Err(format!("{story:?}, by {schedule:?}: {got:?}, with {calls} calls"));
             }
             service.borrow_mut().step(ALL);
+            let got = block_on((), kv.get(&key)).map(|item| item.map(|item| item.value));
+            let last = (!matches!(story, Story::Deleted | Story::Dropped)).then_some(NEW);
+            if got != Ok(last) {
+                return Err(format!("after {story:?}, by {schedule:?}: {got:?}"));
+            }
         }
     }
     Ok(())
