@@ -94,7 +94,8 @@ pub struct YcsbReport {
     /// and of latched objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_back: Option<u64>,
-    /// Numbers of events in the operations of the clients of an index, by name, warm-ups included.
+    /// Numbers of events in the operations of the clients of an index or of a key-value store, by name, warm-ups
+    /// included. Sizes, whose names end with `bytes`, are those of all clients of one repeat.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub index: BTreeMap<String, u64>,
     /// Number of records of a transaction; only of transactional stores.

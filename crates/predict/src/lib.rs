@@ -314,7 +314,7 @@ impl Load {
     fn needs_records(&self, system: &Registered) -> bool {
         let footprint = (system.footprint)(&self.sizing(system));
         self.variant.tree.is_some()
-            || system.family == Family::Txn
+            || matches!(system.family, Family::Kv | Family::Txn)
             || footprint.is_ok_and(|footprint| footprint.item_bytes > 0)
     }
 

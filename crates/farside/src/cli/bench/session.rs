@@ -38,6 +38,7 @@ use node::reach;
 use outcome::{NodesDone, Outcome, Sampled, difference};
 use pace::{Pace, Start, Step};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -482,7 +483,7 @@ impl<S: Subject> Measured<S> {
         let drawn = self.run.thread(thread);
         let clients = S::clients(self, fabric, self.config.tasks)?;
         let mut keepers = Some(S::keepers(&clients)).filter(|keepers| !keepers.is_empty());
-        let events = RefCell::new(Vec::new());
+        let events = RefCell::new(BTreeMap::new());
         let mut core = Core::new(fabric);
         let snapshot = || Snapshot {
             at: Instant::now(),
@@ -525,8 +526,15 @@ impl<S: Subject> Measured<S> {
                     None => run.await,
                     Some(keepers) => keepers.beside(run).await,
                 }
-                // The task that ends last has the numbers of all, since all are handles of one client.
-                events.replace(S::events(&client));
+                // If all are handles of one client, the task that ends last has the numbers of all.
+                let mut events = events.borrow_mut();
+                if !S::HAS_OWN_CLIENTS {
+                    events.clear();
+                }
+                S::events(&client)
+                    .into_iter()
+                    .for_each(|(name, count)| *events.entry(name).or_default() += count);
+                drop(events);
                 drop(client);
                 if let Some(keepers) = keepers {
                     keepers.end().await;
@@ -545,7 +553,7 @@ impl<S: Subject> Measured<S> {
             node_cpu: ended.node_cpu.zip(begun.node_cpu).map(|(now, before)| now.saturating_sub(before)),
             operations_per_s: 0.0,
             by_node: Vec::new(),
-            events: events.into_inner().into_iter().collect(),
+            events: events.into_inner(),
         })
     }
 

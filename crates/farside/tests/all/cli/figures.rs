@@ -171,6 +171,24 @@ fn whatif_reports_each_platform_and_network() {
     assert!((far - near - 1.5 * 24.0).abs() < 2.0, "{near} us near, {far} us far");
 }
 
+/// A GET of FaRM-KV takes one round trip, and reads 8 slots. One with a cached index takes one or two.
+#[test]
+fn whatif_takes_the_rivals_whose_gets_are_one_read() {
+    let answer = |system: &str| {
+        let asked =
+            ["whatif", "--system", system, "--workload", "value=64", "--operations", "1000", "--json"];
+        let lines = farside(asked).done();
+        let first = lines.text().lines().next().expect("the first platform").to_owned();
+        let answer: serde_json::Value = serde_json::from_str(&first).expect("JSON");
+        assert_eq!((&answer["system"], &answer["platform"]), (&system.into(), &"rdma".into()));
+        ["round_trips", "bytes_out"].map(|field| answer[field].as_f64().expect("a number"))
+    };
+    let ([farm, of_farm], [cached, of_cached]) = (answer("farm-kv"), answer("cached-index"));
+    assert_eq!(farm, 1.0);
+    assert!((1.0..=2.0).contains(&cached), "{cached} round trips");
+    assert!(of_farm > 8.0 * 64.0 && of_farm > 2.0 * of_cached, "{of_farm} bytes, and {of_cached}");
+}
+
 /// A call takes one round trip, and its response has the bytes of the value.
 #[test]
 fn whatif_takes_calls() {

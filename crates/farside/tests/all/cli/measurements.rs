@@ -7,7 +7,8 @@ use rustix::process::Signal;
 fn ycsb(arguments: &[&str]) -> serde_json::Value {
     let common = ["bench", "ycsb", "--records", "1000", "--seconds", "0.3", "--json"];
     let report = farside(common.iter().chain(arguments)).done().json();
-    let system = if arguments.contains(&"pilaf") { "pilaf" } else { "prism-kv" };
+    let named = arguments.iter().position(|of| *of == "--system");
+    let system = named.map_or("prism-kv", |at| arguments[at + 1]);
     assert_eq!(report["system"], system);
     let positive = ["load_factor", "mean_probes", "page_size", "ops_per_s"];
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(-1.0);
@@ -25,7 +26,8 @@ fn ycsb(arguments: &[&str]) -> serde_json::Value {
     assert!(report["cpu_s_per_mop"].as_object().expect("an object").contains_key("node"), "{report}");
     assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()));
     let fields: Vec<&str> = report.as_object().expect("an object").keys().map(String::as_str).collect();
-    assert_eq!(fields.len(), 23, "scripts rely on these fields: {fields:?}");
+    let counted = usize::from(!report["index"].is_null());
+    assert_eq!(fields.len(), 23 + counted, "scripts rely on these fields: {fields:?}");
     report
 }
 
@@ -226,6 +228,45 @@ fn bench_ycsb_measures_pilaf_beside_prism_kv() {
     }
     let long = ["bench", "ycsb", "--system", "pilaf", "--records", "10", "--value-size", "61440"];
     farside(long).refused("a value of Pilaf has at most");
+}
+
+#[test]
+fn bench_ycsb_measures_the_rivals_whose_gets_are_one_read() {
+    for system in ["farm-kv", "cached-index"] {
+        for fabric in ["local", "shm", "udp", "tcp"] {
+            let a = ycsb(&["--system", system, "--fabric", fabric, "--workload", "a", "--verify"]);
+            assert_eq!((&a["system"], &a["fabric"]), (&system.into(), &fabric.into()));
+            assert_eq!((&a["violations"], &a["errors"]), (&0.into(), &0.into()), "{a}");
+            assert_eq!(a["per_op"]["atomics"], 0.0, "the node's CPU does the puts: {a}");
+        }
+        let long = ["bench", "ycsb", "--system", system, "--records", "10", "--value-size", "61440"];
+        farside(long).refused("a value of");
+    }
+    let c = |system: &str| {
+        ycsb(&[
+            "--system",
+            system,
+            "--fabric",
+            "local",
+            "--collision-free",
+            "--workload",
+            "c",
+            "--tasks",
+            "1",
+        ])
+    };
+    let farm = c("farm-kv");
+    assert_eq!((&farm["per_op"]["round_trips"], &farm["per_op"]["requests"]), (&1.0.into(), &1.0.into()));
+    assert!(farm["per_op"]["bytes_in"].as_f64() > Some(8.0 * 512.0), "a READ returns 8 slots: {farm}");
+    assert!(farm["index"].is_null(), "{farm}");
+    let cached = c("cached-index");
+    let trips = cached["per_op"]["round_trips"].as_f64().expect("a number");
+    assert!((1.0..2.0).contains(&trips), "most entries are cached: {cached}");
+    let counts = &cached["index"];
+    let [bytes, hits, misses] =
+        ["cache_bytes", "cache_hits", "cache_misses"].map(|name| counts[name].as_u64().expect("a count"));
+    assert!(bytes > 0 && hits > misses, "{cached}");
+    assert_eq!(counts["stale_entries"], 0, "{cached}");
 }
 
 #[test]

@@ -158,7 +158,11 @@ impl Outcome {
         self.counters.add(&later.counters);
         self.own_cpu += later.own_cpu;
         self.by_node.extend(later.by_node);
-        self.add_events(later.events);
+        for (name, count) in later.events {
+            let sum = self.events.entry(name).or_default();
+            // Each repeat has new clients, so sizes are not added.
+            *sum = if name.ends_with("bytes") { (*sum).max(count) } else { *sum + count };
+        }
         self.node_cpu = match (self.node_cpu, later.node_cpu) {
             (Some(before), Some(later)) => Some(before + later),
             (before, later) => before.or(later),

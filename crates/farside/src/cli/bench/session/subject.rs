@@ -35,6 +35,8 @@ use std::time::Instant;
 pub(in crate::cli) trait Subject: Sized {
     /// Name of the command that measures stores of this family.
     const COMMAND: &'static str;
+    /// Whether each task of a thread has a client of its own. Otherwise, all have handles of one client.
+    const HAS_OWN_CLIENTS: bool = false;
     /// How a store of this family is dropped.
     const DROPPING: Dropping;
     /// Work of the clients.
@@ -102,8 +104,8 @@ pub(in crate::cli) trait Subject: Sized {
         Ok(())
     }
 
-    /// Numbers of events in the operations of a thread's clients so far, with their names. Empty if the family counts
-    /// none.
+    /// Numbers of events in the operations of a thread's clients so far, with their names, or of this client if each
+    /// task has its own. Empty if the family counts none.
     fn events<F: Fabric + Clock + Turns + 'static>(_client: &Self::Client<F>) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
@@ -130,6 +132,7 @@ pub(in crate::cli) struct Keys;
 
 impl Subject for Keys {
     const COMMAND: &'static str = "ycsb";
+    const HAS_OWN_CLIENTS: bool = true;
     const DROPPING: Dropping = Dropping::STORE;
     type Work = Ycsb;
     type Client<F: Fabric + Clock + Turns> = AnyKv<Rc<F>>;
@@ -152,6 +155,7 @@ impl Subject for Keys {
             items: Some(config.items()),
             collision_free: config.collision_free,
             kind: config.system.kind.into(),
+            value_size: u32::try_from(config.value_size).ok(),
             ..NewStore::prism_kv(name, quota)
         };
         pool.create_store(&new).map(drop)
@@ -223,6 +227,10 @@ impl Subject for Keys {
         }
         let chains_per_probe = session.config.system.work.chains_per_probe;
         Ok(Some(counted.take().requests as f64 / read as f64 / f64::from(chains_per_probe)))
+    }
+
+    fn events<F: Fabric + Clock + Turns + 'static>(client: &AnyKv<Rc<F>>) -> Vec<(&'static str, u64)> {
+        client.counters()
     }
 }
 
