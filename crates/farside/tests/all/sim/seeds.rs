@@ -58,9 +58,6 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("fasst", Carrier::Connections, 141),
 ];
 
-/// Systems whose trials with faults are not good yet, or whose mutants have no seeds yet.
-pub(crate) const UNPROVEN: &[&str] = &["farm-kv", "cached-index"];
-
 /// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try
 /// the lower rungs of the ladder of SMART. Leaves of ART are never torn, so its scans read none again.
 const ELSEWHERE: &[(&str, &str)] =
@@ -112,8 +109,7 @@ fn add(sums: &mut Structure, counts: impl IntoIterator<Item = (&'static str, u64
 #[test]
 fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
     let of = |system: System| system.carriers().into_iter().map(move |carrier| (system, carrier));
-    let proven = || System::all().filter(|system| !UNPROVEN.contains(&system.name()));
-    let runs: Vec<_> = proven().flat_map(of).collect();
+    let runs: Vec<_> = System::all().flat_map(of).collect();
     let outcomes = std::thread::scope(|scope| {
         let threads: Vec<_> =
             runs.iter().map(|(system, carrier)| scope.spawn(|| over(*system, *carrier))).collect();
@@ -121,7 +117,7 @@ fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
     });
     let mut empty = Vec::new();
     let mut outcomes = outcomes.into_iter();
-    for system in proven() {
+    for system in System::all() {
         let carriers = system.carriers();
         let of_carriers: Vec<_> = outcomes.by_ref().take(carriers.len()).collect();
         let (mut within, mut structure) = (Matrix::default(), Structure::default());
