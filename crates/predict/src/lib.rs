@@ -33,6 +33,7 @@ use farside_systems::rpc::echo::{self, Asking, Echo};
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Backoff, Family, Got, Nodes, Options, Sizing, SizingError, System as _};
 use farside_systems::txn::fasst;
+use farside_systems::txn::prism_tx;
 use farside_systems::txn::retry::{self, Attempts};
 use farside_systems::txn::{KEY_MAX, Prepare, Transacting, Txn, TxnError};
 use std::cell::{Cell, RefCell};
@@ -85,6 +86,9 @@ pub struct Variant {
     pub tree: Option<Tree>,
     /// Options of a transactional store. The model sets those for its number of clients.
     pub transacting: Transacting,
+    /// Whether the ops on the log of a PRISM-TX store take neither bytes nor time, as if clients wrote no intents. No
+    /// protocol without intents survives the death of a client: this is for experiments.
+    pub log_is_free: bool,
     /// Whether a client that aborts a transaction goes on with the next one. If not, it repeats the transaction until
     /// it commits.
     pub gives_up: bool,
@@ -130,6 +134,7 @@ impl Variant {
         latching: Latching::NONE,
         tree: None,
         transacting: Transacting::NONE,
+        log_is_free: false,
         gives_up: false,
     };
     /// The paper's reclamation (PRISM, section 6.1): clients request the addresses of new buffers, and report buffers
@@ -146,6 +151,8 @@ impl Variant {
         transacting: Transacting { prepare: Some(Prepare::Paper), ..Transacting::NONE },
         ..Variant::PAPER
     };
+    /// [`Variant::TWO_ROUNDS`] as if clients wrote no intents, which is what the paper describes.
+    pub const NO_INTENTS: Variant = Variant { log_is_free: true, ..Variant::TWO_ROUNDS };
     /// A node whose cores sleep until events wake them, as Chequer's server does: it has no polling threads.
     pub const EVENTS: Variant =
         Variant { name: "events", setup: |setup| setup.sleeps = true, ..Variant::OURS };
@@ -432,6 +439,11 @@ impl Bed {
             let machines = Machines::open(&nodes, setup).await.map_err(|error| error.to_string())?;
             let created = members::create(&*machines.connect(), machines.count(), &new, attempt).await;
             created.map_err(|error| error.to_string())?;
+            if load.variant.log_is_free {
+                let found = store::fetch_of(&*machines.connect(), NodeId(0), STORE, prism_tx::KIND).await;
+                let store = found.map_err(|error| error.to_string())?;
+                machines.leave_out(NodeId(0), prism_tx::layout::log_of(&store)?);
+            }
             Ok(machines)
         });
         let machines = opened.unwrap_or_else(|| Err("the nodes did not respond within 1 s".to_owned()))?;

@@ -9,6 +9,7 @@
 use crate::nic::{Sender, Timing};
 use crate::station::Picos;
 use crate::world::Nanos;
+use farside_remote::chain::OpView;
 use farside_remote::wire::{Code, flag};
 use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 
@@ -436,10 +437,10 @@ pub fn trailing_reads(chain: ChainView<'_>) -> u64 {
     reclaiming.min(chain.allocates()) as u64
 }
 
-/// Returns the bytes on the wire of a chain's request and of `trailing` READs after it. A CPU receives one message; a
-/// NIC receives one packet per op.
-pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) -> u64 {
-    let of_op = chain.ops().map(|op| {
+/// Returns the bytes on the wire of a request with these ops and with `trailing` READs after them. A CPU receives one
+/// message; a NIC receives one packet per op.
+pub fn request_bytes<'c>(ops: impl Iterator<Item = OpView<'c>>, trailing: u64, is_one_sided: bool) -> u64 {
+    let of_op = ops.map(|op| {
         let addresses = u64::from(op.redirect().is_some()) + u64::from(op.source().is_some());
         (addresses, op.header().payload_len() as u64)
     });
@@ -450,11 +451,10 @@ pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) ->
     framed(of_op.map(|(addresses, payload)| OP + ADDRESS * addresses + payload).sum())
 }
 
-/// Returns the bytes on the wire of the response to a chain: the outputs of the chain's ops and of `trailing` READs of
-/// an address. A NIC sends at least an acknowledgement.
-pub fn answer_bytes(reply: &Reply, trailing: u64, is_one_sided: bool) -> u64 {
-    let outputs = (0..reply.len()).map(|op| reply.output(op).len() as u64).filter(|&len| len > 0);
-    let outputs = outputs.chain((0..trailing).map(|_| ADDRESS));
+/// Returns the bytes on the wire of a response with outputs of these lengths, and with those of `trailing` READs of an
+/// address. A NIC sends at least an acknowledgement.
+pub fn answer_bytes(outputs: impl Iterator<Item = u64>, trailing: u64, is_one_sided: bool) -> u64 {
+    let outputs = outputs.filter(|&len| len > 0).chain((0..trailing).map(|_| ADDRESS));
     if !is_one_sided {
         return framed(outputs.sum());
     }
@@ -475,15 +475,21 @@ pub enum Access {
     OnChip,
 }
 
-/// Calls `tell` with each access of an executed chain, in order. Returns the number of bytes that the chain moved.
-pub fn accesses(chain: ChainView<'_>, reply: &Reply, mut tell: impl FnMut(Access)) -> u64 {
+/// Calls `tell` with each access of those ops of an executed chain that count, in order. Returns the number of bytes
+/// that these ops moved.
+pub fn accesses(
+    chain: ChainView<'_>,
+    counts: impl Fn(&OpView<'_>) -> bool,
+    reply: &Reply,
+    mut tell: impl FnMut(Access),
+) -> u64 {
     let at = |place: Addr, access: Access| match place.scratch_offset() {
         Some(_) => Access::OnChip,
         None => access,
     };
     let mut moved = 0;
     for (index, (op, status)) in chain.ops().zip(reply.statuses()).enumerate() {
-        if matches!(status, Status::Skipped | Status::Aborted | Status::NotReady) {
+        if matches!(status, Status::Skipped | Status::Aborted | Status::NotReady) || !counts(&op) {
             continue;
         }
         let target = if op.has(flag::TARGET_INDIRECT) {

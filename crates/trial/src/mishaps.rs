@@ -124,8 +124,8 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
 /// Runs when a request of `phase` starts or, for the idle phase, when a client has no request in flight. With the
 /// drawn probability, a fault strikes the request, and possibly other requests too. Returns whether a fault strikes.
 ///
-/// Once a phase has been struck ten times per operation of the trial, or its requests have ordered so many strikes, this
-/// function no longer strikes it. Without this bound, a client that dies each time it is idle would never start an
+/// Once a phase has been struck ten times per operation of the trial, or its requests have ordered so many strikes,
+/// this function no longer strikes it. Without this bound, a client that dies each time it is idle would never start an
 /// operation. Strikes are ordered, but do not strike the phase, if a client repeats a request while it has no session.
 /// For the phases of recoverers the bound is lower: no client can work while each recoverer dies. It is lower for the
 /// phases of openings, too: if each request of an opening is struck, no client opens the store. While no client has

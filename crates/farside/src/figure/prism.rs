@@ -450,6 +450,9 @@ const PRISM_TX: Contender = Contender {
 };
 /// PRISM-TX as this project implements it: one round of checks, and chains that retire buffers.
 const OUR_PRISM_TX: Contender = Contender { name: "PRISM-TX, together", variant: Variant::OURS, ..PRISM_TX };
+/// PRISM-TX in two rounds, as if its intents cost nothing: an experiment on why the published peak is missed.
+const FREE_INTENTS: Contender =
+    Contender { name: "PRISM-TX, intents free", variant: Variant::NO_INTENTS, ..PRISM_TX };
 /// FaRM without backups, as the paper compares itself with it: READs by the NIC, and calls to the node's cores.
 const FARM_HW: Contender =
     Contender { name: "FaRM (HW)", system: farm::KIND, variant: Variant::OURS, platform: Platform::Rdma };
@@ -483,6 +486,7 @@ pub(super) static FIGURE_9: Figure = Figure {
                 },
             ),
             OUR_PRISM_TX.unpublished(UPDATES),
+            FREE_INTENTS.unpublished(UPDATES),
             FARM_HW.curve(
                 UPDATES,
                 WITHIN,

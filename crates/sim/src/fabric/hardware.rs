@@ -33,6 +33,7 @@ use crate::world::{MICROS, MILLIS, Nanos, ProcessId, World};
 use farside_node::served::{Buffers, Called, Calling};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::SessionId;
+use farside_remote::chain::OpView;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask};
 use farside_remote::fabric::ServiceId;
@@ -41,6 +42,7 @@ use farside_remote::{
     Addr, By, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Rights, Status,
 };
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -146,6 +148,8 @@ pub struct Machine {
     arm: Station,
     senders: Rc<[Rc<Sender>]>,
     clients: Cell<u32>,
+    /// Addresses of the node's memory whose ops take neither bytes nor time: see [`Machines::leave_out`].
+    left_out: RefCell<Range<u64>>,
     /// Process of the requests for which no client waits any more.
     unawaited: ProcessId,
 }
@@ -196,6 +200,7 @@ impl Machine {
             arm: Station::new(inputs.arm_cores),
             senders: Rc::clone(senders),
             clients: Cell::new(0),
+            left_out: RefCell::new(0..0),
         }))
     }
 
@@ -226,11 +231,21 @@ impl Machine {
         &self.setup
     }
 
+    /// Whether an op takes bytes and time.
+    fn counts(&self, op: &OpView<'_>) -> bool {
+        !self.left_out.borrow().contains(&op.target().raw())
+    }
+
+    /// Calls `tell` with each access of an executed chain. Returns the number of bytes that the chain moved.
+    fn accesses(&self, chain: ChainView<'_>, reply: &Reply, tell: impl FnMut(Access)) -> u64 {
+        accesses(chain, |op| self.counts(op), reply, tell)
+    }
+
     /// Returns the virtual time at which the NIC's firmware will have run a chain that it starts now.
     fn done_by_nic(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let on_chip_ns = self.nic.timing().on_chip_ns;
         let mut done = self.world.now() + self.setup.trailing_reads(chain) * on_chip_ns;
-        accesses(chain, reply, |access| {
+        self.accesses(chain, reply, |access| {
             done = match access {
                 Access::Read => self.nic.fetched(done),
                 Access::Write => done,
@@ -267,7 +282,7 @@ impl Machine {
     fn done_by_arm(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let inputs = &self.setup.inputs;
         let mut busy = inputs.arm_message_ns;
-        accesses(chain, reply, |access| {
+        self.accesses(chain, reply, |access| {
             busy += match access {
                 Access::Read => inputs.arm_read_ns,
                 Access::Write => inputs.arm_write_ns,
@@ -293,7 +308,8 @@ impl Machine {
             Platform::BlueField => self.done_by_arm(chain, reply),
             Platform::PrismSw => {
                 let mut missed = 0;
-                let moved = accesses(chain, reply, |access| missed += u64::from(access != Access::OnChip));
+                let moved =
+                    self.accesses(chain, reply, |access| missed += u64::from(access != Access::OnChip));
                 let done = self.done_by_core(missed, moved, 0);
                 let posted = self.posted(reply) * self.setup.inputs.core_access_ns;
                 self.cores.pass(self.world.now(), posted * 1_000);
@@ -309,7 +325,9 @@ impl Machine {
         if self.setup.buffer_return == BufferReturn::ByReport {
             garbage.unreported.set(garbage.unreported.get() + u64::from(reply.retired()));
         }
-        (done, answer_bytes(reply, self.setup.trailing_reads(chain), self.setup.platform.is_one_sided()))
+        let counted = chain.ops().enumerate().take(reply.len()).filter(|(_, op)| self.counts(op));
+        let outputs = counted.map(|(index, _)| reply.output(index).len() as u64);
+        (done, answer_bytes(outputs, self.setup.trailing_reads(chain), self.setup.platform.is_one_sided()))
     }
 
     /// Runs a call to a store's service now, at one instant.
@@ -455,9 +473,10 @@ impl Fabric for Client {
         let (view, Setup { platform, inputs, .. }) = (chain.view(), &self.machine.setup);
         let is_one_sided = platform.is_one_sided();
         let trailing = self.machine.setup.trailing_reads(view);
+        let counted = || view.ops().filter(|op| self.machine.counts(op));
         let message = Message {
-            bytes: request_bytes(view, trailing, is_one_sided) + self.garbage.reported(),
-            ops: if is_one_sided { view.len() as u64 + trailing } else { 1 },
+            bytes: request_bytes(counted(), trailing, is_one_sided) + self.garbage.reported(),
+            ops: if is_one_sided { counted().count() as u64 + trailing } else { 1 },
             extra_ns: match platform {
                 Platform::Rdma | Platform::PrismHw => 0,
                 Platform::PrismSw => inputs.two_sided_ns,
@@ -577,6 +596,12 @@ impl Machines {
             (0..threads).map(of).collect()
         };
         Rc::new(Threads::new(self.nodes.iter().zip(0..).map(connected)))
+    }
+
+    /// Leaves the ops on these addresses of a node's memory out of the model from now on: they run, and take neither
+    /// bytes nor time. So an experiment shows what a part of a protocol costs. Verbs that the NIC runs always count.
+    pub fn leave_out(&self, node: NodeId, addresses: Range<u64>) {
+        *self.nodes[node.0 as usize].left_out.borrow_mut() = addresses;
     }
 
     /// Number of the nodes.

@@ -546,9 +546,9 @@ fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
 }
 
-/// Has two recoverers meet a transaction whose record only the backup at node 1 has. The first one looks at node 0 before
-/// the second one copies a record to it, and at node 1 after the second one has truncated the record there, and has died
-/// before it truncates the other one. Checks what is left, and whether the id can be leased.
+/// Has two recoverers meet a transaction whose record only the backup at node 1 has. The first one looks at node 0
+/// before the second one copies a record to it, and at node 1 after the second one has truncated the record there, and
+/// has died before it truncates the other one. Checks what is left, and whether the id can be leased.
 fn outcome_beside_a_dead_recoverer() -> Result<(), String> {
     on_nodes(2, async |nodes| {
         create_for(&nodes, 2, 1, 1).await;

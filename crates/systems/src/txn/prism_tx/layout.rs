@@ -24,12 +24,14 @@ use super::KIND;
 use crate::hash_slots::{self, Placement};
 use crate::lease::ClientId;
 use crate::txn::{KEY_MAX, Prepare};
+use farside_remote::control::Store;
 use farside_remote::leases::ENTRY_SIZE;
 use farside_remote::service::Extent;
 use farside_remote::wire::CHAIN_BYTES_MAX;
 use farside_remote::{Addr, Key, NodeId};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
+use std::ops::Range;
 use std::time::Duration;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
@@ -468,6 +470,16 @@ impl hash_slots::Spec for Spec {
     fn table_len(&self) -> Option<u64> {
         Spec::table_len(self)
     }
+}
+
+/// Returns the addresses of the log of a store's part at a member: of all words and bodies.
+///
+/// # Errors
+/// The description is impossible.
+pub fn log_of(store: &Store) -> Result<Range<u64>, String> {
+    let Shard { table, .. } = Shard::new(NodeId(0), &store.parameters, store.extent())?;
+    let (spec, at) = (table.spec, table.extent.at);
+    Ok(at + spec.words_offset()..at + spec.slots_offset())
 }
 
 /// Number of slots of a table for `items` items; `None` if no table can hold them.
