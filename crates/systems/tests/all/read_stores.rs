@@ -63,6 +63,24 @@ fn drawing() -> impl FnMut(u64) -> u64 {
     }
 }
 
+/// As many items as fill three quarters of the slots or entries, the most for a number of buckets.
+#[test]
+fn a_table_takes_all_items_for_which_it_is_created() {
+    for (kind, items) in [(farm_kv::KIND, 1536), (cached_index::KIND, 1344)] {
+        let home = Home::new(16);
+        for table in 0..8 {
+            // Each store has its own hash.
+            let name = format!("s{table}");
+            home.create_of(kind, &name, 1, &format!(r#"{{"items": {items}, "pair": 20}}"#));
+            let (endpoint, mut kv) = client(&home, &name);
+            for number in 0..items {
+                let stored = run(&endpoint, kv.put(&key(number), b"v"));
+                assert_eq!(stored, Ok(()), "{kind}: key {number} of {items}");
+            }
+        }
+    }
+}
+
 // Over every fabric.
 
 /// Compares puts, deletes and gets of two clients with a map. Each client sees the changes of the other.
@@ -480,7 +498,7 @@ fn keys_are_found_at_every_point_of_a_put_of_another_key() {
             }
             assert_eq!(value_of(&mut kv, &key(keys)), Ok(Some(b"v".to_vec())), "{kind}: {keys}");
         }
-        assert!(found > 1000 && torn > 0 && torn < found / 10, "{kind}: {found} gets, {torn} torn");
+        assert!(found > 1000 && torn < found / 10, "{kind}: {found} gets, {torn} torn");
     }
 }
 

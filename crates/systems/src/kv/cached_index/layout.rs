@@ -41,8 +41,8 @@ pub const ITEM_COUNT_MAX: u64 = 1 << 31;
 const ITEMS_MIN: u64 = 64;
 /// Smallest number of extra buckets of a table.
 const EXTRA_MIN: u64 = 16;
-/// Number of buckets for each extra one.
-const BUCKETS_PER_EXTRA: u64 = 8;
+/// Number of buckets for each extra one. With most items, a hash gives a sixth of the buckets more keys than entries.
+const BUCKETS_PER_EXTRA: u64 = 2;
 /// Largest share of the entries of buckets that the items of a table take: 3 of 4.
 const FILL: [u64; 2] = [3, 4];
 const ITEM_BITS: u32 = 40;
