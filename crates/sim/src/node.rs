@@ -627,6 +627,8 @@ impl Serving {
         let mut machine = self.machine.borrow_mut();
         for letter in letters {
             match letter {
+                // A client that has given up the opening, or has died, uses no session and closes none.
+                Letter::Open(_, answer) if Rc::strong_count(&answer) == 1 => {}
                 Letter::Open(process, answer) => {
                     // The session's record needs a pid other than 0, which means no process.
                     let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
